@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import multiprocessing
 import socket
 import struct
 import sys
@@ -19,16 +18,13 @@ import pytest
 import torch
 
 import penstock
-from penstock.cluster.connection import Facts, check, connected, files_of, unseen, versions
-from penstock.cluster.neighbour import Neighbour, accept, offer
+from penstock.cluster.connection import Facts, check, connected, files_of, pickled, unseen, versions
 from penstock.cluster.option import Ray, ray_of
-from penstock.cluster.pickles import pickled
 from penstock.cluster.wire import (
     Listener,
     Memory,
     connect,
     in_new_memory,
-    lent_pieces_of,
     new_secret,
     pieces_of,
     receive,
@@ -351,77 +347,3 @@ def test_what_is_no_message_is_refused(head: bytes) -> None:
         here.sendall(head)
         with pytest.raises(penstock.ClusterError, match="no message of Penstock's"):
             receive(there, in_new_memory)
-
-
-# --- memory of a neighbour --------------------------------------------------------------------------------------------
-
-
-def lend(say: Any, secret: bytes) -> None:
-    """Be a process that lends a tensor, until the other end hangs up."""
-    listener = Listener("127.0.0.1")
-    say.send((listener.port, listener.local))
-    with listener.accept(secret, 60) as connection:
-        if offer(connection):
-            held = torch.arange(300_000.0).view(3, 100_000)
-            pieces, _memory = lent_pieces_of(7, {"x": held[:, ::2], "y": np.arange(3), "z": torch.ones(9)})
-            send(connection, pieces)
-        connection.recv(1)
-
-
-@needs_ray
-def test_tensors_are_read_from_the_memory_of_another_process() -> None:
-    spawning, secret = multiprocessing.get_context("spawn"), new_secret()
-    said, say = spawning.Pipe(duplex=False)
-    process = spawning.Process(target=lend, args=(say, secret))
-    process.start()
-    port, local = said.recv()
-    with said, say, connect("127.0.0.1", port, local, secret) as connection:
-        lender = accept(connection)
-        if lender is None:
-            pytest.skip("this process may not read the memory of another one")
-        message = receive(connection, in_new_memory, lender)
-        assert (message.number, message.error, message.lent) == (7, None, True)
-        assert message.size > 300_000 * 4 - 100
-        assert torch.equal(message.value["x"], torch.arange(300_000.0).view(3, 100_000)[:, ::2])
-        assert message.value["y"].tolist() == [0, 1, 2]
-        assert message.value["z"].tolist() == [1.0] * 9, "small ones are in the message"
-        connection.shutdown(socket.SHUT_WR)
-        process.join()
-        here = message.value["x"].data_ptr()
-        with pytest.raises((EOFError, OSError)):
-            lender.read(here, here, 4)
-
-
-def assert_not_lent() -> None:
-    """Assert that an offer of this process's memory is refused, and that both ends know it."""
-    here, there = socket.socketpair()
-    with here, there:
-        taken: list[Any] = []
-        other = threading.Thread(target=lambda: taken.append(accept(here)))
-        other.start()
-        assert not offer(there)
-        other.join()
-        assert taken == [None]
-
-
-def test_memory_that_cannot_be_read_is_not_lent(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise PermissionError(1, "not allowed")
-
-    monkeypatch.setattr(Neighbour, "read", refuse)
-    assert_not_lent()
-
-
-def test_a_lender_that_is_another_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of a process in another container may be that of a process here: the text shows which one it is."""
-    monkeypatch.setattr(Neighbour, "read", lambda self, address, to, size: None)
-    assert_not_lent()
-
-
-@pytest.mark.parametrize("end", [offer, accept])
-def test_a_lender_or_a_borrower_that_is_gone(end: Callable[[socket.socket], object]) -> None:
-    here, there = socket.socketpair()
-    with here:
-        there.close()
-        with pytest.raises((EOFError, BrokenPipeError, ConnectionResetError)):
-            end(here)

@@ -22,8 +22,8 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import penstock
 import penstock._native as _native
-from penstock.packing import folder as folder_module
-from penstock.packing import shard_work
+from penstock.packing import pack as pack_module
+from penstock.packing import shard_writer
 from penstock.packing.engines import Packing
 from penstock.packing.unpack import unpack
 from tests.packing.packed import contents, plain, write_photos, write_tensors
@@ -309,7 +309,7 @@ def test_native_copies_are_those_of_python(tmp_path: Path, monkeypatch: pytest.M
     (root / "cat" / "large.bmp").write_bytes(b"BM" + bytes(3 << 20))
     (root / "cat" / "odd.jpg").write_bytes(b"\xff\xd8\xff\xe0\xff\xff" + bytes(70))
     penstock.pack(penstock.ImageFolder(root), tmp_path / "native", shard_size="8KiB")
-    monkeypatch.setattr(shard_work, "copies", lambda _: False)
+    monkeypatch.setattr(shard_writer, "copies", lambda _: False)
     penstock.pack(penstock.ImageFolder(root), tmp_path / "python", shard_size="8KiB")
     assert contents(tmp_path / "native") == contents(tmp_path / "python")
 
@@ -393,7 +393,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: d
     penstock.pack(folder, out, shard_size=6000, **options)
     equal(penstock.Shards(out), folder, pixels=True)
 
-    monkeypatch.setattr(folder_module, "free_bytes", lambda _: 1000)
+    monkeypatch.setattr(pack_module, "free_bytes", lambda _: 1000)
     with pytest.raises(penstock.OutOfSpace, match="more are needed"):
         penstock.pack(folder, tmp_path / "other")
     assert not list((tmp_path / "other").glob("*"))

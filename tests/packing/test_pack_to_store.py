@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Subset, TensorDataset
 
 import penstock
-from penstock.packing import bucket
+from penstock.packing import places
 from penstock.packing.engines import Packing
 from penstock.storage import objects
 from tests.packing.packed import contents, plain, write_photos
@@ -54,7 +54,7 @@ def stop_at(samples: int) -> Any:
 def test_the_bytes_are_those_of_a_folder(
     s3: S3, photos: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(bucket, "_PART", 5000)  # shards are sent in parts
+    monkeypatch.setattr(places, "_PART", 5000)  # shards are sent in parts
     name = f"same{len(options)}{'decoded' in options}"
     made = penstock.pack(photos, f"{s3.url}/{name}/", shard_size=9000, **options)
     penstock.pack(photos, tmp_path / "out", shard_size=9000, **options)
@@ -133,7 +133,7 @@ def test_several_splits_and_objects_of_others(s3: S3, photos: Any) -> None:
     with pytest.raises(penstock.InvalidOption, match=r"s3://packed holds .* which Penstock did not write"):
         penstock.pack(photos, s3.url, restart=True)
     with pytest.raises(penstock.InvalidOption, match="another process packs into s3://packed/splits"):
-        bucket.BucketPlace(url, "train").claim("dataset.json", lambda file: file.write(b"{}"))
+        places.BucketPlace(url, "train").claim("dataset.json", lambda file: file.write(b"{}"))
 
 
 def test_a_shard_that_is_gone(s3: S3, photos: Any) -> None:
@@ -177,7 +177,7 @@ def test_a_store_that_refuses(
 
 
 def test_an_upload_that_is_interrupted(s3: S3, photos: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket, "_PART", 1000)
+    monkeypatch.setattr(places, "_PART", 1000)
     told: list[int] = []
 
     def stop(now: Packing) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import multiprocessing
 import os
 import signal
 import threading
 import time
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,10 +30,9 @@ from penstock.errors import (
     UnsafeCache,
 )
 from penstock.storage.cache_folder import CachedShard, CacheFolder
-from penstock.storage.coroutines import run_alone
 from penstock.storage.description import Shard
 from penstock.storage.index import MEMBER
-from penstock.storage.objects import ObjectStore, is_url
+from penstock.storage.objects import ObjectStore, is_url, run_alone
 from penstock.storage.remote_shards import RemoteShards
 from penstock.storage.stage import ShardStage
 from tests.forking import assert_in_child
@@ -434,32 +431,41 @@ def test_few_samples_come_by_range_and_many_with_their_shard(objects: dict[str, 
             shards.read(6, member(data, 0, 20), "x", verify=True)
 
 
-def test_forked_children_read_by_their_parent(objects: dict[str, bytes], tmp_path: Path) -> None:
+def test_forked_children_read_what_is_in_the_cache(objects: dict[str, bytes], tmp_path: Path) -> None:
     data = objects["data-000001.tar"]
     with ObjectServer(objects) as server:
         shards = remote(server, tmp_path / "cache")
-        assert shards.read(1, member(data, 0, 10), "x", verify=True) == data[:10]
-        context = multiprocessing.get_context("fork")
-        with ThreadPoolExecutor(1):
-            processes = [context.Process(target=_read_in_child, args=(shards, data)) for _ in range(2)]
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads
-                for process in processes:
-                    process.start()
-        for process in processes:
-            process.join()
-        assert [process.exitcode for process in processes] == [0, 0]
-        assert server.gets["data-000001.tar"] < 60
-    del shards
-    deadline = time.monotonic() + 10
-    while any(thread.name == "penstock-counter" for thread in threading.enumerate()):
-        assert time.monotonic() < deadline
-        gc.collect()
-        time.sleep(0.01)  # the thread ends with its owner, which is collected
+        assert fetch(shards, 1) == data
+
+        def read() -> None:
+            assert shards.read(1, member(data, 10, 5000), "x", verify=True) == data[10:5010]
+            with pytest.raises(CorruptShards):
+                shards.read(9, member(data, 0, 10), "x", verify=True)
+            other = objects["data-000002.tar"]
+            with pytest.raises(StorageError, match=r"forked after its first use: .*context='spawn', or .*'thread'"):
+                shards.read(2, member(other, 0, 10), "x", verify=True)
+
+        assert_in_child(read)
 
 
-def _read_in_child(shards: RemoteShards, data: bytes) -> None:
-    for begin in range(0, 200_000, 5000):
-        assert shards.read(1, member(data, begin, 5000), "x", verify=True) == data[begin : begin + 5000]
-    with pytest.raises(CorruptShards):
-        shards.read(9, member(data, 0, 10), "x", verify=True)
+def test_who_finds_that_another_process_fetches_a_shard_waits_for_it(objects: dict[str, bytes], tmp_path: Path) -> None:
+    data = objects["data-000001.tar"]
+    with ObjectServer(objects) as server:
+        shards, others = (remote(server, tmp_path / "cache") for _ in range(2))
+        assert not shards.cache.is_coming(shards.cached[1])
+        part = others.cache.begin(others.cached[1])
+        assert part is not None and shards.cache.is_coming(shards.cached[1])
+        asked, is_coming = threading.Event(), shards.cache.is_coming
+
+        def noted(shard: CachedShard) -> bool:
+            found = is_coming(shard)
+            asked.set()
+            return found
+
+        shards.cache.is_coming = noted  # type: ignore[method-assign]
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(shards.read, 1, member(data, 10, 20), "x", verify=True)
+            assert asked.wait(60)
+            others.cache.discard(others.cached[1], part)
+            assert reading.result() == data[10:30]
+        assert (shards.traffic.shards, shards.traffic.ranges) == (1, 0)

@@ -116,8 +116,8 @@ def test_urls_that_the_client_refuses() -> None:
 
 def test_the_client_is_refused_in_a_forked_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = ObjectStore(tmp_path.as_uri())
-    monkeypatch.setattr("penstock.storage.client._FIRST", [1])
+    monkeypatch.setattr("penstock.storage.objects._FIRST", [1])
     with pytest.raises(StorageError, match="does not work in a process forked after its first use"):
         store.read("x")
-    with pytest.raises(StorageError, match="make the dataset before the fork"):
+    with pytest.raises(StorageError, match="multiprocessing_context='spawn'"):
         ObjectStore(tmp_path.as_uri())

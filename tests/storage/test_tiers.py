@@ -23,6 +23,8 @@ import penstock._native as _native
 from penstock import DataLoader, ImageFolder, TensorFolder
 from penstock._native import CacheTier, SampleCache
 from penstock.errors import StorageError, UnsafeCache
+from penstock.storage.folder_tier import FolderTier
+from penstock.storage.memory_tier import MemoryTier
 from penstock.storage.tiers import Caches, Tier, caches_of
 from tests.forking import assert_in_child
 from tests.native_testing import SlowTable
@@ -332,17 +334,17 @@ def test_options(tmp_path: Path) -> None:
         return found.tiers
 
     assert caches_of(None) is None
-    assert tiers("8GiB") == tiers(8 << 30) == (Tier(None, 8 << 30),)
+    assert tiers("8GiB") == tiers(8 << 30) == (MemoryTier(8 << 30),)
     assert tiers(["1GB", "/a", ("/b", "2KiB"), ("/c", 5)]) == (
-        Tier(None, 10**9),
-        Tier(Path("/a"), None),
-        Tier(Path("/b"), 2048),
-        Tier(Path("/c"), 5),
+        MemoryTier(10**9),
+        FolderTier(Path("/a"), None),
+        FolderTier(Path("/b"), 2048),
+        FolderTier(Path("/c"), 5),
     )
-    assert tiers(("/b", "2KiB")) == (Tier(Path("/b"), 2048),)
-    assert tiers("./8GiB") == (Tier(Path.cwd() / "8GiB", None),)
-    assert tiers("~/x") == (Tier(Path.home() / "x", None),)
-    assert tiers(("1KiB", "/a"))[1] == Tier(Path("/a"), None)
+    assert tiers(("/b", "2KiB")) == (FolderTier(Path("/b"), 2048),)
+    assert tiers("./8GiB") == (FolderTier(Path.cwd() / "8GiB", None),)
+    assert tiers("~/x") == (FolderTier(Path.home() / "x", None),)
+    assert tiers(("1KiB", "/a"))[1] == FolderTier(Path("/a"), None)
 
 
 # --- one after the other, and at once ---------------------------------------------------------------------------------
@@ -440,7 +442,7 @@ def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
     tier = CacheTier(index, data, 6, 1 << 20)
     os.close(index)
     os.close(data)
-    caches = Caches((Tier(tmp_path, None),))
+    caches = Caches((FolderTier(tmp_path, None),))
     key = next(iter(_keys(caches, dataset)))
     caches._held[key] = SampleCache([tier]), [tier]
     loader = DataLoader(dataset, batch_size=2, cache=tmp_path / "unused")
@@ -456,7 +458,7 @@ def test_a_disk_that_is_full_before(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("penstock.storage.tiers.open_private_folder", full)
+    monkeypatch.setattr("penstock.storage.folder_tier.open_private_folder", full)
     each = TensorFolder(tensor_files(tmp_path / "data", 6))
     for cache in (tmp_path / "cache", [tmp_path / "cache", "1MiB"]):
         dataset: ConcatDataset[Any] = ConcatDataset([each, each])

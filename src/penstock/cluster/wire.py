@@ -2,9 +2,8 @@
 
 A message is a number (u64), the bytes of the pickle (u64), how many buffers follow (u32) and for each its bytes (i64,
 negative where it is a tensor's), then the pickle, then the buffers, all big-endian. Tensors are received where the
-receiver says: a batch crosses the network once, into its batch memory. On one machine a tensor's buffer may be lent:
-its address (u64) stands in its place, and the receiver, which can read the sender's memory, says when it has done so.
-Both ends of a connection prove that they know a secret before anything is unpickled.
+receiver says: a batch crosses the network once, into its batch memory. Both ends of a connection prove that they know a
+secret before anything is unpickled.
 """
 
 from __future__ import annotations
@@ -28,13 +27,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from penstock.cluster.neighbour import Neighbour
 from penstock.errors import ClusterError
 
 _HEAD = struct.Struct("!QQI")
 _SIZE = struct.Struct("!q")
-_ADDRESS = struct.Struct("!Q")
-_NOTHING = pickle.dumps(None)
 #: Pieces of one sendmsg; Linux takes 1,024.
 _PIECES = 512
 #: Buffers of a message, and bytes of its pickle, at the most: what is more is no message of ours.
@@ -49,8 +45,6 @@ _MOST_STRANGERS = 64
 _VANISHED = 3
 #: What is under way between two processes of one machine: it is copied twice, and stays in a core's cache meanwhile.
 _LOCAL_BYTES = 1 << 20
-#: Bytes of a tensor from which on it is lent: smaller ones cost less in the message.
-LENT_BYTES = 64 << 10
 #: How much larger than a tensor the memory around its elements may be to be sent as it is.
 _SPREAD = 4
 
@@ -75,9 +69,7 @@ class Message(NamedTuple):
     error: Exception | None
     """Why the value could not be unpickled here."""
     size: int
-    """Bytes of the message, and of what was lent."""
-    lent: bool = False
-    """The sender keeps the memory of tensors for the receiver, and waits to hear that it may use it again."""
+    """Bytes of the message."""
 
 
 def new_secret() -> bytes:
@@ -135,42 +127,15 @@ def _tensor_on(memory: Any, dtype: torch.dtype, shape: tuple[int, ...], stride: 
 
 def pieces_of(number: int, value: Any) -> list[Any]:
     """Return a message as pieces of memory, of which only the pickle is a copy. Raises what pickling raises."""
-    head, pickled, raw, _ = _taken_apart(number, value)
-    return [head, pickled, *raw]
-
-
-def lent_pieces_of(number: int, value: Any) -> tuple[list[Any], list[Any]]:
-    """Return a message whose large tensors are lent as pieces of memory, and their memory, which is to be kept.
-
-    Raises what pickling raises.
-    """
-    head, pickled, raw, of_tensors = _taken_apart(number, value)
-    lent = [of_tensor and view.nbytes >= LENT_BYTES for view, of_tensor in zip(raw, of_tensors, strict=True)]
-    sent = [
-        _ADDRESS.pack(np.asarray(view).ctypes.data) if is_lent else view
-        for view, is_lent in zip(raw, lent, strict=True)
-    ]
-    held = [view for view, is_lent in zip(raw, lent, strict=True) if is_lent]
-    return [head, pickled, *sent], held
-
-
-def thanks_for(number: int) -> list[Any]:
-    """Return the message which says that what was lent with a message has been read."""
-    return [_HEAD.pack(number, len(_NOTHING), 0), _NOTHING]
-
-
-def _taken_apart(number: int, value: Any) -> tuple[bytes, memoryview, list[memoryview], list[bool]]:
-    """Return the head of a message, its pickle, its buffers, and which of these are tensors'."""
     buffers: list[pickle.PickleBuffer] = []
     tensors: set[int] = set()  # those of the buffers that are a tensor's, by id()
     file = io.BytesIO()
     _pickler()(file, buffers, tensors).dump(value)
     pickled = file.getbuffer()
     raw = [buffer.raw() for buffer in buffers]
-    of_tensors = [id(one) in tensors for one in buffers]
-    sizes = [-view.nbytes if of_tensor else view.nbytes for view, of_tensor in zip(raw, of_tensors, strict=True)]
+    sizes = [-view.nbytes if id(one) in tensors else view.nbytes for one, view in zip(buffers, raw, strict=True)]
     head = _HEAD.pack(number, pickled.nbytes, len(raw)) + b"".join(map(_SIZE.pack, sizes))
-    return head, pickled, raw, of_tensors
+    return [head, pickled, *raw]
 
 
 def whole(value: Any) -> bytes:
@@ -195,13 +160,8 @@ def send(connection: socket.socket, pieces: Sequence[Any]) -> None:
             views[0] = views[0].cast("B")[sent:]
 
 
-def receive(connection: socket.socket, allocate: Allocate, lender: Neighbour | None = None) -> Message:
-    """Wait for a message.
-
-    Args:
-        connection: to who sends it.
-        allocate: gives memory for each tensor.
-        lender: whose memory the tensors are in; None: they are in the message.
+def receive(connection: socket.socket, allocate: Allocate) -> Message:
+    """Wait for a message; allocate: gives memory for each tensor.
 
     Raises EOFError where the other end is gone, OSError, MemoryError, ClusterError.
     """
@@ -216,19 +176,15 @@ def receive(connection: socket.socket, allocate: Allocate, lender: Neighbour | N
     for size in sizes:
         if size < 0:
             memory = allocate(-size)
-            if lender is None or -size < LENT_BYTES:
-                _fill(connection, memoryview(memory.view))
-            else:
-                (address,) = _ADDRESS.unpack(_received(connection, _ADDRESS.size))
-                lender.read(address, memory.tensor.data_ptr(), -size)
+            _fill(connection, memoryview(memory.view))
             buffers.append(memory.tensor)
         else:
             buffers.append(np.frombuffer(_received(connection, size), np.uint8))
-    total, lent = length + sum(map(abs, sizes)), lender is not None and any(size <= -LENT_BYTES for size in sizes)
+    total = length + sum(map(abs, sizes))
     try:
-        return Message(number, pickle.loads(pickled, buffers=buffers), None, total, lent)
+        return Message(number, pickle.loads(pickled, buffers=buffers), None, total)
     except Exception as error:
-        return Message(number, None, error, total, lent)
+        return Message(number, None, error, total)
 
 
 def _parts(sizes: bytearray) -> list[bytes]:

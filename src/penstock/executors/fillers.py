@@ -6,8 +6,7 @@ import os
 from collections import deque
 from typing import Any
 
-from penstock.cluster.connection import connected, files_of
-from penstock.cluster.pickles import pickled
+from penstock.cluster.connection import connected, files_of, pickled
 from penstock.errors import InvalidOption, WorkerStuck
 from penstock.executors.iterator import IN_FLIGHT, Handed, Pass, PassInput, PassResources, pinned
 from penstock.executors.job import Job, fetcher

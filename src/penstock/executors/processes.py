@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
+import torch.multiprocessing
+
+from penstock.errors import InvalidOption
 from penstock.executors.job import Job
 from penstock.executors.staging import Staging
-from penstock.executors.torch_pass import view_of
+from penstock.executors.torch_pass import LoaderView, view_of
 from penstock.executors.workers.processes import ProcessPass
 from penstock.executors.workers.tasks import MakeStaging
 from penstock.plan import NativePlan
@@ -28,8 +32,9 @@ class ProcessExecutor:
         """Return an iterator of the batches."""
         settings = job.settings
         job.loader().check_worker_number_rationality()
+        staging = _staging(job)
         made = ProcessPass(
-            view_of(job),
+            view_of(job) if staging is None else _spawning(view_of(job)),
             None if settings.iterable else job.fetch(here=True),
             key=partial(job.epochs.next, counted=settings.persistent_workers),
             composes=settings.method is not Method.PROCESS,
@@ -39,7 +44,7 @@ class ProcessExecutor:
             identify=partial(name_of, settings.dataset),
             meter=job.resources.meter,
             shared=job.resources.shared,
-            staging=_staging(job),
+            staging=staging,
         )
         return self._follow(made, job)
 
@@ -57,8 +62,24 @@ class ProcessExecutor:
         return made
 
 
+def _spawning(loader: Any) -> Any:
+    """Return a loader whose workers can use the client of object stores, which has no threads in a forked process.
+
+    Raises InvalidOption where they are to be forked.
+    """
+    context = loader.multiprocessing_context
+    if context is None and torch.multiprocessing.get_start_method(allow_none=True) in (None, "fork"):
+        return LoaderView(loader, multiprocessing_context=torch.multiprocessing.get_context("spawn"))
+    if context is not None and context.get_start_method() == "fork":
+        raise InvalidOption(
+            "shards in an object store cannot be read by forked processes: give multiprocessing_context='spawn' or "
+            "'forkserver', or worker_method='thread'"
+        )
+    return loader
+
+
 def _staging(job: Job) -> MakeStaging | None:
-    """Return what makes the staging of the pass, for workers that read by this process; None: no sample is remote."""
+    """Return what makes the staging of the pass, which brings whole shards for the workers; None: all is local."""
     remote = None if job.settings.iterable else remote_leaves(job.settings.dataset)
     if remote is None:
         return None
@@ -66,6 +87,6 @@ def _staging(job: Job) -> MakeStaging | None:
 
     def make(seed: int, epoch: int) -> Staging:
         coming = partial(batches.coming, seed, epoch) if known else None
-        return Staging(remote, coming, batches.samples_left() if known else 0)
+        return Staging(remote, coming, batches.samples_left() if known else 0, elsewhere=True)
 
     return make

@@ -45,7 +45,7 @@ from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import Caches
 from penstock.system.cgroup import exact_quota
 from penstock.system.cpus import host_cpus, usable_cpus
-from penstock.system.heap import keep_freed_memory
+from penstock.system.host_memory import keep_freed_memory
 from penstock.system.warn_user import warn_user
 from penstock.verdict import log_at_end
 

@@ -69,12 +69,20 @@ class Staging:
         coming: called for each source, returns the indices of each batch of the pass from its first on; None: they are
             not known before a batch is begun.
         samples: of the pass, where they are known.
+        elsewhere: other processes read the samples: what does not come in whole shards they bring themselves.
     """
 
-    def __init__(self, dataset: RemoteLeaves, coming: Callable[[], Iterator[Indices]] | None, samples: int) -> None:
+    def __init__(
+        self,
+        dataset: RemoteLeaves,
+        coming: Callable[[], Iterator[Indices]] | None,
+        samples: int,
+        *,
+        elsewhere: bool = False,
+    ) -> None:
         self._closed, self._dataset = False, dataset
         self._leaves = [
-            _Leaf(dataset, number, remote, coming, samples)
+            _Leaf(dataset, number, remote, coming, samples, elsewhere=elsewhere)
             for number, remote in enumerate(dataset.leaves)
             if remote is not None
         ]
@@ -179,10 +187,13 @@ class _Leaf:
         remote: RemoteSamples,
         coming: Callable[[], Iterator[Indices]] | None,
         samples: int,
+        *,
+        elsewhere: bool,
     ) -> None:
         self._dataset, self._number, self._remote, self._coming, self._samples = (
             dataset, number, remote, coming, samples,
         )  # fmt: skip
+        self._elsewhere = elsewhere
         self._few: set[int] | None = None
         """Shards of which a pass in a known order needs few samples; None: they were not counted yet."""
         self.stage = ShardStage(remote.shards, None if coming is None else self._ahead(coming))
@@ -197,7 +208,7 @@ class _Leaf:
         ]
         ranges: list[Range] = []
         alone = own[~np.isin(of_sample, whole)]
-        if len(alone):
+        if len(alone) and not self._elsewhere:
             ranges = self._remote.ranges_of(alone)
         return self.stage.ticket(whole, ranges)
 

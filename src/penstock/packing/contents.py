@@ -7,7 +7,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -226,29 +226,9 @@ def _files(
 
 def _listed(dataset: Any) -> Leaf:
     samples, root = dataset.samples, os.path.join(os.fsdecode(dataset.root), "")
-
-    def read(index: int) -> Encoded:
-        path = samples[index][0]
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError as error:
-            raise system_error(error.errno or 0, path, path) from error
-        try:
-            return (("", read_whole(descriptor, path)),)
-        finally:
-            os.close(descriptor)
-
-    return Leaf(
-        "images",
-        len(samples),
-        lambda index: samples[index][0].removeprefix(root),
-        read,
-        lambda index: _stamp(samples[index][0]),
-        [label for _, label in samples],
-        "int",
-        tuple(dataset.classes),
-        table=_native.PathTable(b"", b"".join(os.fsencode(path) + b"\0" for path, _ in samples)),
-    )
+    table = _native.PathTable(b"", b"".join(os.fsencode(path) + b"\0" for path, _ in samples))
+    found = _files(table, b"", "images", [label for _, label in samples], "int", tuple(dataset.classes))
+    return replace(found, id=lambda index: samples[index][0].removeprefix(root))
 
 
 def _stamp(path: str) -> Stamp:

@@ -13,16 +13,22 @@ import penstock._native as _native
 from penstock.errors import CorruptShards, InvalidOption
 from penstock.packing.encoding import image_size
 from penstock.packing.engines import Packing
-from penstock.packing.file_rows import LABEL, FileRows, by_suffix, classified
-from penstock.packing.finishing import ShardRecord, write_description, write_index
-from penstock.packing.folder import FolderPlace, alone
+from penstock.packing.index_writer import (
+    LABEL,
+    FileRows,
+    ShardRecord,
+    by_suffix,
+    classified,
+    write_description,
+    write_index,
+)
 from penstock.packing.pack import SPLIT, Packed
-from penstock.packing.place import Write, check_split, splits_of
+from penstock.packing.places import FolderPlace, alone, remove_unfinished, splits_of
+from penstock.packing.plan import check_split
 from penstock.sources.image_folder import IMG_EXTENSIONS
 from penstock.storage import description
 from penstock.storage.description import Part, Shard, Split
-from penstock.storage.durable import write_durably
-from penstock.storage.index import open_regular
+from penstock.storage.index import crc32c_of, open_regular
 from penstock.storage.tar import TarMember, members
 from penstock.system.cpus import usable_cpus
 
@@ -106,7 +112,8 @@ def _indexed(folder: str, shard: int, name: str) -> _Indexed:
             files, label, extent = {}, None, (0, 0)
             for suffix, member in found.items():
                 data = os.pread(descriptor, min(member.length, _CHUNK), member.offset)
-                files[suffix] = (member.offset, member.length, _crc32c(descriptor, member, data))
+                crc = crc32c_of(file, member.offset + len(data), member.length - len(data), _native.crc32c(data))
+                files[suffix] = (member.offset, member.length, crc)
                 if suffix == LABEL:
                     label = data
                 elif suffix.lower() in IMG_EXTENSIONS and extent == (0, 0):
@@ -115,9 +122,8 @@ def _indexed(folder: str, shard: int, name: str) -> _Indexed:
             rows.add((at, len(text), shard, *extent), files, label)
             keys.append(text)
             at += len(text) + 1
-        crc = _crc32c(descriptor, TarMember("", 0, size), b"")
-    written = Shard(name, size, crc, len(keys))
-    return _Indexed(ShardRecord(written, [[s] for s in rows.suffixes], rows.array(), rows.labelled), keys)
+        crc = crc32c_of(file, 0, size)
+    return _Indexed(rows.record(Shard(name, size, crc, len(keys))), keys)
 
 
 def _samples(path: str) -> list[tuple[str, dict[str, TarMember]]]:
@@ -134,17 +140,6 @@ def _samples(path: str) -> list[tuple[str, dict[str, TarMember]]]:
             raise CorruptShards(f"{path} holds {member.name!r} twice in one sample: make the archive anew")
         samples[-1][1][suffix] = member
     return samples
-
-
-def _crc32c(descriptor: int, member: TarMember, data: bytes) -> int:
-    """Return the CRC-32C of a member of which the first bytes are read."""
-    crc, done = _native.crc32c(data), len(data)
-    while done < member.length:
-        data = os.pread(descriptor, min(_CHUNK, member.length - done), member.offset + done)
-        if not data:
-            raise CorruptShards(f"member {member.name!r} was cut off while it was read")
-        crc, done = _native.crc32c(data, crc), done + len(data)
-    return crc
 
 
 def _write(folder: str, split: str, found: list[_Indexed], on_progress: Callable[[Packing], None] | None) -> Packed:
@@ -165,13 +160,8 @@ def _write(folder: str, split: str, found: list[_Indexed], on_progress: Callable
         records.append(replace(one.record, rows=rows))
     kind, labelled, records = classified(by_suffix(records))
 
-    def put(name: str, write: Write) -> None:
-        path = os.path.join(folder, name)
-        if os.path.islink(path):
-            raise CorruptShards(f"{path} is a symbolic link, which is not written through: remove it")
-        write_durably(path, os.path.join(folder, f".{split}.index.partial"), write)
-
-    columns = write_index(put, split, records, keys, None)
+    place = FolderPlace(folder, split)
+    columns = write_index(place.write, split, records, keys, None)
     made = Split(
         kind=kind,
         samples=len(keys),
@@ -188,7 +178,8 @@ def _write(folder: str, split: str, found: list[_Indexed], on_progress: Callable
         source="",
         options={"indexed": True},
     )
-    write_description(put, splits_of(FolderPlace(folder, split)), split, made)
+    write_description(place.write, splits_of(place), split, made)
+    remove_unfinished(place)
     total = sum(shard.bytes for shard in made.shards)
     if on_progress is not None:
         on_progress(Packing(len(keys), len(keys), total))

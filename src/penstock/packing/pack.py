@@ -4,47 +4,45 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import PIL
 
+import penstock._native as _native
 from penstock.cluster.option import Ray, ray_of
 from penstock.errors import InvalidOption, OutOfSpace
 from penstock.packing import plan as planning
-from penstock.packing.bucket import BucketPlace
 from penstock.packing.contents import Contents, contents_of
 from penstock.packing.encoding import QUALITY, Encoding, Measured, measure
-from penstock.packing.engines import Engine, Packing, Progress, ThreadEngine
-from penstock.packing.file_rows import by_suffix, classified
-from penstock.packing.finishing import ShardRecord, write_description, write_index
-from penstock.packing.folder import FolderPlace
-from penstock.packing.packers import PackerEngine
-from penstock.packing.place import (
+from penstock.packing.engines import Engine, PackerEngine, Packing, Progress, ThreadEngine
+from penstock.packing.index_writer import ShardRecord, by_suffix, classified, write_description, write_index
+from penstock.packing.places import (
+    BucketPlace,
+    FolderPlace,
     Place,
     check_out,
-    check_split,
-    names,
-    rows_name,
-    shard_name,
+    check_shards,
+    remove_unfinished,
     splits_of,
-    unfinished,
 )
-from penstock.packing.plan import Plan
-from penstock.packing.shard_work import ShardWork
-from penstock.packing.shard_writer import label_file
-from penstock.packing.states import write_states
-from penstock.storage.description import Column, Part, Split
-from penstock.storage.durable import FULL
-from penstock.storage.index import Index
+from penstock.packing.plan import Plan, check_split, names, rows_name, shard_name, unfinished
+from penstock.packing.shard_writer import ShardWork, label_file
+from penstock.storage.description import Column, Part, Shard, Split
+from penstock.storage.durable import FULL, durably, free_bytes, out_of_space
+from penstock.storage.index import Index, column_of
+from penstock.storage.jpeg_index import Photos
 from penstock.storage.objects import is_url
 from penstock.system.cpus import usable_cpus
 from penstock.system.words import bytes_in
 
 SHARD_SIZE = "256MiB"
 SPLIT = "data"
+#: Photos of one call of the native core: few enough for Ctrl-C to be seen soon.
+_CALL = 64
 
 
 @dataclass(frozen=True)
@@ -230,14 +228,14 @@ class _Job:
                 f"{self._place.path} holds the split {self._split!r} already, of another source or with other options: "
                 "give another folder or another split=. Nothing was changed"
             )
-        self._place.check(split)
-        self._place.remove_unfinished()
+        check_shards(self._place, split)
+        remove_unfinished(self._place)
         shards = len(split.shards)
         return Packed(self._place.path, self._split, split.samples, shards, sum(s.bytes for s in split.shards), shards)
 
     def _remove_unfinished(self, stored: Plan | None) -> None:
         self._place.remove(() if stored is None else names(self._split, stored))
-        self._place.remove_unfinished()
+        remove_unfinished(self._place)
 
     # --- shards
 
@@ -258,8 +256,9 @@ class _Job:
         return self._finish(plan, [records[shard] for shard in range(len(plan.ends))], kept)
 
     def _check_space(self, plan: Plan, written: int) -> None:
-        if plan.total is not None:
-            self._place.check_space(plan.total - written)
+        place = self._place  # a store says that it is full when it is written to
+        if plan.total is not None and isinstance(place, FolderPlace) and plan.total - written > free_bytes(place.path):
+            raise out_of_space(place.path, plan.total - written)
 
     def _kept(self, plan: Plan) -> dict[int, ShardRecord]:
         """Return what is kept of the shards that were finished before."""
@@ -277,10 +276,10 @@ class _Job:
         """Return the error of a full disk, with what is yet to be written."""
         finished = self._kept(plan).values()
         if plan.total is not None:
-            return self._place.full(plan.total - sum(record.shard.bytes for record in finished))
+            return out_of_space(self._place.disk, plan.total - sum(record.shard.bytes for record in finished))
         share = progress.bytes / max(1, progress.samples)
         rest = self._contents.size - sum(record.shard.samples for record in finished)
-        return self._place.full(int(share * rest), about="by the samples so far about ")
+        return out_of_space(self._place.disk, int(share * rest), about="by the samples so far about ")
 
     # --- after the last shard
 
@@ -314,9 +313,9 @@ class _Job:
             write_description(place.write, splits_of(place), self._split, split)
         except OSError as error:
             if error.errno in FULL and not isinstance(error, OutOfSpace):
-                raise place.full(2 * sum(record.rows.nbytes for record in records)) from error
+                raise out_of_space(place.disk, 2 * sum(record.rows.nbytes for record in records)) from error
             raise
-        place.remove_unfinished()
+        remove_unfinished(place)
         return Packed(place.path, self._split, contents.size, len(shards), sum(s.bytes for s in shards), kept)
 
     def _write_states(self, split: Split) -> Column | None:
@@ -325,3 +324,47 @@ class _Job:
         table = Index(out, split).table(shards, verify=False)
         temporary = os.path.join(out, unfinished(self._split, "states.partial"))
         return write_states(os.path.join(out, f"{self._split}.states"), temporary, table, split.shards, usable_cpus())
+
+
+def write_states(
+    path: str, temporary: str, table: _native.FileTable, shards: Sequence[Shard], threads: int
+) -> Column | None:
+    """Write the decoder states of all photos; the same photos give the same bytes. Raises OSError.
+
+    None: no photo has any, and nothing is written.
+
+    Args:
+        path: of the file.
+        temporary: another one of the same file system, which is overwritten.
+        table: of the photos.
+        shards: in which they are.
+        threads: at the most.
+    """
+    size = sum(shard.samples for shard in shards)
+    each = sum(shard.bytes for shard in shards) / max(1, size)
+    slot = Photos(size, (), packed_bytes=each).slot_bytes(1 << 62)
+    if not slot:
+        return None
+    try:
+        with durably(path, temporary) as file:
+            index = _native.JpegIndex(file.fileno(), size, slot, True)
+            with ThreadPoolExecutor(threads, "penstock-pack") as pool:
+                begins = range(0, size, _CALL)
+                done = [pool.submit(index.index_files, table, begin, min(begin + _CALL, size)) for begin in begins]
+                try:
+                    for future in done:
+                        future.result()
+                finally:
+                    pool.shutdown(wait=True, cancel_futures=True)
+            known, _, _, _, error = index.counts()
+            if error:
+                raise OSError(error, os.strerror(error), path)
+            if not known:
+                raise _NoStates
+    except _NoStates:
+        return None
+    return column_of(path)
+
+
+class _NoStates(Exception):
+    """No photo has decoder states: the file is dropped."""

@@ -1,4 +1,4 @@
-"""The plan of a packing: which samples go into which shard. It is stored before the first shard is written.
+"""The plan of a packing: which samples go into which shard, in files of which names; stored before the first shard.
 
 A shard is a function of the samples in it and the options. The plan holds a digest of the samples of each shard (IDs,
 labels, sizes and times of files), so that a source that changes while it is packed is noticed, whatever stops the
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,6 +25,8 @@ from penstock.storage.tar import member_bytes
 FOLDER = ".{}.packing"
 FILE = "plan.json"
 VERSION = 1
+
+_SPLIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 _DIGEST = 16
 
@@ -152,3 +155,40 @@ def check_same(stored: Plan, fresh: Plan, out: str) -> None:
         f"the source has changed since this packing to {out} began ({where}: names, labels, sizes or times of files): "
         "restore it, or restart (restart=True, --restart) to remove the unfinished files and begin anew"
     )
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def unfinished(split: str, name: str = FILE) -> str:
+    """Return the name of a file that an unfinished packing keeps."""
+    return f"{FOLDER.format(split)}/{name}"
+
+
+def rows_name(split: str, shard: int) -> str:
+    """Return the name of the file that keeps the rows of a shard until all are written."""
+    return unfinished(split, f"{shard:06d}.rows")
+
+
+def shard_name(split: str, shard: int) -> str:
+    """Return the name of a shard."""
+    return f"{split}-{shard:06d}.tar"
+
+
+def names(split: str, plan: Plan) -> Iterator[str]:
+    """Yield the files that a packing leaves."""
+    yield from (shard_name(split, shard) for shard in range(len(plan.ends)))
+    yield f"{split}.index.npy"
+    yield f"{split}.ids.npy"
+    yield f"{split}.states"
+
+
+def is_kept(name: str) -> bool:
+    """Return whether a file of this name, in the folder of an unfinished packing, is one of Penstock's."""
+    return bool(re.fullmatch(r"\d{6,}\.(tar|rows)(\.partial)?|.*\.partial|plan\.json", name))
+
+
+def check_split(split: str) -> None:
+    """Raise InvalidOption for the name of a split that no file can begin with."""
+    if not _SPLIT.fullmatch(split):
+        raise InvalidOption(f"split must be letters, digits and . _ -, the beginning of file names, not {split!r}")

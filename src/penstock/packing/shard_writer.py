@@ -1,89 +1,192 @@
-"""One shard: a tar archive of some samples, and their rows of the index."""
+"""One shard of a packing: a tar archive of some samples, and their rows of the index; everywhere the same bytes."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import penstock._native as _native
-from penstock.packing.contents import Contents, Encoded
-from penstock.packing.encoding import image_size
-from penstock.packing.file_rows import LABEL, FileRows
-from penstock.packing.finishing import ShardRecord
-from penstock.packing.place import After
-from penstock.packing.plan import webdataset_key
+from penstock.errors import DatasetChanged
+from penstock.packing.contents import Contents, Leaf
+from penstock.packing.encoding import Encoding, image_size
+from penstock.packing.index_writer import LABEL, FileExtent, FileRows, ShardRecord
+from penstock.packing.places import After, Place
+from penstock.packing.plan import Plan, rows_name, shard_name, webdataset_key
 from penstock.storage.description import Shard
 from penstock.storage.index import LABELS, row_dtype
-from penstock.storage.tar import BLOCK, END, header, padding
+from penstock.storage.tar import END, header, padding
 
 _WRITE = 1 << 20  # bytes of one writev, about
 _PIECES = 900  # of one writev; Linux takes 1,024
-_ZEROS = bytes(BLOCK)
+_CALL = 64  # files of one call of the native core: few enough for Ctrl-C to be seen soon
 _SHAPE = re.compile(rb"'shape': \((\d+), (\d+)")
 
 
-@dataclass
-class Suffixes:
-    """The suffixes of each field of a shard's samples, in the order in which they were met."""
+@dataclass(frozen=True)
+class ShardWork:
+    """What the shards of a packing are written of, and where to. Several threads may write, a shard each."""
 
-    fields: list[list[str]] = field(default_factory=list)
+    place: Place
+    contents: Contents
+    encoding: Encoding
+    plan: Plan
+    stamps: NDArray[np.int64]
+    """Size and time of each sample's file, shape (samples, 2)."""
 
-    def number(self, place: int, suffix: str) -> int:
-        """Return the number of a suffix of the field at a place."""
-        while len(self.fields) <= place:
-            self.fields.append([])
-        known = self.fields[place]
+    def samples(self, shard: int) -> range:
+        """Return the samples of a shard."""
+        return range(self.plan.begins[shard], self.plan.ends[shard])
+
+    @cached_property
+    def _id_offsets(self) -> NDArray[np.int64]:
+        lengths = np.fromiter(map(len, self.contents.ids), np.int64, self.contents.size) + 1
+        return np.concatenate([[0], np.cumsum(lengths)])
+
+    def write(self, shard: int, after: After, attempt: str = "") -> ShardRecord:
+        """Write a shard and its rows; the rows get their final name first.
+
+        Args:
+            shard: its number.
+            after: called after each sample with the bytes that were added, and with none while the shard is sent
+                somewhere; may raise to stop.
+            attempt: a part of the temporary names: who was given up may still write to the names of its own.
+
+        Raises:
+            SampleError, DatasetChanged, OSError: the temporary files are removed then.
+        """
+        place, contents, samples = self.place, self.contents, self.samples(shard)
+        name, id_offset = shard_name(place.split, shard), int(self._id_offsets[samples.start])
+        with place.draft(name, attempt, after) as descriptor:
+            writer = ShardWriter(descriptor, contents, shard, id_offset, labelled=self.plan.labelled, after=after)
+            if copies(contents) and not self.encoding.changes:
+                for number, run in groupby(samples, key=lambda sample: int(contents.leaf[sample])):
+                    chosen = list(run)
+                    for begin in range(0, len(chosen), _CALL):
+                        writer.copy(contents.leaves[number], chosen[begin : begin + _CALL], self.stamps)
+            else:
+                for sample in samples:
+                    writer.add(sample, self.encoding.encoded(contents, sample))
+            record = writer.finish(name, len(samples))
+            place.write(rows_name(place.split, shard), record.write, attempt)
+        return record
+
+
+def copies(contents: Contents) -> bool:
+    """Return whether each sample is one file of a table, which the native core copies."""
+    return all(leaf.table is not None for leaf in contents.leaves)
+
+
+class ShardWriter:
+    """Appends samples to a file, and counts its CRC-32C. One thread at a time; all methods raise OSError.
+
+    Args:
+        descriptor: of an empty file, open for reading and writing.
+        contents: all samples.
+        shard: the number of the shard.
+        id_offset: bytes of the IDs of all samples before, each with its NUL.
+        labelled: whether each sample has a member with its label.
+        after: called after each sample with the bytes that were added; may raise to stop.
+    """
+
+    def __init__(
+        self, descriptor: int, contents: Contents, shard: int, id_offset: int, *, labelled: bool, after: After
+    ) -> None:
+        self._descriptor, self._contents, self._shard, self._id_offset = descriptor, contents, shard, id_offset
+        self._labelled, self._after = labelled, after
+        self._pieces: list[bytes] = []
+        self._held = self._bytes = self._crc32c = 0
+        self._suffixes: list[list[str]] = []  # of each field, in the order in which they were met
+        self._rows = list[Any]()
+        self._files = FileRows() if contents.first.kind == "files" else None
+
+    def add(self, sample: int, files: tuple[tuple[str, bytes], ...]) -> None:
+        """Append the files of a sample."""
+        before, text = self._bytes, self._contents.ids[sample].decode("utf-8", "surrogateescape")
+        places = []
+        for suffix, data in files:
+            head = header(text + suffix, len(data))
+            places.append((suffix, (self._bytes + len(head), len(data), _native.crc32c(data))))
+            self._put(head, data, bytes(padding(len(data))))
+            if self._held >= _WRITE or len(self._pieces) > _PIECES:
+                self._flush()
+        if self._labelled:
+            self._put(label_member(self._contents, sample))
+        images = self._contents.first.kind in ("images", "pixels")
+        self._add_row(sample, places, size_of_image(files[0][1]) if images else (0, 0), dict(files).get(LABEL))
+        self._after(self._bytes - before)
+
+    def copy(self, leaf: Leaf, samples: list[int], stamps: NDArray[np.int64]) -> None:
+        """Append the files of some samples of one leaf as they are. Raises SampleError, DatasetChanged.
+
+        stamps: int64, shape (samples of all, 2): the size and time that each file must have.
+        """
+        assert leaf.table is not None
+        contents, files, placed, at = self._contents, [], [], self._bytes
+        for sample in samples:
+            size, time_ns = stamps[sample].tolist()
+            before = header(contents.ids[sample].decode("utf-8", "surrogateescape") + leaf.suffix, size)
+            after = bytes(padding(size)) + (label_member(contents, sample) if self._labelled else b"")
+            files.append((int(contents.local[sample]), size, time_ns, before, after))
+            placed.append((at + len(before), size, len(before) + size + len(after)))
+            at += placed[-1][2]
+        done = _native.pack_files(self._descriptor, leaf.table, files, self._crc32c)
+        if len(done) == 3:
+            raise self._error(samples[done[0]], done[1], writing=done[2])
+        each, self._crc32c = done
+        self._bytes = at
+        for sample, (crc, width, height), (offset, size, added) in zip(samples, each, placed, strict=True):
+            if not width and contents.first.kind == "images":
+                width, height = image_size(os.pread(self._descriptor, size, offset))
+            self._add_row(sample, [(leaf.suffix, (offset, size, crc))], (width, height))
+            self._after(added)
+
+    def finish(self, file_name: str, samples: int) -> ShardRecord:
+        """Write what ends an archive; return what is kept of the shard. file_name: the final name of the file."""
+        self._put(END)
+        self._flush()
+        written = Shard(file_name, self._bytes, self._crc32c, samples)
+        if self._files is not None:
+            return self._files.record(written)
+        dtype = row_dtype(len(self._suffixes), label_dtype(self._contents))
+        return ShardRecord(written, self._suffixes, np.array(self._rows, dtype))
+
+    def _add_row(
+        self, sample: int, places: list[tuple[str, FileExtent]], extent: tuple[int, int], label: bytes | None = None
+    ) -> None:
+        """Add the row of a sample: where its files lie, by suffix; width and height; the bytes of its file LABEL."""
+        contents, length = self._contents, len(self._contents.ids[sample])
+        head = (self._id_offset, length, self._shard, *extent)
+        self._id_offset += length + 1
+        if self._files is not None:
+            self._files.add(head, dict(places), label)
+            return
+        members = [(*place, self._number(field, suffix)) for field, (suffix, place) in enumerate(places)]
+        of_label = () if contents.labels is None else (contents.labels[sample],)
+        self._rows.append((*head, *of_label, members))
+
+    def _number(self, field: int, suffix: str) -> int:
+        """Return the number of a suffix of a field."""
+        while len(self._suffixes) <= field:
+            self._suffixes.append([])
+        known = self._suffixes[field]
         if suffix not in known:
             known.append(suffix)
         return known.index(suffix)
 
-
-class ShardWriter:
-    """Appends members to a file, and counts its CRC-32C. One thread at a time.
-
-    Args:
-        descriptor: of an empty file, open for writing.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._pieces: list[bytes] = []
-        self._held = 0
-        self.bytes = 0
-        self.crc32c = 0
-
-    def add(self, name: str, data: bytes) -> tuple[int, int]:
-        """Append a member; return the offset of its first byte and its CRC-32C. Raises OSError."""
-        head = header(name, len(data))
-        offset = self.bytes + len(head)
-        pad = padding(len(data))
-        crc = _native.crc32c(data)
-        self._put(head)
-        self._put(data)
-        if pad:
-            self._put(_ZEROS[:pad])
-        if self._held >= _WRITE or len(self._pieces) > _PIECES:
-            self._flush()
-        return offset, crc
-
-    def append(self, members: bytes) -> None:
-        """Append members that are whole, headers and padding included."""
-        self._put(members)
-
-    def finish(self) -> None:
-        """Write what ends an archive. Raises OSError."""
-        self._put(END)
-        self._flush()
-
-    def _put(self, piece: bytes) -> None:
-        self._pieces.append(piece)
-        self._held += len(piece)
-        self.bytes += len(piece)
-        self.crc32c = _native.crc32c(piece, self.crc32c)
+    def _put(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            if piece:
+                self._pieces.append(piece)
+                self._held += len(piece)
+                self._bytes += len(piece)
+                self._crc32c = _native.crc32c(piece, self._crc32c)
 
     def _flush(self) -> None:
         written = os.writev(self._descriptor, self._pieces)
@@ -94,60 +197,16 @@ class ShardWriter:
         self._pieces.clear()
         self._held = 0
 
-
-def write_shard(
-    descriptor: int,
-    file_name: str,
-    contents: Contents,
-    encode: Callable[[int], Encoded],
-    samples: range,
-    shard: int,
-    *,
-    id_offset: int,
-    labelled: bool,
-    after: After,
-) -> ShardRecord:
-    """Write the samples of one shard, and return what is kept of it.
-
-    Args:
-        descriptor: of an empty file, open for writing.
-        file_name: the final name of that file.
-        contents: all samples.
-        encode: returns the files of a sample.
-        samples: which of them.
-        shard: its number.
-        id_offset: bytes of the IDs of all samples before, each with its NUL.
-        labelled: whether each sample has a member with its label.
-        after: called after each sample with the bytes that were added; may raise to stop.
-    """
-    writer, suffixes, rows, any_files = ShardWriter(descriptor), Suffixes(), [], FileRows()
-    images, free = contents.first.kind in ("images", "pixels"), contents.first.kind == "files"
-    for sample in samples:
-        before, name = writer.bytes, contents.ids[sample]
-        files = encode(sample)
-        text = name.decode("utf-8", "surrogateescape")
-        places = [(*writer.add(text + suffix, data), len(data)) for suffix, data in files]
-        if labelled:
-            writer.append(label_member(contents, sample))
-        width, height = size_of_image(files[0][1]) if images else (0, 0)
-        head = (id_offset, len(name), shard, width, height)
-        if free:
-            placed = {suffix: (at, size, crc) for (suffix, _), (at, crc, size) in zip(files, places, strict=True)}
-            any_files.add(head, placed, dict(files).get(LABEL))
-        else:
-            members = [
-                (at, size, crc, suffixes.number(place, suffix))
-                for place, ((suffix, _), (at, crc, size)) in enumerate(zip(files, places, strict=True))
-            ]
-            label = () if contents.labels is None else (contents.labels[sample],)
-            rows.append((*head, *label, members))
-        id_offset += len(name) + 1
-        after(writer.bytes - before)
-    writer.finish()
-    written = Shard(file_name, writer.bytes, writer.crc32c, len(samples))
-    if free:
-        return ShardRecord(written, [[suffix] for suffix in any_files.suffixes], any_files.array(), any_files.labelled)
-    return ShardRecord(written, suffixes.fields, np.array(rows, row_dtype(len(suffixes.fields), label_dtype(contents))))
+    def _error(self, sample: int, code: int, *, writing: bool) -> Exception:
+        """Return the error of a file that could not be copied."""
+        if writing:
+            return OSError(code, os.strerror(code))
+        try:
+            self._contents.read(sample)
+        except Exception as error:
+            return error
+        name = os.fsdecode(self._contents.ids[sample])
+        return DatasetChanged(f"{name} was changed while it was packed: run the same again when nobody writes it")
 
 
 def label_dtype(contents: Contents) -> str | None:

@@ -12,9 +12,7 @@ import penstock._native as _native
 from penstock.errors import CorruptShards, InvalidOption, OutsideRoot, SampleError
 from penstock.sources.shards import Shards
 from penstock.storage.durable import FULL, out_of_space
-from penstock.storage.index import open_regular
-
-_CHUNK = 1 << 24
+from penstock.storage.index import crc32c_of, open_regular
 
 
 def unpack(
@@ -161,8 +159,5 @@ def verify(
 
 
 def _crc32c(path: str) -> int:
-    crc = 0
     with open_regular(path) as file:
-        while data := file.read(_CHUNK):
-            crc = _native.crc32c(data, crc)
-    return crc
+        return crc32c_of(file, 0, os.fstat(file.fileno()).st_size)

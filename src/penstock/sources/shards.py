@@ -28,10 +28,10 @@ from penstock.sources.labels import LabelColumn, LazySequence
 from penstock.sources.reading import read_image, read_tensor
 from penstock.storage import description
 from penstock.storage.cache_folder import DEFAULT_LIMIT, CacheFolder
+from penstock.storage.description import ShardFiles
 from penstock.storage.index import ABSENT, Index
 from penstock.storage.objects import is_url
 from penstock.storage.remote_shards import RemoteDataset, RemoteShards
-from penstock.storage.shard_files import ShardFiles
 from penstock.system.words import counted, there_are
 
 _TENSORS = (".pt", ".pth", ".npy")

@@ -17,7 +17,6 @@ import fcntl
 import hashlib
 import os
 import re
-import stat
 import time
 import weakref
 from collections.abc import Iterator
@@ -26,7 +25,7 @@ from pathlib import Path
 
 from penstock.errors import InvalidOption, OutOfSpace
 from penstock.showing import shown
-from penstock.storage.private_folder import open_own_file, open_private_folder
+from penstock.storage.private_folder import delete_unheld, files_in, has_name, open_own_file, open_private_folder
 from penstock.system.cache_folder import folder_of
 from penstock.system.file_lock import NO_LOCKS, lock_file, unlock_file
 from penstock.system.words import size_of
@@ -137,7 +136,7 @@ class CacheFolder:
                 os.close(descriptor)
                 time.sleep(0.001)
         held = HeldFile(descriptor)
-        if os.fstat(descriptor).st_size != shard.size or not self._is(descriptor, name):
+        if os.fstat(descriptor).st_size != shard.size or not has_name(descriptor, name, self._folder):
             held.close()
             return None
         with contextlib.suppress(OSError):
@@ -165,10 +164,26 @@ class CacheFolder:
                 raise OSError(error.errno, said, str(self.path)) from error
             raise
         held = HeldFile(descriptor)
-        if not self._is(descriptor, name):  # it was finished, or deleted, meanwhile
+        if not has_name(descriptor, name, self._folder):  # it was finished, or deleted, meanwhile
             held.close()
             return None
         return held
+
+    def is_coming(self, shard: CachedShard) -> bool:
+        """Return whether a process fetches a shard now."""
+        descriptor = open_own_file(os.O_RDONLY, f"{shard.file}.part", self._folder)
+        if descriptor is None:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+        except BlockingIOError:
+            return True
+        except OSError:  # a file system without locks
+            return False
+        finally:
+            unlock_file(descriptor)
+            os.close(descriptor)
 
     def finish(self, shard: CachedShard, part: HeldFile) -> HeldFile | None:
         """Give a whole shard its final name, and return it as `hold` does; the unfinished file is closed."""
@@ -188,14 +203,6 @@ class CacheFolder:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{shard.file}.part", dir_fd=self._folder)
         part.close()
-
-    def _is(self, descriptor: int, name: str) -> bool:
-        """Return whether an open file still has its name."""
-        try:
-            now = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        return os.path.samestat(now, os.fstat(descriptor))
 
     # --- space ------------------------------------------------------------------------------------------------------
 
@@ -243,7 +250,7 @@ class CacheFolder:
 
     def held_bytes(self) -> int:
         """Return the bytes that shards, finished and not, take in the folder."""
-        return sum(status.st_size for _, status in self._files())
+        return sum(status.st_size for _, status in files_in(self._folder, _FILE))
 
     def _make_room(self, allowed: int, part: HeldFile) -> bool:
         """Delete shards until the others take at most so many bytes; return whether they do."""
@@ -255,41 +262,8 @@ class CacheFolder:
     def _delete_oldest(self, part: HeldFile) -> bool:
         """Delete the least recently used shard that nobody holds; return whether there was one."""
         own = os.fstat(part.descriptor)
-        for name, status in sorted(self._files(), key=lambda entry: entry[1].st_mtime_ns):
-            if os.path.samestat(status, own):
-                continue
-            descriptor = open_own_file(os.O_RDONLY, name, self._folder)
-            if descriptor is None:
-                continue
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if self._is(descriptor, name):
-                    os.unlink(name, dir_fd=self._folder)
-                    return True
-            except BlockingIOError:
-                continue
-            finally:
-                unlock_file(descriptor)
-                os.close(descriptor)
-        return False
-
-    def _files(self) -> Iterator[tuple[str, os.stat_result]]:
-        """Yield the names and statuses of Penstock's own files."""
-        # Threads, and processes that were forked, share the place in the listing of one descriptor.
-        listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._folder)
-        try:
-            names = os.listdir(listing)
-        finally:
-            os.close(listing)
-        for name in names:
-            if _FILE.fullmatch(name) is None:
-                continue
-            try:
-                status = os.stat(name, dir_fd=self._folder, follow_symlinks=False)
-            except FileNotFoundError:
-                continue
-            if stat.S_ISREG(status.st_mode):
-                yield name, status
+        others = (name for name, status in files_in(self._folder, _FILE) if not os.path.samestat(status, own))
+        return any(delete_unheld(name, self._folder) for name in others)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

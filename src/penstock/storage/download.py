@@ -80,45 +80,41 @@ class Download:
             StorageError: it cannot be fetched.
             OSError: it cannot be written.
         """
-        pause = _FIRST_LOOK
         for fresh in (False, True):
-            while True:
-                part = await asyncio.to_thread(self._begin)
-                if part is None:  # somebody else fetches it: they end, or leave a lock that nobody holds
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, _LONGEST_LOOK)
-                    continue
-                if part.whole:
-                    return part.file
-                held, kept = await self._complete(part.file, urgent, fresh=fresh)
-                if kept:
-                    break  # the checksum was wrong: once more, without what was there
-                if held is not None or part.file.descriptor < 0:
-                    return held
+            held, part = await self._found()
+            if part is None:
+                return held
+            try:
+                return await self._complete(part, urgent, fresh=fresh)
+            except _WrongChecksum:  # once more, without what was there
+                continue
         raise CorruptDownload(
             f"{self._shard.url}: the {counted(self._shard.size, 'byte')} that the store gives do not have the checksum "
             f"{self._shard.checksum:08x} that dataset.json names: the object was damaged or replaced",
             url=self._shard.url,
         )
 
-    def _begin(self) -> _Begun | None:
-        """Return the whole shard, or its unfinished file; None: somebody else has that."""
-        held = self._cache.hold(self._shard)
-        if held is not None:
-            return _Begun(held, whole=True)
-        part = self._cache.begin(self._shard)
-        if part is None:
-            return None
-        held = self._cache.hold(self._shard)  # it was finished between the two
-        if held is not None:
-            self._cache.discard(self._shard, part)
-            return _Begun(held, whole=True)
-        return _Begun(part, whole=False)
+    async def _found(self) -> tuple[HeldFile | None, HeldFile | None]:
+        """Return the whole shard, or its unfinished file, once nobody else fetches it."""
+        pause = _FIRST_LOOK
+        while True:
+            held, part = await asyncio.to_thread(self._begin)
+            if held is not None or part is not None:
+                return held, part
+            await asyncio.sleep(pause)  # whoever fetches it ends, or leaves a lock that nobody holds
+            pause = min(2 * pause, _LONGEST_LOOK)
 
-    async def _complete(
-        self, part: HeldFile, urgent: Callable[[], bool], *, fresh: bool
-    ) -> tuple[HeldFile | None, bool]:
-        """Return the whole shard, or None, and whether its checksum was wrong."""
+    def _begin(self) -> tuple[HeldFile | None, HeldFile | None]:
+        """Return the whole shard, or its unfinished file; neither: somebody else has that."""
+        held = self._cache.hold(self._shard)
+        part = self._cache.begin(self._shard) if held is None else None
+        if part is not None and (held := self._cache.hold(self._shard)) is not None:  # finished between the two
+            self._cache.discard(self._shard, part)
+            part = None
+        return held, part
+
+    async def _complete(self, part: HeldFile, urgent: Callable[[], bool], *, fresh: bool) -> HeldFile | None:
+        """Return the whole shard, or None. Raises _WrongChecksum, StorageError, OSError."""
         try:
             total = self._shard.size + _HEADER_BYTES + self._parts
             room = await asyncio.to_thread(self._cache.reserve, part, total)
@@ -127,7 +123,7 @@ class Download:
             if not room:
                 if os.fstat(part.descriptor).st_size < total:
                     self._cache.discard(self._shard, part)
-                return None, False
+                return None
             info = await self._store.info_soon(self._name)
             self._check(info)
             done = self._progress(part, info, fresh=fresh)
@@ -135,16 +131,14 @@ class Download:
                 async with asyncio.TaskGroup() as group:
                     for number in [number for number in range(self._parts) if not done[number]]:
                         group.create_task(self._fetch_part(part, info, number))
-            except* StorageError as failed:
-                raise failed.exceptions[0] from None
             except* OSError as failed:
                 raise failed.exceptions[0] from None
             if not await asyncio.to_thread(self._verified, part):
                 self._cache.discard(self._shard, part)
-                return None, True
+                raise _WrongChecksum
             os.ftruncate(part.descriptor, self._shard.size)
             self._traffic.shards += 1
-            return await asyncio.to_thread(self._cache.finish, self._shard, part), False
+            return await asyncio.to_thread(self._cache.finish, self._shard, part)
         finally:
             part.close()
 
@@ -209,13 +203,8 @@ class Download:
         return value == self._shard.checksum
 
 
-@dataclass(frozen=True)
-class _Begun:
-    """What a download begins with."""
-
-    file: HeldFile
-    whole: bool
-    """The shard is there; else the file is unfinished."""
+class _WrongChecksum(Exception):
+    """The bytes of a shard do not have their checksum: its unfinished file is gone."""
 
 
 def _pause(attempts: int) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
 from penstock.errors import OutOfSpace
@@ -26,22 +27,30 @@ def sync_folder(folder: str) -> None:
         os.close(descriptor)
 
 
-def write_durably(path: str, temporary: str, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file under a temporary name of the same file system, sync it, and rename it to `path`.
+@contextmanager
+def durably(path: str, temporary: str) -> Iterator[BinaryIO]:
+    """Give an empty file under a temporary name of the same file system; it is synced and renamed to `path` in the end.
 
-    What lies under the temporary name is overwritten; it is removed where writing fails. Raises OSError.
+    What lies under the temporary name is overwritten, and removed where the context ends with an error. Raises OSError.
     """
+    flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        with open(temporary, "w+b") as file:
-            write(file)
+        with os.fdopen(os.open(temporary, flags, 0o666), "w+b") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.rename(temporary, path)
     except BaseException:
-        if os.path.lexists(temporary):
+        with suppress(OSError):
             os.unlink(temporary)
         raise
     sync_folder(os.path.dirname(path))
+
+
+def write_durably(path: str, temporary: str, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file as `durably` does. Raises OSError."""
+    with durably(path, temporary) as file:
+        write(file)
 
 
 def free_bytes(folder: str) -> int:

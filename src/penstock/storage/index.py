@@ -30,6 +30,8 @@ ABSENT = 0xFFFFFFFF
 #: Bytes at either end of a file of the index that are compared when it is opened.
 ENDS = 1 << 16
 
+_CHUNK = 4 << 20
+
 #: The dtypes of label columns, besides those of tensors: of the numbers, and of the places in a list of texts.
 LABELS = {"int": "<i8", "float": "<f8", "text": "<i8"}
 
@@ -182,12 +184,9 @@ def npy_header(file: BinaryIO, path: str) -> tuple[int, int, np.dtype[Any]]:
 
 def column_of(path: str) -> Column:
     """Return what dataset.json says of a file of the index. Raises OSError."""
-    crc = size = 0
     with open(path, "rb") as file:
-        while part := file.read(1 << 20):
-            crc = _native.crc32c(part, crc)
-            size += len(part)
-        return Column(os.path.basename(path), size, crc, ends_crc32c(file, size))
+        size = os.fstat(file.fileno()).st_size
+        return Column(os.path.basename(path), size, crc32c_of(file, 0, size), ends_crc32c(file, size))
 
 
 def opened(path: str, column: Column) -> BinaryIO:
@@ -223,15 +222,19 @@ def open_regular(path: str) -> BinaryIO:
     return os.fdopen(descriptor, "rb", buffering=0)
 
 
+def crc32c_of(file: BinaryIO, offset: int, size: int, crc: int = 0) -> int:
+    """Return the CRC-32C of a part of a file; crc: of what comes before it. Raises OSError, CorruptShards."""
+    end = offset + size
+    while offset < end:
+        data = os.pread(file.fileno(), min(_CHUNK, end - offset), offset)
+        if not data:
+            raise CorruptShards(f"{file.name} was cut off while it was read")
+        crc, offset = _native.crc32c(data, crc), offset + len(data)
+    return crc
+
+
 def ends_crc32c(file: BinaryIO, size: int) -> int:
     """Return the CRC-32C of a file's first and last 64 KiB."""
     descriptor = file.fileno()
     first = _native.crc32c(os.pread(descriptor, ENDS, 0))
     return _native.crc32c(os.pread(descriptor, ENDS, max(0, size - ENDS)), first)
-
-
-def joined_ids(ids: Sequence[bytes]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return IDs as one array of bytes, each followed by a NUL, and their lengths."""
-    lengths = np.fromiter(map(len, ids), np.int64, len(ids))
-    text = b"\0".join(ids) + b"\0" if ids else b""
-    return np.frombuffer(text, np.uint8), lengths

@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import re
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,7 +20,7 @@ from typing import Any
 import penstock._native as _native
 from penstock.errors import UnsafeCache
 from penstock.stats import IndexCounts
-from penstock.storage.private_folder import open_own_file, open_private_folder
+from penstock.storage.private_folder import delete_unheld, files_in, open_own_file, open_private_folder
 from penstock.system.cache_folder import MAX_BYTES, folder_of
 from penstock.system.words import counted
 
@@ -233,37 +232,15 @@ def _make_room(folder: int, file: int, size: int) -> None:
 
     Raises OSError where there is no room.
     """
-    own, others = os.fstat(file), []
-    for name in os.listdir(folder):
-        with contextlib.suppress(FileNotFoundError):  # another process makes room too
-            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            if _FILE.fullmatch(name) and stat.S_ISREG(status.st_mode) and not os.path.samestat(status, own):
-                others.append((status.st_mtime_ns, status.st_blocks * 512, name))
-    taken = sum(held for _, held, _ in others)
-    for _, held, name in sorted(others):
+    own = os.fstat(file)
+    others = [(name, status) for name, status in files_in(folder, _FILE) if not os.path.samestat(status, own)]
+    taken = sum(status.st_blocks * 512 for _, status in others)
+    for name, status in others:
         if taken + size <= MAX_BYTES:
             break
-        if _delete(folder, name):
-            taken -= held
+        with contextlib.suppress(OSError):
+            taken -= status.st_blocks * 512 * delete_unheld(name, folder)
     disk = os.fstatvfs(folder)
     missing = size - own.st_blocks * 512
     if taken + size > MAX_BYTES or missing > (disk.f_bavail - disk.f_blocks * _LEFT) * disk.f_frsize:
         raise OSError("the cache folder has no room for it")
-
-
-def _delete(folder: int, name: str) -> bool:
-    """Delete a file unless a process holds it; return whether it is gone."""
-    try:
-        descriptor = open_own_file(os.O_RDONLY, name, folder)
-    except OSError:
-        return False
-    if descriptor is None:
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.unlink(name, dir_fd=folder)
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)

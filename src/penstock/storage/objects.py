@@ -6,12 +6,16 @@ AZURE_*, and the roles of machines. Every failure is an error of penstock.errors
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NoReturn, TypeGuard
+from types import ModuleType
+from typing import Any, NoReturn, TypeGuard, TypeVar
 
 from penstock.errors import (
     AccessRefused,
@@ -24,8 +28,15 @@ from penstock.errors import (
     StoreUnreachable,
 )
 from penstock.showing import without_secrets
-from penstock.storage.client import client, works_here
-from penstock.storage.coroutines import run_alone
+
+try:
+    import obstore
+    import obstore.exceptions
+    import obstore.store
+except ImportError:
+    obstore = None  # type: ignore[assignment]
+
+T = TypeVar("T")
 
 #: URLs that are read from an object store.
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "https", "http", "file", "memory")
@@ -75,6 +86,56 @@ _MEANINGS: tuple[tuple[str, type[StorageError], str], ...] = (
 )
 
 
+#: The process that used the client first: its threads, which no forked child has, serve all stores.
+_FIRST: list[int] = []
+
+
+def client() -> ModuleType:
+    """Return the obstore package. Raises ImportError where it is not installed."""
+    if not _FIRST:
+        _FIRST.append(os.getpid())
+    if obstore is None:
+        raise ImportError("shards in an object store are read by obstore: pip install 'penstock[remote]'")
+    return obstore
+
+
+def run_alone(work: Coroutine[Any, Any, T]) -> T:
+    """Return what a coroutine returns, run in a thread of its own, because the caller's may have an event loop."""
+    outcome: list[T] = []
+    failed: list[BaseException] = []
+    done = threading.Event()
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = []
+
+    async def main() -> None:
+        task = asyncio.ensure_future(work)
+        running.append((asyncio.get_running_loop(), task))
+        outcome.append(await task)
+
+    def run() -> None:
+        try:
+            asyncio.run(main())
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            done.set()
+
+    thread = threading.Thread(target=run, name="penstock-fetch", daemon=True)
+    thread.start()
+    try:
+        while not done.wait(0.05):  # in slices, in which Ctrl-C is seen
+            pass
+    except BaseException:
+        if running:
+            loop, task = running[0]
+            loop.call_soon_threadsafe(task.cancel)
+        raise
+    finally:
+        thread.join(timeout=2.0)
+    if failed:
+        raise failed[0]
+    return outcome[0]
+
+
 def is_url(path: object) -> TypeGuard[str]:
     """Return whether a path is the URL of an object store."""
     return isinstance(path, str) and path.partition("://")[0].lower() in SCHEMES and "://" in path
@@ -108,19 +169,14 @@ class ObjectStore:
         self._open()
 
     def _open(self) -> None:
-        self._check_process("")
-        obstore = client()
         options: dict[str, Any] = dict(_TIMEOUTS)
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
         if any(url.startswith("http://") for url in (self.url, endpoint, os.environ.get("AWS_ENDPOINT", ""))):
             options["allow_http"] = True
-        try:
-            if self.url.startswith(("file://", "memory://")):
-                self._store = obstore.store.from_url(self._given)
-            else:
-                self._store = obstore.store.from_url(self._given, client_options=options, retry_config=_RETRIES)
-        except Exception as error:
-            self._raise(error, "")
+        with self._meaning(""):
+            remote: dict[str, Any] = {"client_options": options, "retry_config": _RETRIES}
+            local = self.url.startswith(("file://", "memory://"))
+            self._store = client().store.from_url(self._given, **({} if local else remote))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"url": self._given}
@@ -132,18 +188,22 @@ class ObjectStore:
         """Return the URL of an object."""
         return f"{self.url}/{name}" if name else self.url
 
-    @property
-    def usable(self) -> bool:
-        """Whether this process may use the client, whose threads do not exist in a forked child."""
-        return works_here()
-
-    def _check_process(self, name: str) -> None:
-        if not self.usable:
+    @contextmanager
+    def _meaning(self, name: str) -> Iterator[None]:
+        """Raise what an error of the client means; and StorageError in a forked child, which has not its threads."""
+        if _FIRST and _FIRST[0] != os.getpid():
             raise StorageError(
-                f"{self.url_of(name)}: the client of object stores does not work in a process forked after its "
-                "first use: make the dataset before the fork, or start processes by 'spawn'",
+                f"{self.url_of(name)}: the client of object stores does not work in a process forked after its first "
+                "use: start worker processes by multiprocessing_context='spawn', or read in threads, by "
+                "worker_method='thread'",
                 url=self.url_of(name),
             )
+        try:
+            yield
+        except ImportError:
+            raise
+        except Exception as error:
+            self._raise(error, name)
 
     def info(self, name: str) -> ObjectInfo:
         """Return the size and etag of an object. Raises StorageError."""
@@ -155,11 +215,8 @@ class ObjectStore:
 
     async def info_soon(self, name: str) -> ObjectInfo:
         """Return the size and etag of an object, without holding up the thread. Raises StorageError."""
-        self._check_process(name)
-        try:
+        with self._meaning(name):
             found = await client().head_async(self._store, name)
-        except Exception as error:
-            self._raise(error, name)
         return ObjectInfo(int(found["size"]), found["e_tag"])
 
     def read(self, name: str) -> bytes:
@@ -167,12 +224,9 @@ class ObjectStore:
         return run_alone(self._read_soon(name))
 
     async def _read_soon(self, name: str) -> bytes:
-        self._check_process(name)
-        try:
+        with self._meaning(name):
             answer = await client().get_async(self._store, name)
             return bytes(await answer.bytes_async())
-        except Exception as error:
-            self._raise(error, name)
 
     def read_range(self, name: str, begin: int, end: int) -> bytes:
         """Return the bytes of an object from begin to end - 1. Raises StorageError."""
@@ -180,13 +234,10 @@ class ObjectStore:
 
     async def read_ranges(self, name: str, ranges: list[tuple[int, int]]) -> list[bytes]:
         """Return the bytes of ranges (begin, end) of an object, close ones by one request. Raises StorageError."""
-        self._check_process(name)
-        try:
+        with self._meaning(name):
             found = await client().get_ranges_async(
                 self._store, name, starts=[begin for begin, _ in ranges], ends=[end for _, end in ranges]
             )
-        except Exception as error:
-            self._raise(error, name)
         for part, (begin, end) in zip(found, ranges, strict=True):
             self.check_length(name, len(part), end - begin)
         return [bytes(part) for part in found]
@@ -196,13 +247,10 @@ class ObjectStore:
         return run_alone(self._sizes_soon())
 
     async def _sizes_soon(self) -> dict[str, int]:
-        self._check_process("")
         found: dict[str, int] = {}
-        try:
+        with self._meaning(""):
             async for page in client().list(self._store):
                 found |= {str(one["path"]): int(one["size"]) for one in page}
-        except Exception as error:
-            self._raise(error, "")
         return found
 
     def put(self, name: str, data: bytes | Iterator[bytes]) -> None:
@@ -220,64 +268,55 @@ class ObjectStore:
                 raise
 
         async def put() -> None:
-            self._check_process(name)
-            await client().put_async(
-                self._store, name, data if isinstance(data, bytes) else parts(data), chunk_size=_PART, max_concurrency=4
-            )
+            given = data if isinstance(data, bytes) else parts(data)
+            with self._meaning(name):
+                await client().put_async(self._store, name, given, chunk_size=_PART, max_concurrency=4)
 
         try:
             run_alone(put())
-        except Exception as error:
+        except Exception:
             if raised:
                 raise raised[0] from None
-            self._raise(error, name)
+            raise
 
     def put_new(self, name: str, data: bytes) -> bool:
         """Write an object; False: there is one of that name, as far as the store can tell. Raises StorageError."""
-        obstore = client()
 
-        async def put() -> None:
-            self._check_process(name)
-            await obstore.put_async(self._store, name, data, mode="create")
+        async def put() -> bool:
+            exceptions = client().exceptions
+            with self._meaning(name):
+                try:
+                    await client().put_async(self._store, name, data, mode="create")
+                except exceptions.AlreadyExistsError:
+                    return False
+                except exceptions.NotSupportedError:
+                    await client().put_async(self._store, name, data)
+            return True
 
-        try:
-            run_alone(put())
-        except obstore.exceptions.AlreadyExistsError:
-            return False
-        except obstore.exceptions.NotSupportedError:
-            self.put(name, data)
-        except Exception as error:
-            self._raise(error, name)
-        return True
+        return run_alone(put())
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove objects. Raises StorageError."""
 
         async def delete() -> None:
-            self._check_process("")
-            await client().delete_async(self._store, list(names))
+            with self._meaning(""):
+                await client().delete_async(self._store, list(names))
 
-        try:
-            if names:
-                run_alone(delete())
-        except Exception as error:
-            self._raise(error, "")
+        if names:
+            run_alone(delete())
 
     async def stream(self, name: str, begin: int, end: int, etag: str | None) -> AsyncIterator[Any]:
         """Yield the bytes of an object from begin to end - 1 as they come, in buffers. Raises StorageError.
 
         A body that is cut off may end without an error: the caller counts the bytes.
         """
-        self._check_process(name)
         options: dict[str, Any] = {"range": (begin, end)}
         if etag is not None:
             options["if_match"] = etag
-        try:
+        with self._meaning(name):
             answer = await client().get_async(self._store, name, options=options)
             async for buffer in answer.stream(min_chunk_size=_CHUNK):
                 yield buffer
-        except Exception as error:
-            self._raise(error, name)
 
     def check_length(self, name: str, found: int, wanted: int) -> None:
         """Raise ChangedObject where an object ended before a range did."""

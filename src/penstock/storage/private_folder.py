@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
+import re
 import stat
 from pathlib import Path
 
 from penstock.errors import UnsafeCache
+from penstock.system.file_lock import unlock_file
 
 
 def open_private_folder(path: Path, marker: str, text: bytes) -> int:
@@ -57,6 +60,49 @@ def open_own_file(flags: int, name: str, folder: int) -> int | None:
         os.close(descriptor)
         raise UnsafeCache(f"{name!r} in the cache folder is no file of this user: remove it", url=name)
     return descriptor
+
+
+def files_in(folder: int, names: re.Pattern[str]) -> list[tuple[str, os.stat_result]]:
+    """Return the regular files in a folder that have such names, with their statuses, the least recently used first."""
+    # Threads, and processes that were forked, share the place in the listing of one descriptor.
+    listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        listed = os.listdir(listing)
+    finally:
+        os.close(listing)
+    found = []
+    for name in filter(names.fullmatch, listed):
+        with contextlib.suppress(FileNotFoundError):  # another process deletes too
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if stat.S_ISREG(status.st_mode):
+                found.append((name, status))
+    return sorted(found, key=lambda one: one[1].st_mtime_ns)
+
+
+def has_name(descriptor: int, name: str, folder: int) -> bool:
+    """Return whether an open file still has its name in a folder."""
+    try:
+        now = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(now, os.fstat(descriptor))
+
+
+def delete_unheld(name: str, folder: int) -> bool:
+    """Delete a file of a folder unless a process holds a lock on it; return whether it is gone."""
+    descriptor = open_own_file(os.O_RDONLY, name, folder)
+    if descriptor is None:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if has_name(descriptor, name, folder):
+            os.unlink(name, dir_fd=folder)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        unlock_file(descriptor)
+        os.close(descriptor)
 
 
 def _check(descriptor: int, path: str, marker: str, text: bytes) -> None:

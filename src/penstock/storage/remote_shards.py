@@ -1,25 +1,19 @@
-"""The shards of a dataset in an object store, as local files: the counterpart of shard_files.ShardFiles."""
+"""The shards of a dataset in an object store, as local files: the counterpart of description.ShardFiles."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
-import penstock._native as _native
-from penstock.errors import ChecksumMismatch, CorruptShards, StorageError
+from penstock.errors import CorruptShards, StorageError
 from penstock.storage.cache_folder import CachedShard, CacheFolder, HeldFile
-from penstock.storage.coroutines import run_alone
-from penstock.storage.description import FILE, Column, Shard, Split, parse
+from penstock.storage.description import FILE, Column, Shard, ShardFiles, Split, parse, verified
 from penstock.storage.download import Download, Traffic
-from penstock.storage.for_children import Counter
-from penstock.storage.objects import ObjectStore
-from penstock.storage.shard_files import ShardFiles
+from penstock.storage.objects import ObjectStore, run_alone
 from penstock.system.words import counted, size_of
 
 #: A shard, and where a part of it begins and ends, in bytes.
@@ -29,13 +23,6 @@ Range = tuple[int, int, int]
 REQUESTS = 16
 #: A shard is fetched whole once this share of its bytes was wanted: by ranges it would soon cost as much.
 WORTH_WHOLE = 0.25
-
-
-class Stage(Protocol):
-    """Brings shards for one pass: storage.stage.ShardStage."""
-
-    def await_part(self, part: Range) -> bool:
-        """Wait for a part of a shard that a batch in flight needs; return whether the shard is here."""
 
 
 class RemoteShards:
@@ -58,10 +45,7 @@ class RemoteShards:
         self.traffic = Traffic()
         self._wanted: dict[int, int] = {}
         self._lock = threading.Lock()
-        self._counter = Counter(self)
         self._brought: dict[Range, bytes] = {}
-        self.stages: weakref.WeakSet[Stage] = weakref.WeakSet()
-        """Those that bring shards for passes of this process."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {"store": self.store, "shards": self.shards, "folder": str(self.cache.path), "limit": self.cache.limit}
@@ -104,45 +88,31 @@ class RemoteShards:
     def read(self, shard: int, member: Any, name: str, *, verify: bool) -> bytes:
         """Return the bytes of a member, a row of index.MEMBER; name: of the member, for messages.
 
-        From the local file where it is here, else from the store: by its range, or with its whole shard once a good
-        part of that was wanted.
+        From the local file where it is here, else from the store: with its whole shard where another process fetches
+        that now, or once a good part of it was wanted; else by its range.
 
         Raises:
             StorageError: it is not here, and cannot be fetched.
             CorruptSample, ChecksumMismatch: as ShardFiles.read.
         """
         offset, length, expected, _ = member.item()
-        brought = self._brought.get((shard, offset, offset + length))
-        if brought is not None:
-            return self._checked(brought, shard, expected, name, verify=verify)
-        held = self.hold(shard)
-        if held is None and self._worth_whole(shard, length) and self.fetch(shard):
+        data = self._brought.get((shard, offset, offset + length))
+        if data is None:
             held = self.hold(shard)
-        if held is not None:
-            try:
-                return self._files.read(shard, member, name, verify=verify)
-            finally:
-                held.close()
+            if held is None and (self.cache.is_coming(self.cached[shard]) or self._worth_whole(shard, length)):
+                held = self.fetch(shard)
+            if held is not None:
+                with closing(held):
+                    return self._files.read(shard, member, name, verify=verify)
+            if offset + length > self.shards[shard].bytes:
+                raise CorruptShards(
+                    f"the index places sample {name!r} at bytes {offset:,} to {offset + length:,} of "
+                    f"{self.place(shard)}, which has {self.shards[shard].bytes:,}: it is the index of another dataset"
+                )
+            data = self.read_part(shard, offset, offset + length)
+        advice = "Upload the shard again, or pack the dataset again"
         url = self.place(shard)
-        if offset + length > self.shards[shard].bytes:
-            raise CorruptShards(
-                f"the index places sample {name!r} at bytes {offset:,} to {offset + length:,} of {url}, which has "
-                f"{self.shards[shard].bytes:,}: it is the index of another dataset"
-            )
-        data = self.read_part(shard, offset, offset + length)
-        return self._checked(data, shard, expected, name, verify=verify)
-
-    def _checked(self, data: bytes, shard: int, expected: int, name: str, *, verify: bool) -> bytes:
-        """Return the bytes of a member that came from the store. Raises ChecksumMismatch."""
-        url = self.place(shard)
-        if verify and (found := _native.crc32c(data)) != expected:
-            raise ChecksumMismatch(
-                f"sample {name!r} in {url} is damaged: its CRC-32C is {found:#010x}, and the index says "
-                f"{expected:#010x}. Upload the shard again, or pack the dataset again",
-                sample_id=name,
-                path=url,
-            )
-        return data
+        return verified(data, expected, name, url, url, advice) if verify else data
 
     async def bring(self, ranges: Sequence[Range], requests: asyncio.Semaphore) -> None:
         """Read parts of shards into memory, where `read` finds them until they are forgotten. Raises StorageError."""
@@ -169,8 +139,6 @@ class RemoteShards:
 
     def read_part(self, shard: int, begin: int, end: int) -> bytes:
         """Return the bytes of a shard from begin to end - 1, from the store. Raises StorageError."""
-        if not self.store.usable:
-            return self._counter.read_part(shard, begin, end)
         data = self.store.read_range(self.shards[shard].name, begin, end)
         with self._lock:
             self.traffic.requests += 1
@@ -178,36 +146,9 @@ class RemoteShards:
             self.traffic.bytes += end - begin
         return data
 
-    def read_for_child(self, shard: int, begin: int, end: int) -> bytes:
-        """Return bytes of a shard for a forked child: of the local file, where a pass of this process brings that.
-
-        Raises StorageError.
-        """
-        part = shard, begin, end
-        here = any(stage.await_part(part) for stage in list(self.stages))
-        if (brought := self._brought.get(part)) is not None:
-            return brought
-        if here and (held := self.hold(shard)) is not None:
-            with closing(held), open(self.path(shard), "rb") as file:
-                return os.pread(file.fileno(), end - begin, begin)
-        return self.read_part(shard, begin, end)
-
-    def fetch_for_child(self, shard: int) -> bool:
-        """Bring a whole shard into the cache folder for a forked child, as `fetch`; a pass may do so already."""
-        return any(stage.await_part((shard, 0, 0)) for stage in list(self.stages)) or self.fetch(shard)
-
-    def fetch(self, shard: int) -> bool:
-        """Bring a whole shard into the cache folder; False: there is no space within its limit. Raises StorageError."""
-        if not self.store.usable:
-            return self._counter.fetch(shard)
-
-        async def fetched() -> HeldFile | None:
-            return await self.download(shard, asyncio.Semaphore(REQUESTS), lambda: False)
-
-        held = run_alone(fetched())
-        if held is not None:
-            held.close()
-        return held is not None
+    def fetch(self, shard: int) -> HeldFile | None:
+        """Return a whole shard's local file, fetched; None: there is no space within the limit. Raises StorageError."""
+        return run_alone(self.download(shard, asyncio.Semaphore(REQUESTS), lambda: False))
 
     def _worth_whole(self, shard: int, length: int) -> bool:
         with self._lock:

@@ -97,7 +97,6 @@ class ShardStage:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._work: asyncio.Event | None = None
         self._closing = False
-        shards.stages.add(self)
         self.waited = 0.0
         """Seconds that batches have waited for shards."""
 
@@ -162,24 +161,6 @@ class ShardStage:
                 return True
             finally:
                 self.waited += time.monotonic() - begun
-
-    def await_part(self, part: Range) -> bool:
-        """Wait for a part of a shard that a ticket is out for, alone or in its shard; False: it does not come so."""
-        number, _, _ = part
-        with self._condition:
-            while any(part in ticket.ranges and not ticket.ranges_here for ticket in self._waiting):
-                if self._closing:
-                    return False
-                self._condition.wait(0.05)
-            while (need := self._needs.get(number)) is not None and need.tickets and need.error is None:
-                for ticket in list(self._waiting):  # nobody else looks which of them is complete
-                    with contextlib.suppress(Exception):
-                        self._ready(ticket)
-                if need.held is not None or self._closing:
-                    return need.held is not None
-                self._wake()
-                self._condition.wait(0.05)
-        return False
 
     def release(self, ticket: Ticket) -> None:
         """Take a ticket back."""

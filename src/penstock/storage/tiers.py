@@ -10,46 +10,59 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import penstock._native as _native
-from penstock.errors import InvalidOption, StorageError
+from penstock.errors import InvalidOption
 from penstock.stats import TierCounts
-from penstock.storage.durable import FULL
-from penstock.storage.private_folder import open_own_file, open_private_folder
-from penstock.system.host_memory import available_bytes
+from penstock.storage.folder_tier import FolderTier
+from penstock.storage.memory_tier import MemoryTier
 from penstock.system.warn_user import warn_user
 from penstock.system.words import bytes_in, counted, size_of
 
 CacheOption = str | int | os.PathLike[str] | Sequence[Any] | None
 
-_MARKER = "penstock-cache"
-_MARKED = b"Penstock keeps the bytes of samples here. No loader needs them: the folder may be deleted at any time.\n"
-#: The share of a file system, and of memory, that a tier leaves to others where no limit is given.
-_LEFT = 0.05
-_LEFT_OF_MEMORY = 0.2
 #: Files whose sizes and times are part of a dataset's key, evenly spread over it.
 _LOOKED_AT = 64
 _LOOKING_THREADS = 16
 
 
-@dataclass(frozen=True)
-class Tier:
-    """Where samples are kept."""
-
-    folder: Path | None
-    """None: in the memory of this process."""
-    limit: int | None
-    """In bytes; None: what is free, but for a small part."""
+class Tier(Protocol):
+    """Where samples are kept; a tier is a file, and a line of `_tier`, which makes it of what the user gives."""
 
     @property
     def name(self) -> str:
-        return "memory" if self.folder is None else str(self.folder)
+        """The tier, as messages and stats() name it."""
+
+    @property
+    def limit(self) -> int | None:
+        """Bytes that it may take; None: what is free, but for a small part."""
+
+    @property
+    def outlives(self) -> bool:
+        """Whether it outlives the process, and other processes share it."""
+
+    def open(self, key: str, samples: int, share: float) -> _native.CacheTier:
+        """Open the part of a dataset, by which the native core gets and puts samples, and which closes itself.
+
+        A part on a disk that is full keeps nothing, and its counts name the error. Raises UnsafeCache, OSError.
+
+        Args:
+            key: of the dataset.
+            samples: that it has.
+            share: of the tier's memory, that the dataset gets.
+        """
+
+    def begun(self, key: str) -> bool:
+        """Return whether there is such a part already. Nothing is made."""
+
+    def room(self, share: float) -> int:
+        """Return about how many bytes the part of a dataset may take. Nothing is made."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +132,7 @@ class Caches:
         full: dict[str, str] = {}
         for key, names in zip(keys, datasets, strict=True):
             if key not in held:
-                tiers = [_open(tier, key, names.size, names.size / max(1, samples)) for tier in self.tiers]
+                tiers = [tier.open(key, names.size, names.size / max(1, samples)) for tier in self.tiers]
                 held[key] = _native.SampleCache(tiers), tiers
                 errors = [one.counts()[5] for one in tiers]
                 full |= {tier.name: os.strerror(error) for tier, error in zip(self.tiers, errors, strict=True) if error}
@@ -134,7 +147,7 @@ class Caches:
 
     def in_folders(self) -> Caches | None:
         """Return the caches without those in memory, None where no tier is left."""
-        tiers = tuple(tier for tier in self.tiers if tier.folder is not None)
+        tiers = tuple(tier for tier in self.tiers if tier.outlives)
         return Caches(tiers, self.decoded) if tiers else None
 
     def why_not(self, names: SampleNames, each: int, share: float) -> str | None:
@@ -152,12 +165,8 @@ class Caches:
         if each <= file:
             return None
         key = names.key()
-        folders = [tier.folder for tier in self.tiers if tier.folder is not None]
-        begun = any(
-            os.path.exists(folder / f"{key}.index") for folder in folders
-        )  # False where a folder may not be read
-        room = sum(_room(tier, share) for tier in self.tiers)
-        if key in self._held or begun or whole <= room:
+        room = sum(tier.room(share) for tier in self.tiers)
+        if key in self._held or any(tier.begun(key) for tier in self.tiers) or whole <= room:
             return None
         return f"{counted(names.size, 'image')} take {size_of(whole)} as pixels, and the tiers hold {size_of(room)}"
 
@@ -219,92 +228,14 @@ def _tier(option: Any) -> Tier:
     if size is not None and limit is None:
         if size <= 0:
             raise InvalidOption(f"cache={option!r}: a tier in memory takes one byte at least")
-        return Tier(None, size)
+        return MemoryTier(size)
     if not isinstance(option, str | os.PathLike) or not os.fspath(option):
         raise InvalidOption(
             f"cache={option!r}: a tier is an amount of memory ('8GiB'), a folder ('/dev/shm/penstock'), or a folder "
             "with its limit (('/nvme/penstock', '500GiB'))"
         )
     folder = Path(os.path.expanduser(os.fsdecode(option))).absolute()
-    return Tier(folder, limit)
-
-
-def _open(tier: Tier, key: str, samples: int, share: float) -> _native.CacheTier:
-    """Open the part of a tier that belongs to one dataset; share: of the tier's memory."""
-    try:
-        return _opened(tier, key, samples, share)
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
-        return _native.CacheTier.in_memory(samples, 0, error.errno)
-
-
-def _opened(tier: Tier, key: str, samples: int, share: float) -> _native.CacheTier:
-    if tier.folder is None:
-        assert tier.limit is not None
-        limit = min(tier.limit, int(available_bytes() * (1 - _LEFT_OF_MEMORY)))
-        return _native.CacheTier.in_memory(samples, int(limit * share))
-    folder = open_private_folder(tier.folder, _MARKER, _MARKED)
-    try:
-        index, data = (_own_file(f"{key}.{kind}", folder) for kind in ("index", "data"))
-        try:
-            taken = os.fstat(data).st_blocks * 512
-            limit = taken + _free(folder) if tier.limit is None else tier.limit
-            return _native.CacheTier(index, data, samples, limit)
-        except ValueError as error:
-            raise StorageError(
-                f"{tier.folder / f'{key}.index'} is damaged: it does not have {counted(samples, 'entry', 'entries')}. "
-                f"Delete the cache folder {tier.folder}, which is filled anew"
-            ) from error
-        finally:
-            os.close(index)
-            os.close(data)
-    finally:
-        os.close(folder)
-
-
-def _own_file(name: str, folder: int) -> int:
-    descriptor = open_own_file(os.O_RDWR | os.O_CREAT, name, folder)
-    assert descriptor is not None
-    return descriptor
-
-
-def _free(descriptor: int) -> int:
-    """Return how many bytes a tier may take in a folder where no limit is given."""
-    status = os.fstatvfs(descriptor)
-    free = status.f_bavail * status.f_frsize - int(status.f_blocks * status.f_frsize * _LEFT)
-    if _in_memory(descriptor):
-        free = min(free, int(available_bytes() * (1 - _LEFT_OF_MEMORY)))
-    return max(0, free)
-
-
-def _room(tier: Tier, share: float) -> int:
-    """Return about how many bytes a tier may hold of a dataset, whose folder may be missing."""
-    if tier.folder is None:
-        return int((tier.limit or 0) * share)
-    if tier.limit is not None:
-        return tier.limit
-    there = next((folder for folder in (tier.folder, *tier.folder.parents) if os.path.isdir(folder)), Path("/"))
-    try:
-        descriptor = os.open(there, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:  # what is wrong with it is said where the tier is opened
-        return 0
-    try:
-        return _free(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _in_memory(descriptor: int) -> bool:
-    """Return whether a folder lies in memory, as /dev/shm does. Source: proc_pid_mountinfo(5)."""
-    device = os.fstat(descriptor).st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as lines:
-            mounts: Iterable[list[str]] = [line.split() for line in lines]
-    except OSError:
-        return False
-    return any(mount[2] == number and "-" in mount and mount[mount.index("-") + 1] == "tmpfs" for mount in mounts)
+    return FolderTier(folder, limit)
 
 
 def _facts(path: str) -> tuple[int, int]:

@@ -24,17 +24,7 @@ import torch
 from penstock.call_counts import CallRow
 from penstock.cluster.connection import Facts, here, unseen
 from penstock.cluster.dispatch import REQUESTS
-from penstock.cluster.neighbour import offer
-from penstock.cluster.wire import (
-    Listener,
-    hang_up,
-    in_new_memory,
-    lent_pieces_of,
-    pieces_of,
-    receive,
-    send,
-    whole,
-)
+from penstock.cluster.wire import Listener, hang_up, in_new_memory, pieces_of, receive, send, whole
 from penstock.errors import ClusterError
 from penstock.executors.buffers import Buffers
 from penstock.executors.fetch import Fetch
@@ -132,8 +122,7 @@ class Filler:
     def serve(self) -> None:
         """Fill batches until the trainer hangs up."""
         with self._listener.accept(self._secret, _PATIENCE) as connection:
-            lends = connection.family == socket.AF_UNIX and offer(connection)
-            _Service(connection, lends, self._number, f"filler {self._number} on {self._place}").run(self._job)
+            _Service(connection, self._number, f"filler {self._number} on {self._place}").run(self._job)
 
 
 class _Inbox:
@@ -190,14 +179,12 @@ class _Service:
 
     Args:
         connection: to the trainer.
-        lends: the trainer reads tensors from this process's memory.
         number: of the filler.
         name: of the filler, for messages.
     """
 
-    def __init__(self, connection: socket.socket, lends: bool, number: int, name: str) -> None:
-        self._connection, self._lends, self._number, self._name = connection, lends, number, name
-        self._lent: dict[int, list[Any]] = {}  # memory that the trainer has not read yet, by the number of its request
+    def __init__(self, connection: socket.socket, number: int, name: str) -> None:
+        self._connection, self._number, self._name = connection, number, name
         self._inbox = _Inbox()
         self._outbox: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
         self._meter = Meter()
@@ -266,12 +253,7 @@ class _Service:
         filled.calls = _call_rows(self._meter)
         filled.tiers = {} if self._caches is None else self._caches.counts()
         try:
-            if self._lends:
-                pieces, lent = lent_pieces_of(number, filled)
-                if lent:
-                    self._lent[number] = lent
-            else:
-                pieces = pieces_of(number, filled)
+            pieces = pieces_of(number, filled)
         except Exception as error:
             add_note(error, f"in {self._name}, which sends its batches as pickles")
             pieces = pieces_of(number, Filled(error=_sendable(error, self._name), traceback=_text(error)))
@@ -283,8 +265,6 @@ class _Service:
                 message = receive(self._connection, in_new_memory)
                 if message.error is not None:
                     self._answer(message.number, Filled(error=message.error))
-                elif message.value is None:
-                    self._lent.pop(message.number, None)
                 else:
                     self._inbox.put(message.number, message.value)
         except (OSError, EOFError, ClusterError):

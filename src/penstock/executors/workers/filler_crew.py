@@ -12,10 +12,9 @@ from functools import partial
 from typing import Any
 
 import penstock._native as _native
-from penstock.cluster.connection import Facts, check, connected, no_place
+from penstock.cluster.connection import Facts, check, connected, no_place, stored
 from penstock.cluster.dispatch import Dispatcher, Window
 from penstock.cluster.option import Ray
-from penstock.cluster.pickles import stored
 from penstock.cluster.wire import Memory, Message, connect, hang_up, new_secret
 from penstock.errors import ClusterError, WorkerDied
 from penstock.executors.buffers import Buffers, Field

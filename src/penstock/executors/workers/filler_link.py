@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.cluster.connection import Facts
-from penstock.cluster.neighbour import accept
-from penstock.cluster.wire import Allocate, Message, hang_up, pieces_of, receive, send, thanks_for
+from penstock.cluster.wire import Allocate, Message, hang_up, pieces_of, receive, send
 from penstock.executors.batch import Batch
 from penstock.executors.workers.filler import Filled, Request
 
@@ -44,11 +43,10 @@ _names = itertools.count()  # no two fillers of this process have the same
 
 
 class Link:
-    """A filler that is at work. Raises OSError, EOFError where it has ended."""
+    """A filler that is at work."""
 
     def __init__(self, slot: int, serving: Any, facts: Facts, connection: socket.socket) -> None:
         self.slot, self.serving, self.facts, self.connection = slot, serving, facts, connection
-        self._lender = accept(connection) if connection.family == socket.AF_UNIX else None
         self.name = next(_names)
         self.stages: list[tuple[Any, ...]] = []
         self.calls: list[Any] = []
@@ -56,18 +54,12 @@ class Link:
 
     def receive(self, allocate: Allocate) -> Message:
         """Wait for a message; allocate: gives memory for each tensor. Raises what wire.receive raises."""
-        message = receive(self.connection, allocate, self._lender)
-        if message.lent:
-            self._send(thanks_for(message.number))
-        return message
+        return receive(self.connection, allocate)
 
     def request(self, number: int, request: Request) -> None:
         """Send a request."""
-        self._send(pieces_of(number, request))
-
-    def _send(self, pieces: list[Any]) -> None:
         with suppress(OSError), self._sending:  # a filler that is lost is noticed by who receives
-            send(self.connection, pieces)
+            send(self.connection, pieces_of(number, request))
 
 
 def hang_up_on_lost(ray: Any, links: Sequence[Link]) -> None:

@@ -71,7 +71,7 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         identify: returns (ID, path) of a sample's index; for messages only.
         meter: counts getitem and collate.
         shared: batch memory that the workers fill, where default_collate makes the batches; None: torch's way.
-        staging: makes what brings remote shards, which the workers read by this process; None: no sample is remote.
+        staging: makes what brings remote shards for the workers; None: no sample is remote.
 
     Raises:
         WorkerDied: from next() and from the start of a pass.

@@ -37,7 +37,7 @@ class Tasks:
         self.seed = self.epoch = 0
 
     def bring_shards(self, owner: object, make: MakeStaging | None) -> None:
-        """Bring the shards of the pass that begins, for workers that read by this process; None: of no pass.
+        """Bring the shards of the pass that begins, for the workers; None: of no pass.
 
         owner: the pass, with which that ends.
         """
