@@ -23,7 +23,8 @@ from penstock.observe import Delivery, Meter, StageTime
 from penstock.system.cpus import machine_cpu_seconds
 from penstock.verdict import findings, larger_batches, verdict
 from tests.forking import assert_in_child
-from tests.sample_datasets import Made, noise_image
+from tests.photos import noise_image
+from tests.sample_datasets import Made
 
 MS = 1e-3
 

@@ -20,7 +20,8 @@ from penstock.insight.machine.processors import Pool, Processors
 from penstock.sources import ImageFolder, TensorFolder
 from penstock.system.cgroup import cgroup_quota
 from penstock.system.mounts import Mount, mount_of
-from tests.sample_datasets import Made, noise_image, tensor_files
+from tests.photos import noise_image
+from tests.sample_datasets import Made, tensor_files
 
 MIB, GIB = 1 << 20, 1 << 30
 GPU = Gpu(0, "H100", 80 * GIB, "0000:3b:00.0")
