@@ -5,15 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-
-
-def save_tensors(root: Path, size: int) -> Path:
-    """Save `size` tensors of 2 KB, each full of its number, and return their folder."""
-    for i in range(size):
-        torch.save(torch.full((10, 50), float(i)), root / f"{i:03}.pt")
-    return root
-
 
 def readers() -> int:
     """Return how many reader threads this process has."""

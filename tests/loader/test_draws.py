@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import json
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -26,7 +25,8 @@ import penstock._native as _native
 from penstock.recipe import drawing
 from penstock.system.randomness import generator_states, generators_drawn_from
 from tests.same import assert_same
-from tests.sample_datasets import Numbers
+from tests.sample_datasets import Numbers, Order
+from tests.values import resumed
 
 PL = penstock.DataLoader
 
@@ -189,24 +189,8 @@ def test_draws_in_python_are_those_of_the_native_core() -> None:
 # --- positions --------------------------------------------------------------------------------------------------------
 
 
-class Repeating(tud.Sampler[int]):
-    """Repeated augmentation: each sample three times."""
-
-    def __iter__(self) -> Iterator[int]:
-        return (i for i in range(7) for _ in range(3))
-
-    def __len__(self) -> int:
-        return 21
-
-
-class Uneven(tud.Sampler[list[int]]):
-    """Batches of different sizes, in which samples come more than once."""
-
-    def __iter__(self) -> Iterator[list[int]]:
-        yield from ([0, 0, 1], [2], [0, 3, 3, 6], [6, 5], [0, 0], [4, 4, 4])
-
-    def __len__(self) -> int:
-        return 6
+#: Batches of different sizes, in which samples come more than once.
+UNEVEN = [[0, 0, 1], [2], [0, 3, 3, 6], [6, 5], [0, 0], [4, 4, 4]]
 
 
 def drawn_by(name: str, root: Path, **options: Any) -> Any:
@@ -214,14 +198,14 @@ def drawn_by(name: str, root: Path, **options: Any) -> Any:
     dataset = options.pop("wrap", itself)(options.pop("dataset", None) or folder(root))
     given: dict[str, Any] = {"batch_size": 4, "seed": 3, **options}
     if name == "batch sampler":
-        return PL(dataset, batch_sampler=Uneven(), **{**given, "batch_size": 1})
+        return PL(dataset, batch_sampler=Order(UNEVEN), **{**given, "batch_size": 1})
     if name == "mix":
         mixed = penstock.Mix(
             {"a": (tud.Subset(dataset, [0, 1]), 3), "b": (tud.Subset(dataset, [6, 2, 3]), 1)}, length=23
         )
         return PL(mixed, shuffle=True, **given)
     sampler = {
-        "repeating": lambda: Repeating(),
+        "repeating": lambda: Order([i for i in range(7) for _ in range(3)]),
         "replacement": lambda: tud.RandomSampler(dataset, replacement=True, num_samples=23),
         "subset": lambda: tud.SubsetRandomSampler([5, 5, 5, 1, 1, 0, 2] * 3),
         "weighted of torch": lambda: tud.WeightedRandomSampler([5.0] + [1.0] * 6, 23),
@@ -251,14 +235,8 @@ def test_orders_that_repeat_samples_draw_anew_and_can_be_stopped(root: Path, nam
         if name == "mix" and "wrap" in options:
             continue  # its parts are Subsets of a folder
         for stop in (1, 3):
-            begun = drawn_by(name, root, **options)
-            batches = iter(begun)
-            for _ in range(stop):
-                next(batches)
-            state = json.loads(json.dumps(begun.state_dict()))
-            del batches
             after = drawn_by(name, root, **{**options, "num_workers": 0})
-            after.load_state_dict(state)
+            _, after = resumed(drawn_by(name, root, **options), after, stop)
             assert_same(list(after), wanted[stop:])
 
 
