@@ -17,6 +17,7 @@ from penstock.sources import tree
 from penstock.sources.catalogue import catalogue
 from penstock.sources.premises import same_attributes
 from penstock.sources.source import Field, NativeSource, Source
+from tests.values import resumed
 
 
 class Records(Dataset[tuple[torch.Tensor]]):
@@ -77,13 +78,9 @@ def test_a_source_of_ones_own_is_read_natively_as_torch_reads_it(records: Record
 
 
 def test_a_source_of_ones_own_goes_on_from_a_state(records: Records) -> None:
-    whole = firsts(penstock.DataLoader(records, batch_size=4, seed=7, shuffle=True))
-    loader = penstock.DataLoader(records, batch_size=4, seed=7, shuffle=True)
-    batches = iter(loader)
-    begun = firsts([next(batches), next(batches)])
-    going_on = penstock.DataLoader(records, batch_size=4, seed=7, shuffle=True)
-    going_on.load_state_dict(loader.state_dict())
-    assert begun + firsts(going_on) == whole
+    whole, begun, again = (penstock.DataLoader(records, batch_size=4, seed=7, shuffle=True) for _ in range(3))
+    first, rest = resumed(begun, again, 2)
+    assert firsts(first) + firsts(rest) == firsts(whole)
 
 
 def test_a_source_of_ones_own_is_split_among_ranks(records: Records) -> None:

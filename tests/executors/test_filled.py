@@ -30,6 +30,7 @@ from tests.filled_batches import (
 )
 from tests.same import assert_same
 from tests.sample_datasets import tensor_files
+from tests.values import resumed
 
 pytestmark = pytest.mark.native
 
@@ -241,13 +242,9 @@ def test_resuming(folder):
 
     torch.manual_seed(0)
     whole = list(loader())
-    first = loader()
-    passing = iter(first)
     torch.manual_seed(0)
-    begun = [next(passing) for _ in range(3)]
-    second = loader()
-    second.load_state_dict(first.state_dict())
-    assert_same([*begun, *second], whole)
+    first, rest = resumed(loader(), loader(), 3)
+    assert_same([*first, *rest], whole)
 
 
 @pytest.mark.parametrize("collate", [handed_on, stacked])

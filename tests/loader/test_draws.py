@@ -160,10 +160,8 @@ def test_a_native_prefix_and_its_rest_draw_as_the_whole(root: Path) -> None:
         loader = PL(cut, batch_size=3, seed=4, num_workers=0)
         assert ("decoded as far as needed" in loader.explain()) == (at > 0) or at == 0
         assert_same(list(loader), whole)
-    again = PL(
-        folder(root, *steps[:2], v1.Lambda(itself), *steps[2:], v1.ToTensor()), batch_size=3, seed=4, num_workers=2
-    )
-    assert_same(list(again), whole)
+    cut = folder(root, *steps[:2], v1.Lambda(itself), *steps[2:], v1.ToTensor())
+    assert_same(list(PL(cut, batch_size=3, seed=4, num_workers=2)), whole)
 
 
 def test_draws_in_python_are_those_of_the_native_core() -> None:
@@ -255,30 +253,23 @@ def test_without_a_seed_a_stopped_pass_goes_on_with_its_draws(root: Path) -> Non
 @pytest.mark.parametrize("name", ["weighted", "mix"])
 @pytest.mark.parametrize("wrap", [itself, Wrapped])
 def test_any_number_of_ranks_draws_the_same(root: Path, name: str, wrap: Any) -> None:
-    def images(**options: Any) -> list[torch.Tensor]:
-        return [image for batch in drawn_by(name, root, wrap=wrap, num_workers=0, **options) for image in batch[0]]
+    def loader(**options: Any) -> Any:
+        return drawn_by(name, root, wrap=wrap, num_workers=0, **options)
 
-    whole = images()
+    def images(batches: Any) -> list[torch.Tensor]:
+        return [image for batch in batches for image in batch[0]]
+
+    whole = images(loader())
     for world in (2, 3):
-        ranks = [drawn_by(name, root, wrap=wrap, num_workers=0, shard=(rank, world)) for rank in range(world)]
-        together = [image for step in zip(*ranks, strict=True) for batch in step for image in batch[0]]
+        ranks = [loader(shard=(rank, world)) for rank in range(world)]
+        together = images(batch for step in zip(*ranks, strict=True) for batch in step)
         full = 23 // (4 * world) * 4 * world
         assert_same(together[:full], whole[:full])
-        begun = [drawn_by(name, root, wrap=wrap, num_workers=0, shard=(rank, 2)) for rank in range(2)]
-        for one in begun:
-            batches = iter(one)
-            next(batches)
-        assert_same(
-            images() if world == 2 else go_on(name, root, wrap, begun[0].state_dict()), whole[8 * (world == 3) :]
-        )
-    padded = [image for batch in drawn_by(name, root, wrap=wrap, num_workers=0, shard=(1, 2)) for image in batch[0]]
+    assert_same(images(loader()), whole)
+    _, alone = resumed(loader(shard=(0, 2)), loader(), 1)
+    assert_same(images(alone), whole[8:])
+    padded = images(loader(shard=(1, 2)))
     assert len({image.numpy().tobytes() for image in padded}) == len(padded)
-
-
-def go_on(name: str, root: Path, wrap: Any, state: Any) -> list[torch.Tensor]:
-    loader = drawn_by(name, root, wrap=wrap, num_workers=0)
-    loader.load_state_dict(state)
-    return [image for batch in loader for image in batch[0]]
 
 
 def test_a_distributed_sampler_draws_the_same_for_any_number_of_ranks(root: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import random
-import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ import penstock
 from penstock._native import certify_jpeg, decode_jpeg
 from tests.jpeg_writer import segment
 from tests.jpegs import SAMPLINGS, Pixels, encode, frame, patched, picture, save
+from tests.waiting import run_in_threads
 
 Box = tuple[int, int, int, int]
 
@@ -268,11 +268,7 @@ def test_threads() -> None:
             if not np.array_equal(native(data[i], (3, 5, 80, 66)), reference[i][5:66, 3:80]):
                 wrong.append(k)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(4, work)
     assert not wrong
 
 
