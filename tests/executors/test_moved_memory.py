@@ -250,12 +250,12 @@ def test_memory_is_read_in_next_alone():
         def access(address, size, allowed):
             assert libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), 3 if allowed else 0) == 0
 
-        size = 4_096 * 4_096
+        size = 4_096 * 1_024
         values, address = pages(size)
         datasets = {
-            "tensors": (TensorDataset(values.view(16_384, 1_024)), 1),
-            "arrays": (penstock.Arrays(values.numpy().reshape(16_384, 1_024)), 1),
-            "images": (pictures("CIFAR10", values.numpy()[: 5_461 * 3_072].reshape(5_461, 32, 32, 3)), 1),
+            "tensors": (TensorDataset(values.view(4_096, 1_024)), 1),
+            "arrays": (penstock.Arrays(values.numpy().reshape(4_096, 1_024)), 1),
+            "images": (pictures("CIFAR10", values.numpy()[: 1_365 * 3_072].reshape(1_365, 32, 32, 3)), 1),
         }
         for name, (dataset, expected) in datasets.items():
             for options in [*WAYS, {"num_workers": 2, "persistent_workers": True}]:

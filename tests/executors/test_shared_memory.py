@@ -217,7 +217,7 @@ def test_out_of_order() -> None:
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_other_start_methods(method: str) -> None:
-    ours = loader(large, 16, multiprocessing_context=method, persistent_workers=True)
+    ours = loader(large, 16, multiprocessing_context=method, num_workers=1, persistent_workers=True)
     for _ in range(2):
         assert [batch[:, -1].tolist() for batch in ours] == [[4.0 * n + i for i in range(4)] for n in range(4)]
 

@@ -115,7 +115,7 @@ TENSOR_CHANGES: dict[str, Change] = {
     "require grad": lambda d: d.tensors[0].requires_grad_(),
     "transpose": lambda d: d.tensors[0].t_(),
     "conjugate": lambda d: put(d, tensors=(rows().to(torch.complex64).conj(), d.tensors[1])),
-    "own method": lambda d: vars(d).update(__getitem__=None),  # which Python's indexing does not look at
+    "own method": lambda d: d.__dict__.update(__getitem__=None),  # which Python's indexing does not look at
     "another class": lambda d: put(d, __class__=Doubling),
 }
 share = TENSOR_CHANGES["share"]

@@ -405,7 +405,7 @@ class Doubled(tud.TensorDataset):
 
 
 CHANGES: dict[str, Any] = {
-    "exchanged": lambda dataset: vars(dataset).update(tensors=(torch.arange(50.0, 60.0),)),
+    "exchanged": lambda dataset: dataset.__dict__.update(tensors=(torch.arange(50.0, 60.0),)),
     "written": lambda dataset: dataset.tensors[0].add_(100),
     "of a gradient": lambda dataset: dataset.tensors[0].requires_grad_(),
     "of another class": lambda dataset: object.__setattr__(dataset, "__class__", Doubled),

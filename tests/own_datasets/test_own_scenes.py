@@ -110,7 +110,7 @@ def test_coco_detection(coco: tuple[Path, Path]) -> None:
 @pytest.mark.parametrize("target", ["semantic", "instance"])
 def test_cityscapes(tmp_path: Path, target: str) -> None:
     dataset = datasets.Cityscapes(write_cityscapes(tmp_path), target_type=target, transforms=segmenting())
-    collate = {"collate_fn": detected} if target == "instance" else {}
+    collate: dict[str, Any] = {"collate_fn": detected} if target == "instance" else {}
     assert_conforms(wrap_dataset_for_transforms_v2(dataset), **collate)
 
 
