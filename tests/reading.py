@@ -6,15 +6,20 @@ from pathlib import Path
 from typing import Any
 
 
-def readers() -> int:
-    """Return how many reader threads this process has."""
+def threads_named(name: str) -> int:
+    """Return how many threads of this name the native core has in this process."""
     names = []
     for task in Path("/proc/self/task").iterdir():
         try:
             names.append((task / "comm").read_text().strip())
         except OSError:  # it has ended meanwhile
             continue
-    return names.count("penstock-read")
+    return names.count(name)
+
+
+def readers() -> int:
+    """Return how many reader threads this process has."""
+    return threads_named("penstock-read")
 
 
 def assert_read_ahead(loader: Any) -> Any:
