@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torchvision
 from PIL import Image
@@ -21,6 +22,9 @@ TRAIN = v1.Compose([v1.RandomResizedCrop(20), v1.RandomHorizontalFlip(), v1.PILT
 #: Whose tensors have the channels last in memory.
 LAST = v1.Compose([v1.Resize(24), v1.CenterCrop(20), v1.PILToTensor()])
 FILLED = "native   each batch in one piece"
+METHODS = pytest.mark.parametrize(
+    ("workers", "method"), [(0, None), (2, None), (2, "thread")], ids=["0", "2", "threads"]
+)
 
 
 def save_pictures(root: Path) -> Path:
@@ -58,6 +62,10 @@ def check(dataset: Any, *, filled: bool = True, workers: int = 2, method: Any = 
 
 def handed_on(batch: Any) -> Any:
     return default_collate(batch)
+
+
+def stacked(batch: Any) -> Any:
+    return torch.stack([image for image, _ in batch]), torch.tensor([label for _, label in batch])
 
 
 def listed(batch: Any) -> Any:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import io
+import random
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
 Pixels = npt.NDArray[np.uint8]
+Box = tuple[int, int, int, int]
+
+#: Photos beside the project, where there are any.
+PHOTOS = Path(__file__).resolve().parents[2] / "shared" / "data" / "photos"
 
 SAMPLINGS = ("4:4:4", "4:2:2", "4:2:0", "4:4:0", "grey", "rgb")
 
@@ -54,3 +62,24 @@ def encode(width: int, height: int, sampling: str, seed: int = 0, quality: int =
         sides = data[frame(data) + 5 : frame(data) + 9]
         return patched(data, {5: sides[2], 6: sides[3], 7: sides[0], 8: sides[1], 11: 0x12})
     return save(Image.fromarray(picture(width, height, seed)), quality=quality, subsampling=sampling, **options)
+
+
+def pillow(data: bytes) -> Pixels:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+def random_boxes(width: int, height: int, rng: random.Random, count: int) -> Iterator[Box]:
+    for _ in range(count):
+        x0, y0 = rng.randrange(width), rng.randrange(height)
+        yield x0, y0, rng.randint(x0 + 1, width), rng.randint(y0 + 1, height)
+
+
+def photos(step: int) -> Iterator[tuple[bytes, Image.Image]]:
+    """Yield the content of some of the photos, and each opened."""
+    files = sorted(path for path in PHOTOS.rglob("*") if path.is_file())[::step]
+    assert files
+    for path in files:
+        with Image.open(path) as image:
+            yield path.read_bytes(), image

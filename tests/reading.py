@@ -5,25 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 
-
-def save_tensors(root: Path, size: int) -> Path:
-    """Save `size` tensors of 2 KB, each full of its number, and return their folder."""
-    for i in range(size):
-        torch.save(torch.full((10, 50), float(i)), root / f"{i:03}.pt")
-    return root
-
-
-def readers() -> int:
-    """Return how many reader threads this process has."""
+def threads_named(name: str) -> int:
+    """Return how many threads of this name the native core has in this process."""
     names = []
     for task in Path("/proc/self/task").iterdir():
         try:
             names.append((task / "comm").read_text().strip())
         except OSError:  # it has ended meanwhile
             continue
-    return names.count("penstock-read")
+    return names.count(name)
+
+
+def readers() -> int:
+    """Return how many reader threads this process has."""
+    return threads_named("penstock-read")
 
 
 def assert_read_ahead(loader: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Datasets that Python reads, iterable datasets, and files for what is read natively: shared by many tests."""
+"""Datasets that Python reads, iterable datasets, samplers and files of tensors: shared by many tests."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torchvision
-from PIL import Image
-from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, Sampler, TensorDataset, get_worker_info
 
 
 class Made(Dataset[Any]):
@@ -77,33 +75,25 @@ class Stream(IterableDataset[Any]):
         return map(self.make, range(first, self.size, step))
 
 
+class Order(Sampler[Any]):
+    """A sampler of the user's that gives these, and counts in `asked` how many it has given."""
+
+    def __init__(self, given: Collection[Any]) -> None:
+        self.given = given
+        self.asked = 0
+
+    def __len__(self) -> int:
+        return len(self.given)
+
+    def __iter__(self) -> Iterator[Any]:
+        for one in self.given:
+            self.asked += 1
+            yield one
+
+
 def rows(size: int = 53) -> Any:
     """Return numbers in memory, which are read natively."""
     return TensorDataset(torch.arange(size))
-
-
-def in_memory(name: str, transform: Any, samples: int = 50, *, planar: bool = True) -> Any:
-    """Return a torchvision dataset of noise, of exactly the class of this name, without its files.
-
-    CIFAR holds a view of its files' planes; a program may put an array of its own there (planar=False).
-    """
-    draw = np.random.default_rng(4)
-    kind = getattr(torchvision.datasets, name)
-    dataset = kind.__new__(kind)
-    torchvision.datasets.VisionDataset.__init__(dataset, "nowhere", transform=transform)
-    dataset.train = True
-    targets = draw.integers(0, 10, samples)
-    if name in ("SVHN", "STL10"):  # which hold columns, but for the split "train+unlabeled" of STL10
-        side = 32 if name == "SVHN" else 96
-        columns = draw.integers(0, 256, (samples, 3, side, side), dtype=np.uint8).transpose(0, 1, 3, 2)
-        dataset.data, dataset.labels = columns if planar else np.ascontiguousarray(columns), targets.astype(np.int64)
-    elif name.startswith("CIFAR"):
-        view = draw.integers(0, 256, (samples, 3, 32, 32), dtype=np.uint8).transpose(0, 2, 3, 1)
-        dataset.data, dataset.targets = view if planar else np.ascontiguousarray(view), targets.tolist()
-    else:
-        dataset.data = torch.from_numpy(draw.integers(0, 256, (samples, 28, 28), dtype=np.uint8))
-        dataset.targets = torch.from_numpy(targets)
-    return dataset
 
 
 def tensor_files(root: Path, count: int, shape: tuple[int, ...] = (3,), name: str = "{:02}") -> Path:
@@ -112,19 +102,3 @@ def tensor_files(root: Path, count: int, shape: tuple[int, ...] = (3,), name: st
     for number in range(count):
         torch.save(torch.full(shape, float(number)), root / f"{name.format(number)}.pt")
     return root
-
-
-def noise_image(seed: int, height: int, width: int) -> Image.Image:
-    """Return a picture in which no two pixels are alike."""
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
-
-
-def smooth_photos(root: Path, count: int, sides: tuple[int, int]) -> Iterator[tuple[Path, Image.Image]]:
-    """Yield smooth pictures of random sizes and where to save them (without a suffix): folders of three classes."""
-    draw = np.random.default_rng(0)
-    for number in range(count):
-        folder = root / f"class{number % 3}"
-        folder.mkdir(parents=True, exist_ok=True)
-        height, width = (int(side) for side in draw.integers(*sides, 2))
-        coarse = Image.fromarray(draw.integers(0, 256, (8, 8, 3), dtype=np.uint8))
-        yield folder / str(number), coarse.resize((width, height))

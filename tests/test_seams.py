@@ -15,17 +15,23 @@ from penstock.executors.batch import Batch
 from penstock.executors.iterator import Pass
 from penstock.executors.job import Job
 from penstock.observe import Delivery, Observer
+from tests.same import outcomes
+from tests.sample_datasets import Made
+from tests.values import resumed
 
 # --- an executor ------------------------------------------------------------------------------------------------------
 
 
-class Squares(tud.Dataset[torch.Tensor]):
-    """Samples that are functions of their index."""
+class Squares(Made):
+    """Samples that are functions of their index; one is bad where that is said."""
 
-    def __len__(self) -> int:
-        return 23
+    def __init__(self, bad: int | None = None) -> None:
+        super().__init__(self.square)
+        self.bad = bad
 
-    def __getitem__(self, index: int) -> torch.Tensor:
+    def square(self, index: int) -> torch.Tensor:
+        if index == self.bad:
+            raise KeyError(index)
         return torch.tensor(index * index)
 
 
@@ -104,12 +110,8 @@ def test_its_passes_are_cut_among_ranks_and_go_on_from_states(computer: None) ->
     one, other = values(made(0)), values(made(1))
     assert sorted({value for batch in one + other for value in batch}) == sorted(i * i for i in range(23))
     assert one[0] + other[0] == whole[0] + whole[1]
-    begun = made(0)
-    batches = iter(begun)
-    got = [next(batches).tolist()]
-    resumed = made(0)
-    resumed.load_state_dict(begun.state_dict())
-    assert got + values(resumed) == one
+    first, rest = resumed(made(0), made(0), 1)
+    assert values(first) + values(rest) == one
 
 
 # --- an observer ------------------------------------------------------------------------------------------------------
@@ -132,13 +134,6 @@ class Watching(Observer):
         self.seen.append("end")
 
 
-class Failing(Squares):
-    def __getitem__(self, index: int) -> torch.Tensor:
-        if index == 9:
-            raise KeyError(index)
-        return super().__getitem__(index)
-
-
 WAYS: dict[str, dict[str, Any]] = {
     "inline": {"num_workers": 0},
     "processes": {"num_workers": 2},
@@ -150,17 +145,10 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_an_observer_knows_of_every_batch_error_and_end(way: str) -> None:
-    loader = penstock.DataLoader(Failing(), 4, **WAYS[way])
+    loader = penstock.DataLoader(Squares(bad=9), 4, **WAYS[way])
     watching = Watching()
     loader._executors.observers += (watching,)
-    batches = iter(loader)
-    while True:
-        try:
-            next(batches)
-        except KeyError:
-            continue
-        except StopIteration:
-            break
+    assert [isinstance(one, torch.Tensor) for one in outcomes(loader)] == [True, True, False, True, True, True]
     assert watching.seen == [4, 4, KeyError, 4, 4, 3, "end"]
     assert (loader.stats().batches, loader.stats().samples) == (5, 19)
 

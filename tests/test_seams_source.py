@@ -18,6 +18,7 @@ from penstock.sources.naming import catalogue
 from penstock.sources.native_source import Field, NativeSource
 from penstock.sources.source import Source
 from penstock.sources.unchanged import same_attributes
+from tests.values import resumed
 
 
 class Records(Dataset[tuple[torch.Tensor]]):
@@ -78,13 +79,9 @@ def test_a_source_of_ones_own_is_read_natively_as_torch_reads_it(records: Record
 
 
 def test_a_source_of_ones_own_goes_on_from_a_state(records: Records) -> None:
-    whole = firsts(penstock.DataLoader(records, batch_size=4, seed=7, shuffle=True))
-    loader = penstock.DataLoader(records, batch_size=4, seed=7, shuffle=True)
-    batches = iter(loader)
-    begun = firsts([next(batches), next(batches)])
-    going_on = penstock.DataLoader(records, batch_size=4, seed=7, shuffle=True)
-    going_on.load_state_dict(loader.state_dict())
-    assert begun + firsts(going_on) == whole
+    whole, begun, again = (penstock.DataLoader(records, batch_size=4, seed=7, shuffle=True) for _ in range(3))
+    first, rest = resumed(begun, again, 2)
+    assert firsts(first) + firsts(rest) == firsts(whole)
 
 
 def test_a_source_of_ones_own_is_split_among_ranks(records: Records) -> None:

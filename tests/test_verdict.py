@@ -23,9 +23,11 @@ from penstock.observe import Delivery, Meter, StageTime
 from penstock.system.cpus import machine_cpu_seconds
 from penstock.verdict import findings, larger_batches, verdict
 from tests.forking import assert_in_child
-from tests.sample_datasets import Made, noise_image
+from tests.photos import noise_image
+from tests.sample_datasets import Made
 
 MS = 1e-3
+WAITS = (0,) * 17 + (100,) + (0,) * (WAIT_CLASSES - 18)
 
 
 def case(
@@ -39,77 +41,35 @@ def case(
 
 
 FILLERS = FillerWork(threads=2, arriving=5 * MS, bytes=38.5e6, at_once=13)
+FILLED: dict[str, Any] = {"wait": 60, "work": 20, "cpu": {}, "kind": Workers.FILLERS, "workers": 4}
+LOCKED: dict[str, Any] = {"cpu": {Cause.PYTHON: 98}, "kind": Workers.THREADS, "workers": 4, "cpus": 4}
+OUTLYING: dict[str, Any] = {"outlying_batches": 0.01, "outlying_wait": 28 * MS, "longest_wait": 2.8}
+DISK: dict[str, Any] = {"other_cpu": 5 * MS, "read_bytes": 6e6, "cacheable": True}
 CASES = {
     # Two native threads read 5 ms for each of 64 files, and no CPU is busy.
     "slow disk": (case(wait=150, work=20, busy={Cause.READ: 340}, cpu={Cause.READ: 10}, cacheable=True), Cause.READ),
-    "slow decoding": (
-        case(
-            wait=60, work=20, busy={Cause.DECODE: 140, Cause.READ: 15}, other_cpu=5 * MS, read_bytes=6e6, cacheable=True
-        ),
-        Cause.DECODE,
-    ),
+    "slow decoding": (case(wait=60, work=20, busy={Cause.DECODE: 140, Cause.READ: 15}, **DISK), Cause.DECODE),
     "slow Python": (
         case(wait=80, work=20, busy={Cause.PYTHON: 195}, kind=Workers.PROCESSES, other_cpu=2 * MS),
         Cause.PYTHON,
     ),
-    "Python's lock": (
-        case(
-            wait=80,
-            work=20,
-            busy={Cause.PYTHON: 380},
-            cpu={Cause.PYTHON: 98},
-            kind=Workers.THREADS,
-            workers=4,
-            cpus=4,
-        ),
-        Cause.LOCK,
-    ),
+    "Python's lock": (case(wait=80, work=20, busy={Cause.PYTHON: 380}, **LOCKED), Cause.LOCK),
     "tiny batches": (case(wait=0.09, work=0.01, busy={Cause.COPY: 0.004}, batch_size=1), Cause.OVERHEAD),
-    "a cgroup's quota": (
-        case(wait=60, work=20, busy={Cause.DECODE: 79}, workers=1, cpus=1, host_cpus=8),
-        Cause.CPUS,
-    ),
+    "a cgroup's quota": (case(wait=60, work=20, busy={Cause.DECODE: 79}, workers=1, cpus=1, host_cpus=8), Cause.CPUS),
     "copies": (case(wait=30, work=10, busy={Cause.COPY: 78}), Cause.COPY),
     "compute": (case(wait=0.5, work=100, busy={Cause.DECODE: 50}), Cause.COMPUTE),
     "outliers": (
-        case(
-            wait=30,
-            work=20,
-            busy={Cause.PYTHON: 30},
-            kind=Workers.PROCESSES,
-            outlying_batches=0.01,
-            outlying_wait=28 * MS,
-            longest_wait=2.8,
-        ),
+        case(wait=30, work=20, busy={Cause.PYTHON: 30}, kind=Workers.PROCESSES, **OUTLYING),
         Cause.OUTLIERS,
     ),
     # Four fillers of two threads each, whose CPUs are elsewhere.
-    "few fillers": (
-        case(wait=60, work=20, busy={Cause.DECODE: 640}, cpu={}, kind=Workers.FILLERS, workers=4, fillers=FILLERS),
-        Cause.DECODE,
-    ),
+    "few fillers": (case(busy={Cause.DECODE: 640}, fillers=FILLERS, **FILLED), Cause.DECODE),
     "a slow network": (
-        case(
-            wait=60,
-            work=20,
-            busy={Cause.DECODE: 40},
-            cpu={},
-            kind=Workers.FILLERS,
-            workers=4,
-            fillers=replace(FILLERS, arriving=78 * MS),
-        ),
+        case(busy={Cause.DECODE: 40}, fillers=replace(FILLERS, arriving=78 * MS), **FILLED),
         Cause.NETWORK,
     ),
     "few bytes in flight": (
-        case(
-            wait=60,
-            work=20,
-            busy={Cause.DECODE: 160},
-            cpu={},
-            kind=Workers.FILLERS,
-            workers=4,
-            fillers=replace(FILLERS, at_once=1),
-        ),
+        case(busy={Cause.DECODE: 160}, fillers=replace(FILLERS, at_once=1), **FILLED),
         Cause.OVERHEAD,
     ),
     "few workers": (case(wait=60, work=20, busy={Cause.DECODE: 79}, workers=1, cpus=8), Cause.DECODE),
@@ -166,8 +126,7 @@ def test_what_is_advised_for_fillers() -> None:
 
 
 def test_stages_of_fillers_run_on_other_cpus() -> None:
-    waits = (0,) * 17 + (100,) + (0,) * (WAIT_CLASSES - 18)
-    loop = LoopTimes(batches=100, waited=8.0, worked=2.0, cpu_seconds=3.0, machine_cpu_seconds=19.0, waits=waits)
+    loop = LoopTimes(batches=100, waited=8.0, worked=2.0, cpu_seconds=3.0, machine_cpu_seconds=19.0, waits=WAITS)
     stages = {"decode": StageTime(16.0, 6400, cpu_seconds=15.0)}
     found = measured(loop, stages, samples=6400, workers=2, kind=Workers.FILLERS, cpus=2, host_cpus=2, fillers=FILLERS)
     assert found is not None
@@ -186,8 +145,7 @@ def test_nothing_is_said_of_a_short_time() -> None:
 
 
 def test_stages_of_python_that_does_not_run_are_reads() -> None:
-    waits = (0,) * 17 + (100,) + (0,) * (WAIT_CLASSES - 18)
-    loop = LoopTimes(batches=100, waited=8.0, worked=2.0, cpu_seconds=3.0, waits=waits)
+    loop = LoopTimes(batches=100, waited=8.0, worked=2.0, cpu_seconds=3.0, waits=WAITS)
     stages = {"getitem": StageTime(16.0, 6400, cpu_seconds=2.0), "read_ahead": StageTime(99.0, 1)}
     given: dict[str, Any] = dict(samples=6400, workers=2, cpus=2)
     found = measured(loop, stages, kind=Workers.PROCESSES, **given)
@@ -202,8 +160,7 @@ def test_stages_of_python_that_does_not_run_are_reads() -> None:
 
 
 def test_python_that_waits_for_a_cpu_does_not_read() -> None:
-    waits = (0,) * 17 + (100,) + (0,) * (WAIT_CLASSES - 18)
-    loop = LoopTimes(batches=100, waited=8.0, worked=2.0, cpu_seconds=1.0, machine_cpu_seconds=19.0, waits=waits)
+    loop = LoopTimes(batches=100, waited=8.0, worked=2.0, cpu_seconds=1.0, machine_cpu_seconds=19.0, waits=WAITS)
     stages = {"getitem": StageTime(16.0, 6400, cpu_seconds=8.0)}
     found = measured(loop, stages, samples=6400, workers=2, kind=Workers.PROCESSES, cpus=2, host_cpus=2)
     assert found is not None
@@ -214,8 +171,7 @@ def test_python_that_waits_for_a_cpu_does_not_read() -> None:
 
 
 def test_python_that_waits_for_the_cpus_of_its_quota_does_not_read() -> None:
-    waits = (0,) * 17 + (100,) + (0,) * (WAIT_CLASSES - 18)
-    loop = LoopTimes(batches=100, waited=8.0, worked=2.0, cpu_seconds=1.0, machine_cpu_seconds=9.5, waits=waits)
+    loop = LoopTimes(batches=100, waited=8.0, worked=2.0, cpu_seconds=1.0, machine_cpu_seconds=9.5, waits=WAITS)
     stages = {"getitem": StageTime(16.0, 6400, cpu_seconds=8.0)}
     found = measured(loop, stages, samples=6400, workers=2, kind=Workers.PROCESSES, cpus=1, host_cpus=8)
     assert found is not None

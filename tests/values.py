@@ -34,3 +34,13 @@ def taken(batches: Any, number: int) -> list[Any]:
     found = list(islice(batches, number))
     assert len(found) == number
     return found
+
+
+def resumed(begun: Any, again: Any, steps: int) -> tuple[list[Any], Any]:
+    """Return the first batches of a loader, and another loader that goes on behind them from its stored state."""
+    batches = iter(begun)
+    first = taken(batches, steps)
+    state = stored(begun.state_dict())
+    del batches
+    again.load_state_dict(state)
+    return first, again

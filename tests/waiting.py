@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -17,3 +18,23 @@ def wait_until(condition: Callable[[], Found]) -> Found:
         assert time.monotonic() < deadline, "it did not come to pass"
         time.sleep(0.001)  # between looks at what another process does, which tells nobody
     return found
+
+
+def run_in_threads(number: int, work: Callable[[int], object]) -> None:
+    """Call work(0), work(1) and so on, each in a thread of its own; raise what the first of them raised."""
+    errors: list[BaseException] = []
+
+    def run(one: int) -> None:
+        try:
+            work(one)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(one,)) for one in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * SECONDS)
+    for error in errors:
+        raise error
+    assert not any(thread.is_alive() for thread in threads)

@@ -15,8 +15,9 @@ import penstock
 from penstock.packing.engines import Packing
 from tests.cluster.cluster_samples import Ending, Signals, Slow, as_is
 from tests.cluster.conftest import Nodes, wait_until
+from tests.photos import smooth_photos
 from tests.same import assert_same
-from tests.sample_datasets import smooth_photos, tensor_files
+from tests.sample_datasets import tensor_files
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'penstock[ray]'")
 pytestmark = pytest.mark.timeout(300)  # actors start slowly on a machine that is shared

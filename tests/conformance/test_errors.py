@@ -69,27 +69,32 @@ def _key_error_at_13(index: int) -> Any:
     return {"y": 1}["x"] if index == 13 else index
 
 
-@EVERY
-def test_a_samples_error(executor: Executor) -> None:
-    text = compare(Made(_key_error_at_13), executor, batch_size=4)
-    assert "sample 13" in text
-    assert "sample 12" not in text
+def _no_collate(samples: list[Any]) -> Any:
+    raise ZeroDivisionError("no")
+
+
+MAPPING: Any = {"a": 1}
+#: What fails, and what is said of it.
+FAILING: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "a sample": (Made(_key_error_at_13), {"batch_size": 4}, "sample 13"),
+    "a sample by itself": (Made(_key_error_at_13), {"batch_size": None}, "13"),
+    "a whole batch": (Whole(_key_error_at_13), {"batch_size": 4}, "samples [12, 13, 14, 15]"),
+    "an index of another kind": (MAPPING, {"batch_sampler": [("a", "b")]}, "'b'"),
+    "a collate_fn": (
+        Made(float),
+        {"batch_size": 15, "collate_fn": _no_collate},
+        "in a batch of samples [0, 1, 2, 3, 4, 5, 6, 7] and 7 more",
+    ),
+}
 
 
 @EVERY
-def test_an_error_of_a_sample_by_itself(executor: Executor) -> None:
-    assert "13" in compare(Made(_key_error_at_13), executor, batch_size=None)
-
-
-@EVERY
-def test_an_error_of_a_whole_batch(executor: Executor) -> None:
-    assert "samples [12, 13, 14, 15]" in compare(Whole(_key_error_at_13), executor, batch_size=4)
-
-
-@EVERY
-def test_an_index_of_another_kind(executor: Executor) -> None:
-    dataset: Any = {"a": 1}
-    assert "'b'" in compare(dataset, executor, batch_sampler=[("a", "b")])
+@pytest.mark.parametrize("what", FAILING)
+def test_an_error_says_where(executor: Executor, what: str) -> None:
+    dataset, options, words = FAILING[what]
+    text = compare(dataset, executor, **options)
+    assert words in text
+    assert what != "a sample" or "sample 12" not in text
 
 
 DIFFERING: dict[str, tuple[Callable[[int], Any], str]] = {
@@ -117,16 +122,6 @@ def test_samples_that_cannot_be_collated(executor: Executor, kind: str) -> None:
     assert words.replace(" at ", "") in text.replace(" at ", "")
     if kind != "nothing":
         assert "in a batch of samples [4, 5, 6, 7]: " in text
-
-
-def _own_collate(samples: list[Any]) -> Any:
-    raise ZeroDivisionError("no")
-
-
-@EVERY
-def test_an_error_of_a_collate_fn(executor: Executor) -> None:
-    text = compare(Made(float), executor, batch_size=15, collate_fn=_own_collate)
-    assert "in a batch of samples [0, 1, 2, 3, 4, 5, 6, 7] and 7 more" in text
 
 
 def test_what_is_no_index_of_a_native_dataset() -> None:

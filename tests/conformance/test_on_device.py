@@ -15,9 +15,9 @@ from torchvision import transforms as v1
 
 import penstock
 from tests.accelerator import replaced_by_the_cpu
+from tests.photos import in_memory, photo_files
 from tests.resources import held
 from tests.same import assert_same
-from tests.sample_datasets import in_memory, smooth_photos
 from tests.values import stored, taken
 from tests.waiting import wait_until
 
@@ -31,9 +31,8 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     if request.param == "resident":
         dataset, feed = in_memory("CIFAR10", v1.Compose(STEPS), 26), penstock.Feed("cuda", cache="device")
     else:
-        for path, image in smooth_photos(tmp_path, 26, (40, 60)):
-            image.save(f"{path}.jpg")
-        dataset, feed = penstock.ImageFolder(tmp_path, v1.Compose(STEPS)), penstock.Feed("cuda", decode="gpu")
+        photos = photo_files(tmp_path, 26, (40, 60))
+        dataset, feed = penstock.ImageFolder(photos, v1.Compose(STEPS)), penstock.Feed("cuda", decode="gpu")
 
     def make_loader(device: Any = feed, **options: Any) -> Any:
         own: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 7, "num_workers": 2}

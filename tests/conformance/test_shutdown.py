@@ -14,6 +14,7 @@ import torch
 
 import penstock
 from tests.executors_under_test import EXECUTORS, Executor
+from tests.forking import assert_in_child
 from tests.resources import held, run_script
 from tests.sample_datasets import Made, tensor_files
 from tests.values import flat
@@ -161,29 +162,25 @@ def test_a_forked_child_has_no_part_in_a_pass(make: Any, executor: Executor) -> 
     loader = make(executor)
     iterator = iter(loader)
     next(iterator)
-    child = os.fork()
-    if child == 0:
-        status = 3
-        try:
-            if flat(loader) == list(range(SIZE)):
-                next(iterator)
-        except RuntimeError as error:
-            status = 0 if "fork" in str(error) or "another process" in str(error) else 2
-        finally:
-            del iterator
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def check() -> None:
+        assert flat(loader) == list(range(SIZE))
+        with pytest.raises(RuntimeError, match=r"fork|another process"):
+            next(iterator)
+
+    assert_in_child(check)
     assert flat(iterator) == list(range(BATCH, SIZE))
 
 
 @of("native, persistent", "threads, persistent")
 def test_persistent_workers_of_the_parent_are_replaced_in_a_forked_child(make: Any, executor: Executor) -> None:
     loader = make(executor)
-    assert flat(loader) == list(range(SIZE))
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if flat(loader) == list(range(SIZE)) else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    def check() -> None:
+        assert flat(loader) == list(range(SIZE))
+
+    check()
+    assert_in_child(check)
 
 
 def test_processes_end_amid_passes_of_every_kind(folder: Path, tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ from penstock.recipe.inverse import Inverse
 from penstock.recipe.reader import read
 from penstock.recipe.recipe import Recipe
 from penstock.recipe.unseeded_generators import SeedWarnings
-from tests.sample_datasets import in_memory, noise_image, smooth_photos
+from tests.photos import in_memory, noise_image, photo_files
+from tests.waiting import run_in_threads
 
 pytestmark = pytest.mark.native
 
@@ -61,6 +62,12 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 def assert_same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
     assert torch.equal(bits(ours), bits(theirs))
+
+
+def assert_same_pixels(made: NativePlan, dataset: Any) -> None:
+    """Assert that a plan's batches have the bits of the plan without raw=."""
+    for ours, theirs in zip(batches(made), batches(native_plan(dataset, raw=False)), strict=True):
+        assert_same_bits(ours[0], theirs[0])
 
 
 def assert_split(dataset: Any, *, by: type | None = None, workers: int = 2) -> NativePlan:
@@ -100,17 +107,9 @@ def table_of(*steps: Any, mode: str = "RGB") -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("photos")
-    for i, (path, image) in enumerate(smooth_photos(root, 16, (30, 60))):
-        match i % 4:
-            case 0:
-                image.save(f"{path}.jpg", quality=90)
-            case 1:
-                image.convert("L").save(f"{path}.jpg")
-            case 2:
-                image.save(f"{path}.png")  # Pillow's
-            case 3:
-                noise_image(i, 5, 6).save(f"{path}.png")
+    root = photo_files(tmp_path_factory.mktemp("photos"), 12, (30, 60), ("jpg", "grey", "png"))
+    for number in range(4):
+        noise_image(number, 5, 6).save(root / "class0" / f"small{number}.png")
     return root
 
 
@@ -227,8 +226,7 @@ def test_what_gains_nothing_or_would_lose_stays_as_it_is(steps: list[Any]) -> No
     dataset = cifar(*steps)
     made = native_plan(dataset, raw=True)
     assert made.table is None
-    for ours, theirs in zip(batches(made), batches(native_plan(dataset, raw=False)), strict=True):
-        assert_same_bits(ours[0], theirs[0])
+    assert_same_pixels(made, dataset)
 
 
 @pytest.mark.parametrize(
@@ -255,21 +253,20 @@ def test_datasets_side_by_side() -> None:
     equal = [cifar(v1.ToTensor(), one), Subset(cifar(v1.RandomVerticalFlip(), v1.ToTensor(), one), range(3, 9))]
     sent = assert_split(ConcatDataset(equal))
     assert len(sent.leaves) == 2
-    for other in (cifar(v1.ToTensor()), cifar(v1.ToTensor(), v1.Pad(0), one, one), mnist_of_three_channels()):
+    for other in (
+        cifar(v1.ToTensor()),
+        cifar(v1.ToTensor(), v1.Pad(0), one, one),
+        mnist(v1.Grayscale(3), v1.Pad(2), v1.ToTensor()),
+    ):
         both: Any = ConcatDataset([cifar(v1.ToTensor(), one), other])
         made = native_plan(both, raw=True)
         assert made.table is None
         assert all(leaf.table is None for leaf in made.leaves)
-        for ours, theirs in zip(batches(made), batches(native_plan(both, raw=False)), strict=True):
-            assert_same_bits(ours[0], theirs[0])
+        assert_same_pixels(made, both)
     bytes_too: Any = ConcatDataset(
         [cifar(v1.ToTensor()), cifar(v1.PILToTensor())]
     )  # pixels both, but not both are to stay
     assert isinstance(plan(bytes_too, batched=True, collate_fn=None, worker_init_fn=None, raw=True), PythonPlan)
-
-
-def mnist_of_three_channels() -> Any:
-    return in_memory("MNIST", v1.Compose([v1.Grayscale(3), v1.Pad(2), v1.ToTensor()]), 20)
 
 
 def test_explain_says_who_converts() -> None:
@@ -404,15 +401,11 @@ def test_many_threads_choose_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pixels, made = noise(3, 3), []
     start = threading.Barrier(6)
 
-    def work() -> None:
+    def work(thread: int) -> None:
         start.wait()
         made.append(convert(pixels))
 
-    threads = [threading.Thread(target=work) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(6, work)
     assert len(choices) == 1
     assert len(made) == 6
     for one in made:

@@ -45,6 +45,7 @@ from penstock.state.substitutes import register_of
 from penstock.stats import Counters
 from penstock.storage.tiers import caches_of
 from tests.accelerator import OnHost
+from tests.same import assert_same
 from tests.waiting import wait_until
 
 CPU = torch.device("cpu")
@@ -215,9 +216,7 @@ def test_torchvisions_folder_beside_ours(root, tmp_path):
     transform = v1.Compose([v1.CenterCrop(40), v1.PILToTensor()])
     ours, theirs = penstock.ImageFolder(root, transform), datasets.ImageFolder(fill_folder(tmp_path), transform)
     whole: Any = ConcatDataset([theirs, Subset(ours, [6, 2])])
-    ((pixels, labels),) = list(on_device(whole, [[9, 3, 8]]))
-    expected, expected_labels = default_collate([whole[9], whole[3], whole[8]])
-    assert torch.equal(pixels, expected) and torch.equal(labels, expected_labels)
+    assert_same(list(on_device(whole, [[9, 3, 8]])), [default_collate([whole[n] for n in (9, 3, 8)])])
 
 
 # ---- order and the rest of a pass ----
@@ -229,8 +228,7 @@ def test_batches_come_in_order_for_any_number_of_threads(root, workers):
     batches = [[n % 8, (3 * n) % 8] for n in range(40)]
     with_two, ours = list(on_device(dataset, batches)), on_device(dataset, batches, workers)
     assert len(ours) == 40
-    for (pixels, labels), (expected, expected_labels) in zip(ours, with_two, strict=True):
-        assert torch.equal(pixels, expected) and torch.equal(labels, expected_labels)
+    assert_same(list(ours), with_two)
 
 
 def test_what_a_sampler_gives_that_is_no_index_is_asked_of_the_dataset(root):
@@ -336,9 +334,7 @@ def test_a_loaders_pass_goes_on_from_here(root):
     stream: Any = Beside()
     source = DecodingPass(planned(dataset), pass_input(BATCHES), resources(), OnHost(), CPU, stream)
     batches = list(Feeding(source, Feed("cpu"), CPU, stream, arithmetic=Arithmetic(table), end_source=source.close))
-    for (images, labels), numbers in zip(batches, BATCHES, strict=True):
-        expected, expected_labels = default_collate([dataset[n] for n in numbers])
-        assert torch.equal(images, expected) and torch.equal(labels, expected_labels)
+    assert_same(batches, [default_collate([dataset[n] for n in numbers]) for numbers in BATCHES])
     # Decoding and the rest of the way are on the stream; pixels that are on the device are not copied.
     assert (stream.worked, stream.received) == (2 * len(BATCHES), len(BATCHES))
     wait_until(lambda: not reading_threads())
@@ -430,8 +426,7 @@ def test_bad_samples_are_replaced_as_on_the_host(tmp_path):
     *ours, known = outcomes[0]
     *theirs, known_there = outcomes[1]
     assert known == known_there == [file]
-    for (pixels, labels), (expected, expected_labels) in zip(ours, theirs, strict=True):
-        assert torch.equal(pixels, expected) and torch.equal(labels, expected_labels)
+    assert_same(ours, theirs)
 
 
 def test_what_the_users_own_transform_decides(tmp_path):
@@ -515,8 +510,7 @@ def test_readers_bring_files_that_block(root, kind, monkeypatch):
     meter = observe.Meter()
     given = resources(meter=meter, settled=True)
     ours = DecodingPass(planned(dataset), pass_input(numbers), given, OnHost(), CPU)
-    for batch, wanted in zip(ours, expected, strict=True):
-        assert torch.equal(batch[0], wanted[0]) and torch.equal(batch[1], wanted[1])
+    assert_same(list(ours), expected)
     counts = meter.reading.counts()
     assert counts.ahead + counts.awaited > 0 and counts.depth == 0, counts
     assert meter.stages()["read_ahead"].samples >= counts.ahead
@@ -530,8 +524,7 @@ def test_a_cache_keeps_what_the_decoder_takes(root):
     for _ in range(2):
         chosen = plan(dataset, batched=True, collate_fn=None, worker_init_fn=None, raw=True, caches=caches)
         assert isinstance(chosen, NativePlan)
-        ours = list(DecodingPass(chosen, pass_input(numbers), resources(), OnHost(), CPU))
-        assert all(torch.equal(batch[0], wanted[0]) for batch, wanted in zip(ours, expected, strict=True))
+        assert_same(list(DecodingPass(chosen, pass_input(numbers), resources(), OnHost(), CPU)), expected)
     counts = caches.counts()["memory"]
     assert counts.samples == len(dataset) and counts.hits >= len(dataset)
 
@@ -580,27 +573,16 @@ def test_an_error_keeps_no_memory(tmp_path):
     [
         ([v1.Resize(20, InterpolationMode.LANCZOS), *END], "torch has no lanczos resize"),
         ([v1.Resize(20), v1.ToTensor(), v1.ConvertImageDtype(torch.int16)], "converted in a way"),
+        ([v1.RandomPerspective(), *END], "Python reads"),
+        ([v1.RandomRotation(3), *END], "no device does RandomRotation"),
+        (None, "no folder of image files"),
     ],
 )
-def test_recipes_that_stay_on_the_host(root, transform, why):
-    found = plan(
-        penstock.ImageFolder(root, v1.Compose(transform)), batched=True, collate_fn=None, worker_init_fn=None, raw=True
-    )
-    refused = refusal(found)
-    assert refused is not None and why in refused.why
-
-
-def test_datasets_that_stay_on_the_host(root):
+def test_what_stays_on_the_host(root, transform, why):
     arrays = penstock.Arrays(torch.arange(4), torch.arange(4))
-    python = folder(root, v1.RandomPerspective())
-    host = folder(root, v1.RandomRotation(3))
-    for dataset, why in (
-        (arrays, "no folder of image files"),
-        (python, "Python reads"),
-        (host, "no device does RandomRotation"),
-    ):
-        refused = refusal(plan(dataset, batched=True, collate_fn=None, worker_init_fn=None, raw=True))
-        assert refused is not None and why in refused.why
+    dataset = arrays if transform is None else penstock.ImageFolder(root, v1.Compose(transform))
+    refused = refusal(plan(dataset, batched=True, collate_fn=None, worker_init_fn=None, raw=True))
+    assert refused is not None and why in refused.why
 
 
 # ---- decoders ----

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import TensorDataset
@@ -32,8 +31,9 @@ from penstock.errors import InvalidOption
 from penstock.stats import Counters
 from tests.accelerator import DEVICE, LateStream, PromptStream, replaced_by_late_streams, replaced_by_the_cpu
 from tests.forking import assert_in_child
+from tests.photos import in_memory, photo_files
 from tests.same import assert_same
-from tests.sample_datasets import Made, in_memory
+from tests.sample_datasets import Made
 from tests.waiting import wait_until
 
 
@@ -530,12 +530,7 @@ def decodes_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> ImageFolder:
-    for kind in ("cat", "dog"):
-        (tmp_path / kind).mkdir()
-        for number in range(6):
-            noise = np.random.default_rng(number).integers(0, 256, (6, 8, 3), dtype=np.uint8)
-            image = Image.fromarray(noise).resize((80, 60), Image.Resampling.BICUBIC)
-            image.save(tmp_path / kind / f"{number}.jpg")
+    photo_files(tmp_path, 12, (60, 80))
     return ImageFolder(str(tmp_path), v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()]))
 
 

@@ -24,6 +24,7 @@ from torch.utils.data import default_collate
 from penstock.device.memory import find_batch_size, is_out_of_memory, run_within_memory
 from penstock.device.structure import leaves, map_leaves
 from penstock.errors import InvalidOption, OutOfMemory, PenstockError
+from tests.waiting import run_in_threads
 
 
 class Pair(NamedTuple):
@@ -556,7 +557,6 @@ def test_steps_are_held_weakly_and_forgotten_with_them() -> None:
 def test_threads_share_what_is_remembered() -> None:
     local = threading.local()
     barrier = threading.Barrier(8)
-    failures: list[BaseException] = []
 
     def step(batch: torch.Tensor) -> list[int]:
         local.calls = getattr(local, "calls", 0) + 1
@@ -564,22 +564,14 @@ def test_threads_share_what_is_remembered() -> None:
             raise torch.OutOfMemoryError
         return batch.tolist()
 
-    def work() -> None:
-        try:
-            barrier.wait(30)
-            for _ in range(20):
-                results = run_within_memory(step, torch.arange(64))
-                assert [i for result in results for i in result] == list(range(64))
-            assert local.calls <= 20 * 8 + 3
-        except BaseException as error:
-            failures.append(error)
+    def work(thread: int) -> None:
+        barrier.wait(30)
+        for _ in range(20):
+            results = run_within_memory(step, torch.arange(64))
+            assert [i for result in results for i in result] == list(range(64))
+        assert local.calls <= 20 * 8 + 3
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert failures == []
+    run_in_threads(8, work)
 
 
 # ------------------------------------------------------------------------------------------------------------ gradients

@@ -34,8 +34,9 @@ from penstock.plan import NativePlan, plan
 from penstock.recipe.reader import read
 from penstock.recipe.recipe import Recipe
 from penstock.recipe.steps import Refusal
-from tests.same import assert_same
-from tests.sample_datasets import in_memory
+from tests.photos import in_memory
+from tests.same import assert_same, outcomes
+from tests.sample_datasets import tensor_files
 
 pytestmark = pytest.mark.native
 
@@ -258,17 +259,10 @@ def test_errors_are_raised_at_their_batch() -> None:
     dataset = images("CIFAR10", *to_float(v1))
     good = np.arange(4, dtype=np.int64)
     batches = [good, good, good + 48, good, np.array([-51]), good]
-    found: list[Any] = []
-    made = gathering(hold(dataset, raw=True), iter(batches))
-    while True:
-        try:
-            found.append(len(next(made)[1]))
-        except IndexError as error:
-            found.append(str(error))
-        except StopIteration:
-            break
+    found = outcomes(gathering(hold(dataset, raw=True), iter(batches)))
     told = "index {} is out of range for a dataset of 50 samples".format
-    assert found == [4, 4, told(50), 4, told(-51), 4]
+    said = [one[1] if isinstance(one, tuple) else len(one[1]) for one in found]
+    assert said == [4, 4, told(50), 4, told(-51), 4]
 
 
 def test_an_error_of_the_sampler() -> None:
@@ -388,9 +382,7 @@ def test_other_recipes_stay_on_the_host(steps: list[Any]) -> None:
 
 
 def test_files_stay_on_the_host(tmp_path: Path) -> None:
-    for number in range(3):
-        torch.save(torch.zeros(4), tmp_path / f"{number}.pt")
-    files = penstock.TensorFolder(tmp_path)
+    files = penstock.TensorFolder(tensor_files(tmp_path, 3, (4,), "{}"))
     assert "files *.pt" in refusal(files)
     arrays: Any = ConcatDataset([TensorDataset(torch.zeros(3, 4)), TensorDataset(torch.zeros(2, 4))])
     hold(arrays)

@@ -12,7 +12,9 @@ import torch
 from PIL import Image
 
 import penstock._native as _native
+from tests.filled_batches import save_pictures
 from tests.native_testing import SlowTable
+from tests.sample_datasets import tensor_files
 
 DELAY = 0.004
 
@@ -27,6 +29,12 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         kind = "png" if i % 10 == 5 else "jpg"  # which Pillow reads
         Image.fromarray(random.integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(root / f"{i % 3}" / f"{i:03}.{kind}")
     return root
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of pictures, for a module that has no other."""
+    return save_pictures(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture
@@ -49,8 +57,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[SlowTable]:
 @pytest.fixture
 def broken(tmp_path: Path) -> tuple[Path, list[str]]:
     """Return a folder of 100 tensors and their IDs; some are missing, broken, no file at all, or of another shape."""
-    for i in range(100):
-        torch.save(torch.full((5,), float(i)), tmp_path / f"{i:03}.pt")
+    tensor_files(tmp_path, 100, (5,), "{:03}")
     (tmp_path / "050.pt").unlink()
     (tmp_path / "060.pt").write_bytes(b"no tensor")
     (tmp_path / "070.pt").write_bytes(b"")

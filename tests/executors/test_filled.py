@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,28 +15,30 @@ import penstock
 from penstock.executors.selection import planned
 from penstock.plan import PythonPlan
 from penstock.state.delivery import Task
-from tests.filled_batches import EVAL, LAST, TRAIN, batches, check, handed_on, images, listed, reseeded, save_pictures
+from tests.filled_batches import (
+    EVAL,
+    LAST,
+    METHODS,
+    TRAIN,
+    batches,
+    check,
+    handed_on,
+    images,
+    listed,
+    reseeded,
+    stacked,
+)
 from tests.same import assert_same
+from tests.sample_datasets import tensor_files
+from tests.values import resumed
 
 pytestmark = pytest.mark.native
 
 MIXUP = v2.MixUp(num_classes=3)
-METHODS = pytest.mark.parametrize(
-    ("workers", "method"), [(0, None), (2, None), (2, "thread")], ids=["0", "2", "threads"]
-)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_pictures(tmp_path_factory.mktemp("images"))
 
 
 def mixed(batch):
     return MIXUP(*default_collate(batch))
-
-
-def stacked(batch):
-    return torch.stack([image for image, _ in batch]), torch.tensor([label for _, label in batch])
 
 
 def twice(batch):
@@ -52,24 +53,37 @@ def shared(batch):
     return images, labels, images.is_shared(), images.is_contiguous(), None if info is None else info.id
 
 
+def described(batch):
+    """Return what a program may ask of samples."""
+    return [
+        (image, image.untyped_storage().nbytes(), image.storage_offset(), image._base is None, image.is_shared(), label)
+        for image, label in batch
+    ]
+
+
+def parts(batch):
+    return [{"images": default_collate(batch)[0][2:4], "all": 1}]
+
+
 # ---- collate_fn ----
 
 
 @METHODS
-def test_a_function_that_hands_on(folder, workers, method):
-    check(images(folder), workers=workers, method=method, collate_fn=handed_on)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_mixup(folder, workers):
-    check(images(folder), workers=workers, collate_fn=mixed)
+@pytest.mark.parametrize("collate", [handed_on, described, twice, stacked, listed])
+def test_functions_of_samples_and_of_batches(folder, workers, method, collate):
+    check(images(folder), workers=workers, method=method, collate_fn=collate)
 
 
 @METHODS
 @pytest.mark.parametrize("collate", [stacked, listed])
-def test_functions_that_look_at_samples(folder, workers, method, collate):
-    check(images(folder), workers=workers, method=method, collate_fn=collate)
+def test_samples_with_the_channels_last(folder, workers, method, collate):
     check(images(folder, LAST), filled=False, workers=workers, method=method, collate_fn=collate)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("collate", [mixed, shared, parts])
+def test_functions_that_draw_or_tell_where_a_batch_lies(folder, workers, collate):
+    check(images(folder), workers=workers, collate_fn=collate)
 
 
 @pytest.mark.parametrize("generation", [v1, v2])
@@ -79,19 +93,6 @@ def test_what_samples_are(folder, generation):
     dataset = images(folder, t.Compose([t.Resize((24, 28)), *first]))
     check(dataset, filled=False, collate_fn=listed)
     check(dataset, collate_fn=handed_on)
-
-
-def described(batch):
-    """Return what a program may ask of samples."""
-    return [
-        (image, image.untyped_storage().nbytes(), image.storage_offset(), image._base is None, image.is_shared(), label)
-        for image, label in batch
-    ]
-
-
-@METHODS
-def test_what_a_program_may_ask_of_samples(folder, workers, method):
-    check(images(folder), workers=workers, method=method, collate_fn=described)
 
 
 def test_samples_that_are_kept(folder):
@@ -108,16 +109,6 @@ def test_samples_that_are_kept(folder):
         ours = batches(penstock.DataLoader, images(folder), num_workers=workers, collate_fn=Keeping())
         theirs = batches(torch.utils.data.DataLoader, images(folder), num_workers=workers, collate_fn=Keeping())
         assert_same(ours, theirs)
-
-
-@METHODS
-def test_a_second_batch_of_the_same_samples(folder, workers, method):
-    check(images(folder), workers=workers, method=method, collate_fn=twice)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_where_a_batch_lies(folder, workers):
-    check(images(folder), workers=workers, collate_fn=shared)
 
 
 def test_the_penstock_folder(folder):
@@ -139,10 +130,9 @@ def test_samples_of_several_sizes(folder):
         list(loader)
 
 
-def test_tensor_files(tmp_path):
-    for i in range(20):
-        torch.save(torch.full((3, 4), float(i)), tmp_path / f"{i:02}.pt")
-    check(penstock.TensorFolder(tmp_path), collate_fn=handed_on)
+@pytest.mark.parametrize(("collate", "filled"), [(handed_on, True), (torch.stack, False)])
+def test_tensor_files(tmp_path, collate, filled):
+    check(penstock.TensorFolder(tensor_files(tmp_path, 20, (3, 4))), filled=filled, collate_fn=collate)
 
 
 class KeepsTheBatch:
@@ -154,11 +144,7 @@ class KeepsTheBatch:
     def __call__(self, batch):
         images, labels = default_collate(batch)
         before, self.last = self.last, images
-        return images, labels, None if before is None else before.clone()
-
-
-def collate_nothing(batch):
-    return [{"images": default_collate(batch)[0][2:4], "all": 1}]
+        return images, labels, images[:0] if before is None else before.clone()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -168,28 +154,17 @@ def test_a_function_that_keeps_its_batch(folder, workers):
     for kind in (penstock.DataLoader, torch.utils.data.DataLoader):
         torch.manual_seed(0)
         loader = kind(
-            dataset, batch_size=4, num_workers=workers, collate_fn=KeepsWithoutNone(), persistent_workers=workers > 0
+            dataset, batch_size=4, num_workers=workers, collate_fn=KeepsTheBatch(), persistent_workers=workers > 0
         )
         found.append([list(loader) for _ in range(3)])
     assert_same(*found)
 
 
-class KeepsWithoutNone(KeepsTheBatch):
-    def __call__(self, batch):
-        images, labels = default_collate(batch)
-        before, self.last = self.last, images
-        return images, labels, images[:0] if before is None else before.clone()
-
-
-def test_parts_of_a_batch(folder):
-    check(images(folder), collate_fn=collate_nothing)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_are_never_overwritten(folder, workers):
-    dataset = images(folder)
+@pytest.mark.parametrize("collate", [mixed, stacked])
+def test_batches_are_never_overwritten(folder, workers, collate):
     loader = penstock.DataLoader(
-        dataset, batch_size=4, num_workers=workers, collate_fn=mixed, persistent_workers=workers > 0
+        images(folder), batch_size=4, num_workers=workers, collate_fn=collate, persistent_workers=workers > 0
     )
     kept = [batch for _ in range(3) for batch in loader]
     copies = [[tensor.clone() for tensor in batch] for batch in kept]
@@ -267,13 +242,9 @@ def test_resuming(folder):
 
     torch.manual_seed(0)
     whole = list(loader())
-    first = loader()
-    passing = iter(first)
     torch.manual_seed(0)
-    begun = [next(passing) for _ in range(3)]
-    second = loader()
-    second.load_state_dict(first.state_dict())
-    assert_same([*begun, *second], whole)
+    first, rest = resumed(loader(), loader(), 3)
+    assert_same([*first, *rest], whole)
 
 
 @pytest.mark.parametrize("collate", [handed_on, stacked])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from penstock.plan import Kept
 from penstock.state.delivery import Task
 from tests.forking import assert_in_child
 from tests.same import assert_same
+from tests.waiting import run_in_threads
 
 pytestmark = pytest.mark.native
 
@@ -56,11 +56,7 @@ def test_threads_that_share_one(dataset):
             indices = range((7 * number + 30 * turn) % 100, (7 * number + 30 * turn) % 100 + 20)
             found[number, turn] = indices, filled(filling, task(*indices)).batch()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(4, work)
     for indices, batch in found.values():
         assert_same(batch, default_collate([dataset[i] for i in indices]))
     assert len(filling._idle) <= 4

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import shutil
 import textwrap
 from pathlib import Path
@@ -17,13 +15,9 @@ from torchvision import transforms as v1
 
 import penstock
 from tests import python_processes
+from tests.resources import descriptors
 
 pytestmark = pytest.mark.native
-
-
-def descriptors() -> int:
-    gc.collect()
-    return len(os.listdir("/proc/self/fd"))
 
 
 def same(tensor: torch.Tensor) -> torch.Tensor:
@@ -158,15 +152,21 @@ HUGE = """
 """
 
 
+@pytest.fixture(scope="module")
+def one_huge(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("huge")
+    (root / "class").mkdir()
+    Image.new("RGB", (8, 8)).save(root / "class" / "small.jpg")
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
+    Image.fromarray(pixels).resize((8000, 6000)).save(root / "class" / "huge.jpg", quality=50)
+    return root
+
+
 @pytest.mark.parametrize("called", ["plain", "called"])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_the_memory_of_one_huge_image(tmp_path: Path, workers: int, called: str) -> None:
+def test_the_memory_of_one_huge_image(one_huge: Path, workers: int, called: str) -> None:
     """144 million bytes of pixels, and as many again for a step behind them, are not kept when it is done."""
-    (tmp_path / "class").mkdir()
-    Image.new("RGB", (8, 8)).save(tmp_path / "class" / "small.jpg")
-    pixels = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
-    Image.fromarray(pixels).resize((8000, 6000)).save(tmp_path / "class" / "huge.jpg", quality=50)
-    done = python_processes.run(textwrap.dedent(HUGE), tmp_path, workers, called)
+    done = python_processes.run(textwrap.dedent(HUGE), one_huge, workers, called)
     assert done.returncode == 0, done.stderr
     before, after = map(int, done.stdout.split())
     assert after - before < 100, (before, after)

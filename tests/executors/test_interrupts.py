@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import IterableDataset
 
 import penstock
 from penstock.device.gathering import ResidentPass
@@ -124,6 +124,11 @@ def wanted() -> list[list[int]]:
     return [[i * i for i in range(begin, begin + 3)] for begin in range(0, 12, 3)]
 
 
+def read_by(method: str | None) -> Any:
+    """Return a dataset of squares that threads read in Python, or the native core."""
+    return Made(square, 12) if method else penstock.Arrays(np.arange(12) ** 2)
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("collate", [None, list])
 def test_an_interrupt_at_any_line_of_a_pass_of_threads(workers: int, collate: Any) -> None:
@@ -148,18 +153,12 @@ def test_an_interrupt_at_any_line_of_a_native_pass(workers: int) -> None:
             assert list(map(numbers, got)) == wanted(), where
 
 
-class Shuffled(Dataset[int]):
-    """Numbers of a class of one's own; whole batches are asked for where `whole`."""
-
-    def __init__(self, whole: bool = False) -> None:
-        if whole:
-            self.__getitems__ = lambda indices: [index * index for index in indices]
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> int:
-        return index * index
+def squares(whole: bool = False, make: Callable[[int], int] = square) -> Made:
+    """Return a dataset of 12 numbers; whole batches are asked for where `whole`."""
+    made = Made(make, 12)
+    if whole:
+        made.__getitems__ = lambda indices: [index * index for index in indices]  # type: ignore[attr-defined]
+    return made
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -171,13 +170,31 @@ def test_an_interrupt_at_any_line_of_a_pass_in_the_callers_thread(options: dict[
     loaders: list[penstock.DataLoader[Any]] = []
 
     def make() -> Any:
-        loaders.append(penstock.DataLoader(Shuffled(whole), num_workers=0, **options))
+        loaders.append(penstock.DataLoader(squares(whole), num_workers=0, **options))
         return loaders[-1]
 
     expected = list(map(numbers, wanted())) if options["batch_size"] else [[i * i] for i in range(12)]
     for where, got in interrupted_everywhere(make):
         assert [numbers(batch if options["batch_size"] else [batch]) for batch in got] == expected, where
         assert loaders[-1].stats().batches == len(expected) or "on_error" in options, where
+
+
+def interrupting(values: Any, at: int, error: BaseException | None = None) -> Iterator[Any]:
+    """Yield values, and raise KeyboardInterrupt (or another error) in the place of the one at this position."""
+    for number, value in enumerate(values):
+        if number == at:
+            raise error or KeyboardInterrupt
+        yield value
+
+
+class Sampler:
+    """A sampler whose iterator is a generator."""
+
+    def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
+        self.make = make
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.make()
 
 
 @pytest.mark.parametrize("place", ["getitem", "collate", "sampler"])
@@ -189,31 +206,19 @@ def test_an_interrupt_of_the_users_code_in_the_callers_thread(place: str) -> Non
             interrupts.clear()
             raise KeyboardInterrupt
 
-    class Own(Shuffled):
-        def __getitem__(self, index: int) -> int:
-            if index == 4:
-                interrupted("getitem")
-            return super().__getitem__(index)
+    def get(index: int) -> int:
+        if index == 4:
+            interrupted("getitem")
+        return index * index
 
     def collate(samples: list[int]) -> list[int]:
         if samples[0] == 9:
             interrupted("collate")
         return samples
 
-    def sampled() -> Iterator[int]:
-        for index in range(12):
-            if index == 5:
-                interrupted("sampler")
-            yield index
-
-    class Sampler:
-        def __iter__(self) -> Iterator[int]:
-            return sampled()
-
-        def __len__(self) -> int:
-            return 12
-
-    batches = iter(penstock.DataLoader(Own(), 3, sampler=Sampler(), collate_fn=collate, num_workers=0))
+    sampler: Any = Sampler(lambda: interrupting(range(12), 5)) if place == "sampler" else None
+    dataset = squares(make=get)
+    batches = iter(penstock.DataLoader(dataset, 3, sampler=sampler, collate_fn=collate, num_workers=0))
     assert next(batches) == wanted()[0]
     with pytest.raises(KeyboardInterrupt):
         next(batches)
@@ -228,8 +233,7 @@ def test_an_interrupt_of_the_users_code_in_the_callers_thread(place: str) -> Non
 def test_an_interrupt_of_an_iterable_dataset_in_the_callers_thread() -> None:
     class Stream(IterableDataset[int]):
         def __iter__(self) -> Iterator[int]:
-            yield from range(4)
-            raise KeyboardInterrupt
+            return interrupting(range(5), 4)
 
     batches = iter(penstock.DataLoader(Stream(), 3, num_workers=0))
     assert numbers(next(batches)) == [0, 1, 2]
@@ -245,21 +249,6 @@ def test_an_interrupt_while_rows_of_unknown_shape_are_learnt(tmp_path: Path) -> 
     folder = penstock.TensorFolder(tmp_path)
     for where, got in interrupted_everywhere(lambda: penstock.DataLoader(folder, 3, num_workers=1), step=7):
         assert list(map(numbers, got)) == wanted(), where
-
-
-def test_an_interrupt_at_any_line_of_a_pass_over_data_on_a_device() -> None:
-    feed = penstock.Feed("cpu", cache="device")
-    made: list[type] = []
-
-    class Loader(penstock.DataLoader[Any]):
-        def _get_iterator(self) -> Any:
-            batches = super()._get_iterator()
-            made.append(type(batches))
-            return batches
-
-    list(Loader(penstock.Arrays(np.arange(12) ** 2), 3, num_workers=1, device=feed))
-    if made != [ResidentPass]:
-        pytest.skip("without an accelerator nothing is gathered")
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -297,16 +286,8 @@ def test_an_interrupt_in_a_sample_of_the_callers_thread_loses_no_batch() -> None
 
 @pytest.mark.parametrize("method", [None, "thread"])
 def test_a_sampler_that_was_interrupted_is_not_taken_for_one_at_its_end(method: Any) -> None:
-    def given() -> Iterator[list[int]]:
-        yield [0, 1, 2]
-        raise KeyboardInterrupt
-
-    class Sampler:
-        def __iter__(self) -> Iterator[list[int]]:
-            return given()
-
-    dataset: Any = Made(square, 12) if method else penstock.Arrays(np.arange(12) ** 2)
-    batches = iter(penstock.DataLoader(dataset, batch_sampler=Sampler(), num_workers=0, worker_method=method))
+    sampler: Any = Sampler(lambda: interrupting([[0, 1, 2], []], 1))
+    batches = iter(penstock.DataLoader(read_by(method), batch_sampler=sampler, num_workers=0, worker_method=method))
     assert numbers(next(batches)) == wanted()[0]
     with pytest.raises(KeyboardInterrupt):
         next(batches)
@@ -316,14 +297,9 @@ def test_a_sampler_that_was_interrupted_is_not_taken_for_one_at_its_end(method: 
 
 @pytest.mark.parametrize("method", [None, "thread"])
 def test_an_error_of_the_sampler_in_the_last_refill_loses_no_batch(method: Any) -> None:
-    class Sampler:
-        def __iter__(self) -> Iterator[list[int]]:
-            for begin in range(0, 12, 3):
-                yield list(range(begin, begin + 3))
-            raise LookupError("no more")
-
-    dataset: Any = Made(square, 12) if method else penstock.Arrays(np.arange(12) ** 2)
-    batches = iter(penstock.DataLoader(dataset, batch_sampler=Sampler(), num_workers=1, worker_method=method))
+    given = [list(range(begin, begin + 3)) for begin in range(0, 12, 3)]
+    sampler: Any = Sampler(lambda: interrupting([*given, []], 4, LookupError("no more")))
+    batches = iter(penstock.DataLoader(read_by(method), batch_sampler=sampler, num_workers=1, worker_method=method))
     got, errors = [], 0
     for _ in range(5):
         try:
@@ -361,8 +337,7 @@ def closed_while(batches: Any, inside: threading.Event, *, then: Callable[[], No
 @pytest.mark.parametrize("method", [None, "thread"])
 def test_a_pass_that_is_closed_while_a_thread_is_in_next(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """close() comes when next() has waited for its batch, and has not handed it out."""
-    dataset: Any = Made(square, 12) if method else penstock.Arrays(np.arange(12) ** 2)
-    loader: Any = penstock.DataLoader(dataset, 3, num_workers=1, worker_method=method)
+    loader: Any = penstock.DataLoader(read_by(method), 3, num_workers=1, worker_method=method)
     batches: Any = iter(loader)
     inside, closed = threading.Event(), threading.Event()
     wait, close = batches._wait, batches.close

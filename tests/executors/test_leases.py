@@ -25,6 +25,7 @@ from penstock.executors.workers.lease_states import FREES, Event, State, state_a
 from penstock.executors.workers.shared_memory import MOST_KEPT, SharedBuffers
 from penstock.executors.workers.worker_memory import WorkerBuffers
 from tests.forking import assert_in_child
+from tests.sample_datasets import Made
 
 IN_FLIGHT = 3
 ROWS = 4
@@ -231,17 +232,9 @@ TestLife.settings = settings(max_examples=40, stateful_step_count=50, deadline=N
 # --- the real thing --------------------------------------------------------------------------------------------------
 
 
-class Rows(tud.Dataset[Any]):
-    """Sample i: a tensor of 3 x 40 x 40 that holds i."""
-
-    def __init__(self, size: int = 800) -> None:
-        self.size = size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.full((3, 40, 40), float(index)), index
+def rows(size: int = 800) -> Made:
+    """Return a dataset whose sample i is a tensor of 3 x 40 x 40 that holds i, and i."""
+    return Made(lambda index: (torch.full((3, 40, 40), float(index)), index), size)
 
 
 @contextlib.contextmanager
@@ -271,7 +264,7 @@ def two_epochs(ours: Any) -> Iterator[Any]:
 def test_pinned_batches_of_workers_are_right(persistent: bool) -> None:
     with pinning_stood_in_for():
         ours = penstock.DataLoader(
-            Rows(), 8, num_workers=2, pin_memory=True, shuffle=True, persistent_workers=persistent
+            rows(), 8, num_workers=2, pin_memory=True, shuffle=True, persistent_workers=persistent
         )
         assert wrong_batches(two_epochs(ours)) == 0
         blocks, _ = ours._executors.shared.counts()
@@ -282,7 +275,7 @@ def test_pinned_batches_of_workers_are_right(persistent: bool) -> None:
 @pytest.mark.parametrize("pins", [False, True], ids=["", "pinned"])
 def test_a_loader_that_is_used_before_a_fork_serves_parent_and_child(pins: bool) -> None:
     with pinning_stood_in_for() if pins else contextlib.nullcontext():
-        ours = penstock.DataLoader(Rows(400), 8, num_workers=2, pin_memory=pins)
+        ours = penstock.DataLoader(rows(400), 8, num_workers=2, pin_memory=pins)
         held = [images for images, _ in ours][-3:]
         ready, go = os.pipe()
 
@@ -310,7 +303,7 @@ def test_a_loader_that_is_used_before_a_fork_serves_parent_and_child(pins: bool)
 
 
 def test_a_forked_child_has_no_block_of_its_parents() -> None:
-    ours = penstock.DataLoader(Rows(80), 8, num_workers=2)
+    ours = penstock.DataLoader(rows(80), 8, num_workers=2)
     list(ours)
     assert ours._executors.shared.counts()[1] > 0
     blocks = list(ours._executors.shared._blocks)
@@ -326,17 +319,9 @@ def bytes_of_blocks(ours: Any) -> int:
     return sum(block.nbytes for block in ours._executors.shared._blocks)
 
 
-class Sized(tud.Dataset[Any]):
-    """Samples whose rows have as many elements as `sizes` says."""
-
-    def __init__(self, sizes: list[int]) -> None:
-        self.sizes = sizes
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.full((self.sizes[index],), float(index))
+def of_sizes(sizes: list[int]) -> Made:
+    """Return a dataset whose sample i has sizes[i] elements."""
+    return Made(lambda index: torch.full((sizes[index],), float(index)), len(sizes))
 
 
 def most_bytes(ours: Any) -> int:
@@ -350,14 +335,14 @@ def most_bytes(ours: Any) -> int:
 
 def test_sizes_that_grow_keep_to_the_bound() -> None:
     sizes = [1 << 14] * 4 + [(1 << 14) + 700 * step for step in range(60)]
-    ours = penstock.DataLoader(Sized(sizes), 1, num_workers=2)
+    ours = penstock.DataLoader(of_sizes(sizes), 1, num_workers=2)
     largest = 4 * max(sizes)
     assert most_bytes(ours) <= (4 + MOST_KEPT) * largest * 9 // 8
 
 
 def test_one_large_batch_leaves_no_memory_behind() -> None:
     sizes = [1 << 13] * 30 + [1 << 20] + [1 << 13] * 60
-    ours = penstock.DataLoader(Sized(sizes), 1, num_workers=2, persistent_workers=True)
+    ours = penstock.DataLoader(of_sizes(sizes), 1, num_workers=2, persistent_workers=True)
     assert most_bytes(ours) > 4 << 20
     assert bytes_of_blocks(ours) <= (4 + MOST_KEPT) * (4 << 13) * 2
 
@@ -373,7 +358,7 @@ class Collating:
 
 
 def test_a_view_of_a_large_tensor_is_sent_without_the_rest() -> None:
-    ours = penstock.DataLoader(Rows(200), 8, num_workers=2, collate_fn=Collating())
+    ours = penstock.DataLoader(rows(200), 8, num_workers=2, collate_fn=Collating())
     for number, batch in enumerate(two_epochs(ours)):
         first = 8 * (number % 25)
         assert batch.tolist() == list(range(first, first + (1 << 13)))
@@ -388,22 +373,18 @@ def lazily(samples: list[Any]) -> Any:
 
 def test_tensors_that_are_conjugated_or_negated_lazily() -> None:
     """torch's own workers send such tensors without the note of how to read them: its caller's thread is the oracle."""
-    theirs = tud.DataLoader(Rows(24), 8, collate_fn=lazily)
-    ours = penstock.DataLoader(Rows(24), 8, num_workers=1, collate_fn=lazily)
+    theirs = tud.DataLoader(rows(24), 8, collate_fn=lazily)
+    ours = penstock.DataLoader(rows(24), 8, num_workers=1, collate_fn=lazily)
     for batch, expected in zip(ours, theirs, strict=True):
         for name, tensor in expected.items():
             assert torch.equal(batch[name], tensor)
 
 
-class ChannelsLast(Rows):
-    def __getitem__(self, index: int) -> Any:
-        return torch.full((1, 3, 40, 40), float(index)).to(memory_format=torch.channels_last)
-
-
 @pytest.mark.parametrize("method", ["process", "thread", "auto"])
 def test_samples_with_the_channels_last_make_contiguous_batches_as_torchs_workers_do(method: Any) -> None:
-    theirs = next(iter(tud.DataLoader(ChannelsLast(8), 4, num_workers=1)))
-    ours = next(iter(penstock.DataLoader(ChannelsLast(8), 4, num_workers=1, worker_method=method)))
+    samples = Made(lambda i: torch.full((1, 3, 40, 40), float(i)).to(memory_format=torch.channels_last), 8)
+    theirs = next(iter(tud.DataLoader(samples, 4, num_workers=1)))
+    ours = next(iter(penstock.DataLoader(samples, 4, num_workers=1, worker_method=method)))
     assert torch.equal(ours, theirs) and ours.stride() == theirs.stride()
 
 
@@ -416,7 +397,7 @@ def twice(samples: list[Any]) -> Any:
 
 def test_what_comes_twice_arrives_as_one() -> None:
     for made in (penstock.DataLoader, tud.DataLoader):
-        for batch in two_epochs(made(Rows(80), 8, num_workers=1, collate_fn=twice)):
+        for batch in two_epochs(made(rows(80), 8, num_workers=1, collate_fn=twice)):
             assert batch[0] is batch[1] is batch[4]["large"] and batch[2] is batch[3]
             assert batch[5] is batch[6] and batch[7] is batch[4] is batch[5][4]
 
@@ -428,12 +409,12 @@ def in_itself(samples: list[Any]) -> Any:
 
 
 def test_a_batch_that_holds_itself() -> None:
-    for batch in penstock.DataLoader(Rows(24), 8, num_workers=1, collate_fn=in_itself):
+    for batch in penstock.DataLoader(rows(24), 8, num_workers=1, collate_fn=in_itself):
         assert batch[1] is batch and bool((batch[0][:, 0, 0, 0] == batch[0][:, -1, -1, -1]).all())
 
 
 def test_the_end_of_a_loader_ends_its_blocks() -> None:
-    ours = penstock.DataLoader(Rows(80), 8, num_workers=2)
+    ours = penstock.DataLoader(rows(80), 8, num_workers=2)
     kept, *others = [images for images, _ in ours]
     others.clear()
     blocks = [weakref.ref(block) for block in ours._executors.shared._blocks]

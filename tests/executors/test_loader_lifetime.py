@@ -14,14 +14,15 @@ import pytest
 import torch
 import torch.utils.data as tud
 import torchvision
-from PIL import Image
 from torchvision import transforms as v1
 
 import penstock
 from penstock.sources.reading import read_image
 from penstock.system.cgroup import cgroup_quota
 from penstock.system.cpus import usable_cpus
+from tests.photos import grey_files
 from tests.python_processes import Program
+from tests.sample_datasets import tensor_files
 
 pytestmark = pytest.mark.native
 
@@ -32,19 +33,12 @@ def counting(size: int = 200, width: int = 2000) -> penstock.Arrays:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("tensors")
-    for i in range(60):
-        torch.save(torch.full((50, 50), float(i)), root / f"{i:02}.pt")
-    return root
+    return tensor_files(tmp_path_factory.mktemp("tensors"), 60, (50, 50))
 
 
 @pytest.fixture(scope="module")
 def pngs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("pngs")
-    (root / "only").mkdir()
-    for i in range(40):
-        Image.new("RGB", (9, 9), (i, i, i)).save(root / "only" / f"{i:02}.png")
-    return root
+    return grey_files(tmp_path_factory.mktemp("pngs"), 40)
 
 
 @pytest.mark.parametrize(
@@ -138,17 +132,10 @@ def test_cgroup_quota(tmp_path: Path, membership: str, limits: dict[str, str], c
     assert cgroup_quota(str(tmp_path / "nowhere"), str(tmp_path)) is None
 
 
-PREAMBLE = """
-import os, signal, sys
-import numpy as np, torch, penstock
-dataset = penstock.Arrays(np.arange(1000))
-loader = penstock.DataLoader(dataset, batch_size=10, num_workers=2)
-"""
-
-
 def test_ctrl_c_while_waiting(tmp_path: Path) -> None:
     script = """
-import threading
+import signal, sys, threading
+import torch, penstock
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs in the background ignore it
 gate = threading.Event()
 root = sys.argv[1]
@@ -162,7 +149,7 @@ except KeyboardInterrupt:
     print("interrupted", flush=True)
 gate.set()
 """
-    with Program(PREAMBLE + script, tmp_path) as process:
+    with Program(script, tmp_path) as process:
         assert process.stdout.readline() == "reading\n"
         process.send_signal(signal.SIGINT)
         assert process.stdout.readline() == "interrupted\n"
@@ -177,21 +164,16 @@ def test_inside_torchs_worker_processes(folder: Path) -> None:
     assert torch.equal(torch.cat(batches)[:, 0, 0], torch.arange(60.0))
 
 
-def test_timeout(folder: Path) -> None:
+def test_timeout(tmp_path: Path) -> None:
     gate = threading.Event()
-    dataset = penstock.TensorFolder(folder)
-    torch.save([torch.zeros(3)], folder / "zz.pt")
-    try:
-        slow = penstock.TensorFolder(folder, ids=["zz"])
-        slow.read = lambda position: (gate.wait(), torch.zeros(50, 50))[1]  # type: ignore[method-assign]
-        iterator = iter(penstock.DataLoader(slow, num_workers=1, timeout=0.2))
-        with pytest.raises(RuntimeError, match=r"timed out after 0\.2 seconds"):
-            next(iterator)
-        gate.set()
-        assert next(iterator).shape == (1, 50, 50)
-    finally:
-        (folder / "zz.pt").unlink()
-    assert len(dataset) == 60
+    torch.save([torch.zeros(3)], tmp_path / "zz.pt")
+    slow = penstock.TensorFolder(tmp_path)
+    slow.read = lambda position: (gate.wait(), torch.zeros(50, 50))[1]  # type: ignore[method-assign]
+    iterator = iter(penstock.DataLoader(slow, num_workers=1, timeout=0.2))
+    with pytest.raises(RuntimeError, match=r"timed out after 0\.2 seconds"):
+        next(iterator)
+    gate.set()
+    assert next(iterator).shape == (1, 50, 50)
 
 
 def test_a_sample_that_is_read_for_ever_is_named(pngs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from torchvision.transforms import v2
 import penstock
 from penstock.executors.workers import shared_memory
 from penstock.testing.bitwise import difference
+from tests.sample_datasets import Made
 
 SIZE, BATCH = 48, 4
 CONVERT = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.ToPureTensor()])
@@ -26,18 +27,9 @@ def picture(index: int) -> Image.Image:
     return Image.fromarray(np.full((*sides, 3), index, dtype=np.uint8))
 
 
-class Pictures(tud.Dataset[Any]):
-    """Sample i is what `make` returns of it and its picture, converted by torchvision."""
-
-    def __init__(self, make: Callable[[Any, int], Any] | None = None, size: int = SIZE) -> None:
-        self.make, self.size = make, size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> Any:
-        image = CONVERT(picture(index))
-        return (image, index) if self.make is None else self.make(image, index)
+def pictures(make: Callable[[Any, int], Any] = lambda image, index: (image, index), size: int = SIZE) -> Made:
+    """Return a dataset whose sample i is what `make` returns of it and its picture, converted by torchvision."""
+    return Made(lambda index: make(CONVERT(picture(index)), index), size)
 
 
 def as_columns(samples: list[Any]) -> Any:
@@ -53,40 +45,30 @@ def blocks(ours: Any) -> list[Any]:
     return list(ours._executors.shared._blocks)
 
 
-def with_mask(image: torch.Tensor, index: int) -> Any:
-    return image, {"mask": image[0] > 0.1, "boxes": torch.ones(index % 4, 4)}, str(index)
+MAKERS: dict[str, Callable[[torch.Tensor, int], Any]] = {
+    "as made": lambda image, i: (image, i),
+    "with mask": lambda image, i: (image, {"mask": image[0] > 0.1, "boxes": torch.ones(i % 4, 4)}, str(i)),
+    "copied": lambda image, i: (image * 2, i),
+    "with crop": lambda image, i: (image, image[:, :50], image),
+}
 
 
-def doubled(image: torch.Tensor, index: int) -> Any:
-    return image * 2, index
-
-
-def with_crop(image: torch.Tensor, index: int) -> Any:
-    return image, image[:, :50], image
-
-
-def as_list(samples: list[Any]) -> Any:
-    return samples
-
-
+@pytest.mark.parametrize("made", MAKERS)
 @pytest.mark.parametrize(
-    "make", [None, with_mask, doubled, with_crop], ids=lambda make: getattr(make, "__name__", "as made")
+    "options", [{}, {"collate_fn": lambda samples: samples, "batch_size": 11}, {"seed": 3}], ids=["", "list", "seed"]
 )
-@pytest.mark.parametrize(
-    "options", [{}, {"collate_fn": as_list, "batch_size": 11}, {"seed": 3}], ids=["", "list", "seed"]
-)
-def test_batches_are_torchs(make: Any, options: dict[str, Any]) -> None:
+def test_batches_are_torchs(made: str, options: dict[str, Any]) -> None:
     given = {name: value for name, value in options.items() if name != "seed"}
-    theirs = list(loader(Pictures(make), tud.DataLoader, **given))
-    ours = loader(Pictures(make), **options)
+    theirs = list(loader(pictures(MAKERS[made]), tud.DataLoader, **given))
+    ours = loader(pictures(MAKERS[made]), **options)
     for _ in range(3):
         for batch, expected in zip(ours, theirs, strict=True):
             assert difference(batch, expected) is None
 
 
-@pytest.mark.parametrize("make", [None, doubled], ids=["as made", "copied"])
-def test_memory_is_used_again_and_each_tensor_has_a_storage(make: Any) -> None:
-    ours = loader(Pictures(make))
+@pytest.mark.parametrize("made", ["as made", "copied"])
+def test_memory_is_used_again_and_each_tensor_has_a_storage(made: str) -> None:
+    ours = loader(pictures(MAKERS[made]))
     inside = 0
     for epoch in range(4):
         for images, _ in ours:
@@ -102,7 +84,7 @@ def test_memory_is_used_again_and_each_tensor_has_a_storage(make: Any) -> None:
 
 def test_an_image_that_is_kept_is_not_overwritten() -> None:
     kept: list[Any] = []
-    ours = loader(Pictures())
+    ours = loader(pictures())
     for images, labels in itertools.chain(ours, ours, ours):
         kept.append((images[-1], labels[-1]))
         del images
@@ -110,7 +92,7 @@ def test_an_image_that_is_kept_is_not_overwritten() -> None:
 
 
 def test_a_program_that_keeps_an_image_of_each_batch_keeps_little_else() -> None:
-    ours = loader(Pictures(size=160))
+    ours = loader(pictures(size=160))
     kept = [images[0] for images, _ in itertools.chain(ours, ours)]
     held = {
         id(one) for one in blocks(ours) for image in kept if one.address <= image.data_ptr() < one.address + one.nbytes
@@ -119,15 +101,15 @@ def test_a_program_that_keeps_an_image_of_each_batch_keeps_little_else() -> None
     assert all(torch.equal(image, CONVERT(picture(BATCH * (n % 40)))) for n, image in enumerate(kept))
 
 
-class Keeping(Pictures):
+class Keeping(Made):
     """Keeps each converted picture in its process, and says when one of them has changed."""
 
     def __init__(self, fails: int | None = None) -> None:
-        super().__init__()
+        super().__init__(self.keep, SIZE)
         self.fails = fails
         self.kept: dict[int, torch.Tensor] = {}
 
-    def __getitem__(self, index: int) -> Any:
+    def keep(self, index: int) -> Any:
         for known, image in self.kept.items():
             if not torch.equal(image, CONVERT(picture(known))):
                 raise AssertionError(f"picture {known} has changed")
@@ -161,13 +143,8 @@ def test_what_a_dataset_kept_of_a_batch_that_failed_is_its_own() -> None:
                 image.fill_(-1)
 
 
-class Growing(Pictures):
-    def __getitem__(self, index: int) -> Any:
-        return torch.full((100 * (index + 60),), float(index)), index
-
-
 def test_batches_that_grow() -> None:
-    ours = loader(Growing())
+    ours = loader(Made(lambda index: (torch.full((100 * (index + 60),), float(index)), index), SIZE))
     for _ in range(3):
         for images, labels in ours:
             assert [image.shape[0] for image in images] == [100 * (index + 60) for index in labels]
@@ -185,7 +162,7 @@ def kept_in_the_worker(samples: list[Any]) -> Any:
 
 
 def test_tensors_that_share_memory_do_so_where_they_arrive() -> None:
-    ours = loader(Pictures(), collate_fn=kept_in_the_worker)
+    ours = loader(pictures(), collate_fn=kept_in_the_worker)
     for _ in range(3):
         for batch, beginning, labels in ours:
             assert beginning.data_ptr() == batch.data_ptr()

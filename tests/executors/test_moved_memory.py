@@ -97,14 +97,14 @@ def test_storage_that_is_gone_raises_what_torch_raises():
 def test_images_in_memory_that_move():
     run("""
         for options in WAYS:
-            dataset = pictures("MNIST", torch.full((20_000, 28, 28), 9, dtype=torch.uint8))
+            dataset = pictures("MNIST", torch.full((3_000, 28, 28), 9, dtype=torch.uint8))
             batches = iter(DataLoader(dataset, batch_size=256, **options))
             next(batches)
             dataset.data.share_memory_()
             dataset.targets.share_memory_()
             assert all((images == 9).all() and (labels == 0).all() for images, labels in batches)
 
-            dataset = pictures("MNIST", torch.full((20_000, 28, 28), 9, dtype=torch.uint8))
+            dataset = pictures("MNIST", torch.full((3_000, 28, 28), 9, dtype=torch.uint8))
             batches = iter(DataLoader(dataset, batch_size=256, **options))
             next(batches)
             dataset.data.untyped_storage().resize_(0)
@@ -115,11 +115,11 @@ def test_images_in_memory_that_move():
             else:
                 raise AssertionError
 
-            dataset = pictures("CIFAR10", np.full((5_000, 32, 32, 3), 9, dtype=np.uint8))
+            dataset = pictures("CIFAR10", np.full((2_000, 32, 32, 3), 9, dtype=np.uint8))
             batches = iter(DataLoader(dataset, batch_size=256, **options))
             next(batches)
-            dataset.data.resize((15_000, 32, 32, 3), refcheck=False)
-            dataset.data[5_000:] = 9
+            dataset.data.resize((6_000, 32, 32, 3), refcheck=False)
+            dataset.data[2_000:] = 9
             for images, labels in batches:
                 assert (images == 9).all()
     """)
@@ -250,12 +250,12 @@ def test_memory_is_read_in_next_alone():
         def access(address, size, allowed):
             assert libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), 3 if allowed else 0) == 0
 
-        size = 4_096 * 4_096
+        size = 4_096 * 1_024
         values, address = pages(size)
         datasets = {
-            "tensors": (TensorDataset(values.view(16_384, 1_024)), 1),
-            "arrays": (penstock.Arrays(values.numpy().reshape(16_384, 1_024)), 1),
-            "images": (pictures("CIFAR10", values.numpy()[: 5_461 * 3_072].reshape(5_461, 32, 32, 3)), 1),
+            "tensors": (TensorDataset(values.view(4_096, 1_024)), 1),
+            "arrays": (penstock.Arrays(values.numpy().reshape(4_096, 1_024)), 1),
+            "images": (pictures("CIFAR10", values.numpy()[: 1_365 * 3_072].reshape(1_365, 32, 32, 3)), 1),
         }
         for name, (dataset, expected) in datasets.items():
             for options in [*WAYS, {"num_workers": 2, "persistent_workers": True}]:
@@ -267,7 +267,7 @@ def test_memory_is_read_in_next_alone():
                         time.sleep(0.002)  # threads that had work would read
                         assert (batch == expected).all(), (name, options, number)
                         access(address, size, True)
-                        if number == 8:
+                        if number == 4:
                             break
                     del batches
     """)
@@ -276,7 +276,7 @@ def test_memory_is_read_in_next_alone():
 def test_rows_are_those_of_the_call_that_asks_for_them():
     run("""
         for options in WAYS:
-            x = torch.ones(60_000, 64)
+            x = torch.ones(10_000, 64)
             batches = iter(DataLoader(TensorDataset(x), batch_size=256, **options))
             for number, (batch,) in enumerate(batches):
                 assert (batch == number + 1).all(), (options, number)
@@ -288,7 +288,7 @@ def test_memory_that_moves_before_its_first_batch():
     run("""
         for options in WAYS:
             for change in (lambda x: x.share_memory_(), lambda x: x.untyped_storage().resize_(2 * x.nbytes)):
-                x = torch.full((20_000, 28, 28), 9, dtype=torch.uint8)
+                x = torch.full((3_000, 28, 28), 9, dtype=torch.uint8)
                 for dataset in (TensorDataset(x), pictures("MNIST", x)):
                     batches = iter(DataLoader(dataset, batch_size=256, **options))
                     change(x)

@@ -14,6 +14,7 @@ import penstock._native as _native
 from penstock.recipe.reader import read
 from penstock.recipe.recipe import Recipe
 from tests import python_processes
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.native
 
@@ -34,14 +35,6 @@ def submit(pool, local, names=None, spec=None):
     return pool.submit(batch, [(rows, rows.ctypes.data, rows.nbytes, spec)])
 
 
-def until(condition):
-    """Return what condition() returns once it is true."""
-    end = time.monotonic() + SECONDS
-    while not (found := condition()):
-        assert time.monotonic() < end
-    return found
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 def test_busy_names_the_sample_that_is_read(tmp_path, threads):
     small, large = tmp_path / "small.jpg", tmp_path / "large.jpg"
@@ -53,15 +46,15 @@ def test_busy_names_the_sample_that_is_read(tmp_path, threads):
     quick = os.fsencode(small) + b"\0"
     first = submit(pool, range(3), quick * 3)
     assert pool.wait(first, SECONDS) == "done"
-    until(lambda: pool.busy() == [])  # a worker may not have looked up yet from the last sample
+    wait_until(lambda: pool.busy() == [])  # a worker may not have looked up yet from the last sample
     before = time.monotonic()
     number = submit(pool, range(3), quick + os.fsencode(large) + b"\0" + quick)
-    found = until(lambda: [one for one in pool.busy() if one[1] == 1])
+    found = wait_until(lambda: [one for one in pool.busy() if one[1] == 1])
     ((batch, position, seconds),) = found
     assert (batch, position) == (number, 1)
     assert 0 <= seconds <= time.monotonic() - before
     assert pool.wait(number, SECONDS) == "done"
-    until(lambda: pool.busy() == [])
+    wait_until(lambda: pool.busy() == [])
     pool.close()
     assert pool.busy() == []
 
@@ -83,7 +76,7 @@ def test_busy_while_samples_in_memory_are_gathered():
             pool.retire(number)
         return seen
 
-    assert until(look)
+    assert wait_until(look)
     pool.close()
 
 

@@ -12,6 +12,7 @@ import pytest
 import penstock._native as _native
 from tests.forking import assert_in_child
 from tests.native_testing import SlowTable
+from tests.reading import threads_named
 from tests.sample_datasets import tensor_files
 from tests.waiting import wait_until
 
@@ -52,13 +53,7 @@ def submit(pool: _native.Pool, samples: np.ndarray, spec: _native.Spec) -> tuple
 
 def threads_here() -> int:
     """Return how many threads of pools this process has."""
-    names = []
-    for task in Path("/proc/self/task").iterdir():
-        try:
-            names.append((task / "comm").read_text().strip())
-        except OSError:  # it has ended
-            continue
-    return names.count("penstock")
+    return threads_named("penstock")
 
 
 def test_the_number_is_one_at_least_and_all_at_the_most() -> None:

@@ -12,12 +12,12 @@ import os
 import random
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,8 @@ from penstock.executors.fetch import Fetch
 from penstock.executors.workers.processes import ProcessPass
 from penstock.executors.workers.progress import Board, WorkerStage
 from penstock.system.cgroup import Memory, memory
-from tests.resources import collect
+from tests.forking import assert_in_child
+from tests.resources import collect, run_script
 from tests.waiting import wait_until
 
 get_worker_info: Any = tud.get_worker_info
@@ -46,10 +47,6 @@ def kill() -> None:
 
 def crash() -> None:
     ctypes.string_at(0)
-
-
-def leave() -> None:
-    os._exit(3)
 
 
 def sleep_for_ever() -> None:
@@ -102,6 +99,28 @@ def loader_of(dataset: Any, **options: Any) -> tud.DataLoader[Any]:
 
 def first_column(batches: Any) -> list[list[int]]:
     return [batch[:, 0].tolist() for batch in batches]
+
+
+def whole(but: int | None = None) -> list[list[int]]:
+    """Return the batches of Numbers, but one."""
+    return [list(range(i, i + 4)) for i in range(0, SIZE, 4) if i != but]
+
+
+def is_gone(worker: Any) -> bool:
+    return multiprocessing.connection.wait([worker.sentinel], 0) != []
+
+
+def pids_of(iterator: ProcessPass) -> list[int]:
+    return [process.pid or 0 for process in iterator._workers]
+
+
+def kill_idle(iterator: ProcessPass) -> Any:
+    """Kill worker 0 when it has nothing to do, and return it."""
+    worker = iterator._workers[0]
+    wait_until(lambda: done_since(iterator) > 0.1)
+    os.kill(worker.pid or 0, signal.SIGKILL)
+    wait_until(lambda: is_gone(worker))
+    return worker
 
 
 def died(iterator: ProcessPass) -> str:
@@ -158,7 +177,7 @@ def test_tasks_carry_seed_and_epoch() -> None:
     iterator._reset(loader)
     tasks = list(iterator)
     assert {(task.seed, task.epoch) for task in tasks} == {(iterator._base_seed, 1)}
-    assert [task.given for task in tasks] == [list(range(i, i + 4)) for i in range(0, SIZE, 4)]
+    assert [task.given for task in tasks] == whole()
 
 
 class TaskFetch(Fetch):
@@ -192,7 +211,7 @@ def test_errors_are_raised_with_the_workers_traceback_and_the_pass_goes_on() -> 
     batches = [next(iterator) for _ in range(3)]
     with pytest.raises(KeyError, match=r"(?s)Caught KeyError in DataLoader worker process 1.*in __getitem__.*fail"):
         next(iterator)
-    assert first_column(batches + list(iterator)) == [list(range(i, i + 4)) for i in (0, 4, 8, 16, 20)]
+    assert first_column(batches + list(iterator)) == whole(but=12)
 
 
 def fail_to_start(worker: int) -> None:
@@ -227,10 +246,8 @@ def big_arrays(samples: list[torch.Tensor]) -> list[np.ndarray]:
 
 
 def test_messages_larger_than_the_pipe() -> None:
-    batches = list(processes(loader_of(Numbers(), collate_fn=big_arrays)))
-    assert [[int(array[-1]) for array in batch] for batch in batches] == [
-        list(range(i, i + 4)) for i in range(0, SIZE, 4)
-    ]
+    batches = processes(loader_of(Numbers(), collate_fn=big_arrays))
+    assert [[int(array[-1]) for array in batch] for batch in batches] == whole()
 
 
 def test_map_datapipes_are_sharded_as_torch_does() -> None:
@@ -245,21 +262,21 @@ def test_iterable_datasets_stay_torchs(persistent: bool) -> None:
     iterator = processes(loader)
     assert first_column(iterator) == first_column(loader)
     if persistent:
-        pids = [process.pid for process in iterator._workers]
+        pids = pids_of(iterator)
         iterator._reset(loader)
         assert first_column(iterator) == first_column(loader)
-        assert [process.pid for process in iterator._workers] == pids
+        assert pids_of(iterator) == pids
     loader._iterator = None
 
 
 def test_persistent_workers_after_an_early_break() -> None:
     loader = loader_of(Numbers(), persistent_workers=True)
     iterator = processes(loader)
-    pids = [process.pid for process in iterator._workers]
+    pids = pids_of(iterator)
     next(iterator)
     iterator._reset(loader)
     assert len(list(iterator)) == 6
-    assert [process.pid for process in iterator._workers] == pids
+    assert pids_of(iterator) == pids
     assert iterator.reusable
 
 
@@ -278,7 +295,12 @@ def done_since(iterator: ProcessPass) -> float:
         (kill, r"DataLoader worker \(pid \d+\) is killed by signal: Killed\.", "SIGKILL", False),
         (crash, r"DataLoader worker \(pid \d+\) is killed by signal: Segmentation fault\.", "SIGSEGV", True),
         (os.abort, r"DataLoader worker \(pid \d+\) is killed by signal: Aborted\.", "SIGABRT", True),
-        (leave, r"DataLoader worker \(pid \d+\) exited unexpectedly with exit code 3\.", "exit code 3", False),
+        (
+            partial(os._exit, 3),
+            r"DataLoader worker \(pid \d+\) exited unexpectedly with exit code 3\.",
+            "exit code 3",
+            False,
+        ),
         (sys.exit, r"DataLoader worker \(pid\(s\) \d+\) exited unexpectedly\.", "exit code 0", False),
     ],
     ids=["SIGKILL", "segmentation fault", "abort", "os._exit", "sys.exit"],
@@ -295,7 +317,7 @@ def test_a_dead_worker_is_named(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where no other process makes folders
     folders = sockets_folders()
     iterator = processes(loader_of(Numbers(what)))
-    pids = [process.pid or 0 for process in iterator._workers]
+    pids = pids_of(iterator)
     got: list[Any] = []
     with pytest.raises(WorkerDied, match=torchs) as caught:
         got.extend(iterator)
@@ -308,7 +330,7 @@ def test_a_dead_worker_is_named(
     assert (
         f'test_processes.py", line {Numbers.__getitem__.__code__.co_firstlineno + 2} in __getitem__' in text
     ) == stack
-    assert first_column(got) == [list(range(i, i + 4)) for i in range(0, 4 * len(got), 4)]
+    assert first_column(got) == whole()[: len(got)]
     assert left_by(pids) == []
     assert sockets_folders() <= folders
     with pytest.raises(WorkerDied, match="make a new one"):
@@ -323,18 +345,23 @@ def die_when_collating(samples: Any) -> Any:
     return torch.stack(samples)
 
 
-def test_dead_in_collate() -> None:
-    text = died(processes(loader_of(Numbers(), collate_fn=die_when_collating)))
-    assert ", in collate_fn, begun " in text
-
-
 def die_at_start(worker: int) -> None:
     if worker == 1:
-        leave()
+        os._exit(3)
 
 
-def test_dead_at_the_start() -> None:
-    assert ", in worker_init_fn, begun " in died(processes(loader_of(Numbers(), worker_init_fn=die_at_start)))
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"collate_fn": die_when_collating}, ", in collate_fn, begun "),
+        ({"worker_init_fn": die_at_start}, ", in worker_init_fn, begun "),
+        ({"at_bad": kill, "in_order": False}, f"sample 'id-{BAD}'"),
+    ],
+    ids=["collate", "start", "out of order"],
+)
+def test_what_a_dead_worker_did(options: dict[str, Any], words: str) -> None:
+    numbers = Numbers(options.get("at_bad"))
+    assert words in died(processes(loader_of(numbers, **{k: v for k, v in options.items() if k != "at_bad"})))
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -343,10 +370,7 @@ def test_killed_while_idle(persistent: bool) -> None:
     loader = loader_of(Numbers(), persistent_workers=persistent)
     iterator = processes(loader)
     next(iterator)
-    worker = iterator._workers[0]
-    wait_until(lambda: done_since(iterator) > 0.1)
-    os.kill(worker.pid or 0, signal.SIGKILL)
-    wait_until(lambda: multiprocessing.connection.wait([worker.sentinel], 0) != [])
+    worker = kill_idle(iterator)
     text = died(iterator)
     assert "sending a batch or waiting for work" in text
     assert str(worker.pid) in text
@@ -358,11 +382,8 @@ def plain(samples: list[torch.Tensor]) -> list[int]:
 
 def test_what_is_in_the_queue_already_is_handed_out() -> None:
     iterator = processes(loader_of(Numbers(), num_workers=1, prefetch_factor=6, collate_fn=plain))
-    worker = iterator._workers[0]
-    wait_until(lambda: done_since(iterator) > 0.1)
-    os.kill(worker.pid or 0, signal.SIGKILL)
-    wait_until(lambda: multiprocessing.connection.wait([worker.sentinel], 0) != [])
-    assert list(iterator) == [list(range(i, i + 4)) for i in range(0, SIZE, 4)]
+    kill_idle(iterator)
+    assert list(iterator) == whole()
 
 
 @pytest.mark.parametrize("in_order", [True, False])
@@ -372,7 +393,7 @@ def test_no_pass_goes_on_for_long_without_its_dead(in_order: bool) -> None:
     next(iterator)
     worker = iterator._workers[0]
     os.kill(worker.pid or 0, signal.SIGKILL)
-    wait_until(lambda: multiprocessing.connection.wait([worker.sentinel], 0) != [])
+    wait_until(lambda: is_gone(worker))
     got: list[Any] = []
     with pytest.raises(WorkerDied):
         got.extend(iterator)
@@ -394,15 +415,8 @@ print(*(process.pid for process in iterator._workers))
 
 
 def test_a_program_that_ends_amid_a_pass_leaves_nothing(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", SCRIPT],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
-    assert done.stderr == ""
+    done = run_script(SCRIPT, env={**os.environ, "TMPDIR": str(tmp_path)})
+    assert (done.returncode, done.stderr) == (0, "")
     assert left_by([int(pid) for pid in done.stdout.split()]) == []
     assert os.listdir(tmp_path) == []
 
@@ -419,17 +433,12 @@ def test_persistent_worker_killed_between_passes() -> None:
 
 def test_several_dead_are_all_named() -> None:
     iterator = processes(loader_of(Numbers()))
-    pids = [process.pid or 0 for process in iterator._workers]
+    pids = pids_of(iterator)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: len(multiprocessing.connection.wait([p.sentinel for p in iterator._workers], 0)) == 2)
+    wait_until(lambda: all(map(is_gone, iterator._workers)))
     text = died(iterator)
     assert all(f"(pid {pid}) ended by SIGKILL" in text for pid in pids)
-
-
-def test_out_of_order() -> None:
-    text = died(processes(loader_of(Numbers(kill), in_order=False)))
-    assert f"sample 'id-{BAD}'" in text
 
 
 def test_iterable() -> None:
@@ -451,7 +460,7 @@ def test_killed_while_sending() -> None:
     iterator = processes(loader_of(Numbers(), collate_fn=half_a_message))
     pid = iterator._workers[1].pid
     assert iterator._context.results._reader.poll(10)
-    wait_until(lambda: multiprocessing.connection.wait([iterator._workers[1].sentinel], 0) != [])
+    wait_until(lambda: is_gone(iterator._workers[1]))
     assert f"(pid {pid}) ended by SIGKILL" in died(iterator)
 
 
@@ -460,7 +469,7 @@ def test_killed_at_any_time(seed: int) -> None:
     chance = random.Random(seed)
     loader = loader_of(Numbers(), collate_fn=[None, big_arrays][seed % 2], sampler=iter(lambda: 1, 0))
     iterator = processes(loader)
-    pids = [process.pid or 0 for process in iterator._workers]
+    pids = pids_of(iterator)
     killer = threading.Timer(chance.random() * 0.2, os.kill, (chance.choice(pids), signal.SIGKILL))
     killer.start()
     started = time.monotonic()
@@ -472,7 +481,7 @@ def test_killed_at_any_time(seed: int) -> None:
 
 def test_dropped_with_a_dead_worker() -> None:
     iterator = processes(loader_of(Numbers()))
-    pids = [process.pid or 0 for process in iterator._workers]
+    pids = pids_of(iterator)
     next(iterator)
     os.kill(pids[1], signal.SIGKILL)
     started = time.monotonic()
@@ -493,7 +502,7 @@ def test_no_reader_is_left_for_large_indices() -> None:
 def test_other_start_methods(method: str) -> None:
     loader = loader_of(Numbers(kill), num_workers=1, multiprocessing_context=method)
     iterator = processes(loader)
-    pids = [process.pid or 0 for process in iterator._workers]
+    pids = pids_of(iterator)
     text = died(iterator)
     assert f"is killed by signal: Killed.\nWorker 0 (pid {pids[0]}) ended by SIGKILL" in text
     assert f"sample 'id-{BAD}'" in text
@@ -505,7 +514,7 @@ def test_other_start_methods(method: str) -> None:
 
 def test_a_stuck_worker_is_named_with_its_stack() -> None:
     iterator = processes(loader_of(Numbers(sleep_for_ever), timeout=0.3))
-    pids = [process.pid or 0 for process in iterator._workers]
+    pids = pids_of(iterator)
     got: list[Any] = []
     text = stuck(iterator, got)
     assert text.startswith("DataLoader timed out after 0.3 seconds.\n")
@@ -549,7 +558,7 @@ def ignore_sigterm(worker: int) -> None:
 def test_stuck_and_deaf() -> None:
     loader = loader_of(Numbers(sleep_for_ever, bad=0), worker_init_fn=ignore_sigterm, timeout=0.3)
     iterator = processes(loader)
-    pids = [process.pid or 0 for process in iterator._workers]
+    pids = pids_of(iterator)
     stuck(iterator, [])
     del iterator
     gc.collect()
@@ -588,7 +597,7 @@ def test_stuck_before_the_pinning_thread() -> None:
 @pytest.mark.usefixtures("pinning")
 def test_pinned_batches_are_torchs() -> None:
     iterator = processes(loader_of(Numbers(), pin_memory=True))
-    assert first_column(iterator) == [list(range(i, i + 4)) for i in range(0, SIZE, 4)]
+    assert first_column(iterator) == whole()
 
 
 # The board and the cgroup.
@@ -599,73 +608,62 @@ class Untold:
         raise RuntimeError("no text")
 
 
-RECORDS = [
-    (7, False),
-    (8, False),
-    (9, False),
-    ("größer", True),
-    ("x" * 440, False),
-    ("('a', 3)", False),
-    (str(1 << 70), False),
-    ("[1, 1, 1, 1, 1, 1, 1, 1, ...]", False),
-    ("<Untold instance", False),
-    (None, False),
+#: What is recorded of an index: the number or its text, and whether that is all of it.
+RECORDS: list[tuple[Any, Any, bool]] = [
+    (7, 7, False),
+    (np.int64(8), 8, False),
+    (torch.tensor(9), 9, False),
+    ("größer", "größer", True),
+    ("x" * 1000, "x" * 440, False),
+    (("a", 3), "('a', 3)", False),
+    (1 << 70, str(1 << 70), False),
+    ([1] * 99, "[1, 1, 1, 1, 1, 1, 1, 1, ...]", False),
+    (Untold(), "<Untold instance", False),
+    (None, None, False),
 ]
 
 
-def test_the_record_of_an_index_is_the_index_or_its_text() -> None:
-    board = Board(2)
-    child = os.fork()
-    if child == 0:
-        begin, _ = board.report(1)
-        found = []
-        for index in (
-            7,
-            np.int64(8),
-            torch.tensor(9),
-            "größer",
-            "x" * 1000,
-            ("a", 3),
-            1 << 70,
-            [1] * 99,
-            Untold(),
-            None,
-        ):
-            begin(WorkerStage.GETITEM, index)
-            record = board.progress(1)
-            found.append(
-                (re.sub(" at 0x.*", "", record.index) if isinstance(record.index, str) else record.index, record.exact)
-            )
-        os._exit(0 if found == RECORDS else 1)
+@contextlib.contextmanager
+def board_of(workers: int, reporting: int) -> Iterator[Board]:
+    board = Board(workers)
     try:
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert (board.progress(1).stage, board.progress(1).index) == (WorkerStage.GETITEM, None)
-        assert board.progress(0).stage is WorkerStage.STARTING
+        yield board
         with contextlib.suppress(OSError):
-            os.rmdir(board.folder(1))
+            os.rmdir(board.folder(reporting))
     finally:
         board.close()
         board.close()
+
+
+def test_the_record_of_an_index_is_the_index_or_its_text() -> None:
+    with board_of(2, 1) as board:
+
+        def check() -> None:
+            begin, _ = board.report(1)
+            for index, noted, exact in RECORDS:
+                begin(WorkerStage.GETITEM, index)
+                record = board.progress(1)
+                said = re.sub(" at 0x.*", "", record.index) if isinstance(record.index, str) else record.index
+                assert (said, record.exact) == (noted, exact)
+
+        assert_in_child(check)
+        assert (board.progress(1).stage, board.progress(1).index) == (WorkerStage.GETITEM, None)
+        assert board.progress(0).stage is WorkerStage.STARTING
 
 
 def test_the_indices_of_a_batch_are_noted_one_by_one() -> None:
-    board = Board(1)
-    child = os.fork()
-    if child == 0:
-        _, each = board.report(0)
-        indices = [7, 8, "a", "b", 9, 1 << 70, np.int64(10), -1, None, 11]
-        found = [board.progress(0).index for _ in each(indices)]
-        unsized = [board.progress(0).index for _ in each(iter(range(3)))]
-        noted = [7, 8, "a", "b", 9, str(1 << 70), 10, -1, None, 11]
-        os._exit(0 if (found, unsized) == (noted, [0, 1, 2]) else 1)
-    try:
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with board_of(1, 0) as board:
+
+        def check() -> None:
+            _, each = board.report(0)
+            indices = [7, 8, "a", "b", 9, 1 << 70, np.int64(10), -1, None, 11]
+            noted = [7, 8, "a", "b", 9, str(1 << 70), 10, -1, None, 11]
+            assert [board.progress(0).index for _ in each(indices)] == noted
+            assert [board.progress(0).index for _ in each(iter(range(3)))] == [0, 1, 2]
+
+        assert_in_child(check)
         counted = {str(stage): samples for stage, _, samples, _ in board.stages()}
         assert counted["getitem"] == 10
-        with contextlib.suppress(OSError):
-            os.rmdir(board.folder(0))
-    finally:
-        board.close()
 
 
 @pytest.mark.parametrize(

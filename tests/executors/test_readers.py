@@ -1,4 +1,4 @@
-"""Readers bring files ahead of the workers where reads block: same batches, same errors, and nothing left behind."""
+"""Readers bring files ahead of native and of Python's threads where reads block: the same batches, the same errors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import gc
 import os
 import threading
 import time
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,93 +20,139 @@ import penstock
 import penstock._native as _native
 from penstock.errors import WorkerStuck
 from penstock.executors.workers import native as crew
+from penstock.sources import reading
 from tests.forking import assert_in_child
-from tests.reading import assert_read_ahead, readers, save_tensors
+from tests.reading import assert_read_ahead, readers
 from tests.same import assert_same, assert_same_batches, outcomes
+from tests.sample_datasets import Order, tensor_files
+from tests.values import resumed
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.native
 
-SIZE = 900
+SIZE = 500
+
+
+class Way(NamedTuple):
+    """Who has the readers: native threads, or threads that call a transform in Python."""
+
+    transform: Any
+    options: dict[str, Any]
+    starts: tuple[str, str]
+    """The class of the native core that has readers, and its method that starts them."""
+
+    def tensors(self, root, **options):
+        return penstock.TensorFolder(str(root), **{"transform": self.transform, **options})
+
+    def loader(self, dataset, **options):
+        """Return a loader of a dataset, or of a folder of tensors."""
+        dataset = self.tensors(dataset) if isinstance(dataset, Path) else dataset
+        return penstock.DataLoader(dataset, **{"batch_size": 8, "num_workers": 2, **self.options, **options})
+
+    def theirs(self, root, **options):
+        """Return the batches of torch's loader."""
+        return list(tud.DataLoader(self.tensors(root), **{"batch_size": 8, **options}))
+
+
+NATIVE = Way(None, {}, ("Pool", "start_readers"))
+THREADS = Way(torch.neg, {"worker_method": "thread"}, ("FileReaders", "start"))
+
+
+@pytest.fixture(params=[NATIVE, THREADS], ids=["native", "threads"])
+def way(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return save_tensors(tmp_path_factory.mktemp("tensors"), SIZE)
+    return tensor_files(tmp_path_factory.mktemp("tensors"), SIZE, (10, 50), "{:03}")
 
 
-@pytest.fixture
-def started(monkeypatch):
+def start_readers(way, monkeypatch):
     """Have readers at the start of each pass, though nothing blocks."""
-    real = _native.Pool
+    name, start = way.starts
+    real = getattr(_native, name)
 
-    def pool(*arguments):
+    def started(*arguments):
         made = real(*arguments)
-        made.start_readers()
+        getattr(made, start)()
         return made
 
-    monkeypatch.setattr(_native, "Pool", pool)
+    monkeypatch.setattr(_native, name, started)
 
 
-def tensors(folder, **options):
-    return penstock.TensorFolder(str(folder), **options)
+def to_array(image):
+    return torch.from_numpy(np.asarray(image).copy())
 
 
-def loader(folder, **options):
-    return penstock.DataLoader(tensors(folder), **{"batch_size": 8, "num_workers": 2, **options})
+def of_readers(tables):
+    """Return the table that readers open files of: several at a time."""
+    return max(tables, key=lambda table: table.deepest())
+
+
+def assert_some_ahead(loader):
+    reading = loader.stats().reading
+    assert reading.ahead + reading.awaited > 0, reading
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 64])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_batches_are_those_of_torchs_loader(slow, folder, batch_size, shuffle):
+def test_batches_are_those_of_torchs_loader(way, slow, folder, batch_size, shuffle):
     options = {"batch_size": batch_size, "shuffle": shuffle}
     torch.manual_seed(3)
-    theirs = list(tud.DataLoader(tensors(folder), **options))
+    theirs = way.theirs(folder, **options)
     torch.manual_seed(3)
-    ours = loader(folder, **options)
+    ours = way.loader(folder, **options)
     assert_same(list(ours), theirs)
-    assert_read_ahead(ours)
-    first = batch_size  # of unknown shape: the first batch is filled twice
-    assert sorted(slow[-1].opened())[: SIZE - first] == [1] * (SIZE - first)
+    counts, stages = assert_read_ahead(ours), ours.stats().stages
+    assert stages["read_ahead"].samples >= counts.ahead + counts.awaited == stages["wait"].samples
+    assert "reading  up to " in ours.explain()
+    if way is NATIVE:
+        first = batch_size  # of unknown shape: the first batch is filled twice
+        assert sorted(of_readers(slow).opened())[: SIZE - first] == [1] * (SIZE - first)
 
 
 @pytest.mark.parametrize("kind", [torchvision.datasets.ImageFolder, penstock.ImageFolder])
-def test_photos_are_those_of_torchs_loader(started, photos, kind):
-    dataset = kind(str(photos), v1.Compose([v1.Resize((16, 16)), v1.ToTensor()]))
-    ours = penstock.DataLoader(dataset, batch_size=4, num_workers=2)
+@pytest.mark.parametrize(
+    ("way", "transform"),
+    [
+        (NATIVE, v1.Compose([v1.Resize((16, 16)), v1.ToTensor()])),
+        *((THREADS, step) for step in (to_array, v1.Compose([v1.CenterCrop(20), to_array]), v1.Compose([to_array]))),
+    ],
+)
+def test_photos_are_those_of_torchs_loader(photos, kind, way, transform, monkeypatch):
+    start_readers(way, monkeypatch)
+    dataset = kind(str(photos), transform, target_transform=None if way is NATIVE else lambda label: label * 2)
+    ours = way.loader(dataset, batch_size=4)
     assert_same_batches(ours, tud.DataLoader(dataset, batch_size=4))
-    reading = ours.stats().reading
-    assert reading.ahead + reading.awaited > 0, reading
-    assert sum(ours.stats().read_by_python.values()) == 12
+    assert_some_ahead(ours)
+    assert sum(ours.stats().read_by_python.values()) == 12 or way is THREADS
 
 
-def test_there_are_no_readers_where_nothing_blocks_or_no_worker_is(folder, slow):
-    alone = loader(folder, num_workers=0)
+def test_there_are_no_readers_where_nothing_blocks_or_no_worker_is(way, folder, slow):
+    alone = way.loader(way.tensors(folder, ids=[f"{i:03}" for i in range(120)]), num_workers=0)
     assert len(list(alone)) == len(alone)
-    rows = penstock.Arrays(np.zeros((5_000, 10), np.float32))
-    memory = penstock.DataLoader(rows, batch_size=8, num_workers=2)
+    memory = way.loader(penstock.Arrays(np.zeros((5_000, 10), np.float32)))
     assert len(list(memory)) == len(memory)
     assert alone.stats().reading.deepest == memory.stats().reading.deepest == 0
-    assert "reading" not in alone.explain() + memory.explain()
+    assert ("reading" if way is NATIVE else "reading  up to") not in alone.explain() + memory.explain()
 
 
 def test_stats_and_explain_tell_what_readers_brought(slow, folder):
-    ours = loader(folder)
+    ours = NATIVE.loader(folder)
     list(ours)
     reading = assert_read_ahead(ours)
     assert reading.depth == 0
-    assert (
-        0.9 * reading.seen <= reading.blocked <= reading.seen
-    )  # a busy machine may wake a thread before it is seen to sleep
+    # A busy machine may wake a thread before it is seen to sleep.
+    assert 0.9 * reading.seen <= reading.blocked <= reading.seen
     assert reading.bytes > 0 < reading.most_held
     stages = ours.stats().stages
     assert stages["read_ahead"].samples == reading.ahead + reading.awaited == stages["wait"].samples
-    assert "reading  up to " in ours.explain()
 
 
 def test_readers_record_each_file(slow, folder):
     spans = []
-    ours = loader(folder)
+    ours = NATIVE.loader(folder)
     stop = ours.record_spans(lambda *piece: spans.append(piece))
     began = time.perf_counter()
     for _ in ours:
@@ -120,7 +168,7 @@ def test_readers_record_each_file(slow, folder):
 
 
 def test_readers_cease_where_reads_cease_to_block(slow, folder):
-    ours = loader(folder, batch_size=2)
+    ours = NATIVE.loader(folder, batch_size=2)
     depths = []
     for i, _ in enumerate(ours):
         if i == 60:
@@ -131,51 +179,102 @@ def test_readers_cease_where_reads_cease_to_block(slow, folder):
     assert_read_ahead(ours)
 
 
+@pytest.fixture
+def opened(monkeypatch):
+    """Return a list that grows by each file of a penstock.ImageFolder that Python opens for Pillow."""
+    opened = []
+
+    def open_sample(*given):
+        opened.append(given)
+        return reading.open_sample(*given)
+
+    monkeypatch.setattr("penstock.sources.image_folder.open_sample", open_sample)
+    return opened
+
+
+def test_what_pillow_decodes_is_not_opened_a_second_time(slow, photos, opened):
+    ours = THREADS.loader(penstock.ImageFolder(str(photos), to_array), batch_size=4, shuffle=True, seed=1)
+    assert sum(len(labels) for _, labels in ours) == 120
+    assert_read_ahead(ours)
+    assert len(opened) <= 4  # before readers were at work; of 12
+
+
+def negated(loader):
+    return sorted(float(x[0, 0]) for batch in loader for x in batch)
+
+
+def test_parts_of_several_folders(slow, folder):
+    part = tud.Subset(THREADS.tensors(folder), [5, -3, 5, 8] * 50)
+    ours = THREADS.loader(tud.ConcatDataset([THREADS.tensors(folder), part]), shuffle=True, seed=4, batch_size=5)
+    assert negated(ours) == sorted([-float(i) for i in range(SIZE)] + [-5.0, 3.0 - SIZE, -5.0, -8.0] * 50)
+    assert_read_ahead(ours)
+
+
+def test_samples_that_come_twice(slow, folder):
+    indices = [7, 7, 3] * 100
+    ours = THREADS.loader(folder, sampler=indices)
+    assert_same_batches(ours, tud.DataLoader(THREADS.tensors(folder), sampler=indices, batch_size=8))
+    assert_read_ahead(ours)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_persistent_threads(slow, folder, shared):
+    ours = THREADS.loader(folder, persistent_workers=True, share_dataset=shared, seed=2, shuffle=True)
+    for _ in range(3):
+        assert negated(ours) == sorted(-float(i) for i in range(SIZE))
+    reading = assert_read_ahead(ours)
+    assert reading.ahead + reading.awaited > 2 * SIZE
+
+
 # --- errors -------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def broken_or_fifo(broken):
+@pytest.mark.parametrize("replaced", [False, True])
+def test_errors_and_replaced_samples_are_those_without_readers(way, broken, replaced, request):
     root, ids = broken
-    (root / "085.pt").unlink()
-    os.mkfifo(root / "085.pt")
-    return root, ids
+    if way is NATIVE:
+        (root / "085.pt").unlink()
+        os.mkfifo(root / "085.pt")
+    elif replaced:
+        ids.remove("090")
+    how = penstock.Replace() if way is NATIVE else penstock.Replace(max_share=0.2)
+    options = {"on_error": how, "seed": 1} if replaced else {}
 
+    def results():
+        return outcomes(way.loader(way.tensors(root, ids=ids), batch_size=4, **options))
 
-def results(root, ids, **options):
-    return outcomes(penstock.DataLoader(tensors(root, ids=ids), batch_size=4, num_workers=2, **options))
-
-
-def test_errors_are_those_without_readers(broken_or_fifo, request):
-    root, ids = broken_or_fifo
-    expected = results(root, ids)
+    expected = results()
     slow = request.getfixturevalue("slow")
-    assert_same(results(root, ids), expected)
-    assert sum(isinstance(one, tuple) for one in expected) == 7
-    assert slow[-1].deepest() > 2
+    assert_same(results(), expected)
+    assert replaced or sum(isinstance(one, tuple) for one in expected) == (7 if way is NATIVE else 6)
+    assert of_readers(slow).deepest() > 2
 
 
-def test_bad_samples_are_replaced_as_without_readers(broken_or_fifo, request):
-    root, ids = broken_or_fifo
-    expected = results(root, ids, on_error=penstock.Replace(), seed=1)
-    slow = request.getfixturevalue("slow")
-    assert_same(results(root, ids, on_error=penstock.Replace(), seed=1), expected)
-    assert slow[-1].deepest() > 2
+def test_an_error_of_the_transform_is_that_of_torchs_loader(photos, monkeypatch):
+    start_readers(THREADS, monkeypatch)
+
+    def refusing(image):
+        if image.getpixel((0, 0))[0] < 128:
+            raise KeyError("dark")
+        return to_array(image)
+
+    with pytest.raises(KeyError, match="dark"):
+        list(THREADS.loader(penstock.ImageFolder(str(photos), refusing)))
 
 
-def test_a_file_that_is_replaced_meanwhile_is_one_of_the_two(slow, tmp_path):
-    for i in range(900):
+def test_a_file_that_is_replaced_meanwhile_is_one_of_the_two(way, slow, tmp_path):
+    for i in range(SIZE):
         torch.save(torch.full((100,), 1.0), tmp_path / f"{i:03}.pt")
-    ours = loader(tmp_path, batch_size=2)
+    ours = way.loader(tmp_path, batch_size=2)
     seen = set()
     for number, batch in enumerate(ours):
-        if number == 50:
-            for i in range(900):
+        if number == 30:
+            for i in range(SIZE):
                 torch.save(torch.full((100,), 2.0), tmp_path / "new")
                 os.replace(tmp_path / "new", tmp_path / f"{i:03}.pt")
         for sample in batch:
             assert len(sample.unique()) == 1
-            seen.add(float(sample[0]))
+            seen.add(abs(float(sample[0])))
     assert seen == {1.0, 2.0}
     assert_read_ahead(ours)
 
@@ -183,124 +282,148 @@ def test_a_file_that_is_replaced_meanwhile_is_one_of_the_two(slow, tmp_path):
 # --- bounds -------------------------------------------------------------------------------------------------------
 
 
-def test_bytes_held_ahead_are_bounded_and_a_larger_file_is_read(slow, tmp_path, monkeypatch):
+def test_bytes_held_ahead_are_bounded_and_a_larger_file_is_read(way, slow, tmp_path, monkeypatch):
     for i in range(150):
         torch.save(torch.full((100_000 if i % 50 == 49 else 1_000,), float(i)), tmp_path / f"{i:03}.pt")
     monkeypatch.setattr(crew, "READ_AHEAD_BYTES", 60_000)
-    ours = loader(tmp_path, batch_size=1)
-    assert_same(list(ours), list(tud.DataLoader(tensors(tmp_path), batch_size=1)))
+    ours = way.loader(tmp_path, batch_size=1)
+    assert_same(list(ours), way.theirs(tmp_path, batch_size=1))
     assert assert_read_ahead(ours).most_held <= 60_000
 
 
-def test_a_sampler_of_the_users_is_asked_no_further_ahead(slow, folder):
-    class Own(tud.Sampler):
-        given = 0
-
-        def __iter__(self):
-            for i in range(SIZE):
-                self.given = i + 1
-                yield i
-
-        def __len__(self):
-            return SIZE
-
-    sampler = Own()
-    ours = loader(folder, batch_size=2, sampler=sampler, prefetch_factor=2)
+def test_a_sampler_of_the_users_is_asked_no_further_ahead(way, slow, folder):
+    sampler = Order(range(SIZE))
+    ours = way.loader(folder, batch_size=2, sampler=sampler, prefetch_factor=2)
     for number, _ in enumerate(ours, 1):
-        assert sampler.given <= 2 * (number + 2 * 2 + 1)
-    assert_read_ahead(ours)
+        assert sampler.asked <= 2 * (number + 2 * 2 + 1)
+    if way is NATIVE:
+        assert_read_ahead(ours)
 
 
 # --- ends ---------------------------------------------------------------------------------------------------------
 
 
-def test_readers_end_with_a_pass_that_is_left(slow, folder):
+def test_readers_end_with_a_pass(way, slow, folder):
     gc.collect()
     before = readers()
-    ours = loader(folder)
-    for _ in range(3):
+    ours = way.loader(folder)
+    for end in ("dropped", "closed", "dropped again", "gone through"):
         batches = iter(ours)
         for _ in range(15):
             next(batches)
-        assert readers() > before
+        assert readers() > before, end
+        if end == "closed":
+            batches.close()
+        elif end == "gone through":
+            assert len(list(batches)) == len(ours) - 15
         del batches
         gc.collect()
         wait_until(lambda: readers() == before)
 
 
-def test_a_blocked_read_holds_nobody_up(slow, folder):
+def test_a_blocked_read_holds_nobody_up(way, slow, folder):
     gc.collect()
     before = readers()
-    batches = iter(loader(folder))
+    batches = iter(way.loader(folder))
     for _ in range(15):
         next(batches)
-    table = slow[-1]
+    table = of_readers(slow)
     table.shut()
     for _ in range(3):  # they have been brought; readers go on to those behind what they knew
         next(batches)
     wait_until(lambda: table.waiting() > 0)
     closing = threading.Thread(target=batches.close)
     closing.start()
-    closing.join(30)
+    closing.join(60)
     assert not closing.is_alive()
-    slow.clear()
-    del batches
-    gc.collect()
-    assert readers() > before  # at their read still
-    assert table.waiting() > 0
-    table.release()
+    if way is NATIVE:
+        slow.clear()
+        del batches
+        gc.collect()
+        assert readers() > before and table.waiting() > 0  # at their read still
+        table.release()
+    else:
+        for one in slow:
+            one.release()
+        del batches
+        gc.collect()
     wait_until(lambda: readers() == before)
-    again = loader(folder)  # takes what was left behind away
+    again = way.loader(folder)  # takes what was left behind away
     assert len(list(again)) == len(again)
 
 
 def test_a_shut_store_is_a_timeout_and_goes_on(slow, folder):
-    batches = iter(loader(folder, timeout=1))
+    batches = iter(NATIVE.loader(folder, timeout=1))
     found = [next(batches) for _ in range(10)]
     slow[-1].shut()
     with pytest.raises(WorkerStuck, match="is being read natively"):
         found.extend(batch for batch in iter(lambda: next(batches), None))
     slow[-1].release()
     found.extend(batches)
-    assert_same(found, list(tud.DataLoader(tensors(folder), batch_size=8)))
+    assert_same(found, NATIVE.theirs(folder))
 
 
-def test_a_fork_while_readers_work(slow, folder):
-    batches = iter(loader(folder))
-    expected = list(tud.DataLoader(tensors(folder), batch_size=8))
+def test_a_fork_while_readers_work(way, slow, folder):
+    batches = iter(way.loader(folder))
+    expected = way.theirs(folder)
     found = [next(batches) for _ in range(10)]
 
     def check():
-        assert_same(list(loader(folder)), expected)
-        with pytest.raises(RuntimeError, match="another process"):
+        assert_same(list(way.loader(folder)), expected)
+        with pytest.raises(RuntimeError, match="another process" if way is NATIVE else "forked"):
             next(batches)
 
     assert_in_child(check)
     assert_same([*found, *batches], expected)
 
 
-def test_a_pass_goes_on_behind_its_state(slow, folder):
+def test_a_pass_goes_on_behind_its_state(way, slow, folder):
     options = {"batch_size": 4, "shuffle": True, "seed": 5}
-    expected = list(loader(folder, **options))
-    ours = loader(folder, **options)
-    batches = iter(ours)
-    found = [next(batches) for _ in range(30)]
-    state = ours.state_dict()
-    del batches
-    resumed = loader(folder, **options)
-    resumed.load_state_dict(state)
-    assert_same([*found, *resumed], expected)
-    assert_read_ahead(ours)
-    assert_read_ahead(resumed)
+    expected = list(way.loader(folder, **options))
+    ours = way.loader(folder, **options)
+    first, rest = resumed(ours, way.loader(folder, **options), 30)
+    assert_same([*first, *rest], expected)
+    assert_read_ahead(rest)
+    if way is NATIVE:
+        assert_read_ahead(ours)
 
 
 def test_ranks_read_their_parts(slow, folder):
-    def part(rank):
-        sampler: tud.DistributedSampler[int] = tud.DistributedSampler(tensors(folder), 2, rank, shuffle=True, seed=4)
-        ours = loader(folder, batch_size=3, sampler=sampler)
-        theirs = tud.DataLoader(tensors(folder), batch_size=3, sampler=sampler)
-        assert_same_batches(ours, theirs)
+    for rank in (0, 1):
+        dataset = NATIVE.tensors(folder)
+        sampler: tud.DistributedSampler[int] = tud.DistributedSampler(dataset, 2, rank, shuffle=True, seed=4)
+        ours = NATIVE.loader(folder, batch_size=3, sampler=sampler)
+        assert_same_batches(ours, tud.DataLoader(dataset, batch_size=3, sampler=sampler))
         assert_read_ahead(ours)
 
-    part(0)
-    part(1)
+
+# --- caches and shards --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [torchvision.datasets.ImageFolder, penstock.ImageFolder])
+def test_a_cache_serves_what_pillow_decodes(photos, kind, opened):
+    dataset = kind(str(photos), to_array)
+    ours = THREADS.loader(dataset, cache="64MiB", batch_size=4)
+    expected = list(tud.DataLoader(dataset, batch_size=4))
+    opened.clear()
+    for _ in range(2):
+        assert_same(list(ours), expected)
+    assert not opened
+    assert ours.stats().cache["memory"].samples == 120
+    assert ours.stats().cache["memory"].hits >= 120
+
+
+def test_a_cache_is_filled_by_readers(slow, folder):
+    ours = THREADS.loader(folder, cache="64MiB")
+    for _ in range(2):
+        assert_same(list(ours), THREADS.theirs(folder))
+    assert_read_ahead(ours)
+    assert ours.stats().cache["memory"].samples == SIZE
+
+
+def test_samples_of_shards(folder, tmp_path, monkeypatch):
+    start_readers(THREADS, monkeypatch)
+    penstock.pack(penstock.TensorFolder(str(folder)), tmp_path / "packed", shard_size="200KiB")
+    ours = THREADS.loader(penstock.Shards(tmp_path / "packed", transform=torch.neg), shuffle=True, seed=3)
+    assert negated(ours) == sorted(-float(i) for i in range(SIZE))
+    assert_some_ahead(ours)

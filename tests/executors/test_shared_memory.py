@@ -8,6 +8,7 @@ import os
 import signal
 import weakref
 from collections import OrderedDict, namedtuple
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,23 +20,11 @@ import torch.utils.data as tud
 import penstock
 from penstock.executors.workers import shared_memory
 from penstock.testing.bitwise import difference
+from tests.sample_datasets import Made
 
 LARGE = 3000  # elements of float32 a sample: 4 of them are more than SHARED_BYTES
 SIZE = 24
 Pair = namedtuple("Pair", ["first", "second"])
-
-
-class Samples(tud.Dataset[Any]):
-    """Sample i is make(i)."""
-
-    def __init__(self, make: Any, size: int = SIZE) -> None:
-        self.make, self.size = make, size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> Any:
-        return self.make(index)
 
 
 def large(index: int) -> torch.Tensor:
@@ -46,50 +35,30 @@ def with_label(index: int) -> Any:
     return large(index), index
 
 
-def images(index: int) -> Any:
-    return torch.full((40, 45, 3), index, dtype=torch.uint8).permute(2, 0, 1)
-
-
-def channels_last(index: int) -> Any:
-    return torch.full((2, 3, 40, 45), index, dtype=torch.uint8).to(memory_format=torch.channels_last)
-
-
-def nested(index: int) -> Any:
-    return {"a": Pair(large(index), [str(index), index]), "b": (np.full((50, 50), index), {"c": large(index) > 3})}
-
-
-def of_two_sizes(index: int) -> Any:
-    return torch.zeros(LARGE + (index // 8) % 2)
-
-
-def mixed_kinds(index: int) -> Any:
-    return large(index) if index % 8 < 5 else large(index).numpy().tolist()
-
-
-def complex_half(index: int) -> Any:
-    return torch.full((LARGE,), complex(index, 1), dtype=torch.complex64)
-
-
-def with_gradient(index: int) -> Any:
-    return large(index).requires_grad_()
-
-
-def of_arrays(index: int) -> Any:
-    return np.full((LARGE,), index, dtype=np.float64), np.int32(index), np.float32(index)
-
-
-MAKERS = [large, with_label, images, channels_last, nested, of_two_sizes, complex_half, of_arrays]
+MAKERS: dict[str, Callable[[int], Any]] = {
+    "large": large,
+    "with label": with_label,
+    "images": lambda i: torch.full((40, 45, 3), i, dtype=torch.uint8).permute(2, 0, 1),
+    "channels last": lambda i: torch.full((2, 3, 40, 45), i, dtype=torch.uint8).to(memory_format=torch.channels_last),
+    "nested": lambda i: {
+        "a": Pair(large(i), [str(i), i]),
+        "b": (np.full((50, 50), i), {"c": large(i) > 3}),
+    },
+    "of two sizes": lambda i: torch.zeros(LARGE + (i // 8) % 2),
+    "complex": lambda i: torch.full((LARGE,), complex(i, 1), dtype=torch.complex64),
+    "arrays": lambda i: (np.full((LARGE,), i, dtype=np.float64), np.int32(i), np.float32(i)),
+}
 
 
 def loader(make: Any = with_label, size: int = SIZE, **options: Any) -> Any:
-    return penstock.DataLoader(Samples(make, size), **{"batch_size": 4, "num_workers": 2, **options})
+    return penstock.DataLoader(Made(make, size), **{"batch_size": 4, "num_workers": 2, **options})
 
 
-@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("made", MAKERS)
 @pytest.mark.parametrize("options", [{}, {"persistent_workers": True}, {"seed": 3}], ids=str)
-def test_batches_are_torchs(make: Any, options: dict[str, Any]) -> None:
-    theirs = list(tud.DataLoader(Samples(make, SIZE - 1), 4))
-    ours = loader(make, SIZE - 1, **options)
+def test_batches_are_torchs(made: str, options: dict[str, Any]) -> None:
+    theirs = list(tud.DataLoader(Made(MAKERS[made], SIZE - 1), 4))
+    ours = loader(MAKERS[made], SIZE - 1, **options)
     for _ in range(3):
         for batch, expected in zip(ours, theirs, strict=True):
             assert difference(batch, expected) is None
@@ -112,65 +81,46 @@ def test_memory_is_used_again_and_looks_like_torchs() -> None:
     assert [block for block in blocks if block() is not None] == [], "with which their descriptors are closed"
 
 
-def halves(index: int) -> torch.Tensor:
-    return torch.full((6,), float(index), dtype=torch.float16).view(torch.complex32)
-
-
 @pytest.mark.filterwarnings("ignore:ComplexHalf:UserWarning")
 def test_small_tensors_of_complex_halves() -> None:
-    theirs = list(tud.DataLoader(Samples(halves, 8), 4, num_workers=1))
+    def halves(index: int) -> torch.Tensor:
+        return torch.full((6,), float(index), dtype=torch.float16).view(torch.complex32)
+
+    theirs = list(tud.DataLoader(Made(halves, 8), 4, num_workers=1))
     for batch, expected in zip(loader(halves, 8, num_workers=1), theirs, strict=True):
         assert batch.dtype is expected.dtype is torch.complex32
         assert torch.view_as_real(batch).tolist() == torch.view_as_real(expected).tolist()
 
 
-def grown(index: int) -> torch.Tensor:
-    return torch.full((LARGE * (1 + (index >= SIZE // 2)),), float(index))
-
-
 def test_samples_that_grow_get_memory_of_their_size() -> None:
-    ours = loader(grown, persistent_workers=True)
+    ours = loader(lambda i: torch.full((LARGE * (1 + (i >= SIZE // 2)),), float(i)), persistent_workers=True)
     for _ in range(2):
         assert [batch[:, -1].tolist() for batch in ours] == [[*range(n, n + 4)] for n in range(0, SIZE, 4)]
     batch = 4 * 8 * LARGE  # bytes
     assert batch <= ours._executors.shared.block_bytes <= batch * 9 // 8
 
 
-def keep(batch: torch.Tensor) -> Any:
-    return batch
+HOLDERS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "batch": lambda batch: batch,
+    "view": lambda batch: batch[1:, 5:9],
+    "array": torch.Tensor.numpy,
+    "detached": torch.Tensor.detach,
+    "storage": torch.Tensor.untyped_storage,
+}
 
 
-def keep_view(batch: torch.Tensor) -> Any:
-    return batch[1:, 5:9]
-
-
-def keep_array(batch: torch.Tensor) -> Any:
-    return batch.numpy()
-
-
-def keep_detached(batch: torch.Tensor) -> Any:
-    return batch.detach()
-
-
-def keep_storage(batch: torch.Tensor) -> Any:
-    return batch.untyped_storage()
-
-
-@pytest.mark.parametrize("hold", [keep, keep_view, keep_array, keep_detached, keep_storage], ids=lambda f: f.__name__)
-def test_what_is_held_is_never_overwritten(hold: Any) -> None:
-    held, copies = [], []
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_what_is_held_is_never_overwritten(holder: str) -> None:
+    held, copies, storage = [], [], holder == "storage"
     for epoch in range(3):
-        for number, (batch, _) in enumerate(loader(large_and_epoch(epoch), SIZE)):
+        ours = loader(lambda i, epoch=epoch: (torch.full((LARGE,), 100.0 * epoch + i), i))
+        for number, (batch, _) in enumerate(ours):
             if number % 3 == 0:
-                held.append(hold(batch))
-                copies.append(bytes(batch.numpy().tobytes()) if hold is keep_storage else held[-1] + 0)
+                held.append(HOLDERS[holder](batch))
+                copies.append(bytes(batch.numpy().tobytes()) if storage else held[-1] + 0)
             del batch
     for one, copy in zip(held, copies, strict=True):
-        assert bytes(one.tolist()) == copy if hold is keep_storage else bool((one == copy).all())
-
-
-def large_and_epoch(epoch: int) -> Any:
-    return lambda index: (torch.full((LARGE,), 100.0 * epoch + index), index)
+        assert bytes(one.tolist()) == copy if storage else bool((one == copy).all())
 
 
 def test_all_batches_may_be_kept() -> None:
@@ -267,7 +217,7 @@ def test_out_of_order() -> None:
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_other_start_methods(method: str) -> None:
-    ours = loader(large, 16, multiprocessing_context=method)
+    ours = loader(large, 16, multiprocessing_context=method, num_workers=1, persistent_workers=True)
     for _ in range(2):
         assert [batch[:, -1].tolist() for batch in ours] == [[4.0 * n + i for i in range(4)] for n in range(4)]
 
@@ -355,13 +305,9 @@ def error_of(batches: Any) -> type[Exception] | None:
 
 
 def test_errors_are_those_of_default_collate() -> None:
-    for make in (mixed_kinds, with_gradient):
-        ours, theirs = error_of(loader(make)), error_of(tud.DataLoader(Samples(make), 4, num_workers=2))
+    for make in (lambda i: large(i) if i % 8 < 5 else large(i).tolist(), lambda i: large(i).requires_grad_()):
+        ours, theirs = error_of(loader(make)), error_of(tud.DataLoader(Made(make, SIZE), 4, num_workers=1))
         assert ours is theirs is not None
-
-
-def small(index: int) -> torch.Tensor:
-    return torch.arange(10.0) + index
 
 
 def aliased(samples: list[torch.Tensor]) -> Any:
@@ -370,8 +316,11 @@ def aliased(samples: list[torch.Tensor]) -> Any:
 
 
 def test_small_tensors_that_share_memory_do_so_where_they_arrive() -> None:
+    def small(index: int) -> torch.Tensor:
+        return torch.arange(10.0) + index
+
     batches = list(loader(small, 8, collate_fn=aliased))
-    theirs = list(tud.DataLoader(Samples(small, 8), 4, num_workers=1, collate_fn=aliased))
+    theirs = list(tud.DataLoader(Made(small, 8), 4, num_workers=1, collate_fn=aliased))
     assert difference(batches, theirs) is None
     for one in (*batches, *theirs):
         one["pair"].first[0, 0] = -5

@@ -10,22 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-import torch.utils.data as tud
 
 import penstock
 from penstock.executors.workers import shm_space
 from penstock.executors.workers.shm_space import FOLDER, ShmSpace, bytes_in_files, note_space
+from tests.sample_datasets import Made
 
 SAMPLE = 256 << 10  # bytes
 MIB = 1 << 20
 
 
-class Large(tud.Dataset[torch.Tensor]):
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.full((SAMPLE // 4,), float(index))
+LARGE = Made(lambda index: torch.full((SAMPLE // 4,), float(index)), 40)
 
 
 def in_a_dict(samples: list[torch.Tensor]) -> Any:
@@ -59,7 +54,7 @@ TWO: Any = {"num_workers": 2, "collate_fn": in_a_dict}
 @pytest.mark.parametrize("options", [TWO, {"num_workers": 2, "worker_method": "process"}], ids=["collate", "process"])
 def test_both_figures_once_a_loader(space: Any, options: dict[str, Any]) -> None:
     space(4 * MIB)
-    loader = penstock.DataLoader(Large(), 4, **options)
+    loader = penstock.DataLoader(LARGE, 4, **options)
     (text,) = warned(loader, epochs=2)
     assert text.startswith(
         "2 worker processes need 6.0 MiB in /dev/shm, which had 4.0 MiB free when the pass began: a batch takes "
@@ -70,8 +65,8 @@ def test_both_figures_once_a_loader(space: Any, options: dict[str, Any]) -> None
 
 def test_prefetch_factor_counts(space: Any) -> None:
     space(10 * MIB)
-    assert warned(penstock.DataLoader(Large(), 4, **TWO)) == []
-    (text,) = warned(penstock.DataLoader(Large(), 4, prefetch_factor=5, **TWO))
+    assert warned(penstock.DataLoader(LARGE, 4, **TWO)) == []
+    (text,) = warned(penstock.DataLoader(LARGE, 4, prefetch_factor=5, **TWO))
     assert "need 12 MiB" in text and "12 of them" in text
 
 
@@ -82,12 +77,12 @@ def test_prefetch_factor_counts(space: Any) -> None:
 )
 def test_batches_that_need_no_such_space(space: Any, options: dict[str, Any]) -> None:
     space(0)
-    assert warned(penstock.DataLoader(Large(), 4, **options)) == []
+    assert warned(penstock.DataLoader(LARGE, 4, **options)) == []
 
 
 def test_a_warning_that_is_an_error_loses_no_batch(space: Any) -> None:
     space(0)
-    batches = iter(penstock.DataLoader(Large(), 4, **TWO))
+    batches = iter(penstock.DataLoader(LARGE, 4, **TWO))
     found: list[Any] = [next(batches)]
     with pytest.raises(UserWarning, match="/dev/shm"):
         next(batches)
@@ -101,7 +96,7 @@ def test_what_the_system_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(os, "statvfs", nothing)
     assert shm_space.free_bytes() is None
-    assert warned(penstock.DataLoader(Large(), 4, **TWO)) == []
+    assert warned(penstock.DataLoader(LARGE, 4, **TWO)) == []
 
 
 def test_page_locked_copies_count_as_what_they_were_copied_from(space: Any) -> None:

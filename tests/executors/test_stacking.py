@@ -16,27 +16,15 @@ from penstock.executors.fetch import Fetch
 from penstock.executors.filling import Filling
 from penstock.plan import Kept
 from penstock.state.delivery import Task
-from tests.filled_batches import batches, check, images, save_pictures
+from tests.filled_batches import METHODS, batches, check, images, stacked
 from tests.same import assert_same
 
 pytestmark = pytest.mark.native
 
-METHODS = pytest.mark.parametrize(
-    ("workers", "method"), [(0, None), (2, None), (2, "thread")], ids=["0", "2", "threads"]
-)
 KEPT: list[Any] = []
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_pictures(tmp_path_factory.mktemp("images"))
-
-
 # ---- functions that stack, and leave the samples alone ----
-
-
-def stacked(batch):
-    return torch.stack([image for image, _ in batch]), torch.tensor([label for _, label in batch])
 
 
 def as_dictionary(batch):
@@ -173,17 +161,6 @@ def test_batches_are_torchs(folder, workers, method, function):
     assert_same(ours, theirs)
 
 
-def test_batches_that_are_kept_are_not_overwritten(folder):
-    loader = penstock.DataLoader(
-        images(folder), batch_size=4, num_workers=2, collate_fn=stacked, persistent_workers=True
-    )
-    kept = [batch for _ in range(3) for batch in loader]
-    copies = [tuple(tensor.clone() for tensor in batch) for batch in kept]
-    for pictures, _ in loader:
-        pictures.fill_(7)
-    assert_same(kept, copies)
-
-
 # ---- where the batch lies ----
 
 
@@ -260,9 +237,3 @@ def test_an_error_leaves_the_samples_as_they_are(folder):
     pictures.zero_()
     assert torch.equal(batch[0][0], before)
     assert before.any()
-
-
-def test_tensor_files_that_a_function_stacks(tmp_path):
-    for i in range(20):
-        torch.save(torch.full((3, 4), float(i)), tmp_path / f"{i:02}.pt")
-    check(penstock.TensorFolder(tmp_path), workers=2, collate_fn=torch.stack, filled=False)

@@ -35,6 +35,12 @@ def get_worker_info() -> Any:
     return torchs_get_worker_info()
 
 
+def in_threads(make: Callable[[int], Any], batch_size: int | None = 4, size: int = 23, **options: Any) -> Any:
+    """Return a loader of what a function makes, in two threads."""
+    given = {"num_workers": 2, "worker_method": "thread", **options}
+    return penstock.DataLoader(Made(make, size), batch_size, **given)
+
+
 def live() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("penstock-worker")]
 
@@ -59,7 +65,7 @@ def test_the_first_error_of_a_batch_is_the_one_raised() -> None:
             raise ValueError("second")
         return i
 
-    loader = penstock.DataLoader(Made(make, 4), batch_size=4, num_workers=4, worker_method="thread", share_dataset=True)
+    loader = in_threads(make, size=4, num_workers=4, share_dataset=True)
     with pytest.raises(ValueError, match="first"):
         next(iter(loader))
 
@@ -89,10 +95,7 @@ def test_get_worker_info_is_of_the_thread() -> None:
         return info.id, info.num_workers, info.seed, info.worker_method
 
     torch.manual_seed(1)
-    loader = penstock.DataLoader(
-        Made(make, 2), batch_size=None, num_workers=2, worker_method="thread", share_dataset=True
-    )
-    infos = list(loader)
+    infos = list(in_threads(make, None, 2, share_dataset=True))
     assert sorted(info[0] for info in infos) == [0, 1]
     assert len({info[2] - info[0] for info in infos}) == 1  # base seed + id
     assert {(info[1], info[3]) for info in infos} == {(2, "thread")}
@@ -118,7 +121,7 @@ def test_a_threads_generators_draw_by_sample(seed: int | None) -> None:
     runs = []
     for workers in (1, 2, 5):
         torch.manual_seed(0)
-        loader = penstock.DataLoader(Made(make), 4, num_workers=workers, worker_method="thread", seed=seed)
+        loader = in_threads(make, num_workers=workers, seed=seed)
         runs.append([list(loader), list(loader)])
     assert_same(runs[0], runs[1])
     assert_same(runs[0], runs[2])
@@ -128,7 +131,7 @@ def test_a_threads_generators_draw_by_sample(seed: int | None) -> None:
     assert len(drawn.unique()) == drawn.numel()
     if seed is not None:  # in the caller's thread the global generators are set, and given back
         before = torch.get_rng_state(), random.getstate()
-        here = list(penstock.DataLoader(Made(make), 4, num_workers=0, worker_method="thread", seed=seed))
+        here = list(in_threads(make, num_workers=0, seed=seed))
         assert_same([batch[:2] for batch in here], [batch[:2] for batch in runs[0][0]])
         assert torch.equal(before[0], torch.get_rng_state()) and before[1] == random.getstate()
 
@@ -138,12 +141,10 @@ def test_global_draws_in_threads_are_said() -> None:
         return random.random() + float(np.random.rand())
 
     state = random.getstate()
-    loader = penstock.DataLoader(Made(make), 4, num_workers=2, worker_method="thread", seed=1)
-    text = loader.explain()
+    text = in_threads(make, seed=1).explain()
     assert "draws from the global generators of random and numpy.random" in text
     assert random.getstate() == state
-    quiet = penstock.DataLoader(Made(image), 4, num_workers=2, worker_method="thread")
-    assert "random " not in quiet.explain()
+    assert "random " not in in_threads(image).explain()
 
 
 def test_worker_init_fn_runs_once_in_each_thread() -> None:
@@ -152,10 +153,10 @@ def test_worker_init_fn_runs_once_in_each_thread() -> None:
     def init(number: int) -> None:
         seen.append((number, threading.current_thread().name, get_worker_info().id))
 
-    options: dict[str, Any] = dict(num_workers=3, worker_method="thread", worker_init_fn=init, share_dataset=True)
-    list(penstock.DataLoader(Made(image), 4, **options))
+    options: dict[str, Any] = dict(num_workers=3, worker_init_fn=init, share_dataset=True)
+    list(in_threads(image, **options))
     assert sorted(seen) == [(n, f"penstock-worker-{n}", n) for n in range(3)]
-    loader = penstock.DataLoader(Made(image), 4, persistent_workers=True, **options)
+    loader = in_threads(image, persistent_workers=True, **options)
     seen.clear()
     first = iter(loader)
     assert len(list(first)) == 6
@@ -170,7 +171,7 @@ def test_an_error_of_worker_init_fn_is_raised() -> None:
         raise RuntimeError("no licence")
 
     with pytest.raises(RuntimeError, match="no licence"):
-        list(penstock.DataLoader(Made(image), 4, num_workers=1, worker_method="thread", worker_init_fn=init))
+        list(in_threads(image, num_workers=1, worker_init_fn=init))
 
 
 def test_a_shared_iterable_dataset_that_is_its_own_iterator_is_refused() -> None:
@@ -193,10 +194,7 @@ def test_in_order_false_hands_out_what_is_done() -> None:
             first.wait(10)
         return i
 
-    options: dict[str, Any] = dict(
-        batch_size=1, num_workers=2, worker_method="thread", prefetch_factor=3, share_dataset=True
-    )
-    batches = iter(penstock.DataLoader(Made(make, 6), in_order=False, **options))
+    batches = iter(in_threads(make, 1, 6, in_order=False, prefetch_factor=3, share_dataset=True))
     got = [next(batches).item()]
     first.set()
     got += [batch.item() for batch in batches]
@@ -212,10 +210,7 @@ def test_a_stuck_sample_is_named_with_its_stack() -> None:
             forever.wait()
         return i
 
-    loader = penstock.DataLoader(
-        Made(stuck_here), 4, num_workers=2, worker_method="thread", timeout=0.3, share_dataset=True
-    )
-    batches = iter(loader)
+    batches = iter(in_threads(stuck_here, timeout=0.3, share_dataset=True))
     next(batches)
     with pytest.raises(penstock.WorkerStuck, match=r"timed out after 0.3 seconds") as raised:
         next(batches)
@@ -242,16 +237,8 @@ def test_a_cycle_that_holds_an_iterator_may_be_collected_by_its_own_threads() ->
     for _ in range(8):
         collect()
         in_cycle.clear()
-        batches = iter(
-            penstock.DataLoader(
-                Made(make, 60),
-                4,
-                num_workers=2,
-                worker_method="thread",
-                share_dataset=True,
-                worker_init_fn=do_nothing,  # the caller fetches nothing in the threads' place
-            )
-        )
+        # With a worker_init_fn the caller fetches nothing in the threads' place.
+        batches = iter(in_threads(make, size=60, share_dataset=True, worker_init_fn=do_nothing))
         next(batches)
         cycle: list[Any] = [batches]
         cycle.append(cycle)
@@ -277,8 +264,7 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
 
 
 def test_explain_says_who_reads() -> None:
-    loader = penstock.DataLoader(Made(image), 4, num_workers=2, worker_method="thread")
-    assert loader.explain().startswith("plan     Python reads the dataset in 2 threads of this process")
+    assert in_threads(image).explain().startswith("plan     Python reads the dataset in 2 threads of this process")
     native = penstock.DataLoader(penstock.Arrays(np.zeros((9, 2))), num_workers=2, worker_method="thread")
     assert native.explain().startswith("plan     2 native threads")
     asked = penstock.DataLoader(penstock.Arrays(np.zeros((9, 2))), num_workers=2, worker_method="process")
@@ -322,8 +308,7 @@ def test_the_caller_may_work_in_the_threads_place(workers: int, monkeypatch: pyt
 
     def run(share: float, *, go_on_with: float) -> list[Any]:
         monkeypatch.setattr("penstock.executors.workers.pace.IDLE_SHARE", share)
-        loader = penstock.DataLoader(Made(make, 400), 4, num_workers=workers, worker_method="thread", seed=1)
-        batches = iter(loader)
+        batches = iter(in_threads(make, size=400, num_workers=workers, seed=1))
         got = []
         for number in range(100):
             if number == 50:
@@ -363,10 +348,7 @@ def test_the_caller_does_not_wait_until_threads_rest(
             assert (begun[5] if held < 4 else got_first).wait(30)
         return i
 
-    data = Made(make, 40)
-    batches = iter(
-        penstock.DataLoader(data, 4, num_workers=2, worker_method="thread", share_dataset=True, in_order=in_order)
-    )
+    batches = iter(in_threads(make, size=40, share_dataset=True, in_order=in_order))
     first = next(batches).tolist()
     got_first.set()
     assert first == [0, 1, 2, 3] or not in_order
@@ -400,10 +382,7 @@ def test_whether_the_caller_may_use_a_copy_is_found_out_once(bound: bool, monkey
     here = threading.get_ident()
 
     def by_caller() -> list[bool]:
-        loader = penstock.DataLoader(
-            Made(lambda i: threading.get_ident() == here, 400), 4, num_workers=2, worker_method="thread"
-        )
-        return [bool(batch.all()) for batch in loader]
+        return [bool(batch.all()) for batch in in_threads(lambda i: threading.get_ident() == here, size=400)]
 
     assert any(by_caller()) is not bound
     assert not bound or len(asked) <= 1

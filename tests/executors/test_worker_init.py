@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,15 +14,10 @@ from torch.utils.data import ConcatDataset, Subset, get_worker_info
 from torchvision import transforms as v1
 
 import penstock
-from tests.filled_batches import LAST, TRAIN, check, handed_on, images, listed, reseeded, save_pictures
+from tests.filled_batches import LAST, TRAIN, check, handed_on, images, listed, reseeded
 from tests.same import assert_same
 
 pytestmark = pytest.mark.native
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_pictures(tmp_path_factory.mktemp("images"))
 
 
 def _own_dataset() -> Any:

@@ -19,7 +19,8 @@ import penstock
 from tests.frameworks import run_checkpoint
 from tests.frameworks.launching import TORCHRUN, run
 from tests.same import assert_same
-from tests.sample_datasets import Drawing
+from tests.sample_datasets import Drawing, Made
+from tests.values import taken
 
 dcp: Any = torch.distributed.checkpoint  # which does not say what it exports
 
@@ -75,19 +76,12 @@ KINDS: dict[str, dict[str, Any]] = {
 EVERY = pytest.mark.parametrize("options", list(KINDS.values()), ids=list(KINDS))
 
 
-def stopped(made: Any, steps: int) -> tuple[dict[str, Any], list[Any]]:
-    """Return the state behind some steps of a pass, and what comes after them."""
+def stopped(made: Any, steps: int, folder: Path | None = None) -> tuple[dict[str, Any], list[Any]]:
+    """Return the state behind some steps of a pass, and what comes after them; with a folder, save the loader there."""
     batches = iter(made)
-    assert len(list(islice(batches, steps))) == steps
-    state = made.state_dict()
-    return state, list(batches)
-
-
-def saved(folder: Path, made: Any, steps: int) -> tuple[dict[str, Any], list[Any]]:
-    """Save a loader behind some steps of a pass; return its state, and what comes after them."""
-    batches = iter(made)
-    assert len(list(islice(batches, steps))) == steps
-    dcp.save({"loader": made, "model": {"weight": torch.ones(2)}}, checkpoint_id=folder / "saved", no_dist=True)
+    taken(batches, steps)
+    if folder is not None:
+        dcp.save({"loader": made, "model": {"weight": torch.ones(2)}}, checkpoint_id=folder / "saved", no_dist=True)
     state = made.state_dict()
     return state, list(batches)
 
@@ -102,42 +96,36 @@ def restored(folder: Path, made: Any) -> Any:
 
 @EVERY
 def test_a_loader_is_saved_and_restored(options: dict[str, Any], tmp_path: Path) -> None:
-    state, rest = saved(tmp_path, loader(tmp_path, **options), 3)
+    state, rest = stopped(loader(tmp_path, **options), 3, tmp_path)
     again = restored(tmp_path, loader(tmp_path, **options))
     assert again.state_dict() == state
     assert_same(list(again), rest)
 
 
+def by_checkpoint(state: dict[str, Any], new: dict[str, Any], folder: Path) -> dict[str, Any]:
+    dcp.save({"loader": state}, checkpoint_id=folder / "own", no_dist=True)
+    read = {"loader": new}
+    dcp.load(read, checkpoint_id=folder / "own", no_dist=True)
+    return read
+
+
+def read_whole(state: dict[str, Any], new: dict[str, Any], folder: Path) -> Any:
+    dcp_to_torch_save(folder / "saved", folder / "whole.pt")
+    return torch.load(folder / "whole.pt", weights_only=True)
+
+
+def by_torch_save(state: dict[str, Any], new: dict[str, Any], folder: Path) -> Any:
+    torch.save({"loader": state}, folder / "saved.pt")
+    return torch.load(folder / "saved.pt", weights_only=True)
+
+
 @EVERY
-def test_a_state_dict_is_saved_and_restored(options: dict[str, Any], tmp_path: Path) -> None:
-    state, rest = stopped(loader(tmp_path, **options), 3)
-    dcp.save({"loader": state}, checkpoint_id=tmp_path / "saved", no_dist=True)
+@pytest.mark.parametrize("way", [by_checkpoint, read_whole, by_torch_save])
+def test_a_state_is_saved_and_restored(options: dict[str, Any], way: Any, tmp_path: Path) -> None:
+    state, rest = stopped(loader(tmp_path, **options), 3, tmp_path)
     again = loader(tmp_path, **options)
-    read = {"loader": again.state_dict()}
-    dcp.load(read, checkpoint_id=tmp_path / "saved", no_dist=True)
-    assert read["loader"] == state
-    again.load_state_dict(read["loader"])
-    assert_same(list(again), rest)
-
-
-@EVERY
-def test_without_a_new_loader_the_checkpoint_is_read_whole(options: dict[str, Any], tmp_path: Path) -> None:
-    state, rest = saved(tmp_path, loader(tmp_path, **options), 3)
-    dcp_to_torch_save(tmp_path / "saved", tmp_path / "whole.pt")
-    read = torch.load(tmp_path / "whole.pt", weights_only=True)["loader"]
+    read = way(state, again.state_dict(), tmp_path)["loader"]
     assert read == state
-    again = loader(tmp_path, **options)
-    again.load_state_dict(read)
-    assert_same(list(again), rest)
-
-
-@EVERY
-def test_torch_save_and_load_of_weights_only(options: dict[str, Any], tmp_path: Path) -> None:
-    state, rest = stopped(loader(tmp_path, **options), 3)
-    torch.save({"loader": state}, tmp_path / "saved.pt")
-    read = torch.load(tmp_path / "saved.pt", weights_only=True)["loader"]
-    assert read == state
-    again = loader(tmp_path, **options)
     again.load_state_dict(read)
     assert_same(list(again), rest)
 
@@ -176,27 +164,22 @@ def test_a_loader_in_the_middle_of_another_pass_goes_back(steps: int, tmp_path: 
 
 def test_an_iterable_dataset_with_a_state_of_its_own(tmp_path: Path) -> None:
     options: dict[str, Any] = {"dataset": Keeper(), "shuffle": None, "seed": None}
-    state, rest = saved(tmp_path, loader(tmp_path, **options), 3)
+    state, rest = stopped(loader(tmp_path, **options), 3, tmp_path)
     again = restored(tmp_path, loader(tmp_path, **{**options, "dataset": Keeper()}))
     assert state["dataset"] is not None and again.state_dict()["dataset"] == state["dataset"]
     assert_same(list(again), rest)
 
 
-class Named(Drawing):
+class Named(Made):
     """Samples with IDs."""
 
-    def __init__(self, names: list[int]) -> None:
-        self.samples = [(f"id-{name}", name) for name in names]
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.samples[index][1], 0
+    def __init__(self, size: int) -> None:
+        super().__init__(lambda index: (index, 0), size)
+        self.samples = [(f"id-{number}", number) for number in range(size)]
 
 
 def test_an_epoch_whose_dataset_has_changed_is_saved_and_restored(tmp_path: Path) -> None:
-    before, now = Named(list(range(40))), Named(list(range(60)))
+    before, now = Named(40), Named(60)
     begun = loader(tmp_path, before)
     seen = [int(number) for batch in islice(iter(begun), 3) for number in batch[0]]
     changed = loader(tmp_path, now)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 import penstock
 import penstock.data
+from tests.waiting import run_in_threads
 
 ROWS = TensorDataset(torch.arange(12))
 INIT = torch.utils.data.DataLoader.__init__
@@ -137,11 +137,7 @@ def test_signatures_and_errors_are_torchs() -> None:
 @pytest.mark.usefixtures("installed")
 def test_threads_may_make_loaders_at_once() -> None:
     made: list[Any] = []
-    threads = [threading.Thread(target=lambda: made.append(ImportedBefore(ROWS))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(8, lambda thread: made.append(ImportedBefore(ROWS)))
     assert [isinstance(loader, penstock.DataLoader) for loader in made] == [True] * 8
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -37,53 +38,36 @@ class Model(lightning.LightningModule):  # type: ignore[name-defined]
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-def fit(folder: Path, *, fails_at: int | None = None, ckpt: Path | None = None) -> list[list[int]]:
-    """Train for three epochs of ten steps, with a checkpoint every three steps; return the samples of each step."""
+def fit(
+    folder: Path, size: int, *, fails_at: int | None = None, ckpt: Path | None = None, **saving: Any
+) -> list[list[int]]:
+    """Train for three epochs with checkpoints; return the samples of each step."""
     model = Model(fails_at)
-    loader = penstock.DataLoader(DATA, batch_size=4, shuffle=True, seed=7, num_workers=1)
-    saving = lightning.pytorch.callbacks.ModelCheckpoint(
-        folder, filename="after-{step}", every_n_train_steps=3, save_top_k=-1
-    )
+    loader = penstock.DataLoader(DATA, batch_size=size, shuffle=True, seed=7, num_workers=1)
     trainer = lightning.Trainer(
         max_epochs=3,
         logger=False,
         default_root_dir=folder,
-        callbacks=[saving],
+        callbacks=[lightning.pytorch.callbacks.ModelCheckpoint(folder, save_top_k=-1, **saving)],
         enable_progress_bar=False,
         enable_model_summary=False,
         accelerator="cpu",
     )
-    if fails_at is None:
+    with contextlib.nullcontext() if fails_at is None else pytest.raises(RuntimeError, match="the machine was lost"):
         trainer.fit(model, loader, ckpt_path=ckpt)
-    else:
-        with pytest.raises(RuntimeError, match="the machine was lost"):
-            trainer.fit(model, loader)
     return model.seen
 
 
 def test_training_goes_on_at_the_end_of_an_epoch(tmp_path: Path) -> None:
-    def trained(ckpt: Path | None = None) -> list[list[int]]:
-        loader = penstock.DataLoader(DATA, batch_size=10, shuffle=True, seed=7, num_workers=1)
-        trainer = lightning.Trainer(
-            max_epochs=3,
-            logger=False,
-            default_root_dir=tmp_path,
-            callbacks=[lightning.pytorch.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)],
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            accelerator="cpu",
-        )
-        model = Model()
-        trainer.fit(model, loader, ckpt_path=ckpt)
-        return model.seen
-
-    whole = trained()
-    assert trained(tmp_path / "epoch=0.ckpt") == whole[4:], "Lightning calls iter() before set_epoch"
+    whole = fit(tmp_path, 10, filename="{epoch}")
+    again = fit(tmp_path, 10, filename="{epoch}", ckpt=tmp_path / "epoch=0.ckpt")
+    assert again == whole[4:], "Lightning calls iter() before set_epoch"
 
 
 def test_training_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
-    whole = fit(tmp_path / "whole")
+    saving: dict[str, Any] = {"filename": "after-{step}", "every_n_train_steps": 3}
+    whole = fit(tmp_path / "whole", 4, **saving)
     assert len(whole) == 30
-    before = fit(tmp_path / "lost", fails_at=14)
-    after = fit(tmp_path / "again", ckpt=tmp_path / "lost" / "after-step=12.ckpt")
+    before = fit(tmp_path / "lost", 4, fails_at=14, **saving)
+    after = fit(tmp_path / "again", 4, ckpt=tmp_path / "lost" / "after-step=12.ckpt", **saving)
     assert before[:12] + after == whole

@@ -21,7 +21,7 @@ import penstock._native as _native
 from penstock.sources.image_folder import RACY_NS
 from penstock.system import cache_folder
 from tests.cluster.conftest import wait_until
-from tests.sample_datasets import smooth_photos
+from tests.photos import photo_files
 
 NODES, RANKS = 2, 2
 WORLD = NODES * RANKS
@@ -30,9 +30,7 @@ WORLD = NODES * RANKS
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """Return a folder of 22 photos, that nobody has changed for a while."""
-    root = tmp_path / "photos"
-    for path, image in smooth_photos(root, 22, (8, 9)):
-        image.save(path.with_suffix(".jpg"))
+    root = photo_files(tmp_path / "photos", 22, (8, 9))
     old = time.time_ns() - 10 * RACY_NS
     for folder in (root, *root.iterdir()):
         os.utime(folder, ns=(old, old))

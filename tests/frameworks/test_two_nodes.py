@@ -18,7 +18,8 @@ import torch
 import penstock
 from penstock.sources.image_folder import RACY_NS
 from tests.frameworks.launching import PATIENCE_SECONDS, TRIES, descendants
-from tests.sample_datasets import smooth_photos, tensor_files
+from tests.photos import photo_files
+from tests.sample_datasets import tensor_files
 from tests.two_machines import ADDRESSES, Machines, two_machines
 
 SCRIPT = Path(__file__).parent / "run_nodes.py"
@@ -35,9 +36,7 @@ pytestmark = [
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Return a folder with photos and packed shards, that nobody has changed for a while."""
-    root = tmp_path / "photos"
-    for path, image in smooth_photos(root, 22, (8, 9)):
-        image.save(path.with_suffix(".jpg"))
+    root = photo_files(tmp_path / "photos", 22, (8, 9))
     old = time.time_ns() - 10 * RACY_NS
     for one in (root, *root.iterdir()):
         os.utime(one, ns=(old, old))

@@ -7,8 +7,6 @@ import gc
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
-import pytest
 import torch
 from torch.utils.data import TensorDataset
 
@@ -72,24 +70,3 @@ def memory_left(more: int) -> Iterator[None]:
 def numbered(samples: int = 40) -> TensorDataset:
     """Return a dataset that the native core reads."""
     return TensorDataset(torch.arange(samples * 96.0).view(samples, 3, 8, 4), torch.arange(samples))
-
-
-def torchvision() -> Any:
-    """Return torchvision, or skip the test."""
-    return pytest.importorskip("torchvision", reason="torchvision is not installed")
-
-
-def small_images(name: str, transform: Any, samples: int = 500) -> Any:
-    """Make a dataset of torchvision's, of exactly that class, without its files."""
-    vision = torchvision()
-    kind = getattr(vision.datasets, name)
-    dataset = kind.__new__(kind)
-    vision.datasets.VisionDataset.__init__(dataset, "nowhere", transform=transform)
-    dataset.train = True
-    rng = np.random.default_rng(4)
-    colour = name.startswith("CIFAR")
-    pixels = rng.integers(0, 256, (samples, 32, 32, 3) if colour else (samples, 28, 28), dtype=np.uint8)
-    targets = rng.integers(0, 10, samples)
-    dataset.data = pixels if colour else torch.from_numpy(pixels)
-    dataset.targets = targets.tolist() if colour else torch.from_numpy(targets)
-    return dataset

@@ -7,19 +7,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torchvision import transforms as v1
+from torchvision.transforms import v2
 
 import penstock
-from tests.gpu.on_device import DEVICE, on_host, settled_bytes, sleep, small_images, torchvision
+from tests.gpu.on_device import DEVICE, on_host, settled_bytes, sleep
+from tests.photos import in_memory
 from tests.same import assert_same
 
 CACHED = penstock.Feed("cuda", cache="device")
 OPTIONS: dict[str, Any] = {"batch_size": 64, "shuffle": True, "seed": 7, "num_workers": 2}
 
 
+def images(name: str, transform: Any) -> Any:
+    return in_memory(name, transform, 500, planar=False)
+
+
 def augmented(name: str, version: str) -> Any:
-    t = torchvision().transforms
-    if version == "v2":
-        t = pytest.importorskip("torchvision.transforms.v2")
+    t: Any = {"v1": v1, "v2": v2}[version]
     side, mean, std = (32, (0.5, 0.4, 0.3), (0.2, 0.3, 0.1)) if name.startswith("CIFAR") else (28, (0.13,), (0.31,))
     first = [t.ToImage()] if version == "v2" else []
     last = [t.ToDtype(torch.float32, scale=True)] if version == "v2" else [t.ToTensor()]
@@ -30,7 +35,7 @@ def augmented(name: str, version: str) -> Any:
 @pytest.mark.parametrize("version", ["v1", "v2"])
 @pytest.mark.parametrize("name", ["CIFAR10", "CIFAR100", "MNIST", "FashionMNIST"])
 def test_augmented_images_equal_the_hosts(name: str, version: str) -> None:
-    dataset = small_images(name, augmented(name, version))
+    dataset = images(name, augmented(name, version))
     plain = penstock.DataLoader(dataset, **OPTIONS)
     cached = penstock.DataLoader(dataset, device=CACHED, **OPTIONS)
     for _ in range(3):
@@ -38,10 +43,8 @@ def test_augmented_images_equal_the_hosts(name: str, version: str) -> None:
 
 
 def test_bytes_equal_the_hosts() -> None:
-    t = torchvision().transforms
-    dataset = small_images(
-        "CIFAR10", t.Compose([t.RandomCrop(32, padding=4), t.RandomHorizontalFlip(), t.PILToTensor()])
-    )
+    steps = [v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), v1.PILToTensor()]
+    dataset = images("CIFAR10", v1.Compose(steps))
     cached = penstock.DataLoader(dataset, device=CACHED, **OPTIONS)
     assert_same([on_host(batch) for batch in cached], list(penstock.DataLoader(dataset, **OPTIONS)))
 
@@ -62,7 +65,7 @@ def test_arrays_equal_the_hosts(workers: int) -> None:
 
 
 def test_what_the_feed_asks_is_done_to_cached_batches() -> None:
-    dataset = small_images("CIFAR10", augmented("CIFAR10", "v1"))
+    dataset = images("CIFAR10", augmented("CIFAR10", "v1"))
     feed = penstock.Feed("cuda", cache="device", dtype=torch.bfloat16, channels_last=True)
     wanted = list(penstock.DataLoader(dataset, **OPTIONS))
     for (x, y), (host_x, host_y) in zip(penstock.DataLoader(dataset, device=feed, **OPTIONS), wanted, strict=True):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torchvision import transforms as v1
 
 import penstock
 from penstock.device import decoders
@@ -23,7 +24,7 @@ from penstock.executors.iterator import PassInput, PassResources
 from penstock.executors.native import NativePass
 from penstock.order.batches import as_indices, with_sample_numbers
 from penstock.plan import NativePlan, plan
-from tests.gpu.on_device import DEVICE, sleep, torchvision
+from tests.gpu.on_device import DEVICE, sleep
 
 #: Of 255 steps. nvJPEG's inverse DCT and colour conversion round otherwise than libjpeg-turbo's; without interpolated
 #: chroma (torchcodec, torchvision) pixels at coloured edges differ by far more, but few do.
@@ -61,8 +62,7 @@ def decoder(request):
 
 
 def dataset_of(root, *transform):
-    vision = torchvision().transforms
-    return penstock.ImageFolder(root, vision.Compose([*transform, vision.ToTensor()]))
+    return penstock.ImageFolder(root, v1.Compose([*transform, v1.ToTensor()]))
 
 
 def passes(dataset, batches, decoder, stream=None):
@@ -81,8 +81,7 @@ def passes(dataset, batches, decoder, stream=None):
 
 
 def test_pixels_are_near_the_hosts(root, decoder):
-    vision = torchvision().transforms
-    dataset = dataset_of(root, vision.RandomResizedCrop(96), vision.RandomHorizontalFlip())
+    dataset = dataset_of(root, v1.RandomResizedCrop(96), v1.RandomHorizontalFlip())
     batches = [list(range(start, start + 8)) for start in (0, 8, 16)]
     ours, theirs = passes(dataset, batches, decoder)
     for (pixels, labels), (expected, expected_labels) in zip(ours, theirs, strict=True):
@@ -94,8 +93,7 @@ def test_pixels_are_near_the_hosts(root, decoder):
 
 
 def test_on_a_lane_that_falls_behind_each_batch_is_whole(root, decoder):
-    vision = torchvision().transforms
-    dataset = dataset_of(root, vision.Resize(80), vision.CenterCrop(64))
+    dataset = dataset_of(root, v1.Resize(80), v1.CenterCrop(64))
     batches = [[n, (n + 5) % 24, (n + 11) % 24] for n in range(24)] * 3
     stream = copy_stream_to(DEVICE)
     ours, _ = passes(dataset, batches, decoder, stream)
@@ -121,8 +119,7 @@ def test_what_a_gpu_cannot_be_trusted_with_is_pillows(root, decoder):
     grey.convert("CMYK").save(files[1], "JPEG")
     grey.convert("RGB").save(files[2], "PNG")
     files[3].write_bytes(files[3].read_bytes()[:-500])
-    vision = torchvision().transforms
-    dataset = dataset_of(root, vision.CenterCrop(48))
+    dataset = dataset_of(root, v1.CenterCrop(48))
     ours, theirs = passes(dataset, [[0, 1, 2], [3], [4]], decoder)
     (pixels, _), (expected, _) = next(ours), next(theirs)
     assert torch.equal(pixels.cpu(), expected)

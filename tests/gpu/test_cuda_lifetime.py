@@ -12,7 +12,7 @@ import torch
 
 import penstock
 from tests.gpu.on_device import DEVICE, memory_left, numbered, on_host, settled_bytes, sleep
-from tests.same import assert_same
+from tests.same import assert_same, outcomes
 from tests.waiting import wait_until
 
 MB = 1 << 20
@@ -98,15 +98,8 @@ def test_errors_are_raised_at_their_batch() -> None:
             raise ValueError("three")
         return batch * 2
 
-    feeding = iter(penstock.prefetch([torch.tensor([number]) for number in range(6)], "cuda", transform=transform))
-    found: list[Any] = []
-    while True:
-        try:
-            found.append(int(next(feeding)))
-        except StopIteration:
-            break
-        except ValueError as error:
-            found.append(str(error))
+    feeding = penstock.prefetch([torch.tensor([number]) for number in range(6)], "cuda", transform=transform)
+    found = [one[1] if isinstance(one, tuple) else int(one) for one in outcomes(feeding)]
     assert found == [0, 2, 4, "three", 8, 10]
 
 

@@ -6,7 +6,6 @@ the copies. A checksum taken on the device is compared with that of the host.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 import penstock
 from tests.gpu.on_device import DEVICE, PAUSE, checksum, checksums, random_words, sleep
+from tests.waiting import run_in_threads
 
 BATCHES = 12
 
@@ -209,28 +209,19 @@ def test_several_threads_take_from_one_pass() -> None:
     source = random_words(32)
     feeding = iter(penstock.prefetch(source, DEVICE, transform=slowly))
     sums: list[int] = []
-    errors: list[BaseException] = []
 
-    def take() -> None:
-        try:
-            stream = torch.cuda.Stream(DEVICE)
-            with torch.cuda.stream(stream):
-                taken = []
-                for batch in feeding:
-                    sleep(PAUSE // 2)
-                    taken.append(checksum(batch))
-                    del batch
-                stream.synchronize()
-                sums.extend(int(one) for one in taken)
-        except BaseException as error:
-            errors.append(error)
+    def take(thread: int) -> None:
+        stream = torch.cuda.Stream(DEVICE)
+        with torch.cuda.stream(stream):
+            taken = []
+            for batch in feeding:
+                sleep(PAUSE // 2)
+                taken.append(checksum(batch))
+                del batch
+            stream.synchronize()
+            sums.extend(int(one) for one in taken)
 
-    threads = [threading.Thread(target=take) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(100)
-    assert errors == []
+    run_in_threads(3, take)
     assert sorted(sums) == sorted(checksums(source))
 
 

@@ -10,13 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+import torchvision
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
-from torch.utils.data import Dataset
+from torchvision import transforms as v1
+from torchvision import tv_tensors
+from torchvision.transforms import v2
 
 import penstock
-from tests.gpu.on_device import DEVICE, numbered, on_host, sleep, small_images, torchvision
+from tests.gpu.on_device import DEVICE, numbered, on_host, sleep
+from tests.photos import in_memory, photo_files
 from tests.same import assert_same
+from tests.sample_datasets import Made
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -37,74 +41,46 @@ def arrays(folder: Path) -> Any:
     return penstock.Arrays(*fields, folder / "rows.npy")
 
 
-def photos(folder: Path) -> None:
-    rng = np.random.default_rng(0)
-    for number in range(23):
-        kind = folder / f"class{number % 3}"
-        kind.mkdir(exist_ok=True)
-        height, width = (int(extent) for extent in rng.integers(40, 90, 2))
-        smooth = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).resize((width, height))
-        smooth.save(kind / f"{number}.jpg", quality=90)
-
-
 def normalised(*steps: Any) -> Any:
-    t = torchvision().transforms
-    return t.Compose([*steps, t.ToTensor(), t.Normalize(MEAN, STD)])
+    return v1.Compose([*steps, v1.ToTensor(), v1.Normalize(MEAN, STD)])
 
 
 def image_folder(folder: Path) -> Any:
-    t = torchvision().transforms
-    photos(folder)
-    return penstock.ImageFolder(folder, transform=normalised(t.RandomResizedCrop(32), t.RandomHorizontalFlip()))
+    steps = normalised(v1.RandomResizedCrop(32), v1.RandomHorizontalFlip())
+    return penstock.ImageFolder(photo_files(folder, 23), transform=steps)
 
 
 def torchvision_image_folder(folder: Path) -> Any:
-    vision = torchvision()
-    photos(folder)
-    t = vision.transforms
-    return vision.datasets.ImageFolder(folder, normalised(t.Resize(40), t.CenterCrop(32)))
+    steps = v1.Resize(40), v1.CenterCrop(32)
+    return torchvision.datasets.ImageFolder(photo_files(folder, 23), normalised(*steps))
 
 
 def image_folder_of_bytes(folder: Path) -> Any:
-    t = torchvision().transforms
-    photos(folder)
-    return penstock.ImageFolder(folder, transform=t.Compose([t.Resize(40), t.CenterCrop(32), t.PILToTensor()]))
+    steps = v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.PILToTensor()])
+    return penstock.ImageFolder(photo_files(folder, 23), transform=steps)
 
 
-def cifar(folder: Path) -> Any:
-    t = torchvision().transforms
-    return small_images("CIFAR10", normalised(t.RandomCrop(32, padding=4), t.RandomHorizontalFlip()))
+def of_cifar(*steps: Any) -> Any:
+    return lambda folder: in_memory("CIFAR10", v2.Compose(steps), 500, planar=False)
 
 
-def cifar_v2(folder: Path) -> Any:
-    torchvision()
-    v2 = pytest.importorskip("torchvision.transforms.v2")
-    scaled = v2.ToDtype(torch.float32, scale=True)
-    return small_images(
-        "CIFAR10", v2.Compose([v2.ToImage(), v2.RandomCrop(32, padding=4), scaled, v2.Normalize(MEAN, STD)])
-    )
-
-
-def mnist(folder: Path) -> Any:
-    return small_images("MNIST", torchvision().transforms.ToTensor())
-
-
-NATIVE = [
-    tensor_folder,
-    arrays,
-    image_folder,
-    torchvision_image_folder,
-    image_folder_of_bytes,
-    cifar,
-    cifar_v2,
-    mnist,
-]
+FLIP, SCALED = v1.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True)
+NATIVE: dict[str, Any] = {
+    "tensor folder": tensor_folder,
+    "arrays": arrays,
+    "image folder": image_folder,
+    "torchvision's folder": torchvision_image_folder,
+    "bytes": image_folder_of_bytes,
+    "cifar": of_cifar(normalised(v1.RandomCrop(32, padding=4), FLIP)),
+    "cifar, v2": of_cifar(v2.ToImage(), v2.RandomCrop(32, padding=4), SCALED, v2.Normalize(MEAN, STD)),
+    "mnist": lambda folder: in_memory("MNIST", v1.ToTensor(), 500),
+}
 
 
 @pytest.mark.parametrize("workers", [0, 3])
-@pytest.mark.parametrize("make", NATIVE, ids=lambda make: make.__name__)
-def test_native_plans_give_the_hosts_batches(tmp_path: Path, make: Any, workers: int) -> None:
-    dataset = make(tmp_path)
+@pytest.mark.parametrize("name", NATIVE)
+def test_native_plans_give_the_hosts_batches(tmp_path: Path, name: str, workers: int) -> None:
+    dataset = NATIVE[name](tmp_path)
     options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3, "num_workers": workers}
     plain = penstock.DataLoader(dataset, **options)
     fed = penstock.DataLoader(dataset, device="cuda", **options)
@@ -114,9 +90,9 @@ def test_native_plans_give_the_hosts_batches(tmp_path: Path, make: Any, workers:
         assert len(fed) == len(wanted)
 
 
-@pytest.mark.parametrize("make", [tensor_folder, image_folder, cifar, cifar_v2, mnist], ids=lambda make: make.__name__)
-def test_dtype_and_layout_are_made_on_the_device(tmp_path: Path, make: Any) -> None:
-    dataset = make(tmp_path)
+@pytest.mark.parametrize("name", ["tensor folder", "image folder", "cifar", "cifar, v2", "mnist"])
+def test_dtype_and_layout_are_made_on_the_device(tmp_path: Path, name: str) -> None:
+    dataset = NATIVE[name](tmp_path)
     options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3, "num_workers": 2}
     feed = penstock.Feed("cuda", dtype=torch.bfloat16, channels_last=True, depth=3)
     wanted = list(penstock.DataLoader(dataset, **options))
@@ -129,14 +105,8 @@ def test_dtype_and_layout_are_made_on_the_device(tmp_path: Path, make: Any) -> N
         assert torch.equal(labels.cpu(), host_labels)
 
 
-class Squares(Dataset[Any]):
-    """Read by Python."""
-
-    def __len__(self) -> int:
-        return 43
-
-    def __getitem__(self, index: int) -> Any:
-        return {"x": torch.full((3, 4), float(index * index)), "y": index, "name": f"id-{index}"}
+def square(index: int) -> Any:
+    return {"x": torch.full((3, 4), float(index * index)), "y": index, "name": f"id-{index}"}
 
 
 @pytest.mark.parametrize("method", [None, "thread", "process"])
@@ -147,8 +117,8 @@ def test_python_plans_give_the_hosts_batches(method: Any, workers: int, persiste
         pytest.skip("torch refuses persistent_workers without workers")
     options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3, "num_workers": workers}
     options |= {"worker_method": method, "persistent_workers": persistent}
-    plain = penstock.DataLoader(Squares(), **options)
-    fed = penstock.DataLoader(Squares(), device="cuda", **options)
+    plain = penstock.DataLoader(Made(square, 43), **options)
+    fed = penstock.DataLoader(Made(square, 43), device="cuda", **options)
     for _ in range(2):
         assert_same([on_host(batch) for batch in fed], list(plain))
 
@@ -175,8 +145,6 @@ def test_a_module_as_transform() -> None:
 
 
 def test_transforms_of_torchvision() -> None:
-    torchvision()
-    v2 = pytest.importorskip("torchvision.transforms.v2")
     transform = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
     source = [(torch.arange(8 * 3 * 5 * 5, dtype=torch.uint8).view(8, 3, 5, 5), torch.arange(8))] * 4
     found = list(penstock.prefetch(source, "cuda", transform=transform))
@@ -247,7 +215,5 @@ def test_tensors_that_are_there_already() -> None:
 
 
 def test_images_of_torchvision_keep_their_type() -> None:
-    torchvision()
-    tv_tensors = pytest.importorskip("torchvision.tv_tensors")
     (found,) = penstock.prefetch([tv_tensors.Image(torch.rand(3, 4, 4))], "cuda")
     assert type(found) is tv_tensors.Image and found.device == DEVICE

@@ -15,7 +15,8 @@ import penstock
 from penstock.cli import doctor, main
 from penstock.insight.check import Check, State
 from penstock.insight.machine import DatasetFiles, disk
-from tests.sample_datasets import noise_image, tensor_files
+from tests.photos import noise_image
+from tests.sample_datasets import tensor_files
 
 Captured = pytest.CaptureFixture[str]
 

@@ -14,7 +14,8 @@ from torch.utils.data import ChainDataset, ConcatDataset, StackDataset, Subset, 
 
 import penstock
 from penstock.insight.lint import lint, state
-from tests.sample_datasets import in_memory, noise_image, tensor_files
+from tests.photos import in_memory, noise_image
+from tests.sample_datasets import tensor_files
 
 torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed: pip install torchvision")
 # Pillow's datasets come with torchvision, which is needed from here on.

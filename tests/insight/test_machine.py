@@ -16,7 +16,8 @@ from penstock.insight.machine.gpu import Gpu, Link
 from penstock.insight.machine.host import HostMemory, Processors
 from penstock.sources import ImageFolder, TensorFolder
 from penstock.system.cgroup import cgroup_quota
-from tests.sample_datasets import Made, noise_image, tensor_files
+from tests.photos import noise_image
+from tests.sample_datasets import Made, tensor_files
 
 MIB, GIB, NONE = 1 << 20, 1 << 30, float("inf")
 GPU = Gpu(0, "H100", 80 * GIB, "0000:3b:00.0")

@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset, Subset
+from torch.utils.data import ConcatDataset, Subset
 
 import penstock
 from penstock.order.blocks import Blocks
 from penstock.sources.blocks import blocks_of
+from tests.sample_datasets import Made
+from tests.values import flat as numbers
+from tests.values import resumed
 
 SHARDS, EACH = 12, 20
 
 
-class InShards(Dataset[int]):
+class InShards(Made):
     """Numbers in shards."""
 
     def __init__(self, window: int = 3, each: int = EACH) -> None:
+        super().__init__(int, SHARDS * each)
         self.shuffle_blocks = Blocks(np.full(SHARDS, each, dtype=np.int64), window)
-
-    def __len__(self) -> int:
-        return self.shuffle_blocks.samples
-
-    def __getitem__(self, index: int) -> int:
-        return index
 
 
 def loader(dataset: Any = None, **options: Any) -> penstock.DataLoader[Any]:
     options = {"batch_size": 8, "shuffle": True, "num_workers": 0, "seed": 5, **options}
     return penstock.DataLoader(InShards() if dataset is None else dataset, **options)
-
-
-def numbers(batches: Any) -> list[int]:
-    return [int(number) for batch in batches for number in batch]
 
 
 def test_every_sample_comes_within_the_window() -> None:
@@ -59,12 +52,9 @@ def test_a_state_goes_on_at_any_position_and_refuses_another_window() -> None:
     whole = loader()
     epoch = numbers(whole)
     first = loader()
-    batches: Iterator[Any] = iter(first)
-    begun = numbers([next(batches) for _ in range(7)])
+    begun, second = resumed(first, loader(batch_size=5), 7)
+    assert numbers(begun) + numbers(second) == epoch
     state = first.state_dict()
-    second = loader(batch_size=5)
-    second.load_state_dict(state)
-    assert begun + numbers(second) == epoch
     with pytest.raises(penstock.InvalidOption, match=r"windows of 3 .* cannot go on shuffled in windows of 4"):
         loader(InShards(4)).load_state_dict(state)
     with pytest.raises(penstock.InvalidOption, match="cannot go on shuffled"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import json
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -26,7 +25,8 @@ import penstock._native as _native
 from penstock.recipe import drawing
 from penstock.system.randomness import generator_states, generators_drawn_from
 from tests.same import assert_same
-from tests.sample_datasets import Numbers
+from tests.sample_datasets import Numbers, Order
+from tests.values import resumed
 
 PL = penstock.DataLoader
 
@@ -160,10 +160,8 @@ def test_a_native_prefix_and_its_rest_draw_as_the_whole(root: Path) -> None:
         loader = PL(cut, batch_size=3, seed=4, num_workers=0)
         assert ("decoded as far as needed" in loader.explain()) == (at > 0) or at == 0
         assert_same(list(loader), whole)
-    again = PL(
-        folder(root, *steps[:2], v1.Lambda(itself), *steps[2:], v1.ToTensor()), batch_size=3, seed=4, num_workers=2
-    )
-    assert_same(list(again), whole)
+    cut = folder(root, *steps[:2], v1.Lambda(itself), *steps[2:], v1.ToTensor())
+    assert_same(list(PL(cut, batch_size=3, seed=4, num_workers=2)), whole)
 
 
 def test_draws_in_python_are_those_of_the_native_core() -> None:
@@ -189,24 +187,8 @@ def test_draws_in_python_are_those_of_the_native_core() -> None:
 # --- positions --------------------------------------------------------------------------------------------------------
 
 
-class Repeating(tud.Sampler[int]):
-    """Repeated augmentation: each sample three times."""
-
-    def __iter__(self) -> Iterator[int]:
-        return (i for i in range(7) for _ in range(3))
-
-    def __len__(self) -> int:
-        return 21
-
-
-class Uneven(tud.Sampler[list[int]]):
-    """Batches of different sizes, in which samples come more than once."""
-
-    def __iter__(self) -> Iterator[list[int]]:
-        yield from ([0, 0, 1], [2], [0, 3, 3, 6], [6, 5], [0, 0], [4, 4, 4])
-
-    def __len__(self) -> int:
-        return 6
+#: Batches of different sizes, in which samples come more than once.
+UNEVEN = [[0, 0, 1], [2], [0, 3, 3, 6], [6, 5], [0, 0], [4, 4, 4]]
 
 
 def drawn_by(name: str, root: Path, **options: Any) -> Any:
@@ -214,14 +196,14 @@ def drawn_by(name: str, root: Path, **options: Any) -> Any:
     dataset = options.pop("wrap", itself)(options.pop("dataset", None) or folder(root))
     given: dict[str, Any] = {"batch_size": 4, "seed": 3, **options}
     if name == "batch sampler":
-        return PL(dataset, batch_sampler=Uneven(), **{**given, "batch_size": 1})
+        return PL(dataset, batch_sampler=Order(UNEVEN), **{**given, "batch_size": 1})
     if name == "mix":
         mixed = penstock.Mix(
             {"a": (tud.Subset(dataset, [0, 1]), 3), "b": (tud.Subset(dataset, [6, 2, 3]), 1)}, length=23
         )
         return PL(mixed, shuffle=True, **given)
     sampler = {
-        "repeating": lambda: Repeating(),
+        "repeating": lambda: Order([i for i in range(7) for _ in range(3)]),
         "replacement": lambda: tud.RandomSampler(dataset, replacement=True, num_samples=23),
         "subset": lambda: tud.SubsetRandomSampler([5, 5, 5, 1, 1, 0, 2] * 3),
         "weighted of torch": lambda: tud.WeightedRandomSampler([5.0] + [1.0] * 6, 23),
@@ -251,14 +233,8 @@ def test_orders_that_repeat_samples_draw_anew_and_can_be_stopped(root: Path, nam
         if name == "mix" and "wrap" in options:
             continue  # its parts are Subsets of a folder
         for stop in (1, 3):
-            begun = drawn_by(name, root, **options)
-            batches = iter(begun)
-            for _ in range(stop):
-                next(batches)
-            state = json.loads(json.dumps(begun.state_dict()))
-            del batches
             after = drawn_by(name, root, **{**options, "num_workers": 0})
-            after.load_state_dict(state)
+            _, after = resumed(drawn_by(name, root, **options), after, stop)
             assert_same(list(after), wanted[stop:])
 
 
@@ -277,30 +253,23 @@ def test_without_a_seed_a_stopped_pass_goes_on_with_its_draws(root: Path) -> Non
 @pytest.mark.parametrize("name", ["weighted", "mix"])
 @pytest.mark.parametrize("wrap", [itself, Wrapped])
 def test_any_number_of_ranks_draws_the_same(root: Path, name: str, wrap: Any) -> None:
-    def images(**options: Any) -> list[torch.Tensor]:
-        return [image for batch in drawn_by(name, root, wrap=wrap, num_workers=0, **options) for image in batch[0]]
+    def loader(**options: Any) -> Any:
+        return drawn_by(name, root, wrap=wrap, num_workers=0, **options)
 
-    whole = images()
+    def images(batches: Any) -> list[torch.Tensor]:
+        return [image for batch in batches for image in batch[0]]
+
+    whole = images(loader())
     for world in (2, 3):
-        ranks = [drawn_by(name, root, wrap=wrap, num_workers=0, shard=(rank, world)) for rank in range(world)]
-        together = [image for step in zip(*ranks, strict=True) for batch in step for image in batch[0]]
+        ranks = [loader(shard=(rank, world)) for rank in range(world)]
+        together = images(batch for step in zip(*ranks, strict=True) for batch in step)
         full = 23 // (4 * world) * 4 * world
         assert_same(together[:full], whole[:full])
-        begun = [drawn_by(name, root, wrap=wrap, num_workers=0, shard=(rank, 2)) for rank in range(2)]
-        for one in begun:
-            batches = iter(one)
-            next(batches)
-        assert_same(
-            images() if world == 2 else go_on(name, root, wrap, begun[0].state_dict()), whole[8 * (world == 3) :]
-        )
-    padded = [image for batch in drawn_by(name, root, wrap=wrap, num_workers=0, shard=(1, 2)) for image in batch[0]]
+    assert_same(images(loader()), whole)
+    _, alone = resumed(loader(shard=(0, 2)), loader(), 1)
+    assert_same(images(alone), whole[8:])
+    padded = images(loader(shard=(1, 2)))
     assert len({image.numpy().tobytes() for image in padded}) == len(padded)
-
-
-def go_on(name: str, root: Path, wrap: Any, state: Any) -> list[torch.Tensor]:
-    loader = drawn_by(name, root, wrap=wrap, num_workers=0)
-    loader.load_state_dict(state)
-    return [image for batch in loader for image in batch[0]]
 
 
 def test_a_distributed_sampler_draws_the_same_for_any_number_of_ranks(root: Path) -> None:

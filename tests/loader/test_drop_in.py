@@ -18,23 +18,32 @@ import pytest
 import torch
 import torch.utils.data as tud
 import torchvision
-from PIL import Image
 from torchvision import transforms as v1
 
 import penstock
+from tests.photos import grey_files, in_memory
 from tests.same import assert_same, assert_same_batches
-from tests.sample_datasets import in_memory, rows
+from tests.sample_datasets import Order, rows, tensor_files
 from tests.values import flat
+from tests.waiting import run_in_threads
 
 pytestmark = pytest.mark.native
 
 
+def assert_as_torch(dataset: Any, **options: Any) -> None:
+    """Assert that all batches are torch's, or that the pass raises an error of the type of torch's."""
+    results: list[Any] = []
+    for kind in (penstock.DataLoader, tud.DataLoader):
+        try:
+            results.append(list(kind(dataset, **options)))
+        except Exception as error:
+            results.append(type(error))
+    assert_same(*results)
+
+
 @pytest.fixture
 def pngs(tmp_path: Path) -> Path:
-    (tmp_path / "only").mkdir()
-    for i in range(12):
-        Image.new("RGB", (9, 9), (i, i, i)).save(tmp_path / "only" / f"{i:02}.png")
-    return tmp_path
+    return grey_files(tmp_path, 12)
 
 
 def test_a_row_for_python_may_come_before_its_batch_is_known(pngs: Path) -> None:
@@ -54,21 +63,12 @@ def test_a_row_for_python_may_come_before_its_batch_is_known(pngs: Path) -> None
 def test_several_threads_share_an_iterator(workers: int) -> None:
     iterator: Any = iter(penstock.DataLoader(rows(2000), batch_size=5, num_workers=workers))
     seen: list[int] = []
-    errors: list[BaseException] = []
 
-    def take() -> None:
-        try:
-            for (batch,) in iterator:
-                seen.extend(batch.tolist())
-        except BaseException as error:
-            errors.append(error)
+    def take(thread: int) -> None:
+        for (batch,) in iterator:
+            seen.extend(batch.tolist())
 
-    threads = [threading.Thread(target=take) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    run_in_threads(4, take)
     assert sorted(seen) == list(range(2000))
 
 
@@ -102,10 +102,9 @@ def test_generic() -> None:
     annotated(penstock.DataLoader(rows()))
 
 
-@pytest.mark.parametrize("shuffle", [False])
-def test_nothing_in_the_dataset(shuffle: bool) -> None:
+def test_nothing_in_the_dataset() -> None:
     for dataset in (tud.TensorDataset(torch.empty(0, 4), torch.empty(0)), penstock.Arrays(np.empty((0, 4)))):
-        loader: Any = penstock.DataLoader(dataset, batch_size=3, shuffle=shuffle)
+        loader: Any = penstock.DataLoader(dataset, batch_size=3)
         assert len(loader) == 0
         assert list(loader) == []
     both: Any = tud.ConcatDataset([tud.TensorDataset(torch.empty(0)), tud.TensorDataset(torch.arange(3.0))])
@@ -119,13 +118,7 @@ def test_nothing_in_the_dataset(shuffle: bool) -> None:
 )
 def test_odd_subsets_are_torchs(indices: Any) -> None:
     subset: Any = tud.Subset(penstock.Arrays(np.arange(10)), indices)
-    results = []
-    for kind in (penstock.DataLoader, tud.DataLoader):
-        try:
-            results.append([[t.tolist() for t in batch] for batch in kind(subset, batch_size=2)])
-        except Exception as error:
-            results.append(type(error))  # type: ignore[arg-type]
-    assert results[0] == results[1]
+    assert_as_torch(subset, batch_size=2)
 
 
 def test_numpy_and_tensor_subsets() -> None:
@@ -178,35 +171,16 @@ def test_labels_of_every_kind(targets: Any, how: str) -> None:
         dataset.target_transform = lambda label: label
     if how == "concatenated":
         dataset = tud.ConcatDataset([dataset, dataset])
-    results: list[Any] = []
-    for kind in (penstock.DataLoader, tud.DataLoader):
-        try:
-            results.append(list(kind(dataset, batch_size=16)))
-        except Exception as error:
-            results.append(type(error))
-    if isinstance(results[1], type):
-        assert results[0] is results[1]
-    else:
-        assert_same(results[0], results[1])
+    assert_as_torch(dataset, batch_size=16)
 
 
 def test_samplers_are_read_on_demand_as_torch_does() -> None:
     for kind in (penstock.DataLoader, tud.DataLoader):
-        read: list[int] = []
-
-        class Sampler:
-            def __init__(self, read: list[int]) -> None:
-                self.read = read
-
-            def __iter__(self) -> Any:
-                for i in range(10):
-                    self.read.append(i)
-                    yield i
-
-        iterator = iter(kind(rows(10), batch_size=2, sampler=Sampler(read), num_workers=0))
-        assert read == []
+        sampler = Order(range(10))
+        iterator = iter(kind(rows(10), batch_size=2, sampler=sampler, num_workers=0))
+        assert sampler.asked == 0
         next(iterator)
-        assert read == [0, 1]
+        assert sampler.asked == 2
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 0}])
@@ -261,20 +235,13 @@ def test_attributes_set_later_count() -> None:
 
 def test_a_folder_that_was_made_anew(tmp_path: Path) -> None:
     root = tmp_path / "data"
-
-    def write(value: float) -> None:
-        root.mkdir()
-        for i in range(4):
-            torch.save(torch.full((2,), value), root / f"{i}.pt")
-
-    write(1.0)
-    dataset = penstock.TensorFolder(root)
+    dataset = penstock.TensorFolder(tensor_files(root, 4, (1,)))
     loader: Any = penstock.DataLoader(dataset, batch_size=4)
-    assert next(iter(loader)).unique().tolist() == [1.0]
+    assert next(iter(loader)).tolist() == [[0], [1], [2], [3]]
     shutil.rmtree(root)
-    write(2.0)
-    assert dataset[0].unique().tolist() == [2.0]
-    assert next(iter(loader)).unique().tolist() == [2.0]
+    tensor_files(root, 4, (2,))
+    assert dataset[3].tolist() == [3, 3]
+    assert next(iter(loader)).tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]
 
 
 def test_relative_roots_stay_where_they_were(pngs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,8 +258,7 @@ def test_relative_roots_stay_where_they_were(pngs: Path, tmp_path: Path, monkeyp
 
 
 def test_errors_leave_nothing_for_the_garbage_collector(tmp_path: Path) -> None:
-    for i in range(6):
-        torch.save(torch.ones(3), tmp_path / f"{i}.pt")
+    tensor_files(tmp_path, 6, name="{}")
     (tmp_path / "3.pt").write_bytes(b"nothing")
     loader: Any = penstock.DataLoader(penstock.TensorFolder(tmp_path), batch_size=2, num_workers=2)
     gc.collect()

@@ -15,12 +15,14 @@ import pytest
 import torch
 import torchvision
 from PIL import Image, UnidentifiedImageError
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from torchvision import transforms as v1
 
 import penstock
 from tests.corrupt import npy, saved
+from tests.photos import noise_image
 from tests.resources import open_files
+from tests.sample_datasets import Made, tensor_files
 
 TORCH: Any = torch.utils.data.DataLoader
 OURS: Any = penstock.DataLoader
@@ -32,13 +34,9 @@ def raised(act: Callable[[], Any]) -> Any:
     return caught.value
 
 
-def noise(seed: int) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (30, 40, 3), dtype=np.uint8))
-
-
 def encoded(form: str, mode: str = "RGB") -> bytes:
     out = io.BytesIO()
-    noise(5).convert(mode).save(out, form)
+    noise_image(5, 30, 40).convert(mode).save(out, form)
     return out.getvalue()
 
 
@@ -62,7 +60,7 @@ IMAGES: dict[str, Any] = {
 def photos(tmp_path: Path) -> Path:
     (tmp_path / "class").mkdir()
     for i in range(6):
-        noise(i).save(tmp_path / "class" / f"{i}.jpg")
+        noise_image(i, 30, 40).save(tmp_path / "class" / f"{i}.jpg")
     return tmp_path
 
 
@@ -150,19 +148,15 @@ class Foreign:
     """What torch.load(weights_only=True) refuses."""
 
 
-class Plain(Dataset[Any]):
-    """One tensor a file, as the tutorials read it."""
+def plain(root: Path, suffix: str = ".pt", labels: dict[str, int] | None = None) -> Made:
+    """Return one tensor a file, as the tutorials read it."""
 
-    def __init__(self, root: Path, suffix: str, labels: dict[str, int] | None = None) -> None:
-        self.root, self.suffix, self.labels = root, suffix, labels
+    def get(index: int) -> Any:
+        path = root / f"{index}{suffix}"
+        x = torch.load(path) if suffix == ".pt" else torch.from_numpy(np.load(path))
+        return x if labels is None else (x, labels[str(index)])
 
-    def __len__(self) -> int:
-        return 6
-
-    def __getitem__(self, index: int) -> Any:
-        path = self.root / f"{range(6)[index]}{self.suffix}"
-        x = torch.load(path) if self.suffix == ".pt" else torch.from_numpy(np.load(path))
-        return x if self.labels is None else (x, self.labels[str(index)])
+    return Made(get, 6)
 
 
 GOOD, OLD = saved(torch.zeros(50)), saved(torch.zeros(50), _use_new_zipfile_serialization=False)
@@ -184,14 +178,12 @@ TENSORS: dict[str, tuple[str, Any]] = {
 @pytest.mark.parametrize("damage", TENSORS)
 def test_tensors(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     suffix, content = TENSORS[damage]
+    tensor_files(tmp_path, 6, (50,), "{}")
     for i in range(6):
-        if suffix == ".pt":
-            torch.save(torch.full((50,), float(i)), tmp_path / f"{i}.pt")
-        else:
-            np.save(tmp_path / f"{i}.npy", np.full(50, float(i)))
+        np.save(tmp_path / f"{i}.npy", np.full(50, float(i)))
     ids = [str(i) for i in range(6)]
     spoil(tmp_path / f"3{suffix}", content, monkeypatch)
-    want = raised(lambda: list(TORCH(Plain(tmp_path, suffix), 4)))
+    want = raised(lambda: list(TORCH(plain(tmp_path, suffix), 4)))
     for transform in (None, torch.Tensor.clone):
         dataset = penstock.TensorFolder(tmp_path, ids, suffix=suffix, transform=transform)
         for workers, method in ((0, None), (2, "thread"), (0, "process")):
@@ -206,10 +198,9 @@ def test_tensors(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_labels(tmp_path: Path) -> None:
-    for i in range(6):
-        torch.save(torch.zeros(3), tmp_path / f"{i}.pt")
+    tensor_files(tmp_path, 6, name="{}")
     labels = {str(i): i for i in range(6) if i != 3}
-    want = raised(lambda: list(TORCH(Plain(tmp_path, ".pt", labels), 4)))
+    want = raised(lambda: list(TORCH(plain(tmp_path, labels=labels), 4)))
     got = raised(lambda: list(OURS(penstock.TensorFolder(tmp_path, map(str, range(6)), labels), 4)))
     assert type(want) is KeyError
     assert isinstance(got, KeyError)
@@ -237,22 +228,8 @@ def test_arrays(tmp_path: Path) -> None:
 # --- indices ----------------------------------------------------------------------------------------------------
 
 ROWS = TensorDataset(torch.arange(8.0))
-NO_INDICES: list[Any] = [
-    100,
-    -100,
-    16,
-    -17,
-    "two",
-    1.5,
-    None,
-    2**70,
-    (1,),
-    b"a",
-    ...,
-    np.float64(1),
-    [1],
-    torch.tensor([1]),
-]
+NO_INDICES: list[Any] = [100, -100, 16, -17, "two", 1.5, None, 2**70, (1,), b"a", ..., np.float64(1), [1]]
+NO_INDICES.append(torch.tensor([1]))
 
 
 @pytest.mark.parametrize("index", NO_INDICES, ids=repr)

@@ -6,6 +6,8 @@ the moment of iter(), and each value may be from before the change or from after
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,10 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock
+from tests import same
+from tests.photos import grey_files
 from tests.same import assert_same
+from tests.sample_datasets import Order, tensor_files
 
 pytestmark = pytest.mark.native
 
@@ -80,122 +85,53 @@ def tensors() -> TensorDataset:
     return TensorDataset(rows(), torch.arange(SAMPLES))
 
 
-def other(dataset: Any) -> None:
-    dataset.tensors = (rows() + 1000, torch.arange(SAMPLES) + 100)
+def put(owner: Any, **attributes: Any) -> None:
+    """Assign attributes."""
+    for name, value in attributes.items():
+        setattr(owner, name, value)
 
 
-def of_other_shape(dataset: Any) -> None:
-    dataset.tensors = (torch.ones(SAMPLES, 2, 3, dtype=torch.float64), torch.arange(SAMPLES))
+class Doubling(TensorDataset):
+    def __getitem__(self, index: Any) -> Any:
+        first, *rest = super().__getitem__(index)
+        return (first * 2, *rest)
 
 
-def of_other_length(dataset: Any) -> None:
-    dataset.tensors = (rows()[:20], torch.arange(20))
-
-
-def exchange_storage(dataset: Any) -> None:
-    dataset.tensors[0].data = rows() - 5
-
-
-def set_storage(dataset: Any) -> None:
-    dataset.tensors[0].set_(rows() - 7)
-
-
-def add_in_place(dataset: Any) -> None:
-    dataset.tensors[0].add_(1)
-
-
-def by_numpy(dataset: Any) -> None:
-    dataset.tensors[0].numpy()[:] = -1
-
-
-def grow(dataset: Any) -> None:
-    dataset.tensors[0].resize_(2 * SAMPLES, 4)[SAMPLES:] = 3
-
-
-def shrink(dataset: Any) -> None:
-    dataset.tensors[0].resize_(20, 4)
-
-
-def reshape(dataset: Any) -> None:
-    dataset.tensors[0].resize_(SAMPLES, 2, 2)
-
-
-def empty_storage(dataset: Any) -> None:
-    dataset.tensors[0].untyped_storage().resize_(0)
-
-
-def halve_storage(dataset: Any) -> None:
-    storage = dataset.tensors[0].untyped_storage()
-    storage.resize_(storage.nbytes() // 2)
-
-
-def share(dataset: Any) -> None:
-    dataset.tensors[0].share_memory_()
-
-
-def share_and_write(dataset: Any) -> None:
-    dataset.tensors[0].share_memory_().mul_(-1)
-
-
-def require_grad(dataset: Any) -> None:
-    dataset.tensors[0].requires_grad_()
-
-
-def transpose(dataset: Any) -> None:
-    dataset.tensors[0].t_()
-
-
-def conjugate(dataset: Any) -> None:
-    dataset.tensors = (rows().to(torch.complex64).conj(), dataset.tensors[1])
-
-
-def by_own_method(dataset: Any) -> None:
-    dataset.__dict__["__getitem__"] = None  # which Python's indexing does not look at
-
-
-def become_another_class(dataset: Any) -> None:
-    class Doubling(TensorDataset):
-        def __getitem__(self, index: Any) -> Any:
-            first, *rest = super().__getitem__(index)
-            return (first * 2, *rest)
-
-    dataset.__class__ = Doubling
-
-
-TENSOR_CHANGES = [
-    other,
-    of_other_shape,
-    of_other_length,
-    exchange_storage,
-    set_storage,
-    add_in_place,
-    by_numpy,
-    grow,
-    shrink,
-    reshape,
-    empty_storage,
-    halve_storage,
-    share,
-    share_and_write,
-    require_grad,
-    transpose,
-    conjugate,
-    by_own_method,
-    become_another_class,
-]
+TENSOR_CHANGES: dict[str, Change] = {
+    "other": lambda d: put(d, tensors=(rows() + 1000, torch.arange(SAMPLES) + 100)),
+    "other shape": lambda d: put(d, tensors=(torch.ones(SAMPLES, 2, 3).double(), torch.arange(SAMPLES))),
+    "other length": lambda d: put(d, tensors=(rows()[:20], torch.arange(20))),
+    "exchange storage": lambda d: put(d.tensors[0], data=rows() - 5),
+    "set storage": lambda d: d.tensors[0].set_(rows() - 7),
+    "add in place": lambda d: d.tensors[0].add_(1),
+    "by numpy": lambda d: d.tensors[0].numpy().fill(-1),
+    "grow": lambda d: d.tensors[0].resize_(2 * SAMPLES, 4)[SAMPLES:].fill_(3),
+    "shrink": lambda d: d.tensors[0].resize_(20, 4),
+    "reshape": lambda d: d.tensors[0].resize_(SAMPLES, 2, 2),
+    "empty storage": lambda d: d.tensors[0].untyped_storage().resize_(0),
+    "halve storage": lambda d: d.tensors[0].untyped_storage().resize_(d.tensors[0].untyped_storage().nbytes() // 2),
+    "share": lambda d: d.tensors[0].share_memory_(),
+    "share and write": lambda d: d.tensors[0].share_memory_().mul_(-1),
+    "require grad": lambda d: d.tensors[0].requires_grad_(),
+    "transpose": lambda d: d.tensors[0].t_(),
+    "conjugate": lambda d: put(d, tensors=(rows().to(torch.complex64).conj(), d.tensors[1])),
+    "own method": lambda d: d.__dict__.update(__getitem__=None),  # which Python's indexing does not look at
+    "another class": lambda d: put(d, __class__=Doubling),
+}
+share = TENSOR_CHANGES["share"]
 
 
 @pytest.mark.parametrize("change", TENSOR_CHANGES)
 def test_tensors(change):
-    assert_live(tensors, change)
+    assert_live(tensors, TENSOR_CHANGES[change])
 
 
-@pytest.mark.parametrize("change", [add_in_place, share_and_write, exchange_storage, other])
+@pytest.mark.parametrize("change", ["add in place", "share and write", "exchange storage", "other"])
 def test_tensors_that_are_changed_before_each_batch(change):
-    assert_live(tensors, change, every=True)
+    assert_live(tensors, TENSOR_CHANGES[change], every=True)
 
 
-@pytest.mark.parametrize("change", [other, add_in_place, share_and_write, grow, halve_storage])
+@pytest.mark.parametrize("change", ["other", "add in place", "share and write", "grow", "halve storage"])
 @pytest.mark.parametrize("make", [
     lambda: TensorDataset(rows().t().contiguous().t(), torch.arange(SAMPLES)),
     lambda: TensorDataset(rows().repeat(1, 2)[:, 2:6], torch.arange(SAMPLES)),
@@ -204,7 +140,7 @@ def test_tensors_that_are_changed_before_each_batch(change):
     lambda: penstock.Arrays(rows(), np.arange(SAMPLES)),
 ], ids=["strided", "sliced", "parameter", "arrays", "with-numpy"])  # fmt: skip
 def test_tensors_of_other_kinds(make, change):
-    assert_live(make, change)
+    assert_live(make, TENSOR_CHANGES[change])
 
 
 def test_expanded_tensors():
@@ -253,27 +189,16 @@ def subset() -> Subset[Any]:
     return Subset(TensorDataset(torch.arange(1000), torch.arange(1000.0)), list(range(3, 3 + SAMPLES)))
 
 
-def other_indices(dataset: Any) -> None:
-    dataset.indices = list(range(500, 500 + SAMPLES))
+SUBSET_CHANGES: dict[str, Change] = {
+    "other indices": lambda d: put(d, indices=list(range(500, 500 + SAMPLES))),
+    "indices in place": lambda d: operator.setitem(d.indices, slice(None), torch.arange(700, 700 + SAMPLES)),
+    "other dataset": lambda d: put(d, dataset=TensorDataset(torch.arange(1000) * 2, torch.arange(1000.0) * 3)),
+    "a mask in place": lambda d: operator.setitem(d.indices, 30, True),
+    "fewer indices": lambda d: put(d, indices=d.indices[:20]),
+}
 
 
-def index_in_place(dataset: Any) -> None:
-    dataset.indices[:] = range(700, 700 + SAMPLES)
-
-
-def other_dataset(dataset: Any) -> None:
-    dataset.dataset = TensorDataset(torch.arange(1000) * 2, torch.arange(1000.0) * 3)
-
-
-def masks_in_place(dataset: Any) -> None:
-    dataset.indices[30] = True
-
-
-def fewer_indices(dataset: Any) -> None:
-    dataset.indices = dataset.indices[:20]
-
-
-@pytest.mark.parametrize("change", [other_indices, index_in_place, other_dataset, masks_in_place, fewer_indices])
+@pytest.mark.parametrize("change", SUBSET_CHANGES)
 @pytest.mark.parametrize("kind", [list, torch.tensor, np.array], ids=["list", "tensor", "array"])
 def test_subset(kind, change):
     def make() -> Subset[Any]:
@@ -281,13 +206,7 @@ def test_subset(kind, change):
         dataset.indices = kind(dataset.indices)
         return dataset
 
-    def changed(dataset: Any) -> None:
-        if kind is torch.tensor and change is index_in_place:
-            dataset.indices[:] = torch.arange(700, 700 + SAMPLES)
-        else:
-            change(dataset)
-
-    assert_live(make, changed)
+    assert_live(make, SUBSET_CHANGES[change])
 
 
 def test_indices_that_move():
@@ -300,29 +219,18 @@ def test_indices_that_move():
     assert_live(make, lambda dataset: dataset.indices.resize_(2 * SAMPLES).fill_(5))
 
 
-def joined() -> ConcatDataset[Any]:
-    return ConcatDataset([TensorDataset(rows()[:20]), TensorDataset(rows()[20:])])
+CONCAT_CHANGES: dict[str, Change] = {
+    "other part": lambda d: operator.setitem(d.datasets, 1, TensorDataset(rows()[20:] * 10)),
+    "other parts": lambda d: put(d, datasets=[TensorDataset(rows() * 2), TensorDataset(rows() * 3)]),
+    "other sizes": lambda d: operator.setitem(d.cumulative_sizes, 0, 10),
+    "within": lambda d: d.datasets[1].tensors[0].share_memory_().mul_(5),
+}
 
 
-def test_concat():
-    def other_part(dataset: Any) -> None:
-        dataset.datasets[1] = TensorDataset(rows()[20:] * 10)
-
-    def other_parts(dataset: Any) -> None:
-        dataset.datasets = [TensorDataset(rows() * 2), TensorDataset(rows() * 3)]
-
-    def other_sizes(dataset: Any) -> None:
-        dataset.cumulative_sizes[0] = 10
-
-    def within(dataset: Any) -> None:
-        dataset.datasets[1].tensors[0].share_memory_().mul_(5)
-
-    for change in (other_part, other_parts, other_sizes, within):
-        assert_live(joined, change)
-
-
-def value(index: int) -> list[int]:
-    return [index]
+@pytest.mark.parametrize("change", CONCAT_CHANGES)
+def test_concat(change):
+    parts = rows().split([20, SAMPLES - 20])
+    assert_live(lambda: ConcatDataset([TensorDataset(part.clone()) for part in parts]), CONCAT_CHANGES[change])
 
 
 @pytest.mark.parametrize(
@@ -333,15 +241,8 @@ def test_a_subset_with_an_odd_index_far_behind(odd):
     dataset = Subset(TensorDataset(torch.arange(2000)), indices)
 
     def batches(loader_class: Any, **options: Any) -> list[Any]:
-        found: list[Any] = []
-        batches = iter(loader_class(dataset, batch_size=1 if getattr(odd, "ndim", 0) else 3, **options))
-        while True:
-            try:
-                found.append(next(batches))
-            except StopIteration:
-                return found
-            except Exception as error:
-                found.append(type(error).__name__)
+        found = same.outcomes(loader_class(dataset, batch_size=1 if getattr(odd, "ndim", 0) else 3, **options))
+        return [one[0] if isinstance(one, tuple) else one for one in found]
 
     wanted = batches(torch.utils.data.DataLoader)
     for options in [*LIVE, {"num_workers": 2}]:
@@ -366,69 +267,9 @@ def steps(t: Any) -> Any:
     return t.Compose([t.CenterCrop((16, 16)), t.Pad(1), t.ToTensor() if t is v1 else v2.PILToTensor()])
 
 
-def other_transform(dataset: Any) -> None:
-    dataset.transform = v1.Compose([v1.CenterCrop((8, 8)), v1.ToTensor()])
-
-
-def other_size(dataset: Any) -> None:
-    dataset.transform.transforms[0].size = (12, 12)
-
-
-def other_step(dataset: Any) -> None:
-    dataset.transform.transforms[1] = v1.Pad(3)
-
-
-def one_step_more(dataset: Any) -> None:
-    dataset.transform.transforms.insert(0, v1.Pad(2))
-
-
-def other_padding(dataset: Any) -> None:
-    dataset.transform.transforms[1].padding = 4
-
-
-def function_of_its_own(dataset: Any) -> None:
-    dataset.transform.transforms.append(v1.Lambda(lambda image: image.to(torch.float32) * 2))
-
-
-def own_callable(dataset: Any) -> None:
-    dataset.transform = lambda image: torch.from_numpy(np.array(image)).to(torch.int32)
-
-
-def no_transform(dataset: Any) -> None:
-    dataset.transform = None
-
-
-def hook(dataset: Any) -> None:
-    dataset.transform.transforms[1].register_forward_hook(lambda module, given, result: result.rotate(90))
-
-
-def label_in_place(dataset: Any) -> None:
-    dataset.targets[13], dataset.targets[47] = -3, -4
-
-
-def other_labels(dataset: Any) -> None:
-    dataset.targets = list(range(100, 100 + SAMPLES))
-
-
-def text_label(dataset: Any) -> None:
-    dataset.targets = [str(number) for number in range(SAMPLES)]
-
-
-def label_transform(dataset: Any) -> None:
-    dataset.target_transform = lambda label: label + 1000
-
-
-def other_data(dataset: Any) -> None:
-    dataset.data = 255 - dataset.data
-
-
 def larger_data(dataset: Any) -> None:
     larger = np.random.default_rng(1).integers(0, 256, (SAMPLES, 40, 40, 3), dtype=np.uint8)
     dataset.data = larger if isinstance(dataset.data, np.ndarray) else torch.from_numpy(larger[..., 0].copy())
-
-
-def data_in_place(dataset: Any) -> None:
-    dataset.data[:] = 255 - dataset.data
 
 
 def resize_data(dataset: Any) -> None:
@@ -436,32 +277,40 @@ def resize_data(dataset: Any) -> None:
         dataset.data.resize((2 * SAMPLES, 20, 24, 3), refcheck=False)
 
 
-IMAGE_CHANGES = [
-    other_transform,
-    other_size,
-    other_step,
-    one_step_more,
-    other_padding,
-    function_of_its_own,
-    own_callable,
-    no_transform,
-    hook,
-    label_in_place,
-    other_labels,
-    text_label,
-    label_transform,
-    other_data,
-    larger_data,
-    data_in_place,
-    resize_data,
-]
+def own_callable(dataset: Any) -> None:
+    dataset.transform = lambda image: torch.from_numpy(np.array(image)).to(torch.int32)
+
+
+#: Of the transform, and of the transform of labels.
+STEP_CHANGES: dict[str, Change] = {
+    "other transform": lambda d: put(d, transform=v1.Compose([v1.CenterCrop((8, 8)), v1.ToTensor()])),
+    "other size": lambda d: put(d.transform.transforms[0], size=(12, 12)),
+    "other step": lambda d: operator.setitem(d.transform.transforms, 1, v1.Pad(3)),
+    "own function": lambda d: d.transform.transforms.append(v1.Lambda(lambda image: image.to(torch.float32) * 2)),
+    "own callable": own_callable,
+    "no transform": lambda d: put(d, transform=None),
+    "hook": lambda d: d.transform.transforms[1].register_forward_hook(lambda module, given, made: made.rotate(90)),
+    "label transform": lambda d: put(d, target_transform=lambda label: label + 1000),
+}
+IMAGE_CHANGES: dict[str, Change] = {
+    **STEP_CHANGES,
+    "one step more": lambda d: d.transform.transforms.insert(0, v1.Pad(2)),
+    "other padding": lambda d: put(d.transform.transforms[1], padding=4),
+    "labels in place": lambda d: [operator.setitem(d.targets, at, label) for at, label in ((13, -3), (47, -4))],
+    "other labels": lambda d: put(d, targets=list(range(100, 100 + SAMPLES))),
+    "labels of text": lambda d: put(d, targets=[str(number) for number in range(SAMPLES)]),
+    "other data": lambda d: put(d, data=255 - d.data),
+    "larger data": larger_data,
+    "data in place": lambda d: operator.setitem(d.data, slice(None), 255 - d.data),
+    "resized data": resize_data,
+}
 
 
 @pytest.mark.parametrize("change", IMAGE_CHANGES)
 @pytest.mark.parametrize("t", [v1, v2], ids=["v1", "v2"])
 @pytest.mark.parametrize("name", ["CIFAR10", "MNIST"])
 def test_images_in_memory(name, t, change):
-    assert_live(lambda: pictures(name, steps(t)), change)
+    assert_live(lambda: pictures(name, steps(t)), IMAGE_CHANGES[change])
 
 
 def test_mnist_whose_memory_moves():
@@ -545,51 +394,28 @@ def root(tmp_path_factory):
     return folder
 
 
-def other_samples(dataset: Any) -> None:
-    dataset.samples = [(path, 10 + label) for path, label in reversed(dataset.samples)]
-
-
-def sample_in_place(dataset: Any) -> None:
-    dataset.samples[14] = (dataset.samples[20][0], 7)
-    dataset.samples[47] = (dataset.samples[20][0], 8)
-
-
 def three_tuple(dataset: Any) -> None:
     dataset.samples[14] = (*dataset.samples[14], "more")
     dataset.samples[40] = (*dataset.samples[14], "more")
 
 
-def more_samples(dataset: Any) -> None:
-    dataset.samples.append(dataset.samples[0])
+def other_file(dataset: Any, *changes: tuple[int, int]) -> None:
+    for at, label in changes:
+        dataset.samples[at] = (dataset.samples[20][0], label)
 
 
-def fewer_samples(dataset: Any) -> None:
-    del dataset.samples[30:]
+FILE_CHANGES: dict[str, Change] = {
+    **STEP_CHANGES,
+    "other samples": lambda d: put(d, samples=[(path, 10 + label) for path, label in reversed(d.samples)]),
+    "samples in place": lambda d: other_file(d, (14, 7), (47, 8)),
+    "three in a tuple": three_tuple,
+    "more samples": lambda d: d.samples.append(d.samples[0]),
+    "fewer samples": lambda d: operator.delitem(d.samples, slice(30, None)),
+    "own loader": lambda d: put(d, loader=lambda path: Image.open(path).convert("RGB").rotate(180)),
+}
 
 
-def own_loader(dataset: Any) -> None:
-    dataset.loader = lambda path: Image.open(path).convert("RGB").rotate(180)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        other_samples,
-        sample_in_place,
-        three_tuple,
-        more_samples,
-        fewer_samples,
-        own_loader,
-        other_transform,
-        other_size,
-        other_step,
-        function_of_its_own,
-        own_callable,
-        no_transform,
-        hook,
-        label_transform,
-    ],
-)
+@pytest.mark.parametrize("change", FILE_CHANGES)
 @pytest.mark.parametrize("own", [False, True], ids=["recognised", "assisted"])
 def test_image_files(root, own, change):
     def make() -> Any:
@@ -598,12 +424,12 @@ def test_image_files(root, own, change):
             transform.transforms.append(v1.Lambda(lambda image: image + 1))
         return torchvision.datasets.ImageFolder(str(root), transform)
 
-    assert_live(make, change)
+    assert_live(make, FILE_CHANGES[change])
 
 
-@pytest.mark.parametrize("change", [other_transform, other_size, function_of_its_own, label_transform, no_transform])
+@pytest.mark.parametrize("change", ["other transform", "other size", "own function", "label transform", "no transform"])
 def test_our_image_folder(root, change):
-    assert_live(lambda: penstock.ImageFolder(root, steps(v1)), change)
+    assert_live(lambda: penstock.ImageFolder(root, steps(v1)), STEP_CHANGES[change])
 
 
 def test_image_files_in_a_subset(root):
@@ -626,18 +452,11 @@ def test_pairs_that_are_none_are_torchvisions_error(root):
 
 
 def test_tensor_folder(tmp_path):
-    for number in range(SAMPLES):
-        torch.save(torch.full((2, 3), float(number)), tmp_path / f"{number:03}.pt")
+    tensor_files(tmp_path, SAMPLES, (2, 3), "{:03}")
     labels = {f"{number:03}": number for number in range(SAMPLES)}
-
-    def doubled(dataset: Any) -> None:
-        dataset.transform = lambda tensor: tensor * 2
-
-    def label(dataset: Any) -> None:
-        dataset.target_transform = lambda number: number + 50
-
-    for change in (doubled, label):
-        assert_live(lambda: penstock.TensorFolder(tmp_path, labels=labels), change)
+    for change in ({"transform": lambda tensor: tensor * 2}, {"target_transform": lambda number: number + 50}):
+        make = functools.partial(penstock.TensorFolder, tmp_path, labels=labels)
+        assert_live(make, lambda dataset, change=change: put(dataset, **change))  # type: ignore[misc]
 
 
 # --- passes -----------------------------------------------------------------------------------------------------------
@@ -657,13 +476,8 @@ def test_the_next_pass_is_native_again(options):
 
 
 def test_bad_samples_are_replaced_after_a_change(tmp_path):
-    for number in range(SAMPLES):
-        torch.save(torch.full((3,), float(number)), tmp_path / f"{number:03}.pt")
+    tensor_files(tmp_path, SAMPLES, (3,), "{:03}")
     (tmp_path / "030.pt").write_bytes(b"no tensor")
-
-    def doubled(dataset: Any) -> None:
-        dataset.transform = lambda tensor: tensor * 2
-
     for options in LIVE:
         dataset = penstock.TensorFolder(tmp_path)
         loader = penstock.DataLoader(
@@ -673,7 +487,7 @@ def test_bad_samples_are_replaced_after_a_change(tmp_path):
         for number, batch in enumerate(loader):
             values += batch[:, 0].tolist()
             if number == 1:
-                doubled(dataset)
+                dataset.transform = lambda tensor: tensor * 2
         assert len(values) == SAMPLES
         assert values[:12] == [float(number) for number in range(12)]
         assert [value for number, value in enumerate(values[12:], 12) if number != 30] == [
@@ -715,10 +529,7 @@ def test_a_large_number_of_rows_keeps_its_order(tmp_path: Path) -> None:
 
 def test_labels_stay_with_their_images(tmp_path):
     """The list is shuffled in place while batches are read ahead: each image still comes with its own label."""
-    for number in range(SAMPLES):
-        path = tmp_path / "class" / f"{number:03}.png"
-        path.parent.mkdir(exist_ok=True)
-        Image.new("RGB", (8, 8), (number, number, number)).save(path)
+    grey_files(tmp_path, SAMPLES, 8)
     rng = np.random.default_rng(0)
     for options in [*LIVE, {"num_workers": 2}]:
         dataset = torchvision.datasets.ImageFolder(str(tmp_path), v1.Compose([v1.CenterCrop(8), v1.PILToTensor()]))
@@ -731,18 +542,8 @@ def test_labels_stay_with_their_images(tmp_path):
 @pytest.mark.parametrize("options", LIVE)
 def test_memory_is_not_read_ahead_and_files_are(tmp_path, options):
     """What a sampler was asked for shows how far a pass is ahead."""
-    asked: list[int] = []
-
-    class InOrder(torch.utils.data.Sampler[int]):
-        def __len__(self) -> int:
-            return SAMPLES
-
-        def __iter__(self):
-            for index in range(SAMPLES):
-                asked.append(index)
-                yield index
-
-    batches = iter(penstock.DataLoader(tensors(), batch_size=BATCH, sampler=InOrder(), **options))
+    sampler = Order(range(SAMPLES))
+    batches = iter(penstock.DataLoader(tensors(), batch_size=BATCH, sampler=sampler, **options))
     for number in range(1, 4):
         next(batches)
-        assert len(asked) == number * BATCH
+        assert sampler.asked == number * BATCH

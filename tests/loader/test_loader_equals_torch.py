@@ -13,14 +13,14 @@ import pytest
 import torch
 import torch.utils.data as tud
 import torchvision
-from PIL import Image
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock
 from penstock.system.cpus import usable_cpus
+from tests.photos import in_memory, photo_files
 from tests.same import assert_same, assert_same_batches
-from tests.sample_datasets import Made, in_memory, rows, smooth_photos
+from tests.sample_datasets import Made, rows
 from tests.values import flat
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -52,22 +52,8 @@ def tensors(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("photos")
-    for i, (path, smooth) in enumerate(smooth_photos(root, 23, (40, 90))):
-        match i % 6:
-            case 0:
-                smooth.save(f"{path}.jpg", quality=90, subsampling=0)
-            case 1:
-                smooth.save(f"{path}.JPEG", quality=75)
-            case 2:
-                smooth.convert("L").save(f"{path}.jpg")
-            case 3:
-                smooth.save(f"{path}.png")
-            case 4:
-                smooth.convert("CMYK").save(f"{path}.jpg")
-            case 5:
-                smooth.save(f"{path}.jpg", progressive=True)
-    return root
+    forms = ("4:4:4", "upper case", "grey", "png", "CMYK", "progressive")
+    return photo_files(tmp_path_factory.mktemp("photos"), 23, (40, 90), forms)
 
 
 IDS = [f"id-{i}" for i in range(37)]
@@ -396,27 +382,19 @@ print(sum(int(x) for (x,) in penstock.DataLoader(penstock.Arrays(np.arange(9)), 
 
 def test_torchvisions_folder_beside_ours(tmp_path: Path) -> None:
     """One has a table of its files, the other names those of each batch."""
-    for kind in ("cat", "dog"):
-        (tmp_path / kind).mkdir()
-        for number in range(4):
-            colour = (40 * number, 100 * (kind == "dog"), 5)
-            Image.new("RGB", (20, 20), colour).save(tmp_path / kind / f"{number}.jpg", quality=95)
+    photo_files(tmp_path, 8, (20, 21))
     transform = v1.ToTensor()
     theirs = torchvision.datasets.ImageFolder(str(tmp_path), transform)
     for parts in (
         [penstock.ImageFolder(tmp_path, transform), theirs],
         [theirs, penstock.ImageFolder(tmp_path, transform)],
-        [torch.utils.data.Subset(theirs, [5, 2]), penstock.ImageFolder(tmp_path, transform), theirs],
+        [tud.Subset(theirs, [5, 2]), penstock.ImageFolder(tmp_path, transform), theirs],
     ):
-        dataset: torch.utils.data.ConcatDataset[Any] = torch.utils.data.ConcatDataset(parts)
+        dataset: Any = tud.ConcatDataset(parts)
         order = np.random.default_rng(1).permutation(len(dataset)).tolist()
         batches = [order[begin : begin + 5] for begin in range(0, len(order), 5)]
         found = list(penstock.DataLoader(dataset, batch_sampler=batches, num_workers=2))
-        for (x, y), (wanted_x, wanted_y) in zip(
-            found, torch.utils.data.DataLoader(dataset, batch_sampler=batches), strict=True
-        ):
-            assert torch.equal(x, wanted_x)
-            assert torch.equal(y, wanted_y)
+        assert_same(found, list(tud.DataLoader(dataset, batch_sampler=batches)))
 
 
 class Doubled(tud.TensorDataset):
@@ -426,27 +404,16 @@ class Doubled(tud.TensorDataset):
         return tuple(2 * value for value in super().__getitem__(index))
 
 
-def exchange(dataset: Any) -> None:
-    dataset.tensors = (torch.arange(50.0, 60.0),)
+CHANGES: dict[str, Any] = {
+    "exchanged": lambda dataset: dataset.__dict__.update(tensors=(torch.arange(50.0, 60.0),)),
+    "written": lambda dataset: dataset.tensors[0].add_(100),
+    "of a gradient": lambda dataset: dataset.tensors[0].requires_grad_(),
+    "of another class": lambda dataset: object.__setattr__(dataset, "__class__", Doubled),
+    "of a known class": lambda dataset: object.__setattr__(dataset, "__class__", tud.TensorDataset),
+}
 
 
-def write(dataset: Any) -> None:
-    dataset.tensors[0].add_(100)
-
-
-def require_grad(dataset: Any) -> None:
-    dataset.tensors[0].requires_grad_()
-
-
-def become(dataset: Any) -> None:
-    dataset.__class__ = Doubled
-
-
-def become_known(dataset: Any) -> None:
-    dataset.__class__ = tud.TensorDataset
-
-
-@pytest.mark.parametrize("change", [exchange, write, require_grad, become, become_known])
+@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("kind", [tud.TensorDataset, Doubled])
 @pytest.mark.parametrize("options", [{}, {"num_workers": 0}])
 def test_a_plan_that_is_kept_sees_what_changes_between_epochs(kind: Any, change: Any, options: Any) -> None:
@@ -457,7 +424,7 @@ def test_a_plan_that_is_kept_sees_what_changes_between_epochs(kind: Any, change:
             assert [batch[0].tolist() for batch in ours] == [batch[0].tolist() for batch in theirs]
         assert [batch[0].requires_grad for batch in ours] == [batch[0].requires_grad for batch in theirs]
         for dataset in (loader, other):
-            change(dataset)
+            CHANGES[change](dataset)
 
 
 def test_options_that_a_program_sets_between_epochs_count() -> None:

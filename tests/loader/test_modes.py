@@ -147,16 +147,16 @@ def _no_grad_then_training(loader: Any) -> list[Any]:
     return seen
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        _inference_then_training,
-        _made_inside_used_outside,
-        _made_outside_used_inside,
-        _in_turns,
-        _no_grad_then_training,
-    ],
+USES = (
+    _inference_then_training,
+    _made_inside_used_outside,
+    _made_outside_used_inside,
+    _in_turns,
+    _no_grad_then_training,
 )
+
+
+@pytest.mark.parametrize("use", USES)
 def test_batches_are_inference_tensors_where_torchs_are(make: Make, use: Callable[[Any], list[Any]]) -> None:
     loader = make(penstock.DataLoader)
     assert use(loader) == use(make(torch.utils.data.DataLoader))
@@ -173,14 +173,8 @@ def test_a_loader_that_is_made_under_inference_mode(make: Make) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_persistent_threads_read_each_pass_in_its_modes(workers: int) -> None:
-    loader = penstock.DataLoader(
-        Made(modes, SAMPLES),
-        batch_size=1,
-        num_workers=workers,
-        worker_method="thread",
-        persistent_workers=True,
-        collate_fn=lambda samples: samples[0],
-    )
+    options: Any = {**EXECUTORS["threads, persistent"].options, "num_workers": workers}
+    loader = penstock.DataLoader(Made(modes, SAMPLES), 1, collate_fn=lambda samples: samples[0], **options)
     before = torch.get_default_dtype()
 
     def read(*around: AbstractContextManager[Any]) -> set[Any]:

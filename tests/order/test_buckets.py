@@ -11,29 +11,26 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import penstock
 from penstock.errors import InvalidOption, ShapeMismatch
 from penstock.testing import assert_each_sample_once, assert_resume_exact, assert_same_as_torch, assert_worker_invariant
 from tests.executors_under_test import PYTHON, options
 from tests.same import assert_same
+from tests.sample_datasets import Made
+from tests.values import resumed
 
 COUNT = 301
 LENGTHS = (np.random.default_rng(0).lognormal(3, 0.8, COUNT).astype(np.int64) % 200).tolist()
 
 
-class Sentences(Dataset[Any]):
-    """Sequences of their own lengths, with their numbers."""
+def sentence(index: int) -> Any:
+    """Return a sequence of its own length, with its number."""
+    return torch.arange(LENGTHS[index]) + index, index
 
-    def __init__(self, lengths: list[int] = LENGTHS) -> None:
-        self.lengths = lengths
 
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.arange(self.lengths[index]) + index, index
+SENTENCES = Made(sentence, COUNT)
 
 
 def numbers(batch: Any) -> list[int]:
@@ -118,7 +115,7 @@ def test_lengths_that_are_no_whole_numbers() -> None:
 
 def test_a_length_for_each_sample() -> None:
     with pytest.raises(InvalidOption, match="one length for each"):
-        penstock.DataLoader(Sentences(), batch_sampler=penstock.Buckets(LENGTHS[:-1], 400))
+        penstock.DataLoader(SENTENCES, batch_sampler=penstock.Buckets(LENGTHS[:-1], 400))
 
 
 # --- in a loader ------------------------------------------------------------------------------------------------------
@@ -127,7 +124,7 @@ def test_a_length_for_each_sample() -> None:
 def loader(**arguments: Any) -> penstock.DataLoader[Any]:
     buckets = {name: arguments.pop(name) for name in ("batch_size", "shuffle") if name in arguments}
     sampler = penstock.Buckets(LENGTHS, 400, **buckets)
-    return penstock.DataLoader(Sentences(), batch_sampler=sampler, collate_fn=penstock.Padded(), **arguments)
+    return penstock.DataLoader(SENTENCES, batch_sampler=sampler, collate_fn=penstock.Padded(), **arguments)
 
 
 @options(*PYTHON)
@@ -135,8 +132,8 @@ def test_the_same_as_torchs_loader(options: Any) -> None:
     if "seed" in options or not options.get("in_order", True):
         pytest.skip("torch's loader draws otherwise, or batches come as they are ready")
     sampler = penstock.Buckets(LENGTHS, 400)
-    theirs = TorchDataLoader(Sentences(), batch_sampler=sampler, collate_fn=penstock.Padded())
-    ours = penstock.DataLoader(Sentences(), batch_sampler=sampler, collate_fn=penstock.Padded(), **options)
+    theirs = TorchDataLoader(SENTENCES, batch_sampler=sampler, collate_fn=penstock.Padded())
+    ours = penstock.DataLoader(SENTENCES, batch_sampler=sampler, collate_fn=penstock.Padded(), **options)
     assert len(ours) == len(theirs)
     for _ in range(1 if options.get("persistent_workers") else 2):  # whose later passes draw less than torch's here
         torch.manual_seed(7)
@@ -147,7 +144,7 @@ def test_the_same_as_torchs_loader(options: Any) -> None:
 
 def test_conforms() -> None:
     assert_same_as_torch(
-        Sentences(), batch_sampler=penstock.Buckets(LENGTHS, 700), collate_fn=penstock.Padded(), samples=None
+        SENTENCES, batch_sampler=penstock.Buckets(LENGTHS, 700), collate_fn=penstock.Padded(), samples=None
     )
 
 
@@ -229,15 +226,8 @@ def test_a_state_in_the_middle_without_a_seed() -> None:
 
 
 def test_a_state_of_batches_that_came_as_they_were_ready() -> None:
-    one = make(num_workers=2, in_order=False)
-    batches = iter(one)
-    seen = [number for _ in range(9) for number in numbers(next(batches))]
-    state = one.state_dict()
-    del batches
-    two = make()
-    two.load_state_dict(state)
-    seen += [number for batch in two for number in numbers(batch)]
-    assert sorted(seen) == list(range(COUNT))
+    first, rest = resumed(make(num_workers=2, in_order=False), make(), 9)
+    assert sorted(number for batch in (*first, *rest) for number in numbers(batch)) == list(range(COUNT))
 
 
 def test_a_state_of_other_buckets_is_refused() -> None:
@@ -269,15 +259,18 @@ def test_explained() -> None:
 
 
 def test_bad_samples_are_replaced() -> None:
-    class Bad(Sentences):
-        def __getitem__(self, index: int) -> Any:
-            if index == 3:
-                raise ValueError("bad")
-            return super().__getitem__(index)
+    def bad(index: int) -> Any:
+        if index == 3:
+            raise ValueError("bad")
+        return sentence(index)
 
     sampler = penstock.Buckets(LENGTHS, 400)
     ours = penstock.DataLoader(
-        Bad(), batch_sampler=sampler, collate_fn=penstock.Padded(), seed=1, on_error=penstock.Replace(max_share=0.1)
+        Made(bad, COUNT),
+        batch_sampler=sampler,
+        collate_fn=penstock.Padded(),
+        seed=1,
+        on_error=penstock.Replace(max_share=0.1),
     )
     found = [number for batch in ours for number in numbers(batch)]
     assert len(found) == COUNT and 3 not in found

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from PIL import Image
 from scipy import stats
 from torchvision import transforms as v1
 
 import penstock
 from penstock.order.permutations import InSequence, KeyedShuffle, TorchShuffle
+from tests.photos import photo_files
 
 pytestmark = pytest.mark.native
 
@@ -102,13 +102,7 @@ def test_in_sequence() -> None:
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("photos")
-    rng = np.random.default_rng(0)
-    (root / "a").mkdir()
-    for i in range(30):
-        image = Image.fromarray(rng.integers(0, 256, (50 + i, 70, 3), dtype=np.uint8))
-        image.save(root / "a" / f"{i:02}.{'png' if i % 5 == 0 else 'jpg'}")
-    return root
+    return photo_files(tmp_path_factory.mktemp("photos"), 30, (50, 80), ("png", "jpg", "jpg", "jpg", "jpg"))
 
 
 AUGMENT = v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.RandomCrop(24, padding=3), v1.ToTensor()])

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.utils.data import IterableDataset
+from PIL import Image
+from torch.utils.data import Dataset, IterableDataset
 
 from penstock.testing import assert_same_as_torch
 
@@ -30,6 +32,29 @@ def assert_conforms(dataset: Any, *, invariant: bool = True, **options: Any) -> 
     if options.get("seed", 7) is None:
         options.setdefault("num_workers", (0, 1))
     assert_same_as_torch(dataset, worker_invariant=invariant and not iterable, **options)
+
+
+class Files(Dataset[Any]):
+    """Twelve samples in files of a folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def __len__(self) -> int:
+        return 12
+
+
+class Pictures(Dataset[Any]):
+    """Photos and their masks."""
+
+    def __init__(self, photos: list[Path], masks: list[Path]) -> None:
+        self.photos, self.masks = photos, masks
+
+    def __len__(self) -> int:
+        return len(self.photos)
+
+    def photo(self, index: int) -> Image.Image:
+        return Image.open(self.photos[index]).convert("RGB")
 
 
 def kinds(*classes: type) -> pytest.MarkDecorator:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.sample_datasets import smooth_photos
+from tests.photos import smooth_photos
 
 os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # else its import looks for a newer release in the network
 

@@ -8,18 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
 
-from tests.own_datasets.conformance import assert_conforms, kinds, listed
+from tests.own_datasets.conformance import Files, assert_conforms, kinds, listed
 
 
-class Arrays(Dataset):
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def __len__(self) -> int:
-        return 12
-
+class Arrays(Files):
     def __getitem__(self, index: int) -> Any:
         return torch.from_numpy(np.load(self.root / f"{index}.npy")), index
 

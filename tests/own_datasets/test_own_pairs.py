@@ -9,26 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, ImageFilter
-from torch.utils.data import Dataset
 from torchvision import transforms as T
 from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import functional as F
 
-from tests.own_datasets.conformance import assert_conforms, kinds
+from tests.own_datasets.conformance import Pictures, assert_conforms, kinds
 
 
-class Pairs(Dataset):
+class Pairs(Pictures):
     """The same crop and flip of an image and its mask, by functional calls."""
 
-    def __init__(self, photos: list[Path], masks: list[Path]) -> None:
-        self.photos, self.masks = photos, masks
-
-    def __len__(self) -> int:
-        return len(self.photos)
-
     def images(self, index: int) -> tuple[Image.Image, Image.Image]:
-        return Image.open(self.photos[index]).convert("RGB"), Image.open(self.masks[index])
+        return self.photo(index), Image.open(self.masks[index])
 
     def __getitem__(self, index: int) -> Any:
         image, mask = self.images(index)
@@ -108,26 +101,17 @@ def test_segmentation(kind: Any, photos: list[Path], masks: list[Path]) -> None:
     assert_conforms(kind(photos, masks))
 
 
-class TwoViews(Dataset):
+class TwoViews(Pictures):
     """SimCLR: one image, transformed twice."""
 
     def __init__(self, photos: list[Path], masks: list[Path]) -> None:
-        self.photos = photos
-        self.transform = T.Compose(
-            [
-                T.RandomResizedCrop(24, scale=(0.2, 1.0)),
-                T.RandomHorizontalFlip(),
-                T.RandomApply([T.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8),
-                T.RandomGrayscale(p=0.2),
-                T.ToTensor(),
-            ]
-        )
-
-    def __len__(self) -> int:
-        return len(self.photos)
+        super().__init__(photos, masks)
+        jitter = T.RandomApply([T.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8)
+        steps = [T.RandomResizedCrop(24, scale=(0.2, 1.0)), T.RandomHorizontalFlip(), jitter, T.RandomGrayscale(p=0.2)]
+        self.transform = T.Compose([*steps, T.ToTensor()])
 
     def __getitem__(self, index: int) -> Any:
-        image = Image.open(self.photos[index]).convert("RGB")
+        image = self.photo(index)
         return [self.transform(image) for _ in range(2)], index
 
 
@@ -151,7 +135,7 @@ class MultiCrop(TwoViews):
         self.small = T.Compose([T.RandomResizedCrop(12, (0.05, 0.4)), flip, end])
 
     def __getitem__(self, index: int) -> Any:
-        image = Image.open(self.photos[index]).convert("RGB")
+        image = self.photo(index)
         return [self.large(image) for _ in range(2)] + [self.small(image) for _ in range(3)]
 
 
@@ -162,7 +146,7 @@ class FiveCrops(TwoViews):
         self.transform = T.Compose([T.Resize(32), T.FiveCrop(20), crops])
 
     def __getitem__(self, index: int) -> Any:
-        return self.transform(Image.open(self.photos[index]).convert("RGB"))
+        return self.transform(self.photo(index))
 
 
 @kinds(TwoViews, MultiCrop, FiveCrops)
@@ -175,17 +159,11 @@ def images_and_targets(samples: list[Any]) -> Any:
     return tuple(zip(*samples, strict=True))
 
 
-class Boxes(Dataset):
+class Boxes(Pictures):
     """Images of their own sizes, boxes in a dictionary."""
 
-    def __init__(self, photos: list[Path], masks: list[Path]) -> None:
-        self.photos, self.masks = photos, masks
-
-    def __len__(self) -> int:
-        return len(self.photos)
-
     def __getitem__(self, index: int) -> Any:
-        image = Image.open(self.photos[index]).convert("RGB")
+        image = self.photo(index)
         count = index % 3
         boxes = torch.tensor([[i, i, i + 10, i + 8 + index] for i in range(count)], dtype=torch.float32).reshape(-1, 4)
         target = {"boxes": boxes, "labels": torch.arange(count), "image_id": index, "area": boxes.prod(1)}
@@ -199,7 +177,7 @@ class Masks(Boxes):
     """The tutorial of torchvision: instances found in the mask's colours."""
 
     def __getitem__(self, index: int) -> Any:
-        image = F.pil_to_tensor(Image.open(self.photos[index]).convert("RGB"))
+        image = F.pil_to_tensor(self.photo(index))
         mask = F.pil_to_tensor(Image.open(self.masks[index]))
         ids = torch.unique(mask)[1:]
         masks = (mask == ids[:, None, None]).to(dtype=torch.uint8)

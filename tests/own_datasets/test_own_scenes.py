@@ -82,16 +82,18 @@ RESIZED = v1.Compose([v1.Resize((24, 20)), v1.ToTensor(), v1.Normalize((0.5,) * 
 NEAREST = v1.Compose([v1.Resize((24, 20), v1.InterpolationMode.NEAREST), v1.PILToTensor()])
 
 
-def test_voc_segmentation(voc: Path) -> None:
-    assert_conforms(wrap_dataset_for_transforms_v2(datasets.VOCSegmentation(voc, transforms=segmenting())))
+SEGMENTED: dict[str, tuple[dict[str, Any], Any]] = {
+    "joint": ({"transforms": segmenting()}, 7),
+    "functions": ({"transforms": Functional()}, 7),
+    "separate": ({"transform": RESIZED, "target_transform": NEAREST}, None),
+}
 
 
-def test_voc_segmentation_with_functions(voc: Path) -> None:
-    assert_conforms(datasets.VOCSegmentation(voc, transforms=Functional()))
-
-
-def test_voc_segmentation_with_separate_transforms(voc: Path) -> None:
-    assert_conforms(datasets.VOCSegmentation(voc, transform=RESIZED, target_transform=NEAREST), seed=None)
+@pytest.mark.parametrize("name", SEGMENTED)
+def test_voc_segmentation(voc: Path, name: str) -> None:
+    options, seed = SEGMENTED[name]
+    dataset = datasets.VOCSegmentation(voc, **options)
+    assert_conforms(wrap_dataset_for_transforms_v2(dataset) if name == "joint" else dataset, seed=seed)
 
 
 def test_voc_detection(voc: Path) -> None:
@@ -102,21 +104,14 @@ def test_voc_detection(voc: Path) -> None:
 def test_coco_detection(coco: tuple[Path, Path]) -> None:
     dataset = datasets.CocoDetection(*coco, transforms=detecting())
     assert_conforms(wrap_dataset_for_transforms_v2(dataset), collate_fn=detected)
+    assert_conforms(datasets.CocoDetection(*coco, transform=RESIZED), collate_fn=detected, seed=None)
 
 
-def test_coco_detection_as_it_is(coco: tuple[Path, Path]) -> None:
-    dataset = datasets.CocoDetection(*coco, transform=RESIZED)
-    assert_conforms(dataset, collate_fn=detected, seed=None)
-
-
-def test_cityscapes(tmp_path: Path) -> None:
-    dataset = datasets.Cityscapes(write_cityscapes(tmp_path), target_type="semantic", transforms=segmenting())
-    assert_conforms(wrap_dataset_for_transforms_v2(dataset))
-
-
-def test_cityscapes_instances(tmp_path: Path) -> None:
-    dataset = datasets.Cityscapes(write_cityscapes(tmp_path), target_type="instance", transforms=segmenting())
-    assert_conforms(wrap_dataset_for_transforms_v2(dataset), collate_fn=detected)
+@pytest.mark.parametrize("target", ["semantic", "instance"])
+def test_cityscapes(tmp_path: Path, target: str) -> None:
+    dataset = datasets.Cityscapes(write_cityscapes(tmp_path), target_type=target, transforms=segmenting())
+    collate: dict[str, Any] = {"collate_fn": detected} if target == "instance" else {}
+    assert_conforms(wrap_dataset_for_transforms_v2(dataset), **collate)
 
 
 @pytest.mark.parametrize("kinds", ["segmentation", ["segmentation", "category"]])

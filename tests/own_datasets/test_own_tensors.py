@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 from torch.utils import data
-from torch.utils.data import Dataset
 
-from tests.own_datasets.conformance import assert_conforms, kinds, listed
+from tests.own_datasets.conformance import Files, assert_conforms, kinds, listed
 
 
 class Tutorial(data.Dataset):
@@ -38,13 +37,7 @@ def test_the_tutorials_class(saved: Path) -> None:
     assert_conforms(Tutorial(saved, names, {name: int(name) % 3 for name in names}))
 
 
-class Saved(Dataset):
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def __len__(self) -> int:
-        return 12
-
+class Saved(Files):
     def __getitem__(self, index: int) -> Any:
         return torch.load(self.root / f"{index}.dict.pt")
 
@@ -99,11 +92,8 @@ class Kept(Saved):
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.x = torch.stack([torch.load(root / f"{i}.pt") for i in range(12)])
-        self.bits, self.half, self.complex = (
-            self.x > 0,
-            self.x.to(torch.bfloat16),
-            torch.view_as_complex(self.x[..., :2].contiguous()),
-        )
+        self.bits, self.half = self.x > 0, self.x.to(torch.bfloat16)
+        self.complex = torch.view_as_complex(self.x[..., :2].contiguous())
 
     def __getitem__(self, index: int) -> Any:
         return self.x[index].permute(2, 0, 1), self.bits[index], self.half[index, 0], self.complex[index]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import random
-import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from penstock.recipe import compose_hook as composed
 from penstock.recipe import torchvision
 from penstock.recipe.known_transforms import Debt
 from tests.same import assert_same, seeded_outcome
+from tests.waiting import run_in_threads
 
 pytestmark = pytest.mark.native
 
@@ -275,11 +275,7 @@ def test_many_threads_at_once() -> None:
             for number in range(begin, 16, 4):
                 found[number] = natively(compose, images[number])
 
-    threads = [threading.Thread(target=work, args=(begin,)) for begin in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(4, work)
     for one, two in zip(found, wanted, strict=True):
         assert_same(one, two)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import random
-import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,22 +17,27 @@ from torchvision import transforms
 import penstock
 from penstock._native import certify_jpeg, decode_jpeg
 from tests.jpeg_writer import segment
-from tests.jpegs import SAMPLINGS, Pixels, encode, frame, patched, picture, save
+from tests.jpegs import (
+    PHOTOS,
+    SAMPLINGS,
+    Box,
+    Pixels,
+    encode,
+    frame,
+    patched,
+    photos,
+    picture,
+    pillow,
+    random_boxes,
+    save,
+)
+from tests.waiting import run_in_threads
 
-Box = tuple[int, int, int, int]
-
-PHOTOS = Path(__file__).resolve().parents[3] / "shared" / "data" / "photos"
 VARIANTS: tuple[dict[str, Any], ...] = ({}, {"progressive": True}, {"restart_marker_blocks": 3})
 SIZES = [
     (1, 1), (2, 3), (5, 4), (8, 8), (9, 17), (16, 15), (17, 33), (18, 34), (31, 50), (34, 18), (35, 47), (66, 70),
     (97, 40),
 ]  # fmt: skip
-
-
-def pillow(data: bytes) -> Pixels:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
 
 
 def native(data: bytes, box: Box | None = None) -> Pixels:
@@ -268,11 +271,7 @@ def test_threads() -> None:
             if not np.array_equal(native(data[i], (3, 5, 80, 66)), reference[i][5:66, 3:80]):
                 wrong.append(k)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(4, work)
     assert not wrong
 
 
@@ -338,14 +337,5 @@ def test_damaged_files() -> None:
 @pytest.mark.skipif(not PHOTOS.is_dir(), reason="no photos beside the project")
 def test_photos() -> None:
     rng = random.Random(5)
-    files = sorted(path for path in PHOTOS.rglob("*") if path.is_file())[::8]
-    assert files
-    for path in files:
-        data = path.read_bytes()
-        with Image.open(path) as image:
-            width, height = image.size
-        boxes = [(0, 0, width, height)]
-        for _ in range(3):
-            x0, y0 = rng.randrange(width), rng.randrange(height)
-            boxes.append((x0, y0, rng.randint(x0 + 1, width), rng.randint(y0 + 1, height)))
-        check(data, boxes)
+    for data, image in photos(8):
+        check(data, [(0, 0, *image.size), *random_boxes(*image.size, rng, 3)])

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,13 @@ from PIL import Image
 
 from penstock._native import decode_jpeg
 from tests.jpeg_writer import ZIGZAG, flat, segment, write_jpeg
-from tests.jpegs import SAMPLINGS, Pixels, encode, patched, picture, save
+from tests.jpegs import PHOTOS, SAMPLINGS, Box, Pixels, encode, patched, photos, picture, pillow, random_boxes, save
 from tests.native_testing import JpegRowStates, decode_jpeg_by, jpeg_decoders, own_jpeg_serves
 
 pytestmark = pytest.mark.native
 
-Box = tuple[int, int, int, int]
 Coefficients = npt.NDArray[np.int16]
 
-PHOTOS = Path(__file__).resolve().parents[3] / "shared" / "data" / "photos"
 OWN = tuple(name for name in jpeg_decoders() if name != "libjpeg")
 FACTORS = {"4:4:4": (1, 1), "4:2:2": (2, 1), "4:2:0": (2, 2), "4:4:0": (1, 2), "grey": (1, 1)}
 
@@ -37,10 +35,6 @@ def by(name: str, data: bytes, box: Box | None = None, states: JpegRowStates | N
     pixels = decode_jpeg_by(data, name, box, states)
     assert not isinstance(pixels, str), pixels
     return pixels
-
-
-def pillow(data: bytes) -> Pixels:
-    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
 
 
 def check(data: bytes, boxes: list[Box], names: tuple[str, ...] = OWN) -> None:
@@ -52,12 +46,6 @@ def check(data: bytes, boxes: list[Box], names: tuple[str, ...] = OWN) -> None:
             x0, y0, x1, y1 = box
             found = by(name, data, box, states if number % 2 else None)
             assert np.array_equal(found, whole[y0:y1, x0:x1]), (name, box)
-
-
-def random_boxes(width: int, height: int, rng: random.Random, count: int) -> Iterator[Box]:
-    for _ in range(count):
-        x0, y0 = rng.randrange(width), rng.randrange(height)
-        yield x0, y0, rng.randint(x0 + 1, width), rng.randint(y0 + 1, height)
 
 
 def test_the_own_decoder_serves_here() -> None:
@@ -305,13 +293,8 @@ def test_another_libjpeg_is_left_to_itself(tmp_path: Path) -> None:
 @pytest.mark.skipif(not PHOTOS.is_dir(), reason="no photos beside the project")
 def test_photos() -> None:
     rng = random.Random(7)
-    files = sorted(path for path in PHOTOS.rglob("*") if path.is_file())[::20]
-    assert files
-    for path in files:
-        data = path.read_bytes()
-        with Image.open(path) as image:
-            width, height = image.size
+    for data, image in photos(20):
         if isinstance(decode_jpeg_by(data, "portable", (0, 0, 1, 1)), str):
             assert not isinstance(decode_jpeg(data), str) or image.mode == "CMYK" or image.format != "JPEG"
             continue
-        check(data, [(0, 0, width, height), *random_boxes(width, height, rng, 3)], OWN[-1:])
+        check(data, [(0, 0, *image.size), *random_boxes(*image.size, rng, 3)], OWN[-1:])

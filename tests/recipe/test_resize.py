@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import threading
 import zlib
 from collections.abc import Iterator
 
@@ -16,6 +15,7 @@ import torch
 from PIL import Image
 
 from tests.native_testing import resize, resize_needed
+from tests.waiting import run_in_threads
 
 Pixels = npt.NDArray[np.uint8]
 Box = tuple[int, int, int, int]
@@ -233,9 +233,5 @@ def test_many_threads() -> None:
             if got is None or not np.array_equal(got, want):
                 wrong.append(size)
 
-    threads = [threading.Thread(target=run, args=(7 * i,)) for i in range(min(4, os.cpu_count() or 1) + 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(min(4, os.cpu_count() or 1) + 1, lambda i: run(7 * i))
     assert not wrong

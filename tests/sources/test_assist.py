@@ -27,6 +27,7 @@ from penstock.recipe.recipe import Recipe
 from penstock.recipe.steps import Refusal
 from penstock.sources.assist import Assisted, assist
 from tests.same import assert_same, assert_same_outcome
+from tests.waiting import run_in_threads
 
 pytestmark = pytest.mark.native
 
@@ -323,11 +324,7 @@ def test_four_threads_at_once(images, folder):
             elif image.shape != (20, 22, 3):
                 wrong.append(index)
 
-    threads = [threading.Thread(target=work, args=(2 * number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(4, lambda number: work(2 * number))
     assert not wrong
 
 

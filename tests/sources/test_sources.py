@@ -22,7 +22,7 @@ from penstock.sources.naming import catalogue, id_of, ids_of, name_of, names_of
 from penstock.sources.native_source import NativeSource
 from penstock.sources.source import Source
 from penstock.sources.tree import SOURCES, build, source_of
-from tests.sample_datasets import in_memory as noise
+from tests.photos import in_memory as noise
 
 IMAGE = v2.Compose([v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)])
 

@@ -15,6 +15,7 @@ from PIL import Image
 from torchvision import transforms as v1
 
 import penstock
+from tests.sample_datasets import tensor_files
 
 pytestmark = pytest.mark.native
 
@@ -23,9 +24,7 @@ BAD = "id-13"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for i in range(20):
-        torch.save(torch.full((2, 3), float(i)), tmp_path / f"id-{i:02}.pt")
-    return tmp_path
+    return tensor_files(tmp_path, 20, (2, 3), "id-{:02}")
 
 
 def fails_at_batch_three(dataset: Any, kind: type[Exception], *words: str) -> penstock.SampleError:
@@ -182,18 +181,17 @@ def test_ids_that_are_no_names(folder: Path, name: str) -> None:
 
 
 def test_arguments(folder: Path) -> None:
-    with pytest.raises(TypeError, match="an ID is a string"):
-        penstock.TensorFolder(folder, ["id-01", 7])  # type: ignore[list-item]
-    with pytest.raises(TypeError, match="not one string"):
-        penstock.TensorFolder(folder, "id-01")
-    with pytest.raises(TypeError, match="labels must be a dict"):
-        penstock.TensorFolder(folder, labels=[1, 2])  # type: ignore[arg-type]
-    with pytest.raises(penstock.InvalidID, match="NUL"):
-        penstock.TensorFolder(folder, ["a\0b"])
-    with pytest.raises(FileNotFoundError, match="no such folder"):
-        penstock.TensorFolder(folder / "nowhere")
-    with pytest.raises(FileNotFoundError, match=r"ends in '\.npy'"):
-        penstock.TensorFolder(folder, suffix=".npy")
+    made: Any = penstock.TensorFolder
+    for make, kind, words in (
+        (lambda: made(folder, ["id-01", 7]), TypeError, "an ID is a string"),
+        (lambda: made(folder, "id-01"), TypeError, "not one string"),
+        (lambda: made(folder, labels=[1, 2]), TypeError, "labels must be a dict"),
+        (lambda: made(folder, ["a\0b"]), penstock.InvalidID, "NUL"),
+        (lambda: made(folder / "nowhere"), FileNotFoundError, "no such folder"),
+        (lambda: made(folder, suffix=".npy"), FileNotFoundError, r"ends in '\.npy'"),
+    ):
+        with pytest.raises(kind, match=words):
+            make()
     with pytest.raises(penstock.InvalidOption, match="exclude each other"):
         penstock.DataLoader(penstock.TensorFolder(folder), seed=1, generator=torch.Generator())
     with pytest.raises(TypeError, match="seed must be an integer"):
@@ -203,20 +201,18 @@ def test_arguments(folder: Path) -> None:
 
 
 def test_array_arguments(tmp_path: Path) -> None:
-    with pytest.raises(penstock.InvalidOption, match="at least one"):
-        penstock.Arrays()
-    with pytest.raises(penstock.InvalidOption, match="0-dimensional"):
-        penstock.Arrays(np.array(1.0))
-    with pytest.raises(penstock.InvalidOption, match="has 3 rows, the first array has 2"):
-        penstock.Arrays(np.zeros(2), np.zeros(3))
-    with pytest.raises(TypeError, match="cannot be a tensor"):
-        penstock.Arrays(np.array(["a", "b"]))
-    with pytest.raises(TypeError, match="byte order"):
-        penstock.Arrays(np.zeros(2, dtype=">f4"))
-    with pytest.raises(TypeError, match="not list"):
-        penstock.Arrays([1, 2])  # type: ignore[arg-type]
-    with pytest.raises(penstock.MissingSample, match="no such file"):
-        penstock.Arrays(tmp_path / "none.npy")
+    given: list[tuple[tuple[Any, ...], Any, str]] = [
+        ((), penstock.InvalidOption, "at least one"),
+        ((np.array(1.0),), penstock.InvalidOption, "0-dimensional"),
+        ((np.zeros(2), np.zeros(3)), penstock.InvalidOption, "has 3 rows, the first array has 2"),
+        ((np.array(["a", "b"]),), TypeError, "cannot be a tensor"),
+        ((np.zeros(2, dtype=">f4"),), TypeError, "byte order"),
+        (([1, 2],), TypeError, "not list"),
+        ((tmp_path / "none.npy",), penstock.MissingSample, "no such file"),
+    ]
+    for arrays, kind, words in given:
+        with pytest.raises(kind, match=words):
+            penstock.Arrays(*arrays)
     np.save(tmp_path / "a.npy", np.zeros(1000))
     content = (tmp_path / "a.npy").read_bytes()
     for name, part in {"short": content[:-8], "empty": b"", "header": content[:20]}.items():

@@ -18,7 +18,7 @@ from torchvision import transforms as v1
 import penstock
 from tests.executors_under_test import options
 from tests.same import assert_same
-from tests.sample_datasets import Numbers
+from tests.sample_datasets import Numbers, Stream, tensor_files
 
 ALL = penstock.Replace(max_share=1.0)
 
@@ -43,10 +43,7 @@ def lines(manifest: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    root = tmp_path / "tensors"
-    root.mkdir()
-    for i in range(40):
-        torch.save(torch.full((3, 4), float(i)), root / f"{i:02}.pt")
+    root = tensor_files(tmp_path / "tensors", 40, (3, 4))
     (root / "05.pt").write_bytes(b"")
     (root / "06.pt").unlink()
     whole = (root / "07.pt").read_bytes()
@@ -172,12 +169,8 @@ def test_datasets_that_fetch_whole_batches(options: dict[str, Any]) -> None:
 
 
 def test_what_cannot_be_replaced_is_refused() -> None:
-    class Stream(tud.IterableDataset[int]):
-        def __iter__(self) -> Any:
-            return iter(range(3))
-
     with pytest.raises(penstock.InvalidOption, match="map-style"):
-        penstock.DataLoader(Stream(), on_error="replace")
+        penstock.DataLoader(Stream(3), on_error="replace")
     with pytest.raises(penstock.InvalidOption, match="on_error='skip'"):
         penstock.DataLoader(numbers(), on_error="skip")  # type: ignore[arg-type]
 

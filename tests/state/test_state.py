@@ -19,7 +19,7 @@ from penstock.order.schedule import Schedule, Share, share_of
 from tests.executors_under_test import Executor, executors
 from tests.same import assert_same
 from tests.sample_datasets import Drawing, Stream
-from tests.values import listed, stored, taken
+from tests.values import listed, resumed, stored, taken
 
 SIZE = 101
 NATIVE = TensorDataset(torch.arange(SIZE), torch.arange(float(SIZE)).view(SIZE, 1).expand(SIZE, 3).contiguous())
@@ -200,11 +200,8 @@ def test_a_samplers_batches_are_skipped_without_being_read() -> None:
             return index
 
     order = list(range(0, SIZE, 3))
-    begun: Any = penstock.DataLoader(Watched(SIZE), 4, sampler=order)
-    batches = iter(begun)
-    taken(batches, 3)
-    again: Any = penstock.DataLoader(Watched(SIZE), 4, sampler=order)
-    again.load_state_dict(begun.state_dict())
+    begun, again = (penstock.DataLoader(Watched(SIZE), 4, sampler=order) for _ in range(2))
+    resumed(begun, again, 3)
     read.clear()
     assert [number for batch in again for number in batch.tolist()] == order[12:]
     assert read == order[12:]
@@ -229,9 +226,17 @@ def test_states_that_are_none(state: Any) -> None:
         loader().load_state_dict([])
 
 
-def test_a_state_of_another_seed() -> None:
-    with pytest.raises(penstock.InvalidOption, match="seed=7 cannot go on with seed=8"):
-        loader(seed=8).load_state_dict(loader().state_dict())
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ({}, {"seed": 8}, "seed=7 cannot go on with seed=8"),
+        ({}, {"shuffle": False}, "an epoch shuffled cannot go on in sequence"),
+        ({"shuffle": None, "sampler": [1, 2, 3]}, {}, "by a sampler cannot go on shuffled"),
+    ],
+)
+def test_a_state_of_another_seed_or_order(before: Any, after: Any, words: str) -> None:
+    with pytest.raises(penstock.InvalidOption, match=words):
+        loader(**after).load_state_dict(loader(**before).state_dict())
 
 
 def test_a_state_behind_the_end() -> None:
@@ -239,13 +244,6 @@ def test_a_state_behind_the_end() -> None:
     loader().load_state_dict({**state, "position": SIZE})
     with pytest.raises(penstock.InvalidOption, match="position 102 of an epoch of 101 samples"):
         loader().load_state_dict({**state, "position": SIZE + 1})
-
-
-def test_a_state_of_another_order() -> None:
-    with pytest.raises(penstock.InvalidOption, match="an epoch shuffled cannot go on in sequence"):
-        loader(shuffle=False).load_state_dict(loader().state_dict())
-    with pytest.raises(penstock.InvalidOption, match="by a sampler cannot go on shuffled"):
-        loader().load_state_dict(loader(shuffle=None, sampler=[1, 2, 3]).state_dict())
 
 
 @pytest.mark.parametrize("method", [None, "process"])
@@ -320,13 +318,9 @@ def test_iterable_datasets_with_a_state_go_on_by_it(workers: int, options: Any) 
 
     whole = listed(make())
     for stop in (0, 1, 4, len(whole)):
-        begun = make()
-        batches = iter(begun)
-        taken(batches, stop)
-        state = stored(begun.state_dict())
-        del batches
-        again = make()
-        again.load_state_dict(state)
+        begun, again = make(), make()
+        resumed(begun, again, stop)
+        state = stored(again.state_dict())
         assert listed(again) == whole[stop:]
         if workers == 0 and stop == 4 and not options:
             assert again.dataset.read[:1] == [12], "nothing is read again"
@@ -491,10 +485,7 @@ def test_keyed_draws_do_not_depend_on_ranks_or_stops(make: Any) -> None:
     assert found[: len(whole)] == whole
     begun = make()
     begun.set_epoch(1)
-    batches = iter(begun)
-    taken(batches, 6)
-    again = make(num_workers=1)
-    again.load_state_dict(stored(begun.state_dict()))
+    _, again = resumed(begun, make(num_workers=1), 6)
     assert_same(list(again), epochs[1][6:])
     assert_same(again.batch_at(1, 3), epochs[1][3])
 

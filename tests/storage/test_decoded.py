@@ -25,9 +25,10 @@ from penstock.sources.cached import KeptPixels, kept_pixels
 from tests.accelerator import replaced_by_the_cpu
 from tests.forking import assert_in_child
 from tests.native_testing import SlowTable
+from tests.photos import noise_image
 from tests.python_processes import Program
 from tests.same import assert_same
-from tests.sample_datasets import noise_image, tensor_files
+from tests.sample_datasets import tensor_files
 from tests.storage.test_tiers import TIERS, only, spoil
 
 pytestmark = pytest.mark.native

@@ -28,9 +28,10 @@ from penstock.storage.memory_tier import MemoryTier
 from penstock.storage.tiers import Caches, Tier, caches_of
 from tests.forking import assert_in_child
 from tests.native_testing import SlowTable
+from tests.photos import noise_image
 from tests.python_processes import Program
 from tests.same import assert_same
-from tests.sample_datasets import noise_image, tensor_files
+from tests.sample_datasets import tensor_files
 
 pytestmark = pytest.mark.native
 

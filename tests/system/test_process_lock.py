@@ -8,23 +8,20 @@ import threading
 import pytest
 
 from penstock.system.process_lock import ProcessLock
+from tests.waiting import run_in_threads
 
 
 def test_one_thread_at_a_time() -> None:
     lock, inside, most = ProcessLock(), [0], [0]
 
-    def work() -> None:
+    def work(thread: int) -> None:
         for _ in range(200):
             with lock:
                 inside[0] += 1
                 most[0] = max(most[0], inside[0])
                 inside[0] -= 1
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_in_threads(4, work)
     assert most == [1]
 
 

@@ -22,7 +22,8 @@ from penstock.system.randomness import generator_states, generators_drawn_from
 from penstock.testing import assert_same_as_torch, same_as_torch
 from penstock.testing.bitwise import difference
 from penstock.testing.passes import words_of
-from tests.sample_datasets import Made, Stream, noise_image
+from tests.photos import noise_image
+from tests.sample_datasets import Made, Stream
 
 CALLER: dict[str, Any] = {"worker_methods": (None,), "num_workers": (0,), "seed": None}
 
