@@ -262,6 +262,9 @@ def test_memory_is_read_in_next_alone():
                 loader = DataLoader(dataset, batch_size=256, **options)
                 for _ in range(2):
                     batches = iter(loader)
+                    access(address, size, False)
+                    time.sleep(0.002)
+                    access(address, size, True)
                     for number, (batch, *_) in enumerate(batches):
                         access(address, size, False)
                         time.sleep(0.002)  # threads that had work would read

@@ -93,7 +93,9 @@ class NativePass(IndexedPass):
         self._coming, self._samples = pass_input.coming, pass_input.samples
         self._adopt(plan)
         self._table = plan.table
+        self._waits_for_next = self._within_next  # batches that are begun by iter() read no memory of the user's
         self._start(pass_input, eager=eager)
+        self._waits_for_next = False
 
     def _prepare(self) -> None:
         if self._fetch is None and not self._looks_first():
@@ -121,6 +123,8 @@ class NativePass(IndexedPass):
         super()._refill(queue, done=done)
         if self._staging:
             self._staging.submit_ready(queue, self._submit)
+            return
+        if self._waits_for_next:
             return
         for batch in itertools.islice(queue, self._target + done):
             if batch.settled and batch.prepared is not None:
@@ -164,8 +168,8 @@ class NativePass(IndexedPass):
         self._plan = plan
         self._fields = [None if spec is None else Field(spec) for spec in plan.specs()]
         self._target = 1
-        within_next = plan.gathers or (self._live and plan.in_memory)
-        self._reads_ahead = bool(self._threads) and self._resources.ahead and not within_next
+        self._within_next = plan.gathers or (self._live and plan.in_memory)
+        self._reads_ahead = bool(self._threads) and self._resources.ahead and not self._within_next
         #: What must hold when a batch is asked for, before memory is read.
         self._looks_first = plan.still if self._live and not self._reads_ahead else plan.unmoved
         #: Whether a batch that was filled is what the user asked for. Costs microseconds.
@@ -242,7 +246,8 @@ class NativePass(IndexedPass):
             self._staging.stage(batch)
             return
         self._prepare_batch(batch)
-        if any(batch is one for one in itertools.islice(self._queue, self._target + self._done)):
+        in_flight = itertools.islice(self._queue, self._target + self._done)
+        if not self._waits_for_next and any(batch is one for one in in_flight):
             self._begin_prepared(batch)
 
     def _begin_prepared(self, batch: NativeBatch) -> None:
