@@ -762,3 +762,11 @@ def test_processes_send_nested_tensors(layout: torch.layout) -> None:
     assert [[part.tolist() for part in one.unbind()] for one in arrived] == [
         [part.tolist() for part in one.unbind()] for one in dataset
     ]
+
+
+def test_a_column_that_a_copy_sets_is_its_own() -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed: pip install pandas")
+    frame = pandas.DataFrame({"x": range(8)})
+    copy = copied([frame], "dataset")[0]
+    copy["y"] = 1
+    assert list(frame.columns) == ["x"] and list(copy["x"]) == list(range(8))

@@ -139,7 +139,7 @@ def test_unasked_a_dataset_that_python_reads_loses_nothing(accelerator: Any) -> 
 
 
 def test_workers_that_the_loader_chose_stay_its_choice(accelerator: Any) -> None:
-    dataset = tud.TensorDataset(torch.arange(22))
+    dataset = tud.TensorDataset(torch.zeros(22, 8192))  # not so small that the caller's thread gathers the rows
     loader: Any = penstock.DataLoader(dataset, batch_size=4)
     prepared = keep_loaders(accelerator).prepare(loader)
     assert prepared.explain().splitlines()[0] == loader.explain().splitlines()[0].replace(

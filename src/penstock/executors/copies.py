@@ -188,9 +188,10 @@ class _Writing(pickle.Pickler):
             or (isinstance(value, Image.Image) and getattr(value, "fp", None) is None)
             or kind.__module__.startswith(_SHARING)  # shared by processes, too
             or (isinstance(value, _CTYPES) and hasattr(value, "_wrapper"))
-            or (kind.__module__.partition(".")[0] == "pandas" and hasattr(kind, "iloc"))
         ):
             return value, None
+        if kind.__module__.partition(".")[0] == "pandas" and hasattr(kind, "iloc"):
+            return _columns_of(value), _columns_of
         if hasattr(kind, "__deepcopy__"):
             self.kinds.add(kind)
             return copy.deepcopy(value), copy.deepcopy
@@ -242,9 +243,10 @@ class _Writing(pickle.Pickler):
         reduced: Any = value.__reduce_ex__(4) if reducer is None else reducer(value)
         if isinstance(reduced, str) or len(reduced) == 2:
             return reduced
-        make, arguments, state, *more = reduced
-        pair = isinstance(state, tuple) and len(state) == 2
-        return make, arguments, tuple(map(self._attributes, state)) if pair else self._attributes(state), *more
+        make, arguments, state, items, pairs, fill = (*reduced, None, None, None)[:6]
+        both = isinstance(state, tuple) and len(state) == 2
+        state = tuple(map(self._attributes, state)) if both else self._attributes(state)
+        return make, arguments, state, items, pairs, fill or (None if state is None else _fill_object)
 
     def _function(self, value: types.FunctionType) -> Any:
         contents = [_NOTHING if _is_empty(cell) else self._own(cell.cell_contents) for cell in value.__closure__ or ()]
@@ -295,7 +297,24 @@ class _Writing(pickle.Pickler):
         return _View(kind, block, value.dtype, offset, tuple(value.shape), strides)
 
 
+def _columns_of(frame: Any) -> Any:
+    """Return a frame of pandas with columns of its own, which share their values."""
+    return frame.copy(deep=False)
+
+
 _OF_FUNCTIONS = ("__qualname__", "__module__", "__defaults__", "__kwdefaults__", "__dict__")
+
+
+def _fill_object(made: Any, state: Any) -> None:
+    """Give an object its state, as pickle does, but that a __getattr__ of its class is not asked for __setstate__."""
+    if (fill := getattr(type(made), "__setstate__", None)) is not None:
+        fill(made, state)
+        return
+    attributes, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
+    if attributes:
+        vars(made).update(attributes)
+    for name, value in (slots or {}).items():
+        setattr(made, name, value)
 
 
 def _fill(function: types.FunctionType, state: tuple[Any, Any]) -> None:

@@ -256,7 +256,10 @@ class ThreadCrew:
         while (work := (yield from self._taken(worker))) is not None:
             batch, begin, end = work
             if (failed is None and worker.fetch is not fetch) or self._own.shared:
-                fetch = worker.take_fetch(self._fetch)
+                try:
+                    fetch = worker.take_fetch(self._fetch)
+                except BaseException as error:
+                    failed = error
             if failed is not None:
                 self._fail(batch, begin, failed)
                 failed = None
