@@ -321,14 +321,22 @@ def _is_of_whole_numbers(chosen: NDArray[Any] | torch.Tensor) -> bool:
 
 
 def _whole_numbers(values: list[Any]) -> Indices:
-    """Return what a Subset holds at some indices. Raises Unresolved for masks, and for all else but whole numbers."""
+    """Return what a Subset holds at some indices. Raises Unresolved."""
     try:
-        found = np.asarray(values, dtype=None if values else np.int64)
-    except (TypeError, ValueError, RuntimeError):  # RuntimeError: of tensors on a device
+        if set(map(type, values)) <= {int}:
+            return np.array(values, dtype=np.int64)
+        return np.array([operator.index(_plain(value)) for value in values], dtype=np.int64)
+    except (TypeError, OverflowError):
         raise Unresolved from None
-    if found.ndim != 1 or found.dtype.kind != "i" or bool in map(type, values):
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that is a whole number as an index. Raises Unresolved for a mask."""
+    if isinstance(value, bool | np.bool_):
         raise Unresolved
-    return found.astype(np.int64, copy=False)
+    if isinstance(value, torch.Tensor | np.ndarray) and (value.ndim or value.dtype in (torch.bool, np.bool_)):
+        raise Unresolved
+    return value
 
 
 def _from_start(indices: Indices, size: int) -> Indices:
