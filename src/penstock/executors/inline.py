@@ -349,6 +349,7 @@ class InlineExecutor:
         )
         if (
             alike is None
+            and not settings.pin_memory  # torch looks for an accelerator each time
             and job.streams is None
             and job.order.cuts_itself()
             and not isinstance(settings.dataset, MapDataPipe)
