@@ -288,7 +288,8 @@ void bind_pool(nb::module_& m) {
       .def("called", &CallerClock::called)
       .def("read", &CallerClock::read)
       .def("made", &CallerClock::made, nb::arg("samples"), nb::arg("iterated") = false)
-      .def("handed", &CallerClock::handed, nb::arg("number"), nb::arg("every"))
+      .def("handed", &CallerClock::handed, nb::arg("number"), nb::arg("every"), nb::arg("looked"),
+           nb::arg("brief"))
       .def("failed", &CallerClock::failed)
       .def("ended", &CallerClock::ended)
       .def("moments", [](const CallerClock& self) {

@@ -229,7 +229,7 @@ def test_a_user_s_class_that_fails_hurts_nobody(folder: Path, caplog: pytest.Log
 
     assert len(list(Odd(rows(), batch_size=4))) == 14
     assert not folder.exists()
-    assert "a watcher of loaders failed" in caplog.text
+    assert "a follower of loaders failed" in caplog.text
 
 
 def test_a_loader_that_only_its_pass_keeps(folder: Path) -> None:

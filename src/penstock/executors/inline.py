@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from operator import itemgetter, length_hint
+from operator import length_hint
 from threading import RLock
 from time import perf_counter
 from typing import Any
@@ -134,8 +134,9 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
                 self._kept.clear()
             else:
                 batch, self._num_yielded = self._batch(), self._num_yielded + 1
-            if self._clock.handed(self._num_yielded, loop_times.LOOK_SECONDS):
-                loop.look()
+            number, meter = self._num_yielded, loop.meter
+            if self._clock.handed(number, loop_times.LOOK_SECONDS, meter.looked, loop_times.SHORT_PASS):
+                meter.look(begins=number == 1)
             if progress.samplers is not None:
                 progress.samplers.handed(self._num_yielded + self._before)
             progress.taken = progress.handed = self._num_yielded + self._before
@@ -340,7 +341,7 @@ class InlineExecutor:
         alike = job.found.get("torchs")
         made = InlinePass(
             view_of(job, **seen),
-            None if settings.iterable else map(itemgetter(0), job.batches(0, 0)),
+            None if settings.iterable else job.batches.without_positions(0, 0),
             composes=settings.method is not Method.PROCESS,
             streams=job.streams,
             ahead=settings.device is not None,
