@@ -21,7 +21,7 @@ import penstock._native as _native
 from penstock.errors import CorruptSample, InvalidOption
 from penstock.executors.batch import IndexedBatch
 from penstock.executors.buffers import Field, Rows, bytes_in
-from penstock.executors.staging import BatchShards, Staging
+from penstock.executors.staging import Staging
 from penstock.observe import Meter
 from penstock.plan import NativePlan
 from penstock.recipe import drawing
@@ -88,8 +88,6 @@ class NativeBatch(IndexedBatch):
     """A batch that was submitted to the pool."""
 
     names: bytes | None = None
-    shards: BatchShards | None = None
-    """The shards of an object store that it is made of; None: it needs none."""
     fields: list[Field] = field(default_factory=list)
     rows: list[Rows] = field(default_factory=list)
     prepared: _native.PreparedBatch | None = None
@@ -102,19 +100,12 @@ class NativeBatch(IndexedBatch):
 
     @property
     def waits_for_shards(self) -> bool:
-        """Whether the batch is to be submitted once its shards are here."""
         return self.number < 0 and self.shards is not None
 
     def unsettle(self) -> None:
         """Let it be submitted anew: to another pool, or for other samples."""
         self.number, self.retired, self.settled, self.prepared = -1, [], False, None
         self.let_shards_go()
-
-    def let_shards_go(self) -> None:
-        """Let the shards of the batch be deleted."""
-        if self.shards is not None:
-            self.shards.release()
-            self.shards = None
 
     def let_go(self) -> None:
         self.rescues_failed.clear()
@@ -211,7 +202,7 @@ class NativeCrew:
             if not isinstance(value, torch.Tensor):
                 if self.pool.finish_pixels(job, value) is None:
                     return
-                with drawing.of_sample(*batch.key, job.sample, batch.place(job.position)):
+                with drawing.of_sample(*batch.key, job.sample, batch.positions[job.position]):
                     value = leaf.apply(local)  # the user's own transform has the last word
                 value = value[job.field] if leaf.form.views else value
             self._finish_tensor(job, value, *leaf.identify(local))
