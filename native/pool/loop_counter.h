@@ -79,6 +79,14 @@ class LoopCounter {
     counts_.worked += seconds;
   }
 
+  // Returns whether the samples of these passes are read in less than so many seconds each.
+  [[nodiscard]] bool light(double seconds) const noexcept {
+    const std::lock_guard hold(lock_);
+    const Stage &read = direct_.stages[kRead], &iterated = direct_.stages[kIterate];
+    const double taken = read.seconds + iterated.seconds;
+    return 0 < taken && taken < seconds * static_cast<double>(read.samples + iterated.samples);
+  }
+
   [[nodiscard]] Counts counts() const noexcept {
     const std::lock_guard hold(lock_);
     return counts_;

@@ -563,6 +563,9 @@ class LoopCounter:
     def add_work(self, seconds: float) -> None:
         """Count what a loop did with the last batch of its pass."""
 
+    def light(self, seconds: float) -> bool:
+        """Return whether passes in the caller's thread read their samples in less than so many seconds each."""
+
     def counts(self) -> tuple[int, int, float, float, float, float, tuple[int, ...]]:
         """Return (batches, in_flight, waited, first_waited, worked, longest_wait, waits): see LoopTimes."""
 

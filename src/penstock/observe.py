@@ -401,8 +401,7 @@ class Meter:
 
     def light(self) -> bool:
         """Return whether passes in the caller's thread read their samples in less time than one costly call takes."""
-        read, _, iterated = self.counter.direct()[2]
-        return 0 < read[0] + iterated[0] < LIGHT * (read[1] + iterated[1])
+        return self.counter.light(LIGHT)
 
     def _count_finished(self) -> dict[str, StageTime]:
         """Add what is finished to the totals, and return a copy of them."""

@@ -57,8 +57,8 @@ class PassBatches:
         return self.sampled(seed, epoch)
 
     def without_positions(self, seed: int, epoch: int) -> Iterator[Any]:
-        """Return what the sampler gives for each batch of the pass, for Python."""
-        if self.order.cuts_itself() and not self.progress.left.early.ranges:
+        """Return what the sampler gives for each batch of the pass."""
+        if not self.native and self.order.cuts_itself() and not self.progress.left.early.ranges:
             return cut_to_lists(*self._schedule(seed, epoch))
         return map(itemgetter(0), self(seed, epoch))
 
