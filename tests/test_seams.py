@@ -12,8 +12,7 @@ import torch.utils.data as tud
 
 import penstock
 from penstock.executors import selection
-from penstock.executors.batch import Batch
-from penstock.executors.filler import Filler
+from penstock.executors.filler import Batch, Filler
 from penstock.executors.iterator import Pass
 from penstock.executors.job import Job
 from penstock.observe import Delivery, Observer

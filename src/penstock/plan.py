@@ -79,9 +79,10 @@ class NativePlan:
         return all_of(*(leaf.still for leaf in self.leaves))
 
     @cached_property
-    def remote(self) -> RemoteLeaves:
-        """The samples that lie in object stores."""
-        return RemoteLeaves.of_plan(self.root, self.leaves)
+    def remote(self) -> RemoteLeaves | None:
+        """The samples that lie in object stores; None: none does."""
+        leaves = tuple(leaf.remote for leaf in self.leaves)
+        return RemoteLeaves(leaves, self.root.resolve, sum(leaf.size for leaf in self.leaves)) if any(leaves) else None
 
     @property
     def fields(self) -> int:

@@ -34,7 +34,7 @@ FILES = tuple(
     str(Path(penstock.__file__).parent / name)
     for name in (
         "executors/inline.py", "executors/iterator.py", "executors/native.py", "executors/threads.py",
-        "executors/batch.py", "observe.py", "executors/workers/crew.py", "executors/workers/native.py",
+        "executors/filler.py", "observe.py", "executors/workers/crew.py", "executors/workers/native.py",
         "device/gathering.py", "state/progress.py", "executors/workers/processes.py", "executors/torch_pass.py",
         "executors/workers/queues.py",
     )

@@ -15,8 +15,7 @@ import torch
 from penstock.device.copy_stream import CopyStream
 from penstock.device.resident import ResidentPlan
 from penstock.device.stores import Images, send
-from penstock.executors.batch import IndexedBatch
-from penstock.executors.filler import Filler, PassResources
+from penstock.executors.filler import Filler, IndexedBatch, PassResources
 from penstock.executors.iterator import Pass
 from penstock.executors.job import Job
 from penstock.order.batches import as_array

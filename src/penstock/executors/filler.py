@@ -1,4 +1,4 @@
-"""What makes the batches of a pass: the `Filler`, which each executor has its own of, and what passes are given."""
+"""What makes the batches of a pass: a `Filler`, of which each executor has its own, and what it takes and gives."""
 
 from __future__ import annotations
 
@@ -7,18 +7,134 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from penstock.executors.batch import Batch, BatchRequest
 from penstock.executors.buffers import Buffers
 from penstock.executors.tuning import Knobs
 from penstock.executors.tuning_trial import Setting
 from penstock.executors.workers.filler_report import FillerReport
 from penstock.executors.workers.shared_memory import SharedBuffers
 from penstock.observe import Delivery, Meter
-from penstock.order.permutations import Indices
+from penstock.order.permutations import Indices, Positions
+from penstock.sources.tree import LeafNumbers, Unresolved
+from penstock.storage.stage import Ticket
+
+#: What a sampler gave for a batch, and the positions of its samples in the order of the epoch.
+BatchRequest = tuple[Any, Positions]
+
+_NONE: Indices = np.empty(0, dtype=np.int64)
+
+
+def no_indices() -> Indices:
+    """Return an empty array of indices."""
+    return _NONE
+
+
+class BatchShards:
+    """The shards of one batch, which are not deleted before they are released."""
+
+    def __init__(self, tickets: list[Ticket]) -> None:
+        self._tickets = tickets
+
+    def ready(self) -> bool:
+        """Return whether all of them are here. Raises StorageError."""
+        return all(ticket.ready() for ticket in self._tickets)
+
+    def wait(self, seconds: float | None) -> bool:
+        """Wait until all of them are here; False: one was not within so many seconds. Raises StorageError."""
+        return all(ticket.wait(seconds) for ticket in self._tickets)
+
+    def release(self) -> None:
+        """Let them go."""
+        for ticket in self._tickets:
+            ticket.release()
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """What a sampler gave for a batch, or the error that came in its place."""
+
+    given: BatchRequest | None = None
+    """What the sampler gave and its positions, as the pass keeps them."""
+    place: int = -1
+    """Of the batch in what the sampler gives, from the beginning of the pass."""
+    error: BaseException | None = None
+    """It is raised when the batch's turn has come."""
+    settled: bool = False
+    """Its making has begun without an interrupt."""
+    begun: float = 0.0
+    """When that was, by time.perf_counter()."""
+    reported: bool = False
+    """Those who follow the pass know that the batch came."""
+    shards: BatchShards | None = None
+    """The shards of an object store that it is made of; None: it needs none."""
+
+    @property
+    def waits_for_shards(self) -> bool:
+        """Whether the batch is to be submitted once its shards are here."""
+        return False
+
+    def let_shards_go(self) -> None:
+        """Let the shards of the batch be deleted."""
+        if self.shards is not None:
+            self.shards.release()
+            self.shards = None
+
+    def let_go(self) -> None:
+        """Drop the memory that an error's traceback would keep."""
+
+    def raise_error(self) -> NoReturn:
+        """Raise the error. What its traceback holds of the batch holds neither the error nor the memory."""
+        error, self.error = self.error, None
+        self.let_go()
+        assert error is not None
+        try:
+            raise error
+        finally:
+            del error
+
+
+@dataclass(slots=True, eq=False)
+class IndexedBatch(Batch):
+    """A batch of indices into a native plan."""
+
+    indices: Indices = field(default_factory=no_indices)
+    positions: Positions = range(0)
+    """Where its samples stand in the order of the epoch."""
+    wanted: Indices = field(default_factory=no_indices)
+    """The indices that the sampler gave; others stand in `indices` where bad samples are replaced."""
+    leaves: LeafNumbers | None = None
+    local: Indices = field(default_factory=no_indices)
+    """In their leaf."""
+    rescued: list[str] = field(default_factory=list)
+    """Why Python read a sample, one reason a sample."""
+    other: list[Any] | None = None
+    """What a sampler gave that is no list of indices, or that only the dataset knows what to make of."""
+
+    @property
+    def count(self) -> int:
+        """Return the number of samples."""
+        return len(self.indices if self.other is None else self.other)
+
+    def begin(self, work: Callable[[], None]) -> None:
+        """Take what the sampler gave, and do the work that begins a batch of indices; an error is kept."""
+        assert self.given is not None
+        wanted, self.positions = self.given
+        if isinstance(wanted, list):
+            self.other = wanted
+            return
+        self.wanted = self.indices = wanted
+        self.other = self.error = None
+        try:
+            work()
+        except Unresolved:
+            self.other = wanted.tolist()
+        except Exception as error:  # of the user's dataset
+            self.error = error
+
 
 #: Bytes that batches in flight may take before fewer are kept in flight: what stays in a last-level cache is filled
 #: faster. At least 3 always are in flight: one that the user waits for, one in work, one to go on with.

@@ -24,11 +24,10 @@ from torch.utils.data import default_collate
 
 import penstock._native as _native
 from penstock.errors import WorkerStuck
-from penstock.executors.batch import BatchShards
 from penstock.executors.buffers import Field
 from penstock.executors.failures import agreed_fields, error_of, put_others, was_interrupted, why_stuck
 from penstock.executors.fetch import Fetch
-from penstock.executors.filler import IN_FLIGHT, Filler, PassInput, PassResources, pinned
+from penstock.executors.filler import IN_FLIGHT, BatchShards, Filler, PassInput, PassResources, pinned
 from penstock.executors.iterator import Pass
 from penstock.executors.job import Job, fetcher
 from penstock.executors.staging import Staging
@@ -101,6 +100,8 @@ class NativeFiller(Filler):
 
     def _end_crew(self) -> None:
         if not self.ended.is_set():
+            if self._staging is not None:
+                self._staging.close()
             self._crew.close()
 
     def __repr__(self) -> str:
@@ -122,7 +123,7 @@ class NativeFiller(Filler):
     def _known_ahead(self, queue: deque[NativeBatch]) -> int:
         """Return how many batches without memory readers are to know of, behind those in flight."""
         known = self.reads_ahead and self.resources.settled and not self._plan.in_memory
-        if not queue or not known or self._staging:  # files of shards that are not here cannot be opened
+        if not queue or not known or self._staging is not None:  # files of shards that are not here cannot be opened
             return 0
         if not self._pool.read_depth:
             return IN_FLIGHT - 1 if self._target == 1 else 0  # they are in flight as soon as the first tells its shape
@@ -139,14 +140,14 @@ class NativeFiller(Filler):
             bad = [i for i, index in enumerate(batch.wanted) if self._substitutes.is_bad(int(index))]
             put_others(batch, bad, self._substitutes)
         self._resolve(batch)
-        if self._staging:
+        if self._staging is not None:
             batch.number, batch.retired = -1, []
-            self._stage(batch)
+            self._stage(batch, self._staging)
         else:
             self._prepare_batch(batch)
 
     def push(self, queue: deque[NativeBatch], done: int) -> None:
-        if self._staging:
+        if self._staging is not None:
             self._staging.submit_ready(queue, self._submit)
             return
         if self._waits_for_next:
@@ -190,9 +191,9 @@ class NativeFiller(Filler):
     def _adopt(self, plan: NativePlan) -> None:
         """Go on with a plan, with threads of its own."""
         self._end_crew()
-        self._staging = Staging(plan.remote, self._coming, self._input.samples)
+        self._staging = None if plan.remote is None else Staging(plan.remote, self._coming, self._input.samples)
         self._coming = None  # a plan that is made in the middle of the pass has batches behind it
-        self._crew = NativeCrew(plan, self.workers, self.resources.meter, self._staging)
+        self._crew = NativeCrew(plan, self.workers, self.resources.meter)
         self._pool, self.ended = self._crew.pool, self._crew.ended
         self._pool.set_active(self._setting.threads)
         self._plan = plan
@@ -270,10 +271,10 @@ class NativeFiller(Filler):
         batch.leaves, batch.local = self._plan.root.resolve(batch.indices)
         batch.names = self._plan.names(batch.leaves, batch.local)
 
-    def _stage(self, batch: NativeBatch) -> BatchShards:
+    def _stage(self, batch: NativeBatch, staging: Staging) -> BatchShards:
         """Let the shards of a batch be fetched; those that it had may go."""
         batch.let_shards_go()
-        batch.shards = self._staging.shards_at(batch.leaves, batch.local)
+        batch.shards = staging.shards_at(batch.leaves, batch.local)
         return batch.shards
 
     def _submit(self, batch: NativeBatch) -> None:
@@ -310,7 +311,7 @@ class NativeFiller(Filler):
         None: the dataset has changed, and it is to begin anew.
         """
         while True:
-            if batch.number < 0 and batch.shards is not None:
+            if batch.number < 0 and batch.shards is not None and self._staging is not None:
                 self._staging.wait_and_submit(batch, self.resources.timeout, self._submit)
             if batch.number < 0:
                 return []
@@ -395,8 +396,8 @@ class NativeFiller(Filler):
         if not put_others(batch, [failure[0] for failure in bad], self._substitutes):
             return False
         self._resolve(batch)
-        if batch.shards is not None:  # the other samples may lie in other shards
-            self._stage(batch).wait(self.resources.timeout or None)
+        if self._staging is not None:  # the other samples may lie in other shards
+            self._stage(batch, self._staging).wait(self.resources.timeout or None)
         return True
 
 

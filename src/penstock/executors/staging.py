@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from penstock.errors import WorkerStuck
-from penstock.executors.batch import Batch, BatchShards
+from penstock.executors.filler import Batch, BatchShards
 from penstock.order.permutations import Indices
 from penstock.sources.native_source import RemoteSamples
 from penstock.sources.tree import LeafNumbers, RemoteLeaves
@@ -24,7 +24,7 @@ B = TypeVar("B", bound=Batch)
 
 
 class Staging:
-    """The shards of one pass, brought here ahead of need; nothing for a dataset whose sources are all local.
+    """The shards of one pass over a dataset of which a part lies in object stores, brought here ahead of need.
 
     Of a shard of which the pass needs few samples only these are read, each by its range.
 
@@ -50,9 +50,6 @@ class Staging:
             for number, remote in enumerate(dataset.leaves)
             if remote is not None
         ]
-
-    def __bool__(self) -> bool:
-        return bool(self._leaves)
 
     def shards_of(self, given: Sequence[Any]) -> BatchShards:
         """Let the shards of the next batch, of samples that Python reads, be fetched and kept. given: their indices."""

@@ -18,12 +18,13 @@ from penstock.executors.tuning import Knobs
 from penstock.executors.tuning_trial import Setting
 from penstock.executors.workers.crew import ThreadCrew
 from penstock.executors.workers.loading import FetchedBatch, SampleRows
+from penstock.executors.workers.native import MeteredReaders, readers_of
 from penstock.executors.workers.own_fetch import Init, OwnFetches
-from penstock.executors.workers.readers import ThreadReaders, readers_of
 from penstock.executors.workers.worker_thread import WORKER_INFO
 from penstock.observe import Delivery
 from penstock.plan import NativePlan, PythonPlan
 from penstock.recipe.patches import Lease
+from penstock.sources.sample_reader import ReadAhead
 from penstock.sources.tree import RemoteLeaves, remote_leaves
 from penstock.sources.unchanged import collates_as_torch
 from penstock.state.delivery import Task
@@ -62,7 +63,7 @@ class ThreadFiller(Filler):
         drop_last: bool = False,
         streams: Streams | None = None,
         own: OwnFetches | None = None,
-        readers: ThreadReaders | None = None,
+        readers: MeteredReaders | None = None,
         remote: RemoteLeaves | None = None,
     ) -> None:
         super().__init__(resources)
@@ -92,7 +93,7 @@ class ThreadFiller(Filler):
         fetch: Fetch,
         *,
         streams: Streams | None = None,
-        readers: ThreadReaders | None = None,
+        readers: MeteredReaders | None = None,
         remote: RemoteLeaves | None = None,
     ) -> None:
         """Make the next pass with these. readers: in the place of those before; None: they stay."""
@@ -117,8 +118,8 @@ class ThreadFiller(Filler):
         self._let_shards_go()
         if self._remote is not None:
             self._staging = Staging(self._remote, pass_input.coming, pass_input.samples)
-        if self._readers is not None:
-            self._readers.ahead.clear()
+        if self._ahead is not None:
+            self._ahead.clear()
         streams, workers = self._streams, self.workers
         self._lease = self._lease_for_pass()
         self._crew.begin(self._fetch, streams.states() if streams is not None and self._iterable else None)
@@ -128,6 +129,10 @@ class ThreadFiller(Filler):
         self._owners = deque(range(workers)) if self._iterable else None  # whose turn it is
         if self._owners is not None and streams is not None and streams.given:
             self._owners.rotate(-streams.following)
+
+    @property
+    def _ahead(self) -> ReadAhead | None:
+        return None if self._readers is None else self._readers.ahead
 
     def _lease_for_pass(self) -> Lease:
         return self._fetch.lease(*([WORKER_INFO] if self.workers else ()))
@@ -178,8 +183,8 @@ class ThreadFiller(Filler):
             self._owners.rotate(-1)
         assert batch.task is not None
         indices = (batch.indices if self._fetch.batched else [batch.task.given]) or ()
-        if self._readers is not None:
-            self._readers.ahead.expect(batch, indices, batch.task.positions)
+        if self._ahead is not None:
+            self._ahead.expect(batch, indices, batch.task.positions)
         if self._staging is None or batch.submitted:
             self._submit(batch)
         elif batch.shards is None:
@@ -278,8 +283,8 @@ class ThreadFiller(Filler):
                 self._streams.failed()
 
     def drop(self, batch: FetchedBatch) -> None:
-        if self._readers is not None and batch.task is not None:
-            self._readers.ahead.forget(batch, batch.task.positions)
+        if self._ahead is not None and batch.task is not None:
+            self._ahead.forget(batch, batch.task.positions)
         batch.let_shards_go()
 
     # --- tuning -----------------------------------------------------------------------------------------------------
@@ -363,7 +368,7 @@ def _input(job: Job) -> PassInput:
     return made
 
 
-def _readers(job: Job) -> ThreadReaders | None:
+def _readers(job: Job) -> MeteredReaders | None:
     """Return readers of the files that the threads of a pass need, None where threads read none that are known.
 
     Whole batches that are filled natively have readers of their own.

@@ -14,10 +14,10 @@ from typing import Any
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 
 from penstock.errors import InvalidOption
-from penstock.executors.batch import Batch
 from penstock.executors.buffers import Buffers
 from penstock.executors.collating import Build, Layout, layout_of
 from penstock.executors.fetch import Fetch
+from penstock.executors.filler import Batch
 from penstock.sample_notes import add_note
 from penstock.state.delivery import Task
 from penstock.state.streams import restore_fetcher, state_of

@@ -19,12 +19,12 @@ from PIL import Image
 
 import penstock._native as _native
 from penstock.errors import CorruptSample, InvalidOption
-from penstock.executors.batch import IndexedBatch
 from penstock.executors.buffers import Field, Rows, bytes_in
-from penstock.executors.staging import Staging
+from penstock.executors.filler import IndexedBatch
 from penstock.observe import Meter
-from penstock.plan import NativePlan
+from penstock.plan import NativePlan, PythonPlan
 from penstock.recipe import drawing
+from penstock.sources.sample_reader import ReadAhead
 from penstock.system import cgroup
 
 #: Threads that read files ahead of the workers, at the most; how many there are is measured (native/pool/read_depth.h).
@@ -120,9 +120,7 @@ class NativeCrew:
     readers: reader threads at the most, where reads block; None: none where the caller does all work.
     """
 
-    def __init__(
-        self, plan: NativePlan, threads: int, meter: Meter, staging: Staging, readers: int | None = None
-    ) -> None:
+    def __init__(self, plan: NativePlan, threads: int, meter: Meter, readers: int | None = None) -> None:
         try:
             recorded = bool(meter.sinks)
             readers = (READERS if threads else 0) if readers is None else readers
@@ -141,7 +139,6 @@ class NativeCrew:
         self.batches: dict[int, NativeBatch] = {}  # those in flight, by number
         self.numbers: deque[int] = deque(maxlen=1)  # the number that the pool gave last; they count up from 0
         self.ended = threading.Event()  # the pool is closed and its threads are gone
-        self.staging = staging
         self._plan = plan
         self._threads: list[threading.Thread] = []
         self._reading: dict[int, tuple[int, int, float]] = {}  # by thread: batch, position, since when
@@ -162,7 +159,6 @@ class NativeCrew:
 
     def close(self) -> None:
         """End the threads. In a forked child they do not exist, and nothing is done."""
-        self.staging.close()
         if not self.pool.abandoned:
             self.pool.close()
             self._join()
@@ -225,3 +221,53 @@ class NativeCrew:
             )
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
         self.pool.finish_tensor(job, bytes_in(plain), _native.Spec(name, list(tensor.shape)))
+
+
+#: Bytes of batches in flight, at the most, where more of them are in flight so that readers know of more samples.
+READ_IN_FLIGHT_BYTES = 64 << 20
+
+
+class MeteredReaders:
+    """Readers of files whose counts the loader's meter knows.
+
+    Args:
+        native: the readers.
+        meter: of the loader.
+        ahead: knows the samples of batches in flight, where Python threads take the files.
+    """
+
+    def __init__(self, native: _native.FileReaders, meter: Meter, ahead: ReadAhead | None = None) -> None:
+        self.native, self.ahead = native, ahead
+        self._meter, self._stages, self._reading = meter, native.stages, native.reading
+
+    def open(self) -> None:
+        """Let the meter read their counts, until they are closed."""
+        self._meter.open(self._stages)
+        self._meter.reading.open(self._reading)
+
+    def batches_ahead(self, samples: int, sample_bytes: int | None = None) -> int:
+        """Return how many batches of so many samples are to be in flight for the readers; 0 where reads do not block.
+
+        sample_bytes: of a sample in a batch in flight; None: a file.
+        """
+        if not self.native.depth:
+            return 0
+        if sample_bytes is None:
+            counts = self.native.reading()
+            sample_bytes = counts["bytes"] // max(1, counts["ahead"] + counts["awaited"])
+        samples = max(1, samples)
+        return min(-(-SAMPLES_AHEAD // samples), READ_IN_FLIGHT_BYTES // max(1, samples * sample_bytes))
+
+    def close(self) -> None:
+        """End the readers, and wake the threads that wait for them."""
+        if self.ahead is not None:
+            self.ahead.close()
+        self.native.close()
+        self._meter.close(self._stages)
+        self._meter.reading.close(self._reading)
+
+
+def readers_of(plan: PythonPlan, meter: Meter) -> MeteredReaders | None:
+    """Return readers of the files that threads take from here on; None: no file of the plan's is known."""
+    ahead = None if plan.assisted is None else plan.assisted.read_ahead(READERS, read_ahead_bytes())
+    return None if ahead is None else MeteredReaders(ahead.native, meter, ahead)

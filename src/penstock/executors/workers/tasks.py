@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from penstock.executors.batch import BatchShards
+from penstock.executors.filler import BatchShards
 from penstock.executors.staging import Staging
 from penstock.executors.workers.shared_memory import Lease, SharedBuffers
 from penstock.order.batches import with_sample_numbers
