@@ -19,9 +19,8 @@ from torch.utils.data import TensorDataset
 
 import penstock
 from penstock.executors.buffers import Buffers, Field
-from penstock.executors.filler import IN_FLIGHT
+from penstock.executors.filler import IN_FLIGHT, Setting
 from penstock.executors.tuning import Autotune, Controller, State, TuningObserver
-from penstock.executors.tuning_trial import Setting
 from penstock.executors.workers.pace import Pace
 from penstock.stats import Tuning, TuningStep
 from tests.accelerator import replaced_by_late_streams

@@ -13,8 +13,6 @@ import numpy as np
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from penstock.executors.buffers import Buffers
-from penstock.executors.tuning import Knobs
-from penstock.executors.tuning_trial import Setting
 from penstock.executors.workers.filler_report import FillerReport
 from penstock.executors.workers.shared_memory import SharedBuffers
 from penstock.observe import Delivery, Meter
@@ -193,6 +191,30 @@ class PassResources:
     """The iterator is used for the next pass too."""
     fillers: FillerReport | None = None
     """Is told where the fillers of a Ray cluster are."""
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """What of a pass may be tuned."""
+
+    threads: int
+    """The threads that it has."""
+    in_flight: int
+    """Batches in flight now."""
+    batch_bytes: int = 0
+    """Of a batch, where more may be in flight; 0: they may not."""
+    paced: bool = False
+    """The threads find by themselves how many of them hinder each other (Pace)."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is tuned."""
+
+    threads: int
+    """How many threads may fill batches."""
+    in_flight: int | None = None
+    """Batches in flight; None: as chosen by their size."""
 
 
 class Filler:

@@ -15,9 +15,7 @@ import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from penstock.errors import WorkerStuck
-from penstock.executors.filler import Batch, BatchRequest, Filler, PassInput
-from penstock.executors.tuning import Knobs
-from penstock.executors.tuning_trial import Setting
+from penstock.executors.filler import Batch, BatchRequest, Filler, Knobs, PassInput, Setting
 from penstock.executors.workers.native import ThreadWorker
 from penstock.observe import Delivery, Observers, observed
 from penstock.order.leftover import Arrivals

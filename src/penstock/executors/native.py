@@ -27,12 +27,10 @@ from penstock.errors import WorkerStuck
 from penstock.executors.buffers import Field
 from penstock.executors.failures import agreed_fields, error_of, put_others, was_interrupted, why_stuck
 from penstock.executors.fetch import Fetch
-from penstock.executors.filler import IN_FLIGHT, BatchShards, Filler, PassInput, PassResources, pinned
+from penstock.executors.filler import IN_FLIGHT, BatchShards, Filler, Knobs, PassInput, PassResources, Setting, pinned
 from penstock.executors.iterator import Pass
 from penstock.executors.job import Job, fetcher
 from penstock.executors.staging import Staging
-from penstock.executors.tuning import Knobs
-from penstock.executors.tuning_trial import Setting
 from penstock.executors.workers.native import SAMPLES_AHEAD, NativeBatch, NativeCrew
 from penstock.order.batches import as_array
 from penstock.plan import NativePlan, PythonPlan

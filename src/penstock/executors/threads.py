@@ -10,12 +10,10 @@ from typing import Any
 from penstock.errors import InvalidOption, WorkerStuck
 from penstock.executors.copies import NotCopied
 from penstock.executors.fetch import Fetch
-from penstock.executors.filler import Filler, PassInput, PassResources, pinned
+from penstock.executors.filler import Filler, Knobs, PassInput, PassResources, Setting, pinned
 from penstock.executors.iterator import Pass
 from penstock.executors.job import Job
 from penstock.executors.staging import Staging
-from penstock.executors.tuning import Knobs
-from penstock.executors.tuning_trial import Setting
 from penstock.executors.workers.crew import ThreadCrew
 from penstock.executors.workers.loading import FetchedBatch, SampleRows
 from penstock.executors.workers.native import MeteredReaders, readers_of
