@@ -11,7 +11,7 @@ from penstock.errors import InvalidOption, WorkerStuck
 from penstock.executors.filler import IN_FLIGHT, Filler, PassInput, PassResources, pinned
 from penstock.executors.iterator import Pass
 from penstock.executors.job import Job, fetcher
-from penstock.executors.workers.filler import FillJob
+from penstock.executors.workers.filler_actor import FillJob
 from penstock.executors.workers.filler_crew import FillerCrew
 from penstock.executors.workers.filler_link import FillerBatch
 from penstock.observe import Delivery

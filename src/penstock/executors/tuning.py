@@ -115,7 +115,7 @@ def span_between(begin: LoopTimes, end: LoopTimes) -> Span:
 
 
 @dataclass
-class Trial:
+class Comparison:
     """Two settings in turns, in windows of the loop's time: the one in use, another one, the one in use, ..."""
 
     before: Setting
@@ -190,7 +190,7 @@ class Controller:
         self._usual = 0  # batches in flight as chosen by their size
         self._window: tuple[LoopTimes, Work | None] | None = None
         self._passed_over = PASSED_OVER  # batches until the window begins
-        self._trial: Trial | None = None
+        self._trial: Comparison | None = None
         self._tried: set[frozenset[Setting]] = set()  # pairs, since the loop changed
         self._full: Setting | None = None  # the setting before threads were taken away to leave CPUs to the loop
         self._gave_back = False  # these threads, after a time without them; they are taken away when that may do
@@ -258,7 +258,7 @@ class Controller:
         full = (ended.cpu - begun.cpu) / (wall * self._cpus)
         for setting, least, why, *batches in self._candidates(span, busy, full, knobs):
             if frozenset((self.setting, setting)) not in self._tried:
-                self._trial, self.state = Trial(self.setting, setting, least, why, *batches), State.TRYING
+                self._trial, self.state = Comparison(self.setting, setting, least, why, *batches), State.TRYING
                 return
         self._frozen_with, self._windows_changed = span, 0
         self._gave_back &= self._full is None
@@ -266,7 +266,7 @@ class Controller:
         self.state = State.FROZEN
 
     def _candidates(self, span: Span, busy: float, full: float, knobs: Knobs) -> Iterator[tuple[Any, ...]]:
-        """Yield the settings that may be better, as a Trial has them.
+        """Yield the settings that may be better, as a Comparison has them.
 
         busy: threads at work on average. full: the CPUs' share in use.
         """

@@ -18,7 +18,7 @@ from penstock.cluster.option import Ray
 from penstock.cluster.wire import Memory, Message, connect, hang_up, new_secret
 from penstock.errors import ClusterError, WorkerDied
 from penstock.executors.buffers import Buffers, Field
-from penstock.executors.workers.filler import Filled, FillerActor, Request
+from penstock.executors.workers.filler_actor import Filled, FillerActor, Request
 from penstock.executors.workers.filler_link import FillerBatch, FillerTraceback, Link, hang_up_on_lost
 from penstock.executors.workers.filler_report import FillerReport
 from penstock.executors.workers.thread_lifetime import end_crew

@@ -13,7 +13,7 @@ from typing import Any
 from penstock.cluster.connection import Facts
 from penstock.cluster.wire import Allocate, Message, hang_up, pieces_of, receive, send
 from penstock.executors.filler import Batch
-from penstock.executors.workers.filler import Filled, Request
+from penstock.executors.workers.filler_actor import Filled, Request
 
 
 @dataclass(slots=True, eq=False)
