@@ -7,7 +7,7 @@ one thread (Python 3.12 and later), and DataLoader's worker processes are forked
 reading of the clock.
 
 It is always on because the question why a run is slow comes up while it runs. Where the file cannot be written the
-process goes on without it. Worker processes and threads write none, and a forked child begins one of its own.
+process continues without it. Worker processes and threads write none, and a forked child begins its own.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Publisher:
         return json.dumps(said, allow_nan=False).encode()
 
     def remove(self) -> None:
-        """Remove the file, and write none any more."""
+        """Remove the file, and write no more."""
         self.end()
         self._due = float("inf")
         if self._name is not None and self._pid == os.getpid() and (folder := live_folder()) is not None:
