@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import io
 import json
 import os
 import pty
@@ -101,14 +100,6 @@ def test_an_unsafe_folder_is_an_error(folder: Path, capsys: Captured) -> None:
     assert main(["watch"]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and "other users can write" in err
-
-
-def test_plain_letters_where_the_encoding_has_no_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    list(penstock.DataLoader(Made(), batch_size=4))
-    out = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="ascii"))
-    assert main(["watch", "--once"]) == 0
-    assert b"\\u" not in out.getvalue() and b"#" in out.getvalue()
 
 
 def test_without_rich(folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """The folder of live recordings: one small JSON file for each process of this user that goes through penstock loaders.
 
-The folder is `penstock/live` in the user's cache folder, for this user alone (mode 0700, files 0600): another user's
+The folder is `penstock/live` in the user's cache folder, for this user only (mode 0700, files 0600): another user's
 folder, one that others may write into and symbolic links are refused. A file's name holds the machine, the process's
 number and when the process started, so that processes of several machines, or containers, may share the folder, and
 one that has died is not taken for another one that has its number now.
