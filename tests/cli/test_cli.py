@@ -23,6 +23,7 @@ import penstock
 from penstock.cli import main
 from penstock.errors import CorruptSample
 from penstock.state.manifest import BadSample, Manifest
+from tests.insight.penstock_processes import fails
 
 Captured = pytest.CaptureFixture[str]
 
@@ -43,17 +44,6 @@ def manifest(tmp_path: Path) -> str:
         BadSample("id-22", None, "ValueError: no", None, WHEN),
         BadSample("/data/x.jpg", "/data/x.jpg", "CorruptSample: é", 0, WHEN, 3),
     )
-
-
-def fails(capsys: Captured, *arguments: str) -> str:
-    """Assert exit code 2, nothing on stdout, one line on stderr; return that."""
-    try:
-        code: Any = main(arguments)
-    except SystemExit as stop:
-        code = stop.code
-    out, err = capsys.readouterr()
-    assert (code, out, err.count("\n")) == (2, "", 1), (code, out, err)
-    return err.rstrip("\n")
 
 
 # --- the whole ---------------------------------------------------------------------------------------------------

@@ -12,29 +12,16 @@ import struct
 import sys
 import termios
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import penstock
 from penstock.cli import main, watch
-from penstock.insight import live_files, publish, publishing
-from penstock.insight.live_files import ProcessName, live_folder, machine, read_all, this_process
+from penstock.insight import live_files
+from penstock.insight.live_files import ProcessName, machine, read_all, this_process
 from tests.sample_datasets import Made, rows
 
 Captured = pytest.CaptureFixture[str]
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return the folder of recordings, of this test alone, in a process that writes its own at once."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(publishing, "FIRST_AFTER", 0.0)
-    publish()
-    yield live_folder()
-    publish(False)
-    monkeypatch.undo()
-    publish()
 
 
 def test_none_is_running(folder: Path, capsys: Captured) -> None:
