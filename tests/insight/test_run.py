@@ -225,7 +225,6 @@ def test_a_terminal_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     with terminal() as (ours, name), open(name, "w") as stream:
         live = LiveLine(stream)
         live(loop)
-        live(loop)
         assert "waited 0 %" in os.read(ours, 1000).decode()
         live.clear()
         live.clear()

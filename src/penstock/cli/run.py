@@ -17,7 +17,7 @@ from penstock.cli.terminal import say, say_last, shown
 from penstock.errors import PenstockError
 from penstock.insight.loops import Loops
 from penstock.insight.program import NoSuchProgram, Program, run
-from penstock.insight.record import record
+from penstock.insight.recording import record
 from penstock.insight.run_report import LiveLine, RunReport
 from penstock.system.launched import rank_here
 

@@ -17,7 +17,6 @@ import contextlib
 import json
 import logging
 import os
-import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +26,16 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from penstock.insight.live_files import FORMAT, ProcessName, live_folder, remove, remove_stale, this_process, write
+from penstock.insight.live_files import (
+    FORMAT,
+    ProcessName,
+    live_folder,
+    program_name,
+    remove,
+    remove_stale,
+    this_process,
+    write,
+)
 from penstock.insight.recording import LoaderRecord
 from penstock.loader import DataLoader
 from penstock.loop_times import LoopMeter
@@ -126,14 +134,6 @@ class Publisher:
         self._due = float("inf")
         if self._name is not None and self._pid == os.getpid() and (folder := live_folder()) is not None:
             remove(folder, self._name)
-
-
-def program_name() -> str:
-    """Return the name of the script, without its arguments, which may hold what is nobody's business."""
-    main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if main is not None and isinstance(main.name, str):
-        return f"-m {main.name.removesuffix('.__main__')}"
-    return os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
 
 
 def _state(known: LoaderRecord, loops: LoopMeter, now: float, offset: float) -> dict[str, Any] | None:
