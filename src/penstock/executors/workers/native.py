@@ -115,7 +115,7 @@ class NativeBatch(IndexedBatch):
 class NativeCrew:
     """The threads of one pass: the native pool, and those that read in Python what it leaves to Python.
 
-    They hold the pool and the plan, never the NativePass, so that an abandoned iterator can be collected.
+    They hold the pool and the plan, never the pass, so that an abandoned iterator can be collected.
 
     readers: reader threads at the most, where reads block; None: none where the caller does all work.
     """
