@@ -96,7 +96,7 @@ def batches_per_second(setup: Setup, dataset: Any, **options: Any) -> Running:
         batches = iter(loader)
         for _ in range(4):
             next(batches)
-        crew = getattr(batches, "_crew", None)
+        crew = getattr(getattr(batches, "filler", None), "_crew", None)
         pids = [os.getpid()] + [link.facts.pid for link in getattr(crew, "_live", {}).values()]
         began, cpu_before = time.perf_counter(), cpu_seconds(pids)
         for _ in batches:
@@ -194,7 +194,7 @@ def recovery(setup: Setup, *, node: bool, how: int = signal.SIGKILL) -> Running:
         batches: Any = iter(penstock.DataLoader(Waiting(), 16, num_workers=2, worker_method=method))
         for _ in range(10):
             next(batches)
-        link = next(iter(batches._crew._live.values()))
+        link = next(iter(batches.filler._crew._live.values()))
         victim, pids = None, [link.facts.pid]
         if node:
             victim = next(one for one in made.worker_nodes if one.node_id.startswith(link.facts.node))

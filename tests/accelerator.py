@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from penstock.device.decoders import decoded_by_pillow
-from penstock.device.decoding import DecodingPass
+from penstock.device.decoding import DecodingFiller
 from penstock.device.feed import Feed
 from penstock.device.resident import Resident
 
@@ -98,12 +98,10 @@ def replaced_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make of cuda:0 a device that copies at once, holds arrays, and decodes JPEG files with Pillow."""
     replaced_by_late_streams(monkeypatch)
 
-    def decoding(
-        plan: Any, course: Any, means: Any, decoder: Any, device: Any, stream: Any, **named: Any
-    ) -> DecodingPass:
-        return DecodingPass(plan, course, means, decoder, torch.device("cpu"), stream, **named)
+    def decoding(plan: Any, means: Any, decoder: Any, device: Any, stream: Any, **named: Any) -> DecodingFiller:
+        return DecodingFiller(plan, means, decoder, torch.device("cpu"), stream, **named)
 
-    monkeypatch.setattr("penstock.device.decoding.DecodingPass", decoding)
+    monkeypatch.setattr("penstock.device.decoding.DecodingFiller", decoding)
     monkeypatch.setattr("penstock.device.target.decoder_for", lambda device: OnHost())
     monkeypatch.setattr("penstock.device.target.copy_stream_to", lambda device: PromptStream())
     monkeypatch.setattr("penstock.device.target.Resident", lambda device: Resident(CPU))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch.utils.data as tud
 
 import penstock
 from penstock.executors import selection
-from penstock.executors.batch import Batch
+from penstock.executors.filler import Batch, Filler
 from penstock.executors.iterator import Pass
 from penstock.executors.job import Job
 from penstock.observe import Delivery, Observer
@@ -35,50 +36,40 @@ class Squares(Made):
         return torch.tensor(index * index)
 
 
-class Computing(Pass):
+class Computing(Filler):
     """Computes whole batches at once."""
 
-    def __init__(self, job: Job) -> None:
-        super().__init__(job.resources)
-        self.restart(job)
+    ended = threading.Event()
 
-    def restart(self, job: Job) -> None:
-        self._start(job.pass_input(), eager=job.eager)
+    def close(self) -> None:
+        """It has no threads."""
 
-    def _new_batch(self) -> Batch:
-        return Batch()
-
-    def _begin(self, batch: Batch) -> None:
-        """Nothing is done ahead."""
-
-    def _depth(self, queue: deque[Any]) -> int:
+    def depth(self, queue: deque[Any]) -> int:
         return 2
 
-    def _ready(self, queue: deque[Any]) -> Batch:
+    def ready(self, queue: deque[Any]) -> Batch:
         batch: Batch = queue[0]
         return batch
 
-    def _assemble(self, batch: Batch) -> Any:
+    def assemble(self, batch: Batch) -> Any:
         assert batch.given is not None
         return torch.tensor(batch.given[0]) ** 2
 
-    def _delivery(self, batch: Batch, out: Any, waited: float) -> Delivery:
-        return Delivery(out, len(out), waited)
+    def delivery(self, batch: Batch, out: Any) -> Delivery:
+        return Delivery(out, len(out))
 
 
 class Computer:
     """Accepts Squares."""
 
-    kind = Computing
-
     def accepts(self, job: Job) -> bool:
         return type(job.settings.dataset) is Squares
 
-    def open(self, job: Job) -> Computing:
-        return Computing(job)
+    def open(self, job: Job) -> Pass:
+        return Pass(Computing(job.resources), job.pass_input(), eager=job.eager)
 
-    def restart(self, held: Computing, job: Job) -> None:
-        held.restart(job)
+    def restart(self, held: Pass, job: Job) -> None:
+        held.begin(job.pass_input(), eager=job.eager)
 
 
 @pytest.fixture
@@ -96,7 +87,7 @@ def test_an_executor_is_one_more_in_the_tuple(computer: None, options: dict[str,
     theirs = tud.DataLoader(Squares(), 4, shuffle=True, generator=torch.Generator().manual_seed(3), **options)
     for _ in range(2):
         batches = iter(loader)
-        assert type(batches) is Computing
+        assert type(batches.filler) is Computing
         assert values(batches) == values(theirs)
     assert (loader.stats().batches, loader.stats().samples) == (12, 46)
     assert "Squares" in loader.explain()

@@ -34,6 +34,15 @@ from penstock.storage.tiers import Caches
 from penstock.system.modes import outside_inference
 
 
+class Kept(NamedTuple):
+    """What is kept of a dataset's files from one pass to the next."""
+
+    caches: Caches | None = None
+    """Their bytes, or their pixels."""
+    indexes: JpegIndexes | None = None
+    """The decoder states of JPEG files."""
+
+
 @dataclass(frozen=True)
 class NativePlan:
     """The native core fills the batches."""
@@ -44,16 +53,25 @@ class NativePlan:
     program: _native.Program
     replan: Callable[[], Plan]
     """Returns a new plan, for the dataset as it is then."""
+    kept: Kept = Kept()  # noqa: RUF009  a tuple
 
     def still(self) -> bool:
         """Return whether the dataset is what it was when planned, but for elements of its arrays and lists."""
         return self.root.still() and self._still() and collates_as_torch()
 
     def lasts(self) -> bool:
-        """Return whether the plan serves the next pass too: the dataset is rows in memory, and still the same ones."""
-        memory = self.leaves[0].memory if self.root.leaf is not None else None
-        lasting = None if memory is None else memory.lasting
-        return lasting is not None and lasting() and self.still() and self.unmoved()
+        """Return whether the plan serves the next pass too: that of one source that lasts, and is still the same.
+
+        Caches are opened for each pass; indexes learn of what other processes have kept.
+        """
+        leaf, (caches, indexes) = self.root.leaf, self.kept
+        if leaf is None or leaf.lasting is None or (leaf.files is not None and caches is not None):
+            return False
+        if not (leaf.lasting() and self.still() and self.unmoved()):
+            return False
+        if indexes is not None:
+            indexes.refresh()
+        return True
 
     @cached_property
     def unmoved(self) -> Unchanged:
@@ -79,9 +97,10 @@ class NativePlan:
         return all_of(*(leaf.still for leaf in self.leaves))
 
     @cached_property
-    def remote(self) -> RemoteLeaves:
-        """The samples that lie in object stores."""
-        return RemoteLeaves.of_plan(self.root, self.leaves)
+    def remote(self) -> RemoteLeaves | None:
+        """The samples that lie in object stores; None: none does."""
+        leaves = tuple(leaf.remote for leaf in self.leaves)
+        return RemoteLeaves(leaves, self.root.resolve, sum(leaf.size for leaf in self.leaves)) if any(leaves) else None
 
     @property
     def fields(self) -> int:
@@ -174,15 +193,6 @@ def collated_labels(labels: LabelColumn) -> Any:
         return torch.from_numpy(labels)
     # As items of samples: strings, for one, collate otherwise inside a sample than by themselves.
     return default_collate([(label,) for label in labels])[0]
-
-
-class Kept(NamedTuple):
-    """What is kept of a dataset's files from one pass to the next."""
-
-    caches: Caches | None = None
-    """Their bytes, or their pixels."""
-    indexes: JpegIndexes | None = None
-    """The decoder states of JPEG files."""
 
 
 @dataclass(frozen=True)
@@ -293,7 +303,7 @@ def _natively(dataset: object, raw: bool, kept: Kept, replan: Callable[[], Plan]
     if kept.indexes is not None:
         leaves = indexed(leaves, kept.indexes)
     program = _native.Program([[field.filler for field in leaf.fields] for leaf in leaves])
-    return NativePlan(dataset, root, tuple(leaves), program, replan)
+    return NativePlan(dataset, root, tuple(leaves), program, replan, kept)
 
 
 def fills_batches(collate_fn: object) -> bool:

@@ -32,7 +32,7 @@ def actors() -> dict[str, str]:
     """Return the state of each filler and packer that the cluster has had, by its ID."""
     from ray._private.state import actors as known  # noqa: PLC0415
 
-    ours = ("Filler", "Packer")
+    ours = ("FillerActor", "Packer")
     return {name: one["State"] for name, one in known().items() if one["ActorClassName"].endswith(ours)}
 
 
@@ -70,7 +70,7 @@ def test_a_node_that_stands_still(nodes: Nodes) -> None:
     loader: Any = penstock.DataLoader(Endless(), 4, num_workers=2, worker_method=method)
     batches: Any = iter(loader)
     found = list(islice(batches, 10))
-    places = [link.facts for link in batches._crew._live.values()]
+    places = [link.facts for link in batches.filler._crew._live.values()]
     assert len({facts.node for facts in places}) == 2
     stopped = nodes.stop("two")
     try:

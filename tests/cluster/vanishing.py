@@ -28,7 +28,7 @@ def main(address: str, folder: Path) -> None:
     filler_crew._OTHERS = 60.0
     loader: Any = penstock.DataLoader(Rows(), 8, num_workers=2, worker_method=cluster)
     batches, firsts, longest = iter(loader), list[float](), 0.0
-    hosts = {link.facts.host for link in batches._crew._live.values()}
+    hosts = {link.facts.host for link in batches.filler._crew._live.values()}
     last = time.monotonic()
     while len(firsts) < BATCHES:
         firsts.append(float(next(batches)[0, 0]))

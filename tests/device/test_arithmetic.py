@@ -20,8 +20,9 @@ from penstock.device import arithmetic
 from penstock.device.arithmetic import Arithmetic, Formula, Lookup
 from penstock.errors import CorruptSample
 from penstock.executors.buffers import Buffers
-from penstock.executors.iterator import PassInput, PassResources
-from penstock.executors.native import NativePass
+from penstock.executors.filler import PassInput, PassResources
+from penstock.executors.iterator import Pass
+from penstock.executors.native import NativeFiller
 from penstock.executors.selection import Executors
 from penstock.explain import Explained
 from penstock.order.batches import with_sample_numbers
@@ -52,7 +53,7 @@ def batches(made: NativePlan, *, workers: int = 2, size: int = 7) -> list[Any]:
     asked = with_sample_numbers(iter(np.array_split(indices, -(-len(indices) // size))), 0, batched=True)
     pass_input = PassInput(asked, None, seed=11, epoch=2)
     resources = PassResources(workers, None, Buffers(pinned=False, keep=8))
-    return list(NativePass(made, pass_input, resources))
+    return list(Pass(NativeFiller(made, resources), pass_input))
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -29,14 +29,15 @@ from penstock import observe
 from penstock.device import decoders, reading
 from penstock.device.arithmetic import Arithmetic
 from penstock.device.decoders import decoder_for, read_header
-from penstock.device.decoding import DecodingPass, refusal
+from penstock.device.decoding import DecodingFiller, refusal
 from penstock.device.feed import Feed
 from penstock.device.feeding import Feeding
 from penstock.device.target import Meter, judge
 from penstock.errors import CorruptSample, ImageTooLarge, InvalidOption, MissingSample, ShapeMismatch
 from penstock.executors.buffers import Buffers
-from penstock.executors.iterator import PassInput, PassResources
-from penstock.executors.native import NativePass
+from penstock.executors.filler import PassInput, PassResources
+from penstock.executors.iterator import Pass
+from penstock.executors.native import NativeFiller
 from penstock.order.batches import as_indices, with_sample_numbers
 from penstock.plan import NativePlan, plan
 from penstock.sample_notes import add_note
@@ -104,13 +105,12 @@ def resources(workers=2, **options) -> PassResources:
 
 def on_device(dataset, batches, workers=2, substitutes=None, decoder=None, **key):
     chosen = decoder or OnHost()
-    return DecodingPass(
-        planned(dataset), pass_input(batches, **key), resources(workers), chosen, CPU, substitutes=substitutes
-    )
+    filler = DecodingFiller(planned(dataset), resources(workers), chosen, CPU, substitutes=substitutes)
+    return Pass(filler, pass_input(batches, **key))
 
 
 def on_host(dataset, batches, **key):
-    return list(NativePass(planned(dataset), pass_input(batches, **key), resources()))
+    return list(Pass(NativeFiller(planned(dataset), resources()), pass_input(batches, **key)))
 
 
 def folder(root, *transform, kind=penstock.ImageFolder):
@@ -233,13 +233,8 @@ def test_batches_come_in_order_for_any_number_of_threads(root, workers):
 
 def test_what_a_sampler_gives_that_is_no_index_is_asked_of_the_dataset(root):
     dataset = folder(root, v1.CenterCrop(20))
-    taken = DecodingPass(
-        planned(dataset),
-        PassInput(iter([([0, 1], range(2)), (np.array([2]), range(2, 3))]), 2, 0, 0),
-        resources(),
-        OnHost(),
-        CPU,
-    )  # a list is what as_indices gives for other things than indices
+    given = [([0, 1], range(2)), (np.array([2]), range(2, 3))]  # a list is what as_indices gives for other things
+    taken = Pass(DecodingFiller(planned(dataset), resources(), OnHost(), CPU), PassInput(iter(given), 2, 0, 0))
     first, second = list(taken)
     assert first[0].dtype == torch.float32 and torch.equal(first[0][1], dataset[1][0])
     assert second[0].dtype == torch.uint8
@@ -254,7 +249,7 @@ def test_the_counters_say_what_pillow_read_and_why(root, tmp_path):
     everything = [list(range(len(dataset)))]
     assert differences(dataset, everything) == (0.0, 0)
     counters = Counters()
-    batches = DecodingPass(planned(dataset), pass_input(everything), resources(), OnHost(), CPU)
+    batches = Pass(DecodingFiller(planned(dataset), resources(), OnHost(), CPU), pass_input(everything))
     batches.observers = (counters,)
     next(batches)
     told = counters.snapshot((0, 0, 0), {}, None, None)
@@ -332,7 +327,7 @@ def test_a_loaders_pass_goes_on_from_here(root):
     table = planned(dataset).table
     assert table is not None
     stream: Any = Beside()
-    source = DecodingPass(planned(dataset), pass_input(BATCHES), resources(), OnHost(), CPU, stream)
+    source = Pass(DecodingFiller(planned(dataset), resources(), OnHost(), CPU, stream), pass_input(BATCHES))
     batches = list(Feeding(source, Feed("cpu"), CPU, stream, arithmetic=Arithmetic(table), end_source=source.close))
     assert_same(batches, [default_collate([dataset[n] for n in numbers]) for numbers in BATCHES])
     # Decoding and the rest of the way are on the stream; pixels that are on the device are not copied.
@@ -359,7 +354,7 @@ def test_errors_come_at_their_batch_and_the_pass_goes_on(tmp_path, workers):
     batches = [[0], [1], [2, 0], [0, 4, 1], [3, 5]]
     kinds: list[Any] = []
     ours = on_device(dataset, batches, workers)
-    theirs = NativePass(planned(dataset), pass_input(batches), resources())
+    theirs = Pass(NativeFiller(planned(dataset), resources()), pass_input(batches))
     for _ in batches:
         found = []
         for taken in (ours, theirs):
@@ -420,7 +415,8 @@ def test_bad_samples_are_replaced_as_on_the_host(tmp_path):
         if make is not None:
             taken = make(dataset, batches, substitutes=register.substitutes)
         else:
-            taken = NativePass(planned(dataset), pass_input(batches), resources(), substitutes=register.substitutes)
+            filler = NativeFiller(planned(dataset), resources(), substitutes=register.substitutes)
+            taken = Pass(filler, pass_input(batches))
         taken.observers = (register,)
         outcomes.append([*taken, sorted(register.quarantine.known)])
     *ours, known = outcomes[0]
@@ -458,8 +454,8 @@ def test_threads_end_with_the_pass(root, way):
         del batches
         assert gone() is None  # no thread and no cycle holds it
     else:
-        batches._decoder = Refusing({0, 1})
-        batches._decoder.decode = None
+        batches.filler._decoder = Refusing({0, 1})
+        batches.filler._decoder.decode = None
         with pytest.raises(TypeError):
             next(batches)
         batches.close()
@@ -509,7 +505,7 @@ def test_readers_bring_files_that_block(root, kind, monkeypatch):
     monkeypatch.setattr(_native, "FileReaders", started)
     meter = observe.Meter()
     given = resources(meter=meter, settled=True)
-    ours = DecodingPass(planned(dataset), pass_input(numbers), given, OnHost(), CPU)
+    ours = Pass(DecodingFiller(planned(dataset), given, OnHost(), CPU), pass_input(numbers))
     assert_same(list(ours), expected)
     counts = meter.reading.counts()
     assert counts.ahead + counts.awaited > 0 and counts.depth == 0, counts
@@ -524,7 +520,7 @@ def test_a_cache_keeps_what_the_decoder_takes(root):
     for _ in range(2):
         chosen = plan(dataset, batched=True, collate_fn=None, worker_init_fn=None, raw=True, caches=caches)
         assert isinstance(chosen, NativePlan)
-        assert_same(list(DecodingPass(chosen, pass_input(numbers), resources(), OnHost(), CPU)), expected)
+        assert_same(list(Pass(DecodingFiller(chosen, resources(), OnHost(), CPU), pass_input(numbers))), expected)
     counts = caches.counts()["memory"]
     assert counts.samples == len(dataset) and counts.hits >= len(dataset)
 
@@ -533,7 +529,7 @@ def test_waiting_ends_after_the_timeout(root, monkeypatch):
     go_on = threading.Event()
     monkeypatch.setattr(reading.Readers, "_encoded", lambda self, number, local, brought: str(go_on.wait(30)))
     dataset = folder(root, v1.CenterCrop(20))
-    batches = DecodingPass(planned(dataset), pass_input([[0]]), resources(timeout=0.05), OnHost(), CPU)
+    batches = Pass(DecodingFiller(planned(dataset), resources(timeout=0.05), OnHost(), CPU), pass_input([[0]]))
     with pytest.raises(penstock.WorkerStuck, match=r"2 threads read image files"):
         next(batches)
     go_on.set()
@@ -544,7 +540,7 @@ def test_another_pass_with_the_same_iterator(root):
     dataset = folder(root, v1.RandomCrop(20))
     batches = on_device(dataset, [[0, 1]])
     first = list(batches)
-    batches.begin(planned(dataset), pass_input([[0, 1], [2]]))
+    batches.begin(pass_input([[0, 1], [2]]), DecodingFiller(planned(dataset), resources(), OnHost(), CPU))
     again = list(batches)
     assert len(again) == 2 and torch.equal(again[0][0], first[0][0])
     wait_until(lambda: not reading_threads())

@@ -21,12 +21,13 @@ import penstock._native as _native
 from penstock.device import resident, stores
 from penstock.device.arithmetic import Arithmetic
 from penstock.device.feed import Feed
-from penstock.device.gathering import ResidentPass
+from penstock.device.gathering import ResidentFiller
 from penstock.device.moving import finish
 from penstock.device.resident import Resident, ResidentPlan
 from penstock.device.watch import Watch
 from penstock.executors.buffers import Buffers
-from penstock.executors.iterator import PassInput, PassResources
+from penstock.executors.filler import PassInput, PassResources
+from penstock.executors.iterator import Pass
 from penstock.order.batches import as_indices, with_sample_numbers
 from penstock.order.permutations import InSequence, KeyedShuffle
 from penstock.order.schedule import Schedule, cut
@@ -68,11 +69,12 @@ def refusal(dataset: Any) -> str:
     return refused.why
 
 
-def gathering(
-    held: ResidentPlan, batches: Iterator[Any], *, seed: int = 7, epoch: int = 0, workers: int = 2
-) -> ResidentPass:
+def gathering(held: ResidentPlan, batches: Iterator[Any], *, seed: int = 7, epoch: int = 0, workers: int = 2) -> Pass:
     resources = PassResources(workers, None, Buffers(pinned=False, keep=1))
-    return ResidentPass(held, PassInput(with_sample_numbers(batches, 0, batched=True), None, seed, epoch), resources)
+    return Pass(
+        ResidentFiller(held, resources),
+        PassInput(with_sample_numbers(batches, 0, batched=True), None, seed, epoch),
+    )
 
 
 def gathered(dataset: Any, batches: Iterator[Any], *, raw: bool = False, **key: Any) -> list[Any]:
@@ -295,8 +297,8 @@ def test_no_memory_for_several_batches() -> None:
     make = images_of.take
     made = gathering(held, iter(batches))
     first = next(made)
-    assert made._images is not None
-    made._images.take = take  # type: ignore[method-assign]
+    filler: Any = made.filler
+    filler._images.take = take
     assert_same([first, *made], gathered(dataset, iter(batches)))
     assert calls == [10, *[5] * 9]
 
@@ -524,7 +526,8 @@ def test_a_pass_can_be_closed_and_begun_again() -> None:
     next(made)
     made.close()
     assert list(made) == []
-    made.begin(held, PassInput(iter([(np.arange(3), range(3))]), 1, 0, 0))
+    again = ResidentFiller(held, PassResources(2, None, Buffers(pinned=False, keep=1)))
+    made.begin(PassInput(iter([(np.arange(3), range(3))]), 1, 0, 0), again)
     assert [batch[0].tolist() for batch in made] == [[0, 1, 2]]
 
 

@@ -19,9 +19,8 @@ from torch.utils.data import TensorDataset
 
 import penstock
 from penstock.executors.buffers import Buffers, Field
-from penstock.executors.iterator import IN_FLIGHT
+from penstock.executors.filler import IN_FLIGHT, Setting
 from penstock.executors.tuning import Autotune, Controller, State, TuningObserver
-from penstock.executors.tuning_trial import Setting
 from penstock.executors.workers.pace import Pace
 from penstock.stats import Tuning, TuningStep
 from tests.accelerator import replaced_by_late_streams
@@ -122,7 +121,7 @@ def test_a_pass_goes_on_with_the_setting_of_the_one_before(files: Path) -> None:
     controller.setting = Setting(1, 5)
     batches: Any = iter(loader)
     next(batches)
-    assert batches._pool.active == 1 and batches._target == 5
+    assert batches.filler._pool.active == 1 and batches.filler._target == 5
     assert loader.stats().tuning == Tuning(1, CPUS, 5, False, ())
 
 
@@ -202,7 +201,7 @@ def test_prefetch_factor_is_kept(files: Path, restless: list[Setting]) -> None:
     batches: Any = iter(loader)
     for _ in range(20):
         next(batches)
-        assert batches._target == 4 * CPUS
+        assert batches.filler._target == 4 * CPUS
     assert batches.knobs().batch_bytes == 0
 
 

@@ -18,10 +18,11 @@ import torch
 from torch.utils.data import IterableDataset
 
 import penstock
-from penstock.device.gathering import ResidentPass
+from penstock.device.gathering import ResidentFiller
 from penstock.device.resident import Resident, ResidentPlan
 from penstock.executors.buffers import Buffers
-from penstock.executors.iterator import PassInput, PassResources
+from penstock.executors.filler import PassInput, PassResources
+from penstock.executors.iterator import Pass
 from penstock.order.batches import with_sample_numbers
 from penstock.plan import NativePlan, plan
 from penstock.recipe import compose_hook
@@ -33,7 +34,7 @@ FILES = tuple(
     str(Path(penstock.__file__).parent / name)
     for name in (
         "executors/inline.py", "executors/iterator.py", "executors/native.py", "executors/threads.py",
-        "executors/batch.py", "observe.py", "executors/workers/crew.py", "executors/workers/native.py",
+        "executors/filler.py", "observe.py", "executors/workers/crew.py", "executors/workers/native.py",
         "device/gathering.py", "state/progress.py", "executors/workers/processes.py", "executors/torch_pass.py",
         "executors/workers/queues.py",
     )
@@ -71,7 +72,7 @@ def source(frame: FrameType) -> str:
 
 
 #: Ends of passes, where an interrupt ends the pass; and what takes note of it.
-SPARED = ("close", "__init__", "begin", "_hold", "_start", "_take_back", "took", "_stop", "end_crew", "counted")
+SPARED = ("close", "__init__", "_hold", "_take_back", "took", "_stop", "end_crew", "counted")
 
 
 @contextlib.contextmanager
@@ -259,9 +260,10 @@ def test_an_interrupt_at_any_line_of_batches_that_are_gathered(workers: int) -> 
     assert isinstance(held, ResidentPlan)
     rows = np.arange(30).reshape(10, 3)
 
-    def make() -> ResidentPass:
+    def make() -> Pass:
         resources = PassResources(workers, None, Buffers(pinned=False, keep=1))
-        return ResidentPass(held, PassInput(with_sample_numbers(iter(rows), 0, batched=True), 10, 7, 0), resources)
+        given = with_sample_numbers(iter(rows), 0, batched=True)
+        return Pass(ResidentFiller(held, resources), PassInput(given, 10, 7, 0))
 
     for where, got in interrupted_everywhere(make, step=3):
         assert list(map(numbers, got)) == (rows**2).tolist(), where
@@ -340,10 +342,10 @@ def test_a_pass_that_is_closed_while_a_thread_is_in_next(method: Any, monkeypatc
     loader: Any = penstock.DataLoader(read_by(method), 3, num_workers=1, worker_method=method)
     batches: Any = iter(loader)
     inside, closed = threading.Event(), threading.Event()
-    wait, close = batches._wait, batches.close
+    wait, close = batches.filler.ready, batches.close
 
-    def waited(batch: Any) -> Any:
-        found = wait(batch)
+    def waited(queue: Any) -> Any:
+        found = wait(queue)
         inside.set()
         assert closed.wait(10)
         return found
@@ -352,7 +354,7 @@ def test_a_pass_that_is_closed_while_a_thread_is_in_next(method: Any, monkeypatc
         close()
         closed.set()
 
-    monkeypatch.setattr(batches, "_wait", waited)
+    monkeypatch.setattr(batches.filler, "ready", waited)
     monkeypatch.setattr(batches, "close", closing)
     came = closed_while(batches, inside, then=lambda: None)
     if isinstance(came, BaseException):

@@ -242,7 +242,7 @@ def test_a_cycle_that_holds_an_iterator_may_be_collected_by_its_own_threads() ->
         next(batches)
         cycle: list[Any] = [batches]
         cycle.append(cycle)
-        ended = batches._ended
+        ended = batches.filler.ended
         del batches, cycle
         in_cycle.set()
         assert ended.wait(30)

@@ -11,8 +11,8 @@ from itertools import count
 
 import pytest
 
-from penstock.executors.tuning import NEXT, WINDOWS, Controller, Event, Knobs, State, Work
-from penstock.executors.tuning_trial import Setting, span_between
+from penstock.executors.filler import Knobs, Setting
+from penstock.executors.tuning import Controller, State, Work, span_between
 from penstock.loop_times import LoopMeter
 
 GIGABYTE = 1 << 30
@@ -275,14 +275,6 @@ def test_one_thread_stays_one() -> None:
             loop = Simulated(evenly(making), evenly(0.01), cpu=cpu, cpus=1)
             loop.run(30)
             assert loop.settings == [Setting(1)] and loop.controller.tuning().frozen
-
-
-def test_an_event_that_is_not_in_the_table_changes_nothing() -> None:
-    controller = Controller(2, 2, lambda: 0, lambda: 0.0)
-    assert {state for state, _ in NEXT} == set(State) == set(WINDOWS) and {event for _, event in NEXT} == set(Event)
-    with pytest.raises(RuntimeError, match="OBSERVING, where DECIDED"):
-        controller._to(Event.DECIDED)
-    assert controller.state is State.OBSERVING
 
 
 def test_a_span_says_how_many_batches_are_waited_for_long() -> None:

@@ -15,13 +15,14 @@ import penstock
 from penstock.device import decoders
 from penstock.device.copy_stream import copy_stream_to
 from penstock.device.decoders import decoder_for
-from penstock.device.decoding import DecodingPass
+from penstock.device.decoding import DecodingFiller
 from penstock.device.feed import Feed
 from penstock.device.feeding import Feeding
 from penstock.errors import CorruptSample, InvalidOption
 from penstock.executors.buffers import Buffers
-from penstock.executors.iterator import PassInput, PassResources
-from penstock.executors.native import NativePass
+from penstock.executors.filler import PassInput, PassResources
+from penstock.executors.iterator import Pass
+from penstock.executors.native import NativeFiller
 from penstock.order.batches import as_indices, with_sample_numbers
 from penstock.plan import NativePlan, plan
 from tests.gpu.on_device import DEVICE, sleep
@@ -75,8 +76,8 @@ def passes(dataset, batches, decoder, stream=None):
     def resources():
         return PassResources(4, None, Buffers(pinned=False, keep=8))
 
-    return DecodingPass(found, pass_input(), resources(), decoder, DEVICE, stream), NativePass(
-        found, pass_input(), resources()
+    return Pass(DecodingFiller(found, resources(), decoder, DEVICE, stream), pass_input()), Pass(
+        NativeFiller(found, resources()), pass_input()
     )
 
 

@@ -21,7 +21,7 @@ import penstock
 from penstock import call_counts
 from penstock.call_counts import MOST_REASONS, OTHER_REASONS, CallCounts, CallMeter, RefusedCalls, this_thread
 from penstock.errors import WorkerDied
-from penstock.executors.workers.call_slots import SLOTS, TABLE, SlotCalls, read_slots
+from penstock.executors.workers.progress import SLOTS, TABLE, SlotCalls, read_slots
 from penstock.hooks.answers import example_of
 from penstock.hooks.calls import natively
 from tests.executors_under_test import options

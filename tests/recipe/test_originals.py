@@ -280,6 +280,39 @@ def test_patches_that_come_and_go_between_passes(monkeypatch: pytest.MonkeyPatch
                 assert torch.equal(transform(image), plain)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_plan_lasts_until_its_folder_is_another(photos: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    dataset = torchvision.datasets.ImageFolder(str(photos), v1.Compose([v1.Resize((12, 12)), v1.ToTensor()]))
+    loader: Any = penstock.DataLoader(dataset, batch_size=4, num_workers=workers)
+
+    def same(read_by: str = "native threads") -> Any:
+        assert_same(list(loader), list(TorchDataLoader(dataset, batch_size=4)))
+        assert loader.read_by == read_by
+        return loader._plan
+
+    first = same()
+    assert same() is first, "nothing has changed"
+    dataset.samples.reverse()
+    assert same() is first, "files and labels are looked up batch by batch"
+    dataset.samples.pop()
+    shorter = same()
+    assert shorter is not first
+    dataset.transform.transforms.insert(1, v1.Grayscale())
+    assert same() is not shorter
+    kind = torchvision.datasets.ImageFolder
+    get = kind.__getitem__
+    replaced: Any = (
+        (v1.Resize, "forward", turned(v1.Resize.forward)),
+        (kind, "__getitem__", lambda self, index: (get(self, index)[0] + 1, index)),
+        (PIL.Image, "open", turned(PIL.Image.open)),
+    )
+    for holder, name, instead in replaced:
+        before = same()
+        with monkeypatch.context() as patch:
+            patch.setattr(holder, name, instead)
+            assert same("Python") is not before
+
+
 def test_a_method_that_is_replaced_within_a_pass_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     transform = v1.Compose([v1.Resize((12, 12)), v1.ToTensor()])
     image = PIL.Image.effect_noise((20, 30), 50).convert("RGB")

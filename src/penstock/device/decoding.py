@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict, deque
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from penstock.device.decoders import Decoder
 from penstock.device.operations import AxisIndices, DecodedImages, obstacle
 from penstock.device.reading import Batch, Encoded, Readers
 from penstock.errors import ShapeMismatch, WorkerStuck
-from penstock.executors.iterator import IN_FLIGHT, IndexedPass, PassInput, PassResources
+from penstock.executors.filler import IN_FLIGHT, Filler, PassInput, PassResources
+from penstock.executors.iterator import Pass
 from penstock.executors.job import Job
 from penstock.plan import NativePlan, Plan
 from penstock.recipe.steps import Refusal
@@ -43,8 +45,8 @@ def refusal(plan: Plan) -> Refusal | None:
     return None
 
 
-class DecodingPass(IndexedPass):
-    """One pass over the data of a plan for which `refusal` gives None, that plan made with raw=True.
+class DecodingFiller(Filler):
+    """Makes the batches of one pass over the data of a plan for which `refusal` gives None, made with raw=True.
 
     A batch is what the host's own pass over that plan gives, its first field on the device: uint8 (samples, channels,
     height, width), with the same parameters drawn for each sample, and pixels close to those. The batch is
@@ -52,83 +54,75 @@ class DecodingPass(IndexedPass):
 
     Args:
         plan: what is read.
-        pass_input: the dataset indices of each batch; a list holds what a sampler gave that is none.
         resources: how many threads read files, and from whom.
         decoder: of the device.
         device: where batches are made.
         stream: batches are made on it; None: on the calling thread's current one.
         substitutes: how bad samples are replaced; None: their errors are raised.
-        eager: start reading now, not when the first batch is asked for.
     """
 
     def __init__(
         self,
         plan: NativePlan,
-        pass_input: PassInput,
         resources: PassResources,
         decoder: Decoder,
         device: torch.device,
         stream: CopyStream | None = None,
         *,
         substitutes: Substitutes | None = None,
-        eager: bool = False,
     ) -> None:
         super().__init__(resources)
-        self._decoder = decoder
-        self._device = device
-        self._substitutes = substitutes
-        self.begin(plan, pass_input, stream, eager=eager)
-
-    def begin(
-        self, plan: NativePlan, pass_input: PassInput, stream: CopyStream | None = None, *, eager: bool = False
-    ) -> None:
-        """Begin a pass, with threads of its own."""
-        workers, grey = self._resources.workers, self._decoder.grey
-        meter = self._resources.meter
-        self._crew = Readers(plan, pass_input, workers, meter, grey=grey, substitutes=self._substitutes)
-        self._hold(self._crew)
-        self._plan = plan
-        self._stream = stream
+        self._plan, self._decoder, self._device, self._stream = plan, decoder, device, stream
         self._working = contextlib.nullcontext if stream is None else stream.working
-        self._axis_indices = AxisIndices(self._device)
-        self._start(pass_input, eager=eager)
+        self._substitutes = substitutes
+        self._readers: Readers
+        self._begun = False
+        self._axis_indices = AxisIndices(device)
 
-    def _new_batch(self) -> Batch:
+    def open(self, pass_input: PassInput) -> None:
+        grey, meter = self._decoder.grey, self.resources.meter
+        self._readers = Readers(self._plan, pass_input, self.workers, meter, grey=grey, substitutes=self._substitutes)
+        self.ended, self._begun = self._readers.ended, True
+
+    def close(self) -> None:
+        if self._begun:
+            self._readers.close()
+
+    def __repr__(self) -> str:
+        return f"{self.workers} threads, to {self._device} by {self._decoder.name}"
+
+    def new_batch(self) -> Batch:
         return Batch()
 
-    def _depth(self, queue: deque[Batch]) -> int:
-        if not self._reads_ahead:
-            return 1
-        if self._resources.in_flight is not None:
-            return max(1, min(self._resources.in_flight, IN_FLIGHT))
-        if not queue or not self._resources.settled:
-            return AHEAD
-        return max(AHEAD, self._crew.files.batches_ahead(len(queue[0].indices)))
+    def begin(self, batch: Batch) -> None:
+        batch.begin(partial(self._begin, batch))
 
-    def _ready(self, queue: deque[Batch]) -> Batch:
+    def _begin(self, batch: Batch) -> None:
+        batch.indices = batch.wanted.copy()  # threads put others in it
+        batch.leaves, batch.local = self._plan.root.resolve(batch.wanted)
+        self._readers.submit(batch)
+
+    def depth(self, queue: deque[Batch]) -> int:
+        if not self.reads_ahead:
+            return 1
+        if self.resources.in_flight is not None:
+            return max(1, min(self.resources.in_flight, IN_FLIGHT))
+        if not queue or not self.resources.settled:
+            return AHEAD
+        return max(AHEAD, self._readers.files.batches_ahead(len(queue[0].indices)))
+
+    def ready(self, queue: deque[Batch]) -> Batch:
         batch = queue[0]
-        if not self._crew.wait(batch, self._timeout):
+        if not self._readers.wait(batch, self.resources.timeout):
             raise WorkerStuck(
-                f"DataLoader timed out after {self._timeout} seconds: {self._num_workers} threads read image files. "
-                "Raise timeout= if they may take as long, else look at the file system they lie on."
+                f"DataLoader timed out after {self.resources.timeout} seconds: {self.workers} threads read image "
+                "files. Raise timeout= if they may take as long, else look at the file system they lie on."
             )
         return batch
 
-    def __repr__(self) -> str:
-        state = "open" if self._open else "closed"
-        return (
-            f"<DecodingPass: {state}, to {self._device} by {self._decoder.name}, {self._num_workers} threads, "
-            f"{len(self._queue)} batches in flight>"
-        )
-
-    def _begin_indices(self, batch: Batch) -> None:
-        batch.indices = batch.wanted.copy()  # threads put others in it
-        batch.leaves, batch.local = self._plan.root.resolve(batch.wanted)
-        self._crew.submit(batch)
-
     # --- the batch on its device --------------------------------------------------------------------------------------
 
-    def _assemble(self, batch: Batch) -> Any:
+    def assemble(self, batch: Batch) -> Any:
         plan = self._plan
         if batch.other is not None:
             return torch_batch(plan.dataset, batch.other)
@@ -162,10 +156,10 @@ class DecodingPass(IndexedPass):
             if picture is not None and picture.shape == (3, *file.size):
                 pixels[i] = picture
                 continue
-            self._crew.prepare(batch, i, trusted=False)
+            self._readers.prepare(batch, i, trusted=False)
             batch.rescued.append(f"{self._decoder.name} does not decode it")
             if batch.error is not None:
-                self._fail(batch)
+                batch.raise_error()
         for i, sample in enumerate(batch.samples):
             if isinstance(sample.content, torch.Tensor):
                 on_host = sample.content
@@ -198,26 +192,19 @@ class DecodingExecutor:
     decoder: Decoder
     device: torch.device
     stream: CopyStream
-    kind: type = DecodingPass
 
     def accepts(self, job: Job) -> bool:
         return True
 
-    def open(self, job: Job) -> DecodingPass:
+    def open(self, job: Job) -> Pass:
+        return Pass(self._filler(job), job.pass_input(), eager=job.eager)
+
+    def restart(self, held: Pass, job: Job) -> None:
+        held.begin(job.pass_input(), self._filler(job), eager=job.eager)
+
+    def _filler(self, job: Job) -> DecodingFiller:
         assert isinstance(job.plan, NativePlan)
         job.progress.arrivals = None  # batches come in order
-        return DecodingPass(
-            job.plan,
-            job.pass_input(),
-            job.resources,
-            self.decoder,
-            self.device,
-            self.stream,
-            substitutes=job.substitutes,
-            eager=job.eager,
+        return DecodingFiller(
+            job.plan, job.resources, self.decoder, self.device, self.stream, substitutes=job.substitutes
         )
-
-    def restart(self, held: DecodingPass, job: Job) -> None:
-        assert isinstance(job.plan, NativePlan)
-        job.progress.arrivals = None
-        held.begin(job.plan, job.pass_input(), self.stream, eager=job.eager)

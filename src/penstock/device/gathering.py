@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,9 @@ import torch
 from penstock.device.copy_stream import CopyStream
 from penstock.device.resident import ResidentPlan
 from penstock.device.stores import Images, send
-from penstock.executors.batch import IndexedBatch
-from penstock.executors.iterator import Handed, IndexedPass, PassInput, PassResources
+from penstock.executors.filler import Filler, IndexedBatch, PassResources
+from penstock.executors.iterator import Pass
 from penstock.executors.job import Job
-from penstock.observe import Delivery
 from penstock.order.batches import as_array
 from penstock.sample_notes import torch_batch
 
@@ -40,8 +41,8 @@ class _Batch(IndexedBatch):
         return self.places is not None or self.other is not None or self.error is not None
 
 
-class ResidentPass(IndexedPass):
-    """One pass over the data of a plan whose arrays are on a device: what `NativePass` gives, and where they are.
+class ResidentFiller(Filler):
+    """Makes the batches of a plan whose arrays are on a device: those of `NativeFiller`, where the arrays are.
 
     Several batches are gathered together, ahead of the one that is asked for, where the sampler may be asked ahead and
     there are workers. Each batch has memory of its own; pixels that a table is yet to convert get theirs by the
@@ -50,51 +51,47 @@ class ResidentPass(IndexedPass):
 
     Args:
         held: the plan and its arrays.
-        pass_input: the dataset indices of each batch; a list holds what a sampler gave that is none.
         resources: workers are not started.
         stream: batches are made on it; None: on the calling thread's current one.
     """
 
-    def __init__(
-        self, held: ResidentPlan, pass_input: PassInput, resources: PassResources, stream: CopyStream | None = None
-    ) -> None:
+    def __init__(self, held: ResidentPlan, resources: PassResources, stream: CopyStream | None = None) -> None:
         super().__init__(resources)
+        self.workers = 0
+        self.ended = threading.Event()
         self._most = _TOGETHER if resources.workers and resources.ahead else 1
-        self._num_workers = 0  # for programs that ask for the workers
-        self.begin(held, pass_input, stream)
-
-    def begin(self, held: ResidentPlan, pass_input: PassInput, stream: CopyStream | None = None) -> None:
-        """Begin a pass."""
         self._held = held
         self._working = contextlib.nullcontext if stream is None else stream.working
         self._images: Images | None = None
         self._labels: torch.Tensor | None = None
         self._target = 1
         self._prepared = False
-        self._start(pass_input, eager=False)
+
+    def close(self) -> None:
+        self.ended.set()
 
     def __repr__(self) -> str:
-        return f"<ResidentPass: {'open' if self._open else 'closed'}, on {self._held.device}>"
+        return f"arrays on {self._held.device}"
 
-    def _hand_out(self, handed: Handed) -> Delivery:
-        with self._working():
-            return super()._hand_out(handed)
-
-    def _new_batch(self) -> _Batch:
+    def new_batch(self) -> _Batch:
         return _Batch()
 
-    def _begin_indices(self, batch: _Batch) -> None:
+    def begin(self, batch: _Batch) -> None:
+        batch.begin(partial(self._resolve, batch))
+
+    def _resolve(self, batch: _Batch) -> None:
         batch.leaves, batch.local = self._held.plan.root.resolve(batch.indices)
 
-    def _depth(self, queue: deque[_Batch]) -> int:
+    def depth(self, queue: deque[_Batch]) -> int:
         return self._target
 
-    def _ready(self, queue: deque[_Batch]) -> _Batch:
+    def ready(self, queue: deque[_Batch]) -> _Batch:
         batch = queue[0]
         while not batch.gathered:
             group = list(queue)[: self._target]
             try:
-                self._make(group)
+                with self._working():
+                    self._make(group)
                 self._grow(group)
             except torch.OutOfMemoryError as error:
                 if len(group) == 1:
@@ -137,7 +134,11 @@ class ResidentPass(IndexedPass):
 
     # --- one batch ------------------------------------------------------------------------------------------
 
-    def _assemble(self, batch: _Batch) -> Any:
+    def assemble(self, batch: _Batch) -> Any:
+        with self._working():
+            return self._assembled(batch)
+
+    def _assembled(self, batch: _Batch) -> Any:
         plan = self._held.plan
         if batch.other is not None:
             return torch_batch(plan.dataset, batch.other)
@@ -159,18 +160,20 @@ class ResidentExecutor:
 
     held: ResidentPlan
     stream: CopyStream
-    kind: type = ResidentPass
 
     def accepts(self, job: Job) -> bool:
         return True
 
-    def open(self, job: Job) -> ResidentPass:
+    def open(self, job: Job) -> Pass:
         job.progress.arrivals = None  # batches come in order
-        return ResidentPass(self.held, job.pass_input(), job.resources, self.stream)
+        return Pass(self._filler(job), job.pass_input())
 
-    def restart(self, held: ResidentPass, job: Job) -> None:
+    def restart(self, held: Pass, job: Job) -> None:
         job.progress.arrivals = None
-        held.begin(self.held, job.pass_input(), self.stream)
+        held.begin(job.pass_input(), self._filler(job))
+
+    def _filler(self, job: Job) -> ResidentFiller:
+        return ResidentFiller(self.held, job.resources, self.stream)
 
 
 def _by_itself(image: torch.Tensor) -> torch.Tensor:

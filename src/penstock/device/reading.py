@@ -20,9 +20,8 @@ from PIL import Image
 import penstock._native as _native
 from penstock.device.decoders import planes, read_header
 from penstock.errors import InvalidID, InvalidOption
-from penstock.executors.batch import IndexedBatch
-from penstock.executors.iterator import PassInput
-from penstock.executors.workers.readers import MeteredReaders
+from penstock.executors.filler import IndexedBatch, PassInput
+from penstock.executors.workers.native import READERS, MeteredReaders, read_ahead_bytes
 from penstock.executors.workers.thread_lifetime import end_crew
 from penstock.observe import Meter
 from penstock.plan import NativePlan
@@ -102,7 +101,8 @@ class Readers:
         substitutes: Substitutes | None = None,
     ) -> None:
         self.ended = threading.Event()
-        self.files = MeteredReaders.of(plan.program, meter, ahead=threads > 0)
+        readers = _native.FileReaders(plan.program, READERS if threads else 0, read_ahead_bytes())
+        self.files = MeteredReaders(readers, meter)
         self._plan = plan
         self._seed, self._epoch = pass_input.seed, pass_input.epoch
         self._grey = grey
@@ -216,7 +216,7 @@ class Readers:
         wanted, substitutes = int(batch.wanted[position]), self._substitutes
         if substitutes is not None:
             task = Task(batch.wanted, self._seed, self._epoch)
-            candidates = substitutes.candidates(task, wanted, batch.place(position))
+            candidates = substitutes.candidates(task, wanted, batch.positions[position])
             for index in map(int, itertools.chain([wanted], candidates)):
                 if substitutes.is_bad(index):
                     continue
@@ -254,7 +254,7 @@ class Readers:
             content = planes(torch.from_numpy(np.array(rescued)))
         assert leaf.recipe is not None
         height, width = content.size if isinstance(content, Encoded) else content.shape[1:]
-        place = batch.place(position)
+        place = batch.positions[position]
         try:
             key = (self._seed & _WORD, self._epoch, index & _WORD, place)
             return Sample(number, local, content, _native.draw(leaf.recipe.native, *key, width, height))

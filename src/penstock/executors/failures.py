@@ -93,7 +93,7 @@ def put_others(batch: NativeBatch, positions: list[int], substitutes: Substitute
     task = Task(batch.wanted, *batch.key)
     indices = batch.indices.copy()
     for position in positions:
-        candidates = substitutes.candidates(task, int(batch.wanted[position]), batch.place(position))
+        candidates = substitutes.candidates(task, int(batch.wanted[position]), batch.positions[position])
         index = next((int(i) for i in candidates if not substitutes.is_bad(int(i))), None)
         if index is None:
             return False

@@ -19,7 +19,6 @@ import penstock._native as _native
 from penstock.executors.buffers import Buffers, Field, bytes_in
 from penstock.executors.collating import BatchMemory
 from penstock.executors.failures import agreed_fields
-from penstock.executors.staging import Staging
 from penstock.executors.workers.native import READERS, NativeBatch, NativeCrew
 from penstock.observe import Meter
 from penstock.order.batches import as_array
@@ -163,7 +162,7 @@ class _Filler:
 
     def __init__(self, plan: NativePlan) -> None:
         self.plan = plan
-        self._crew = NativeCrew(plan, 0, Meter(), Staging(plan.remote, None, 0), READERS)
+        self._crew = NativeCrew(plan, 0, Meter(), READERS)
         self._fields = [None if spec is None else Field(spec) for spec in plan.specs()]
 
     def fill(

@@ -331,8 +331,6 @@ def _state_now(dataset: Any, fetcher: Any) -> dict[str, Any] | None:
 class InlineExecutor:
     """Torch's own iterator: for what no other executor accepts."""
 
-    kind = InlinePass
-
     def accepts(self, job: Job) -> bool:
         """Return True."""
         return True

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Protocol
 
 from penstock.executors.fetch import Fetch
+from penstock.executors.filler import PassInput, PassResources
 from penstock.executors.filling import Filling
-from penstock.executors.iterator import PassInput, PassResources
 from penstock.observe import Meter
 from penstock.order.batch_order import BatchOrder
 from penstock.order.keyed import Epochs
@@ -98,11 +98,6 @@ class Job:
         coming = partial(batches.coming, seed, epoch)
         return PassInput(batches(seed, epoch), length, seed, epoch, coming=coming, samples=batches.samples_left())
 
-    def input_of_python(self) -> PassInput:
-        """Return the same with what an iterable dataset said of its length."""
-        pass_input, said = self.pass_input(), self.settings.noted_length
-        return pass_input if said is None else replace(pass_input, promised=said, dataset=str(self.settings.dataset))
-
     def fetch(self, *, here: bool) -> Fetch:
         """Return what calls the dataset; here: in a process whose global generators it may set."""
         assert isinstance(self.plan, PythonPlan)
@@ -132,12 +127,8 @@ def fetch_of(settings: Settings, substitutes: Substitutes | None, plan: PythonPl
 class Executor(Protocol):
     """Fills the batches of a pass in one way."""
 
-    @property
-    def kind(self) -> type:
-        """The class of the iterators that it makes."""
-
     def accepts(self, job: Job) -> bool:
-        """Return whether it can make this pass. It is the first one of the executors that accepts who makes it."""
+        """Return whether it can make this pass. The first executor that accepts it does."""
 
     def open(self, job: Job) -> Any:
         """Return an iterator of the batches."""

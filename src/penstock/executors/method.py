@@ -28,8 +28,9 @@ from torch.utils.data import IterableDataset
 from penstock.executors.buffers import Buffers
 from penstock.executors.copies import NotCopied
 from penstock.executors.fetch import Fetch
-from penstock.executors.iterator import IN_FLIGHT, PassInput, PassResources
-from penstock.executors.threads import ThreadPass
+from penstock.executors.filler import IN_FLIGHT, PassInput, PassResources
+from penstock.executors.iterator import Pass
+from penstock.executors.threads import ThreadFiller
 from penstock.executors.workers.own_fetch import Init, OwnFetches
 from penstock.executors.workers.processes import ProcessPass
 from penstock.executors.workers.worker_thread import WORKER_INFO, ThreadWorkerInfo, as_worker
@@ -389,11 +390,12 @@ def _in_threads(trial: Trial, own: OwnFetches, batches: _Batches) -> _Run:
         persistent=True,
     )
 
-    def begin(before: ThreadPass | None) -> ThreadPass:
+    def begin(before: Pass | None) -> Pass:
         pass_input = PassInput(with_sample_numbers(iter(batches), 0, batched=trial.fetch.batched), None, 0, 0)
         if before is None:
-            return ThreadPass(trial.fetch, pass_input, resources, init=trial.init, own=own)
-        before.begin(trial.fetch, pass_input)
+            filler = ThreadFiller(trial.fetch, resources, 0, init=trial.init, own=own)
+            return Pass(filler, pass_input, eager=True)
+        before.begin(pass_input, eager=True)
         return before
 
     return _Run(batches, begin)

@@ -1,6 +1,6 @@
-"""One pass over the data: batches filled ahead of the user, and handed out in order.
+"""Batches that the native core fills, ahead of the user, and that are handed out in order.
 
-`NativePass` keeps a few batches in flight in the native pool, waits for the oldest, and turns what went wrong with a
+`NativeFiller` has a few batches filled by the native pool, waits for the oldest, and turns what went wrong with a
 sample into the error of its batch.
 
 Before a batch is submitted, and before it is handed out, the dataset is looked at: where memory of the user's was
@@ -13,10 +13,10 @@ rows are gathered while the caller waits for them, and images are copied when th
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -27,15 +27,15 @@ from penstock.errors import WorkerStuck
 from penstock.executors.buffers import Field
 from penstock.executors.failures import agreed_fields, error_of, put_others, was_interrupted, why_stuck
 from penstock.executors.fetch import Fetch
-from penstock.executors.iterator import IN_FLIGHT, IndexedPass, PassInput, PassResources, pinned
+from penstock.executors.filler import IN_FLIGHT, BatchShards, Filler, Knobs, PassInput, PassResources, Setting, pinned
+from penstock.executors.iterator import Pass
 from penstock.executors.job import Job, fetcher
 from penstock.executors.staging import Staging
-from penstock.executors.tuning import Knobs
-from penstock.executors.tuning_trial import Setting
 from penstock.executors.workers.native import SAMPLES_AHEAD, NativeBatch, NativeCrew
 from penstock.order.batches import as_array
 from penstock.plan import NativePlan, PythonPlan
 from penstock.recipe.inverse import converted_otherwise, refuse_pixels
+from penstock.recipe.patches import Lease
 from penstock.sample_notes import note_batch, torch_batch
 from penstock.sources.tree import same_table
 from penstock.state.delivery import Task
@@ -47,15 +47,13 @@ _UNKNOWN = Field(_native.Spec("uint8", [0]))  # rows of unknown shape: every sam
 _TIMES = 8
 
 
-class NativePass(IndexedPass):
-    """One pass over the data of a native plan.
+class NativeFiller(Filler):
+    """Fills the batches of one pass over the data of a native plan.
 
     Args:
         plan: what fills the batches.
-        pass_input: the dataset indices of each batch; a list holds what a sampler gave that is none.
         resources: the threads are native ones.
         substitutes: how bad samples are replaced; None raises their errors.
-        eager: start filling now, not when the first batch is asked for.
         live: batches are what the dataset is when they are asked for, as in torch's loader without workers. Images in
             memory are not copied ahead then; files are read ahead, and again where the dataset was changed meanwhile.
             False: changes need not be seen, as where torch's workers have a copy.
@@ -65,126 +63,156 @@ class NativePass(IndexedPass):
 
     # Over 15 attributes: the pass, and the plan, crew and layout that a changed dataset exchanges in its middle.
 
-    _target: int  # batches in flight
-
     def __init__(
         self,
         plan: NativePlan,
-        pass_input: PassInput,
         resources: PassResources,
         *,
         substitutes: Substitutes | None = None,
-        eager: bool = False,
         live: bool = False,
         fetch: Callable[..., Fetch] | None = None,
     ) -> None:
         super().__init__(resources)
         self._live = live
-        self._done = 0  # batches in the queue that are being handed out
         self._make_fetch = fetch or partial(Fetch, plan.dataset, batched=True, collate_fn=default_collate)
-        self._threads = resources.workers
         self._buffers = resources.buffers
         self._substitutes = substitutes
-        self.begin(plan, pass_input, eager=eager)
-
-    def begin(self, plan: NativePlan, pass_input: PassInput, *, eager: bool = False) -> None:
-        """Begin a pass, with threads of its own."""
+        self._plan, self._table = plan, plan.table
+        self._crew: NativeCrew
+        self.ended = threading.Event()
+        self.ended.set()
         self._fetch: Fetch | None = None  # reads the rest of the pass
-        self._coming, self._samples = pass_input.coming, pass_input.samples
-        self._adopt(plan)
-        self._table = plan.table
+        self._lease = Lease()
+        self._target = 1  # batches in flight
+        self._times = 0  # that the dataset was planned anew while one batch was waited for
+
+    def open(self, pass_input: PassInput) -> None:
+        super().open(pass_input)
+        self._coming = pass_input.coming
+        self._adopt(self._plan)
         self._waits_for_next = self._within_next  # batches that are begun by iter() read no memory of the user's
-        self._start(pass_input, eager=eager)
-        self._waits_for_next = False
 
-    def _prepare(self) -> None:
-        if self._fetch is None and not self._looks_first():
-            self._plan_anew()
+    def close(self) -> None:
+        self._end_crew()
+        self._lease.close()
 
-    def _new_batch(self) -> NativeBatch:
+    def _end_crew(self) -> None:
+        if not self.ended.is_set():
+            if self._staging is not None:
+                self._staging.close()
+            self._crew.close()
+
+    def __repr__(self) -> str:
+        return f"native, {self.workers} threads"
+
+    def new_batch(self) -> NativeBatch:
         return NativeBatch(key=(self._input.seed, self._input.epoch))
 
-    def _depth(self, queue: deque[NativeBatch]) -> int:
+    def prepare(self, queue: deque[NativeBatch]) -> None:
+        self._waits_for_next = False
+        if self._fetch is None and not self._looks_first():
+            self._plan_anew(queue)
+
+    def depth(self, queue: deque[NativeBatch]) -> int:
+        if self._target > 1:
+            self._target = self._in_flight_of(self._batch_bytes)
         return self._target + self._known_ahead(queue)
 
     def _known_ahead(self, queue: deque[NativeBatch]) -> int:
         """Return how many batches without memory readers are to know of, behind those in flight."""
-        known = self._reads_ahead and self._resources.settled and not self._plan.in_memory
-        if not queue or not known or self._staging:  # files of shards that are not here cannot be opened
+        known = self.reads_ahead and self.resources.settled and not self._plan.in_memory
+        if not queue or not known or self._staging is not None:  # files of shards that are not here cannot be opened
             return 0
         if not self._pool.read_depth:
             return IN_FLIGHT - 1 if self._target == 1 else 0  # they are in flight as soon as the first tells its shape
         return max(0, -(-SAMPLES_AHEAD // max(1, len(queue[-1].indices))) - self._target)
 
-    def _refill(self, queue: deque[NativeBatch], *, done: int = 0) -> None:
-        self._done = done
-        if self._target > 1:
-            self._target = self._in_flight_of(self._batch_bytes)
-        super()._refill(queue, done=done)
-        if self._staging:
+    def begin(self, batch: NativeBatch) -> None:
+        batch.begin(partial(self._begin, batch))
+
+    def _begin(self, batch: NativeBatch) -> None:
+        if self._fetch is not None:
+            batch.other = batch.wanted.tolist()
+            return
+        if self._substitutes is not None:
+            bad = [i for i, index in enumerate(batch.wanted) if self._substitutes.is_bad(int(index))]
+            put_others(batch, bad, self._substitutes)
+        self._resolve(batch)
+        if self._staging is not None:
+            batch.number, batch.retired = -1, []
+            self._stage(batch, self._staging)
+        else:
+            self._prepare_batch(batch)
+
+    def push(self, queue: deque[NativeBatch], done: int) -> None:
+        if self._staging is not None:
             self._staging.submit_ready(queue, self._submit)
             return
         if self._waits_for_next:
             return
-        for batch in itertools.islice(queue, self._target + done):
+        for number, batch in enumerate(queue):
+            if number >= self._target + done:
+                break
             if batch.settled and batch.prepared is not None:
-                self._begin_prepared(batch)
+                try:
+                    self._submit(batch)
+                except Exception as error:  # there is no memory for it
+                    batch.error, batch.prepared = error, None
 
-    def _ready(self, queue: deque[NativeBatch]) -> NativeBatch:
+    def ready(self, queue: deque[NativeBatch]) -> NativeBatch | None:
         batch = queue[0]
-        if batch.error is None and (failures := self._finish(batch)):
-            batch.error = error_of(self._plan, batch, failures)
+        if batch.error is None:
+            failures = self._finish(batch, queue)
+            if failures is None:
+                return None
+            if failures:
+                batch.error = error_of(self._plan, batch, failures)
+        self._times = 0
         return batch
 
-    def _drop(self, batch: NativeBatch) -> None:
+    def drop(self, batch: NativeBatch) -> None:
         batch.let_shards_go()
-        super()._drop(batch)
 
     def knobs(self) -> Knobs | None:
-        if self._fetch is not None or not self._threads:  # it is the caller's thread that works
+        if self._fetch is not None or not self.workers:  # it is the caller's thread that works
             return None
-        deepens = self._resources.in_flight is None and self._target > 1
-        return Knobs(self._threads, self._target, self._batch_bytes if deepens else 0)
+        deepens = self.resources.in_flight is None and self._target > 1
+        return Knobs(self.workers, self._target, self._batch_bytes if deepens else 0)
 
     def tune(self, setting: Setting) -> None:
         super().tune(setting)
         if not self._pool.abandoned:
             self._pool.set_active(setting.threads)
 
-    def __repr__(self) -> str:
-        state = "open" if self._open else "closed"
-        return f"<NativePass: {state}, {self._threads} threads, {len(self._queue)} batches in flight>"
-
     # --- changes of the dataset -----------------------------------------------------------------------------
 
     def _adopt(self, plan: NativePlan) -> None:
         """Go on with a plan, with threads of its own."""
-        self._staging = Staging(plan.remote, self._coming, self._samples)
+        self._end_crew()
+        self._staging = None if plan.remote is None else Staging(plan.remote, self._coming, self._input.samples)
         self._coming = None  # a plan that is made in the middle of the pass has batches behind it
-        self._crew = NativeCrew(plan, self._threads, self._resources.meter, self._staging)
-        self._pool = self._crew.pool
+        self._crew = NativeCrew(plan, self.workers, self.resources.meter)
+        self._pool, self.ended = self._crew.pool, self._crew.ended
         self._pool.set_active(self._setting.threads)
-        self._hold(self._crew)
         self._plan = plan
         self._fields = [None if spec is None else Field(spec) for spec in plan.specs()]
         self._target = 1
         self._within_next = plan.gathers or (self._live and plan.in_memory)
-        self._reads_ahead = bool(self._threads) and self._resources.ahead and not self._within_next
+        self.reads_ahead = bool(self.workers) and self.resources.ahead and not self._within_next
         #: What must hold when a batch is asked for, before memory is read.
-        self._looks_first = plan.still if self._live and not self._reads_ahead else plan.unmoved
+        self._looks_first = plan.still if self._live and not self.reads_ahead else plan.unmoved
         #: Whether a batch that was filled is what the user asked for. Costs microseconds.
-        self._holds = plan.still if self._live and self._reads_ahead else plan.unmoved
+        self._holds = plan.still if self._live and self.reads_ahead else plan.unmoved
 
-    def _plan_anew(self, *, give_up: bool = False) -> None:
-        """Plan for what the dataset is now, and begin anew what is in flight.
+    def _plan_anew(self, queue: deque[NativeBatch]) -> None:
+        """Plan for what the dataset is now, for the pass to begin anew what is in flight.
 
-        give_up: Python reads the rest of the pass, whatever the plan.
+        Where that comes again and again while a batch is waited for, Python reads the rest of the pass.
         """
         found = self._plan.replan()
-        queue = self._queue
         for batch in queue:
             batch.unsettle()
-        if isinstance(found, NativePlan) and not give_up and found.still() and found.unmoved():
+        if isinstance(found, NativePlan) and self._times <= _TIMES and found.still() and found.unmoved():
             if not same_table(found.table, self._table):
                 raise converted_otherwise()
             self._adopt(found)
@@ -192,17 +220,10 @@ class NativePass(IndexedPass):
             self.close()
             self._fetch = self._make_fetch(read=found.assisted if isinstance(found, PythonPlan) else None)
             self._lease = self._fetch.lease()
-            self._reads_ahead = False
-        self._queue, self._open = queue, True
-        for batch in queue:
-            self._settle(batch)
-
-    def _restart_batch(self, batch: NativeBatch) -> None:
-        batch.unsettle()
-        self._settle(batch)
+            self.reads_ahead = False
 
     def _meet_other_samples(self, batch: NativeBatch) -> bool:
-        """Begin a batch anew that was read ahead, where the dataset's lists name other samples now.
+        """Have a batch begun anew that was read ahead, where the dataset's lists name other samples now.
 
         In a pass that is not live only where their labels, which are read when the batch is handed out, may be others.
         """
@@ -218,7 +239,7 @@ class NativePass(IndexedPass):
         except Exception:  # it is raised when the batch begins anew
             pass
         self._retired(batch)
-        self._restart_batch(batch)
+        batch.unsettle()
         return True
 
     # --- submitting -----------------------------------------------------------------------------------------
@@ -226,36 +247,9 @@ class NativePass(IndexedPass):
     def _choose_target(self, samples: int) -> int:
         """Return how many batches to keep in flight."""
         known = [field for field in self._fields if field is not None]
-        if not self._reads_ahead or len(known) < len(self._fields):
+        if not self.reads_ahead or len(known) < len(self._fields):
             return 1  # with rows of unknown shape, the first batch tells
         return self._in_flight_of(samples * sum(field.nbytes for field in known))
-
-    def _begin_indices(self, batch: NativeBatch) -> None:
-        if self._fetch is not None:
-            batch.other = batch.wanted.tolist()
-            return
-        if self._crew.numbers and self._crew.batches.get(self._crew.numbers[-1]) is batch:
-            batch.number, batch.prepared = self._crew.numbers[-1], None  # it was submitted before an interrupt
-            return
-        if self._substitutes is not None:
-            bad = [i for i, index in enumerate(batch.wanted) if self._substitutes.is_bad(int(index))]
-            put_others(batch, bad, self._substitutes)
-        self._resolve(batch)
-        if self._staging:
-            batch.number, batch.retired = -1, []
-            self._staging.stage(batch)
-            return
-        self._prepare_batch(batch)
-        in_flight = itertools.islice(self._queue, self._target + self._done)
-        if not self._waits_for_next and any(batch is one for one in in_flight):
-            self._begin_prepared(batch)
-
-    def _begin_prepared(self, batch: NativeBatch) -> None:
-        """Submit a batch that its readers know."""
-        try:
-            self._submit(batch)
-        except Exception as error:  # there is no memory for it
-            batch.error, batch.prepared = error, None
 
     def _prepare_batch(self, batch: NativeBatch) -> None:
         """Let readers know of a batch."""
@@ -274,6 +268,12 @@ class NativePass(IndexedPass):
     def _resolve(self, batch: NativeBatch) -> None:
         batch.leaves, batch.local = self._plan.root.resolve(batch.indices)
         batch.names = self._plan.names(batch.leaves, batch.local)
+
+    def _stage(self, batch: NativeBatch, staging: Staging) -> BatchShards:
+        """Let the shards of a batch be fetched; those that it had may go."""
+        batch.let_shards_go()
+        batch.shards = staging.shards_at(batch.leaves, batch.local)
+        return batch.shards
 
     def _submit(self, batch: NativeBatch) -> None:
         numbers = self._crew.numbers
@@ -297,47 +297,50 @@ class NativePass(IndexedPass):
             following = numbers[-1] + 1 if numbers else 0
             self._crew.batches[following] = batch
             # In one step of the interpreter, so that an interrupt comes before it or after it.
-            staged = self._reads_ahead and self._plan.in_memory
+            staged = self.reads_ahead and self._plan.in_memory
             numbers.extend(itertools.starmap(self._pool.submit, ((batch.prepared, fields, staged),)))
             batch.number, batch.retired, batch.prepared = following, [], None
 
     # --- waiting --------------------------------------------------------------------------------------------
 
-    def _finish(self, batch: NativeBatch) -> list[_native.Failure]:
-        """Wait until the oldest batch is filled with what the dataset holds, and return what failed in it."""
-        for times in count():
-            if batch.number < 0 and batch.shards is not None:
-                self._staging.wait_and_submit(batch, self._timeout, self._submit)
+    def _finish(self, batch: NativeBatch, queue: deque[NativeBatch]) -> list[_native.Failure] | None:
+        """Wait until the oldest batch is filled with what the dataset holds, and return what failed in it.
+
+        None: the dataset has changed, and it is to begin anew.
+        """
+        while True:
+            if batch.number < 0 and batch.shards is not None and self._staging is not None:
+                self._staging.wait_and_submit(batch, self.resources.timeout, self._submit)
             if batch.number < 0:
-                break
+                return []
             last = self._crew.numbers[-1]
             if last != batch.number and self._crew.batches.get(last) is batch:
                 batch.number, batch.retired = last, []  # it was submitted again before an interrupt
             if not batch.retired:
                 self._wait(batch)
             if not self._holds():
-                self._plan_anew(give_up=times >= _TIMES)
-                continue
+                self._times += 1
+                self._plan_anew(queue)
+                return None
             if (self._live or batch.names is not None) and self._target > 1 and self._meet_other_samples(batch):
-                continue
+                return None
             failures = self._retired(batch)
             if not failures or not (
                 was_interrupted(batch) or self._learn(batch, failures) or self._replace(batch, failures)
             ):
                 return failures
             self._submit(batch)
-        return []
 
     def _wait(self, batch: NativeBatch) -> None:
-        if self._threads == 0 or (self._plan.in_memory and not self._reads_ahead):  # this thread has no other work
+        if self.workers == 0 or (self._plan.in_memory and not self.reads_ahead):  # this thread has no other work
             self._pool.run_here(batch.number)
-        if self._threads == 0:
+        if self.workers == 0:
             self._crew.serve_here()
-        while (state := self._pool.wait(batch.number, self._timeout)) != "done":
+        while (state := self._pool.wait(batch.number, self.resources.timeout)) != "done":
             if state == "python":
-                self._crew.start(self._threads)
+                self._crew.start(self.workers)
             elif state == "timeout":
-                raise WorkerStuck(why_stuck(self._plan, self._crew, self._pool, self._timeout, self._threads))
+                raise WorkerStuck(why_stuck(self._plan, self._crew, self._pool, self.resources.timeout, self.workers))
             else:
                 raise RuntimeError("the loader's iterator was closed while a batch was waited for")
 
@@ -348,7 +351,7 @@ class NativePass(IndexedPass):
         self._crew.batches.pop(batch.number, None)
         return batch.retired[0]
 
-    def _assemble(self, batch: NativeBatch) -> Any:
+    def assemble(self, batch: NativeBatch) -> Any:
         if batch.other is not None:
             out = self._by_python(batch)
             return pinned(out) if self._buffers.pinned else out
@@ -367,7 +370,7 @@ class NativePass(IndexedPass):
         if self._fetch is None:
             out = torch_batch(self._plan.dataset, batch.other)
         else:
-            with self._fetch.as_guest(self._resources.meter.calls):
+            with self._fetch.as_guest(self.resources.meter.calls):
                 out = self._fetch.load(Task(batch.other, *batch.key, batch.positions))
         if self._table is not None:  # pixels would be taken for those that are yet to be converted
             refuse_pixels(out)
@@ -391,38 +394,28 @@ class NativePass(IndexedPass):
         if not put_others(batch, [failure[0] for failure in bad], self._substitutes):
             return False
         self._resolve(batch)
-        if batch.shards is not None:  # the other samples may lie in other shards
-            self._staging.stage(batch)
-            batch.shards.wait(self._timeout or None)
+        if self._staging is not None:  # the other samples may lie in other shards
+            self._stage(batch, self._staging).wait(self.resources.timeout or None)
         return True
 
 
 class NativeExecutor:
     """Native threads, for a dataset that the native core reads."""
 
-    kind = NativePass
-
     def accepts(self, job: Job) -> bool:
         """Return whether the plan is native."""
         return isinstance(job.plan, NativePlan)
 
-    def open(self, job: Job) -> NativePass:
+    def open(self, job: Job) -> Pass:
         """Return an iterator of the batches."""
-        assert isinstance(job.plan, NativePlan)
-        made = NativePass(
-            job.plan,
-            job.pass_input(),
-            job.resources,
-            substitutes=job.substitutes,
-            eager=job.eager,
-            live=not job.eager,
-            fetch=fetcher(job.settings, job.substitutes, here=job.settings.num_workers == 0),
-        )
-        job.progress.arrivals = None  # batches come in order
-        return made
+        return Pass(self._filler(job), job.pass_input(), eager=job.eager)
 
-    def restart(self, held: NativePass, job: Job) -> None:
+    def restart(self, held: Pass, job: Job) -> None:
         """Make another pass with the same iterator."""
+        held.begin(job.pass_input(), self._filler(job), eager=job.eager)
+
+    def _filler(self, job: Job) -> NativeFiller:
         assert isinstance(job.plan, NativePlan)
-        held.begin(job.plan, job.pass_input(), eager=job.eager)
-        job.progress.arrivals = None
+        job.progress.arrivals = None  # batches come in order
+        fetch = fetcher(job.settings, job.substitutes, here=job.settings.num_workers == 0)
+        return NativeFiller(job.plan, job.resources, substitutes=job.substitutes, live=not job.eager, fetch=fetch)

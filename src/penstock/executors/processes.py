@@ -22,8 +22,6 @@ from penstock.sources.tree import remote_leaves
 class ProcessExecutor:
     """Torch's worker processes, where Python reads the dataset, unless worker_method= says threads."""
 
-    kind = ProcessPass
-
     def accepts(self, job: Job) -> bool:
         """Return whether there are workers, and no threads in their place."""
         return not isinstance(job.plan, NativePlan) and job.settings.num_workers > 0 and not job.in_threads

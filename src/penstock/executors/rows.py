@@ -58,8 +58,6 @@ def _as_it_is(batch: Any) -> Any:
 class RowsExecutor:
     """The caller's thread, for a TensorDataset in small batches, where torch would do nothing ahead of the loop."""
 
-    kind = InlinePass
-
     def accepts(self, job: Job) -> bool:
         """Return whether the rows are gathered, and no bad sample is replaced."""
         return job.substitutes is None and gathers_rows(job.settings, job.plan)

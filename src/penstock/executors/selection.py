@@ -17,15 +17,16 @@ from penstock.errors import InvalidOption, pair
 from penstock.executors.buffers import Buffers
 from penstock.executors.copies import NotCopied
 from penstock.executors.fetch import Fetch
-from penstock.executors.fillers import FillerExecutor
+from penstock.executors.filler import IN_FLIGHT, Filler, PassInput, PassResources
 from penstock.executors.inline import InlineExecutor
-from penstock.executors.iterator import IN_FLIGHT, Pass, PassInput, PassResources
+from penstock.executors.iterator import Pass
 from penstock.executors.job import Executor, Job, fetch_of
 from penstock.executors.method import Choice, Trial, draws_in_threads, not_copied, try_out
-from penstock.executors.native import NativeExecutor, NativePass
+from penstock.executors.native import NativeExecutor, NativeFiller
 from penstock.executors.processes import ProcessExecutor
+from penstock.executors.remote import RemoteExecutor
 from penstock.executors.rows import RowsExecutor, is_small
-from penstock.executors.threads import ThreadExecutor, ThreadPass
+from penstock.executors.threads import ThreadExecutor, ThreadFiller
 from penstock.executors.tuning import Autotune
 from penstock.executors.workers.filler_report import FillerReport
 from penstock.executors.workers.shared_memory import SharedBuffers
@@ -51,7 +52,7 @@ from penstock.verdict import log_at_end
 
 #: In the order in which they are tried.
 EXECUTORS: tuple[Executor, ...] = (
-    FillerExecutor(),
+    RemoteExecutor(),
     RowsExecutor(),
     NativeExecutor(),
     ProcessExecutor(),
@@ -203,9 +204,11 @@ class Executors:
         if executor is None:
             executor = job.found["executor"] = next(one for one in EXECUTORS if one.accepts(job))
         elsewhere = streams is not None and streams.resumed  # its workers are where no state says
-        if held is not None and (type(held) is not executor.kind or not getattr(held, "reusable", True) or elsewhere):
-            held._shutdown_workers()
-            held = None
+        if held is not None:
+            before, _ = held.made_by
+            if type(before) is not type(executor) or not getattr(held, "reusable", True) or elsewhere:
+                held._shutdown_workers()
+                held = None
         if not settings.num_workers and streams is not None:
             streams.restore_between_passes(settings.dataset)
         if held is not None:
@@ -237,13 +240,14 @@ class Executors:
         assert seed is not None
         self.pins(settings)  # which warns
         resources = replace(self.resources(settings, chosen, sends=False), in_flight=1, ahead=False, meter=Meter())
-        made: Pass
+        filler: Filler
         if isinstance(chosen, NativePlan):
-            pass_input = PassInput(iter([(indices, positions)]), 1, seed, epoch)
-            made = NativePass(chosen, pass_input, resources, substitutes=self.substitutes(settings))
+            given: Any = indices
+            filler = NativeFiller(chosen, resources, substitutes=self.substitutes(settings))
         else:
-            pass_input = PassInput(iter([(indices.tolist(), positions)]), 1, seed, epoch)
-            made = ThreadPass(self.fetch(settings, chosen, here=True), pass_input, resources, eager=False)
+            given = indices.tolist()
+            filler = ThreadFiller(self.fetch(settings, chosen, here=True), resources, seed)
+        made = Pass(filler, PassInput(iter([(given, positions)]), 1, seed, epoch))
         if self.register is not None:
             made.observers = (self.register,)
         return next(made)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import operator
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from penstock.errors import WorkerStuck
+from penstock.executors.filler import Batch, BatchShards
 from penstock.order.permutations import Indices
 from penstock.sources.native_source import RemoteSamples
 from penstock.sources.tree import LeafNumbers, RemoteLeaves
@@ -20,47 +20,11 @@ from penstock.storage.stage import ShardStage, Ticket
 _COUNTED = 1 << 20
 
 
-class BatchShards:
-    """The shards of one batch, which are not deleted before they are released."""
-
-    def __init__(self, tickets: list[Ticket]) -> None:
-        self._tickets = tickets
-
-    def ready(self) -> bool:
-        """Return whether all of them are here. Raises StorageError."""
-        return all(ticket.ready() for ticket in self._tickets)
-
-    def wait(self, seconds: float | None) -> bool:
-        """Wait until all of them are here; False: one was not within so many seconds. Raises StorageError."""
-        return all(ticket.wait(seconds) for ticket in self._tickets)
-
-    def release(self) -> None:
-        """Let them go."""
-        for ticket in self._tickets:
-            ticket.release()
-
-
-class Staged(Protocol):
-    """A batch that needs shards: executors.workers.native.NativeBatch, executors.workers.loading.FetchedBatch."""
-
-    leaves: LeafNumbers | None
-    local: Indices
-    shards: BatchShards | None
-    error: BaseException | None
-
-    @property
-    def waits_for_shards(self) -> bool:
-        """Whether the batch is to be submitted once its shards are here."""
-
-    def let_shards_go(self) -> None:
-        """Let the shards of the batch be deleted."""
-
-
-S = TypeVar("S", bound=Staged)
+B = TypeVar("B", bound=Batch)
 
 
 class Staging:
-    """The shards of one pass, brought here ahead of need; nothing for a dataset whose sources are all local.
+    """The shards of one pass over a dataset of which a part lies in object stores, brought here ahead of need.
 
     Of a shard of which the pass needs few samples only these are read, each by its range.
 
@@ -87,24 +51,19 @@ class Staging:
             if remote is not None
         ]
 
-    @property
-    def resolve(self) -> Callable[[Indices], tuple[LeafNumbers | None, Indices]]:
-        """Return what leads from indices to leaves and indices into these."""
-        return self._dataset.resolve
+    def shards_of(self, given: Sequence[Any]) -> BatchShards:
+        """Let the shards of the next batch, of samples that Python reads, be fetched and kept. given: their indices."""
+        try:
+            indices = np.array([operator.index(index) for index in given], np.int64)
+            return self.shards_at(*self._dataset.resolve(indices))
+        except Exception:  # the dataset raises it, where the sample is read
+            return self.shards_at(None, np.empty(0, np.int64))
 
-    def __bool__(self) -> bool:
-        return bool(self._leaves)
-
-    def stage(self, batch: Staged) -> None:
-        """Let the shards of the next batch be fetched where they are not here, and kept; those that it had may go."""
-        batch.let_shards_go()
-        batch.shards = self.shards_of(batch.leaves, batch.local)
-
-    def shards_of(self, leaves: LeafNumbers | None, local: Indices) -> BatchShards:
-        """Let the shards of the next batch be fetched, and kept."""
+    def shards_at(self, leaves: LeafNumbers | None, local: Indices) -> BatchShards:
+        """Let the shards of the next batch be fetched where they are not here, and kept."""
         return BatchShards([leaf.ticket(leaves, local) for leaf in self._leaves])
 
-    def submit_ready(self, queue: Iterable[S], submit: Callable[[S], None]) -> None:
+    def submit_ready(self, queue: Iterable[B], submit: Callable[[B], None]) -> None:
         """Submit the batches in a queue whose shards are here, in order."""
         for batch in queue:
             if not batch.waits_for_shards or batch.shards is None or batch.error is not None:
@@ -117,7 +76,7 @@ class Staging:
                 continue
             submit(batch)
 
-    def wait_and_submit(self, batch: S, seconds: float, submit: Callable[[S], None]) -> None:
+    def wait_and_submit(self, batch: B, seconds: float, submit: Callable[[B], None]) -> None:
         """Wait for the shards of the oldest batch, and submit it; 0 seconds: for ever. Raises WorkerStuck."""
         assert batch.shards is not None
         try:
@@ -141,40 +100,6 @@ class Staging:
         self._closed = True
         for leaf in self._leaves:
             leaf.stage.close()
-
-
-class PassShards:
-    """The staging of one pass whose samples Python reads; it ends with the pass, however that ends.
-
-    Args:
-        owner: the pass, which is not held.
-        staging: of the pass.
-    """
-
-    def __init__(self, owner: object, staging: Staging) -> None:
-        self.staging = staging
-        self.close = weakref.finalize(owner, staging.close)
-        """End the downloads; a second call does nothing."""
-
-    def stage(self, batch: Staged, given: Sequence[Any]) -> None:
-        """Have the shards of the next batch brought. given: the indices of its samples.
-
-        A batch is staged once, however often it comes: an interrupt may have come before.
-        """
-        if batch.shards is not None:
-            return
-        batch.leaves, batch.local = self._resolved(given)
-        self.staging.stage(batch)
-
-    def shards_of(self, given: Sequence[Any]) -> BatchShards:
-        """Have the shards of the next batch brought, which others read; return them. given: as for `stage`."""
-        return self.staging.shards_of(*self._resolved(given))
-
-    def _resolved(self, given: Sequence[Any]) -> tuple[LeafNumbers | None, Indices]:
-        try:
-            return self.staging.resolve(np.array([operator.index(index) for index in given], np.int64))
-        except Exception:  # the dataset raises it, where the sample is read
-            return None, np.empty(0, np.int64)
 
 
 class _Leaf:

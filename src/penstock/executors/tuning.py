@@ -14,12 +14,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from statistics import median
 from typing import Any, NamedTuple
 
-from penstock.executors.tuning_trial import AS_FAST, FASTER, Candidate, Setting, Span, Trial, span_between
+from penstock.executors.filler import Knobs, Setting
 from penstock.loop_times import LoopTimes
 from penstock.observe import Delivery, Harmless, Observer, Observers
 from penstock.stats import Counters, Tuning, TuningStep
@@ -27,6 +27,12 @@ from penstock.system.cpus import usable_cpus
 from penstock.system.host_memory import available_bytes
 from penstock.system.words import counted
 
+#: By this factor a loop must be faster to be worth a change, and by this one it may be slower for fewer threads.
+FASTER, AS_FAST = 1.05, 0.99
+#: A setting that makes the loop so much slower is not tried for another window.
+HOPELESS = 0.8
+#: Windows of either setting of a trial, in turns.
+ROUNDS = 3
 #: A loop that waits for this share of its time, or more, lacks batches.
 STARVED = 0.05
 #: CPUs are full where this process takes this share of their time, or more: then threads take time from the loop.
@@ -62,41 +68,91 @@ class State(Enum):
     FROZEN = auto()  # it looks whether the loop has changed
 
 
-class Event(Enum):
-    """What a window of the loop's time comes to."""
-
-    WORTH_A_TRIAL = auto()
-    NOTHING_TO_GAIN = auto()
-    DECIDED = auto()
-    LACKS_THREADS = auto()
-    LOOP_CHANGED = auto()
-
-
-#: The life of a controller; an event that is not in the row of a state is an error.
-NEXT = {
-    (State.OBSERVING, Event.WORTH_A_TRIAL): State.TRYING,
-    (State.OBSERVING, Event.NOTHING_TO_GAIN): State.FROZEN,
-    (State.OBSERVING, Event.LACKS_THREADS): State.OBSERVING,
-    (State.TRYING, Event.DECIDED): State.OBSERVING,
-    (State.FROZEN, Event.LACKS_THREADS): State.OBSERVING,
-    (State.FROZEN, Event.LOOP_CHANGED): State.OBSERVING,
-}
 #: The least seconds and batches of a window.
 WINDOWS = {State.OBSERVING: (0.5, 16), State.TRYING: (0.2, 8), State.FROZEN: (1.0, 16)}
 
 
 @dataclass(frozen=True)
-class Knobs:
-    """What of a pass may be tuned."""
+class Span:
+    """What a loop did in a window of its time."""
 
-    threads: int
-    """The threads that it has."""
-    in_flight: int
-    """Batches in flight now."""
-    batch_bytes: int = 0
-    """Of a batch, where more may be in flight; 0: they may not."""
-    paced: bool = False
-    """The threads find by themselves how many of them hinder each other (Pace)."""
+    batches: int
+    waited: float
+    worked: float
+    rare: float
+    """The share of the batches that half of the wait was for, those with the longest waits."""
+
+    @property
+    def seconds(self) -> float:
+        """The loop's time."""
+        return self.waited + self.worked
+
+    @property
+    def rate(self) -> float:
+        """Batches a second."""
+        return self.batches / self.seconds
+
+    @property
+    def share(self) -> float:
+        """The share of the time that the loop waited."""
+        return self.waited / self.seconds
+
+
+def span_between(begin: LoopTimes, end: LoopTimes) -> Span:
+    """Return what a loop did between two readings of its times."""
+    waits = [after - before for before, after in zip(begin.waits, end.waits, strict=True)]
+    batches = sum(waits)
+    waited = end.steady_waited - begin.steady_waited
+    half, longest = waited / 2, 0
+    for group in reversed(range(len(waits))):
+        each = 0.75e-6 * (1 << group)  # of waits up to 2 to the power of the group, in microseconds
+        enough = math.ceil(half / each)
+        longest += min(waits[group], enough)
+        if waits[group] >= enough:
+            break
+        half -= waits[group] * each
+    return Span(batches, waited, end.worked - begin.worked, longest / max(1, batches))
+
+
+@dataclass
+class Comparison:
+    """Two settings in turns, in windows of the loop's time: the one in use, another one, the one in use, ..."""
+
+    before: Setting
+    other: Setting
+    least: float
+    """The rate that the other one must reach, as a factor of the rate with the one in use."""
+    why: str
+    batches: int = 0
+    """The batches of a window, where long waits are rare; 0: as usual."""
+    rates: list[float] = field(default_factory=list)
+
+    @property
+    def setting(self) -> Setting:
+        """Whose turn it is."""
+        return self.other if len(self.rates) % 2 else self.before
+
+    @property
+    def deepens(self) -> bool:
+        """Whether the settings differ in the number of batches in flight."""
+        return self.other.in_flight != self.before.in_flight
+
+    @property
+    def factors(self) -> list[float]:
+        """The rate with the other one over the one in use, of each round."""
+        return [after / before for before, after in zip(self.rates[::2], self.rates[1::2], strict=False)]
+
+    @property
+    def decided(self) -> bool:
+        """Whether nothing more need be measured."""
+        return len(self.factors) == ROUNDS or (bool(self.factors) and self.factors[-1] < HOPELESS)
+
+    @property
+    def better(self) -> bool:
+        """Whether the other one is better: threads that are to be faster are so in every round."""
+        factors = self.factors
+        every = self.least < 1 or self.deepens or min(factors) > 1
+        return len(factors) == ROUNDS and median(factors) >= self.least and every
 
 
 class Work(NamedTuple):
@@ -134,7 +190,7 @@ class Controller:
         self._usual = 0  # batches in flight as chosen by their size
         self._window: tuple[LoopTimes, Work | None] | None = None
         self._passed_over = PASSED_OVER  # batches until the window begins
-        self._trial: Trial | None = None
+        self._trial: Comparison | None = None
         self._tried: set[frozenset[Setting]] = set()  # pairs, since the loop changed
         self._full: Setting | None = None  # the setting before threads were taken away to leave CPUs to the loop
         self._gave_back = False  # these threads, after a time without them; they are taken away when that may do
@@ -183,22 +239,16 @@ class Controller:
         self._window = loop, None
         self._passed_over = PASSED_OVER
         if self._trial is not None and self._trial.deepens:
-            self._passed_over = max(PASSED_OVER, self._trial.candidate.setting.in_flight or 0)
+            self._passed_over = max(PASSED_OVER, self._trial.other.in_flight or 0)
 
     def _suffices(self, span: Span) -> bool:
         """Return whether a window is long enough."""
-        if self._trial is not None and self._trial.candidate.batches:
-            return span.batches >= self._trial.candidate.batches or span.seconds >= LONGEST_BURSTS
+        if self._trial is not None and self._trial.batches:
+            return span.batches >= self._trial.batches or span.seconds >= LONGEST_BURSTS
         seconds, batches = WINDOWS[self.state]
         return (span.seconds >= seconds and span.batches >= batches) or (
             span.seconds >= LONG_WINDOW and span.batches >= 2
         )
-
-    def _to(self, event: Event) -> None:
-        following = NEXT.get((self.state, event))
-        if following is None:
-            raise RuntimeError(f"the controller is {self.state.name}, where {event.name} cannot happen")
-        self.state = following
 
     # --- what a window comes to ---------------------------------------------------------------------------------------
 
@@ -206,18 +256,20 @@ class Controller:
         wall = max(ended.now - begun.now, 1e-9)
         busy = (ended.busy - begun.busy) / span.seconds
         full = (ended.cpu - begun.cpu) / (wall * self._cpus)
-        for candidate in self._candidates(span, busy, full, knobs):
-            if frozenset((self.setting, candidate.setting)) not in self._tried:
-                self._trial = Trial(self.setting, candidate)
-                self._to(Event.WORTH_A_TRIAL)
+        for setting, least, why, *batches in self._candidates(span, busy, full, knobs):
+            if frozenset((self.setting, setting)) not in self._tried:
+                self._trial, self.state = Comparison(self.setting, setting, least, why, *batches), State.TRYING
                 return
         self._frozen_with, self._windows_changed = span, 0
         self._gave_back &= self._full is None
         self._held_until = self._clock() + self._hold
-        self._to(Event.NOTHING_TO_GAIN)
+        self.state = State.FROZEN
 
-    def _candidates(self, span: Span, busy: float, full: float, knobs: Knobs) -> Iterator[Candidate]:
-        """Yield the settings that may be better. busy: threads at work on average. full: the CPUs' share in use."""
+    def _candidates(self, span: Span, busy: float, full: float, knobs: Knobs) -> Iterator[tuple[Any, ...]]:
+        """Yield the settings that may be better, as a Comparison has them.
+
+        busy: threads at work on average. full: the CPUs' share in use.
+        """
         threads, in_flight = self.setting.threads, self.setting.in_flight
         waited = f"the loop waited {span.share:.0%} of the time"
         competing = full >= FULL and span.share < 0.8  # the loop and the threads take CPUs from each other
@@ -226,20 +278,20 @@ class Controller:
         if span.share < STARVED:
             fewer = max(1, min(one_left, math.ceil(busy)))
             if competing and fewer < threads:
-                yield Candidate(Setting(fewer, in_flight), AS_FAST, filled)
+                yield Setting(fewer, in_flight), AS_FAST, filled
             return
         if threads < self._threads:
-            yield Candidate(Setting(min(self._threads, 2 * threads), in_flight), FASTER, waited)
+            yield Setting(min(self._threads, 2 * threads), in_flight), FASTER, waited
         if span.rare <= RARE:
             deeper = min(2 * knobs.in_flight, self._deepest(knobs))
             if deeper > knobs.in_flight:
                 apart = round(1 / max(span.rare, 1e-3))
                 why = f"{waited}, half of it for one batch in {apart}"
-                yield Candidate(Setting(threads, deeper), FASTER, why, BURSTS * apart)
+                yield Setting(threads, deeper), FASTER, why, BURSTS * apart
         if threads > 1 and not knobs.paced:
-            yield Candidate(Setting((threads + 1) // 2, in_flight), FASTER, waited)
+            yield Setting((threads + 1) // 2, in_flight), FASTER, waited
         if competing and 0 < one_left < threads:
-            yield Candidate(Setting(one_left, in_flight), FASTER, filled)
+            yield Setting(one_left, in_flight), FASTER, filled
 
     def _go_on(self, span: Span) -> None:
         """Take note of a window of a trial."""
@@ -250,14 +302,13 @@ class Controller:
         if not trial.decided:
             return
         better = trial.better
-        if better and trial.candidate.least < 1:
+        if better and trial.least < 1:
             self._full = self._full or trial.before
-        self.setting = trial.candidate.setting if better else trial.before
-        self._tried.add(frozenset((trial.before, trial.candidate.setting)))
-        new, old = (self._words(setting, trial.deepens) for setting in (trial.candidate.setting, trial.before))
-        self._note(f"{trial.candidate.why}; with {new} it took {_compared(median(trial.factors))} with {old}")
-        self._trial = None
-        self._to(Event.DECIDED)
+        self.setting = trial.other if better else trial.before
+        self._tried.add(frozenset((trial.before, trial.other)))
+        new, old = (self._words(setting, trial.deepens) for setting in (trial.other, trial.before))
+        self._note(f"{trial.why}; with {new} it took {_compared(median(trial.factors))} with {old}")
+        self._trial, self.state = None, State.OBSERVING
 
     def _give_threads_back(self, full: Setting, span: Span) -> None:
         """Go back to all threads: what was in flight had hidden that fewer are too few, or the loop is faster now."""
@@ -265,7 +316,7 @@ class Controller:
         self._tried.add(frozenset((lean, self.setting)))
         self._gave_back |= self.state is State.FROZEN
         self._note(f"with {self._words(lean, False)} the loop came to wait {span.share:.0%} of the time")
-        self._to(Event.LACKS_THREADS)
+        self.state = State.OBSERVING
 
     def _check(self, span: Span) -> None:
         """Look whether the loop does something else than when its setting was frozen."""
@@ -287,7 +338,7 @@ class Controller:
                 f"the loop has changed: it takes {_compared(factor)} before, and waits {span.share:.0%} of the time, "
                 f"before {before.share:.0%}; other settings are tried"
             )
-        self._to(Event.LOOP_CHANGED)
+        self.state = State.OBSERVING
 
     # --- memory -------------------------------------------------------------------------------------------------------
 
@@ -305,8 +356,7 @@ class Controller:
     def _give_memory_back(self) -> None:
         """Go back to the usual depth."""
         if self._trial is not None:
-            self._trial = None
-            self._to(Event.DECIDED)
+            self._trial, self.state = None, State.OBSERVING
         depth, self.setting = self.setting.in_flight, Setting(self.setting.threads)
         self._note(f"{depth} batches in flight would take too large a part of the memory that is left")
 

@@ -212,10 +212,9 @@ class ArraysSource(Source):
         memory = native.memory._replace(
             unmoved=all_of(native.memory.unmoved, placed),
             reads_ahead=len(dataset._files) == len(dataset.tensors),  # whose maps the dataset holds
-            lasting=None if dataset._files else native.memory.lasting,
         )
         still = all_of(native.still, same_attributes(dataset, "transform"), placed)
-        return replace(native, still=still, memory=memory)
+        return replace(native, still=still, memory=memory, lasting=None if dataset._files else native.lasting)
 
 
 class TensorDatasetSource(Source):
@@ -254,9 +253,9 @@ def _rows(dataset: object, tensors: Sequence[torch.Tensor]) -> NativeSource | Re
         still=all_of(same_attributes(dataset, "tensors"), same_items(tensors), same_memory(tensors)),
         memory=Memory(
             same_memory(aliases),
-            lasting=lambda: all(map(within_storage, tensors)),
             held=DeviceArrays(tuple(tensors)),
         ),
+        lasting=lambda: all(map(within_storage, tensors)),
     )
 
 

@@ -115,8 +115,6 @@ class Memory(NamedTuple):
     """Whether the memory that the fillers read is where it was, and as long."""
     reads_ahead: bool = False
     """Whether threads may work ahead on samples: nobody can move them, or they are copied when submitted."""
-    lasting: Unchanged | None = None
-    """Whether a plan may serve the next pass too, beside `still` and `unmoved`; None: it may not."""
     held: DeviceArrays | None = None
     """The arrays, for a device that may keep them."""
 
@@ -161,6 +159,8 @@ class NativeSource:
     """None: samples are not made of files."""
     memory: Memory | None = None
     """None: samples are not in memory."""
+    lasting: Unchanged | None = None
+    """Whether a plan may serve the next pass too, beside `still` and `unmoved`; None: it may not."""
     remote: RemoteSamples | None = None
     """The shards in an object store that the fillers read once they are here; None: the files are local."""
 

@@ -19,7 +19,7 @@ from penstock.sources.labels import LabelColumn, transformed
 from penstock.sources.native_source import LabelReader, NativeSource, SampleFiles
 from penstock.sources.reading import open_path, read_image
 from penstock.sources.sample_reader import SampleReader
-from penstock.sources.source import Source
+from penstock.sources.source import Source, replaced
 from penstock.sources.unchanged import all_of
 
 
@@ -116,6 +116,7 @@ class TorchvisionFolderSource(Source):
                 transformed_as_now(dataset, *held, "loader", *_MORE),
                 lambda: all(len(one) == size for one in lists) and _foreign(dataset) is None,
             ),
+            lasting=lambda: replaced(dataset) is None,
         )
 
     def sample_reader(self) -> SampleReader:

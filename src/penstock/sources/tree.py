@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -361,11 +361,6 @@ class RemoteLeaves:
     Raises what the dataset raises."""
     size: int
     """The number of samples of all parts."""
-
-    @classmethod
-    def of_plan(cls, root: Node, leaves: Iterable[NativeSource]) -> RemoteLeaves:
-        """Return those of a plan."""
-        return cls(tuple(leaf.remote for leaf in leaves), root.resolve, sum(leaf.size for leaf in leaves))
 
 
 def remote_leaves(dataset: object) -> RemoteLeaves | None:

@@ -108,11 +108,14 @@ class JpegIndexes:
         """
         self._own = list(own)
         self._held = {photos: self._held[photos] if photos in self._held else _opened(photos) for photos in datasets}
-        found = [self._held[photos] for photos in datasets]
-        for held in found:
+        self.refresh()
+        return [None if held is None else held.native for held in map(self._held.get, datasets)]
+
+    def refresh(self) -> None:
+        """Learn of the photos that other processes have kept states of."""
+        for held in self._held.values():
             if held is not None:
                 held.native.refresh()
-        return [None if held is None else held.native for held in found]
 
     def counts(self) -> IndexCounts | None:
         """Return what the indexes hold, None where there are none."""

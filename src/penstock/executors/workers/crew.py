@@ -19,9 +19,9 @@ from typing import Any
 
 from penstock.executors.fetch import Fetch
 from penstock.executors.workers.loading import Activity, FetchedBatch, IterableReader, SampleRows
+from penstock.executors.workers.native import MeteredReaders
 from penstock.executors.workers.own_fetch import OwnFetches
 from penstock.executors.workers.pace import PATIENCE_SECONDS, CallerTime, Pace
-from penstock.executors.workers.readers import ThreadReaders
 from penstock.executors.workers.thread_lifetime import context_here, end_crew, one_core_each, ready_for_threads
 from penstock.executors.workers.worker_thread import (
     ThreadWorkerInfo,
@@ -73,7 +73,7 @@ class ThreadCrew:
         iterable: bool = False,
         drop_last: bool = False,
         seed: int = 0,
-        readers: ThreadReaders | None = None,
+        readers: MeteredReaders | None = None,
     ) -> None:
         self._fetch = fetch
         self._own = own

@@ -18,7 +18,7 @@ from penstock.cluster.option import Ray
 from penstock.cluster.wire import Memory, Message, connect, hang_up, new_secret
 from penstock.errors import ClusterError, WorkerDied
 from penstock.executors.buffers import Buffers, Field
-from penstock.executors.workers.filler import Filled, Filler, Request
+from penstock.executors.workers.filler_actor import Filled, FillerActor, Request
 from penstock.executors.workers.filler_link import FillerBatch, FillerTraceback, Link, hang_up_on_lost
 from penstock.executors.workers.filler_report import FillerReport
 from penstock.executors.workers.thread_lifetime import end_crew
@@ -239,7 +239,7 @@ class FillerCrew:
         with self._lock:
             if self._closed or not self._ray.is_initialized():  # asked now, Ray would start a cluster
                 raise ClusterError("the connection to Ray has ended")
-            actor = self._ray.remote(Filler).options(**self._cluster.placement()).remote(slot)
+            actor = self._ray.remote(FillerActor).options(**self._cluster.placement()).remote(slot)
             self._actors[slot] = actor
         opened = actor.open.remote(self._job, self._secret, self._files)
         while True:

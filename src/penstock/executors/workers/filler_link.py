@@ -12,8 +12,8 @@ from typing import Any
 
 from penstock.cluster.connection import Facts
 from penstock.cluster.wire import Allocate, Message, hang_up, pieces_of, receive, send
-from penstock.executors.batch import Batch
-from penstock.executors.workers.filler import Filled, Request
+from penstock.executors.filler import Batch
+from penstock.executors.workers.filler_actor import Filled, Request
 
 
 @dataclass(slots=True, eq=False)
@@ -22,13 +22,9 @@ class FillerBatch(Batch):
 
     number: int = -1
     """Of its request; -1: it was not asked for."""
-    place: int = 0
-    """In the sampler's order, from the beginning of the pass."""
     filled: Filled | None = None
     losses: int = 0
     """How many fillers were lost while they worked on it."""
-    reported: bool = False
-    """Those who follow the pass know that the batch came."""
 
     @property
     def done(self) -> bool:

@@ -14,14 +14,11 @@ from typing import Any
 from torch.utils.data._utils.fetch import _IterableDatasetFetcher
 
 from penstock.errors import InvalidOption
-from penstock.executors.batch import Batch, no_indices
 from penstock.executors.buffers import Buffers
 from penstock.executors.collating import Build, Layout, layout_of
 from penstock.executors.fetch import Fetch
-from penstock.executors.staging import BatchShards
-from penstock.order.permutations import Indices
+from penstock.executors.filler import Batch
 from penstock.sample_notes import add_note
-from penstock.sources.tree import LeafNumbers
 from penstock.state.delivery import Task
 from penstock.state.streams import restore_fetcher, state_of
 from penstock.system.randomness import Generators
@@ -113,30 +110,14 @@ class FetchedBatch(Batch):
     ended: bool = False
     """An iterable dataset had nothing left for the batch."""
     done: bool = False
-    number: int = 0
-    """Of the batch in the sampler's order, from the beginning of the pass."""
     state: Any = None
     """The state of the iterable dataset behind the batch, in its owner, where the dataset has a state_dict()."""
-    reported: bool = False
-    """Those who follow the pass know that the batch came."""
-    leaves: LeafNumbers | None = None
-    local: Indices = field(default_factory=no_indices)
-    """The part of the dataset that each sample lies in, and its index there, where some lie in an object store."""
-    shards: BatchShards | None = None
-    """Those that must be here before threads get the batch; None: none."""
     submitted: bool = False
     """Threads have got it."""
 
     @property
     def waits_for_shards(self) -> bool:
-        """Whether the batch is to be submitted once its shards are here."""
         return self.shards is not None and not self.submitted
-
-    def let_shards_go(self) -> None:
-        """Let the shards of the batch be deleted."""
-        if self.shards is not None:
-            self.shards.release()
-            self.shards = None
 
     def let_go(self) -> None:
         self.result = None

@@ -19,12 +19,12 @@ from PIL import Image
 
 import penstock._native as _native
 from penstock.errors import CorruptSample, InvalidOption
-from penstock.executors.batch import IndexedBatch
 from penstock.executors.buffers import Field, Rows, bytes_in
-from penstock.executors.staging import BatchShards, Staging
+from penstock.executors.filler import IndexedBatch
 from penstock.observe import Meter
-from penstock.plan import NativePlan
+from penstock.plan import NativePlan, PythonPlan
 from penstock.recipe import drawing
+from penstock.sources.sample_reader import ReadAhead
 from penstock.system import cgroup
 
 #: Threads that read files ahead of the workers, at the most; how many there are is measured (native/pool/read_depth.h).
@@ -88,8 +88,6 @@ class NativeBatch(IndexedBatch):
     """A batch that was submitted to the pool."""
 
     names: bytes | None = None
-    shards: BatchShards | None = None
-    """The shards of an object store that it is made of; None: it needs none."""
     fields: list[Field] = field(default_factory=list)
     rows: list[Rows] = field(default_factory=list)
     prepared: _native.PreparedBatch | None = None
@@ -102,19 +100,12 @@ class NativeBatch(IndexedBatch):
 
     @property
     def waits_for_shards(self) -> bool:
-        """Whether the batch is to be submitted once its shards are here."""
         return self.number < 0 and self.shards is not None
 
     def unsettle(self) -> None:
         """Let it be submitted anew: to another pool, or for other samples."""
         self.number, self.retired, self.settled, self.prepared = -1, [], False, None
         self.let_shards_go()
-
-    def let_shards_go(self) -> None:
-        """Let the shards of the batch be deleted."""
-        if self.shards is not None:
-            self.shards.release()
-            self.shards = None
 
     def let_go(self) -> None:
         self.rescues_failed.clear()
@@ -124,14 +115,12 @@ class NativeBatch(IndexedBatch):
 class NativeCrew:
     """The threads of one pass: the native pool, and those that read in Python what it leaves to Python.
 
-    They hold the pool and the plan, never the NativePass, so that an abandoned iterator can be collected.
+    They hold the pool and the plan, never the pass, so that an abandoned iterator can be collected.
 
     readers: reader threads at the most, where reads block; None: none where the caller does all work.
     """
 
-    def __init__(
-        self, plan: NativePlan, threads: int, meter: Meter, staging: Staging, readers: int | None = None
-    ) -> None:
+    def __init__(self, plan: NativePlan, threads: int, meter: Meter, readers: int | None = None) -> None:
         try:
             recorded = bool(meter.sinks)
             readers = (READERS if threads else 0) if readers is None else readers
@@ -150,7 +139,6 @@ class NativeCrew:
         self.batches: dict[int, NativeBatch] = {}  # those in flight, by number
         self.numbers: deque[int] = deque(maxlen=1)  # the number that the pool gave last; they count up from 0
         self.ended = threading.Event()  # the pool is closed and its threads are gone
-        self.staging = staging
         self._plan = plan
         self._threads: list[threading.Thread] = []
         self._reading: dict[int, tuple[int, int, float]] = {}  # by thread: batch, position, since when
@@ -171,7 +159,6 @@ class NativeCrew:
 
     def close(self) -> None:
         """End the threads. In a forked child they do not exist, and nothing is done."""
-        self.staging.close()
         if not self.pool.abandoned:
             self.pool.close()
             self._join()
@@ -211,7 +198,7 @@ class NativeCrew:
             if not isinstance(value, torch.Tensor):
                 if self.pool.finish_pixels(job, value) is None:
                     return
-                with drawing.of_sample(*batch.key, job.sample, batch.place(job.position)):
+                with drawing.of_sample(*batch.key, job.sample, batch.positions[job.position]):
                     value = leaf.apply(local)  # the user's own transform has the last word
                 value = value[job.field] if leaf.form.views else value
             self._finish_tensor(job, value, *leaf.identify(local))
@@ -234,3 +221,53 @@ class NativeCrew:
             )
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
         self.pool.finish_tensor(job, bytes_in(plain), _native.Spec(name, list(tensor.shape)))
+
+
+#: Bytes of batches in flight, at the most, where more of them are in flight so that readers know of more samples.
+READ_IN_FLIGHT_BYTES = 64 << 20
+
+
+class MeteredReaders:
+    """Readers of files whose counts the loader's meter knows.
+
+    Args:
+        native: the readers.
+        meter: of the loader.
+        ahead: knows the samples of batches in flight, where Python threads take the files.
+    """
+
+    def __init__(self, native: _native.FileReaders, meter: Meter, ahead: ReadAhead | None = None) -> None:
+        self.native, self.ahead = native, ahead
+        self._meter, self._stages, self._reading = meter, native.stages, native.reading
+
+    def open(self) -> None:
+        """Let the meter read their counts, until they are closed."""
+        self._meter.open(self._stages)
+        self._meter.reading.open(self._reading)
+
+    def batches_ahead(self, samples: int, sample_bytes: int | None = None) -> int:
+        """Return how many batches of so many samples are to be in flight for the readers; 0 where reads do not block.
+
+        sample_bytes: of a sample in a batch in flight; None: a file.
+        """
+        if not self.native.depth:
+            return 0
+        if sample_bytes is None:
+            counts = self.native.reading()
+            sample_bytes = counts["bytes"] // max(1, counts["ahead"] + counts["awaited"])
+        samples = max(1, samples)
+        return min(-(-SAMPLES_AHEAD // samples), READ_IN_FLIGHT_BYTES // max(1, samples * sample_bytes))
+
+    def close(self) -> None:
+        """End the readers, and wake the threads that wait for them."""
+        if self.ahead is not None:
+            self.ahead.close()
+        self.native.close()
+        self._meter.close(self._stages)
+        self._meter.reading.close(self._reading)
+
+
+def readers_of(plan: PythonPlan, meter: Meter) -> MeteredReaders | None:
+    """Return readers of the files that threads take from here on; None: no file of the plan's is known."""
+    ahead = None if plan.assisted is None else plan.assisted.read_ahead(READERS, read_ahead_bytes())
+    return None if ahead is None else MeteredReaders(ahead.native, meter, ahead)

@@ -28,7 +28,7 @@ from torch.utils.data.dataloader import (
 
 from penstock.errors import WorkerDied, WorkerStuck
 from penstock.executors.fetch import Fetch
-from penstock.executors.staging import BatchShards
+from penstock.executors.filler import BatchShards
 from penstock.executors.torch_pass import LoaderView, TorchPass
 from penstock.executors.workers.in_process import TaskDataset, WorkerStart, identity
 from penstock.executors.workers.lease_states import Event

@@ -1,8 +1,9 @@
 """What each worker process is doing, written by it where its parent can read it even after its death.
 
 A `Board` is memory that the parent shares with its worker processes: one record a worker, overwritten before every
-sample without a lock or a system call. Beside it each worker has a file in memory into which faulthandler writes its
-Python stacks: when it crashes, and when the parent asks by a signal. Nothing of it has a name in any file system.
+sample without a lock or a system call, and a table of the calls that it counts. Beside it each worker has a file in
+memory into which faulthandler writes its Python stacks: when it crashes, and when the parent asks by a signal. Nothing
+of it has a name in any file system.
 
 Processes: the parent makes and closes a board; `report` runs in the worker, everything else in the parent. The
 descriptors are inherited by a forked worker and sent to a spawned one.
@@ -31,9 +32,8 @@ import torch
 from torch.utils.data._utils import signal_handling
 
 import penstock._native as _native
-from penstock.call_counts import CallRow
+from penstock.call_counts import CallRow, kept_reason, shortened
 from penstock.executors.fetch import Note
-from penstock.executors.workers.call_slots import TABLE, SlotCalls, read_slots
 from penstock.observe import StageCount
 
 
@@ -73,6 +73,9 @@ _TEXT_AT = _RECORD.size + _SIGNAL.size + _LENGTH.size
 _FOLDER_AT = 512  # the name of multiprocessing's temporary folder, between the text of an index and the end
 _TEXT_MAX = _FOLDER_AT - _LENGTH.size - _TEXT_AT
 _CALLS_AT = 1024
+#: Slots of a worker's calls, and the bytes of one: a number of calls, the length of a text, and the text.
+SLOTS, _SLOT, _CALLS = 24, 168, struct.Struct("=q")
+TABLE = SLOTS * _SLOT
 _REGION = _CALLS_AT + TABLE  # bytes a worker
 # One a stage, before the calls: nanoseconds, samples, and of the metered samples nanoseconds, and those on a CPU.
 _SPENT = struct.Struct("=qqqq")
@@ -93,6 +96,62 @@ class Noting(NamedTuple):
     """Called when a stage begins, with the stage, the index of its sample and the number of its samples."""
     each: Callable[[Iterable[Any]], Iterator[Any]]
     """Yields the indices of a batch, noting the sample of each; the time of the stage is taken once for all."""
+
+
+class SlotCalls:
+    """Counts the calls of a worker process in its table, so that the parent knows of them even after its death.
+
+    The text of a slot names the function, the reason and an example. A slot is in use once its number is not 0, and its
+    text never changes then. What finds no free slot is not counted.
+    """
+
+    def __init__(self, memory: mmap.mmap, offset: int) -> None:
+        self._memory, self._offset = memory, offset
+        self._free = iter(range(SLOTS))
+        self._counts = memoryview(memory)[offset : offset + TABLE].cast("q")
+        # Where a slot's count is among the 8-byte words of the table; None: it has no slot.
+        self._answers: dict[str, int | None] = {}
+        self._refusals: dict[tuple[str, str], int | None] = {}  # by function and reason
+
+    def answer(self, function: str) -> None:
+        """Count a call that was answered natively."""
+        if function not in self._answers:
+            self._answers[function] = self._new(function, "", "")
+        self._count(self._answers[function])
+
+    def refuse(self, function: str, reason: str, example: str) -> None:
+        """Count a call that the original function does."""
+        if (function, reason) not in self._refusals:
+            _, reason = kept_reason(self._refusals, function, reason)
+            if (function, reason) not in self._refusals:
+                self._refusals[function, reason] = self._new(function, reason, shortened(example))
+        self._count(self._refusals[function, reason])
+
+    def _count(self, at: int | None) -> None:
+        if at is not None:
+            self._counts[at] += 1
+
+    def _new(self, *words: str) -> int | None:
+        """Write the text of the next slot, and return where its count is."""
+        number = next(self._free, None)  # in one step of the interpreter: the user's code may have started threads
+        if number is None:
+            return None
+        text_at = number * _SLOT + _CALLS.size + _LENGTH.size
+        text = "\0".join(words).encode(errors="replace")[: (number + 1) * _SLOT - text_at]
+        _write_text(self._memory, self._offset + text_at, text)
+        return number * _SLOT // _CALLS.size
+
+
+def read_slots(memory: mmap.mmap, offset: int) -> list[CallRow]:
+    """Return what a worker has counted in the table at an offset."""
+    found = []
+    for at in range(offset, offset + TABLE, _SLOT):
+        (calls,) = _CALLS.unpack_from(memory, at)
+        if calls:
+            text = _read_text(memory, at + _CALLS.size + _LENGTH.size)
+            function, reason, example = [*text.split("\0"), "", ""][:3]
+            found.append(CallRow(function, reason, calls, example))
+    return found
 
 
 class Board:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from penstock.executors.staging import BatchShards, PassShards, Staging
+from penstock.executors.filler import BatchShards
+from penstock.executors.staging import Staging
 from penstock.executors.workers.shared_memory import Lease, SharedBuffers
 from penstock.order.batches import with_sample_numbers
 from penstock.order.permutations import Positions
@@ -28,8 +30,7 @@ class Tasks:
         self._shared = shared
         self.lease: Lease | None = None
         """Of the memory for the latest task."""
-        self.shards: PassShards | None = None
-        """Brings those of the tasks, where some lie in an object store."""
+        self._staging: Staging | None = None  # brings the shards of tasks, where some lie in an object store
         self.needed: BatchShards | None = None
         """Those of the latest task."""
         self.batches: Batches | None = None
@@ -40,10 +41,12 @@ class Tasks:
 
         owner: the pass, with which that ends.
         """
-        if self.shards is not None:
-            self.shards.close()
-        self.shards = None if make is None else PassShards(owner, make(self.seed, self.epoch))
-        self.needed = None
+        if self._staging is not None:
+            self._staging.close()
+        self._staging = self.needed = None
+        if make is not None:
+            self._staging = make(self.seed, self.epoch)
+            weakref.finalize(owner, self._staging.close)
 
     def __iter__(self) -> Iterator[Task]:
         given = with_sample_numbers(iter(self._sampler), 0, batched=self._batched)
@@ -51,9 +54,9 @@ class Tasks:
 
     def _task(self, given: tuple[Any, Positions]) -> Task:
         self.lease = None if self._shared is None else self._shared.reserve()
-        if self.shards is not None:
+        if self._staging is not None:
             listed = given[0] if self._batched else [given[0]]
-            self.needed = self.shards.shards_of(listed if isinstance(listed, list | tuple) else ())
+            self.needed = self._staging.shards_of(listed if isinstance(listed, list | tuple) else ())
         return Task(given[0], self.seed, self.epoch, given[1], None if self.lease is None else self.lease.sent())
 
     def __len__(self) -> int:

@@ -28,9 +28,10 @@ from penstock.cluster.wire import Listener, hang_up, in_new_memory, pieces_of, r
 from penstock.errors import ClusterError
 from penstock.executors.buffers import Buffers
 from penstock.executors.fetch import Fetch
-from penstock.executors.iterator import Pass, PassInput, PassResources
-from penstock.executors.native import NativePass
-from penstock.executors.threads import ThreadPass
+from penstock.executors.filler import Filler, PassInput, PassResources
+from penstock.executors.iterator import Pass
+from penstock.executors.native import NativeFiller
+from penstock.executors.threads import ThreadFiller, worker_seed
 from penstock.executors.workers.worker_thread import WORKER_INFO, ThreadWorkerInfo, set_for_this_thread
 from penstock.observe import Delivery, Meter, Observer
 from penstock.order.permutations import Positions
@@ -41,7 +42,7 @@ from penstock.state.manifest import BadSample
 from penstock.state.substitutes import Substitutes
 from penstock.stats import TierCounts
 from penstock.storage.tiers import Caches
-from penstock.system.randomness import sample_number, seed_process
+from penstock.system.randomness import seed_process
 
 #: Seconds that a filler waits for its trainer.
 _PATIENCE = 60.0
@@ -102,7 +103,7 @@ class Filled:
     """What the filler's caches keep."""
 
 
-class Filler:
+class FillerActor:
     """The actor. Ray calls its methods one after the other, in the main thread of a process that is its own.
 
     Args:
@@ -316,19 +317,21 @@ class _Work:
     def begin(self, pass_input: PassInput) -> Pass:
         """Return a pass. Raises what worker_init_fn raises."""
         job = self._job
+        made: Filler
         if self._plan is not None:
-            return NativePass(self._plan, pass_input, self._resources, substitutes=job.substitutes, fetch=job.fetch)
-        if not self._begun:
-            self._begin_as_worker(pass_input)
-        return ThreadPass(job.fetch(read=job.read), pass_input, self._resources, eager=False)
+            made = NativeFiller(self._plan, self._resources, substitutes=job.substitutes, fetch=job.fetch)
+        else:
+            seed = worker_seed(pass_input.seed, pass_input.epoch) + self._number
+            if not self._begun:
+                self._begin_as_worker(seed)
+            made = ThreadFiller(job.fetch(read=job.read), self._resources, seed)
+        return Pass(made, pass_input)
 
-    def _begin_as_worker(self, pass_input: PassInput) -> None:
+    def _begin_as_worker(self, seed: int) -> None:
         """Do what torch's worker process does before its first batch."""
-        seed, epoch = pass_input.seed, pass_input.epoch
-        base = (seed if epoch == 0 else sample_number((seed, epoch)) >> 1) + self._number
-        seed_process(base)
+        seed_process(seed)
         self._lease = Lease(WORKER_INFO)
-        set_for_this_thread(ThreadWorkerInfo(self._number, self._job.fillers, base, self._job.dataset, "ray"))
+        set_for_this_thread(ThreadWorkerInfo(self._number, self._job.fillers, seed, self._job.dataset, "ray"))
         if self._job.init is not None:
             self._job.init(self._number)
         self._begun = True

@@ -1,0 +1,323 @@
+"""What makes the batches of a pass: a `Filler`, of which each executor has its own, and what it takes and gives."""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import numpy as np
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from penstock.executors.buffers import Buffers
+from penstock.executors.workers.filler_report import FillerReport
+from penstock.executors.workers.shared_memory import SharedBuffers
+from penstock.observe import Delivery, Meter
+from penstock.order.permutations import Indices, Positions
+from penstock.sources.tree import LeafNumbers, Unresolved
+from penstock.storage.stage import Ticket
+
+#: What a sampler gave for a batch, and the positions of its samples in the order of the epoch.
+BatchRequest = tuple[Any, Positions]
+
+_NONE: Indices = np.empty(0, dtype=np.int64)
+
+
+def no_indices() -> Indices:
+    """Return an empty array of indices."""
+    return _NONE
+
+
+class BatchShards:
+    """The shards of one batch, which are not deleted before they are released."""
+
+    def __init__(self, tickets: list[Ticket]) -> None:
+        self._tickets = tickets
+
+    def ready(self) -> bool:
+        """Return whether all of them are here. Raises StorageError."""
+        return all(ticket.ready() for ticket in self._tickets)
+
+    def wait(self, seconds: float | None) -> bool:
+        """Wait until all of them are here; False: one was not within so many seconds. Raises StorageError."""
+        return all(ticket.wait(seconds) for ticket in self._tickets)
+
+    def release(self) -> None:
+        """Let them go."""
+        for ticket in self._tickets:
+            ticket.release()
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """What a sampler gave for a batch, or the error that came in its place."""
+
+    given: BatchRequest | None = None
+    """What the sampler gave and its positions, as the pass keeps them."""
+    place: int = -1
+    """Of the batch in what the sampler gives, from the beginning of the pass."""
+    error: BaseException | None = None
+    """It is raised when the batch's turn has come."""
+    settled: bool = False
+    """Its making has begun without an interrupt."""
+    begun: float = 0.0
+    """When that was, by time.perf_counter()."""
+    reported: bool = False
+    """Those who follow the pass know that the batch came."""
+    shards: BatchShards | None = None
+    """The shards of an object store that it is made of; None: it needs none."""
+
+    @property
+    def waits_for_shards(self) -> bool:
+        """Whether the batch is to be submitted once its shards are here."""
+        return False
+
+    def let_shards_go(self) -> None:
+        """Let the shards of the batch be deleted."""
+        if self.shards is not None:
+            self.shards.release()
+            self.shards = None
+
+    def let_go(self) -> None:
+        """Drop the memory that an error's traceback would keep."""
+
+    def raise_error(self) -> NoReturn:
+        """Raise the error. What its traceback holds of the batch holds neither the error nor the memory."""
+        error, self.error = self.error, None
+        self.let_go()
+        assert error is not None
+        try:
+            raise error
+        finally:
+            del error
+
+
+@dataclass(slots=True, eq=False)
+class IndexedBatch(Batch):
+    """A batch of indices into a native plan."""
+
+    indices: Indices = field(default_factory=no_indices)
+    positions: Positions = range(0)
+    """Where its samples stand in the order of the epoch."""
+    wanted: Indices = field(default_factory=no_indices)
+    """The indices that the sampler gave; others stand in `indices` where bad samples are replaced."""
+    leaves: LeafNumbers | None = None
+    local: Indices = field(default_factory=no_indices)
+    """In their leaf."""
+    rescued: list[str] = field(default_factory=list)
+    """Why Python read a sample, one reason a sample."""
+    other: list[Any] | None = None
+    """What a sampler gave that is no list of indices, or that only the dataset knows what to make of."""
+
+    @property
+    def count(self) -> int:
+        """Return the number of samples."""
+        return len(self.indices if self.other is None else self.other)
+
+    def begin(self, work: Callable[[], None]) -> None:
+        """Take what the sampler gave, and do the work that begins a batch of indices; an error is kept."""
+        assert self.given is not None
+        wanted, self.positions = self.given
+        if isinstance(wanted, list):
+            self.other = wanted
+            return
+        self.wanted = self.indices = wanted
+        self.other = self.error = None
+        try:
+            work()
+        except Unresolved:
+            self.other = wanted.tolist()
+        except Exception as error:  # of the user's dataset
+            self.error = error
+
+
+#: Bytes that batches in flight may take before fewer are kept in flight: what stays in a last-level cache is filled
+#: faster. At least 3 always are in flight: one that the user waits for, one in work, one to go on with.
+IN_FLIGHT_BYTES = 16 << 20
+#: Batches in flight at the most, unless prefetch_factor= says otherwise.
+IN_FLIGHT = 8
+
+
+def batches_that_fit(size: int) -> int:
+    """Return how many batches of so many bytes are kept in flight."""
+    return IN_FLIGHT if size == 0 else max(3, min(IN_FLIGHT, IN_FLIGHT_BYTES // size))
+
+
+@dataclass(frozen=True)
+class PassInput:
+    """What a pass goes through, and the key of its random draws."""
+
+    batches: Iterator[BatchRequest]
+    """What the sampler gives for each batch, and where its samples stand in the order of the epoch."""
+    length: int | None
+    """Of the sampler, for len()."""
+    seed: int
+    epoch: int
+    promised: int | None = None
+    """The length of an iterable dataset, where a program has called len() of the loader."""
+    dataset: str = ""
+    """The repr of that dataset."""
+    coming: Callable[[], Iterator[Indices]] | None = None
+    """Returns the indices of each batch, independently of `batches`, for who looks ahead; None: they are not known."""
+    samples: int = 0
+    """Of the pass on all ranks, where they are known."""
+    ready: Callable[[], bool] = lambda: True
+    """Returns whether `batches` gives the next one at once: while others are in flight, it is not waited for."""
+
+
+@dataclass(frozen=True)
+class PassResources:
+    """What a pass works with, from its loader."""
+
+    workers: int
+    """Threads; 0: the caller's thread does all work, in next()."""
+    in_flight: int | None
+    """Batches in flight; None: chosen by their size."""
+    buffers: Buffers
+    meter: Meter = field(default_factory=Meter)
+    """Adds up what the workers spend in each stage."""
+    shared: SharedBuffers | None = None
+    """Batch memory that worker processes fill; None: each batch comes in memory of its own, as torch's does."""
+    timeout: float = 0
+    """Seconds to wait for a batch, 0 for ever."""
+    ahead: bool = True
+    """Batches may be taken from the sampler before the user calls next() for them."""
+    settled: bool = False
+    """All indices of the pass are settled when the first is taken: it cannot be seen how far ahead they are taken."""
+    persistent: bool = False
+    """The iterator is used for the next pass too."""
+    fillers: FillerReport | None = None
+    """Is told where the fillers of a Ray cluster are."""
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """What of a pass may be tuned."""
+
+    threads: int
+    """The threads that it has."""
+    in_flight: int
+    """Batches in flight now."""
+    batch_bytes: int = 0
+    """Of a batch, where more may be in flight; 0: they may not."""
+    paced: bool = False
+    """The threads find by themselves how many of them hinder each other (Pace)."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is tuned."""
+
+    threads: int
+    """How many threads may fill batches."""
+    in_flight: int | None = None
+    """Batches in flight; None: as chosen by their size."""
+
+
+class Filler:
+    """Makes the batches of passes in one way, and is told by the pass what comes and what goes.
+
+    It never holds the pass, which can be collected: the filler is closed then. All but `close` and `tune` are called by
+    the thread that is in the pass's next(). A queue holds the batches that were begun and are not handed out.
+    """
+
+    ended: threading.Event
+    """Is set when its threads are gone."""
+
+    def __init__(self, resources: PassResources) -> None:
+        self.resources = resources
+        self.workers = resources.workers
+        """Its threads, for programs that ask."""
+        self.reads_ahead = bool(resources.workers) and resources.ahead
+        """Batches are begun before the user calls next() for them."""
+        self._setting = Setting(resources.workers)
+        self._batch_bytes = 0  # of a batch, once that is known
+
+    # --- the life of a pass -----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the threads. What it raises ends the pass."""
+
+    def open(self, pass_input: PassInput) -> None:
+        """Begin a pass: batches that were begun before are forgotten."""
+        self._input = pass_input
+
+    def rest(self) -> bool:
+        """End the pass and keep the threads for another one; False: they cannot be kept."""
+        return False
+
+    @property
+    def reusable(self) -> bool:
+        """Whether another pass can be made."""
+        return True
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the threads."""
+
+    # --- batches ----------------------------------------------------------------------------------------------------
+
+    def new_batch(self) -> Any:
+        """Return an empty Batch."""
+        return Batch()
+
+    def prepare(self, queue: deque[Any]) -> None:
+        """Do what comes before the sampler is asked for batches."""
+
+    def depth(self, queue: deque[Any]) -> int:
+        """Return how many batches to keep in flight."""
+        return 1
+
+    def begin(self, batch: Any) -> None:
+        """Begin to make a batch of what the sampler gave. After an interrupt the same batch comes a second time."""
+
+    def push(self, queue: deque[Any], done: int) -> None:
+        """Go on with the batches that were begun; so many in the queue are being handed out."""
+
+    @abstractmethod
+    def ready(self, queue: deque[Any]) -> Any:
+        """Wait for a batch and return it, with its error where it failed; None: look at the queue again.
+
+        Raises WorkerStuck.
+        """
+
+    @abstractmethod
+    def assemble(self, batch: Any) -> Any:
+        """Return a batch as its user gets it."""
+
+    def delivery(self, batch: Any, out: Any) -> Delivery:
+        """Return the delivery of a batch."""
+        return Delivery(out, batch.count, read_by_python=batch.rescued)
+
+    def report(self, batch: Any | None, *, came: bool) -> None:
+        """Tell who follows the pass that a batch came, or an error: in its place, or of no batch (None)."""
+
+    def drop(self, batch: Any) -> None:
+        """Take note that a batch is not in flight any more."""
+
+    # --- tuning -----------------------------------------------------------------------------------------------------
+
+    def knobs(self) -> Knobs | None:
+        """Return what may be tuned while the pass runs; None: nothing."""
+        return None
+
+    def tune(self, setting: Setting) -> None:
+        """Go on with another setting, which changes no batch. Any thread may call it."""
+        self._setting = setting
+        if setting.in_flight is not None:
+            self.resources.buffers.keep_times((setting.in_flight + 2) / (IN_FLIGHT + 2))
+
+    def _in_flight_of(self, size: int) -> int:
+        """Return how many batches of so many bytes are to be in flight."""
+        self._batch_bytes = size
+        if self.resources.in_flight is not None:
+            return max(1, self.resources.in_flight)
+        return self._setting.in_flight or batches_that_fit(size)
+
+
+def pinned(batch: Any) -> Any:
+    """Return a batch of any structure with its tensors in page-locked memory, as torch's loader gives it."""
+    return pin_memory(batch)  # type: ignore[no-untyped-call]
