@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import penstock._native as _native
-from penstock.recipe.originals import replaced_in_transforms
+from penstock.recipe.originals import HOOKED, hooked
 from penstock.recipe.reader import Reader, handlers, unknown
 from penstock.recipe.recipe import DRAWING
 from penstock.recipe.steps import Refusal, Step
@@ -56,8 +56,8 @@ def read_prefix(transform: Callable[[Any], Any] | None, *, mode: str) -> Prefix:
     rest: list[Any] = []
     ends: Refusal | None = None
     if transform is not None:
-        ends = replaced_in_transforms()
-        rest = [transform] if ends is not None else list(flatten(transform))
+        ends = HOOKED if hooked() else None
+        rest = list(flatten(transform)) if ends is None else [transform]
     try:
         while rest and ends is None:
             reader.add_to_picture(rest[0])

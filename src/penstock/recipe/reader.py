@@ -22,7 +22,7 @@ import penstock._native as _native
 from penstock.recipe.augmentations import DESCRIPTIONS, describe, describe_erasing
 from penstock.recipe.choosing import drawn_by
 from penstock.recipe.inverse import Inverse
-from penstock.recipe.originals import replaced_in_transforms
+from penstock.recipe.originals import HOOKED, hooked
 from penstock.recipe.presets import PRESETS, steps_of
 from penstock.recipe.ramp import bytes_of, channels_of, means_itself, plain, ramp_of, shape_of
 from penstock.recipe.recipe import DRAWING, Recipe, blurs
@@ -63,8 +63,8 @@ def read(transform: object, *, mode: str, size: tuple[int, int] | None = None, r
     if transform is None:
         why = "PIL images cannot be collated into a batch"
         return Refusal("transform=None", why, "a transform that ends in a tensor")
-    if (replaced := replaced_in_transforms()) is not None:
-        return replaced
+    if hooked():
+        return HOOKED
     try:
         for step in flatten(transform):
             reader.add(step)
