@@ -16,7 +16,7 @@ from penstock import call_counts
 from penstock.recipe.attributes import AttributeState
 from penstock.recipe.composed_run import REFUSED, Run, called, read_run
 from penstock.recipe.originals import hooked, replaced_in_class
-from penstock.recipe.reader import handlers
+from penstock.recipe.reader import known_transforms
 from penstock.recipe.sample_run import SampleRun, find_picture, read_sample_run
 from penstock.recipe.timm_transforms import HOLDING, held_operations
 from penstock.recipe.torchvision import V1, changed, classes
@@ -83,7 +83,7 @@ class KnownTransforms:
     def _add(self, transforms: Sequence[Any], trail: tuple[tuple[int, int], ...]) -> None:
         number = len(self._lists)
         self._lists.append(tuple(map(weakref.ref, transforms)))
-        known = handlers()
+        known = known_transforms()
         for position, part in enumerate(transforms):
             inner_trail = (*trail, (number, position))
             reference = self._lists[number][position]

@@ -12,7 +12,7 @@ from PIL import Image
 
 import penstock._native as _native
 from penstock.recipe.originals import HOOKED, hooked
-from penstock.recipe.reader import Reader, handlers, unknown
+from penstock.recipe.reader import Reader, known_transforms, unknown
 from penstock.recipe.recipe import DRAWING
 from penstock.recipe.steps import Refusal, Step
 from penstock.recipe.torchvision import Refused, flatten
@@ -64,7 +64,7 @@ def read_prefix(transform: Callable[[Any], Any] | None, *, mode: str) -> Prefix:
             del rest[0]
     except Refused as refused:
         # A conversion is Python's because of what follows it, where that is not known.
-        ends = next((unknown(step) for step in rest if type(step) not in handlers()), refused.refusal)
+        ends = next((unknown(step) for step in rest if type(step) not in known_transforms()), refused.refusal)
     native, result = reader.finish_picture()
     drawing = sum(operation["op"] in DRAWING for operation in reader.operations)
     crops = reads_part(reader.operations)

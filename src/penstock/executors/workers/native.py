@@ -24,7 +24,7 @@ from penstock.executors.buffers import Field, Rows, bytes_in
 from penstock.executors.staging import BatchShards, Staging
 from penstock.observe import Meter
 from penstock.plan import NativePlan
-from penstock.recipe import drawing
+from penstock.recipe import keyed_methods
 from penstock.system import cgroup
 
 #: Threads that read files ahead of the workers, at the most; how many there are is measured (native/pool/read_depth.h).
@@ -211,7 +211,7 @@ class NativeCrew:
             if not isinstance(value, torch.Tensor):
                 if self.pool.finish_pixels(job, value) is None:
                     return
-                with drawing.of_sample(*batch.key, job.sample, batch.place(job.position)):
+                with keyed_methods.of_sample(*batch.key, job.sample, batch.place(job.position)):
                     value = leaf.apply(local)  # the user's own transform has the last word
                 value = value[job.field] if leaf.form.views else value
             self._finish_tensor(job, value, *leaf.identify(local))
