@@ -80,10 +80,6 @@ class LoaderRecord:
     batch_size: int | None = None
     workers: int = 0
     passes: int = 0
-    open: int = 0
-    """Passes that began and were not gone through to their end."""
-    got: float | None = None
-    """When the loop got its latest batch, by time.perf_counter()."""
     failed: int = 0
     """Errors that the loop got in a batch's place."""
     readings: list[Reading] = field(default_factory=list)
@@ -99,6 +95,14 @@ class LoaderRecord:
     options: dict[str, str] = field(default_factory=dict)
     explained: str = ""
     """What explain() said last."""
+
+    @classmethod
+    def of(cls, loader: DataLoader[Any], number: int) -> LoaderRecord:
+        """Return the record of a loader."""
+        method: Any = weakref.WeakMethod(loader.stats_reader())
+        found = cls(number, weakref.ref(loader), method)
+        found.describe(loader)
+        return found
 
     def describe(self, loader: DataLoader[Any]) -> None:
         """Keep what the loader says of itself, which a program may change."""
@@ -127,27 +131,16 @@ class LoaderRecord:
 
 
 class PassRecorder(Observer):
-    """Records the loop over one pass."""
+    """Records the loop over one pass, in detail."""
 
     def __init__(self, recorder: Recorder, loader: LoaderRecord, read_stats: Callable[[], Stats]) -> None:
         self._recorder, self._loader, self._number = recorder, loader, loader.passes + 1
         self._read_stats = read_stats  # kept alive
         self._left: float | None = None  # when the loop got its latest batch, or an error in its place
-        self._open = True
-        self.by_batch, self.harmless = recorder.in_detail, not recorder.in_detail
         loader.passes += 1
-        loader.open += 1
-
-    def __del__(self) -> None:
-        self._close()  # where the loop was left before the end of the pass
-
-    def _close(self) -> None:
-        if self._open:
-            self._open = False
-            self._loader.open -= 1
 
     def delivered(self, delivery: Delivery) -> None:
-        """Record a batch, in detail."""
+        """Record a batch, and read stats() where that is due."""
         now, waited, left = perf_counter(), delivery.waited, self._left
         asked = now - waited
         first = left is None
@@ -156,57 +149,44 @@ class PassRecorder(Observer):
         longest = 0.0 if first else waited
         self._loader.rows.add(BatchRow(*times, delivery.samples, 1, self._number, delivery.begun, longest))
         self._left = now
-        self.looked()
-
-    def looked(self) -> None:
-        """Take note of a batch, and read stats() where that is due."""
-        self._loader.got = now = perf_counter()
         if now >= self._recorder.due:
             self._recorder.read(now, None)
 
     def failed(self, error: Exception) -> None:
         """Record an error that the loop gets in a batch's place."""
         self._loader.failed += 1
-        if self.by_batch:
-            self._left = now = perf_counter()
-            if len(self._loader.errors) < MOST_ERRORS:
-                self._loader.errors.append((now, type(error).__name__))
+        self._left = now = perf_counter()
+        if len(self._loader.errors) < MOST_ERRORS:
+            self._loader.errors.append((now, type(error).__name__))
 
     def ended(self) -> None:
-        """Record the end of the pass, and in detail the loop's work on the last batch: the loader may be gone soon."""
+        """Record the loop's work on the last batch, and read stats(): the loader may be gone soon."""
         now = perf_counter()
         if self._left is not None:
             self._loader.rows.add(BatchRow(self._left, now, 0, 0, now - self._left, 0, 0, self._number, 0, 0))
         self._left = None
-        self._close()
-        if self.by_batch or now >= self._recorder.due:
-            self._recorder.read(now, self._loader if self.by_batch else None)
+        self._recorder.read(now, self._loader)
 
 
 class Recorder:
-    """Follows the passes of this process's loaders. Any thread may call any method.
+    """Follows the passes of this process's loaders in detail. Any thread may call any method.
 
     Args:
         read: called with the time where readings of all loaders are due (None), or of one whose pass has ended.
-        most: loaders that are kept: in detail the first ones, else those whose passes began last.
-        in_detail: rows and pieces of work are kept too.
 
     Attributes:
-        loaders: what is recorded of each loader.
+        loaders: what is recorded of each loader: of the first ones.
         unrecorded: how many passes of further loaders were not recorded.
         due: when readings are due, by time.perf_counter().
     """
 
-    def __init__(
-        self, read: Callable[[float, LoaderRecord | None], None], *, most: int, in_detail: bool = False
-    ) -> None:
-        self.read, self.in_detail, self._most = read, in_detail, most
+    def __init__(self, read: Callable[[float, LoaderRecord | None], None]) -> None:
+        self.read = read
         self.loaders: list[LoaderRecord] = []
         self.unrecorded = 0
         self.due = float("inf")
         self.pid = os.getpid()
         self.lock = threading.RLock()  # explain() calls code of the dataset's, which may begin a pass
-        self._count = 0
         self._ends: list[Callable[[], None]] = []  # what ends the recording of each loader's work
 
     def observe(self, loader: DataLoader[Any]) -> PassRecorder | None:
@@ -214,29 +194,18 @@ class Recorder:
         if get_worker_info() is not None or self.pid != os.getpid():
             return None
         with self.lock:
-            read_stats = loader.stats_reader()
-            if self.loaders and self.loaders[-1].loader() is loader:  # epoch after epoch
-                return PassRecorder(self, self.loaders[-1], read_stats)
             found = next((one for one in self.loaders if one.loader() is loader), None)
-            if found is None and self.in_detail and len(self.loaders) >= self._most:
+            if found is None and len(self.loaders) >= MOST_LOADERS:
                 self.unrecorded += 1
                 return None
-            found = found or self._new(loader, read_stats)
-            if not self.in_detail:
-                others = [one for one in self.loaders if one is not found and one.read_stats() is not None]
-                self.loaders = [*others[-self._most + 1 :], found]
-            return PassRecorder(self, found, read_stats)
+            return PassRecorder(self, found or self._new(loader), loader.stats_reader())
 
-    def _new(self, loader: DataLoader[Any], read_stats: Callable[[], Stats]) -> LoaderRecord:
-        self._count += 1
-        method: Any = weakref.WeakMethod(read_stats)
-        found = LoaderRecord(self._count, weakref.ref(loader), method)
-        found.describe(loader)
+    def _new(self, loader: DataLoader[Any]) -> LoaderRecord:
+        found = LoaderRecord.of(loader, len(self.loaders) + 1)
         self.loaders.append(found)
-        if self.in_detail:
-            found.options = options_of(loader)
-            found.read(perf_counter(), 0.0)
-            self._ends.append(loader.record_spans(found.spans))
+        found.options = options_of(loader)
+        found.read(perf_counter(), 0.0)
+        self._ends.append(loader.record_spans(found.spans))
         return found
 
     def end(self) -> None:
@@ -256,7 +225,7 @@ class Recording:
     def __init__(self) -> None:
         self.began, self.began_at = perf_counter(), wall_clock()
         self.ended: float | None = None
-        self.recorder = Recorder(self._read, most=MOST_LOADERS, in_detail=True)
+        self.recorder = Recorder(self._read)
         self._every = EVERY
         self._stop: Callable[[], None] | None = None
 
