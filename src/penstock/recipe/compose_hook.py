@@ -254,4 +254,4 @@ class Pipeline:
         known = self._known
         if known is not None and known.native and not hooked() and known.still(self._transforms):
             return known.run(self._transforms, value)
-        return called(self._transforms, 0, value)
+        return called(self._transforms, value)

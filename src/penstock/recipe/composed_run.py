@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
@@ -24,23 +24,33 @@ from penstock.recipe.torchvision import Draw, Refused, classes, flatten
 REFUSED = object()
 
 
-def called(transforms: Sequence[Any], begin: int, value: Any, several: bool = False) -> Any:
-    """Return what the transforms from number `begin` on return in turn; they may change the list while they run.
+def called(transforms: Sequence[Any], value: Any, several: bool = False) -> Any:
+    """Return what the transforms return in turn.
 
     several: each is called with the items of what the one before it returned.
     """
-    while begin < len(transforms):
-        value = transforms[begin](*value) if several else transforms[begin](value)
-        begin += 1
+    for transform in transforms:
+        value = transform(*value) if several else transform(value)
     return value
+
+
+class Part(NamedTuple):
+    """One of the transforms of a run."""
+
+    operation: str | None
+    """The first operation of the native recipe that it is; None: it is none."""
+    operations: int
+    """How many operations of the recipe come before it."""
+    result: Any
+    """What it makes of a small image."""
 
 
 @dataclass(frozen=True)
 class Run:
     """Known transforms that follow each other, on a PIL image."""
 
-    length: int
-    """The number of transforms."""
+    parts: tuple[Part, ...]
+    """The transforms."""
     natives: dict[bool, _native.Recipe]
     """The native recipe, by whether the channels of the result lie side by side."""
     draws: tuple[Draw | None, ...]
@@ -66,6 +76,11 @@ class Run:
     learned: dict[Any, bool | None] = field(default_factory=dict)
     """How torch laid out the channels of a tensor that was cropped or resized, by what was done to it."""
 
+    @property
+    def length(self) -> int:
+        """The number of transforms."""
+        return len(self.parts)
+
     def __call__(self, image: Image.Image, transforms: Sequence[Any]) -> Any:
         """Return the result; or REFUSED, and torch's generator is as it was, but for threads that share it.
 
@@ -82,7 +97,7 @@ class Run:
 
         done, key = self.attempt(image, sizes, draw)
         if done is REFUSED and key is not None:
-            done = called(transforms, 0, image)
+            done = called(transforms, image)
             self.learn(key, done)
         return done
 
@@ -200,20 +215,23 @@ def read_run(transforms: Sequence[Any], mode: str) -> Run | None:
     None where that gains nothing: they neither resize nor make a tensor.
     """
     reader = Reader(mode, drawn_by_python=True)
-    length, whole = 0, 0
+    parts: list[Part] = []
+    whole = 0
     tail: int | None = None
     try:
         for transform in transforms:
+            before = len(reader.operations)
             reader.add(transform)
-            length += 1
+            first = next((operation["op"] for operation in reader.operations[before:]), None)
+            parts.append(Part(first, before, reader.values[0]))
             tensor = not isinstance(reader.values[0], Image.Image)
             tail = len(reader.draws) if tensor and tail is None else tail
             # A crop of a tensor is a view of it, until a transform copies it.
-            if not (tensor and _is_part(transform, whole == length - 1)):
-                whole = length
+            if not (tensor and _is_part(transform, whole == len(parts) - 1)):
+                whole = len(parts)
     except Refused:
         pass
-    if whole < length:
+    if whole < len(parts):
         return read_run(transforms[:whole], mode)
     like, operations = reader.values[0], reader.operations
     tail = len(operations) if tail is None else tail
@@ -233,7 +251,7 @@ def read_run(transforms: Sequence[Any], mode: str) -> Run | None:
     except Refused:
         return None
     return Run(
-        length,
+        tuple(parts),
         natives,
         tuple(reader.draws),
         result,

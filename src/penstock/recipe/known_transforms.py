@@ -146,7 +146,7 @@ class KnownTransforms:
         """
         parts: list[Any] = [part.transform() for part in self._parts]
         if any(part is None for part in parts):  # another thread has just taken a transform out of a list
-            return called(transforms, 0, value, several)
+            return called(transforms, value, several)
         begin, natively_run, image, given = 0, False, value, len(value) if several else 0
         left: _Part | None = None
         pictures = True  # there may be one
@@ -166,7 +166,7 @@ class KnownTransforms:
                 call_counts.refused(TRANSFORMS, _why_left(parts[begin], part, run, image))
             value, begin = parts[begin](*value) if several else parts[begin](value), begin + 1
             if part.foreign and begin < len(parts) and not (self.still(transforms) and _is_sample(value, given)):
-                return called(parts, begin, value, several)
+                return called(parts[begin:], value, several)
         return value
 
     def run_first(self, transforms: Sequence[Any], value: Any) -> Any:

@@ -18,10 +18,9 @@ from PIL import Image
 from torch.utils.data import default_collate
 
 import penstock._native as _native
-from penstock.recipe.conversions import pointwise
+from penstock.recipe.conversions import bytes_of, channels_of, means_itself, plain, pointwise, ramp_of
 from penstock.recipe.inverse import Inverse
 from penstock.recipe.originals import HOOKED, hooked
-from penstock.recipe.ramp import bytes_of, channels_of, means_itself, plain, ramp_of
 from penstock.recipe.recipe import DRAWING, Recipe, blurs
 from penstock.recipe.steps import Refusal, Step
 from penstock.recipe.timm_transforms import TRANSFORMS as TIMM

@@ -18,8 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from penstock.recipe import drawing
 from penstock.recipe.composed_run import REFUSED, Run, read_run
-from penstock.recipe.reader import Reader
-from penstock.recipe.torchvision import V2, Refused, classes
+from penstock.recipe.torchvision import V2, classes
 from penstock.recipe.transforms import TRANSFORMS
 
 #: The packages whose values torchvision's kernels change without a program's own code.
@@ -52,24 +51,11 @@ def find_picture(value: Any) -> tuple[list[Any], Any, int] | None:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """One of the transforms, as far as its class and place tell."""
-
-    operation: str | None
-    """The operation of the native recipe that it is; None: it is none."""
-    operations: int
-    """How many operations of the recipe come before it."""
-    result: Any
-    """What it makes of a small image."""
-
-
-@dataclass(frozen=True)
 class SampleRun:
     """Known transforms that follow each other, on samples with a PIL image."""
 
     run: Run
     """What is done to the image."""
-    parts: tuple[_Part, ...]
 
     @property
     def length(self) -> int:
@@ -112,7 +98,7 @@ class SampleRun:
     def _drawn(self, leaves: list[Any], place: int, sizes: Sequence[Any], transforms: Sequence[Any]) -> list[Any]:
         """Draw for all operations on the image, and do the transforms to the other values of a sample in place."""
         draws: list[Any] = []
-        for part, transform in zip(self.parts, transforms, strict=True):
+        for part, transform in zip(self.run.parts, transforms, strict=True):
             transform.check_inputs(leaves)
             if part.operation == "Augment":
                 own = self.run.draws[part.operations]
@@ -173,19 +159,7 @@ def read_sample_run(transforms: Sequence[Any], mode: str) -> SampleRun | None:
     joint = _joint()
     known = next((n for n, one in enumerate(transforms) if type(one) not in joint), len(transforms))
     run = read_run(transforms[:known], mode) if known else None
-    if run is None:
-        return None
-    reader = Reader(mode, drawn_by_python=True)
-    parts = []
-    try:
-        for transform in transforms[: run.length]:
-            before = len(reader.operations)
-            reader.add(transform)
-            operation = reader.operations[before]["op"] if len(reader.operations) > before else None
-            parts.append(_Part(operation, before, reader.values[0]))
-    except Refused:
-        return None
-    return SampleRun(run, tuple(parts))
+    return None if run is None else SampleRun(run)
 
 
 def _joint() -> set[type]:
