@@ -18,7 +18,6 @@ import penstock._native as _native
 from penstock.hooks import calls
 from penstock.recipe import choosing, compose_hook, keyed_methods
 from penstock.recipe.effects import draws_alike, magnitudes_alike, reproduced
-from penstock.recipe.known_transforms import Debt
 from penstock.recipe.prefix import read_prefix
 from penstock.recipe.reader import read
 from penstock.recipe.recipe import Recipe
@@ -80,11 +79,6 @@ AUGMENTATIONS = {
     "order": lambda t: t.RandomOrder([t.ColorJitter(0.3), t.RandomInvert(0.5), t.Compose([t.RandomRotation(9)])]),
     "applied": lambda t: t.RandomApply([t.RandomInvert(0.5), t.Compose([t.RandAugment(1)])], 0.7),
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_debt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Debt, "images", 0)
 
 
 def outcome(transform: Any, image: Any, seed: int) -> Any:

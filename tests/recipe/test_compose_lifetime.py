@@ -22,15 +22,10 @@ from torchvision.transforms import v2
 import penstock
 from penstock.hooks import calls
 from penstock.recipe import compose_hook as composed
-from penstock.recipe.known_transforms import Debt, KnownTransforms
+from penstock.recipe.known_transforms import KnownTransforms
 from tests.same import assert_same, assert_same_outcome
 
 pytestmark = pytest.mark.native
-
-
-@pytest.fixture(autouse=True)
-def _no_debt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Debt, "images", 0)
 
 
 def picture(width: int = 30, height: int = 24) -> Image.Image:

@@ -16,7 +16,7 @@ from PIL import Image
 
 import penstock._native as _native
 from penstock.recipe import drawing
-from penstock.recipe.effects import recipe_of
+from penstock.recipe.effects import noise, recipe_of
 from penstock.recipe.torchvision import is_int, is_v1, low_high, refuse
 
 _MOST_SIZES = 64
@@ -112,9 +112,8 @@ def _weights(rows: int, columns: int, sigma: float, second: bool) -> Any:
 
 
 def _blurs_alike(rows: int, columns: int, second: bool, channels: int, height: int, width: int) -> bool:
-    counter = np.arange(height * width * channels, dtype=np.uint64)
-    noise = (counter * 2654435761 >> 13).astype(np.uint8).reshape(height, width, channels)
-    image = Image.fromarray(noise if channels == 3 else noise[..., 0])
+    pixels = noise(height, width, channels)
+    image = Image.fromarray(pixels if channels == 3 else pixels[..., 0])
     functional: Any = sys.modules[f"torchvision.transforms.{'v2.' if second else ''}functional"]
     native = recipe_of(describe_blur((1.5, 1.5), rows, columns, second=second), channels)
     drawn = _native.draw_effects(native, height, width, torch.Generator(device="cpu").manual_seed(0))
