@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import operator
 import pickle
 import random
 import threading
@@ -184,18 +183,6 @@ def test_only_in_workers_and_only_to_rgb() -> None:
         assert not is_encoded(Image.open(io.BytesIO(data)).copy())
 
 
-def test_a_load_whose_result_is_dropped() -> None:
-    with natively():
-        image = Image.open(io.BytesIO(PLAIN["colours"]))
-        image.load()
-        assert is_encoded(image) and image.fp is None
-        used = Image.open(io.BytesIO(PLAIN["colours"]))
-        pixels = used.load()
-        assert pixels is not None and not is_encoded(used) and pixels[0, 0] == image.getpixel((0, 0))
-        assert [Image.open(io.BytesIO(PLAIN["colours"])).load()][0] is not None
-    assert image == used
-
-
 def test_files_that_are_gone_or_changed_by_then(tmp_path: Path) -> None:
     path = tmp_path / "x.jpg"
     path.write_bytes(PLAIN["colours"])
@@ -314,13 +301,6 @@ def test_several_threads_look_at_one_image() -> None:
         for thread in threads:
             thread.join()
         assert len({id(core) for core in cores}) == 1
-
-
-def test_a_load_that_is_no_method_call_returns_its_result() -> None:
-    kept: list[Any] = []
-    with natively():
-        kept.extend(map(operator.methodcaller("load"), [Image.open(io.BytesIO(PLAIN["colours"]))]))
-        assert kept[0][0, 0] is not None
 
 
 def test_what_an_encoded_image_keeps() -> None:

@@ -22,7 +22,7 @@ from torchvision.transforms import v2
 
 import penstock
 import penstock._native as _native
-from penstock.recipe import drawing
+from penstock.recipe import drawing, keyed_methods
 from penstock.system.randomness import generator_states, generators_drawn_from
 from tests.same import assert_same
 from tests.sample_datasets import Numbers, Order
@@ -167,7 +167,7 @@ def test_a_native_prefix_and_its_rest_draw_as_the_whole(root: Path) -> None:
 def test_draws_in_python_are_those_of_the_native_core() -> None:
     image = Image.new("RGB", (90, 70))
     drawn = _native.SampleDraws(3, 2, 2**64 - 1, 2**40)
-    with drawing.of_sample(3, 2, -1, 2**40):
+    with keyed_methods.of_sample(3, 2, -1, 2**40):
         assert v1.RandomResizedCrop.get_params(image, [0.2, 0.9], [0.5, 2]) == drawn.resized_crop(
             0.2, 0.9, 0.5, 2, 70, 90
         )
@@ -543,7 +543,7 @@ def test_outside_of_a_seeded_sample_transforms_are_what_they_were(root: Path) ->
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_hooked_transforms_can_be_scripted() -> None:
-    drawing.hook()
+    keyed_methods.hook()
     for transform in (v1.RandomCrop(4), v1.RandomResizedCrop(4), v1.RandomHorizontalFlip(), v2.RandomVerticalFlip()):
         assert torch.jit.script(transform)(torch.zeros(3, 8, 8)).shape[0] == 3
 
@@ -586,7 +586,7 @@ def test_one_draw_for_image_and_mask() -> None:
     )
     flips = set()
     for sample in range(12):
-        with drawing.of_sample(1, 0, sample, 0):
+        with keyed_methods.of_sample(1, 0, sample, 0):
             one, other = v2.RandomHorizontalFlip()(image, mask)
         assert bool(one[0, 0, 0] == 3) == bool(other[0, 0] == 3)
         flips.add(bool(other[0, 0] == 3))

@@ -16,9 +16,8 @@ from torchvision.transforms import v2
 
 import penstock._native as _native
 from penstock.hooks import calls
-from penstock.recipe import compose_hook, drawing
+from penstock.recipe import choosing, compose_hook, keyed_methods
 from penstock.recipe.effects import draws_alike, magnitudes_alike, reproduced
-from penstock.recipe.known_transforms import Debt
 from penstock.recipe.prefix import read_prefix
 from penstock.recipe.reader import read
 from penstock.recipe.recipe import Recipe
@@ -80,11 +79,6 @@ AUGMENTATIONS = {
     "order": lambda t: t.RandomOrder([t.ColorJitter(0.3), t.RandomInvert(0.5), t.Compose([t.RandomRotation(9)])]),
     "applied": lambda t: t.RandomApply([t.RandomInvert(0.5), t.Compose([t.RandAugment(1)])], 0.7),
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_debt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Debt, "images", 0)
 
 
 def outcome(transform: Any, image: Any, seed: int) -> Any:
@@ -236,9 +230,9 @@ def test_torchvision_draws_for_a_keyed_sample_what_the_native_core_draws(t: Any,
     image = picture(50, 40)
     for sample in range(12):
         before = torch.get_rng_state()
-        with drawing.of_sample(3, 1, sample, sample):
+        with keyed_methods.of_sample(3, 1, sample, sample):
             wanted = compose(image)
-        with drawing.of_sample(3, 1, sample, sample), calls.natively():
+        with keyed_methods.of_sample(3, 1, sample, sample), calls.natively():
             found = compose(image)
         assert torch.equal(torch.get_rng_state(), before)
         assert torch.equal(found, wanted)
@@ -335,16 +329,16 @@ def test_choices_within_others_are_torchvisions(t: Any) -> None:
 
 
 def keyed(transform: Any, sample: int) -> Any:
-    with drawing.of_sample(3, 1, sample, sample):
+    with keyed_methods.of_sample(3, 1, sample, sample):
         return transform(picture(20, 30))
 
 
 @GENERATIONS
 def test_the_weights_of_a_choice(t: Any) -> None:
-    assert drawing.shares(None, 4) == [0.25, 0.5, 0.75, 1.0]
-    assert drawing.shares([1, 2, 0], 3) == [1 / 3, 1.0, 1.0]
+    assert choosing._shares(None, 4) == [0.25, 0.5, 0.75, 1.0]
+    assert choosing._shares([1, 2, 0], 3) == [1 / 3, 1.0, 1.0]
     for weights in ([], [1], [0, 0], [-1, 2], [float("nan"), 1], "ab"):
-        assert drawing.shares(weights, 2) is None
+        assert choosing._shares(weights, 2) is None
     compose = t.Compose([t.RandomChoice([t.RandomInvert(1.0), t.RandomGrayscale(0.0)], p=[3, 1]), t.PILToTensor()])
     image = picture(8, 8)
     plain = v1.functional.pil_to_tensor(image)

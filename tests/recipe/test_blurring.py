@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 
 import penstock
 import penstock._native as _native
-from penstock.recipe import blurring, drawing
+from penstock.recipe import blurring, keyed_methods
 from penstock.recipe.blurring import foresee
 from penstock.recipe.reader import read
 from penstock.recipe.recipe import Recipe
@@ -48,7 +48,7 @@ def test_torchvision_draws_what_the_native_core_draws(t, size, kernel):
     numbers = np.arange(20, dtype=np.int64)
     foresee(found.native, 0, 3, 1, numbers, numbers + 100)
     for sample in range(20):
-        with drawing.of_sample(3, 1, sample, sample + 100):
+        with keyed_methods.of_sample(3, 1, sample, sample + 100):
             wanted = compose(image)
         content, shape = _native.run_recipe(found.native, np.array(image), 3, 1, sample, sample + 100)
         assert torch.equal(torch.frombuffer(bytearray(content), dtype=found.dtype).reshape(shape), wanted)

@@ -74,7 +74,6 @@ HANDING_ON = {
     "by attributes": by_attributes,
     "another name": other_name,
     "rebinding": rebinding,
-    "in branches": in_branches,
     "lambda": lambda batch: mix(*default_collate(batch)),
     "callable object": Collator(),
     "method": Collator().method,
@@ -170,6 +169,7 @@ def bound(batch, prefix):
 
 
 OTHERS = {
+    "in branches": in_branches,
     "looks": looks,
     "keeps": keeps,
     "a part": part,

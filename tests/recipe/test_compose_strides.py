@@ -25,11 +25,6 @@ pytestmark = [pytest.mark.native, pytest.mark.filterwarnings("ignore:The transfo
 SIZES = [(20, 17), (12, 12), (16, 20), (14, 12), (1, 1), (13, 1)]
 
 
-@pytest.fixture(autouse=True)
-def _no_debt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Debt, "images", 0)
-
-
 def picture(width: int, height: int, mode: str = "RGB") -> Image.Image:
     pixels = np.random.default_rng(width * height).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(pixels if mode == "RGB" else pixels[..., 0])

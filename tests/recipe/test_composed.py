@@ -23,7 +23,6 @@ import penstock._native as _native
 from penstock.hooks import calls
 from penstock.recipe import compose_hook as composed
 from penstock.recipe import torchvision
-from penstock.recipe.known_transforms import Debt
 from tests.same import assert_same, seeded_outcome
 from tests.waiting import run_in_threads
 
@@ -31,12 +30,6 @@ pytestmark = pytest.mark.native
 
 BICUBIC = v2.InterpolationMode.BICUBIC
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-@pytest.fixture(autouse=True)
-def _no_debt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let each test's first Compose be read at once, however many were made before it."""
-    monkeypatch.setattr(Debt, "images", 0)
 
 
 def picture(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:

@@ -24,7 +24,6 @@ import penstock
 from penstock.hooks import calls
 from penstock.recipe import compose_hook as composed
 from penstock.recipe import originals
-from penstock.recipe.known_transforms import Debt
 from tests.same import assert_same
 
 pytestmark = pytest.mark.native
@@ -49,11 +48,6 @@ def tensors(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(6):
         np.save(folder / f"{number}.npy", np.full(3, number, dtype=np.float32))
     return folder
-
-
-@pytest.fixture(autouse=True)
-def _no_debt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Debt, "images", 0)
 
 
 def turned(original: Callable[..., Any]) -> Callable[..., Any]:

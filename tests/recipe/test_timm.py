@@ -15,7 +15,6 @@ from torchvision.datasets import ImageFolder
 import penstock
 from penstock.hooks import calls
 from penstock.recipe import compose_hook, timm_transforms
-from penstock.recipe.known_transforms import Debt
 from penstock.recipe.reader import read
 from penstock.recipe.recipe import Recipe
 from penstock.recipe.steps import Refusal
@@ -46,11 +45,6 @@ EVAL: dict[str, dict[str, Any]] = {
     "squash": {"crop_mode": "squash", "interpolation": "bicubic"},
     "prefetcher": {"use_prefetcher": True},
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_debt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Debt, "images", 0)
 
 
 @pytest.fixture(scope="module")

@@ -289,17 +289,6 @@ def test_states_of_other_numbers_of_workers() -> None:
         threads.state_dict()
 
 
-def test_a_state_of_before_is_read() -> None:
-    begun: Any = penstock.DataLoader(Rewinding(), 3, num_workers=0)
-    batches = iter(begun)
-    next(batches)
-    state = begun.state_dict()
-    old = {**state, "format": 1, "dataset": ({"states": [{"state": {"next": 3}}], "next": 0},)}
-    again: Any = penstock.DataLoader(Rewinding(), 3, num_workers=0)
-    again.load_state_dict(stored(old))
-    assert listed(again) == listed(batches)
-
-
 class Own(Sampler[int]):
     """A sampler with a state, of one kind or the other."""
 

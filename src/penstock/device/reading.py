@@ -25,7 +25,7 @@ from penstock.executors.workers.native import READERS, MeteredReaders, read_ahea
 from penstock.executors.workers.thread_lifetime import end_crew
 from penstock.observe import Meter
 from penstock.plan import NativePlan
-from penstock.recipe import drawing
+from penstock.recipe import keyed_methods
 from penstock.sample_notes import add_note
 from penstock.sources.image_files import max_pixels
 from penstock.state.delivery import Task
@@ -260,7 +260,7 @@ class Readers:
             return Sample(number, local, content, _native.draw(leaf.recipe.native, *key, width, height))
         except ValueError as why:  # the user's own transform has the last word
             batch.rescued.append(str(why))
-            with drawing.of_sample(self._seed, self._epoch, index, place):
+            with keyed_methods.of_sample(self._seed, self._epoch, index, place):
                 return Sample(number, local, leaf.apply(local), None)
 
     def _encoded(self, number: int, local: int, brought: _native.BroughtFile | None) -> Encoded | str:

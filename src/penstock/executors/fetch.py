@@ -24,7 +24,7 @@ from penstock.executors.filling import FilledBatch, Filling
 from penstock.executors.plain_data import is_refused_write
 from penstock.executors.stacking import Stacking
 from penstock.hooks.calls import ANSWERED
-from penstock.recipe import drawing
+from penstock.recipe import drawing, keyed_methods
 from penstock.recipe.collate_fn import with_answer
 from penstock.recipe.compose_hook import working
 from penstock.recipe.patches import Lease, Patches
@@ -184,7 +184,7 @@ class Fetch:
         return Lease(
             *more,
             *([ANSWERED] if self.composes else ()),
-            *([drawing.HOOKS] if self._seeded or self._keyed else ()),
+            *([keyed_methods.HOOKS] if self._seeded or self._keyed else ()),
         )
 
     @contextmanager
@@ -283,7 +283,7 @@ class Fetch:
         if not (self._seeded or self._keyed):
             return
         number = sample_number(index)
-        drawing.hook()
+        keyed_methods.hook()
         drawing.turn_to(task.seed, task.epoch, number, position)
         if self._seeded:
             seed_globals(task.seed, task.epoch, number, position)

@@ -36,7 +36,7 @@ from penstock.executors.workers.processes import ProcessPass
 from penstock.executors.workers.worker_thread import WORKER_INFO, ThreadWorkerInfo, as_worker
 from penstock.hooks.calls import natively_in_this_process
 from penstock.order.batches import with_sample_numbers
-from penstock.recipe.drawing import HOOKS
+from penstock.recipe.keyed_methods import HOOKS
 from penstock.recipe.patches import Lease
 from penstock.settings import Method
 from penstock.state.delivery import Task

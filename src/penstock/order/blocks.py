@@ -155,11 +155,6 @@ class BlockShuffle:
             done += len(part)
         return out
 
-    def blocks_from(self, position: int) -> Indices:
-        """Return the blocks whose samples stand at a position or behind it, in the order in which they are needed."""
-        slot = int(np.searchsorted(self._slot_ends, position, side="right"))
-        return self.sequence[slot:] if slot < len(self._slot_ends) else self.sequence[:0]
-
     def _indices(self, slot: int) -> Indices:
         """Return the indices of a slot in their order."""
         kept = self._slots.get(slot)

@@ -15,16 +15,50 @@ import torch
 from PIL import Image
 
 import penstock._native as _native
-from penstock.recipe.effects import recipe_of
+from penstock.recipe import drawing
+from penstock.recipe.effects import noise, recipe_of
+from penstock.recipe.torchvision import is_int, is_v1, low_high, refuse
 
 _MOST_SIZES = 64
 #: By what the sums may depend on: whether the native core's are torch's.
 _alike: dict[Any, bool] = {}
 
 
+def describe_gaussian(transform: Any, reader: Any) -> dict[str, Any]:
+    """Return a GaussianBlur as the native core takes it. Raises Refused."""
+    size, second = transform.kernel_size, not is_v1(transform)
+    if len(size) != 2 or not all(is_int(one) and one > 0 and one % 2 for one in size):
+        refuse(transform, f"kernel_size={size!r}", "two odd numbers")
+    if not reader.drawn_by_python:
+        _look_at_sums(transform, reader, size[1], size[0], second)
+    return describe_blur(low_high(transform, "sigma"), size[1], size[0], second=second)
+
+
+def _look_at_sums(transform: Any, reader: Any, rows: int, columns: int, second: bool) -> None:
+    """Refuse a blur unless all pictures have a size for which the native core is known to add as torch does."""
+    if not reader.foreseen:
+        refuse(transform, "torch computes its weights for each sample", "transforms that are all native")
+    found = reader.size()
+    if found is None:
+        refuse(transform, "pictures of many sizes, for which torch may add in many ways", "it after a crop or resize")
+    if not blurs_alike(rows, columns, second, found):
+        refuse(transform, "torch blurs pictures of this size in another way", "another one")
+
+
 def describe_blur(sigma: tuple[float, float], height: int, width: int, *, second: bool) -> dict[str, Any]:
     """Return a blur by height x width weights as the native core takes it. second: the weights are transforms.v2's."""
     return {"kind": "blur", "sigma": sigma, "height": height, "width": width, "second": second}
+
+
+def draw_effects(recipe: _native.Recipe, channels: int, height: int, width: int) -> _native.Effects:
+    """Return what the next operation, a recipe's only augmentation, does to a picture of this size.
+
+    Raises:
+        ValueError: the native core does not blur pictures of this size as torch does.
+    """
+    drawn = drawing.effects(recipe, height, width)
+    give_weights(drawn, channels, height, width)
+    return drawn
 
 
 def give_weights(drawn: _native.Effects, channels: int, height: int, width: int) -> None:
@@ -78,9 +112,8 @@ def _weights(rows: int, columns: int, sigma: float, second: bool) -> Any:
 
 
 def _blurs_alike(rows: int, columns: int, second: bool, channels: int, height: int, width: int) -> bool:
-    counter = np.arange(height * width * channels, dtype=np.uint64)
-    noise = (counter * 2654435761 >> 13).astype(np.uint8).reshape(height, width, channels)
-    image = Image.fromarray(noise if channels == 3 else noise[..., 0])
+    pixels = noise(height, width, channels)
+    image = Image.fromarray(pixels if channels == 3 else pixels[..., 0])
     functional: Any = sys.modules[f"torchvision.transforms.{'v2.' if second else ''}functional"]
     native = recipe_of(describe_blur((1.5, 1.5), rows, columns, second=second), channels)
     drawn = _native.draw_effects(native, height, width, torch.Generator(device="cpu").manual_seed(0))

@@ -1,14 +1,14 @@
 """Collate functions that call torch's default_collate with their samples, and what that returns to them.
 
 MixUp and CutMix are applied so: ``return mixup(*default_collate(batch))``. Such a function looks at no sample, which
-its code shows: each mention of its argument is the one argument of a call of default_collate. Its samples may then lie
-in one piece of memory. The first of them is of a class that torch's own table of collate functions knows, whose
-function returns that piece.
+its code shows: its argument is mentioned once, as the one argument of a call of default_collate outside of any loop;
+the result may take its name. Its samples may then lie in one piece of memory. The first of them is of a class that
+torch's own table of collate functions knows, whose function returns that piece.
 """
 
 from __future__ import annotations
 
-import builtins
+import contextlib
 import dis
 import functools
 import inspect
@@ -24,8 +24,6 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 #: Names by which a function may look at its own variables.
 _LOOKING = {"locals", "vars", "eval", "exec", "dir", "_getframe", "currentframe", "stack"}
 _NEVER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-_LOADS = ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW")
-_ENDS = ("RETURN_", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD")
 _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 
 
@@ -63,72 +61,37 @@ def _function_of(collate_fn: object, position: int = 0) -> tuple[types.FunctionT
 
 
 def _only_collated(function: types.FunctionType, name: str) -> bool:
-    """Return whether a parameter is mentioned in calls of default_collate alone, of which one is made at most."""
-    steps = list(dis.get_instructions(function))
-    calls: set[int] = set()
-    straight = True
-    for number, step in enumerate(steps):
-        straight = straight and not step.is_jump_target and step.opcode not in _JUMPS
-        if step.argval != name and not (isinstance(step.argval, tuple) and name in step.argval):
-            continue
-        if step.opname == "STORE_FAST" and straight:
-            break  # from here on it is the name of something else
-        if step.opname not in _LOADS or not _is_argument(function, steps, number):
-            return False
-        calls.add(number)
-    return bool(calls) and not any(_comes_after(steps, call, calls) for call in calls)
-
-
-def _comes_after(steps: list[dis.Instruction], begin: int, wanted: set[int]) -> bool:
-    """Return whether one of these instructions, by number, may be executed behind the one at `begin`."""
-    numbers = {step.offset: number for number, step in enumerate(steps)}
-    seen: set[int] = set()
-    waiting = [begin + 1]
-    while waiting:
-        number = waiting.pop()
-        if number in seen or number >= len(steps):
-            continue
-        if number in wanted:
-            return True
-        seen.add(number)
-        step = steps[number]
-        if step.opcode in _JUMPS:
-            waiting.append(numbers[step.argval])
-        if not step.opname.startswith(_ENDS):
-            waiting.append(number + 1)
-    return False
-
-
-def _is_argument(function: types.FunctionType, steps: list[dis.Instruction], number: int) -> bool:
-    """Return whether what an instruction loads is the one argument of a call of default_collate."""
-    after = [step for step in steps[number + 1 : number + 3] if step.opname != "PRECALL"]
-    if not after or after[0].opname != "CALL" or after[0].arg != 1:
+    """Return whether the first mention of a parameter is as the argument of default_collate, and it is the only one."""
+    steps = [step for step in dis.get_instructions(function) if step.opname not in ("PUSH_NULL", "PRECALL", "CACHE")]
+    mentions = [n for n, step in enumerate(steps) if name in (step.argval if _is_pair(step) else (step.argval,))]
+    if not mentions or not steps[mentions[0]].opname.startswith("LOAD_FAST") or _is_pair(steps[mentions[0]]):
         return False
-    before = (step for step in reversed(steps[:number]) if step.opname != "PUSH_NULL")
+    load, call, after = steps[mentions[0] : mentions[0] + 3]
+    if call.opname != "CALL" or call.arg != 1 or _before(function, steps[: mentions[0]]) is not default_collate:
+        return False
+    rebinds = after.opname.startswith("STORE_FAST") and name == (after.argval[0] if _is_pair(after) else after.argval)
+    looped = any(step.opcode in _JUMPS and step.offset > load.offset >= step.argval for step in steps)
+    return not looped and (rebinds or len(mentions) == 1)
+
+
+def _is_pair(step: dis.Instruction) -> bool:
+    """Return whether an instruction is of two variables."""
+    return isinstance(step.argval, tuple)
+
+
+def _before(function: types.FunctionType, steps: list[dis.Instruction]) -> Any:
+    """Return what the last of some instructions have loaded: a variable, or a module's attribute; None: another."""
     attributes: list[str] = []
-    for step in before:
-        if step.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
-            break
-        attributes.append(step.argval)
-    else:
-        return False
-    found = _variable(function, step)
-    for attribute in reversed(attributes):
-        found = getattr(found, attribute, None) if isinstance(found, types.ModuleType) else None
-    return found is default_collate
-
-
-def _variable(function: types.FunctionType, step: dis.Instruction) -> Any:
-    """Return what an instruction loads from a global variable, or one of an enclosing function; None: neither."""
-    if step.opname == "LOAD_GLOBAL":
-        return function.__globals__.get(step.argval, getattr(builtins, step.argval, None))
-    if step.opname == "LOAD_DEREF" and step.argval in function.__code__.co_freevars:
-        cell = (function.__closure__ or ())[function.__code__.co_freevars.index(step.argval)]
-        try:
-            return cell.cell_contents
-        except ValueError:  # the variable has no value yet
-            return None
-    return None
+    while steps and steps[-1].opname in ("LOAD_ATTR", "LOAD_METHOD"):
+        attributes.insert(0, steps.pop().argval)
+    value = None
+    if steps and steps[-1].opname in ("LOAD_GLOBAL", "LOAD_DEREF"):
+        with contextlib.suppress(ValueError):  # a variable has no value yet
+            found = inspect.getclosurevars(function)
+            value = {**found.globals, **found.nonlocals}.get(steps[-1].argval)
+    for attribute in attributes:
+        value = getattr(value, attribute, None) if isinstance(value, types.ModuleType) else None
+    return value
 
 
 # --- what default_collate returns -------------------------------------------------------------------------------------

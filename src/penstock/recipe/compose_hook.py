@@ -25,11 +25,11 @@ from PIL import Image
 from penstock import call_counts
 from penstock.call_counts import CallMeter
 from penstock.recipe.composed_run import REFUSED, called
+from penstock.recipe.conversions import PRESETS as KNOWN_PRESETS
 from penstock.recipe.encoded_image import is_encoded
 from penstock.recipe.known_transforms import TRANSFORMS, Debt, KnownTransforms, Passes, parts_of
 from penstock.recipe.originals import Row, add_methods, hooked
 from penstock.recipe.patches import Patches
-from penstock.recipe.presets import PRESETS as KNOWN_PRESETS
 from penstock.recipe.sample_run import find_picture
 from penstock.recipe.torchvision import PRESETS, V1, V2, classes
 
@@ -254,4 +254,4 @@ class Pipeline:
         known = self._known
         if known is not None and known.native and not hooked() and known.still(self._transforms):
             return known.run(self._transforms, value)
-        return called(self._transforms, 0, value)
+        return called(self._transforms, value)

@@ -6,45 +6,51 @@ generator, for torchvision's own code draws them.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
 
 import penstock._native as _native
 from penstock.recipe import drawing, result_memory
-from penstock.recipe.blurring import give_weights
-from penstock.recipe.effects import recipe_of
 from penstock.recipe.encoded_image import view_of
 from penstock.recipe.prefix import picture, reads_part
-from penstock.recipe.ramp import channels_of
 from penstock.recipe.reader import Reader
-from penstock.recipe.torchvision import Refused, classes, flatten, is_v1, margins
+from penstock.recipe.torchvision import Draw, Refused, classes, flatten
 
 #: What a run returns where torchvision must run the transforms.
 REFUSED = object()
 
 
-def called(transforms: Sequence[Any], begin: int, value: Any, several: bool = False) -> Any:
-    """Return what the transforms from number `begin` on return in turn; they may change the list while they run.
+def called(transforms: Sequence[Any], value: Any, several: bool = False) -> Any:
+    """Return what the transforms return in turn.
 
     several: each is called with the items of what the one before it returned.
     """
-    while begin < len(transforms):
-        value = transforms[begin](*value) if several else transforms[begin](value)
-        begin += 1
+    for transform in transforms:
+        value = transform(*value) if several else transform(value)
     return value
+
+
+class Part(NamedTuple):
+    """One of the transforms of a run."""
+
+    operation: str | None
+    """The first operation of the native recipe that it is; None: it is none."""
+    operations: int
+    """How many operations of the recipe come before it."""
+    result: Any
+    """What it makes of a small image."""
 
 
 @dataclass(frozen=True)
 class Run:
     """Known transforms that follow each other, on a PIL image."""
 
-    length: int
-    """The number of transforms."""
+    parts: tuple[Part, ...]
+    """The transforms."""
     natives: dict[bool, _native.Recipe]
     """The native recipe, by whether the channels of the result lie side by side."""
     draws: tuple[Draw | None, ...]
@@ -70,6 +76,11 @@ class Run:
     learned: dict[Any, bool | None] = field(default_factory=dict)
     """How torch laid out the channels of a tensor that was cropped or resized, by what was done to it."""
 
+    @property
+    def length(self) -> int:
+        """The number of transforms."""
+        return len(self.parts)
+
     def __call__(self, image: Image.Image, transforms: Sequence[Any]) -> Any:
         """Return the result; or REFUSED, and torch's generator is as it was, but for threads that share it.
 
@@ -86,7 +97,7 @@ class Run:
 
         done, key = self.attempt(image, sizes, draw)
         if done is REFUSED and key is not None:
-            done = called(transforms, 0, image)
+            done = called(transforms, image)
             self.learn(key, done)
         return done
 
@@ -204,26 +215,26 @@ def read_run(transforms: Sequence[Any], mode: str) -> Run | None:
     None where that gains nothing: they neither resize nor make a tensor.
     """
     reader = Reader(mode, drawn_by_python=True)
-    draws: list[Draw | None] = []
-    length, whole = 0, 0
+    parts: list[Part] = []
+    whole = 0
     tail: int | None = None
     try:
         for transform in transforms:
+            before = len(reader.operations)
             reader.add(transform)
-            length += 1
-            draws += [_draw_of(transform, operation, reader) for operation in reader.operations[len(draws) :]]
+            first = next((operation["op"] for operation in reader.operations[before:]), None)
+            parts.append(Part(first, before, reader.values[0]))
             tensor = not isinstance(reader.values[0], Image.Image)
-            tail = len(draws) if tensor and tail is None else tail
+            tail = len(reader.draws) if tensor and tail is None else tail
             # A crop of a tensor is a view of it, until a transform copies it.
-            if not (tensor and _is_part(transform, whole == length - 1)):
-                whole = length
+            if not (tensor and _is_part(transform, whole == len(parts) - 1)):
+                whole = len(parts)
     except Refused:
         pass
-    if whole < length:
+    if whole < len(parts):
         return read_run(transforms[:whole], mode)
-    tail = len(draws) if tail is None else tail
-    like: Any = reader.values[0]
-    operations = reader.operations[: len(draws)]
+    like, operations = reader.values[0], reader.operations
+    tail = len(operations) if tail is None else tail
     moves = sum(operation["op"] != "RandomErasing" for operation in operations)
     try:
         if isinstance(like, Image.Image):
@@ -240,9 +251,9 @@ def read_run(transforms: Sequence[Any], mode: str) -> Run | None:
     except Refused:
         return None
     return Run(
-        length,
+        tuple(parts),
         natives,
-        tuple(draws),
+        tuple(reader.draws),
         result,
         reader.keeps_info,
         like,
@@ -251,7 +262,7 @@ def read_run(transforms: Sequence[Any], mode: str) -> Run | None:
         tuple(_padding(operation) for operation in operations),
         any(operation["op"] == "RandomResizedCrop" for operation in operations),
         reads_part(operations),
-        any("drawn_by" in operation for operation in operations),
+        reader.draws_elsewhere,
     )
 
 
@@ -283,70 +294,3 @@ def _padding(operation: dict[str, Any]) -> tuple[int, int]:
 def _interleaved(image: torch.Tensor) -> bool:
     """Return whether the channels of a pixel lie side by side, as Pillow's and NumPy's do."""
     return image.stride(0) == 1
-
-
-# --- what torchvision draws -------------------------------------------------------------------------------------------
-
-Draw = Callable[[int, int], Any]
-"""Has a transform draw its parameters for a picture of (height, width); returns them as the native core takes them."""
-
-
-def _draw_of(transform: Any, operation: dict[str, Any], reader: Reader) -> Draw | None:
-    kind = type(transform)
-    if "drawn_by" in operation:
-        return operation["drawn_by"]  # type: ignore[no-any-return]
-    if operation["op"] == "Augment":
-        channels = channels_of(reader.values[0].mode)
-        return functools.partial(_effects_drawn, recipe_of(operation["augmentation"]), channels)
-    if operation["op"] == "RandomErasing":
-        return functools.partial(_erasing_drawn, transform, int(reader.values[0].shape[0]))
-    if kind in classes("RandomHorizontalFlip") or kind in classes("RandomVerticalFlip"):
-        return lambda height, width: drawing.flips(transform.p)
-    if kind in classes("RandomResizedCrop"):
-        return functools.partial(_resized_crop_drawn_by_v1 if is_v1(transform) else _crop_drawn_by_v2, transform)
-    if kind in classes("RandomCrop"):
-        return functools.partial(_crop_drawn_by_v1 if is_v1(transform) else _crop_drawn_by_v2, transform)
-    return None
-
-
-def _tensor_of(height: int, width: int, channels: int = 1) -> torch.Tensor:
-    """Return a tensor of that size for torchvision to look at, of one element's memory."""
-    return torch.empty(1, device="cpu").expand(channels, height, width)
-
-
-def _resized_crop_drawn_by_v1(transform: Any, height: int, width: int) -> Any:
-    return transform.get_params(_tensor_of(height, width), transform.scale, transform.ratio)
-
-
-def _crop_drawn_by_v1(transform: Any, height: int, width: int) -> Any:
-    wanted_height, wanted_width = transform.size
-    if transform.padding is not None:
-        left, top, right, bottom = margins(transform, transform.padding)
-        height, width = height + top + bottom, width + left + right
-    if transform.pad_if_needed:
-        width += 2 * max(0, wanted_width - width)
-        height += 2 * max(0, wanted_height - height)
-    return transform.get_params(_tensor_of(height, width), transform.size)
-
-
-def _crop_drawn_by_v2(transform: Any, height: int, width: int) -> Any:
-    drawn = transform.make_params([_tensor_of(height, width)])
-    return drawn["top"], drawn["left"], drawn["height"], drawn["width"]
-
-
-def _effects_drawn(recipe: _native.Recipe, channels: int, height: int, width: int) -> _native.Effects:
-    drawn = drawing.effects(recipe, height, width)
-    give_weights(drawn, channels, height, width)
-    return drawn
-
-
-def _erasing_drawn(transform: Any, channels: int, height: int, width: int) -> tuple[int, int, int, int] | None:
-    image = _tensor_of(height, width, channels)
-    with drawing.of_next_operation():
-        if torch.rand(1) >= transform.p:
-            return None
-        if is_v1(transform):
-            top, left, rows, columns, value = transform.get_params(image, transform.scale, transform.ratio, [0.0])
-            return None if value is image else (top, left, rows, columns)
-        drawn = transform.make_params([image])
-    return None if drawn["v"] is None else (drawn["i"], drawn["j"], drawn["h"], drawn["w"])

@@ -33,6 +33,12 @@ def recipe_of(augmentation: dict[str, Any], channels: int = 3) -> _native.Recipe
     return _native.Recipe(channels, [operation], "uint8", "hwc", None, [])
 
 
+def noise(height: int, width: int, channels: int = 3) -> NDArray[np.uint8]:
+    """Return pixels of noise, the same ones each time: (height, width, channels)."""
+    counter = np.arange(height * width * channels, dtype=np.uint64)
+    return (counter * 2654435761 >> 13).astype(np.uint8).reshape(height, width, channels)
+
+
 def reproduced(effect: str) -> bool:
     """Return whether the installed Pillow gives noise the same effect as the native core does.
 
@@ -44,10 +50,9 @@ def reproduced(effect: str) -> bool:
 @cache
 def _reproduced() -> frozenset[str]:
     height, width = 37, 50
-    counter = np.arange(height * width * 3, dtype=np.uint64)
-    noise = (counter * 2654435761 >> 13).astype(np.uint8).reshape(height, width, 3)
-    smooth = (noise >> 3) + np.arange(width, dtype=np.uint8)[None, :, None] * 2 + 30
-    pictures = [noise, smooth.astype(np.uint8), np.ascontiguousarray(noise[..., 0])]
+    rough = noise(height, width)
+    smooth = (rough >> 3) + np.arange(width, dtype=np.uint8)[None, :, None] * 2 + 30
+    pictures = [rough, smooth.astype(np.uint8), np.ascontiguousarray(rough[..., 0])]
     alike: dict[str, bool] = {}
     for effect, described, in_pillow in _examples():
         for pixels in pictures if alike.get(effect, True) else ():

@@ -25,8 +25,6 @@ from penstock.recipe.originals import replaced_in_opening
 PIXELS = "_im" if "_im" in vars(Image.Image()) else "im"
 #: The attribute that holds the Encoded of an image.
 _ENCODED = "_penstock_encoded"
-#: What load() of a JPEG file looks at.
-_LOADED_WITH = ("_mode", "_size", "tile", "decoderconfig", "decodermaxblock", "filename")
 
 
 class _Content(io.BytesIO):
@@ -34,21 +32,19 @@ class _Content(io.BytesIO):
 
 
 class Encoded:
-    """The bytes of a JPEG file, and the image that Pillow has opened from them.
+    """The bytes of a JPEG file, of which an image is made that somebody looks at.
 
     Args:
         data: the bytes of the file.
-        opened: the attributes of the JpegImageFile that was opened, as far as its load() looks at them; None: none was.
-        mode: of the image that the pixels are wanted for, "RGB" or "L".
+        mode: of the image, "RGB" or "L".
         size: (width, height).
     """
 
-    __slots__ = ("data", "mode", "opened", "size", "views")
+    __slots__ = ("data", "mode", "size", "views")
 
-    def __init__(self, data: bytes, opened: dict[str, Any] | None, mode: str, size: tuple[int, int]) -> None:
+    def __init__(self, data: bytes, mode: str, size: tuple[int, int]) -> None:
         self.data = data
         self.size = size
-        self.opened = opened
         self.mode = mode
         self.views = 0
         """How many times the native core has decoded a part of the file, or the image was converted."""
@@ -57,16 +53,8 @@ class Encoded:
         """Return the memory of the pixels, as Pillow decodes them."""
         if (natively := self._decoded_natively()) is not None:
             return natively
-        if self.opened is None:
-            return getattr(Image.open(_Content(self.data)).convert(self.mode), PIXELS)
-        image = JpegImagePlugin.JpegImageFile.__new__(JpegImagePlugin.JpegImageFile)
-        Image.Image.__init__(image)
-        vars(image).update(self.opened)
-        image.tile = list(image.tile)  # Pillow sorts it, and threads may decode at once
-        image.fp = _Content(self.data)
-        image._exclusive_fp = False
-        image.readonly = 1
-        ImageFile.ImageFile.load(image)
+        image = JpegImagePlugin.JpegImageFile(_Content(self.data))
+        image.load()
         core = getattr(image, PIXELS)
         return core if image.mode == self.mode else core.convert(self.mode, Image.Dither.FLOYDSTEINBERG)
 
@@ -107,11 +95,17 @@ def encoded_of(image: Any) -> Encoded | None:
     return None if PIXELS in attributes else attributes.get(_ENCODED)
 
 
-def unopened(data: bytes, size: tuple[int, int]) -> Image.Image:
-    """Return the image, in mode RGB and without info, of the bytes of a certified JPEG file of this (width, height)."""
+def unopened(data: bytes) -> Image.Image | None:
+    """Return the image, in mode RGB and without info, of the bytes of a JPEG file; None: Pillow must open it."""
+    certified = _native.certify_jpeg(data)
+    if isinstance(certified, str) or certified[2] not in (1, 3):
+        return None
+    width, height, _, end = certified
+    if Image.MAX_IMAGE_PIXELS is not None and width * height > Image.MAX_IMAGE_PIXELS:
+        return None
     image = Image.Image()
-    image._mode, image._size = "RGB", size
-    _set(image, Encoded(data, None, "RGB", size))
+    image._mode, image._size = "RGB", (width, height)
+    _set(image, Encoded(data if end == len(data) else data[:end], "RGB", (width, height)))
     return image
 
 
@@ -162,7 +156,6 @@ def leave_encoded(image: Any) -> str | None:
     if isinstance(found, str) or file is None:
         return found if isinstance(found, str) else "the file is closed"
     data, end = found
-    opened = {name: vars(image)[name] for name in _LOADED_WITH}
     if image._exclusive_fp and image._close_exclusive_fp_after_loading:
         file.close()
     else:
@@ -172,7 +165,7 @@ def leave_encoded(image: Any) -> str | None:
     image.tile = []
     image.readonly = 0
     image.fp = None
-    _set(image, Encoded(data if end == len(data) else data[:end], opened, image.mode, image.size))
+    _set(image, Encoded(data if end == len(data) else data[:end], image.mode, image.size))
     return None
 
 
@@ -188,7 +181,7 @@ def converted_to_rgb(image: Any) -> Image.Image | None:
     converted = Image.Image()
     converted._mode, converted._size = "RGB", image.size
     converted.info = getattr(image, "_copy_info", image.info.copy)()
-    _set(converted, Encoded(encoded.data, encoded.opened, "RGB", encoded.size))
+    _set(converted, Encoded(encoded.data, "RGB", encoded.size))
     return converted
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
@@ -16,7 +15,7 @@ from penstock import call_counts
 from penstock.recipe.attributes import AttributeState
 from penstock.recipe.composed_run import REFUSED, Run, called, read_run
 from penstock.recipe.originals import hooked, replaced_in_class
-from penstock.recipe.reader import handlers
+from penstock.recipe.reader import known_transforms
 from penstock.recipe.sample_run import SampleRun, find_picture, read_sample_run
 from penstock.recipe.timm_transforms import HOLDING, held_operations
 from penstock.recipe.torchvision import V1, changed, classes
@@ -41,13 +40,10 @@ def parts_of(compose: Any) -> Any:
     return vars(compose)["transforms"]
 
 
-@dataclass(frozen=True)
-class _Part:
+class _Part(NamedTuple):
     """A transform that is no Compose, in a list of transforms or in a Compose within it."""
 
     transform: weakref.ref[Any]
-    trail: tuple[tuple[int, int], ...]
-    """(number of the list, position in it), from the outermost list to the transform's own."""
     foreign: bool
     """Whether a program's own code may run in the transform."""
 
@@ -73,30 +69,28 @@ class KnownTransforms:
         self.takes_several = True
         """Whether no part is a Compose of the first generation, which takes one value."""
         self._kinds: set[type] = set(classes("Compose"))
-        self._add(transforms, ())
+        self._add(transforms)
         self._pass, self._replaced = Passes.begun, self._is_replaced()
         self.native = not self._replaced and all(state.fixed and not state.objects for _, state in self._states)
         """Whether any of the transforms may be run natively."""
         if not self.native:
             self._states = []  # they may hold objects of any kind
 
-    def _add(self, transforms: Sequence[Any], trail: tuple[tuple[int, int], ...]) -> None:
-        number = len(self._lists)
-        self._lists.append(tuple(map(weakref.ref, transforms)))
-        known = handlers()
-        for position, part in enumerate(transforms):
-            inner_trail = (*trail, (number, position))
-            reference = self._lists[number][position]
+    def _add(self, transforms: Sequence[Any]) -> None:
+        references = tuple(map(weakref.ref, transforms))
+        self._lists.append(references)
+        known = known_transforms()
+        for part, reference in zip(transforms, references, strict=True):
             if type(part) in classes("Compose") and changed(part) is None and _has_parts(part):
                 self._states.append((reference, AttributeState(part, without="transforms")))
                 self._composes.append(reference)
                 self.takes_several &= type(part) not in classes("Compose", V1)
-                self._add(parts_of(part), inner_trail)
+                self._add(parts_of(part))
                 continue
             own = _is_known(part, known)
             if own:
                 self._note(part, reference)
-            self._parts.append(_Part(reference, inner_trail, not own))
+            self._parts.append(_Part(reference, not own))
 
     def _note(self, part: Any, reference: weakref.ref[Any]) -> None:
         """Note what a known transform is, and the transforms that it holds."""
@@ -146,12 +140,13 @@ class KnownTransforms:
     def run(self, transforms: Sequence[Any], value: Any, several: bool = False) -> Any:
         """Return what calling them in turn returns, where they are still as they were.
 
+        A transform that is changed meanwhile is called as it is then; a list that is changed counts from the next call.
+
         several: each is called with the items of what the one before it returned, a tuple of more than one value.
         """
-        lists = self._all_lists(transforms)
         parts: list[Any] = [part.transform() for part in self._parts]
         if any(part is None for part in parts):  # another thread has just taken a transform out of a list
-            return called(transforms, 0, value, several)
+            return called(transforms, value, several)
         begin, natively_run, image, given = 0, False, value, len(value) if several else 0
         left: _Part | None = None
         pictures = True  # there may be one
@@ -171,9 +166,7 @@ class KnownTransforms:
                 call_counts.refused(TRANSFORMS, _why_left(parts[begin], part, run, image))
             value, begin = parts[begin](*value) if several else parts[begin](value), begin + 1
             if part.foreign and begin < len(parts) and not (self.still(transforms) and _is_sample(value, given)):
-                for number, position in reversed(part.trail):
-                    value = called(lists[number], position + 1, value, several)
-                return value
+                return called(parts[begin:], value, several)
         return value
 
     def run_first(self, transforms: Sequence[Any], value: Any) -> Any:

@@ -2,15 +2,14 @@
 
 A program, or a test of one, may put a function of its own in the place of torch.load, of Image.open or of a method of a
 transform or dataset. The native core would then not do what the program wants, so that such a plan is Python's. What
-lies deeper in these packages is not looked at. A function counts as its package's own if its globals and its code come
-from that package: this does not depend on whether Penstock or the program was imported first, and a mock never does.
+lies deeper in these packages is not looked at. A function counts as its package's own if its globals are those of the
+package: this does not depend on whether Penstock or the program was imported first, and a mock never does.
 
 A function of Penstock's own passes for the one that it stands in for (patches.py).
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
@@ -25,26 +24,17 @@ from penstock.recipe.steps import Refusal
 READING = "__getitem__ __getitems__ __len__ __getattr__ __getattribute__ _sample read label path"
 #: The methods of a transform that decide what it does to an image.
 _TRANSFORMING = "__call__ forward transform make_params get_params"
-_TRANSFORMS = (
-    *("torchvision.transforms.transforms", "torchvision.transforms.autoaugment"),
-    *("torchvision.transforms._presets", "torchvision.transforms.v2"),
-)
 
 #: By question: where functions were, under what names, and which, when none was replaced.
 _own: dict[Any, list[tuple[Any, str, Any]]] = {}
 
 
+HOOKED = Refusal("torch.nn.Module", "it has hooks for the modules of all classes", "no global module hooks")
+
+
 def hooked() -> bool:
     """Return whether hooks are called with every torch.nn.Module."""
     return bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
-
-
-def replaced_in_transforms() -> Refusal | None:
-    """Return which method of torchvision's transforms was replaced, or None."""
-    if hooked():
-        return Refusal("torch.nn.Module", "it has hooks for the modules of all classes", "no global module hooks")
-    imported = [name for name in _TRANSFORMS if name in sys.modules]
-    return _replaced(tuple(imported), lambda: _bases([torch.nn.Module, *_classes(imported)]), _TRANSFORMING)
 
 
 def replaced_in_opening() -> Refusal | None:
@@ -64,7 +54,9 @@ def replaced_in(module: str, names: str) -> Refusal | None:
 
 def replaced_in_class(kind: type, names: str = _TRANSFORMING) -> Refusal | None:
     """Return which of these methods of a class of a package's own, or of its bases, was replaced, or None."""
-    return _replaced((kind, names), lambda: _bases([kind]), names)
+    return _replaced(
+        (kind, names), lambda: [base for base in kind.__mro__ if _root(base.__module__) != "builtins"], names
+    )
 
 
 def own_class(module: str, name: str) -> Any:
@@ -75,7 +67,7 @@ def own_class(module: str, name: str) -> Any:
 
 def is_original(value: object, module: str, name: str = "") -> bool:
     """Return whether a function is defined by a module, under this name if one is given."""
-    return not _is_foreign(value, module, "", name)
+    return not _is_foreign(value, module, name)
 
 
 #: A class by its module and name, one of its methods, and what makes another of the original.
@@ -101,11 +93,11 @@ def _replaced(key: Any, find: Any, names: str) -> Refusal | None:
         return None
     found = [(holder, name, vars(holder).get(name)) for holder in find() for name in names.split()]
     for holder, name, value in found:
-        is_class = isinstance(holder, type)
-        module, kind = (holder.__module__, holder.__qualname__) if is_class else (holder.__name__, "")
-        if value is not None and _is_foreign(value, module, kind, name):
+        is_class = isinstance(holder, type)  # whose methods have other names for themselves, such as __copy__
+        home, shown = (holder.__module__, holder.__qualname__) if is_class else (holder.__name__, holder.__name__)
+        if value is not None and _is_foreign(value, home, "" if is_class else name):
             _own.pop(key, None)
-            return _refusal(f"{kind or module}.{name}", value)
+            return _refusal(f"{shown}.{name}", value)
     _own[key] = [(vars(holder), name, stood_for(value) or value) for holder, name, value in found]
     return None
 
@@ -115,59 +107,28 @@ def _is_still(held: Any, name: str, before: Any) -> bool:
     return now is before or (stood_for(now) or now) is before
 
 
-def _classes(modules: Iterable[str]) -> list[type]:
-    found = [kind for name in modules for kind in vars(sys.modules[name]).values() if isinstance(kind, type)]
-    return [kind for kind in found if kind.__module__.startswith("torchvision.transforms")]
-
-
-def _bases(kinds: Iterable[type]) -> list[type]:
-    """Return these classes and their bases."""
-    bases = dict.fromkeys(base for kind in kinds for base in kind.__mro__)
-    return [base for base in bases if base.__module__ not in ("builtins", "typing")]
-
-
 def _refusal(name: str, value: object) -> Refusal:
     return Refusal(name, f"it was replaced by {_described(value)}", "the function as it is")
 
 
-# --- whose a function is ----------------------------------------------------------------------------------------------
+def _is_foreign(value: Any, module: str, name: str) -> bool:
+    """Return whether what is found in a module, or a class of it, is a function, or acts as one, of another package.
 
-_PLAIN = (type, BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
-
-
-def _is_foreign(value: Any, module: str, kind: str, name: str) -> bool:
-    """Return whether what is found under a name is a function, or acts as one, of another package.
-
-    Args:
-        value: what is there.
-        module: the module that should have defined it, or another one of its package.
-        kind: the qualified name of the class that it is found in; empty: it is found in a module.
-        name: what it is called there; empty: by any name.
+    name: what it is called there; empty: by any name.
     """
     value = stood_for(value) or value
     if isinstance(value, staticmethod | classmethod):
         value = value.__func__
     if type(value) is FunctionType:
-        home = value.__globals__.get("__name__", "")
-        if not isinstance(home, str) or not _may_define(home, module) or not _is_code_of(value, home):
-            return True
-        inside, _, called = value.__code__.co_qualname.rpartition(".")
-        if kind:  # methods have other names for themselves, such as __copy__
-            return bool(inside) and inside.rpartition(".")[2] != kind.rpartition(".")[2]
-        return bool(name) and called != name
-    if isinstance(value, _PLAIN):
-        return isinstance(value, BuiltinFunctionType) and bool(name) and value.__name__ != name
+        home = _root(str(value.__globals__.get("__name__", "")))
+        # torchvision's classes have functions of torch's.
+        own = home == _root(module) or (home, _root(module)) == ("torch", "torchvision")
+        return not own or name not in ("", value.__code__.co_name)
+    if isinstance(value, BuiltinFunctionType):
+        return name not in ("", value.__name__)
+    if isinstance(value, type | MethodDescriptorType | WrapperDescriptorType):
+        return False
     return callable(value) or (hasattr(type(value), "__get__") and type(value).__module__ != "builtins")
-
-
-def _is_code_of(function: FunctionType, module: str) -> bool:
-    path = module.replace(".", os.sep)
-    return function.__code__.co_filename.endswith((f"{path}.py", os.path.join(path, "__init__.py")))
-
-
-def _may_define(home: str, module: str) -> bool:
-    """Return whether a module is of the package of another, or of one that this package imports functions from."""
-    return _root(home) == _root(module) or (_root(module), _root(home)) == ("torchvision", "torch")
 
 
 def _root(module: str) -> str:

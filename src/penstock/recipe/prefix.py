@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import penstock._native as _native
-from penstock.recipe.originals import replaced_in_transforms
-from penstock.recipe.reader import Reader, handlers, unknown
+from penstock.recipe.originals import HOOKED, hooked
+from penstock.recipe.reader import Reader, known_transforms, unknown
 from penstock.recipe.recipe import DRAWING
 from penstock.recipe.steps import Refusal, Step
 from penstock.recipe.torchvision import Refused, flatten
@@ -56,15 +56,15 @@ def read_prefix(transform: Callable[[Any], Any] | None, *, mode: str) -> Prefix:
     rest: list[Any] = []
     ends: Refusal | None = None
     if transform is not None:
-        ends = replaced_in_transforms()
-        rest = [transform] if ends is not None else list(flatten(transform))
+        ends = HOOKED if hooked() else None
+        rest = list(flatten(transform)) if ends is None else [transform]
     try:
         while rest and ends is None:
             reader.add_to_picture(rest[0])
             del rest[0]
     except Refused as refused:
         # A conversion is Python's because of what follows it, where that is not known.
-        ends = next((unknown(step) for step in rest if type(step) not in handlers()), refused.refusal)
+        ends = next((unknown(step) for step in rest if type(step) not in known_transforms()), refused.refusal)
     native, result = reader.finish_picture()
     drawing = sum(operation["op"] in DRAWING for operation in reader.operations)
     crops = reads_part(reader.operations)

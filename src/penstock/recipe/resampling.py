@@ -12,6 +12,7 @@ from PIL import Image
 from torch.nn.functional import interpolate
 
 import penstock._native as _native
+from penstock.recipe.effects import noise
 from penstock.recipe.torchvision import is_v1, names_interpolations, refuse
 
 # PIL.Image.Resampling, which both generations of transforms accept as integers; Pillow does its box and Hamming itself.
@@ -68,9 +69,7 @@ def _resizes_bytes(transform: Any, name: str) -> bool:
 @cache
 def reproduced(arithmetic: str, name: str, antialias: bool) -> bool:
     """Return whether the installed Pillow or torch resizes noise as the native core does: they have changed before."""
-    height, width = 70, 90
-    counter = np.arange(height * width * 3, dtype=np.uint64)
-    noise = (counter * 2654435761 >> 13).astype(np.uint8).reshape(height, width, 3)
+    pixels = noise(70, 90)
     sampling = {"filter": name, "arithmetic": arithmetic, "antialias": antialias}
     # Up, down, mixed, and on both sides of the rules by which Pillow 13 chooses which pass comes first.
     for size in ((50, 50), (50, 49), (90, 80), (50, 100), (30, 40), (40, 85), (20, 120), (100, 11)):
@@ -81,12 +80,12 @@ def reproduced(arithmetic: str, name: str, antialias: bool) -> bool:
             return False
         if arithmetic.startswith("pillow"):
             code = next(code for code, known in FILTERS.items() if known == name)
-            expected = np.asarray(Image.fromarray(noise).resize(size[::-1], Image.Resampling(code)))
+            expected = np.asarray(Image.fromarray(pixels).resize(size[::-1], Image.Resampling(code)))
         else:
-            planes = torch.from_numpy(noise).permute(2, 0, 1)[None]
+            planes = torch.from_numpy(pixels).permute(2, 0, 1)[None]
             corners = False if name in ("bilinear", "bicubic") else None
             resized = interpolate(planes, size, mode=name, align_corners=corners, antialias=antialias)
             expected = resized[0].permute(1, 2, 0).numpy()
-        if _native.run_recipe(native, noise, 0, 0, 0, 0)[0] != expected.tobytes():
+        if _native.run_recipe(native, pixels, 0, 0, 0, 0)[0] != expected.tobytes():
             return False
     return True

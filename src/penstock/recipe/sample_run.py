@@ -18,21 +18,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from penstock.recipe import drawing
 from penstock.recipe.composed_run import REFUSED, Run, read_run
-from penstock.recipe.reader import Reader
-from penstock.recipe.torchvision import V2, Refused, classes
+from penstock.recipe.torchvision import V2, classes
+from penstock.recipe.transforms import TRANSFORMS
 
-#: Transforms that change a picture's colours, and leave masks, boxes and keypoints as they are.
-_OF_COLOURS = (
-    *("ColorJitter", "RandomGrayscale", "RandomInvert", "RandomPosterize", "RandomSolarize", "RandomAdjustSharpness"),
-    *("RandomAutocontrast", "RandomEqualize", "GaussianBlur"),
-)
-_FLIPS = ("RandomHorizontalFlip", "RandomVerticalFlip")
-_CROPS = ("RandomResizedCrop", "RandomCrop")
-#: Transforms whose parameters torchvision draws, or that have none.
-_OF_ALL = (
-    *(*_CROPS, "Resize", "CenterCrop", "Pad", "Grayscale", "Identity", "ToImage", "PILToTensor", "ToPureTensor"),
-    *("ToDtype", "ConvertImageDtype", "Normalize"),
-)
 #: The packages whose values torchvision's kernels change without a program's own code.
 _KNOWN_PACKAGES = ("torch", "torchvision", "PIL", "numpy")
 
@@ -63,25 +51,11 @@ def find_picture(value: Any) -> tuple[list[Any], Any, int] | None:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """One of the transforms, as far as its class and place tell."""
-
-    name: str
-    operations: int
-    """How many operations of the native recipe come before it."""
-    acts: bool
-    """Whether it is an operation of the recipe."""
-    result: Any
-    """What it makes of a small image."""
-
-
-@dataclass(frozen=True)
 class SampleRun:
     """Known transforms that follow each other, on samples with a PIL image."""
 
     run: Run
     """What is done to the image."""
-    parts: tuple[_Part, ...]
 
     @property
     def length(self) -> int:
@@ -124,22 +98,22 @@ class SampleRun:
     def _drawn(self, leaves: list[Any], place: int, sizes: Sequence[Any], transforms: Sequence[Any]) -> list[Any]:
         """Draw for all operations on the image, and do the transforms to the other values of a sample in place."""
         draws: list[Any] = []
-        for part, transform in zip(self.parts, transforms, strict=True):
+        for part, transform in zip(self.run.parts, transforms, strict=True):
             transform.check_inputs(leaves)
-            if part.name in _OF_COLOURS:
+            if part.operation == "Augment":
                 own = self.run.draws[part.operations]
                 if own is None or any(map(_has_colours, leaves[:place] + leaves[place + 1 :])):
                     raise _Unlike
                 draws.append(own(*sizes[part.operations]))
-            elif part.name in _FLIPS:
+            elif part.operation == "RandomFlip":
                 draws.append(drawing.flips(transform.p))
                 if draws[-1]:
                     _change(transform, leaves, place)
             else:
                 drawn = _change(transform, leaves, place)
-                if part.acts:
+                if part.operation is not None:
                     draws.append(tuple(drawn[side] for side in ("top", "left", "height", "width")) if drawn else None)
-            leaves[place] = _stand_in(part.result, *sizes[part.operations + part.acts])
+            leaves[place] = _stand_in(part.result, *sizes[part.operations + (part.operation is not None)])
         return draws
 
 
@@ -182,28 +156,14 @@ def read_sample_run(transforms: Sequence[Any], mode: str) -> SampleRun | None:
 
     None where that gains nothing: they neither resize the image nor make a tensor of it.
     """
-    names = _names()
-    known = next((n for n, one in enumerate(transforms) if type(one) not in names), len(transforms))
+    joint = _joint()
+    known = next((n for n, one in enumerate(transforms) if type(one) not in joint), len(transforms))
     run = read_run(transforms[:known], mode) if known else None
-    if run is None:
-        return None
-    reader = Reader(mode, drawn_by_python=True)
-    parts = []
-    try:
-        for transform in transforms[: run.length]:
-            before = len(reader.operations)
-            reader.add(transform)
-            name, acts = names[type(transform)], len(reader.operations) - before
-            if acts > 1 or (not acts and name in (*_OF_COLOURS, *_FLIPS, *_CROPS)):
-                return None
-            parts.append(_Part(name, before, bool(acts), reader.values[0]))
-    except Refused:
-        return None
-    return SampleRun(run, tuple(parts))
+    return None if run is None else SampleRun(run)
 
 
-def _names() -> dict[type, str]:
-    """Return the names of the transforms that may be run on samples, by their classes."""
+def _joint() -> set[type]:
+    """Return the classes of transforms that may be run on samples."""
     if V2 not in sys.modules:
-        return {}
-    return {kind: name for name in (*_OF_COLOURS, *_FLIPS, *_OF_ALL) for kind in classes(name, V2)}
+        return set()
+    return {kind for name, known in TRANSFORMS.items() if known.joint for kind in classes(name, V2)}

@@ -13,13 +13,13 @@ from functools import partial
 from types import FunctionType
 from typing import Any
 
-import torch
-
 import penstock._native as _native
 from penstock.recipe import effects
+from penstock.recipe.conversions import pointwise
+from penstock.recipe.geometry import scale_and_ratio, tensor_of
 from penstock.recipe.originals import is_original, replaced_in_class
 from penstock.recipe.resampling import FILTERS, sampling_of
-from penstock.recipe.torchvision import low_high, pair, refuse
+from penstock.recipe.torchvision import Known, pair, refuse
 
 _TRANSFORMS = "timm.data.transforms"
 _AUTOMATIC = "timm.data.auto_augment"
@@ -55,9 +55,6 @@ def random_resized_crop(reader: Any, transform: Any) -> None:
     own = vars(type(transform)).get("get_params")
     if not isinstance(own, staticmethod):
         refuse(transform, "this timm draws in another way", _REMEDY)
-    scale, ratio = low_high(transform, "scale"), low_high(transform, "ratio")
-    if not (0 <= scale[0] <= scale[1] and 0 < ratio[0] <= ratio[1]):
-        refuse(transform, "scale or ratio is not (low, high)", "scale=(low, high), ratio=(low, high)")
     given = transform.interpolation
     several = list(given) if type(given) in (list, tuple) else [given]
     samplings = [sampling_of(_Resize(one), pil=True, raw=True) for one in several]
@@ -66,13 +63,13 @@ def random_resized_crop(reader: Any, transform: Any) -> None:
     reader.add_operation(
         transform,
         "resize",
+        partial(_crop_drawn, transform),
         op="RandomResizedCrop",
         size=pair(transform, transform.size),
-        scale=scale,
-        ratio=ratio,
-        drawn_by=partial(_crop_drawn, transform),
+        **scale_and_ratio(transform),
         **samplings[0],
     )
+    reader.draws_elsewhere = True
 
 
 class _Resize:
@@ -88,8 +85,7 @@ _Resize.__module__ = "torchvision.transforms.transforms"  # timm calls the first
 
 
 def _crop_drawn(transform: Any, height: int, width: int) -> tuple[Any, ...]:
-    size = torch.empty(1, device="cpu").expand(1, height, width)
-    box = transform.get_params(size, transform.scale, transform.ratio)
+    box = transform.get_params(tensor_of(height, width), transform.scale, transform.ratio)
     given = transform.interpolation
     if not isinstance(given, list | tuple):
         return (*box,)
@@ -131,11 +127,12 @@ def automatic(reader: Any, transform: Any) -> None:
     reader.add_operation(
         transform,
         "augment",
+        partial(_effects_drawn, recording),
         op="Augment",
         name=type(transform).__name__,
         augmentation={"kind": "effects", "effects": []},
-        drawn_by=partial(_effects_drawn, recording),
     )
+    reader.draws_elsewhere = True
 
 
 def _check(transform: Any, operation: Any) -> None:
@@ -246,14 +243,10 @@ def _require_python(reader: Any, transform: Any) -> None:
         refuse(transform, "it draws from generators of Python's and NumPy's", _REMEDY)
 
 
-def _pointwise(reader: Any, transform: Any) -> None:
-    reader.pointwise(transform)
-
-
-#: By the names of timm's classes: what adds one to what a Reader has.
-HANDLERS: dict[str, Callable[[Any, Any], None]] = {
-    "RandomResizedCropAndInterpolation": random_resized_crop,
-    "RandAugment": automatic,
-    "AutoAugment": automatic,
-    **dict.fromkeys(("MaybeToTensor", "MaybePILToTensor", "ToTensor"), _pointwise),
+#: By the names of timm's classes.
+TRANSFORMS = {
+    "RandomResizedCropAndInterpolation": Known(random_resized_crop),
+    "RandAugment": Known(automatic),
+    "AutoAugment": Known(automatic),
+    **dict.fromkeys(("MaybeToTensor", "MaybePILToTensor", "ToTensor"), Known(pointwise)),
 }

@@ -9,6 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NoReturn
 
@@ -28,6 +29,25 @@ _OVERRIDES = {
     *("forward", "transform", "make_params", "get_params", "check_inputs", "__call__", "_call_kernel"),
     *("_augmentation_space", "_apply_image_or_video_transform", "_get_random_item", "_needs_transform_list"),
 }
+
+
+Draw = Callable[[int, int], Any]
+"""Has a transform draw its parameters for a picture of (height, width); returns them as the native core takes them."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known of the transforms of one name, of both generations: a row of the table in their home."""
+
+    add: Callable[[Any, Any], None]
+    """Adds a transform to what a Reader has. Raises Refused."""
+    describe: Callable[[Any, Any], dict[str, Any]] | None = None
+    """Returns an augmentation as the native core takes it (native/bind/augmentation.cc), for a transform and a Reader:
+    alone or as a part of another one. Raises Refused."""
+    joint: bool = False
+    """In version 2 it is done natively to the image of a sample that has masks, boxes or keypoints too."""
+    keyed: tuple[tuple[str, str, str, Callable[..., Any]], ...] = ()
+    """Methods that draw: the module, class and name, and what is called in its place for a keyed sample."""
 
 
 class Refused(Exception):

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -175,38 +176,25 @@ class ImageReader(FolderReader):
                 value = dataset.transform(value)
         return self._sample(label, value)
 
+    def _held(self, position: int, path: bytes | None, brought: _native.BroughtFile | None) -> io.BytesIO | None:
+        """Return the bytes of a file that lie in memory already."""
+        return self._content(position, self.dataset.paths.name(position) if path is None else path, brought)
+
     def _by_pillow(self, position: int, path: bytes | None, brought: _native.BroughtFile | None) -> Image.Image | None:
         """Return the image that Pillow decodes from bytes in memory; None: the dataset must read the file."""
-        if not self.files:
-            return None
-        name = self.dataset.paths.name(position) if path is None else path
-        content = self._content(position, name, brought)
-        if content is None:
-            return None
+        content = self._held(position, path, brought) if self.files else None
         try:
-            return read_image(content, self.path(position))
+            return None if content is None else read_image(content, self.path(position))
         except Exception:  # the dataset reads the file, and raises the error
             return None
 
     def _unopened(self, position: int, path: bytes | None, brought: _native.BroughtFile | None) -> Image.Image | None:
         """Return the image, not decoded yet, for a transform that begins with a crop; None: it has to be decoded."""
         try:
-            name = self.dataset.paths.name(position) if path is None else path
-            content = self._content(position, name, brought)
-            if content is None:
-                with open(self.path(position), "rb") as file:
-                    data = file.read()
-            else:
-                data = content.getvalue()
-            found = _native.certify_jpeg(data)
+            content = self._held(position, path, brought)
+            return unopened(Path(self.path(position)).read_bytes() if content is None else content.getvalue())
         except (OSError, ValueError):  # whoever reads it next raises the error
             return None
-        if isinstance(found, str) or found[2] not in (1, 3):
-            return None
-        width, height, _, end = found
-        if 0 < max_pixels() < width * height:
-            return None
-        return unopened(data if end == len(data) else data[:end], (width, height))
 
     def _image(self, position: int, path: bytes | None, draw: Draw, brought: _native.BroughtFile | None = None) -> Any:
         """Return the image for the rest of the transform; None: Pillow must read it."""

@@ -35,12 +35,10 @@ class _Layout:
     """The attribute with the list of labels beside the files."""
     loader: bool = True
     """Its `loader` opens the files; False: the class itself does, by Image.open and convert("RGB")."""
-    if_true: bool = False
-    """Transforms that are false are not called; False: those that are None."""
 
 
 _FOLDER = _Layout("samples")
-_LISTS = _Layout(files="_image_files", if_true=True)
+_LISTS = _Layout(files="_image_files")
 _PETS = _Layout(files="_images", loader=False)
 #: By name of the class.
 _LAYOUTS = {
@@ -56,7 +54,7 @@ _LAYOUTS = {
     "SUN397": _LISTS,
     "GTSRB": _Layout("_samples", loader=False),
     "Imagenette": _Layout("_samples"),
-    "RenderedSST2": _Layout("_samples", if_true=True),
+    "RenderedSST2": _Layout("_samples"),
     "StanfordCars": _Layout("_samples"),
     "OxfordIIITPet": _PETS,
 }
@@ -165,9 +163,6 @@ def _foreign(dataset: Any) -> Refusal | None:
             return Refusal(f"{name}(loader=)", "a loader of one's own is Python's", "the default loader")
     if layout is _PETS and (refusal := _foreign_targets(dataset)) is not None:
         return refusal
-    given = dataset.target_transform
-    if layout.if_true and given is not None and not given:
-        return Refusal(f"{name}.target_transform", "it is false, and not called", "None")
     if (refusal := foreign_decoder()) is not None:
         return refusal
     if sys.modules["torchvision"].get_image_backend() != "PIL":

@@ -22,8 +22,8 @@ from penstock.state.delivery import Delivered
 from penstock.state.samplers import is_stateful
 
 Entry = Mapping[str, Any]
-"""The state of one worker. "dataset", "iterator": of their state_dict(); "state": of a version that knew of the dataset
-alone; "ended": the worker has come to its end; "between": it has, and the state is of the next pass."""
+"""The state of one worker. "dataset", "iterator": of their state_dict(); "ended": the worker has come to its end;
+"between": it has, and the state is of the next pass."""
 
 
 def is_stateful_dataset(dataset: Any) -> bool:
@@ -167,16 +167,8 @@ def _alike(states: list[Any]) -> bool:
 
 def restore_dataset(dataset: Any, given: Entry | None) -> None:
     """Load the state of a dataset, before iter() is called."""
-    if given is None:
-        return
-    if "dataset" in given:
+    if given is not None and "dataset" in given:
         _load(dataset, given["dataset"])
-    elif "state" in given and not isinstance(dataset, Iterator):
-        try:
-            _load(dataset, given["state"])
-        except Exception:  # it needs what its __iter__ sets
-            iter(dataset)
-            _load(dataset, given["state"])
 
 
 def restore_fetcher(fetcher: Any, given: Entry) -> None:
@@ -195,8 +187,6 @@ def _restored(dataset: Any, iterator: Any, given: Entry) -> Any:
     """Return the iterator of a pass that goes on from a state, of what iter() has returned."""
     if "iterator" in given:
         _load(iterator, given["iterator"])
-    elif "state" in given and iterator is dataset:
-        _load(iterator, given["state"])
     if given.get("between"):
         return iter(dataset) if "iterator" in given else iterator
     return iter(()) if given.get("ended") else iterator

@@ -23,7 +23,7 @@ from penstock.executors.buffers import Field, Rows, bytes_in
 from penstock.executors.filler import IndexedBatch
 from penstock.observe import Meter
 from penstock.plan import NativePlan, PythonPlan
-from penstock.recipe import drawing
+from penstock.recipe import keyed_methods
 from penstock.sources.sample_reader import ReadAhead
 from penstock.system import cgroup
 
@@ -198,7 +198,7 @@ class NativeCrew:
             if not isinstance(value, torch.Tensor):
                 if self.pool.finish_pixels(job, value) is None:
                     return
-                with drawing.of_sample(*batch.key, job.sample, batch.positions[job.position]):
+                with keyed_methods.of_sample(*batch.key, job.sample, batch.positions[job.position]):
                     value = leaf.apply(local)  # the user's own transform has the last word
                 value = value[job.field] if leaf.form.views else value
             self._finish_tensor(job, value, *leaf.identify(local))

@@ -1,0 +1,147 @@
+"""Transforms that change each value of a picture by itself, and those that torchvision's weights name.
+
+What a transform makes of each value is learned from a small picture that it is shown, which has all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from penstock.recipe.torchvision import V1, Known, classes, refuse, run, shown
+
+# --- small pictures ---------------------------------------------------------------------------------------------------
+
+
+def channels_of(mode: str) -> int:
+    """Return how many channels a PIL image of mode 'RGB' or 'L' has."""
+    return 3 if mode == "RGB" else 1
+
+
+def ramp_of(mode: str) -> Image.Image:
+    """Return the picture of 1 x 256 pixels whose every channel counts 0 .. 255."""
+    values: NDArray[np.uint8] = np.arange(256, dtype=np.uint8)[None, :]
+    return Image.fromarray(np.repeat(values[..., None], 3, axis=2) if mode == "RGB" else values)
+
+
+def shape_of(picture: Any) -> tuple[int, ...]:
+    """Return (channels, height, width) of a PIL image, or the shape of a tensor."""
+    if isinstance(picture, Image.Image):
+        return (channels_of(picture.mode), picture.height, picture.width)
+    return tuple(picture.shape)
+
+
+def bytes_of(picture: Any) -> bytes:
+    """Return the elements of a picture, channel by channel."""
+    if isinstance(picture, Image.Image):
+        return np.ascontiguousarray(np.moveaxis(np.atleast_3d(np.asarray(picture)), 2, 0)).tobytes()
+    return plain(picture).reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def plain(picture: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as one of no subclass, without gradient, contiguous."""
+    return picture.detach().as_subclass(torch.Tensor).contiguous()
+
+
+def means_itself(ramp: torch.Tensor) -> bool:
+    """Return whether a ramp still holds the pixel values that it began with."""
+    return ramp.dtype == torch.uint8 and bool((ramp == torch.arange(256, dtype=torch.uint8)).all())
+
+
+# --- conversions ------------------------------------------------------------------------------------------------------
+
+
+def pointwise(reader: Any, transform: Any) -> None:
+    """Add a transform that makes an element of each value: what it makes of all of them is looked up."""
+    statistics = [getattr(transform, name) for name in ("mean", "std") if hasattr(transform, name)]
+    if any(run(transform, torch.as_tensor, numbers).ndim > 1 for numbers in statistics):
+        refuse(transform, "mean or std is not one number a channel", "a sequence of numbers")
+    if isinstance(getattr(transform, "dtype", None), dict) and reader.is_pil():
+        refuse(transform, "a dtype for each type of input, which may be any of Pillow's", "ToImage before it")
+    values = [run(transform, transform, value) for value in reader.values]
+    for before, after in zip(reader.values, values, strict=True):
+        same = isinstance(after, Image.Image) and isinstance(before, Image.Image) and after.mode == before.mode
+        if not same and not (isinstance(after, torch.Tensor) and tuple(after.shape) == shape_of(before)):
+            refuse(transform, "it changes the number of channels", "as many numbers as the image has channels")
+    reader.values = values
+    reader.pointwise_names.append(shown(transform))
+
+
+def _grayscale(reader: Any, transform: Any) -> None:
+    wanted = transform.num_output_channels
+    if reader.channels() == 1 and (wanted == 1 or not reader.is_pil()):
+        pointwise(reader, transform)
+        return
+    if not reader.is_pil() or wanted not in (1, 3):
+        refuse(transform, "only Pillow's grey is reproduced", "Grayscale before the conversion to a tensor")
+    reader.add_operation(transform, "grey", op="Grayscale", channels=wanted)
+    # From here on a value of the grey picture means itself; paddings so far are in the picture.
+    mode = "L" if wanted == 1 else "RGB"
+    reader.keeps_info &= wanted == 1
+    reader.values = [ramp_of(mode), *(Image.new(mode, (1, 1)) for _ in reader.values[1:])]
+
+
+# --- the preprocessing of torchvision's weights -----------------------------------------------------------------------
+
+_Steps = list[tuple[str, dict[str, Any]]]
+_TO_FLOAT: _Steps = [("PILToTensor", {}), ("ConvertImageDtype", {"dtype": torch.float32})]
+
+
+def _resize(preset: Any) -> _Steps:
+    named = {"size": preset.resize_size, "interpolation": preset.interpolation, "antialias": preset.antialias}
+    return [("Resize", named)]
+
+
+def _normalize(preset: Any) -> _Steps:
+    return [("Normalize", {"mean": preset.mean, "std": preset.std})]
+
+
+def _classification(preset: Any) -> _Steps:
+    return [*_resize(preset), ("CenterCrop", {"size": preset.crop_size}), *_TO_FLOAT, *_normalize(preset)]
+
+
+def _segmentation(preset: Any) -> _Steps:
+    return [*(_resize(preset) if preset.resize_size is not None else ()), *_TO_FLOAT, *_normalize(preset)]
+
+
+#: By the names of the classes in torchvision.transforms._presets: the names and arguments of the first generation's
+#: transforms that come one after the other.
+PRESETS: dict[str, Callable[[Any], _Steps]] = {
+    "ImageClassification": _classification,
+    "SemanticSegmentation": _segmentation,
+    "ObjectDetection": lambda _: _TO_FLOAT,
+}
+
+
+def _preset(reader: Any, transform: Any) -> None:
+    """Add what the preprocessing of torchvision's weights does, transform by transform."""
+    for step in _steps_of(transform):
+        if reader.is_pil() or type(step) not in classes("PILToTensor"):
+            reader.add(step)
+
+
+def _steps_of(preset: Any) -> Iterator[Any]:
+    for name, arguments in PRESETS[type(preset).__name__](preset):
+        kind = next(iter(classes(name, V1)), None)
+        if kind is None:
+            refuse(preset, f"{V1}.{name} was replaced", "the class as it is")
+        yield run(preset, partial(_made, kind), arguments)
+
+
+def _made(kind: Callable[..., Any], named: dict[str, Any]) -> Any:
+    return kind(**named)
+
+
+_POINTWISE = ("PILToTensor", "ToImage", "ToPureTensor", "ToDtype", "ConvertImageDtype", "Normalize", "Identity")
+TRANSFORMS = {
+    "Grayscale": Known(_grayscale, joint=True),
+    "ToTensor": Known(pointwise),
+    **dict.fromkeys(_POINTWISE, Known(pointwise, joint=True)),
+    **dict.fromkeys(PRESETS, Known(_preset)),
+}

@@ -1,0 +1,231 @@
+"""Transforms that move pixels: resizes, crops, pads and flips.
+
+Crops and flips draw as torchvision's own code does where Python runs them, and from a sample's own numbers where draws
+are a function of the sample: in the native core, and in torchvision's methods by what is called in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+import penstock._native as _native
+from penstock.recipe import drawing
+from penstock.recipe.resampling import sampling_of
+from penstock.recipe.torchvision import V1, V2, Known, classes, is_int, is_v1, low_high, margins, pair, refuse, run
+
+# --- what a Reader is given -------------------------------------------------------------------------------------------
+
+
+def scale_and_ratio(transform: Any) -> dict[str, tuple[float, float]]:
+    """Return the shares and the aspect ratios that a random crop is drawn from. Raises Refused."""
+    scale, ratio = low_high(transform, "scale"), low_high(transform, "ratio")
+    if not (0 <= scale[0] <= scale[1] and 0 < ratio[0] <= ratio[1]):
+        refuse(transform, "scale or ratio is not (low, high)", "scale=(low, high), ratio=(low, high)")
+    return {"scale": scale, "ratio": ratio}
+
+
+def _resized_crop(reader: Any, transform: Any) -> None:
+    reader.add_operation(
+        transform,
+        "resize",
+        partial(_resized_crop_drawn_by_v1 if is_v1(transform) else _crop_drawn_by_v2, transform),
+        op="RandomResizedCrop",
+        size=pair(transform, transform.size),
+        **scale_and_ratio(transform),
+        **sampling_of(transform, pil=reader.is_pil(), raw=reader.is_raw()),
+    )
+
+
+def _resize(reader: Any, transform: Any) -> None:
+    given, longest = transform.size, transform.max_size
+    sizes = [given] if isinstance(given, int) else [] if given is None else list(given)
+    if not all(is_int(n) and n > 0 for n in [*sizes, 1 if longest is None else longest]):
+        refuse(transform, f"size={given!r}, max_size={longest!r}", "positive whole numbers")
+    if longest is not None and (len(sizes) == 2 or longest <= max(sizes, default=0)):
+        refuse(transform, "max_size contradicts size, torchvision raises", "max_size above the shorter edge's size")
+    reader.add_operation(
+        transform,
+        "resize",
+        op="Resize",
+        size=tuple(sizes) if len(sizes) == 2 else None,
+        shorter=sizes[0] if len(sizes) == 1 else 0,
+        longest=longest or 0,
+        **sampling_of(transform, pil=reader.is_pil(), raw=reader.is_raw()),
+    )
+
+
+def _center_crop(reader: Any, transform: Any) -> None:
+    size = pair(transform, transform.size)
+    corner = run(transform, type(transform)((4, 4)), reader.dot())
+    reader.add_operation(transform, "crop", op="CenterCrop", size=size, fill=reader.fill(corner))
+
+
+def _random_crop(reader: Any, transform: Any) -> None:
+    second = not is_v1(transform)
+    padding = transform.padding
+    if second and padding is not None:
+        left, right, top, bottom = padding  # transforms.v2 keeps them in this order
+        padding = [left, top, right, bottom]
+    pads = padding is not None or transform.pad_if_needed
+    reader.add_operation(
+        transform,
+        "crop",
+        partial(_crop_drawn_by_v2 if second else _crop_drawn_by_v1, transform),
+        op="RandomCrop",
+        size=pair(transform, transform.size),
+        padding=margins(transform, padding) if padding is not None else (0, 0, 0, 0),
+        mode=transform.padding_mode if pads else "constant",
+        fill=reader.fill(reader.padded(transform) if pads else reader.dot()),
+        pad_if_needed=bool(transform.pad_if_needed),
+        pad_once=second,
+    )
+    reader.keeps_info &= second or padding is None  # the first generation pads by 0, too
+
+
+def _pad(reader: Any, transform: Any) -> None:
+    padding, mode = margins(transform, transform.padding), transform.padding_mode
+    fill = reader.fill(reader.padded(transform))
+    reader.add_operation(transform, "pad", op="Pad", padding=padding, mode=mode, fill=fill)
+    reader.keeps_info = False
+
+
+def _flip(reader: Any, transform: Any) -> None:
+    if not isinstance(transform.p, int | float):
+        refuse(transform, f"p={transform.p!r} is not a number", "a number")
+    horizontal = type(transform) in classes("RandomHorizontalFlip")
+    reader.add_operation(
+        transform,
+        "flip",
+        lambda height, width: drawing.flips(transform.p),
+        op="RandomFlip",
+        horizontal=horizontal,
+        p=float(transform.p),
+    )
+
+
+# --- what torchvision draws where Python runs it ----------------------------------------------------------------------
+
+
+def tensor_of(height: int, width: int, channels: int = 1) -> torch.Tensor:
+    """Return a tensor of that size for torchvision to look at, of one element's memory."""
+    return torch.empty(1, device="cpu").expand(channels, height, width)
+
+
+def _resized_crop_drawn_by_v1(transform: Any, height: int, width: int) -> Any:
+    return transform.get_params(tensor_of(height, width), transform.scale, transform.ratio)
+
+
+def _crop_drawn_by_v1(transform: Any, height: int, width: int) -> Any:
+    wanted_height, wanted_width = transform.size
+    if transform.padding is not None:
+        left, top, right, bottom = margins(transform, transform.padding)
+        height, width = height + top + bottom, width + left + right
+    if transform.pad_if_needed:
+        width += 2 * max(0, wanted_width - width)
+        height += 2 * max(0, wanted_height - height)
+    return transform.get_params(tensor_of(height, width), transform.size)
+
+
+def _crop_drawn_by_v2(transform: Any, height: int, width: int) -> Any:
+    drawn = transform.make_params([tensor_of(height, width)])
+    return drawn["top"], drawn["left"], drawn["height"], drawn["width"]
+
+
+# --- what is drawn for a keyed sample, in the place of torchvision's methods ------------------------------------------
+
+
+def _keyed_resized_crop_of_v1(draws: _native.SampleDraws, original: Any, img: Any, scale: Any, ratio: Any) -> Any:
+    _, height, width = original.__globals__["F"].get_dimensions(img)
+    return _box(draws, scale, ratio, height, width) or original(img, scale, ratio)
+
+
+def _box(draws: _native.SampleDraws, scale: Any, ratio: Any, height: int, width: int) -> Any:
+    """Return (top, left, height, width), None for what a recipe would refuse."""
+    if len(scale) != 2 or len(ratio) != 2 or not all(isinstance(number, int | float) for number in (*scale, *ratio)):
+        return None
+    least, most, narrow, wide = map(float, (*scale, *ratio))
+    return draws.resized_crop(least, most, narrow, wide, height, width)
+
+
+def _keyed_crop_of_v1(draws: _native.SampleDraws, original: Any, img: Any, output_size: Any) -> Any:
+    _, height, width = original.__globals__["F"].get_dimensions(img)
+    crop_height, crop_width = output_size
+    whole = all(isinstance(side, int) for side in (crop_height, crop_width))
+    drawn = draws.crop(crop_height, crop_width, height, width) if whole else None
+    return drawn or original(img, output_size)
+
+
+def _keyed_resized_crop_of_v2(draws: _native.SampleDraws, original: Any, self: Any, flat_inputs: list[Any]) -> Any:
+    height, width = original.__globals__["query_size"](flat_inputs)
+    drawn = _box(draws, self.scale, self.ratio, height, width)
+    if drawn is None:
+        return original(self, flat_inputs)
+    return dict(zip(("top", "left", "height", "width"), drawn, strict=True))
+
+
+def _keyed_crop_of_v2(draws: _native.SampleDraws, original: Any, self: Any, flat_inputs: list[Any]) -> Any:
+    height, width = original.__globals__["query_size"](flat_inputs)
+    left, right, top, bottom = (0, 0, 0, 0) if self.padding is None else self.padding
+    crop_height, crop_width = self.size
+    height, width = height + top + bottom, width + left + right
+    more_y = max(0, crop_height - height) if self.pad_if_needed else 0
+    more_x = max(0, crop_width - width) if self.pad_if_needed else 0
+    height, width = height + 2 * more_y, width + 2 * more_x
+    whole = all(isinstance(side, int) for side in (crop_height, crop_width, height, width))
+    drawn = draws.crop(crop_height, crop_width, height, width) if whole else None
+    if drawn is None:
+        return original(self, flat_inputs)
+    padding = [left + more_x, top + more_y, right + more_x, bottom + more_y]
+    return {
+        "needs_crop": height > crop_height or width > crop_width,
+        "top": drawn[0],
+        "left": drawn[1],
+        "height": crop_height,
+        "width": crop_width,
+        "needs_pad": any(padding),
+        "padding": padding,
+    }
+
+
+def _keyed_flip_of_v1(function: str) -> Callable[..., Any]:
+    def flip(draws: _native.SampleDraws, original: Any, self: Any, img: Any) -> Any:
+        if not isinstance(self.p, int | float):
+            return original(self, img)
+        return getattr(original.__globals__["F"], function)(img) if draws.flip(float(self.p)) else img
+
+    return flip
+
+
+TRANSFORMS = {
+    "RandomResizedCrop": Known(
+        _resized_crop,
+        joint=True,
+        keyed=(
+            (V1, "RandomResizedCrop", "get_params", _keyed_resized_crop_of_v1),
+            (V2, "RandomResizedCrop", "get_params", _keyed_resized_crop_of_v1),
+            (V2, "RandomResizedCrop", "make_params", _keyed_resized_crop_of_v2),
+        ),
+    ),
+    "Resize": Known(_resize, joint=True),
+    "CenterCrop": Known(_center_crop, joint=True),
+    "RandomCrop": Known(
+        _random_crop,
+        joint=True,
+        keyed=(
+            (V1, "RandomCrop", "get_params", _keyed_crop_of_v1),
+            (V2, "RandomCrop", "get_params", _keyed_crop_of_v1),
+            (V2, "RandomCrop", "make_params", _keyed_crop_of_v2),
+        ),
+    ),
+    "Pad": Known(_pad, joint=True),
+    "RandomHorizontalFlip": Known(
+        _flip, joint=True, keyed=((V1, "RandomHorizontalFlip", "forward", _keyed_flip_of_v1("hflip")),)
+    ),
+    "RandomVerticalFlip": Known(
+        _flip, joint=True, keyed=((V1, "RandomVerticalFlip", "forward", _keyed_flip_of_v1("vflip")),)
+    ),
+}

@@ -1,0 +1,84 @@
+"""What stands in the place of methods of torchvision's transforms, so that they draw by sample in threads that do.
+
+While a lease on HOOKS is open other methods stand there: see drawing.py. In every other thread they do what they did. A
+function that is not torchvision's own is left alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch.utils._pytree import tree_flatten
+
+import penstock._native as _native
+from penstock.recipe import drawing
+from penstock.recipe.originals import add_methods
+from penstock.recipe.patches import Lease, Patches
+from penstock.recipe.torchvision import V2
+from penstock.recipe.transforms import TRANSFORMS
+
+_met: set[str] = set()
+"""The modules that were imported when the hooks were put there last."""
+
+
+@contextmanager
+def of_sample(seed: int, epoch: int, sample: int, position: int) -> Iterator[None]:
+    """Let the known transforms draw for a sample in this thread."""
+    with Lease(HOOKS), drawing.given_back():
+        drawing.turn_to(seed, epoch, sample, position)
+        yield
+
+
+def hook() -> None:
+    """Put the hooks into what of torchvision was imported since the lease on HOOKS began."""
+    if any(module in sys.modules for module in _METHODS.keys() - _met):
+        HOOKS.meet()
+
+
+def _find(patches: Patches) -> None:
+    _met.update(_METHODS.keys() & sys.modules.keys())
+    for module, rows in _METHODS.items():
+        made = ((module, kind, method, partial(_hook_before, instead)) for kind, method, instead in rows)
+        add_methods(patches, made, drawing.is_keyed)
+
+
+HOOKS = Patches(_find)
+
+
+def _hook_before(instead: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a hook that knows the original that it stands before."""
+    return lambda *args, **named: instead(drawing.of_this_thread(), original, *args, **named)
+
+
+def _with_probability(draws: _native.SampleDraws, original: Any, self: Any, *inputs: Any) -> Any:
+    """Stand for the method of all transforms of version 2 that draw whether they act."""
+    module = vars(sys.modules[V2])
+    flips = (module["RandomHorizontalFlip"], module["RandomVerticalFlip"])
+    if not isinstance(self, flips) or not inputs or not isinstance(self.p, int | float):
+        name = type(self).__name__
+        known = name in TRANSFORMS and type(self) is module.get(name) and not isinstance(self, flips)
+        return drawing.of_operation(draws, original, self, *inputs) if known else original(self, *inputs)
+    if draws.flip(float(self.p)):
+        return module["Transform"].forward(self, *inputs)
+    one = inputs if len(inputs) > 1 else inputs[0]
+    self.check_inputs(tree_flatten(one)[0])
+    return one
+
+
+def _by_module() -> dict[str, list[tuple[str, str, Callable[..., Any]]]]:
+    found = defaultdict(list)
+    for known in TRANSFORMS.values():
+        for module, kind, method, instead in known.keyed:
+            found[module].append((kind, method, instead))
+    found[f"{V2}._transform"].append(("_RandomApplyTransform", "forward", _with_probability))
+    return found
+
+
+#: By module: classes with a method that draws, and what is called in its place, with the draws and the original method
+#: before its arguments, whose names are the same.
+_METHODS = _by_module()
