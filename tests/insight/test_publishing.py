@@ -20,29 +20,11 @@ import penstock
 from penstock.errors import PenstockError
 from penstock.insight import live_files, publish, publishing
 from penstock.insight.jobs import Job, job_of, jobs
-from penstock.insight.live_files import ProcessName, live_folder, machine, read_all, started_at, this_process
+from penstock.insight.live_files import ProcessName, machine, read_all, started_at, this_process
 from penstock.insight.recording import Reading
 from tests.forking import assert_in_child
 from tests.sample_datasets import Made, Numbers, rows
 from tests.waiting import wait_until
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Return the folder of recordings, of this test alone, in a process that writes its own at once."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(publishing, "FIRST_AFTER", 0.0)
-    monkeypatch.setattr(publishing, "EVERY", 0.0)
-    monkeypatch.setattr(publishing, "_SHARE", 0.0)
-    for name in ("LOOK_SECONDS", "SHORT_PASS"):  # at each batch
-        monkeypatch.setattr(f"penstock.loop_times.{name}", 0.0)
-    publish()
-    found = live_folder()
-    assert found is not None
-    yield found
-    publish(False)
-    monkeypatch.undo()
-    publish()
 
 
 def read(folder: Path) -> Job:

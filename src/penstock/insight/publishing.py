@@ -7,7 +7,7 @@ one thread (Python 3.12 and later), and DataLoader's worker processes are forked
 reading of the clock.
 
 It is always on because the question why a run is slow comes up while it runs. Where the file cannot be written the
-process goes on without it. Worker processes and threads write none, and a forked child begins one of its own.
+process continues without it. Worker processes and threads write none, and a forked child begins its own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import contextlib
 import json
 import logging
 import os
-import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +26,16 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from penstock.insight.live_files import FORMAT, ProcessName, live_folder, remove, remove_stale, this_process, write
+from penstock.insight.live_files import (
+    FORMAT,
+    ProcessName,
+    live_folder,
+    program_name,
+    remove,
+    remove_stale,
+    this_process,
+    write,
+)
 from penstock.insight.recording import LoaderRecord
 from penstock.loader import DataLoader
 from penstock.loop_times import LoopMeter
@@ -121,19 +129,11 @@ class Publisher:
         return json.dumps(said, allow_nan=False).encode()
 
     def remove(self) -> None:
-        """Remove the file, and write none any more."""
+        """Remove the file, and write no more."""
         self.end()
         self._due = float("inf")
         if self._name is not None and self._pid == os.getpid() and (folder := live_folder()) is not None:
             remove(folder, self._name)
-
-
-def program_name() -> str:
-    """Return the name of the script, without its arguments, which may hold what is nobody's business."""
-    main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if main is not None and isinstance(main.name, str):
-        return f"-m {main.name.removesuffix('.__main__')}"
-    return os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
 
 
 def _state(known: LoaderRecord, loops: LoopMeter, now: float, offset: float) -> dict[str, Any] | None:

@@ -1,6 +1,6 @@
 """The recorder: what the loops over the loaders of this process do, for the live file, the trace and the report.
 
-A Recorder follows passes by one watcher (penstock.observe.watch), and keeps what stats() says of each loader, twice a
+A Recording follows passes by one watcher (penstock.observe.watch), and keeps what stats() says of each loader, twice a
 second at most. In detail it keeps the rows of the batches and the pieces of work of the worker threads too, in a
 bounded memory. The thread that calls next() does all of it. Neither a sample, nor its ID, nor the name of its file
 enters a recording.
@@ -13,7 +13,8 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from time import time as wall_clock
@@ -21,10 +22,14 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import get_worker_info
 
+from penstock.errors import InvalidOption
 from penstock.insight.batch_rows import BatchRow, BatchRows
+from penstock.insight.files import OutputFile
+from penstock.insight.live_files import program_name
 from penstock.insight.work_spans import WorkSpans
 from penstock.loader import DataLoader
 from penstock.observe import Delivery, Observer, watch
+from penstock.showing import shown
 from penstock.stats import Stats
 
 #: Seconds between two readings of stats(), at the least.
@@ -133,8 +138,8 @@ class LoaderRecord:
 class PassRecorder(Observer):
     """Records the loop over one pass, in detail."""
 
-    def __init__(self, recorder: Recorder, loader: LoaderRecord, read_stats: Callable[[], Stats]) -> None:
-        self._recorder, self._loader, self._number = recorder, loader, loader.passes + 1
+    def __init__(self, recording: Recording, loader: LoaderRecord, read_stats: Callable[[], Stats]) -> None:
+        self._recording, self._loader, self._number = recording, loader, loader.passes + 1
         self._read_stats = read_stats  # kept alive
         self._left: float | None = None  # when the loop got its latest batch, or an error in its place
         loader.passes += 1
@@ -146,11 +151,10 @@ class PassRecorder(Observer):
         first = left is None
         worked = 0.0 if left is None else max(0.0, asked - left)
         times = (asked if left is None else left, now, waited, waited if first else 0.0, worked)
-        longest = 0.0 if first else waited
-        self._loader.rows.add(BatchRow(*times, delivery.samples, 1, self._number, delivery.begun, longest))
+        self._loader.rows.add(BatchRow(*times, delivery.samples, 1, self._number, delivery.begun))
         self._left = now
-        if now >= self._recorder.due:
-            self._recorder.read(now, None)
+        if now >= self._recording.due:
+            self._recording.read(now)
 
     def failed(self, error: Exception) -> None:
         """Record an error that the loop gets in a batch's place."""
@@ -163,37 +167,46 @@ class PassRecorder(Observer):
         """Record the loop's work on the last batch, and read stats(): the loader may be gone soon."""
         now = perf_counter()
         if self._left is not None:
-            self._loader.rows.add(BatchRow(self._left, now, 0, 0, now - self._left, 0, 0, self._number, 0, 0))
+            self._loader.rows.add(BatchRow(self._left, now, 0, 0, now - self._left, 0, 0, self._number, 0))
         self._left = None
-        self._recorder.read(now, self._loader)
+        self._recording.read(now, self._loader)
 
 
-class Recorder:
-    """Follows the passes of this process's loaders in detail. Any thread may call any method.
-
-    Args:
-        read: called with the time where readings of all loaders are due (None), or of one whose pass has ended.
+class Recording:
+    """Records the loaders of this process in detail between begin() and end(). Any thread may call any method.
 
     Attributes:
+        began, began_at: when, by time.perf_counter() and by time.time().
+        ended: when end() was called, by time.perf_counter(); None before.
+        pid: the process that is recorded.
         loaders: what is recorded of each loader: of the first ones.
         unrecorded: how many passes of further loaders were not recorded.
-        due: when readings are due, by time.perf_counter().
+        due: when readings of stats() are due, by time.perf_counter().
     """
 
-    def __init__(self, read: Callable[[float, LoaderRecord | None], None]) -> None:
-        self.read = read
+    def __init__(self) -> None:
+        self.began, self.began_at = perf_counter(), wall_clock()
+        self.ended: float | None = None
+        self.pid = os.getpid()
         self.loaders: list[LoaderRecord] = []
         self.unrecorded = 0
         self.due = float("inf")
-        self.pid = os.getpid()
-        self.lock = threading.RLock()  # explain() calls code of the dataset's, which may begin a pass
+        self._every = EVERY
+        self._lock = threading.RLock()  # explain() calls code of the dataset's, which may begin a pass
+        self._stop: Callable[[], None] | None = None
         self._ends: list[Callable[[], None]] = []  # what ends the recording of each loader's work
+
+    def begin(self) -> None:
+        """Record each pass that begins from now on."""
+        self.began, self.began_at = perf_counter(), wall_clock()
+        self.due = self.began + self._every
+        self._stop = watch(self.observe)
 
     def observe(self, loader: DataLoader[Any]) -> PassRecorder | None:
         """Return what records a pass that begins; None in the workers of a loader, and in a child forked off."""
         if get_worker_info() is not None or self.pid != os.getpid():
             return None
-        with self.lock:
+        with self._lock:
             found = next((one for one in self.loaders if one.loader() is loader), None)
             if found is None and len(self.loaders) >= MOST_LOADERS:
                 self.unrecorded += 1
@@ -208,61 +221,9 @@ class Recorder:
         self._ends.append(loader.record_spans(found.spans))
         return found
 
-    def end(self) -> None:
-        """Record no more pieces of work."""
-        for end in self._ends:
-            end()
-
-
-class Recording:
-    """Records the loaders of this process in detail between begin() and end(). Any thread may call any method.
-
-    Attributes:
-        began, began_at: when, by time.perf_counter() and by time.time().
-        ended: when end() was called, by time.perf_counter(); None before.
-    """
-
-    def __init__(self) -> None:
-        self.began, self.began_at = perf_counter(), wall_clock()
-        self.ended: float | None = None
-        self.recorder = Recorder(self._read)
-        self._every = EVERY
-        self._stop: Callable[[], None] | None = None
-
-    @property
-    def loaders(self) -> list[LoaderRecord]:
-        """What is recorded of each loader."""
-        return self.recorder.loaders
-
-    @property
-    def pid(self) -> int:
-        """The process that is recorded."""
-        return self.recorder.pid
-
-    def begin(self) -> None:
-        """Record each pass that begins from now on."""
-        self.began, self.began_at = perf_counter(), wall_clock()
-        self.recorder.due = self.began + self._every
-        self._stop = watch(self.recorder.observe)
-
-    def end(self) -> None:
-        """Record no pass that begins from now on, and read stats() and explain() for the last time."""
-        if self._stop is None or self.ended is not None or self.pid != os.getpid():
-            return
-        self._stop()
-        try:
-            now = perf_counter()
-            self._read(now, None)
-            for recorded in tuple(self.loaders):
-                recorded.explain()
-        except Exception:
-            _log.exception("the last numbers of the loaders could not be recorded")
-        self.ended = perf_counter()
-        self.recorder.end()
-
-    def _read(self, now: float, only: LoaderRecord | None) -> None:
+    def read(self, now: float, only: LoaderRecord | None = None) -> None:
         """Keep what stats() of each loader says, or of one."""
-        with self.recorder.lock:
+        with self._lock:
             if self.ended is not None or self.pid != os.getpid():  # a child that was forked off: its parent writes
                 return
             for recorded in tuple(self.loaders) if only is None else (only,):
@@ -270,11 +231,79 @@ class Recording:
                 if not recorded.explained:
                     recorded.explain()
             if only is None:
-                self.recorder.due = now + self._every
+                self.due = now + self._every
             if any(len(recorded.readings) >= MOST_READINGS for recorded in self.loaders):
                 self._every *= 2
                 for recorded in self.loaders:
                     recorded.readings = recorded.readings[::2]
+
+    def end(self) -> None:
+        """Record no pass that begins from now on, and read stats() and explain() for the last time."""
+        if self._stop is None or self.ended is not None or self.pid != os.getpid():
+            return
+        self._stop()
+        try:
+            self.read(perf_counter())
+            for recorded in tuple(self.loaders):
+                recorded.explain()
+        except Exception:
+            _log.exception("the last numbers of the loaders could not be recorded")
+        self.ended = perf_counter()
+        for end in self._ends:
+            end()
+
+
+@contextmanager
+def record(
+    trace: str | os.PathLike[str] | None = None,
+    report: str | os.PathLike[str] | None = None,
+    *,
+    verdict: Callable[[LoaderRecord], str] | None = None,
+) -> Iterator[Recording]:
+    """Record the loaders of this process while a block of code runs: a context manager, which gives the Recording.
+
+    Passes that begin in the block are recorded; no sample, ID or file name is. The files are written when the block
+    ends, also by an exception or Ctrl-C; one that cannot be written then is logged, and nothing is raised.
+
+    Args:
+        trace: a file for ui.perfetto.dev; gzip compresses it where its name ends in .gz.
+        report: a file for one HTML page. In both "{rank}" is the RANK of torchrun, or 0.
+        verdict: returns the sentence that the report begins with for each loader; None: a plain one.
+
+    Raises:
+        InvalidOption: a file that cannot be written, or the same one for both.
+    """
+    # When they are asked for: `import penstock` does not load them.
+    from penstock.insight import report as reports  # noqa: PLC0415
+    from penstock.insight import trace as traces  # noqa: PLC0415
+
+    trace_file = None if trace is None else OutputFile(trace, "trace")
+    report_file = None if report is None else OutputFile(report, "report")
+    if trace_file is not None and report_file is not None and trace_file.path == report_file.path:
+        raise InvalidOption(f"trace and report are the same file, {trace_file.path}: give each its own")
+    recording = Recording()
+    recording.begin()
+    try:
+        yield recording
+    finally:
+        recording.end()
+        if recording.pid == os.getpid():  # not in a child that was forked off in the block
+            facts = {"program": program_name(), "host": os.uname().nodename, "process": str(recording.pid)}
+            if trace_file is not None:
+                with _logged(trace_file):
+                    traces.write_trace(recording, trace_file, facts)
+            if report_file is not None:
+                with _logged(report_file):
+                    reports.write_report(recording, report_file, facts, verdict or reports.plain_verdict)
+
+
+@contextmanager
+def _logged(file: OutputFile) -> Iterator[None]:
+    """Log what writing a file raises: the run is over, and its own result counts."""
+    try:
+        yield
+    except Exception as error:
+        _log.error("%s could not be written: %s", shown(file.path), shown(str(error)))
 
 
 def options_of(loader: DataLoader[Any]) -> dict[str, str]:
