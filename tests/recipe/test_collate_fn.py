@@ -169,6 +169,8 @@ def bound(batch, prefix):
 
 
 OTHERS = {
+    "the samples": lambda batch: batch,
+    "something else": lambda batch: mix(batch),
     "in branches": in_branches,
     "looks": looks,
     "keeps": keeps,

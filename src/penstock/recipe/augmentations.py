@@ -20,7 +20,7 @@ from penstock.recipe.blurring import describe_gaussian, draw_effects
 from penstock.recipe.effects import recipe_of
 from penstock.recipe.geometry import tensor_of
 from penstock.recipe.resampling import interpolation_of
-from penstock.recipe.torchvision import V1, V2, Draw, Known, is_v1, low_high, refuse, run
+from penstock.recipe.torchvision import Draw, Known, is_v1, low_high, refuse, run
 
 Augmentation = dict[str, Any]
 """How the native core takes an augmentation: see native/bind/augmentation.cc."""
@@ -36,7 +36,7 @@ def add(reader: Any, transform: Any, drawn_by: Callable[[Any, Augmentation, int]
         refuse(transform, "the native core has it for PIL images alone", "it before the conversion to a tensor")
     if not effects.draws_alike():
         refuse(transform, "this torch draws in another way", "another torch")
-    described, channels = reader.describe(transform), reader.channels()
+    described, channels = reader.known(transform).describe(transform, reader), reader.channels()
     reader.add_operation(transform, "augment", op="Augment", name=type(transform).__name__, augmentation=described)
     if reader.drawn_by_python and drawn_by is not None:
         reader.draws[-1], reader.draws_elsewhere = drawn_by(transform, described, channels), True
@@ -137,6 +137,10 @@ def _perspective(transform: Any, reader: Any) -> Augmentation:
     return {"kind": "effects", "effects": [], "look": look_of(transform, reader, "perspective")}
 
 
+def _perspective_drawn_by(transform: Any, described: Augmentation, _: int) -> Draw:
+    return partial(_perspective_drawn, transform, described["look"])
+
+
 def _perspective_drawn(transform: Any, look: dict[str, Any], height: int, width: int) -> _native.Effects:
     with drawing.of_next_operation():
         done = bool(torch.rand(1) < transform.p)
@@ -204,19 +208,6 @@ def _erasing_drawn(transform: Any, channels: int, height: int, width: int) -> tu
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def _keyed_by_call(name: str, *second: str) -> tuple[tuple[str, str, str, Any], ...]:
-    """Return the methods of a class whose calls draw for one operation; second: those of version 2 itself."""
-    return tuple(
-        (module, name, method, drawing.of_operation)
-        for module, method in ((V1, "forward"), *((V2, method) for method in second))
-    )
-
-
-def _keyed_by_parameters(name: str) -> tuple[tuple[str, str, str, Any], ...]:
-    """Return the methods that draw of a class which always acts."""
-    return _keyed_by_call(name, "make_params")
-
-
 _EFFECTS = {
     "RandomGrayscale": ("grayscale", None),
     "RandomInvert": ("invert", None),
@@ -227,20 +218,14 @@ _EFFECTS = {
     "RandomEqualize": ("equalize", None),
 }
 TRANSFORMS = {
-    "ColorJitter": Known(add, _jitter, joint=True, keyed=_keyed_by_parameters("ColorJitter")),
+    "ColorJitter": Known(add, _jitter, joint=True, keyed=drawing.PARAMETERS),
     **{
-        name: Known(add, partial(_effect, *effect), joint=True, keyed=_keyed_by_call(name))
+        name: Known(add, partial(_effect, *effect), joint=True, keyed=drawing.BY_CHANCE)
         for name, effect in _EFFECTS.items()
     },
-    "GaussianBlur": Known(add, describe_gaussian, joint=True, keyed=_keyed_by_parameters("GaussianBlur")),
-    "RandomRotation": Known(add, _rotation, keyed=_keyed_by_parameters("RandomRotation")),
-    "RandomAffine": Known(add, _affine, keyed=_keyed_by_parameters("RandomAffine")),
-    "RandomPerspective": Known(
-        partial(
-            add, drawn_by=lambda transform, described, _: partial(_perspective_drawn, transform, described["look"])
-        ),
-        _perspective,
-        keyed=_keyed_by_call("RandomPerspective"),
-    ),
-    "RandomErasing": Known(_erasing, keyed=_keyed_by_call("RandomErasing")),
+    "GaussianBlur": Known(add, describe_gaussian, joint=True, keyed=drawing.PARAMETERS),
+    "RandomRotation": Known(add, _rotation, keyed=drawing.PARAMETERS),
+    "RandomAffine": Known(add, _affine, keyed=drawing.PARAMETERS),
+    "RandomPerspective": Known(partial(add, drawn_by=_perspective_drawn_by), _perspective, keyed=drawing.BY_CHANCE),
+    "RandomErasing": Known(_erasing, keyed=drawing.BY_CHANCE),
 }

@@ -113,15 +113,9 @@ def _auto_augment(transform: Any, reader: Any) -> dict[str, Any]:
     return _automatic(transform, reader, "policies", bins, policies=policies)
 
 
+_KEYED = {(AUTOMATIC, "forward"): of_operation, (V2, "forward"): of_operation}
 TRANSFORMS = {
-    name: Known(
-        add,
-        describe,
-        keyed=((AUTOMATIC, name, "forward", of_operation), (V2, name, "forward", of_operation)),
-    )
-    for name, describe in (
-        ("TrivialAugmentWide", _trivial_augment),
-        ("RandAugment", _rand_augment),
-        ("AutoAugment", _auto_augment),
-    )
+    "TrivialAugmentWide": Known(add, _trivial_augment, keyed=_KEYED),
+    "RandAugment": Known(add, _rand_augment, keyed=_KEYED),
+    "AutoAugment": Known(add, _auto_augment, keyed=_KEYED),
 }

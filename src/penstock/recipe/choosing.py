@@ -32,14 +32,14 @@ def _parts_of_each(transform: Any, reader: Any) -> list[list[Augmentation]]:
 
 
 def _part(transform: Any, part: Any, reader: Any) -> Augmentation:
-    name = type(part).__name__
-    if not type(part).__module__.startswith("torchvision.transforms.") or not reader.describes(part):
+    name, known = type(part).__name__, reader.known(part)
+    if known is None or known.describe is None:
         refuse(transform, f"{name} in it is no augmentation that the native core knows", "others")
     if name in ("RandomChoice", "RandomPerspective") or (name == "RandomOrder" and is_v1(part)):
         refuse(transform, f"{name} in it is drawn by Python", "it by itself")
     if (why := changed(part)) is not None:
         refuse(part, why, "the class as it is")
-    return reader.describe(part)  # type: ignore[no-any-return]
+    return known.describe(part, reader)  # type: ignore[no-any-return]
 
 
 def _each(transform: Any, reader: Any) -> list[Augmentation]:
@@ -130,25 +130,15 @@ def _keyed_order_of_v1(draws: _native.SampleDraws, original: Any, self: Any, img
 
 
 TRANSFORMS = {
-    "RandomApply": Known(
-        add,
-        _apply,
-        keyed=(
-            (V1, "RandomApply", "forward", drawing.of_operation),
-            (V2, "RandomApply", "forward", drawing.of_operation),
-        ),
-    ),
+    "RandomApply": Known(add, _apply, keyed=drawing.WHOLE),
     "RandomOrder": Known(
         _add_order,
         _order,
-        keyed=(
-            (V1, "RandomOrder", "__call__", _keyed_order_of_v1),
-            (V2, "RandomOrder", "forward", drawing.of_operation),
-        ),
+        keyed={(V1, "__call__"): _keyed_order_of_v1, (V2, "forward"): drawing.of_operation},
     ),
     "RandomChoice": Known(
         partial(add, drawn_by=_choice_drawn_by),
         _choice,
-        keyed=((V1, "RandomChoice", "__call__", _keyed_choice), (V2, "RandomChoice", "forward", _keyed_choice)),
+        keyed={(V1, "__call__"): _keyed_choice, (V2, "forward"): _keyed_choice},
     ),
 }

@@ -64,10 +64,11 @@ def _only_collated(function: types.FunctionType, name: str) -> bool:
     """Return whether the first mention of a parameter is as the argument of default_collate, and it is the only one."""
     steps = [step for step in dis.get_instructions(function) if step.opname not in ("PUSH_NULL", "PRECALL", "CACHE")]
     mentions = [n for n, step in enumerate(steps) if name in (step.argval if _is_pair(step) else (step.argval,))]
-    if not mentions or not steps[mentions[0]].opname.startswith("LOAD_FAST") or _is_pair(steps[mentions[0]]):
+    first = mentions[0] if mentions else len(steps)
+    if first + 2 >= len(steps) or not steps[first].opname.startswith("LOAD_FAST") or _is_pair(steps[first]):
         return False
-    load, call, after = steps[mentions[0] : mentions[0] + 3]
-    if call.opname != "CALL" or call.arg != 1 or _before(function, steps[: mentions[0]]) is not default_collate:
+    load, call, after = steps[first : first + 3]
+    if call.opname != "CALL" or call.arg != 1 or _before(function, steps[:first]) is not default_collate:
         return False
     rebinds = after.opname.startswith("STORE_FAST") and name == (after.argval[0] if _is_pair(after) else after.argval)
     looped = any(step.opcode in _JUMPS and step.offset > load.offset >= step.argval for step in steps)

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 import penstock._native as _native
+from penstock.recipe.torchvision import V1, V2
 from penstock.system.process_lock import ProcessLock
 from penstock.system.randomness import generator_states, restore_generators
 
@@ -152,3 +153,10 @@ def of_operation(draws: _native.SampleDraws, original: Any, *args: Any, **named:
 
 _seeding = ProcessLock()
 """Held while torch's global generator is an operation's."""
+
+
+#: Methods whose calls draw for one operation (see torchvision.Known): of classes that draw whether they act, of those
+#: that always act, and of those whose whole work is of the operation.
+BY_CHANCE = {(V1, "forward"): of_operation}
+PARAMETERS = {(V1, "forward"): of_operation, (V2, "make_params"): of_operation}
+WHOLE = {(V1, "forward"): of_operation, (V2, "forward"): of_operation}

@@ -200,32 +200,22 @@ def _keyed_flip_of_v1(function: str) -> Callable[..., Any]:
     return flip
 
 
+_KEYED_RESIZED_CROP: dict[tuple[str, str], Callable[..., Any]] = {
+    (V1, "get_params"): _keyed_resized_crop_of_v1,
+    (V2, "get_params"): _keyed_resized_crop_of_v1,
+    (V2, "make_params"): _keyed_resized_crop_of_v2,
+}
+_KEYED_CROP: dict[tuple[str, str], Callable[..., Any]] = {
+    (V1, "get_params"): _keyed_crop_of_v1,
+    (V2, "get_params"): _keyed_crop_of_v1,
+    (V2, "make_params"): _keyed_crop_of_v2,
+}
 TRANSFORMS = {
-    "RandomResizedCrop": Known(
-        _resized_crop,
-        joint=True,
-        keyed=(
-            (V1, "RandomResizedCrop", "get_params", _keyed_resized_crop_of_v1),
-            (V2, "RandomResizedCrop", "get_params", _keyed_resized_crop_of_v1),
-            (V2, "RandomResizedCrop", "make_params", _keyed_resized_crop_of_v2),
-        ),
-    ),
+    "RandomResizedCrop": Known(_resized_crop, joint=True, keyed=_KEYED_RESIZED_CROP),
     "Resize": Known(_resize, joint=True),
     "CenterCrop": Known(_center_crop, joint=True),
-    "RandomCrop": Known(
-        _random_crop,
-        joint=True,
-        keyed=(
-            (V1, "RandomCrop", "get_params", _keyed_crop_of_v1),
-            (V2, "RandomCrop", "get_params", _keyed_crop_of_v1),
-            (V2, "RandomCrop", "make_params", _keyed_crop_of_v2),
-        ),
-    ),
+    "RandomCrop": Known(_random_crop, joint=True, keyed=_KEYED_CROP),
     "Pad": Known(_pad, joint=True),
-    "RandomHorizontalFlip": Known(
-        _flip, joint=True, keyed=((V1, "RandomHorizontalFlip", "forward", _keyed_flip_of_v1("hflip")),)
-    ),
-    "RandomVerticalFlip": Known(
-        _flip, joint=True, keyed=((V1, "RandomVerticalFlip", "forward", _keyed_flip_of_v1("vflip")),)
-    ),
+    "RandomHorizontalFlip": Known(_flip, joint=True, keyed={(V1, "forward"): _keyed_flip_of_v1("hflip")}),
+    "RandomVerticalFlip": Known(_flip, joint=True, keyed={(V1, "forward"): _keyed_flip_of_v1("vflip")}),
 }

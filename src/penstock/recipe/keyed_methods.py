@@ -72,9 +72,9 @@ def _with_probability(draws: _native.SampleDraws, original: Any, self: Any, *inp
 
 def _by_module() -> dict[str, list[tuple[str, str, Callable[..., Any]]]]:
     found = defaultdict(list)
-    for known in TRANSFORMS.values():
-        for module, kind, method, instead in known.keyed:
-            found[module].append((kind, method, instead))
+    for name, known in TRANSFORMS.items():
+        for (module, method), instead in known.keyed.items():
+            found[module].append((name, method, instead))
     found[f"{V2}._transform"].append(("_RandomApplyTransform", "forward", _with_probability))
     return found
 

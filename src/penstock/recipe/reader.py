@@ -76,27 +76,20 @@ class Reader:
         self.keeps_info = True  # Pillow hands the image's info on, unless something is padded to it
 
     def add(self, transform: Any) -> None:
-        known = known_transforms().get(type(transform))
+        known = self.known(transform)
         if known is None:
             raise Refused(unknown(transform))
         if (why := changed(transform)) is not None:
             refuse(transform, why, "the class as it is")
         known.add(self, transform)
 
-    def describes(self, transform: Any) -> bool:
-        """Return whether a transform is an augmentation that can be described."""
-        known = known_transforms().get(type(transform))
-        return known is not None and known.describe is not None
-
-    def describe(self, transform: Any) -> dict[str, Any]:
-        """Return an augmentation of a known class as the native core takes it. Raises Refused."""
-        describe = known_transforms()[type(transform)].describe
-        assert describe is not None
-        return describe(transform, self)
+    def known(self, transform: Any) -> Known | None:
+        """Return what is known of a transform's class."""
+        return known_transforms().get(type(transform))
 
     def add_to_picture(self, transform: Any) -> None:
         """Add a step that makes a PIL image of a PIL image."""
-        known = known_transforms().get(type(transform))
+        known = self.known(transform)
         if known is not None and known.add is pointwise:
             refuse(transform, "it takes a sample's image, not a batch's row", "transforms that are all native")
         self.add(transform)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NoReturn
 
@@ -46,8 +46,8 @@ class Known:
     alone or as a part of another one. Raises Refused."""
     joint: bool = False
     """In version 2 it is done natively to the image of a sample that has masks, boxes or keypoints too."""
-    keyed: tuple[tuple[str, str, str, Callable[..., Any]], ...] = ()
-    """Methods that draw: the module, class and name, and what is called in its place for a keyed sample."""
+    keyed: Mapping[tuple[str, str], Callable[..., Any]] = field(default_factory=dict)
+    """By the class's module and the name of a method that draws: what is called in its place for a keyed sample."""
 
 
 class Refused(Exception):
