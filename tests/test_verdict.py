@@ -203,7 +203,7 @@ def test_the_machines_cpu_time(tmp_path: Path) -> None:
 def test_outlying_waits_are_a_few_long_ones() -> None:
     waits = [0] * WAIT_CLASSES
     waits[6], waits[19] = 990, 10  # up to 64 us, up to 0.5 s
-    loop = LoopTimes(batches=1001, waited=4.0, waits=tuple(waits))
+    loop = LoopTimes(batches=1001, waited=4.0, longest_wait=0.5, waits=tuple(waits))
     count, wait = outliers(loop)
     assert count == 10
     assert wait == pytest.approx(4.0, rel=0.02)

@@ -268,6 +268,7 @@ void bind_pool(nb::module_& m) {
       .def(nb::init<>())
       .def("add", &LoopCounter::add, nb::arg("waited"), nb::arg("worked").none(), nb::arg("in_flight") = 0)
       .def("add_work", &LoopCounter::add_work, nb::arg("seconds"))
+      .def("light", &LoopCounter::light, nb::arg("seconds"))
       .def("counts", [](const LoopCounter& self) {
         const LoopCounter::Counts found = self.counts();
         nb::list waits;
@@ -288,7 +289,8 @@ void bind_pool(nb::module_& m) {
       .def("called", &CallerClock::called)
       .def("read", &CallerClock::read)
       .def("made", &CallerClock::made, nb::arg("samples"), nb::arg("iterated") = false)
-      .def("handed", &CallerClock::handed, nb::arg("number"), nb::arg("every"))
+      .def("handed", &CallerClock::handed, nb::arg("number"), nb::arg("every"), nb::arg("looked"),
+           nb::arg("brief"))
       .def("failed", &CallerClock::failed)
       .def("ended", &CallerClock::ended)
       .def("moments", [](const CallerClock& self) {

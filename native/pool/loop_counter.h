@@ -79,6 +79,14 @@ class LoopCounter {
     counts_.worked += seconds;
   }
 
+  // Returns whether the samples of these passes are read in less than so many seconds each.
+  [[nodiscard]] bool light(double seconds) const noexcept {
+    const std::lock_guard hold(lock_);
+    const Stage &read = direct_.stages[kRead], &iterated = direct_.stages[kIterate];
+    const double taken = read.seconds + iterated.seconds;
+    return 0 < taken && taken < seconds * static_cast<double>(read.samples + iterated.samples);
+  }
+
   [[nodiscard]] Counts counts() const noexcept {
     const std::lock_guard hold(lock_);
     return counts_;
@@ -115,7 +123,8 @@ class LoopCounter {
 class CallerClock {
  public:
   // Counts into `counter`.
-  explicit CallerClock(std::shared_ptr<LoopCounter> counter) noexcept : counter_(std::move(counter)) {}
+  explicit CallerClock(std::shared_ptr<LoopCounter> counter) noexcept
+      : counter_(std::move(counter)), made_(counter_->direct().batches) {}
 
   // next() is called.
   void called() noexcept {
@@ -145,25 +154,29 @@ class CallerClock {
   }
 
   // Batch `number` of the pass, from 1 on, is handed out: a second call for the same batch counts nothing. Returns
-  // whether CPU times are due: at the first batch of a pass, and every so many seconds.
-  bool handed(std::uint64_t number, double every) noexcept {
+  // whether CPU times are due: `every` so many seconds, and at the first batch of a pass where they were last `looked`
+  // at more than `brief` seconds ago.
+  bool handed(std::uint64_t number, double every, double looked, double brief) noexcept {
     if (number == handed_) return false;
     handed_ = number;
     const double here = now();
     counter_->add_direct(here - called_, left_ ? std::optional(called_ - *left_) : std::nullopt, samples_);
-    const bool due = !left_ || here - looked_ > every;
+    const bool first = !left_;
+    const bool due = first ? here - looked > brief : here - looked_ > every;
     left_ = here;
-    if (due) looked_ = here;
+    if (due || first) looked_ = here;
     return due;
   }
 
   // An error came in the place of a batch.
   void failed() noexcept { left_ = now(); }
 
-  // The pass is at its end: what came since the last batch was the loop's work.
-  void ended() noexcept {
-    if (left_) counter_->add_work(std::max(0.0, called_ - *left_));
+  // The pass is at its end: what came since the last batch was the loop's work. Returns whether a batch came.
+  bool ended() noexcept {
+    if (!left_) return false;
+    counter_->add_work(std::max(0.0, called_ - *left_));
     left_.reset();
+    return true;
   }
 
   // Returns when next() was called, when the samples were there and when the batch was made.
@@ -190,7 +203,8 @@ class CallerClock {
   const std::shared_ptr<LoopCounter> counter_;
   double called_ = 0, read_ = 0, end_ = 0, called_cpu_ = 0, read_cpu_ = 0, looked_ = 0;
   std::optional<double> left_;  // when the loop got its latest batch, or an error in its place
-  std::uint64_t made_ = 0, handed_ = 0, samples_ = 0;
+  std::uint64_t made_;          // batches, with those of the passes before
+  std::uint64_t handed_ = 0, samples_ = 0;
   bool looks_ = false;
 };
 

@@ -563,6 +563,9 @@ class LoopCounter:
     def add_work(self, seconds: float) -> None:
         """Count what a loop did with the last batch of its pass."""
 
+    def light(self, seconds: float) -> bool:
+        """Return whether passes in the caller's thread read their samples in less than so many seconds each."""
+
     def counts(self) -> tuple[int, int, float, float, float, float, tuple[int, ...]]:
         """Return (batches, in_flight, waited, first_waited, worked, longest_wait, waits): see LoopTimes."""
 
@@ -597,17 +600,18 @@ class CallerClock:
     def made(self, samples: int, iterated: bool = False) -> None:
         """Count the stages of a batch that is made. iterated: it took one, going through an iterable dataset."""
 
-    def handed(self, number: int, every: float) -> bool:
+    def handed(self, number: int, every: float, looked: float, brief: float) -> bool:
         """Count batch `number` (from 1 on), which is handed out; a second call for it counts nothing.
 
-        Returns whether CPU times are due: at the first batch of a pass, and every so many seconds.
+        Returns whether CPU times are due: `every` so many seconds, and at the first batch of a pass where they were
+        last `looked` at (by time.perf_counter()) more than `brief` seconds ago.
         """
 
     def failed(self) -> None:
         """Take note of an error in the place of a batch."""
 
-    def ended(self) -> None:
-        """Take note of the end of the pass."""
+    def ended(self) -> bool:
+        """Take note of the end of the pass; return whether a batch of it came."""
 
     def moments(self) -> tuple[float, float, float]:
         """Return when next() was called, when the samples were there and when the batch was made."""

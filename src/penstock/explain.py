@@ -42,7 +42,7 @@ WORTH_A_CHANGE = 1.2
 
 @dataclass(frozen=True)
 class Explained:
-    """A loader as it is now, to be explained. Nothing of it is changed."""
+    """A loader now, to be explained. Nothing of it is changed."""
 
     settings: Settings
     plan: Plan
@@ -79,10 +79,7 @@ class Explained:
         yield from self._shuffle_quality()
         yield from self._of_python(plan, threads=bool(self.settings.num_workers) and threads)
         yield from self._bad_samples_and_device()
-        yield from _so_far(stats)
-        yield from _tuned(self.settings, stats)
-        yield from _reading(stats)
-        yield from _calls(stats)
+        yield from self._measured(stats)
         yield f"advice   with {self._remedies(plan)} the native core could read it"
         yield from self._advice(plan, stats)
 
@@ -115,16 +112,40 @@ class Explained:
                 yield f"cache    {line}"
         for known in describe_indexes(plan.leaves, self.executors.indexes):
             yield f"index    {known}"
-        yield from _so_far(stats)
-        yield from _tuned(settings, stats)
-        yield from _reading(stats)
-        yield from _calls(stats)
+        yield from self._measured(stats)
         for reason, count in sorted(stats.read_by_python.items(), key=lambda item: -item[1]):
             yield f"Python   {counted(count, 'sample')} read by Pillow, torch.load or numpy: {reason}"
         if any(recipe.drawing for leaf in plan.leaves if leaf.images for recipe in leaf.images.recipes):
             key = "seed" if settings.seed is not None else "a seed drawn for the pass"
             yield f"random   the transforms' draws are functions of ({key}, epoch, sample, position)"
         yield from self._bad_samples_and_device()
+
+    def _measured(self, stats: Stats) -> Iterator[str]:
+        """Yield what the passes so far have shown."""
+        if stats.samples:
+            done = f"{counted(stats.samples, 'sample')} in {counted(stats.batches, 'batch', 'batches')}"
+            yield f"so far   {done}; your loop waited {stats.wait_seconds:.2f} s for them"
+        if stats.verdict:
+            yield f"verdict  {stats.verdict}"
+        tuning, reading = stats.tuning, stats.reading
+        if tuning is not None and self.settings.workers_chosen and (tuning.frozen or tuning.steps):
+            why = (
+                f"because {tuning.steps[-1].why}"
+                if tuning.steps
+                else "as there was nothing to gain from another number"
+            )
+            depth = f"{counted(tuning.in_flight, 'batch', 'batches')} in flight"
+            yield f"tuned    {tuning.threads} of {counted(tuning.of, 'thread')} at work, {depth}, {why}"
+        if reading.deepest:
+            brought = reading.ahead + reading.awaited
+            now = f" ({reading.depth} at work now)" if reading.depth else ""
+            yield (
+                f"reading  up to {counted(reading.deepest, 'reader thread')}{now}, because reads block: "
+                f"{counted(brought, 'sample')} brought ahead of the workers, "
+                f"{brought / max(brought + reading.direct, 1):.0%} of those since reads were seen to block; at most "
+                f"{reading.most_held / 2**20:.0f} MiB held"
+            )
+        yield from _calls(stats)
 
     def _fillers(self) -> list[str]:
         """Return where the fillers of a Ray cluster are; nothing where none are asked for."""
@@ -195,12 +216,13 @@ class Explained:
         settings = self.settings
         measured = one_thread(self.executors.counters.meter.processes, stats.stages, stats.samples)
         if not settings.num_workers or settings.seed is not None or measured is None:
-            return None  # the draws of a seed follow the sample in worker processes alone
-        if measured.factor < WORTH_A_CHANGE or not can_be_copied(self.executors.fetch(settings, plan)):
+            return None  # the draws of a seed follow the sample in worker processes only
+        took, alone = measured
+        if took < WORTH_A_CHANGE * alone or not can_be_copied(self.executors.fetch(settings, plan)):
             return None
         return (
-            f"advice   worker_method='thread' would be at least about {measured.factor:.1f} times as fast: passes in "
-            f"worker processes took {measured.processes:.2g} s, of which one thread would need {measured.alone:.2g} s; "
+            f"advice   worker_method='thread' would be at least about {took / alone:.1f} times as fast: passes in "
+            f"worker processes took {took:.2g} s, of which one thread would need {alone:.2g} s; "
             "penstock.testing.assert_same_as_torch(dataset) checks the dataset in threads"
         )
 
@@ -261,32 +283,16 @@ def _steps(plan: PythonPlan) -> Iterator[Step]:
         yield from plan.assisted.steps
 
 
-@dataclass(frozen=True)
-class OneThread:
-    """What passes in worker processes took, and what one thread would need for the same."""
+def one_thread(times: ProcessTimes, stages: Mapping[str, StageTime], samples: int) -> tuple[float, float] | None:
+    """Return the seconds that passes in worker processes took, with the loop's own work, and those that one thread, in
+    turn with the loop, would need for the same samples; None: too little is known.
 
-    processes: float
-    """Seconds that the passes took, the loop's own work between the batches included."""
-    alone: float
-    """Seconds that one thread would need for the same samples, if it and the loop worked in turn."""
-
-    @property
-    def factor(self) -> float:
-        """How many times as fast threads would be at least: one of them works where more of them do not help."""
-        return self.processes / self.alone
-
-
-def one_thread(times: ProcessTimes, stages: Mapping[str, StageTime], samples: int) -> OneThread | None:
-    """Return what is known of threads from passes in worker processes; None: too little.
-
-    Args:
-        times, stages: of the loader so far.
-        samples: that it handed out so far, by worker processes or in another way.
+    Threads are at least as fast as one of them. times, stages, samples: of the loader so far, by whoever read it.
     """
     if times.batches < FEWEST_BATCHES or times.samples != samples:
         return None
     fetching = sum(stages[stage].seconds for stage in ("getitem", "collate") if stage in stages)
-    return OneThread(times.loader + times.loop, fetching + times.loop + times.batches * THREAD_BATCH_SECONDS)
+    return times.loader + times.loop, fetching + times.loop + times.batches * THREAD_BATCH_SECONDS
 
 
 def _given_on(settings: Settings, *, unseen: bool) -> str:
@@ -296,39 +302,6 @@ def _given_on(settings: Settings, *, unseen: bool) -> str:
     if not unseen:
         return ", of which collate_fn is given the samples"
     return ", which default_collate returns inside collate_fn"
-
-
-def _so_far(stats: Stats) -> Iterator[str]:
-    if stats.samples:
-        done = f"{counted(stats.samples, 'sample')} in {counted(stats.batches, 'batch', 'batches')}"
-        yield f"so far   {done}; your loop waited {stats.wait_seconds:.2f} s for them"
-    if stats.verdict:
-        yield f"verdict  {stats.verdict}"
-
-
-def _tuned(settings: Settings, stats: Stats) -> Iterator[str]:
-    """Yield what was tuned, and the latest reason, where anything was measured."""
-    tuning = stats.tuning
-    if tuning is None or not settings.workers_chosen or not (tuning.frozen or tuning.steps):
-        return
-    why = f"because {tuning.steps[-1].why}" if tuning.steps else "as there was nothing to gain from another number"
-    depth = f"{counted(tuning.in_flight, 'batch', 'batches')} in flight"
-    yield f"tuned    {tuning.threads} of {counted(tuning.of, 'thread')} at work, {depth}, {why}"
-
-
-def _reading(stats: Stats) -> Iterator[str]:
-    """Yield what the readers did, where any were at work."""
-    reading = stats.reading
-    if not reading.deepest:
-        return
-    brought = reading.ahead + reading.awaited
-    share = brought / max(brought + reading.direct, 1)
-    now = f" ({reading.depth} at work now)" if reading.depth else ""
-    yield (
-        f"reading  up to {counted(reading.deepest, 'reader thread')}{now}, because reads block: "
-        f"{counted(brought, 'sample')} brought ahead of the workers, {share:.0%} of those since reads were seen to "
-        f"block; at most {reading.most_held / 2**20:.0f} MiB held"
-    )
 
 
 def _calls(stats: Stats) -> Iterator[str]:

@@ -20,7 +20,7 @@ from penstock.errors import InvalidOption
 from penstock.executors.job import Executor
 from penstock.executors.selection import Executors, default_workers, planned
 from penstock.explain import Explained
-from penstock.loop_times import clocked
+from penstock.loop_times import LoopClock, LoopMeter
 from penstock.observe import Observers, SpanSink, watching
 from penstock.order.batch_order import BatchOrder
 from penstock.order.batches import deepest
@@ -268,8 +268,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._checkpoint.progress = progress
         executors = self._executors
         executors.warn_of_unreached(settings, self._plan)
-        followers: Observers = (progress,) if record is None else (progress, record)
-        followers = (*followers, *clocked(executors.counters.loop, watching(self)))
+        loop = executors.counters.loop
+        loop.followed(self)
+        followers: Observers = (progress, LoopClock(loop)) if record is None else (progress, record, LoopClock(loop))
+        followers += watching(self)
         if feed is None or target is None:
             batches = self._batches(settings, None)
             tuners = executors.autotune.begin(batches, chosen=settings.workers_chosen)
@@ -469,6 +471,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def read_by(self) -> str:
         """Who reads the dataset: "native threads" or "Python"."""
         return "native threads" if isinstance(self._plan, NativePlan) else "Python"
+
+    @property
+    def loop_meter(self) -> LoopMeter:
+        """What adds up the times of the loops over this loader."""
+        return self._executors.counters.loop
 
     def record_spans(self, sink: SpanSink) -> Callable[[], None]:
         """Have a sink called for each piece of work of this process's workers; return what ends that."""

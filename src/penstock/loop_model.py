@@ -143,22 +143,6 @@ class Measured:
         return sum(self.cpu.values())
 
     @property
-    def limits(self) -> dict[str, float]:
-        """What a step takes at least, by what sets the limit."""
-        if self.kind is Workers.CALLER:
-            return {"work": self.work + self.total_busy}
-        found = {
-            "work": self.work,
-            "workers": self.total_busy / self.lanes,
-            "cpus": (self.total_cpu + self.other_cpu) / self.free_cpus,
-        }
-        if self.locked:
-            found["lock"] = self.total_cpu
-        if self.fillers is not None:
-            found["network"] = self.fillers.arriving
-        return found
-
-    @property
     def lanes(self) -> int:
         """How many samples are worked on at a time."""
         if self.fillers is None:
@@ -168,7 +152,12 @@ class Measured:
     @property
     def modelled(self) -> float:
         """What a step takes by the model, in seconds, without the cost of a batch beside its samples."""
-        return max(self.limits.values())
+        if self.kind is Workers.CALLER:
+            return self.work + self.total_busy
+        cpus = (self.total_cpu + self.other_cpu) / self.free_cpus
+        lock = self.total_cpu if self.locked else 0.0
+        network = self.fillers.arriving if self.fillers is not None else 0.0
+        return max(self.work, self.total_busy / self.lanes, cpus, lock, network)
 
     @property
     def overhead(self) -> float:
@@ -192,6 +181,11 @@ class Measured:
             return False
         running = self.total_cpu / self.step if self.step else 0.0
         return SATURATED <= running <= 2 - SATURATED and self.cpus >= 2
+
+    def gain_without(self, *causes: Cause) -> float:
+        """Return how many times as fast the loop would be if this part of the workers' time fell away."""
+        busy = {cause: seconds for cause, seconds in self.busy.items() if cause not in causes}
+        return self.gain(busy=busy, cpu={cause: seconds for cause, seconds in self.cpu.items() if cause not in causes})
 
     def gain(self, **changed: object) -> float:
         """Return how many times as fast the loop would be by the model, with these fields changed."""
@@ -231,8 +225,7 @@ def measured(
     used = own / whole
     contended = used > SATURATED * cpus or used + foreign > SATURATED * max(cpus, host_cpus)
     elsewhere = fillers is not None  # where the stages ran, and on whose CPUs
-    busy: dict[Cause, float] = {}
-    cpu: dict[Cause, float] = {}
+    busy, cpu = dict.fromkeys(Cause, 0.0), dict.fromkeys(Cause, 0.0)
     share = 1 / max(1, loop.batches)  # workers made the first batch of each pass too
     for stage, time in stages.items():
         if (cause := _STAGES.get(stage)) is None:
@@ -240,17 +233,13 @@ def measured(
         ran = time.cpu_seconds
         # Who is not on a CPU waits: for one, where they are all taken; else for files or another machine, or for
         # Python's lock where threads run Python.
-        queued = (
-            min(time.seconds - ran, (CROWDED - 1) * ran)
-            if contended and not elsewhere and cause is not Cause.READ
-            else 0.0
-        )
-        queued = max(0.0, queued)
+        crowded = contended and not elsewhere and cause is not Cause.READ
+        queued = max(0.0, min(time.seconds - ran, (CROWDED - 1) * ran)) if crowded else 0.0
         asleep = cause is Cause.PYTHON and kind is not Workers.THREADS
         blocked = max(0.0, time.seconds - queued - ran) if asleep else 0.0
-        _add(busy, cause, (time.seconds - queued - blocked) * share)
-        _add(cpu, cause, 0.0 if elsewhere else ran * share)
-        _add(busy, Cause.READ, blocked * share)
+        busy[cause] += (time.seconds - queued - blocked) * share
+        busy[Cause.READ] += blocked * share
+        cpu[cause] += 0.0 if elsewhere else ran * share
     outlying, outlying_wait = outliers(loop)
     return Measured(
         steps=steps,
@@ -260,8 +249,8 @@ def measured(
         kind=Workers.CALLER if workers == 0 else kind,
         cpus=max(cpus, 0.01),
         batch_size=samples / max(1, loop.batches),
-        busy=busy,
-        cpu=cpu,
+        busy={cause: seconds for cause, seconds in busy.items() if seconds > 0},
+        cpu={cause: seconds for cause, seconds in cpu.items() if seconds > 0},
         other_cpu=max(0.0, loop.cpu_seconds / steps - (0 if kind is Workers.PROCESSES else sum(cpu.values()))),
         foreign_cpus=foreign,
         host_cpus=host_cpus,
@@ -275,33 +264,16 @@ def measured(
     )
 
 
-def _add(totals: dict[Cause, float], cause: Cause, seconds: float) -> None:
-    if seconds > 0:
-        totals[cause] = totals.get(cause, 0.0) + seconds
-
-
 def outliers(loop: LoopTimes) -> tuple[int, float]:
     """Return how many batches were waited for much longer than the median one, and for how long together.
 
     Waits are known by classes, each twice as long as the one before: a class counts with three quarters of its upper
     bound, all classes together with what was waited.
     """
-    steps = sum(loop.waits)
     lengths = [0.75 * 2**number * 1e-6 for number in range(len(loop.waits))]
-    median = _class_of(loop.waits, steps // 2)
-    bound = max(OUTLYING * lengths[median], OUTLYING_SECONDS)
+    bound = max(OUTLYING * 0.75 * loop.wait_quantile(0.5), OUTLYING_SECONDS)
     counts = [(count, length) for count, length in zip(loop.waits, lengths, strict=True) if count]
     whole = sum(count * length for count, length in counts)
     beyond = [(count, length) for count, length in counts if length > bound]
     wait = sum(count * length for count, length in beyond)
     return sum(count for count, _ in beyond), loop.steady_waited * wait / whole if whole else 0.0
-
-
-def _class_of(counts: tuple[int, ...], number: int) -> int:
-    """Return the class of the wait with a number, counted from the shortest one."""
-    seen = 0
-    for position, count in enumerate(counts):
-        seen += count
-        if seen > number:
-            return position
-    return len(counts) - 1

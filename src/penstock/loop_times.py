@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import threading
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter, process_time
+from typing import Any
 
 import penstock._native as _native
-from penstock.observe import Delivery, Observer, Observers
+from penstock.observe import Delivery, Follower, Observer, followers
 from penstock.system.cpus import machine_cpu_seconds
 
 #: Waits are counted by their length: up to 1 us, 2 us, 4 us, ...; the last class holds all longer ones (over 67 s).
@@ -17,6 +21,8 @@ WAIT_CLASSES = len(_native.LoopCounter().counts()[-1])
 #: SHORT_PASS: shorter ones that follow each other are looked at together.
 LOOK_SECONDS = 0.25
 SHORT_PASS = 0.002
+
+_log = logging.getLogger("penstock")
 
 
 @dataclass(frozen=True)
@@ -77,13 +83,23 @@ class LoopMeter:
 
     Args:
         counter: of the loader; None: one of its own.
+
+    Attributes:
+        passes: that began.
+        failed: errors that the loops got in a batch's place.
+        latest: returns the clock of the pass that began last, while it is there.
+        looked: when the CPU times were read, by time.perf_counter().
     """
 
     def __init__(self, counter: _native.LoopCounter | None = None) -> None:
         self._lock = threading.RLock()  # a garbage collection in any line may log the verdict of a loader
         self._counter = counter or _native.LoopCounter()
         self._cpu = self._machine_cpu = self._idle = 0.0
-        self._looked = 0.0  # when the CPU times were read
+        self.passes = self.failed = 0
+        self.latest: Callable[[], LoopClock | None] = lambda: None
+        self.looked = 0.0
+        self._followers: tuple[Follower, ...] = ()
+        self._following: list[Callable[[float], None]] = []
         self._ran = 0.0, 0.0  # of the process and the machine, then
         # Batch by batch they are counted natively: behind a batch's samples Python's code has left the CPU's caches.
         self.add, self.add_work = self._counter.add, self._counter.add_work
@@ -93,16 +109,35 @@ class LoopMeter:
         with self._lock:
             self._idle += seconds
 
+    @property
+    def open(self) -> bool:
+        """Whether the pass that began last is neither gone through to its end nor left."""
+        clock = self.latest()
+        return clock is not None and not clock.over
+
+    def followed(self, loader: Any) -> None:
+        """Let those who follow loaders know of this one, where they do not: a pass begins."""
+        if self._followers is not (them := followers()):
+            self._followers = them
+            self._following = []
+            for one in them:
+                try:
+                    self._following += filter(None, [one(loader)])
+                except Exception:
+                    _log.exception("a follower of loaders failed, and follows this one no more")
+
     def look(self, *, begins: bool = False) -> None:
         """Count the CPU times of process and machine since the last look; begins: of a pass, they are only read."""
-        if (now := perf_counter()) - self._looked < SHORT_PASS:
+        if (now := perf_counter()) - self.looked < SHORT_PASS:
             return
         with self._lock:
-            before, self._ran, self._looked = self._ran, (process_time(), machine_cpu_seconds()), now
+            before, self._ran, self.looked = self._ran, (process_time(), machine_cpu_seconds()), now
             if not begins:
                 process, machine = map(operator.sub, self._ran, before)
                 self._cpu += process
                 self._machine_cpu += machine
+        for follows in self._following:
+            follows(now)
 
     def times(self) -> LoopTimes:
         """Return the times so far."""
@@ -117,14 +152,19 @@ class LoopClock(Observer):
 
     Args:
         meter: adds up the times.
-        others: those that need not know of each batch, and cost nothing at most of them.
+
+    Attributes:
+        over: the pass was gone through to its end.
     """
 
-    def __init__(self, meter: LoopMeter, others: Observers = ()) -> None:
-        self._meter, self._add, self._others = meter, meter.add, others
+    over = False
+
+    def __init__(self, meter: LoopMeter) -> None:
+        self.meter, self._add = meter, meter.add
+        meter.passes += 1
+        meter.latest = weakref.ref(self)
         self._left: float | None = None  # when the loop got its latest batch, or an error in its place
         self._looked = 0.0  # when CPU times were due
-        self._begun = False  # a batch of the pass has come
         self.direct: _native.CallerClock | None = None
         """Measures the loop in the place of `delivered`: that of a pass in the caller's thread."""
 
@@ -136,40 +176,24 @@ class LoopClock(Observer):
         self._add(delivery.waited, worked, delivery.in_flight)
         if left is None or now - self._looked > LOOK_SECONDS:
             self._looked = now
-            self.look()
-
-    def look(self) -> None:
-        """Read the CPU times, and let those know that look now and then."""
-        begins, self._begun = not self._begun, True
-        self._meter.look(begins=begins)
-        for other in self._others:
-            other.looked()
+            self.meter.look(begins=left is None)
 
     def failed(self, error: Exception) -> None:
         """Take note that the loop goes on from here."""
+        self.meter.failed += 1
         self._left = perf_counter()
         if self.direct is not None:
             self.direct.failed()
-        for other in self._others:
-            other.failed(error)
 
     def ended(self) -> None:
         """Count the loop's work on the last batch."""
+        self.over = True
         if self.direct is not None:
-            self.direct.ended()
-        elif self._left is not None:
-            self._meter.add_work(max(0.0, perf_counter() - self._left))
-        if self._begun:
-            self._meter.look()
-        self._left, self._begun = None, False
-        for other in self._others:
-            other.ended()
-
-
-def clocked(meter: LoopMeter, watchers: Observers) -> Observers:
-    """Return the clock of a loop, with the watchers that need not know of each batch, and the other watchers."""
-    others: list[Observer] = []
-    by_batch: list[Observer] = []
-    for watcher in watchers:
-        (by_batch if watcher.by_batch else others).append(watcher)
-    return LoopClock(meter, tuple(others)), *by_batch
+            begun = self.direct.ended()
+        else:
+            begun = self._left is not None
+            if self._left is not None:
+                self.meter.add_work(max(0.0, perf_counter() - self._left))
+        if begun:
+            self.meter.look()
+        self._left = None

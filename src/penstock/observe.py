@@ -50,11 +50,6 @@ class Delivery:
 class Observer:
     """Watches the passes of a loader. Its methods are called by the thread that calls next(); here they do nothing."""
 
-    harmless = False
-    """Its methods raise nothing."""
-    by_batch = True
-    """It is to know of each batch; else it looks at its loader now and then, in looked(), and raises nothing."""
-
     def delivered(self, delivery: Delivery) -> None:
         """Take note of a batch that its user is about to get; an exception is raised in its place."""
 
@@ -64,15 +59,16 @@ class Observer:
     def ended(self) -> None:
         """Take note that the pass was gone through to its end."""
 
-    def looked(self) -> None:
-        """Take note of the first batch of the pass, and of a batch a few times a second from then on."""
-
 
 Observers = tuple[Observer, ...]
 #: Called with a loader when one of its passes begins; returns an observer of what the pass's user gets, or None.
 Watcher = Callable[[Any], Observer | None]
+#: Called with a loader at its first pass; returns what its loops call a few times a second, with the time by
+#: time.perf_counter(), or None. It raises nothing.
+Follower = Callable[[Any], Callable[[float], None] | None]
 
 _watchers: list[Watcher] = []
+_followers: tuple[Follower, ...] = ()
 _log = logging.getLogger("penstock")
 
 
@@ -90,9 +86,28 @@ def watch(watcher: Watcher) -> Callable[[], None]:
     return end
 
 
+def follow(follower: Follower) -> Callable[[], None]:
+    """Have a follower called for each loader of this process; return what ends that. It costs a pass nothing."""
+    global _followers
+    _followers = (*_followers, follower)
+
+    def end() -> None:  # by equality: a bound method is made anew each time
+        global _followers
+        _followers = tuple(one for one in _followers if one != follower)
+
+    return end
+
+
+def followers() -> tuple[Follower, ...]:
+    """Return the followers: the same object until they are others."""
+    return _followers
+
+
 def watching(loader: Any) -> Observers:
     """Return the observers that watchers have for a pass of a loader that begins."""
-    found = []
+    if not _watchers:
+        return ()
+    found: list[Observer] = []
     for watcher in tuple(_watchers):
         try:
             observer = watcher(loader)
@@ -101,14 +116,12 @@ def watching(loader: Any) -> Observers:
             with contextlib.suppress(ValueError):
                 _watchers.remove(watcher)
         else:
-            found += [] if observer is None else [observer if observer.harmless else Harmless(observer)]
+            found += [] if observer is None else [Harmless(observer)]
     return tuple(found)
 
 
 class Harmless(Observer):
     """Passes on what an observer is to know, until the observer raises an exception, which is logged."""
-
-    harmless = True
 
     def __init__(self, observer: Observer) -> None:
         self._observer: Observer | None = observer
@@ -388,8 +401,7 @@ class Meter:
 
     def light(self) -> bool:
         """Return whether passes in the caller's thread read their samples in less time than one costly call takes."""
-        read, _, iterated = self.counter.direct()[2]
-        return 0 < read[0] + iterated[0] < LIGHT * (read[1] + iterated[1])
+        return self.counter.light(LIGHT)
 
     def _count_finished(self) -> dict[str, StageTime]:
         """Add what is finished to the totals, and return a copy of them."""

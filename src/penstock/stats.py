@@ -239,7 +239,7 @@ class Counters(Observer):
         jpeg_index: IndexCounts | None = None,
         fillers: FillerCounts | None = None,
     ) -> Stats:
-        """Return the counters as they are, with the given (lent, free, created) buffers, tiers, tuning and so on."""
+        """Return the counters now, with the given (lent, free, created) buffers, tiers, tuning and so on."""
         with self._lock:
             batches, samples, read_by_python = self.batches, self.samples, dict(self._read_by_python)
         meter, loop = self.meter, self.loop.times()

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.cluster.dispatch import REQUESTS
 from penstock.loop_model import CALL, SATURATED, Cause, FillerWork, Measured, Workers
-from penstock.system.words import counted, size_of
+from penstock.system.words import counted, duration, size_of
 
 #: A loop that waits for less than this share of its time is not held up by its batches.
 WAITING = 0.05
@@ -50,7 +50,7 @@ class Finding:
 def findings(found: Measured) -> list[Finding]:
     """Return what holds a loop up, what would help most first."""
     if found.wait < WAITING * found.step:
-        evidence = f"The loop worked for {time_text(found.work)} of the {time_text(found.step)} that a step takes."
+        evidence = f"The loop worked for {duration(found.work)} of the {duration(found.step)} that a step takes."
         return [Finding(Cause.COMPUTE, evidence, "", 1.0)]
     if found.fillers is None:
         work = [*_lock(found), *_cpus(found), *_workers(found)]
@@ -58,7 +58,7 @@ def findings(found: Measured) -> list[Finding]:
         work = [*_cpus(found), *_of_fillers(found, found.fillers)]
     made = [*_outliers(found), *_overhead(found), *work, *_reads(found)]
     if not made:
-        evidence = f"The loop waited for {time_text(found.wait)} of the {time_text(found.step)} that a step takes."
+        evidence = f"The loop waited for {duration(found.wait)} of the {duration(found.step)} that a step takes."
         return [Finding(_largest(found.busy), evidence, "", 1.0)]
     return sorted(made, key=lambda finding: -finding.gain)
 
@@ -76,7 +76,7 @@ def _outliers(found: Measured) -> Iterator[Finding]:
     if gain >= WORTH:
         evidence = (
             f"{found.outlying_wait / found.wait:.0%} of the wait was for {found.outlying_batches:.1%} of the batches, "
-            f"up to {time_text(found.longest_wait)} for one: a few samples take much longer than the others."
+            f"up to {duration(found.longest_wait)} for one: a few samples take much longer than the others."
         )
         change = f"prefetch_factor={depth}, so that others are ready,"
         yield Finding(Cause.OUTLIERS, evidence, change, gain, {"prefetch_factor": depth})
@@ -89,8 +89,8 @@ def _overhead(found: Measured) -> Iterator[Finding]:
     gain = larger_batches(found)
     if gain >= WORTH:
         evidence = (
-            f"A batch of {found.batch_size:.3g} samples costs {time_text(found.overhead)} beside the work on its "
-            f"samples, which takes {time_text(found.modelled)} of the {time_text(found.step)} a step."
+            f"A batch of {found.batch_size:.3g} samples costs {duration(found.overhead)} beside the work on its "
+            f"samples, which takes {duration(found.modelled)} of the {duration(found.step)} a step."
         )
         size = max(1, round(found.batch_size)) * LARGER
         yield Finding(Cause.OVERHEAD, evidence, f"batch_size={size}", gain, {"batch_size": size})
@@ -116,8 +116,8 @@ def _lock(found: Measured) -> Iterator[Finding]:
     gain = found.gain(kind=Workers.PROCESSES, busy=found.cpu)  # what threads waited for the lock falls away
     if gain >= WORTH:
         evidence = (
-            f"{found.workers} threads ran for {time_text(found.total_cpu)} a step together, as one could in "
-            f"{time_text(found.step)}: Python's lock lets one of them run at a time."
+            f"{found.workers} threads ran for {duration(found.total_cpu)} a step together, as one could in "
+            f"{duration(found.step)}: Python's lock lets one of them run at a time."
         )
         options = {"worker_method": "process", "share_dataset": False}  # processes share nothing
         yield Finding(Cause.LOCK, evidence, 'worker_method="process"', gain, options)
@@ -137,7 +137,7 @@ def _cpus(found: Measured) -> Iterator[Finding]:
         return
     largest = _largest(found.cpu)
     evidence = (
-        f"The process ran for {time_text(running)} a step, {running / found.step:.3g} of {found.cpus:.3g} CPUs, most "
+        f"The process ran for {duration(running)} a step, {running / found.step:.3g} of {found.cpus:.3g} CPUs, most "
         f"of it for {largest}."
     )
     if found.foreign_cpus > 0.1:
@@ -164,7 +164,7 @@ def _workers(found: Measured) -> Iterator[Finding]:
         return
     who = f"{counted(found.workers, 'worker')} " if found.workers else "the loop itself "
     evidence = (
-        f"The batches kept {who}busy for {time_text(found.total_busy)} a step, of which {time_text(found.total_cpu)} "
+        f"The batches kept {who}busy for {duration(found.total_busy)} a step, of which {duration(found.total_cpu)} "
         f"on a CPU; {found.cpus:.3g} CPUs may be used."
     )
     yield Finding(_largest(found.busy), evidence, f"num_workers={best}", gain, {"num_workers": best})
@@ -201,7 +201,7 @@ def _of_fillers(found: Measured, fillers: FillerWork) -> Iterator[Finding]:
             best, gain = workers, more
     if gain >= WORTH:
         evidence = (
-            f"The batches kept {counted(found.workers, 'filler')} busy for {time_text(found.total_busy)} a step, with "
+            f"The batches kept {counted(found.workers, 'filler')} busy for {duration(found.total_busy)} a step, with "
             f"{counted(fillers.threads, 'thread')} each."
         )
         yield Finding(_largest(found.busy), evidence, f"num_workers={best}", gain, {"num_workers": best})
@@ -219,13 +219,11 @@ def _reads(found: Measured) -> Iterator[Finding]:
     """Yield the finding that files are what workers wait for."""
     if not found.cacheable or Cause.READ not in found.busy:
         return
-    without = {cause: seconds for cause, seconds in found.busy.items() if cause is not Cause.READ}
-    cpu = {cause: seconds for cause, seconds in found.cpu.items() if cause is not Cause.READ}
-    gain = found.gain(busy=without, cpu=cpu)
+    gain = found.gain_without(Cause.READ)
     if gain >= WORTH:
         reading = found.busy[Cause.READ]
         rate = f", {found.read_bytes / reading / 1e6:.3g} MB/s for a worker" if found.read_bytes else ""
-        evidence = f"Workers spent {time_text(reading)} a step at files{rate}."
+        evidence = f"Workers spent {duration(reading)} a step at files{rate}."
         change = "cache= with room for the files, from the second epoch on,"
         yield Finding(Cause.READ, evidence, change, gain, {"cache": ROOM})
 
@@ -233,10 +231,10 @@ def _reads(found: Measured) -> Iterator[Finding]:
 def verdict(found: Measured) -> str:
     """Return the one sentence, or two: how much the loop waited, what for, and what would help."""
     share = found.wait / found.step
-    idle = f", the device idle for {time_text(found.device_idle)} of it" if found.device_idle > 0 else ""
-    text = f"The consumer waited {share:.0%} of the time ({time_text(found.wait)} a step{idle})"
+    idle = f", the device idle for {duration(found.device_idle)} of it" if found.device_idle > 0 else ""
+    text = f"The consumer waited {share:.0%} of the time ({duration(found.wait)} a step{idle})"
     if share < WAITING:
-        return f"{text}: its own work, {time_text(found.work)} a step, is what takes the time."
+        return f"{text}: its own work, {duration(found.work)} a step, is what takes the time."
     parts = dict(found.busy)
     if found.fillers is not None and found.fillers.arriving:
         parts[Cause.NETWORK] = found.fillers.arriving * found.lanes
@@ -246,9 +244,7 @@ def verdict(found: Measured) -> str:
     shown = sorted(((seconds, cause) for cause, seconds in parts.items() if seconds >= 0.05 * whole), reverse=True)
     if shown:
         text += (
-            ": "
-            + ", ".join(f"{cause} {time_text(found.wait * seconds / whole)}" for seconds, cause in shown)
-            + " of it"
+            ": " + ", ".join(f"{cause} {duration(found.wait * seconds / whole)}" for seconds, cause in shown) + " of it"
         )
     useful = [finding for finding in findings(found) if finding.change and finding.gain >= WORTH][:2]
     if not useful:
@@ -274,11 +270,3 @@ def log_at_end(loader: object, measure: Callable[[], Measured | None]) -> None:
 def _log_verdict(measure: Callable[[], Measured | None], pid: int) -> None:
     if os.getpid() == pid and (found := measure()) is not None and found.wait >= WAITING * found.step:
         logging.getLogger("penstock").warning("%s", verdict(found))
-
-
-def time_text(seconds: float) -> str:
-    """Return a duration with a unit: "71 ms", "3.2 s", "85 us"."""
-    for factor, unit in ((1, "s"), (1e-3, "ms")):
-        if seconds >= factor:
-            return f"{seconds / factor:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"

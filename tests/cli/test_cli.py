@@ -23,6 +23,7 @@ import penstock
 from penstock.cli import main
 from penstock.errors import CorruptSample
 from penstock.state.manifest import BadSample, Manifest
+from tests.insight.penstock_processes import fails
 
 Captured = pytest.CaptureFixture[str]
 
@@ -43,17 +44,6 @@ def manifest(tmp_path: Path) -> str:
         BadSample("id-22", None, "ValueError: no", None, WHEN),
         BadSample("/data/x.jpg", "/data/x.jpg", "CorruptSample: é", 0, WHEN, 3),
     )
-
-
-def fails(capsys: Captured, *arguments: str) -> str:
-    """Assert exit code 2, nothing on stdout, one line on stderr; return that."""
-    try:
-        code: Any = main(arguments)
-    except SystemExit as stop:
-        code = stop.code
-    out, err = capsys.readouterr()
-    assert (code, out, err.count("\n")) == (2, "", 1), (code, out, err)
-    return err.rstrip("\n")
 
 
 # --- the whole ---------------------------------------------------------------------------------------------------
@@ -142,13 +132,6 @@ def test_list(manifest: str, capsys: Captured) -> None:
     ]
 
 
-def test_list_without_paths_of_their_own(tmp_path: Path, capsys: Captured) -> None:
-    path = write(tmp_path / "m", BadSample("/a", "/a", "E: x", 1, WHEN), BadSample("b", None, "E: y", 1, WHEN))
-    assert main(["quarantine", "list", path]) == 0
-    out = capsys.readouterr().out
-    assert "PATH" not in out and "2 bad samples in" in out
-
-
 def test_list_empty(tmp_path: Path, capsys: Captured) -> None:
     path = write(tmp_path / "m")
     assert main(["quarantine", "list", path]) == 0
@@ -164,15 +147,6 @@ def test_list_odd_names(tmp_path: Path, capsys: Captured) -> None:
     escaped = r'a "\udcff"\n\x1b[31m,b'
     assert lines[1].startswith(escaped + "  ") and lines[1].endswith("E: " + escaped)
     assert lines[2:] == ["", f"1 bad sample in {path}"]
-
-
-def test_list_fits_a_terminal(manifest: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((66, 24)))
-    monkeypatch.setattr(sys.stdout, "fileno", lambda: 1)
-    Manifest(manifest).add(BadSample("long", None, "E: " + "x" * 100, 1, WHEN))
-    assert main(["quarantine", "list", manifest]) == 0
-    longest = max(capsys.readouterr().out.splitlines()[:-1], key=len)
-    assert longest.endswith("E: " + "x" * 16 + "…")  # 20 columns at least: here the terminal is too narrow for more
 
 
 def test_list_json(manifest: str, capsys: Captured) -> None:
@@ -313,12 +287,6 @@ def test_retry_warns_of_nothing(tmp_path: Path, capsys: Captured, monkeypatch: p
     manifest = write(tmp_path / "m", BadSample.of("a", tmp_path / "large.png", CorruptSample("torn")))
     assert main(["quarantine", "retry", manifest]) == 0
     assert capsys.readouterr().err == ""
-
-
-def test_retry_that_could_not_write(manifest: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    assert "its folder cannot be written" in fails(capsys, "quarantine", "retry", manifest)
-    assert main(["quarantine", "retry", "--dry-run", manifest]) == 1
 
 
 # --- export ------------------------------------------------------------------------------------------------------

@@ -238,7 +238,7 @@ def _loop(draw: random.Random, case: Case, workers: int, persistent: bool) -> Ca
         loop, arguments = "hold", held  # threads share the dataset's tensors, as the caller's thread does
     if (
         loop in ("leave", "fail", "two_passes", "fork")
-        and "thread" in str(case.own)
+        and ("thread" in str(case.own) or (workers and case.kind == "tensors"))
         and "generator=" in str(case.options)
     ):
         loop, arguments = "hold", held  # threads read further ahead, and a pass that is left has drawn as far as that

@@ -285,7 +285,7 @@ def in_a_dict(samples: list[torch.Tensor]) -> Any:
 
 @pytest.mark.parametrize(
     "options",
-    [{"collate_fn": in_a_dict}, {"worker_method": "process"}, {"batch_size": None}],
+    [{"collate_fn": in_a_dict}, {"batch_size": None}],
     ids=lambda given: next(iter(given)),
 )
 def test_what_is_torchs_own_way_stays_it(options: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The command `penstock` in processes of its own, and Python beside it."""
+"""The command `penstock`, in this process and in processes of its own, and Python beside it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
+from penstock.cli import main
 from tests.python_processes import Program
 
 _COMMAND = "import sys; from penstock.cli import main; sys.argv[0] = 'penstock'; sys.exit(main())"
@@ -73,3 +76,14 @@ def written(folder: Path, files: Mapping[str, str] | Sequence[tuple[str, str]]) 
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return folder
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run the command in this process: assert exit code 2, nothing on stdout, one line on stderr; return that."""
+    try:
+        code: Any = main(arguments)
+    except SystemExit as stop:
+        code = stop.code
+    out, err = capsys.readouterr()
+    assert (code, out, err.count("\n")) == (2, "", 1), (code, out, err)
+    return err.rstrip("\n")

@@ -121,7 +121,7 @@ def test_what_tutorials_advise() -> None:
     assert here["a faster disk, or a RAM disk"].gain == pytest.approx(2)
     assert here["fewer transforms"].gain == pytest.approx(10 / 7)
     assert not here["a larger batch"].helps
-    assert here["preprocessing on the GPU"].gain is None and "no accelerator" in here["preprocessing on the GPU"].why
+    assert "preprocessing on the GPU" not in here
     on_device = {one.name: one for one in advice(found, accelerator=True)}
     assert on_device["preprocessing on the GPU"].gain == pytest.approx(2)
 

@@ -30,8 +30,6 @@ import penstock
 from penstock.insight.check import State
 from penstock.insight.lint import Remark, lint, state
 
-DEVICE = torch.device("cuda:1")
-
 
 def rules(dataset: Any) -> list[str]:
     return [remark.rule for remark in lint(dataset)]
@@ -279,6 +277,30 @@ def test_draws_of_global_generators() -> None:
     assert only(DrawingStream()).where.startswith("DrawingStream.__iter__ (")
 
 
+class DrawingBeforehand(Held):
+    """Calls a function of the module for a sample, and has a method of that name, which is called before."""
+
+    def load(self) -> None:
+        random.shuffle([])
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.load(str(index))
+
+
+class DrawingInAnother(Held):
+    def __init__(self) -> None:
+        super().__init__()
+        self.reader = DrawingBeforehand()
+
+    def __getitem__(self, index: int) -> Any:
+        return self.reader.load()
+
+
+def test_methods_that_no_sample_comes_by() -> None:
+    assert lint(DrawingBeforehand()) == []
+    assert only(DrawingInAnother()).where.startswith("DrawingBeforehand.load (")
+
+
 @pytest.mark.parametrize(
     "transform",
     [
@@ -331,55 +353,6 @@ def test_generators_of_the_dataset_are_no_global_ones() -> None:
     assert lint(Seeded()) == []
 
 
-class OnCuda(Held):
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.how = how
-        self.device = "cuda:0"
-        self.other = "cpu"
-
-    def __getitem__(self, index: int) -> Any:
-        x = torch.zeros(3)
-        match self.how:
-            case "cuda":
-                return x.cuda()
-            case "to":
-                return x.to("cuda")
-            case "own":
-                return x.to(self.device, non_blocking=True)
-            case "global":
-                return x.to(DEVICE)
-            case "made":
-                return torch.ones(3, device=torch.device("cuda", 0))
-            case "word":
-                return torch.zeros(3, device="cuda:1")
-            case "module":
-                return torch.cuda.synchronize()
-
-
-class OnCpu(Held):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cuda = torch.cuda.is_available()
-        self.device = "cpu"
-
-    def __getitem__(self, index: int) -> Any:
-        x = torch.zeros(3).to(torch.float32).to(self.device).to("cpu", dtype=torch.float32)
-        if self.cuda and torch.version.cuda and torch.cuda.is_available():
-            return x
-        return torch.ones(3, device="cpu")
-
-
-def test_cuda_calls() -> None:
-    remark = only(OnCuda("cuda"))
-    assert (remark.rule, remark.state) == ("cuda", State.BAD)
-    lines = [
-        line_of(OnCuda.__getitem__, words) for words in ("x.cuda()", 'x.to("cuda")', "self.device, non", "(DEVICE)")
-    ]
-    assert f"(lines {', '.join(map(str, lines))}, ...)" in remark.what
-    assert lint(OnCpu()) == []
-
-
 def made_without_source(body: str) -> Any:
     """Return a dataset whose class has no file, as one of an interactive session."""
     names: dict[str, Any] = {"random": random, "np": np, "torch": torch, "Held": Held, "__name__": "__main__"}
@@ -393,11 +366,7 @@ def made_without_source(body: str) -> Any:
     [
         ("return random.random()", ["global-random"]),
         ("return [np.random.rand() for _ in range(3)]", ["global-random"]),
-        ("return torch.zeros(3).cuda()", ["cuda"]),
-        ("return torch.zeros(3).to('cuda')", ["cuda"]),
-        ("return torch.zeros(3, device='cuda')", ["cuda"]),
-        ("torch.cuda.synchronize()", ["cuda"]),
-        ("return torch.rand(3).to('cpu')", []),
+        ("return torch.rand(3)", []),
         ("random = np.random.default_rng(index); return random.random()", []),
         ("return lambda random: random.random()", []),
     ],
@@ -486,7 +455,6 @@ def test_what_fails_comes_before_what_costs(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"x")
     with open(tmp_path / "x", "rb") as file:
         assert rules(Both([file])) == ["open-handle", "global-random"]
-        assert rules(Both(transform=OnCuda("to"))) == ["cuda", "global-random"]
 
 
 def test_what_is_installed_is_no_code_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,8 +26,9 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 import penstock
-from penstock.insight.loops import LoopRecord, Loops
-from penstock.insight.run_report import RunReport, duration, plain_sentence
+from penstock.insight.loops import Loop, Loops
+from penstock.insight.run_report import RunReport, plain_sentence
+from penstock.system.words import duration
 from tests.forking import assert_in_child
 from tests.same import assert_same, outcomes
 
@@ -101,7 +102,7 @@ def surroundings() -> list[Any]:
     return [getattr(kind, name) for kind, name in names]
 
 
-def only(loops: Loops) -> LoopRecord:
+def only(loops: Loops) -> Loop:
     (record,) = loops.records()
     return record
 
@@ -246,9 +247,9 @@ def test_a_loader_is_not_kept(loops: Loops) -> None:
     for kind in (DataLoader, penstock.DataLoader):
         loader = kind(ROWS, 4)
         list(loader)
-        assert len(loops._known) == 1
+        assert len(loops._places) == 1
         del loader
-        assert not loops._known
+        assert not loops._places
     assert len(loops.records()) == 2
 
 
@@ -344,28 +345,28 @@ def test_steps_end_the_program(kind: Any) -> None:
 
 
 def test_report(loops: Loops) -> None:
-    assert RunReport(2.5, loops.records()).lines(plain_sentence) == ["no DataLoader was used, in 2.5 s"]
+    assert RunReport(2.5, loops.records()).lines() == ["no DataLoader was used, in 2.5 s"]
     failing, place = DataLoader(Bad(), 8), here()
     with pytest.raises(LookupError):
         next(iter(failing))
-    (line,) = RunReport(2.5, loops.records(), loops.barren()).lines(plain_sentence)
+    (line,) = RunReport(2.5, loops.records(), loops.without_batches()).lines()
     assert line == f"no batch came from DataLoader(Bad, batch_size=8, num_workers=0) at {place}, in 2.5 s"
     loader, place = DataLoader(ROWS, 4), here()
     next(iter(loader))
-    (line,) = RunReport(1.0, loops.records()).lines(plain_sentence)
+    (line,) = RunReport(1.0, loops.records()).lines()
     assert line.startswith("The consumer took 1 batch in 1 pass, ") and line.endswith(f"num_workers=0) at {place}")
     list(loader)
-    (line,) = RunReport(1.0, loops.records()).lines(plain_sentence)
+    (line,) = RunReport(1.0, loops.records()).lines()
     assert "% of the time (" in line and "4 batches in 2 passes" in line
     for size in range(1, 13):
         list(DataLoader(ROWS, size))
-    lines = RunReport(1.0, loops.records()).lines(plain_sentence)
+    lines = RunReport(1.0, loops.records()).lines()
     assert len(lines) == 11 and lines[-1] == "and 3 loaders more, for which it waited less"
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(125, "2 min 5 s"), (12.34, "12.3 s"), (0.0712, "71 ms"), (0.0032, "3.2 ms"), (4e-5, "40 us"), (0, "0 us")],
+    [(125, "2 min 5 s"), (12.34, "12.3 s"), (0.0712, "71.2 ms"), (0.0032, "3.2 ms"), (4e-5, "40 us"), (0, "0 us")],
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text

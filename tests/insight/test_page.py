@@ -16,8 +16,7 @@ import torch
 from PIL import Image
 
 from penstock.errors import InvalidOption
-from penstock.insight.drawing import page_of
-from penstock.insight.sheet import contact_sheet, write_sheet
+from penstock.insight.sheet import contact_sheet, html_of, write_sheet
 
 BYTES = np.random.default_rng(3).integers(0, 256, (4, 3, 12, 10), dtype=np.uint8)
 
@@ -48,7 +47,7 @@ EVIL = ['<script>alert("1")</script>', "\" onload='alert(1)' x=\"", "a&amp;b", "
 
 def test_a_page_holds_its_pictures_labels_and_ids() -> None:
     sheet = contact_sheet([torch.from_numpy(BYTES), EVIL], EVIL, title="<b>title</b>", notes=["<i>note</i>"])
-    read = Reader(page_of(sheet))
+    read = Reader(html_of(sheet))
     sources = [value or "" for name, value in read.attributes if name == "src"]
     assert len(sources) == 4 and read.tags.count("figure") == 4
     for number, source in enumerate(sources):
@@ -61,11 +60,11 @@ def test_a_page_holds_its_pictures_labels_and_ids() -> None:
     assert {"script", "b", "i"}.isdisjoint(read.tags) and read.tags.count("h1") == 1
     assert [value for name, value in read.attributes if name == "alt"] == [f"{evil} 0" for evil in EVIL]
     assert not [name for name, _ in read.attributes if name.startswith("on") or name == "href"]
-    assert not re.search(r"https?:|//|@import|url\(", re.sub(r"base64,[^\"]+", "", page_of(sheet)).replace("</", ""))
+    assert not re.search(r"https?:|//|@import|url\(", re.sub(r"base64,[^\"]+", "", html_of(sheet)).replace("</", ""))
 
 
 def test_a_page_is_readable_in_light_and_dark() -> None:
-    page = page_of(contact_sheet(torch.zeros(1, 3, 8, 8)))
+    page = html_of(contact_sheet(torch.zeros(1, 3, 8, 8)))
     assert "prefers-color-scheme: dark" in page and 'content="light dark"' in page and "default-src 'none'" in page
 
 

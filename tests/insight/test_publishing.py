@@ -20,28 +20,11 @@ import penstock
 from penstock.errors import PenstockError
 from penstock.insight import live_files, publish, publishing
 from penstock.insight.jobs import Job, job_of, jobs
-from penstock.insight.live_files import ProcessName, live_folder, machine, read_all, started_at, this_process
+from penstock.insight.live_files import ProcessName, machine, read_all, started_at, this_process
 from penstock.insight.recording import Reading
 from tests.forking import assert_in_child
 from tests.sample_datasets import Made, Numbers, rows
 from tests.waiting import wait_until
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Return the folder of recordings, of this test alone, in a process that writes its own at once."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(publishing, "FIRST_AFTER", 0.0)
-    monkeypatch.setattr(publishing, "EVERY", 0.0)
-    monkeypatch.setattr(publishing, "_SHARE", 0.0)
-    monkeypatch.setattr("penstock.loop_times.LOOK_SECONDS", 0.0)  # at each batch
-    publish()
-    found = live_folder()
-    assert found is not None
-    yield found
-    publish(False)
-    monkeypatch.undo()
-    publish()
 
 
 def read(folder: Path) -> Job:
@@ -138,7 +121,7 @@ def test_only_the_latest_loaders_are_written_and_gone_ones_are_not(folder: Path,
     assert [one.number for one in read(folder).loaders] == [3, 4, 5]
     del loader, loaders[2:4]
     list(loaders[0])
-    assert [one.number for one in read(folder).loaders] == [5, 6]
+    assert [one.number for one in read(folder).loaders] == [5, 1]
 
 
 def test_publish_false_removes_the_file_and_writes_none(folder: Path) -> None:
@@ -200,7 +183,7 @@ def test_where_it_cannot_be_written_the_process_goes_on(folder: Path, spoil: Any
     spoil(folder)
     for _ in range(2):
         assert len(list(penstock.DataLoader(rows(), batch_size=4))) == 14
-    assert publishing._publisher is not None and publishing._publisher.recorder.due == float("inf")
+    assert publishing._publisher is not None and publishing._publisher._due == float("inf")
     if folder.is_dir():
         assert [file.name for file in folder.iterdir() if file.suffix == ".json"] == []
     assert list(recwarn) == []
@@ -229,7 +212,7 @@ def test_a_user_s_class_that_fails_hurts_nobody(folder: Path, caplog: pytest.Log
 
     assert len(list(Odd(rows(), batch_size=4))) == 14
     assert not folder.exists()
-    assert "a watcher of loaders failed" in caplog.text
+    assert "a follower of loaders failed" in caplog.text
 
 
 def test_a_loader_that_only_its_pass_keeps(folder: Path) -> None:

@@ -26,7 +26,7 @@ from tests.sample_datasets import Made, Numbers, Stream, rows
 
 def row(number: int, waited: float = 0.25, worked: float = 0.5) -> BatchRow:
     start = float(number)
-    return BatchRow(start, start + waited + worked, waited, 0.0, worked, 4, 1, 1, start, waited)
+    return BatchRow(start, start + waited + worked, waited, 0.0, worked, 4, 1, 1, start)
 
 
 def table_of(recorded: Recording, number: int = 0) -> Any:
@@ -65,11 +65,10 @@ def test_many_short_passes_are_bounded() -> None:
     assert len(kept.table()) < 8 and column(kept.table(), "waited").sum() == 250
 
 
-def test_merged_rows_keep_the_longest_wait() -> None:
+def test_merged_rows_have_no_beginning() -> None:
     kept = BatchRows(most=4)
-    for number, waited in enumerate([0.1, 0.9, 0.2, 0.3]):
-        kept.add(row(number, waited))
-    assert column(kept.table(), "longest").tolist() == [0.9, 0.3]
+    for number in range(4):
+        kept.add(row(number))
     assert column(kept.table(), "begun").tolist() == [0, 0]
 
 
@@ -86,7 +85,7 @@ def test_rows_agree_with_the_loop_times(monkeypatch: pytest.MonkeyPatch) -> None
     loader = penstock.DataLoader(rows())
     meter = LoopMeter()
     for waits in ([0.5, 0.25, 4.0], [1.0], [], [0.125] * 5):
-        recorder = made.recorder.observe(loader)
+        recorder = made.observe(loader)
         assert recorder is not None
         observers = (LoopClock(meter), recorder)
         for waited in waits:
@@ -102,7 +101,6 @@ def test_rows_agree_with_the_loop_times(monkeypatch: pytest.MonkeyPatch) -> None
     assert column(table, "waited").sum() == times.waited
     assert column(table, "first_waited").sum() == times.first_waited
     assert column(table, "worked").sum() == times.worked
-    assert column(table, "longest").max() == times.longest_wait
 
 
 @pytest.mark.parametrize(
@@ -215,7 +213,7 @@ def test_further_loaders_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         loaders = [penstock.DataLoader(rows(), batch_size=32) for _ in range(4)]
         for loader in loaders:
             list(loader)
-    assert (len(made.loaders), made.recorder.unrecorded) == (2, 2)
+    assert (len(made.loaders), made.unrecorded) == (2, 2)
 
 
 def test_readings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,7 @@ def test_a_verdict_that_fails_is_logged(tmp_path: Path, caplog: pytest.LogCaptur
 def recorded_rows(*made: BatchRow, most: int = 1000) -> Any:
     loader = penstock.DataLoader(rows())
     recording = Recording()
-    recording.recorder.observe(loader)
+    recording.observe(loader)
     (recorded,) = recording.loaders
     recorded.rows = BatchRows(most)
     for row in made:
@@ -124,9 +124,9 @@ def recorded_rows(*made: BatchRow, most: int = 1000) -> Any:
 
 def test_time_is_divided_where_it_was_spent() -> None:
     recorded = recorded_rows(
-        BatchRow(0.0, 2.0, 2.0, 2.0, 0.0, 4, 1, 1, 0, 0),
-        BatchRow(2.0, 6.0, 3.0, 0.0, 1.0, 4, 1, 1, 0, 3),
-        BatchRow(6.0, 8.0, 0.0, 0.0, 2.0, 0, 0, 1, 0, 0),
+        BatchRow(0.0, 2.0, 2.0, 2.0, 0.0, 4, 1, 1, 0),
+        BatchRow(2.0, 6.0, 3.0, 0.0, 1.0, 4, 1, 1, 0),
+        BatchRow(6.0, 8.0, 0.0, 0.0, 2.0, 0, 0, 1, 0),
     )
     shares = time_shares(recorded, 0.0, 10.0, 10)
     assert shares.first_waited == pytest.approx([1, 1, 0, 0, 0, 0, 0, 0, 0, 0])
@@ -136,9 +136,7 @@ def test_time_is_divided_where_it_was_spent() -> None:
 
 
 def test_merged_rows_and_passes_side_by_side_keep_their_sums() -> None:
-    made = [
-        BatchRow(t, t + 1, 0.25, 0.0, 0.75, 1, 1, number, 0, 0.25) for t in map(float, range(100)) for number in (1, 2)
-    ]
+    made = [BatchRow(t, t + 1, 0.25, 0.0, 0.75, 1, 1, number, 0) for t in map(float, range(100)) for number in (1, 2)]
     recorded = recorded_rows(*made, most=16)
     shares = time_shares(recorded, 0.0, 100.0, 7)
     assert shares.waited.sum() == pytest.approx(50)
@@ -149,7 +147,7 @@ def test_merged_rows_and_passes_side_by_side_keep_their_sums() -> None:
 def test_plain_verdict() -> None:
     assert plain_verdict(recorded_rows()) == "No batch was handed out."
     recorded = recorded_rows(
-        BatchRow(0.0, 2.0, 2.0, 2.0, 0.0, 4, 1, 1, 0, 0), BatchRow(2.0, 6.0, 3.0, 0.0, 1.0, 4, 1, 1, 0, 3)
+        BatchRow(0.0, 2.0, 2.0, 2.0, 0.0, 4, 1, 1, 0), BatchRow(2.0, 6.0, 3.0, 0.0, 1.0, 4, 1, 1, 0)
     )
     assert plain_verdict(recorded) == (
         "The loop waited 75% of the time (3,000 ms a step) for 2 batches, and 2 s for the first batch of each pass, in "
@@ -158,9 +156,9 @@ def test_plain_verdict() -> None:
 
 
 def test_odd_numbers_make_no_odd_page() -> None:
-    recorded = recorded_rows(BatchRow(5.0, 5.0, 0.0, 0.0, 0.0, 0, 1, 1, 0, 0))
+    recorded = recorded_rows(BatchRow(5.0, 5.0, 0.0, 0.0, 0.0, 0, 1, 1, 0))
     recording = Recording()
-    recording.recorder.loaders, recording.ended = [recorded], recording.began
+    recording.loaders, recording.ended = [recorded], recording.began
     text = page(recording, {}, plain_verdict)
     Page(text)
     assert "nan" not in text.lower().replace("tenant", "") or not re.search(r"\bnan\b", text.lower())

@@ -19,10 +19,9 @@ import torch
 
 import penstock
 from penstock.cli import run as verb
-from penstock.insight import comparison
-from penstock.insight.live_line import LiveLine
+from penstock.cli import run_twice
 from penstock.insight.loops import Loop, facts_of
-from penstock.insight.running import run_child
+from penstock.insight.run_report import LiveLine
 from tests.frameworks.launching import TORCHRUN
 from tests.frameworks.launching import run as launched
 from tests.insight.penstock_processes import penstock_command, written
@@ -140,9 +139,8 @@ def test_a_first_run_that_fails_is_the_last(
 ) -> None:
     written(tmp_path, {"fails.py": "import sys; sys.exit(5)", "dies.py": "import os; os.kill(os.getpid(), 9)"})
     written(tmp_path, {"leaves.py": "import os; os._exit(0)"})
-    monkeypatch.setattr(
-        verb, "own_command", lambda: [sys.executable, "-c", "import sys; exec(open(sys.argv[-1]).read())"]
-    )
+    command = (sys.executable, "-c", "import sys; exec(open(sys.argv[-1]).read())")
+    monkeypatch.setattr(run_twice, "COMMAND", command)
     parser = argparse.ArgumentParser()
     verb.add_parser(parser.add_subparsers())
     for name, code, why in (
@@ -158,10 +156,10 @@ def test_a_first_run_that_fails_is_the_last(
 
 def test_signals_while_a_child_runs(tmp_path: Path) -> None:
     sends = "import os, signal, time\nfor number in {}:\n    os.kill(os.getppid(), number)\n"
-    ended = run_child([sys.executable, "-c", sends.format("[signal.SIGINT]")], str(tmp_path / "none"))
+    ended = run_twice.run_child([sys.executable, "-c", sends.format("[signal.SIGINT]")], str(tmp_path / "none"))
     assert (ended.code, ended.figures) == (0, {})  # the terminal has sent it to the child too
     waits = sends.format("[signal.SIGTERM]") + "time.sleep(60)"
-    assert run_child([sys.executable, "-c", waits], str(tmp_path / "none")).code == 143
+    assert run_twice.run_child([sys.executable, "-c", waits], str(tmp_path / "none")).code == 143
 
 
 def test_comparison_of_different_loops() -> None:
@@ -171,7 +169,7 @@ def test_comparison_of_different_loops() -> None:
 
     before = {"seconds": 4.0, "loops": [loop("a.py:1"), loop("a.py:2"), loop("a.py:1", samples=0)]}
     after = {"seconds": 2.0, "loops": [loop("a.py:1", waited=0.0, batches=20, wait_share=0.0), loop("a.py:3")]}
-    lines = comparison.table(before, after)
+    lines = run_twice.compared(before, after)
     assert [re.sub(r"  +", " | ", line) for line in lines] == [
         " | torch's loader | Penstock's",
         "the program | 4.0 s | 2.0 s | 2.00x",
@@ -222,11 +220,10 @@ def test_live_line(tmp_path: Path) -> None:
 
 def test_a_terminal_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter(range(100))
-    monkeypatch.setattr("penstock.insight.live_line.time.monotonic", lambda: float(next(times)))
+    monkeypatch.setattr("penstock.insight.run_report.time.monotonic", lambda: float(next(times)))
     loop = Loop(facts_of(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(1)))))
     with terminal() as (ours, name), open(name, "w") as stream:
         live = LiveLine(stream)
-        live(loop)
         live(loop)
         assert "waited 0 %" in os.read(ours, 1000).decode()
         live.clear()

@@ -13,11 +13,10 @@ import torch
 from PIL import Image
 
 from penstock.errors import InvalidOption
-from penstock.insight import drawing
-from penstock.insight.drawing import Layout, Sheet, image_of, layout_of, page_of
+from penstock.insight import sheet as sheets
 from penstock.insight.fields import Form
 from penstock.insight.pictures import MAGENTA, Normalisation, colour_of
-from penstock.insight.sheet import contact_sheet, write_sheet
+from penstock.insight.sheet import Sheet, contact_sheet, html_of, image_of, write_sheet
 
 DRAW = np.random.default_rng(3)
 BYTES = DRAW.integers(0, 256, (4, 3, 12, 10), dtype=np.uint8)
@@ -266,10 +265,13 @@ def test_objects_of_the_users() -> None:
 # --- the PNG ---------------------------------------------------------------------------------------------------------
 
 
-def tile(image: Any, layout: Layout, number: int = 0) -> Any:
-    """Return the first picture of a cell."""
-    (left, top), picture = layout.corner(number), layout.pictures[number][0]
-    return np.asarray(image)[top : top + picture.height, left : left + picture.width]
+def place_of(image: Any, tile: Any) -> tuple[int, int]:
+    """Return the row and the column of an image where this picture is."""
+    height, width = tile.shape[:2]
+    for y, x in np.argwhere((np.asarray(image) == tile[0, 0]).all(axis=2)).tolist():
+        if np.array_equal(image[y : y + height, x : x + width], tile):
+            return y, x
+    raise AssertionError("the picture is not in the image")
 
 
 def test_each_tile_of_the_png_is_its_picture(tmp_path: Path) -> None:
@@ -277,20 +279,17 @@ def test_each_tile_of_the_png_is_its_picture(tmp_path: Path) -> None:
     write_sheet(sheet, tmp_path / "a.png")
     with Image.open(tmp_path / "a.png") as file:
         image = np.asarray(file)
-    layout = layout_of(sheet)
-    assert image.shape == (layout.size[1], layout.size[0], 3)
-    for number in range(4):
-        assert np.array_equal(tile(image, layout, number), last(BYTES)[number].repeat(8, 0).repeat(8, 1))
-    assert layout.corner(3)[1] > layout.corner(2)[1] + 12 * 8  # a second row
+    places = [place_of(image, last(BYTES)[number].repeat(8, 0).repeat(8, 1)) for number in range(4)]
+    assert len({y for y, _ in places[:3]}) == 1 and places[0][1] < places[1][1] < places[2][1]
+    assert places[3][0] > places[2][0] + 12 * 8 and places[3][1] == places[0][1]  # a second row
 
 
 def test_large_pictures_are_reduced() -> None:
     picture = np.zeros((1, 3, 40, 80), np.uint8)
     picture[..., ::2] = 100
     sheet = contact_sheet([torch.from_numpy(picture)])
-    shown = tile(image_of(sheet, 40), layout_of(sheet, 40))
-    assert shown.shape == (40, 80, 3) and set(shown.ravel().tolist()) == {50}  # 40 x 20, twice as large
-    assert "pictures with more than 40 pixels a side are reduced" in page_of(sheet, 40)
+    place_of(np.asarray(image_of(sheet, 40)), np.full((40, 80, 3), 50, np.uint8))  # 40 x 20, twice as large
+    assert "pictures with more than 40 pixels a side are reduced" in html_of(sheet, 40)
 
 
 def test_pngs_of_odd_content(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,15 +299,16 @@ def test_pngs_of_odd_content(monkeypatch: pytest.MonkeyPatch) -> None:
         contact_sheet(None),
     ):
         assert image_of(sheet).size[0] < 700
-    monkeypatch.setattr(drawing, "_MOST_PIXELS", 10_000)
+    monkeypatch.setattr(sheets, "_MOST_PIXELS", 10_000)
     with pytest.raises(InvalidOption, match="pixels large"):
         image_of(contact_sheet(torch.zeros(2, 1, 100, 100)))
 
 
 def test_long_lines_of_the_head_are_wrapped() -> None:
-    note = " ".join(["word"] * 100)
-    layout = layout_of(contact_sheet(torch.zeros(1, 3, 8, 8), notes=[note, "x" * 900, "日本 " * 99]))
-    assert " ".join(layout.header).startswith(note) and len(layout.header) > 3 and layout.size[0] == 480
+    plain = image_of(contact_sheet(torch.zeros(1, 3, 8, 8)))
+    notes = [" ".join(["word"] * 100), "x" * 900, "日本 " * 99]
+    image = image_of(contact_sheet(torch.zeros(1, 3, 8, 8), notes=notes))
+    assert image.width == plain.width == 480 and image.height > plain.height + 16 * 3 * len(notes)
 
 
 def test_wrong_numbers() -> None:

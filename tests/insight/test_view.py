@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ import penstock
 from penstock.cli import main
 from penstock.errors import InvalidOption
 from penstock.insight.targets import target
+from tests.insight.penstock_processes import fails
 from tests.packing.packed import write_photos, write_tensors
 from tests.sample_datasets import tensor_files
 
@@ -71,17 +71,6 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     yield "own_pictures_of_a_test"
     sys.modules.pop("own_pictures_of_a_test", None)
-
-
-def fails(capsys: Captured, *arguments: str) -> str:
-    """Assert exit code 2, nothing on stdout, one line on stderr; return that."""
-    try:
-        code: Any = main(["view", *arguments])
-    except SystemExit as stop:
-        code = stop.code
-    out, err = capsys.readouterr()
-    assert (code, out, err.count("\n")) == (2, "", 1), (code, out, err)
-    return err.rstrip("\n")
 
 
 # --- DATASET ---------------------------------------------------------------------------------------------------------
@@ -196,9 +185,9 @@ def test_mistakes_are_one_line(module: str, tmp_path: Path, capsys: Captured) ->
         ([str(tmp_path)], "class"),
         ([module], "no such folder"),
     ):
-        assert words in fails(capsys, *arguments), arguments
+        assert words in fails(capsys, "view", *arguments), arguments
     Path("folder.png").mkdir()
-    assert "folder.png: Is a directory" in fails(capsys, f"{module}:dataset", "-o", "folder.png")
+    assert "folder.png: Is a directory" in fails(capsys, "view", f"{module}:dataset", "-o", "folder.png")
     assert not Path("penstock-view.png").exists()
 
 

@@ -11,14 +11,11 @@ Run = Callable[[argparse.Namespace], int]
 
 
 def add_verb(verbs: Any, name: str, run: Run | None, words: str, description: str = "") -> argparse.ArgumentParser:
-    """Add a verb, or an action of one, and return its parser.
+    """Add a verb to what argparse's add_subparsers() returned, and return its parser.
 
     Args:
-        verbs: what argparse's add_subparsers() returned.
-        name: of the verb.
         run: takes the parsed arguments and returns an exit code; None: it has actions, which have their own.
         words: what it does. The description begins with them where it is empty or begins with a space.
-        description: the text of --help.
     """
     if description[:1] in ("", " "):
         description = f"{words[0].upper()}{words[1:]}.{description}"

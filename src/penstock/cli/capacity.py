@@ -10,9 +10,8 @@ import argparse
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.cli.arguments import add_verb, number, positive
 from penstock.cli.terminal import table, write_lines
@@ -26,6 +25,8 @@ _DESCRIPTION = (
     "Exit code 1: something is not enough."
 )
 CORES = "CPU cores"
+#: The arguments that describe the job and its nodes.
+_JOB = ("gpus", "rate", "batched", "dataset", "nodes", "cores", "storage", "network", "cache")
 
 
 def add_parser(verbs: Any) -> None:
@@ -56,21 +57,21 @@ def _size(text: str) -> float:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    given = arguments
     cpu, stored = None, None
-    if arguments.measured is not None:
-        cpu, stored = measured_costs(Path(arguments.measured).read_text(encoding="utf-8"))
-    cpu = cpu if arguments.cpu_ms is None else arguments.cpu_ms / 1e3
+    if given.measured is not None:
+        cpu, stored = measured_costs(Path(given.measured).read_text(encoding="utf-8"))
+    cpu = cpu if given.cpu_ms is None else given.cpu_ms / 1e3
     if cpu is None:
         raise InvalidOption("nothing says what a sample costs: give --measured or --cpu-ms")
-    given = {name: getattr(arguments, name) for name in Job.__dataclass_fields__ if name in arguments}
-    job = Job(**{**given, "cpu_seconds": cpu, "stored": given["stored"] or stored})
-    needs = list(job.needs())
+    needs = list(_needs(given, cpu, given.stored or stored))
     weakest = min((one for one in needs if one.counts), key=lambda one: one.share or 0.0, default=None)
-    reached = None if weakest is None else job.rate * min(1.0, weakest.share or 0.0)
-    if arguments.json:
+    reached = None if weakest is None else given.rate * min(1.0, weakest.share or 0.0)
+    if given.json:
+        job = {name: getattr(given, name) for name in _JOB} | {"cpu_seconds": cpu, "stored": given.stored or stored}
         found = {
-            "job": asdict(job),
-            "needs": [{**asdict(one), "share": one.share} for one in needs],
+            "job": job,
+            "needs": [{**one._asdict(), "share": one.share} for one in needs],
             "weakest": weakest and weakest.name,
             "samples_per_second_and_gpu": reached,
         }
@@ -78,12 +79,11 @@ def _run(arguments: argparse.Namespace) -> int:
     else:
         rows = [("need", "needed", "there is", "formula")]
         rows += [(one.name, one.words(one.needed), one.words(one.there), one.formula) for one in needs]
-        write_lines([*table(rows), "", _sentence(job, weakest)])
+        write_lines([*table(rows), "", _sentence(given.rate, weakest)])
     return 1 if weakest is not None and (weakest.share or 0.0) < 1 else 0
 
 
-@dataclass(frozen=True)
-class Need:
+class Need(NamedTuple):
     """Something that the job needs of all nodes together."""
 
     name: str
@@ -91,7 +91,7 @@ class Need:
     needed: float
     there: float | None
     """None: not known."""
-    unit: str
+    unit: str = "bytes/s"
     """cores, bytes or bytes/s."""
     optional: bool = False
     """The job reaches its rate without, where the other needs are met."""
@@ -117,61 +117,36 @@ class Need:
         return f"{size_of(int(amount))}{self.unit.removeprefix('bytes')}"
 
 
-@dataclass(frozen=True)
-class Job:
-    """A training job and its nodes. None: not known. Sizes are in bytes, and of a second where they are rates."""
+def _needs(job: argparse.Namespace, cpu_seconds: float, stored: float | None) -> Iterator[Need]:
+    """Yield what a job needs, whose samples take so many seconds of a CPU, and so many bytes in their files."""
+    samples, gpus = job.gpus * job.rate, f"{job.gpus:,} GPUs x {compact(job.rate)} samples/s"
 
-    gpus: int
-    rate: float
-    """Samples a second that one GPU takes."""
-    cpu_seconds: float
-    """CPU time that one sample takes until it is in its batch."""
-    stored: float | None = None
-    """Of a sample in its file."""
-    batched: float | None = None
-    """Of a sample in its batch."""
-    dataset: float | None = None
-    """Of all files."""
-    nodes: int = 1
-    cores: float | None = None
-    """Of a node, and so are the next ones."""
-    storage: float | None = None
-    """That it reads from where the files are: its disk, or its part of a shared store."""
-    network: float | None = None
-    """That it receives."""
-    cache: float | None = None
+    def of_all(each: float | None) -> float | None:
+        return None if each is None else each * job.nodes
 
-    def needs(self) -> Iterator[Need]:
-        """Yield what the job needs."""
-        samples, gpus = self.gpus * self.rate, f"{self.gpus:,} GPUs x {compact(self.rate)} samples/s"
-
-        def of_all(each: float | None) -> float | None:
-            return None if each is None else each * self.nodes
-
-        formula = f"{gpus} x {compact(1e3 * self.cpu_seconds)} ms / {SATURATED:.0%} of a core's time"
-        cores = Need(CORES, formula, samples * self.cpu_seconds / SATURATED, of_all(self.cores), "cores")
-        yield cores
-        held = 0.0
-        if self.dataset:  # a cache that holds a part of the dataset spares storage that part
-            held = min(1.0, (self.cache or 0.0) / self.dataset)
-            formula = (
-                f"{self.nodes:,} nodes x {size_of(int(self.dataset))}: then storage is read in the first epoch alone, "
-                "for each node comes to read each sample"
-            )
-            yield Need("cache", formula, self.dataset * self.nodes, of_all(self.cache), "bytes", optional=True)
-        if self.stored is not None:
-            kept = f" x {1 - held:.0%} that caches do not hold" if held > 0 else ""
-            formula, needed = f"{gpus} x {size_of(int(self.stored))}{kept}", samples * self.stored * (1 - held)
-            yield Need("storage bandwidth", formula, needed, of_all(self.storage), "bytes/s")
-        if self.batched is not None:
-            known = cores.share is not None
-            elsewhere = max(0.0, 1 - (cores.share or 0.0))
-            formula = f"{gpus} x {size_of(int(self.batched))} x {elsewhere:.0%} that is filled on other nodes"
-            needed, there = samples * self.batched * elsewhere, of_all(self.network)
-            yield Need("network for fillers", formula, needed, there, "bytes/s", optional=not known)
+    formula = f"{gpus} x {compact(1e3 * cpu_seconds)} ms / {SATURATED:.0%} of a core's time"
+    cores = Need(CORES, formula, samples * cpu_seconds / SATURATED, of_all(job.cores), "cores")
+    yield cores
+    held = 0.0
+    if job.dataset:  # a cache that holds a part of the dataset spares storage that part
+        held = min(1.0, (job.cache or 0.0) / job.dataset)
+        formula = (
+            f"{job.nodes:,} nodes x {size_of(int(job.dataset))}: then storage is read in the first epoch alone, "
+            "for each node comes to read each sample"
+        )
+        yield Need("cache", formula, job.dataset * job.nodes, of_all(job.cache), "bytes", optional=True)
+    if stored is not None:
+        kept = f" x {1 - held:.0%} that caches do not hold" if held > 0 else ""
+        formula = f"{gpus} x {size_of(int(stored))}{kept}"
+        yield Need("storage bandwidth", formula, samples * stored * (1 - held), of_all(job.storage))
+    if job.batched is not None:
+        elsewhere = max(0.0, 1 - (cores.share or 0.0))
+        formula = f"{gpus} x {size_of(int(job.batched))} x {elsewhere:.0%} that is filled on other nodes"
+        needed = samples * job.batched * elsewhere
+        yield Need("network for fillers", formula, needed, of_all(job.network), optional=cores.share is None)
 
 
-def _sentence(job: Job, weakest: Need | None) -> str:
+def _sentence(rate: float, weakest: Need | None) -> str:
     """Return the weakest link, and what would help."""
     if weakest is None or weakest.there is None or weakest.share is None:
         return "weakest link: unknown, for nothing says what the nodes have (--cores, --storage, --network, --cache)"
@@ -179,8 +154,8 @@ def _sentence(job: Job, weakest: Need | None) -> str:
         return f"enough of all; the nearest to its limit is {weakest.name}, of which {1 / weakest.share:.0%} is taken"
     missing = weakest.needed - weakest.there
     said = (
-        f"weakest link: {weakest.name}; each GPU gets {compact(job.rate * weakest.share)} of {compact(job.rate)} "
-        f"samples/s. {weakest.words(missing)} more are needed"
+        f"weakest link: {weakest.name}; each GPU gets {compact(rate * weakest.share)} of {compact(rate)} samples/s. "
+        f"{weakest.words(missing)} more are needed"
     )
     if weakest.name == CORES:
         said += f", such as {math.ceil(missing):,} fillers of one core each on other nodes (worker_method='ray')"

@@ -7,7 +7,7 @@ import contextlib
 import json
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -23,12 +23,12 @@ from penstock.insight.lint import lint
 from penstock.insight.machine import DatasetFiles, dataset_files, examine
 from penstock.insight.targets import DATASET, function, target
 from penstock.loop_model import Cause
-from penstock.system.words import counted, size_of
-from penstock.verdict import WORTH, time_text
+from penstock.system.words import counted, duration, size_of
+from penstock.verdict import WORTH
 
 _DESCRIPTION = (
     "Without DATASET: checks what this machine gives to a loader: CPUs, memory, limits, the temporary folder's disk, "
-    "GPUs and their links. With DATASET: checks what of it concerns the dataset, and looks at the dataset's own Python "
+    "GPUs. With DATASET: checks what of it concerns the dataset, and looks at the dataset's own Python "
     "code and state for what costs time or memory, or fails, in workers; then measures a loop over it, in its parts, "
     "and says what holds it up and what would help. Takes some seconds, because disks and copies are measured with "
     "files and buffers of its own, which are removed. Exit code 1: something is bad."
@@ -39,8 +39,6 @@ _APPLY = "make the changes that arguments of the loader make, and measure them t
 _MEASURING = ("step", "apply", "batch_size", "num_workers", "no_measure")
 #: Columns that a narrow terminal still gives to what was found.
 _LEAST = 40
-#: A row of a table: the state, a name, and paragraphs.
-_Row = tuple[State, str, list[str]]
 
 
 def add_parser(verbs: Any) -> None:
@@ -154,7 +152,7 @@ def _json(report: Report) -> list[str]:
                 }
                 for finding in found.findings
             ],
-            "advice": [asdict(one) for one in _advice(found)],
+            "advice": [one._asdict() for one in _advice(found)],
         }
     return json.dumps(values, indent=1).splitlines()
 
@@ -168,13 +166,13 @@ def _plain(found: Iterable[Any]) -> list[dict[str, str]]:
 
 def _text(report: Report, columns: int | None) -> list[str]:
     """Return the lines of the report. columns: of the terminal; None: there is none, and no line is broken."""
-    lines = _table([(one.state, one.name, [one.found, *_todo(one.change)]) for one in report.checks], columns)
+    lines = _table(report.checks, columns)
     if report.dataset is not None:
-        remarks = counted(len(report.remarks), "remark") if report.remarks else "no remark"
-        rows = [
-            (one.state, one.rule, [f"{one.where}: {one.what}", one.why, *_todo(one.change)]) for one in report.remarks
+        said = counted(len(report.remarks), "remark") if report.remarks else "no remark"
+        remarks = [
+            Check(one.rule, one.state, f"{one.where}: {one.what}\n{one.why}", one.change) for one in report.remarks
         ]
-        lines += ["", f"{shown(report.dataset)}: {remarks} of the lint", *_table(rows, columns)]
+        lines += ["", f"{shown(report.dataset)}: {said} of the lint", *_table(remarks, columns)]
     if (found := report.diagnosis) is not None:
         lines += ["", "the loop, measured", *_table(_parts(found), columns)]
         lines += ["", "findings, the one that would help most first", *_table(_findings(found), columns)]
@@ -183,28 +181,22 @@ def _text(report: Report, columns: int | None) -> list[str]:
     return [*lines, "", ", ".join(f"{states.count(state):,} {state.value}" for state in State if state in states)]
 
 
-def _todo(change: str) -> list[str]:
-    return [f"-> {change}"] if change else []
-
-
-def _parts(found: Diagnosis) -> list[_Row]:
-    """Return a row for the loader alone, the step alone, the loop, and each stage."""
-    rows: list[_Row] = [(State.OK, "loader alone", [f"{found.alone:,.0f} samples/s"])]
+def _parts(found: Diagnosis) -> Iterator[Check]:
+    """Yield a row for the loader alone, the step alone, the loop, and each stage."""
+    yield Check("loader alone", State.OK, f"{found.alone:,.0f} samples/s")
     if found.step is not None:
-        rows.append((State.OK, "step alone", [f"{time_text(found.step)} a batch, the same one each time"]))
-        rows.append((State.OK, "loop", [f"{found.together:,.0f} samples/s"]))
+        yield Check("step alone", State.OK, f"{duration(found.step)} a batch, the same one each time")
+        yield Check("loop", State.OK, f"{found.together:,.0f} samples/s")
     for name, stage in sorted(found.stages.items(), key=lambda item: -item[1].seconds):
         each, seconds = stage.seconds / max(1, stage.samples), max(stage.seconds, 1e-9)
-        words = f"{time_text(each)} a sample, {stage.cpu_seconds / seconds:.0%} of it on a CPU"
+        words = f"{duration(each)} a sample, {stage.cpu_seconds / seconds:.0%} of it on a CPU"
         if stage.bytes:
             words += f"; {size_of(int(stage.bytes / seconds))}/s for a worker"
-        rows.append((State.OK, f"stage {name}", [words]))
-    return rows
+        yield Check(f"stage {name}", State.OK, words)
 
 
-def _findings(found: Diagnosis) -> list[_Row]:
-    """Return a row for each finding, the one that would help most first."""
-    rows: list[_Row] = []
+def _findings(found: Diagnosis) -> Iterator[Check]:
+    """Yield a row for each finding, the one that would help most first."""
     for finding in found.findings:
         change, gain = "", found.measured_gain(finding)
         if finding.change:
@@ -213,28 +205,26 @@ def _findings(found: Diagnosis) -> list[_Row]:
         elif finding.cause is Cause.COMPUTE:
             change = "a faster step: no loader makes this loop faster"
         state = State.OK if finding.gain < WORTH else State.LOOK
-        rows.append((state, str(finding.cause), [finding.evidence, *_todo(change)]))
-    return rows
+        yield Check(str(finding.cause), state, finding.evidence, change)
 
 
-def _advised(found: Diagnosis) -> list[_Row]:
-    """Return a row for each piece of advice of tutorials."""
-    rows: list[_Row] = []
+def _advised(found: Diagnosis) -> Iterator[Check]:
+    """Yield a row for each piece of advice of tutorials."""
     for one in _advice(found):
-        does = "does not apply" if one.gain is None else "would not help"
-        does = f"would help, about {one.gain:.2f}x" if one.helps else does
-        rows.append((State.LOOK if one.helps else State.OK, one.name, [f"{does}: {one.why}"]))
-    return rows
+        does = f"would help, about {one.gain:.2f}x" if one.helps else "would not help"
+        yield Check(one.name, State.LOOK if one.helps else State.OK, f"{does}: {one.why}")
 
 
-def _table(rows: Sequence[_Row], columns: int | None) -> list[str]:
+def _table(checks: Iterable[Check], columns: int | None) -> list[str]:
     """Return aligned lines: the state, a name, and paragraphs, broken where a terminal has so many columns."""
-    states = max((len(state.value) for state, _, _ in rows), default=0)
-    names = max((len(name) for _, name, _ in rows), default=0)
+    checks = list(checks)
+    states = max((len(one.state.value) for one in checks), default=0)
+    names = max((len(one.name) for one in checks), default=0)
     margin, lines = states + names + 4, []
-    for state, name, paragraphs in rows:
+    for one in checks:
+        paragraphs = [*one.found.split("\n"), *([f"-> {one.change}"] if one.change else [])]
         body = [line for paragraph in paragraphs for line in _broken(shown(paragraph), columns, margin)]
-        lines.append(f"{state.value:<{states}}  {shown(name):<{names}}  {body[0]}")
+        lines.append(f"{one.state.value:<{states}}  {shown(one.name):<{names}}  {body[0]}")
         lines += [" " * margin + line for line in body[1:]]
     return lines
 

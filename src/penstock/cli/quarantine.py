@@ -12,8 +12,9 @@ import warnings
 from typing import Any
 
 from penstock.cli.arguments import add_actions, add_verb
-from penstock.cli.terminal import Bar, raw, say, shown, table, width, write, write_lines
+from penstock.cli.terminal import Bar, raw, say, shown, table, write, write_lines
 from penstock.errors import InvalidOption, SampleError, UnreadableSample
+from penstock.insight.files import write_whole
 from penstock.sources.image_folder import IMG_EXTENSIONS
 from penstock.sources.reading import open_path, read_image, read_tensor, system_error
 from penstock.state.manifest import BadSample, Manifest
@@ -23,7 +24,6 @@ _TENSORS = (".pt", ".pth", ".npy")
 _TENSOR_MAGIC = (b"PK\x03\x04", b"\x80", b"\x93NUMPY")  # torch.save, its old format (a pickle), numpy.save
 
 _COLUMNS = ("id", "path", "error", "size", "time", "index")
-_LEAST_ERROR = 20  # columns that a narrow terminal still gives to the error
 
 
 def add_parser(verbs: Any) -> None:
@@ -76,19 +76,12 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _table(entries: list[BadSample]) -> list[str]:
-    """Return the lines of a table whose last column, the error, is cut to the terminal."""
+    """Return the lines of a table; the path is left out where it is the ID."""
     rows = [["ID", "SIZE", "TIME", "PATH", "ERROR"]]
     for bad in entries:
         size = "-" if bad.size is None else f"{bad.size:,}"
         path = "-" if bad.path is None else "" if bad.path == bad.id else bad.path
         rows.append(list(map(shown, (bad.id, size, bad.time, path, bad.error))))
-    if all(row[3] in ("", "-") for row in rows[1:]):
-        rows = [row[:3] + row[4:] for row in rows]
-    columns = width()
-    if columns is not None:
-        before = sum(max(len(row[i]) for row in rows) + 2 for i in range(len(rows[0]) - 1))
-        room = max(_LEAST_ERROR, columns - before)
-        rows = [[*row[:-1], row[-1] if len(row[-1]) <= room else row[-1][: room - 1] + "…"] for row in rows]
     return table(rows, right=(1,))
 
 
@@ -96,7 +89,7 @@ def _retry(arguments: argparse.Namespace) -> int:
     entries = _read(arguments.manifest)
     manifest = Manifest(arguments.manifest)
     if not arguments.dry_run:
-        _check_writable(manifest)
+        manifest.check()
     good, still, left = [], [], []
     with Bar("reading") as bar:
         for number, bad in enumerate(entries, 1):
@@ -123,16 +116,6 @@ def _retry(arguments: argparse.Namespace) -> int:
     )
     write_lines(lines)
     return 1 if still else 0
-
-
-def _check_writable(manifest: Manifest) -> None:
-    """Raise InvalidOption now for what would fail after the work."""
-    manifest.check()
-    folder = os.path.dirname(os.path.realpath(manifest.path))
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise InvalidOption(
-            f"{manifest.path}: its folder cannot be written, so nothing can be taken out; try --dry-run"
-        )
 
 
 def _try(id: str, path: str) -> Exception | None:
@@ -204,11 +187,9 @@ def _names(entries: list[BadSample], what: str, null: bool) -> bytes:
 
 
 def _write_file(path: str, data: bytes, manifest: str, force: bool) -> None:
-    """Write a new file, or over one when that is forced; what is no regular file (a pipe, a device) is written to."""
-    exists = os.path.lexists(path)
-    if exists and os.path.exists(path) and os.path.samefile(path, manifest):
+    """Write a new file, or over one when that is forced; a pipe or a device is written to."""
+    if os.path.exists(path) and os.path.samefile(path, manifest):
         raise InvalidOption(f"{path} is the manifest itself; name another file")
     if os.path.isfile(path) and not force:
         raise InvalidOption(f"{path} exists; give --force to overwrite it")
-    with open(path, "wb" if exists else "xb") as file:
-        file.write(data)
+    write_whole(path, data)

@@ -1,32 +1,25 @@
-"""``penstock run SCRIPT``: a user's program as it is, with the time measured that its loops wait for their batches."""
+"""``penstock run SCRIPT``: a user's program unchanged, with the time measured that its loops wait for their batches."""
 
 from __future__ import annotations
 
 import argparse
 import atexit
 import contextlib
-import json
 import os
 import sys
-import tempfile
 import time
 from typing import Any, TextIO
 
 import penstock
 from penstock.cli.arguments import positive
+from penstock.cli.run_twice import run_twice
 from penstock.cli.terminal import say, say_last, shown
 from penstock.errors import PenstockError
-from penstock.insight import comparison, recording_options
-from penstock.insight.live_line import LiveLine
 from penstock.insight.loops import Loops
 from penstock.insight.program import NoSuchProgram, Program, run
-from penstock.insight.run_report import RunReport, plain_sentence
-from penstock.insight.running import Ended, own_command, run_child
+from penstock.insight.recording import record
+from penstock.insight.run_report import LiveLine, RunReport
 from penstock.system.launched import rank_here
-from penstock.system.words import size_of
-
-#: Bytes that the first of two runs reads from disks more than the second, from which on that is said.
-_COLD = 16 << 20
 
 _DESCRIPTION = """
 Runs a program in this process as "python SCRIPT" or "python -m MODULE" does, and says on stderr how long its loops
@@ -70,7 +63,18 @@ def add_parser(verbs: Any) -> None:
         action="store_true",
         help="with --replace: run the program once, in this process, with Penstock's loader",
     )
-    recording_options.add_options(parser)
+    group = parser.add_argument_group("recordings")
+    group.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="write what the loops and the workers did, slice by slice, for ui.perfetto.dev; compressed where FILE "
+        "ends in .gz. '{rank}' in FILE is torchrun's RANK",
+    )
+    group.add_argument(
+        "--report",
+        metavar="FILE",
+        help="write one HTML page: waiting and work over time, throughput, the share of each stage; '{rank}' as above",
+    )
     parser.add_argument("script", metavar="SCRIPT", help="a file, a folder or zip file with a __main__.py, or a module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="args", help="of the program")
     parser.set_defaults(execute=_execute)
@@ -98,8 +102,10 @@ def _run_here(arguments: argparse.Namespace, program: Program) -> int:
     stream = sys.stderr
     live = LiveLine(stream) if _shows_live(arguments, stream) else None
     loops = Loops(live, arguments.steps)
+    recorded, recording = _recorded(arguments), contextlib.ExitStack()
     try:
-        end_recording = recording_options.begin(arguments)
+        if recorded:
+            recording.enter_context(record(arguments.trace, arguments.report))
     except (PenstockError, OSError) as error:
         return _refuse(str(error))
     with contextlib.ExitStack() as stack:
@@ -114,14 +120,15 @@ def _run_here(arguments: argparse.Namespace, program: Program) -> int:
             return
         if live is not None:
             live.end()
-        found = RunReport(time.perf_counter() - began, loops.records(), loops.barren())
-        lines = end_recording()
+        found = RunReport(time.perf_counter() - began, loops.records(), loops.without_batches())
+        recording.close()
+        lines = [f"the {what} is in {path}" for what, path in recorded]
         if arguments.json is not None:
             lines += _write_json(arguments.json, found)
         if rank_here() == 0:
             with contextlib.suppress(Exception):  # what the program has replaced it by
                 sys.stdout.flush()
-            say_last(stream, [f"penstock: {shown(line)}" for line in [*found.lines(plain_sentence), *lines]])
+            say_last(stream, [f"penstock: {shown(line)}" for line in [*found.lines(), *lines]])
 
     atexit.register(report)
     try:
@@ -134,6 +141,12 @@ def _run_here(arguments: argparse.Namespace, program: Program) -> int:
         if live is not None:
             live.clear()
     return 0
+
+
+def _recorded(arguments: argparse.Namespace) -> list[tuple[str, str]]:
+    """Return the files that are asked for, with the names of their options."""
+    named = (("trace", arguments.trace), ("report", arguments.report))
+    return [(what, path) for what, path in named if path is not None]
 
 
 def _shows_live(arguments: argparse.Namespace, stream: TextIO | None) -> bool:
@@ -167,34 +180,10 @@ def _run_twice(arguments: argparse.Namespace, program: Program) -> int:
     options = ["--quiet"] if arguments.quiet else []
     if arguments.steps is not None:
         options += ["--steps", str(arguments.steps)]
-    replaced = ["--replace", "--after-only", *recording_options.words_of(arguments)]
-    runs: list[Ended] = []
-    with tempfile.TemporaryDirectory(prefix="penstock-run-") as folder:
-        for words, more in (("torch's loader", []), ("Penstock's in its place", replaced)):
-            say(f"penstock: run {len(runs) + 1} of 2, with {words}")
-            path = os.path.join(folder, str(len(runs)))
-            ended = run_child([*own_command(), "run", *options, *more, "--json", path, *program.words], path)
-            if ended.code or not ended.figures:
-                why = f"ended with exit code {ended.code}" if ended.code else "ended by os._exit() and left no figures"
-                say(f"penstock: nothing is compared, as this run {why}")
-                return ended.code
-            runs.append(ended)
-    before, after = runs
-    figures = {"before": before.figures, "after": after.figures}
-    lines = [*comparison.table(before.figures, after.figures), *_remarks(before, after)]
-    if arguments.json is not None:
-        lines += _write(arguments.json, json.dumps(figures, indent=1) + "\n")
+    files = [word for what, path in _recorded(arguments) for word in (f"--{what}", path)]
+    code, lines, figures = run_twice(options, ["--replace", "--after-only", *files], program.words)
+    if lines and arguments.json is not None:
+        lines += _write(arguments.json, figures)
     for line in lines:
         say(f"penstock: {shown(line)}")
-    return 0
-
-
-def _remarks(before: Ended, after: Ended) -> list[str]:
-    """Return what is to be known about the comparison."""
-    if before.bytes_read - after.bytes_read < _COLD:
-        return []
-    first, second = size_of(before.bytes_read), size_of(after.bytes_read)
-    return [
-        f"the first run read {first} from disks, the second {second}: the rest was in the page cache by then; a "
-        "comparison that is run once more has it in both"
-    ]
+    return code

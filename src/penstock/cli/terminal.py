@@ -23,7 +23,7 @@ _EVERY = 10.0  # seconds between two lines of a Bar without a terminal
 
 
 def raw(text: str) -> bytes:
-    """Return text as the file system has it: bytes that are no UTF-8 as they are."""
+    """Return text as the file system has it: bytes that are not UTF-8 stay."""
     # Only these surrogates stand for a byte; others are in no name of a file, but may be in a message.
     parts = re.split("([\udc80-\udcff]+)", text)
     return b"".join(part.encode("utf-8", ("surrogatepass", "surrogateescape")[i % 2]) for i, part in enumerate(parts))
@@ -77,7 +77,7 @@ def say_last(stream: TextIO | None, lines: Sequence[str]) -> None:
 
 
 def width() -> int | None:
-    """Return the columns of the terminal that stdout is, None when it is none."""
+    """Return the columns of the terminal that stdout is, None where it is not one."""
     try:
         return os.get_terminal_size(sys.stdout.fileno()).columns or None
     except (OSError, ValueError, AttributeError):
@@ -85,7 +85,7 @@ def width() -> int | None:
 
 
 def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """Return rows as lines of aligned columns, the last one as long as it is. right: columns that end at the right."""
+    """Return rows as lines of aligned columns; the last one is not padded. right: columns that end at the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     lines = []
     for row in rows:
@@ -95,12 +95,9 @@ def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]
 
 
 class Bar:
-    """Shows on stderr how far a command is: by rich on a terminal, else by a line now and then.
+    """Shows on stderr how far a command is, "packing": by rich on a terminal, else by a line now and then.
 
     Any thread may call update(), one at a time.
-
-    Args:
-        what: the act in one word: "packing".
     """
 
     def __init__(self, what: str) -> None:

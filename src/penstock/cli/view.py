@@ -11,9 +11,8 @@ from typing import Any
 from penstock.cli.arguments import add_verb, count, positive
 from penstock.cli.terminal import shown, write_lines
 from penstock.errors import InvalidOption
-from penstock.insight.drawing import SIDE
 from penstock.insight.pictures import Normalisation
-from penstock.insight.sheet import MOST, check_suffix, write_sheet
+from penstock.insight.sheet import MOST, SIDE, check_suffix, write_sheet
 from penstock.insight.targets import DATASET, target
 from penstock.insight.view import BATCH_SIZE, Options, sheet_of
 from penstock.system.words import counted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from operator import itemgetter, length_hint
+from operator import length_hint
 from threading import RLock
 from time import perf_counter
 from typing import Any
@@ -56,7 +56,8 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
         streams: the states of a dataset that has a state_dict().
         ahead: the pass is read ahead of its user.
         meter: counts getitem, collate and iterate (over an iterable dataset).
-        alike: `torchs` of a pass before, by the same settings; it spares torch's __init__. The base seed is drawn.
+        alike: `torchs` of a pass before, by the same settings; it spares torch's __init__, and needs no loader.
+        generator: draws the base seed then.
     """
 
     _observers: Observers = ()
@@ -75,6 +76,7 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
         ahead: bool = False,
         meter: Meter,
         alike: Mapping[str, Any] | None = None,
+        generator: Any = None,
     ) -> None:
         (given,) = [None] if streams is None else streams.states()
         self._given, self._batches = given, batches
@@ -84,7 +86,7 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
             self.torchs = dict(vars(self))
             """The attributes that torch's __init__ has set."""
         else:
-            vars(self).update(alike, _base=draw_seed(loader.generator), _batches=batches)
+            vars(self).update(alike, _base=draw_seed(generator), _batches=batches)
         fetcher = self._dataset_fetcher
         self._maps = type(fetcher) is _MapDatasetFetcher
         self._stacks = self._collate_fn is default_collate
@@ -99,14 +101,14 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
         self._profiled = False  # the profiler knows of the call that is under way
         self._calls = meter.calls.of_this_thread() if composes else None
         # For the pass: to exchange functions takes 20 us, which samples without a costly call never win back.
-        self._lease = Lease(ANSWERED) if composes and not meter.light() else Lease()
+        self._lease = Lease(ANSWERED) if composes and not meter.light() else None
         if self._batches is not None:
             self._sampler_iter = self._batches
         if given is not None and batches is None:
             restore_fetcher(fetcher, given)
         self._streams = streams if ahead else None
         if streams is not None and not ahead:
-            streams.now = partial(_state_now, loader.dataset, fetcher)
+            streams.now = partial(_state_now, self._dataset, fetcher)
 
     @property
     def _base_seed(self) -> int:
@@ -134,8 +136,9 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
                 self._kept.clear()
             else:
                 batch, self._num_yielded = self._batch(), self._num_yielded + 1
-            if self._clock.handed(self._num_yielded, loop_times.LOOK_SECONDS):
-                loop.look()
+            number, meter = self._num_yielded, loop.meter
+            if self._clock.handed(number, loop_times.LOOK_SECONDS, meter.looked, loop_times.SHORT_PASS):
+                meter.look(begins=number == 1)
             if progress.samplers is not None:
                 progress.samplers.handed(self._num_yielded + self._before)
             progress.taken = progress.handed = self._num_yielded + self._before
@@ -157,7 +160,8 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
 
     def _batch(self) -> Any:
         """Return the next batch; after an interrupt the same one again. What torch's iterator and fetcher do."""
-        self._lease.meet()
+        if self._lease is not None:
+            self._lease.meet()
         clock, answering, counting = self._clock, this_thread, call_counts.this_thread
         before, asked, samples, left = (answering.native, counting.sink), _NOTHING, _NOTHING, None
         clock.called()
@@ -197,7 +201,7 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
             finally:
                 answering.native, counting.sink = before
         except StopIteration:
-            self._lease.close()
+            self._lease = None
             raise
         except Exception as error:
             self._note(error, asked, samples, left)
@@ -339,13 +343,14 @@ class InlineExecutor:
         job.epochs.next(counted=True)
         alike = job.found.get("torchs")
         made = InlinePass(
-            view_of(job, **seen),
-            None if settings.iterable else map(itemgetter(0), job.batches(0, 0)),
+            None if alike is not None else view_of(job, **seen),
+            None if settings.iterable else job.batches.without_positions(0, 0),
             composes=settings.method is not Method.PROCESS,
             streams=job.streams,
             ahead=settings.device is not None,
             meter=job.meter,
             alike=alike,
+            generator=settings.draws_from,
         )
         if (
             alike is None

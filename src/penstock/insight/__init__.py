@@ -5,6 +5,6 @@ which it can by default.
 """
 
 from penstock.insight.publishing import publish
-from penstock.insight.record import record
+from penstock.insight.recording import record
 
 __all__ = ["publish", "record"]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-#: Rows that a loader keeps; 80 bytes each.
+#: Rows that a loader keeps; 72 bytes each.
 MOST_ROWS = 1 << 15
 
 
@@ -34,15 +34,11 @@ class BatchRow(NamedTuple):
     """Of the pass that it belongs to, in the order in which they began."""
     begun: float
     """When its making began; 0: that is not known, or it stands for several."""
-    longest: float
-    """The longest wait of those it stands for, first batches left out."""
 
 
 _WIDTH = len(BatchRow._fields)
 _SUMS = [BatchRow._fields.index(name) for name in ("waited", "first_waited", "worked", "samples", "batches")]
-_GOT, _BEGUN, _LONGEST, _BATCHES, _NUMBER = (
-    BatchRow._fields.index(name) for name in ("got", "begun", "longest", "batches", "number")
-)
+_GOT, _BEGUN, _BATCHES, _NUMBER = (BatchRow._fields.index(name) for name in ("got", "begun", "batches", "number"))
 
 
 class BatchRows:
@@ -71,7 +67,7 @@ class BatchRows:
                 self._each *= 2
 
     def table(self) -> NDArray[np.float64]:
-        """Return the rows, (n, 10), by the columns of BatchRow, in the order in which they came."""
+        """Return the rows, (n, 9), by the columns of BatchRow, in the order in which they came."""
         with self._lock:
             return _table(self._numbers)
 
@@ -92,7 +88,6 @@ def _merge_into_last(numbers: array[float], row: BatchRow) -> None:
         numbers[last + place] += row[place]
     numbers[last] = min(numbers[last], row.start)
     numbers[last + _GOT] = max(numbers[last + _GOT], row.got)
-    numbers[last + _LONGEST] = max(numbers[last + _LONGEST], row.longest)
     numbers[last + _BEGUN] = 0
 
 
@@ -104,7 +99,6 @@ def _merged(table: NDArray[np.float64]) -> NDArray[np.float64]:
     rows[:, _SUMS] += second[:, _SUMS]
     rows[:, _GOT] = np.maximum(first[:, _GOT], second[:, _GOT])
     rows[:, 0] = np.minimum(first[:, 0], second[:, 0])
-    rows[:, _LONGEST] = np.maximum(first[:, _LONGEST], second[:, _LONGEST])
     rows[:, _BEGUN] = 0
     return np.concatenate([rows, table[2 * pairs :]])
 

@@ -29,6 +29,11 @@ class Check:
     """What to do; empty where nothing is to be done."""
 
 
+def judged(name: str, found: str, change: str = "", *, bad: bool = False) -> Check:
+    """Return a check that is in order where nothing is to be done, and else is worth a look, or bad."""
+    return Check(name, State.BAD if bad else State.LOOK if change else State.OK, found, change)
+
+
 def checked(name: str, check: Callable[[], Check]) -> Check:
     """Return what a check returns; one that raises an exception is unknown, with the reason."""
     try:
@@ -43,7 +48,7 @@ class Remark:
     """One thing in a dataset that costs time or memory, or makes it fail, and what to change."""
 
     rule: str
-    """The name of the rule: "python-objects", "open-handle", "cuda", "global-random" or "opencv-threads"."""
+    """The name of the rule: "python-objects", "open-handle", "global-random" or "opencv-threads"."""
     state: State
     """BAD: it fails, or gives wrong samples, in worker processes. LOOK: it costs."""
     where: str

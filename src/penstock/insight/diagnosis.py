@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.utils.data
 
@@ -16,7 +16,8 @@ from penstock.loader import DataLoader
 from penstock.loop_model import LEAST_SECONDS, LEAST_STEPS, Cause, Measured
 from penstock.observe import StageTime
 from penstock.stats import Stats
-from penstock.verdict import WORTH, Finding, best_workers, findings, larger_batches, time_text, verdict
+from penstock.system.words import duration
+from penstock.verdict import WORTH, Finding, best_workers, findings, larger_batches, verdict
 
 #: Arguments that batch_sampler= excludes, and those of worker processes alone.
 _OF_BATCHES = ("batch_size", "drop_last", "sampler", "shuffle")
@@ -112,11 +113,9 @@ def diagnose(
 
 
 def loader_maker(dataset: Any, **options: Any) -> MakeLoader:
-    """Return what makes penstock.DataLoaders of a dataset, or like a given loader.
+    """Return what makes penstock.DataLoaders of a dataset, or with the arguments of a given loader, Penstock's or not.
 
-    Args:
-        dataset: a dataset, or a torch.utils.data.DataLoader, of Penstock's class or not, whose arguments are taken.
-        options: arguments of the loader, in the place of those.
+    options: arguments of the loader, in the place of those.
     """
     given: dict[str, Any] = {"batch_size": 32}
     if isinstance(dataset, torch.utils.data.DataLoader):
@@ -201,57 +200,41 @@ def _replayed(loader: Any, step: Callable[[Any], object], seconds: float) -> flo
 # --- advice ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Advice:
+class Advice(NamedTuple):
     """A piece of advice, and what it would give here."""
 
     name: str
-    gain: float | None
-    """How many times as fast the loop would be, by the model; None: it does not apply here."""
+    gain: float
+    """How many times as fast the loop would be, by the model."""
     why: str
 
     @property
     def helps(self) -> bool:
         """Whether it would make the loop faster by more than can be passed over."""
-        return self.gain is not None and self.gain >= WORTH
+        return self.gain >= WORTH
 
 
 def advice(found: Measured, *, accelerator: bool) -> list[Advice]:
-    """Return what each piece of advice would give here, in the order in which tutorials come to it.
-
-    Args:
-        found: of the loop.
-        accelerator: there is one that batches could go to.
-    """
+    """Return what each piece of advice of tutorials would give here. accelerator: one could do a part of the work."""
     workers = best_workers(found)
-    nowhere = "there is no accelerator"
-    copies = "device= copies so already" if found.device_idle else "batches stay on the host"
-    copies = copies if accelerator or found.device_idle else nowhere
-    return [
+    gain = found.gain(workers=workers, kind=found.advised_kind)
+    why = f"num_workers={workers} is the best of the model's, on {found.cpus:.3g} CPUs"
+    batch = f"a batch costs {duration(found.overhead)} beside the work on its {found.batch_size:.3g} samples"
+    made = [
         _without("a faster disk, or a RAM disk", found, Cause.READ),
         _without("fewer transforms", found, Cause.TRANSFORM),
-        Advice(
-            "more workers",
-            found.gain(workers=workers, kind=found.advised_kind),
-            f"num_workers={workers} is the best of the model's, on {found.cpus:.3g} CPUs",
-        ),
-        Advice(
-            "a larger batch",
-            larger_batches(found),
-            f"a batch costs {time_text(found.overhead)} beside the work on its {found.batch_size:.3g} samples",
-        ),
-        Advice("pin_memory and non_blocking copies", 1.0 if found.device_idle else None, copies),
-        _without("preprocessing on the GPU", found, Cause.DECODE, Cause.TRANSFORM)
-        if accelerator
-        else Advice("preprocessing on the GPU", None, nowhere),
+        Advice("more workers", gain, why),
+        Advice("a larger batch", larger_batches(found), batch),
     ]
+    if accelerator:
+        made.append(_without("preprocessing on the GPU", found, Cause.DECODE, Cause.TRANSFORM))
+    return made
 
 
 def _without(name: str, found: Measured, *causes: Cause) -> Advice:
     """Return what it would give if some of the workers' time fell away."""
-    busy = {cause: seconds for cause, seconds in found.busy.items() if cause not in causes}
-    cpu = {cause: seconds for cause, seconds in found.cpu.items() if cause not in causes}
-    spent = found.total_busy - sum(busy.values())
-    words = " and ".join(causes)
-    why = f"{words} takes workers {time_text(spent)} of the {time_text(found.total_busy)} that they spend a step"
-    return Advice(name, found.gain(busy=busy, cpu=cpu), why)
+    why = (
+        f"{' and '.join(causes)} takes workers {duration(sum(found.busy.get(cause, 0.0) for cause in causes))} of the "
+        f"{duration(found.total_busy)} that they spend a step"
+    )
+    return Advice(name, found.gain_without(*causes), why)

@@ -46,11 +46,8 @@ def taken_apart(value: Any, form: Form, number: int | None = None) -> tuple[list
     of whole samples, as some collate functions return it, is one too. Something unbatched is several samples where all
     of its arrays have the same first dimension, and one of them has four dimensions or more.
 
-    Args:
-        value: of any structure.
-        form: of it.
-        number: of the samples of a batch; None: the first dimension of most of its tensors, or of its lists where it
-            has none. Where nothing in the batch has that length, or that is 0, all of it belongs to the batch.
+    number: of the samples of a batch; None: the first dimension of most of its tensors, or of its lists where it has
+    none. Where nothing in the batch has that length, or that is 0, all of it belongs to the batch.
     """
     if form is Form.SAMPLES:
         return [flat(sample) for sample in value], {}
@@ -76,7 +73,7 @@ def taken_apart(value: Any, form: Form, number: int | None = None) -> tuple[list
 
 def flat(value: Any, path: Path = ()) -> Fields:
     """Return the leaves of one sample by their paths; the sample itself, at the empty path, where it is one."""
-    parts = _parts(value) if len(path) < _DEEPEST else None
+    parts = _parts(value, path)
     if parts is None:
         return {path: value}
     return {inner: leaf for key, part in parts for inner, leaf in flat(part, (*path, key)).items()}
@@ -88,60 +85,55 @@ def name_of(path: Path) -> str:
 
 
 def _collect(value: Any, number: int, path: Path, columns: Fields, whole: Fields) -> None:
-    """Put each column of a batch, one value a sample, into columns, and each other leaf into whole."""
-    if _is_column(value, number):
+    """Put each column of a batch, one value a sample, into columns, and each other leaf into whole.
+
+    A list of columns, which may be just as many as the samples, is a structure and no column itself.
+    """
+
+    def of_columns(one: Any) -> bool:
+        return _length(one) == number and (_is_array(one) or len({type(inner) for inner in one}) == 1)
+
+    if _length(value) == number and (_is_array(value) or not all(map(of_columns, value))):
         columns[path] = value
-    elif (parts := _parts(value) if len(path) < _DEEPEST else None) is not None:
+    elif (parts := _parts(value, path)) is not None:
         for key, part in parts:
             _collect(part, number, (*path, key), columns, whole)
     else:
         whole[path] = value
 
 
-def _is_column(value: Any, number: int) -> bool:
-    """Return whether a value is an array, list or tuple of one value a sample.
-
-    A list of columns, which may be just as many as the samples, is a structure and no column itself.
-    """
-
-    def of_columns(one: Any) -> bool:
-        return _is_long(one, number) and (_is_array(one) or len({type(inner) for inner in one}) == 1)
-
-    return _is_long(value, number) and (_is_array(value) or not all(map(of_columns, value)))
-
-
-def _is_long(value: Any, number: int) -> bool:
-    return bool(value.ndim and len(value) == number) if _is_array(value) else _is_list(value) and len(value) == number
+def _length(value: Any) -> int | None:
+    """Return how many values an array, a list or a tuple holds; None: it is something else."""
+    if _is_array(value):
+        return len(value) if value.ndim else None
+    return len(value) if isinstance(value, list | tuple) and not hasattr(value, "_fields") else None
 
 
 def _number(batch: Any) -> int | None:
     """Return the number of samples that a batch shows; None: nothing in it has a length."""
+    if isinstance(batch, list) and all(type(one) is tuple or isinstance(one, Mapping) for one in batch):
+        return len(batch)
     leaves = flat(batch)
     lengths = Counter(len(leaf) for leaf in leaves.values() if _is_array(leaf) and leaf.ndim)
-    if isinstance(batch, list) and len({_structure(one) for one in batch}) == 1:
-        bare = any(not _is_array(leaf) and not isinstance(leaf, str) for leaf in leaves.values())
-        if len(lengths) != 1 or bare or all(type(one) is tuple for one in batch):
-            return len(batch)  # a list of samples, or of one value a sample
     if not lengths:
         lengths = Counter(Counter(path[:-1] for path in leaves if path and isinstance(path[-1], int)).values())
     return lengths.most_common(1)[0][0] if lengths else None
 
 
-def _structure(sample: Any) -> Any:
-    return tuple((path, type(value)) for path, value in flat(sample).items())
-
-
-def _parts(value: Any) -> list[tuple[Any, Any]] | None:
-    """Return what a container holds, by key; None for all else, and for an empty container."""
-    if isinstance(value, PackedSequence):
+def _parts(value: Any, path: Path) -> list[tuple[Any, Any]] | None:
+    """Return what a container holds, by key; None for all else, for an empty container, and for one too deep."""
+    parts: list[tuple[Any, Any]] = []
+    if isinstance(value, PackedSequence) or len(path) >= _DEEPEST:
         return None
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return list(zip(value._fields, value, strict=True))
-    if isinstance(value, tuple | list):
-        return list(enumerate(value)) or None
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)] or None
-    return list(value.items()) or None if isinstance(value, Mapping) else None
+        parts = list(zip(value._fields, value, strict=True))
+    elif isinstance(value, tuple | list):
+        parts = list(enumerate(value))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    elif isinstance(value, Mapping):
+        parts = list(value.items())
+    return parts or None
 
 
 def _is_array(value: Any) -> bool:
@@ -150,22 +142,13 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray)
 
 
-def _is_list(value: Any) -> bool:
-    """Return whether a value is a list or tuple, but no named tuple."""
-    return isinstance(value, list | tuple) and not hasattr(value, "_fields")
-
-
 # --- text ------------------------------------------------------------------------------------------------------------
 
 
 def line_of(path: Path, value: Any, fields: Sequence[Path], classes: Sequence[str]) -> str:
     """Return a field of a sample as a line, "name: value"; a label, as the second of two fields, has no name.
 
-    Args:
-        path: of the field.
-        value: of it.
-        fields: of the sample, all of them.
-        classes: the names of the classes by label; empty: they are not known.
+    fields: all of the sample's. classes: their names by label; empty: they are not known.
     """
     second = path == (1,) and {one[0] for one in fields if one} == {0, 1}
     label = second or (path and str(path[-1]).lower() in LABELS)
@@ -176,18 +159,14 @@ def line_of(path: Path, value: Any, fields: Sequence[Path], classes: Sequence[st
 def text_of(value: Any, classes: Sequence[str] | None = None) -> str:
     """Return a value in one line.
 
-    Numbers and strings are as they are; arrays are their elements, or the dtype, shape and range where they have many.
-
-    Args:
-        value: of one field of one sample.
-        classes: the value is a label, the number of a class or a vector of a weight a class, of these names, which
-            may be none; None: it is no label.
+    Numbers and strings are unchanged; arrays are their elements, or the dtype, shape and range where they have many.
+    classes: the value is a label, the number of a class or a vector of a weight a class, of these names, which may be
+    none; None: it is not a label.
     """
     try:
-        text = _text(value, classes)
+        text = shown(_text(value, classes))
     except Exception:  # of a class of the user's, whose __repr__ may raise anything
         text = type(value).__name__
-    text = shown(text)
     return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
 
 
@@ -199,15 +178,10 @@ def _text(value: Any, classes: Sequence[str] | None) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, int) and not isinstance(value, bool) and classes is not None:
-        return _class(value, classes)
+        return f"{value} {classes[value]}" if 0 <= value < len(classes) else str(value)
     if isinstance(value, torch.Tensor | np.ndarray | np.generic) and not getattr(value, "is_nested", False):
         return _array(value, classes)
     return " ".join(repr(value).split())
-
-
-def _class(number: int, classes: Sequence[str]) -> str:
-    """Return a class by its number and, where it is known, its name."""
-    return f"{number} {classes[number]}" if 0 <= number < len(classes) else str(number)
 
 
 def _array(value: Any, classes: Sequence[str] | None) -> str:
@@ -224,21 +198,18 @@ def _array(value: Any, classes: Sequence[str] | None) -> str:
     if array.size <= _WHOLE:
         rounded = np.round(array.astype(np.float64), 4) if array.dtype.kind == "f" else array
         return " ".join(str(rounded.tolist()).split())
-    return f"{shape}: {_summary(array)}" if array.dtype.kind in "biuf" else shape
-
-
-def _summary(array: NDArray[Any]) -> str:
+    if array.dtype.kind not in "biuf":
+        return shape
     finite = array[np.isfinite(array)]
     if not finite.size:
-        return "no finite value"
-    missing = array.size - finite.size
-    odd = f"; {missing:,} of {array.size:,} NaN or infinite" if missing else ""
+        return f"{shape}: no finite value"
+    odd = f"; {array.size - finite.size:,} of {array.size:,} NaN or infinite" if finite.size < array.size else ""
     mean = float(finite.mean(dtype=np.float64))
-    return f"{float(finite.min()):.4g} .. {float(finite.max()):.4g}, mean {mean:.4g}{odd}"
+    return f"{shape}: {float(finite.min()):.4g} .. {float(finite.max()):.4g}, mean {mean:.4g}{odd}"
 
 
 def _weights(array: NDArray[Any], classes: Sequence[str]) -> str:
-    """Return a label that is a vector of a weight a class, one-hot or mixed; empty: it is none."""
+    """Return a label that is a vector of a weight a class, one-hot or mixed; empty: it is not one."""
     if array.ndim != 1 or array.size < 2 or array.dtype.kind not in "biuf" or (classes and array.size != len(classes)):
         return ""
     if array.dtype.kind in "iu" and len(classes) <= _LIKELY:  # a list of a few classes, perhaps
@@ -248,5 +219,5 @@ def _weights(array: NDArray[Any], classes: Sequence[str]) -> str:
         return ""
     order = np.argsort(-weights, kind="stable")[:_LIKELY].tolist()
     if weights[order[0]] == 1:
-        return f"{_class(order[0], classes)} (one-hot)"
-    return ", ".join(f"{weights[one]:.2f} of {_class(one, classes)}" for one in order if weights[one])
+        return f"{_text(order[0], classes)} (one-hot)"
+    return ", ".join(f"{weights[one]:.2f} of {_text(one, classes)}" for one in order if weights[one])

@@ -29,14 +29,10 @@ def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 class OutputFile:
-    """A file of this name. What is written is private to the user (mode 0600).
+    """A file that an option names. What is written is private to the user (mode 0600).
 
-    Args:
-        path: of the file; gzip compresses it where its name ends in .gz. "{rank}" in it is torchrun's RANK, or 0.
-        option: the name of the option that gave it, for messages.
-
-    Raises:
-        InvalidOption: it is a folder, or lies in a folder that does not exist or cannot be written.
+    gzip compresses it where its name ends in .gz. "{rank}" in the name is torchrun's RANK, or 0. Raises InvalidOption:
+    it is a folder, or lies in a folder that does not exist or cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str], option: str) -> None:

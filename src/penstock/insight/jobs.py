@@ -12,7 +12,7 @@ import types
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from penstock.errors import PenstockError
 from penstock.insight.live_files import FORMAT, MOST_BYTES, ProcessName, live_folder, read_all
@@ -20,10 +20,6 @@ from penstock.insight.recording import Reading
 
 #: Seconds without a batch, at the least, after which a loop stands still; and how many of its steps.
 _STILL_SECONDS, _STILL_STEPS = 5.0, 3.0
-
-
-class _Unreadable(PenstockError):
-    """A file is no live recording."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +114,7 @@ def jobs(folder: Path | None = None) -> list[Job]:
     for name, data in read_all(folder):
         try:
             job = job_of(name, data)
-        except _Unreadable:
+        except PenstockError:
             continue
         if not job.ended:
             found.append(job)
@@ -126,16 +122,14 @@ def jobs(folder: Path | None = None) -> list[Job]:
 
 
 def job_of(name: ProcessName, data: bytes) -> Job:
-    """Return a job by its file. Raises PenstockError: the file is no live recording."""
+    """Return a job by its file. Raises PenstockError: the file is not a live recording."""
     try:
-        if len(data) > MOST_BYTES:
-            raise _Unreadable("it is too large")
-        said = json.loads(data, parse_constant=_no_number)
-        if not isinstance(said, dict) or said.get("format") != FORMAT:
-            raise _Unreadable("it has another format")
+        said = json.loads(data[: MOST_BYTES + 1])
+        if len(data) > MOST_BYTES or said["format"] != FORMAT:
+            raise ValueError("it is too large, or has another format")
         return Job(name, **{one: _as(kind, said[one]) for one, kind in get_type_hints(Job).items() if one != "name"})
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        raise _Unreadable(f"it is damaged: {error}") from error
+        raise PenstockError(f"{name.file} is not a live recording: {error}") from error
 
 
 def _as(kind: Any, said: Any) -> Any:
@@ -151,19 +145,14 @@ def _as(kind: Any, said: Any) -> Any:
         return Reading(*(_as(one, value) for one, value in zip(get_type_hints(Reading).values(), said, strict=True)))
     if origin is tuple and isinstance(said, list):
         return tuple(_as(one, value) for one, value in zip(_kinds(inner, len(said)), said, strict=True))
-    if kind is float and type(said) in (int, float) and math.isfinite(said):
-        return float(said)
-    if type(said) is not kind or (kind is int and not 0 <= said < 1 << 63):
+    known = type(said) in (int, float) and math.isfinite(said) if kind is float else type(said) is kind
+    if not known or (kind is int and not 0 <= said < 1 << 63):
         raise TypeError(f"{kind} was expected")
-    return said
+    return float(said) if kind is float else said
 
 
 def _kinds(inner: tuple[Any, ...], count: int) -> tuple[Any, ...]:
     return (inner[0],) * count if inner[-1] is ... else inner
-
-
-def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number")
 
 
 def _share(before: Reading, after: Reading) -> float | None:

@@ -1,6 +1,6 @@
 """The folder of live recordings: one small JSON file for each process of this user that goes through penstock loaders.
 
-The folder is `penstock/live` in the user's cache folder, for this user alone (mode 0700, files 0600): another user's
+The folder is `penstock/live` in the user's cache folder, for this user only (mode 0700, files 0600): another user's
 folder, one that others may write into and symbolic links are refused. A file's name holds the machine, the process's
 number and when the process started, so that processes of several machines, or containers, may share the folder, and
 one that has died is not taken for another one that has its number now.
@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,6 +84,14 @@ def this_process() -> ProcessName:
     """Return the name of this process."""
     pid = os.getpid()
     return ProcessName(machine(), pid, started_at(pid) or 0)
+
+
+def program_name() -> str:
+    """Return the name of the script, without its arguments, which may hold what is nobody's business."""
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if main is not None and isinstance(main.name, str):
+        return f"-m {main.name.removesuffix('.__main__')}"
+    return os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
 
 
 @contextmanager

@@ -59,84 +59,64 @@ class LoaderFacts:
         return f"{self.name}({self.dataset}, {self.batching}, num_workers={self.workers}){at}"
 
 
-@dataclass(frozen=True)
-class LoopRecord:
-    """What the loops over the batches of some loaders did: those of one kind that one line of the program made."""
-
-    loader: LoaderFacts
-    loaders: int
-    """How many of them made a pass."""
-    passes: int
-    samples: int
-    """In all batches; 0 where their number is not known."""
-    times: LoopTimes
-    background: bool
-    """A thread beside the main one called next() in one of the passes."""
-    stats: Stats | None
-    """Of the penstock.DataLoader, where there was one only."""
-
-    @property
-    def seconds(self) -> float:
-        """How long the loops took."""
-        return self.times.waited + self.times.worked
-
-    @property
-    def batch_rate(self) -> float:
-        """Batches a second, over all of the loops' time; 0 where they took none."""
-        return self.times.batches / self.seconds if self.seconds else 0.0
-
-
 #: Called with a loop when a batch of it has come, by the thread that called next().
 Progress = Callable[["Loop"], None]
 
 
 class Loop:
-    """The loops over the loaders of one kind that one line made. Any thread may call any method."""
+    """The loops over the batches of some loaders: those of one kind that one line of the program made.
+
+    Any thread may call any method.
+
+    Attributes:
+        meter: their times.
+        loaders: how many loaders made a pass.
+        passes: how many passes began.
+        samples_of: samples by the thread that called next(): each thread writes its own number, without a lock.
+    """
 
     def __init__(self, loader: LoaderFacts) -> None:
         self.loader = loader
         self.meter = LoopMeter()
-        self._lock = threading.Lock()
-        self._loaders: weakref.WeakSet[_Known] = weakref.WeakSet()
-        self._made = self._passes = 0
+        self.loaders = self.passes = 0
         self.samples_of: dict[int, int] = {}
-        """Samples by the thread that called next(): each thread writes its own number, without a lock."""
+        self._lock = threading.Lock()
+        self._alive: weakref.WeakSet[Any] = weakref.WeakSet()
         self._stats: Stats | None = None
 
-    def begin(self, known: _Known) -> None:
+    def begin(self, loader: Any) -> None:
         """Count a pass of a loader."""
         with self._lock:
-            self._passes += 1
-            self._made += known not in self._loaders
-            self._loaders.add(known)
+            self.passes += 1
+            self.loaders += loader not in self._alive
+            self._alive.add(loader)
+
+    def keep_stats(self) -> None:
+        """Keep the counters of the penstock.DataLoader, where it is alive."""
+        for loader in tuple(self._alive):
+            if isinstance(loader, DataLoader):
+                self._stats = loader.stats()
+
+    @property
+    def stats(self) -> Stats | None:
+        """Of the penstock.DataLoader, where there was one only."""
+        self.keep_stats()
+        return self._stats if self.loaders == 1 else None
+
+    @property
+    def times(self) -> LoopTimes:
+        """What the loops did with their time."""
+        return self.meter.times()
 
     @property
     def samples(self) -> int:
-        """Samples so far; 0 where their number is not known."""
+        """Samples in all batches; 0 where their number is not known."""
         return sum(tuple(self.samples_of.values()))
 
-    def keep(self, stats: Stats) -> None:
-        """Keep the counters of a penstock.DataLoader as they are now."""
-        self._stats = stats
-
-    def record(self) -> LoopRecord:
-        """Return what is known now."""
-        for known in tuple(self._loaders):
-            if isinstance(loader := known.loader(), DataLoader):
-                self.keep(loader.stats())
-        with self._lock:
-            stats = self._stats if self._made == 1 else None
-            counts = self._made, self._passes, self.samples
-        background = any(thread != threading.main_thread().ident for thread in tuple(self.samples_of))
-        return LoopRecord(self.loader, *counts, self.meter.times(), background, stats)
-
-
-class _Known:
-    """A loader that is alive, and where it was made."""
-
-    def __init__(self, loader: Any, gone: Callable[[Any], None]) -> None:
-        self.loader = weakref.ref(loader, gone)
-        self.place = ""
+    @property
+    def background(self) -> bool:
+        """Whether a thread beside the main one called next() in one of the passes."""
+        return any(thread != threading.main_thread().ident for thread in tuple(self.samples_of))
 
 
 class Loops:
@@ -144,7 +124,7 @@ class Loops:
 
     Args:
         progress: called at each batch.
-        steps: the program ends by SystemExit where a loop of the main thread goes on behind so many batches of one
+        steps: the program ends by SystemExit where a loop of the main thread continues behind so many batches of one
             loader; None: it does not.
     """
 
@@ -152,9 +132,8 @@ class Loops:
         self._progress, self._steps = progress, steps
         self._process = os.getpid()
         self._folder = _working_folder()
-        self._known: dict[int, _Known] = {}
+        self._places: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._loops: dict[LoaderFacts, Loop] = {}
-        self._lock = threading.RLock()  # a garbage collection in any line may call what takes it
 
     def start(self) -> Callable[[], None]:
         """Observe every pass that begins from now on; return what ends that."""
@@ -166,56 +145,36 @@ class Loops:
 
         return end
 
-    def records(self) -> list[LoopRecord]:
-        """Return what each loop did, those that waited longest first; none of loaders that gave no batch."""
-        with self._lock:
-            loops = tuple(self._loops.values())
-        records = [loop.record() for loop in loops]
-        return sorted((one for one in records if one.times.batches), key=lambda one: -one.times.waited)
+    def records(self) -> list[Loop]:
+        """Return the loops, those that waited longest first; none of loaders that gave no batch."""
+        found = [loop for loop in tuple(self._loops.values()) if loop.times.batches]
+        return sorted(found, key=lambda one: -one.times.waited)
 
-    def barren(self) -> list[LoaderFacts]:
+    def without_batches(self) -> list[LoaderFacts]:
         """Return the loaders of which a pass began, and that gave no batch."""
-        with self._lock:
-            loops = tuple(self._loops.values())
-        return [loop.loader for loop in loops if not loop.meter.times().batches]
+        return [loop.loader for loop in tuple(self._loops.values()) if not loop.times.batches]
 
     def _note(self, loader: Any) -> None:
-        known = self._of(loader)
         file, line = _place_of(loader, sys._getframe(1))
         if file is not None:
-            known.place = f"{file.removeprefix(self._folder)}:{line}"
-
-    def _of(self, loader: Any) -> _Known:
-        number = id(loader)
-        with self._lock:
-            known = self._known.get(number)
-            if known is None or known.loader() is not loader:
-                known = self._known[number] = _Known(loader, lambda gone: self._forget(number, gone))
-            return known
-
-    def _forget(self, number: int, gone: Any) -> None:
-        with self._lock:
-            if (known := self._known.get(number)) is not None and known.loader is gone:
-                del self._known[number]
+            self._places[loader] = f"{file.removeprefix(self._folder)}:{line}"
 
     def _watch(self, loader: Any) -> Observer | None:
         if os.getpid() != self._process:
             return None  # a forked process has no report
-        known = self._of(loader)
-        facts = facts_of(loader, known.place)
-        with self._lock:
-            loop = self._loops.setdefault(facts, Loop(facts))
-        loop.begin(known)
+        facts = facts_of(loader, self._places.get(loader, ""))
+        loop = self._loops.setdefault(facts, Loop(facts))
+        loop.begin(loader)
         if isinstance(loader, DataLoader):
             loader.log_nothing()
-        return _PassObserver(loop, known, self._progress, self._steps)
+        return _PassObserver(loop, self._progress, self._steps)
 
 
 class _PassObserver(Observer):
     """Measures the loop over one pass."""
 
-    def __init__(self, loop: Loop, known: _Known, progress: Progress | None, steps: int | None) -> None:
-        self._loop, self._known, self._progress, self._steps = loop, known, progress, steps
+    def __init__(self, loop: Loop, progress: Progress | None, steps: int | None) -> None:
+        self._loop, self._progress, self._steps = loop, progress, steps
         self._clock = LoopClock(loop.meter)
         self._main = threading.main_thread().ident
         self._begun = time.perf_counter() if loop.loader.penstock else 0.0  # 0: the first wait has the pass's start
@@ -223,7 +182,7 @@ class _PassObserver(Observer):
     def delivered(self, delivery: Delivery) -> None:
         """Measure a batch. Raises SystemExit behind the last step that is wanted."""
         thread, loop = threading.get_ident(), self._loop
-        if self._steps is not None and thread == self._main and loop.meter.times().batches >= self._steps:
+        if self._steps is not None and thread == self._main and loop.times.batches >= self._steps:
             self.ended()
             raise SystemExit(0)
         counts = loop.samples_of
@@ -235,14 +194,13 @@ class _PassObserver(Observer):
             self._progress(loop)
 
     def failed(self, error: Exception) -> None:
-        """Take note that the loop goes on from here."""
+        """Take note that the loop continues from here."""
         self._clock.failed(error)
 
     def ended(self) -> None:
         """Measure the work on the last batch."""
         self._clock.ended()
-        if isinstance(loader := self._known.loader(), DataLoader):
-            self._loop.keep(loader.stats())
+        self._loop.keep_stats()
 
 
 def facts_of(loader: Any, place: str = "") -> LoaderFacts:

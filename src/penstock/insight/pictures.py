@@ -25,7 +25,7 @@ from PIL import Image
 
 Pixels = NDArray[np.uint8]
 
-#: What stands for elements that are no finite numbers.
+#: What stands for elements that are not finite numbers.
 MAGENTA = (255, 0, 255)
 _CHANNELS = (1, 3, 4)
 _LEAST_SIDE = 4  # of a picture with channels
@@ -79,7 +79,7 @@ class Drawn:
 
 
 def raw_of(value: Any) -> Raw | None:
-    """Return a value as a picture; None: it is none.
+    """Return a value as a picture; None: it is not one.
 
     A picture is a PIL image or an array of shape (channels, height, width), (height, width, channels) or
     (height, width), with 1, 3 or 4 channels. Of four dimensions, as videos and several crops have them, it is the
@@ -116,7 +116,7 @@ def plain_array(value: Any) -> NDArray[Any] | None:
 
 
 def _channels_last(array: NDArray[Any]) -> NDArray[Any] | None:
-    """Return (height, width, channels), or (height, width); None: it is no picture."""
+    """Return (height, width, channels), or (height, width); None: it is not a picture."""
     if array.ndim == 2:
         return array if min(array.shape) >= _LEAST_PLAIN_SIDE else None
     if array.shape[0] in _CHANNELS and min(array.shape[1:]) >= _LEAST_SIDE:
@@ -128,12 +128,10 @@ def _channels_last(array: NDArray[Any]) -> NDArray[Any] | None:
 
 
 def drawn(raws: Sequence[Raw], undo: Normalisation | None = None, *, mask: bool = False) -> Drawn:
-    """Return the pictures of a field in 8 bits. The module says how elements become pixels.
+    """Return the pictures of a field in 8 bits, of at least one sample. The module says how elements become pixels.
 
-    Args:
-        raws: one a sample, at least one.
-        undo: a normalisation of floats, undone first where it is of as many channels.
-        mask: uint8 of shape (height, width) are masks; of wider integers this is seen from the values.
+    undo: a normalisation of floats, undone first where it has as many channels. mask: uint8 of shape (height, width)
+    are masks; of wider integers this is seen from the values.
     """
     first = raws[0]
     arrays = [raw.values for raw in raws]

@@ -16,7 +16,7 @@ from typing import Any
 
 
 class NoSuchProgram(Exception):
-    """What is to be run is no program; the text says why. The command line prints it."""
+    """What is to be run is not a program; the text says why. The command line prints it."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,7 @@ def _script(program: Program) -> tuple[CodeType, dict[str, Any]]:
         return spec.loader.get_code("__main__"), _attributes(spec)  # type: ignore[union-attr]
     try:
         with io.open_code(absolute) as file:
-            code = pkgutil.read_code(file)  # of a .pyc file
-        with io.open_code(absolute) as file:
-            source = b"" if code is not None else file.read()
+            source = file.read()
     except OSError as error:
         raise NoSuchProgram(f"{path!r} cannot be read: {error.strerror}") from None
     _set_first_path(os.path.dirname(os.path.realpath(path)))
@@ -83,7 +81,7 @@ def _script(program: Program) -> tuple[CodeType, dict[str, Any]]:
         "__cached__": None,
         "__loader__": SourceFileLoader("__main__", absolute),
     }
-    return code or compile(source, absolute, "exec", dont_inherit=True), attributes
+    return compile(source, absolute, "exec", dont_inherit=True), attributes
 
 
 def _set_first_path(folder: str, *, always: bool = False) -> None:

@@ -7,7 +7,7 @@ one thread (Python 3.12 and later), and DataLoader's worker processes are forked
 reading of the clock.
 
 It is always on because the question why a run is slow comes up while it runs. Where the file cannot be written the
-process goes on without it. Worker processes and threads write none, and a forked child begins one of its own.
+process continues without it. Worker processes and threads write none, and a forked child begins its own.
 """
 
 from __future__ import annotations
@@ -17,16 +17,29 @@ import contextlib
 import json
 import logging
 import os
-import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from time import time as wall_clock
 from typing import Any
 
-from penstock.insight.live_files import FORMAT, ProcessName, live_folder, remove, remove_stale, this_process, write
-from penstock.insight.recording import LoaderRecord, PassRecorder, Recorder
+from torch.utils.data import get_worker_info
+
+from penstock.insight.live_files import (
+    FORMAT,
+    ProcessName,
+    live_folder,
+    program_name,
+    remove,
+    remove_stale,
+    this_process,
+    write,
+)
+from penstock.insight.recording import LoaderRecord
 from penstock.loader import DataLoader
-from penstock.observe import watch
+from penstock.loop_times import LoopMeter
+from penstock.observe import follow
 
 #: Seconds from a process's first pass to its first file, and between two writes at the least.
 FIRST_AFTER, EVERY = 1.0, 0.5
@@ -44,26 +57,48 @@ class Publisher:
     """Writes the live file of one process."""
 
     def __init__(self) -> None:
-        self.recorder = Recorder(self._publish, most=MOST_LOADERS)
-        self.end = watch(self._observe)
+        self.end = follow(self._follow)
+        self._pid = os.getpid()
+        self._loaders: list[tuple[LoaderRecord, LoopMeter]] = []
+        self._count = 0
+        self._due = float("inf")
         self._began: float | None = None  # by time.time()
         self._every = EVERY
         self._name: ProcessName | None = None
+        self._lock = threading.Lock()
         self._writing = threading.Lock()
 
-    def _observe(self, loader: DataLoader[Any]) -> PassRecorder | None:
-        observer = self.recorder.observe(loader)
-        if self._began is None and observer is not None:
-            self._began = wall_clock()
-            self.recorder.due = perf_counter() + FIRST_AFTER
-        return observer
+    def _follow(self, loader: DataLoader[Any]) -> Callable[[float], None] | None:
+        """Return what a loader's loops call; None in the workers of a loader."""
+        if get_worker_info() is not None or self._pid != os.getpid():
+            return None
+        with self._lock:
+            self._count += 1
+            followed = LoaderRecord.of(loader, self._count), loader.loop_meter
+            if self._began is None:
+                self._began = wall_clock()
+                self._due = perf_counter() + FIRST_AFTER
+        self._keep(followed)
+        return partial(self._looked, followed)
 
-    def _publish(self, now: float, only: LoaderRecord | None) -> None:
+    def _looked(self, followed: tuple[LoaderRecord, LoopMeter], now: float) -> None:
+        if self._loaders[-1] is not followed:
+            self._keep(followed)
+        if now >= self._due:
+            self._publish(now)
+
+    def _keep(self, followed: tuple[LoaderRecord, LoopMeter]) -> None:
+        """Make a loader the last one, whose loops went on last."""
+        with self._lock:
+            others = [one for one in self._loaders if one is not followed and one[0].read_stats() is not None]
+            self._loaders = [*others[-MOST_LOADERS + 1 :], followed]
+
+    def _publish(self, now: float) -> None:
         """Write the file, where no other thread does so just now; where that fails, no more."""
-        if self.recorder.pid != os.getpid() or not self._writing.acquire(blocking=False):
+        if self._pid != os.getpid() or not self._writing.acquire(blocking=False):
             return
         try:
-            self.recorder.due = float("inf")
+            self._due = float("inf")
             began, folder = perf_counter(), live_folder()
             if folder is None:
                 return
@@ -73,7 +108,7 @@ class Publisher:
                 self._name = name
             write(folder, self._name, self._snapshot(now))
             self._every = max(EVERY, _SHARE * (perf_counter() - began))
-            self.recorder.due = now + self._every
+            self._due = now + self._every
         except Exception as error:
             _log.debug("the live recording of this process could not be written: %s", error)
         finally:
@@ -89,27 +124,19 @@ class Publisher:
             "began": self._began,
             "written": wall,
             "every": self._every,
-            "loaders": [found for one in self.recorder.loaders if (found := _state(one, now, wall - now)) is not None],
+            "loaders": [found for one in self._loaders if (found := _state(*one, now, wall - now)) is not None],
         }
         return json.dumps(said, allow_nan=False).encode()
 
     def remove(self) -> None:
-        """Remove the file, and write none any more."""
+        """Remove the file, and write no more."""
         self.end()
-        self.recorder.due = float("inf")
-        if self._name is not None and self.recorder.pid == os.getpid() and (folder := live_folder()) is not None:
+        self._due = float("inf")
+        if self._name is not None and self._pid == os.getpid() and (folder := live_folder()) is not None:
             remove(folder, self._name)
 
 
-def program_name() -> str:
-    """Return the name of the script, without its arguments, which may hold what is nobody's business."""
-    main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    if main is not None and isinstance(main.name, str):
-        return f"-m {main.name.removesuffix('.__main__')}"
-    return os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
-
-
-def _state(known: LoaderRecord, now: float, offset: float) -> dict[str, Any] | None:
+def _state(known: LoaderRecord, loops: LoopMeter, now: float, offset: float) -> dict[str, Any] | None:
     """Return what the file says of a loader, the fields of LiveLoader; None: it is gone.
 
     offset: from time.perf_counter() to time.time().
@@ -126,10 +153,10 @@ def _state(known: LoaderRecord, now: float, offset: float) -> dict[str, Any] | N
         "batch_size": known.batch_size,
         "workers": known.workers,
         "read_by": known.read_by,
-        "passes": known.passes,
-        "open": known.open > 0,
-        "got": None if known.got is None else known.got + offset,
-        "failed": known.failed,
+        "passes": loops.passes,
+        "open": loops.open,
+        "got": loops.looked + offset if loops.looked else None,
+        "failed": loops.failed,
         "now": readings[-1],
         "history": readings,
         "stages": {name: (time.seconds, time.samples) for name, time in stats.stages.items()},

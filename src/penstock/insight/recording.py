@@ -1,6 +1,6 @@
 """The recorder: what the loops over the loaders of this process do, for the live file, the trace and the report.
 
-A Recorder follows passes by one watcher (penstock.observe.watch), and keeps what stats() says of each loader, twice a
+A Recording follows passes by one watcher (penstock.observe.watch), and keeps what stats() says of each loader, twice a
 second at most. In detail it keeps the rows of the batches and the pieces of work of the worker threads too, in a
 bounded memory. The thread that calls next() does all of it. Neither a sample, nor its ID, nor the name of its file
 enters a recording.
@@ -13,7 +13,8 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from time import time as wall_clock
@@ -21,10 +22,14 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import get_worker_info
 
+from penstock.errors import InvalidOption
 from penstock.insight.batch_rows import BatchRow, BatchRows
+from penstock.insight.files import OutputFile
+from penstock.insight.live_files import program_name
 from penstock.insight.work_spans import WorkSpans
 from penstock.loader import DataLoader
 from penstock.observe import Delivery, Observer, watch
+from penstock.showing import shown
 from penstock.stats import Stats
 
 #: Seconds between two readings of stats(), at the least.
@@ -80,10 +85,6 @@ class LoaderRecord:
     batch_size: int | None = None
     workers: int = 0
     passes: int = 0
-    open: int = 0
-    """Passes that began and were not gone through to their end."""
-    got: float | None = None
-    """When the loop got its latest batch, by time.perf_counter()."""
     failed: int = 0
     """Errors that the loop got in a batch's place."""
     readings: list[Reading] = field(default_factory=list)
@@ -99,6 +100,14 @@ class LoaderRecord:
     options: dict[str, str] = field(default_factory=dict)
     explained: str = ""
     """What explain() said last."""
+
+    @classmethod
+    def of(cls, loader: DataLoader[Any], number: int) -> LoaderRecord:
+        """Return the record of a loader."""
+        method: Any = weakref.WeakMethod(loader.stats_reader())
+        found = cls(number, weakref.ref(loader), method)
+        found.describe(loader)
+        return found
 
     def describe(self, loader: DataLoader[Any]) -> None:
         """Keep what the loader says of itself, which a program may change."""
@@ -127,122 +136,40 @@ class LoaderRecord:
 
 
 class PassRecorder(Observer):
-    """Records the loop over one pass."""
+    """Records the loop over one pass, in detail."""
 
-    def __init__(self, recorder: Recorder, loader: LoaderRecord, read_stats: Callable[[], Stats]) -> None:
-        self._recorder, self._loader, self._number = recorder, loader, loader.passes + 1
+    def __init__(self, recording: Recording, loader: LoaderRecord, read_stats: Callable[[], Stats]) -> None:
+        self._recording, self._loader, self._number = recording, loader, loader.passes + 1
         self._read_stats = read_stats  # kept alive
         self._left: float | None = None  # when the loop got its latest batch, or an error in its place
-        self._open = True
-        self.by_batch, self.harmless = recorder.in_detail, not recorder.in_detail
         loader.passes += 1
-        loader.open += 1
-
-    def __del__(self) -> None:
-        self._close()  # where the loop was left before the end of the pass
-
-    def _close(self) -> None:
-        if self._open:
-            self._open = False
-            self._loader.open -= 1
 
     def delivered(self, delivery: Delivery) -> None:
-        """Record a batch, in detail."""
+        """Record a batch, and read stats() where that is due."""
         now, waited, left = perf_counter(), delivery.waited, self._left
         asked = now - waited
         first = left is None
         worked = 0.0 if left is None else max(0.0, asked - left)
         times = (asked if left is None else left, now, waited, waited if first else 0.0, worked)
-        longest = 0.0 if first else waited
-        self._loader.rows.add(BatchRow(*times, delivery.samples, 1, self._number, delivery.begun, longest))
+        self._loader.rows.add(BatchRow(*times, delivery.samples, 1, self._number, delivery.begun))
         self._left = now
-        self.looked()
-
-    def looked(self) -> None:
-        """Take note of a batch, and read stats() where that is due."""
-        self._loader.got = now = perf_counter()
-        if now >= self._recorder.due:
-            self._recorder.read(now, None)
+        if now >= self._recording.due:
+            self._recording.read(now)
 
     def failed(self, error: Exception) -> None:
         """Record an error that the loop gets in a batch's place."""
         self._loader.failed += 1
-        if self.by_batch:
-            self._left = now = perf_counter()
-            if len(self._loader.errors) < MOST_ERRORS:
-                self._loader.errors.append((now, type(error).__name__))
+        self._left = now = perf_counter()
+        if len(self._loader.errors) < MOST_ERRORS:
+            self._loader.errors.append((now, type(error).__name__))
 
     def ended(self) -> None:
-        """Record the end of the pass, and in detail the loop's work on the last batch: the loader may be gone soon."""
+        """Record the loop's work on the last batch, and read stats(): the loader may be gone soon."""
         now = perf_counter()
         if self._left is not None:
-            self._loader.rows.add(BatchRow(self._left, now, 0, 0, now - self._left, 0, 0, self._number, 0, 0))
+            self._loader.rows.add(BatchRow(self._left, now, 0, 0, now - self._left, 0, 0, self._number, 0))
         self._left = None
-        self._close()
-        if self.by_batch or now >= self._recorder.due:
-            self._recorder.read(now, self._loader if self.by_batch else None)
-
-
-class Recorder:
-    """Follows the passes of this process's loaders. Any thread may call any method.
-
-    Args:
-        read: called with the time where readings of all loaders are due (None), or of one whose pass has ended.
-        most: loaders that are kept: in detail the first ones, else those whose passes began last.
-        in_detail: rows and pieces of work are kept too.
-
-    Attributes:
-        loaders: what is recorded of each loader.
-        unrecorded: how many passes of further loaders were not recorded.
-        due: when readings are due, by time.perf_counter().
-    """
-
-    def __init__(
-        self, read: Callable[[float, LoaderRecord | None], None], *, most: int, in_detail: bool = False
-    ) -> None:
-        self.read, self.in_detail, self._most = read, in_detail, most
-        self.loaders: list[LoaderRecord] = []
-        self.unrecorded = 0
-        self.due = float("inf")
-        self.pid = os.getpid()
-        self.lock = threading.RLock()  # explain() calls code of the dataset's, which may begin a pass
-        self._count = 0
-        self._ends: list[Callable[[], None]] = []  # what ends the recording of each loader's work
-
-    def observe(self, loader: DataLoader[Any]) -> PassRecorder | None:
-        """Return what records a pass that begins; None in the workers of a loader, and in a child forked off."""
-        if get_worker_info() is not None or self.pid != os.getpid():
-            return None
-        with self.lock:
-            read_stats = loader.stats_reader()
-            if self.loaders and self.loaders[-1].loader() is loader:  # epoch after epoch
-                return PassRecorder(self, self.loaders[-1], read_stats)
-            found = next((one for one in self.loaders if one.loader() is loader), None)
-            if found is None and self.in_detail and len(self.loaders) >= self._most:
-                self.unrecorded += 1
-                return None
-            found = found or self._new(loader, read_stats)
-            if not self.in_detail:
-                others = [one for one in self.loaders if one is not found and one.read_stats() is not None]
-                self.loaders = [*others[-self._most + 1 :], found]
-            return PassRecorder(self, found, read_stats)
-
-    def _new(self, loader: DataLoader[Any], read_stats: Callable[[], Stats]) -> LoaderRecord:
-        self._count += 1
-        method: Any = weakref.WeakMethod(read_stats)
-        found = LoaderRecord(self._count, weakref.ref(loader), method)
-        found.describe(loader)
-        self.loaders.append(found)
-        if self.in_detail:
-            found.options = options_of(loader)
-            found.read(perf_counter(), 0.0)
-            self._ends.append(loader.record_spans(found.spans))
-        return found
-
-    def end(self) -> None:
-        """Record no more pieces of work."""
-        for end in self._ends:
-            end()
+        self._recording.read(now, self._loader)
 
 
 class Recording:
@@ -251,49 +178,52 @@ class Recording:
     Attributes:
         began, began_at: when, by time.perf_counter() and by time.time().
         ended: when end() was called, by time.perf_counter(); None before.
+        pid: the process that is recorded.
+        loaders: what is recorded of each loader: of the first ones.
+        unrecorded: how many passes of further loaders were not recorded.
+        due: when readings of stats() are due, by time.perf_counter().
     """
 
     def __init__(self) -> None:
         self.began, self.began_at = perf_counter(), wall_clock()
         self.ended: float | None = None
-        self.recorder = Recorder(self._read, most=MOST_LOADERS, in_detail=True)
+        self.pid = os.getpid()
+        self.loaders: list[LoaderRecord] = []
+        self.unrecorded = 0
+        self.due = float("inf")
         self._every = EVERY
+        self._lock = threading.RLock()  # explain() calls code of the dataset's, which may begin a pass
         self._stop: Callable[[], None] | None = None
-
-    @property
-    def loaders(self) -> list[LoaderRecord]:
-        """What is recorded of each loader."""
-        return self.recorder.loaders
-
-    @property
-    def pid(self) -> int:
-        """The process that is recorded."""
-        return self.recorder.pid
+        self._ends: list[Callable[[], None]] = []  # what ends the recording of each loader's work
 
     def begin(self) -> None:
         """Record each pass that begins from now on."""
         self.began, self.began_at = perf_counter(), wall_clock()
-        self.recorder.due = self.began + self._every
-        self._stop = watch(self.recorder.observe)
+        self.due = self.began + self._every
+        self._stop = watch(self.observe)
 
-    def end(self) -> None:
-        """Record no pass that begins from now on, and read stats() and explain() for the last time."""
-        if self._stop is None or self.ended is not None or self.pid != os.getpid():
-            return
-        self._stop()
-        try:
-            now = perf_counter()
-            self._read(now, None)
-            for recorded in tuple(self.loaders):
-                recorded.explain()
-        except Exception:
-            _log.exception("the last numbers of the loaders could not be recorded")
-        self.ended = perf_counter()
-        self.recorder.end()
+    def observe(self, loader: DataLoader[Any]) -> PassRecorder | None:
+        """Return what records a pass that begins; None in the workers of a loader, and in a child forked off."""
+        if get_worker_info() is not None or self.pid != os.getpid():
+            return None
+        with self._lock:
+            found = next((one for one in self.loaders if one.loader() is loader), None)
+            if found is None and len(self.loaders) >= MOST_LOADERS:
+                self.unrecorded += 1
+                return None
+            return PassRecorder(self, found or self._new(loader), loader.stats_reader())
 
-    def _read(self, now: float, only: LoaderRecord | None) -> None:
+    def _new(self, loader: DataLoader[Any]) -> LoaderRecord:
+        found = LoaderRecord.of(loader, len(self.loaders) + 1)
+        self.loaders.append(found)
+        found.options = options_of(loader)
+        found.read(perf_counter(), 0.0)
+        self._ends.append(loader.record_spans(found.spans))
+        return found
+
+    def read(self, now: float, only: LoaderRecord | None = None) -> None:
         """Keep what stats() of each loader says, or of one."""
-        with self.recorder.lock:
+        with self._lock:
             if self.ended is not None or self.pid != os.getpid():  # a child that was forked off: its parent writes
                 return
             for recorded in tuple(self.loaders) if only is None else (only,):
@@ -301,11 +231,79 @@ class Recording:
                 if not recorded.explained:
                     recorded.explain()
             if only is None:
-                self.recorder.due = now + self._every
+                self.due = now + self._every
             if any(len(recorded.readings) >= MOST_READINGS for recorded in self.loaders):
                 self._every *= 2
                 for recorded in self.loaders:
                     recorded.readings = recorded.readings[::2]
+
+    def end(self) -> None:
+        """Record no pass that begins from now on, and read stats() and explain() for the last time."""
+        if self._stop is None or self.ended is not None or self.pid != os.getpid():
+            return
+        self._stop()
+        try:
+            self.read(perf_counter())
+            for recorded in tuple(self.loaders):
+                recorded.explain()
+        except Exception:
+            _log.exception("the last numbers of the loaders could not be recorded")
+        self.ended = perf_counter()
+        for end in self._ends:
+            end()
+
+
+@contextmanager
+def record(
+    trace: str | os.PathLike[str] | None = None,
+    report: str | os.PathLike[str] | None = None,
+    *,
+    verdict: Callable[[LoaderRecord], str] | None = None,
+) -> Iterator[Recording]:
+    """Record the loaders of this process while a block of code runs: a context manager, which gives the Recording.
+
+    Passes that begin in the block are recorded; no sample, ID or file name is. The files are written when the block
+    ends, also by an exception or Ctrl-C; one that cannot be written then is logged, and nothing is raised.
+
+    Args:
+        trace: a file for ui.perfetto.dev; gzip compresses it where its name ends in .gz.
+        report: a file for one HTML page. In both "{rank}" is the RANK of torchrun, or 0.
+        verdict: returns the sentence that the report begins with for each loader; None: a plain one.
+
+    Raises:
+        InvalidOption: a file that cannot be written, or the same one for both.
+    """
+    # When they are asked for: `import penstock` does not load them.
+    from penstock.insight import report as reports  # noqa: PLC0415
+    from penstock.insight import trace as traces  # noqa: PLC0415
+
+    trace_file = None if trace is None else OutputFile(trace, "trace")
+    report_file = None if report is None else OutputFile(report, "report")
+    if trace_file is not None and report_file is not None and trace_file.path == report_file.path:
+        raise InvalidOption(f"trace and report are the same file, {trace_file.path}: give each its own")
+    recording = Recording()
+    recording.begin()
+    try:
+        yield recording
+    finally:
+        recording.end()
+        if recording.pid == os.getpid():  # not in a child that was forked off in the block
+            facts = {"program": program_name(), "host": os.uname().nodename, "process": str(recording.pid)}
+            if trace_file is not None:
+                with _logged(trace_file):
+                    traces.write_trace(recording, trace_file, facts)
+            if report_file is not None:
+                with _logged(report_file):
+                    reports.write_report(recording, report_file, facts, verdict or reports.plain_verdict)
+
+
+@contextmanager
+def _logged(file: OutputFile) -> Iterator[None]:
+    """Log what writing a file raises: the run is over, and its own result counts."""
+    try:
+        yield
+    except Exception as error:
+        _log.error("%s could not be written: %s", shown(file.path), shown(str(error)))
 
 
 def options_of(loader: DataLoader[Any]) -> dict[str, str]:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jinja2 import Environment
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from numpy.typing import NDArray
 
 from penstock.insight.batch_rows import PassRows, column, passes_of
 from penstock.insight.files import OutputFile
 from penstock.insight.recording import LoaderRecord, Recording
+from penstock.insight.templates import page_of
 from penstock.showing import shown
 from penstock.system.words import compact, counted
 
@@ -28,77 +28,10 @@ Verdict = Callable[[LoaderRecord], str]
 #: Parts that the time of a chart is cut into.
 PARTS = 200
 #: Of a chart, in units of its viewBox.
-_WIDTH, _HEIGHT, _LEFT, _BELOW = 960, 120, 64, 20
+_WIDTH, _HEIGHT = 896, 120
 #: Stages that the sentence names, at the most.
 _MOST_STAGES = 3
 
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<title>{{ title }}</title>
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width">
-<style>
-:root { color-scheme: light dark; --ink: #1c2733; --paper: #fff; --faint: #66727f; --ground: #eef1f4; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e3e8ee; --paper: #14191f; --faint: #94a1ae; --ground: #232b34; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 62rem;
-  margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; } h3 { font-size: 1rem; margin: 1.5rem 0 .3rem; }
-.verdict { font-size: 1.15rem; border-left: 4px solid #d1495b; padding: .3rem .9rem; background: var(--ground); }
-svg text { fill: var(--faint); } svg { width: 100%; height: auto; font-size: 11px; }
-.ground { fill: var(--ground); } .waited { fill: #d1495b; } .first { fill: #edae49; } .worked { fill: #3a8f7b; }
-.line { fill: none; stroke: #2f6fb0; stroke-width: 1.5; } .hover { fill: transparent; }
-td, th { text-align: left; padding: .15rem 1rem .15rem 0; vertical-align: top; }
-td.share { width: 20rem; } td.share div { background: #2f6fb0; height: .9rem; }
-.key { display: inline-block; width: .8rem; height: .8rem; margin: 0 .3rem 0 1rem; }
-.key.waited { background: #d1495b; } .key.first { background: #edae49; } .key.worked { background: #3a8f7b; }
-pre { background: var(--ground); padding: .8rem; overflow-x: auto; font-size: 13px; }
-</style>
-</head>
-<body>
-{% macro table(heads, rows, bars) %}
-<table>
-{% if heads %}<tr>{% for head in heads %}<th>{{ head }}</th>{% endfor %}</tr>{% endif %}
-{% for row in rows %}
-<tr>{% if bars %}<td class="share"><div style="width: {{ '%.1f' % row[-1] }}%"></div></td>{% endif %}
-{% for cell in (row[:-1] if bars else row) %}<td>{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}
-</table>
-{% endmacro %}
-<h1>{{ title }}</h1>
-{{ table((), facts, false) }}
-{% for loader in loaders %}
-<section>
-<h2>Loader {{ loader.number }}: {{ loader.title }}</h2>
-<p class="verdict">{{ loader.verdict }}</p>
-<p>{{ loader.done }}.</p>
-{% if loader.errors %}<p>{{ loader.errors }}.</p>{% endif %}
-{% if loader.charts %}
-<p>{% for name, kind in keys %}<span class="key {{ kind }}"></span>{{ name }}{% endfor %}</p>
-{% endif %}
-{% for title, chart in loader.charts %}<h3>{{ title }}</h3>{{ chart }}{% endfor %}
-{% if loader.waits %}
-<h3>Batches that were waited for up to ...</h3>
-{{ table(("", "", "batches"), loader.waits, true) }}
-{% endif %}
-{% if loader.stages %}
-<h3>What the workers did, of all of their time</h3>
-{{ table(("", "stage", "share", "seconds", "samples", "us a sample"), loader.stages, true) }}
-{% else %}
-<p>The workers counted no stages: they are processes, or nothing was read.</p>
-{% endif %}
-{% if loader.explained %}<h3>What explain() says</h3><pre>{{ loader.explained }}</pre>{% endif %}
-<h3>Options</h3>
-{{ table(("option", "value"), loader.options, false) }}
-</section>
-{% else %}
-<p>No loader of Penstock's was gone through.</p>
-{% endfor %}
-{% if unrecorded %}<p>{{ unrecorded }} of further loaders were not recorded.</p>{% endif %}
-</body>
-</html>
-"""
 #: Layers of the chart of the loop's time, by the classes of their colours.
 _KEYS = (("worked", "worked"), ("waited", "waited"), ("waited for the first batch of a pass", "first"))
 
@@ -114,10 +47,9 @@ def page(recording: Recording, facts: Mapping[str, str], verdict: Verdict) -> st
     end = recording.began if recording.ended is None else recording.ended
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(recording.began_at))
     whole = {**facts, "began": began, "took": f"{compact(end - recording.began)} s"}
-    missing = recording.recorder.unrecorded
-    # What is no printable character becomes an escape, and markup is taken as text.
-    environment = Environment(autoescape=True, finalize=lambda value: shown(value) if type(value) is str else value)
-    return environment.from_string(_PAGE).render(
+    missing = recording.unrecorded
+    return page_of(
+        "report.html",
         title=f"Penstock report: {facts.get('program', '')}",
         facts=whole.items(),
         loaders=[_of_loader(loader, verdict, recording.began, end) for loader in recording.loaders],
@@ -152,15 +84,15 @@ def _of_loader(loader: LoaderRecord, verdict: Verdict, begin: float, end: float)
     }
 
 
-def _charts(loader: LoaderRecord, begin: float, end: float) -> Iterator[tuple[str, Markup]]:
+def _charts(loader: LoaderRecord, begin: float, end: float) -> Iterator[Chart]:
     shares = time_shares(loader, begin, end, PARTS)
     length = float(shares.edges[1] - shares.edges[0])
     layers = [amount / length for amount in (shares.worked, shares.waited, shares.first_waited)]
-    yield "What the loop did", _stacked(layers, shares.edges)
-    yield "Samples a second", _curve(shares.samples / length, shares.edges, "samples/s")
+    yield _stacked("What the loop did", layers, shares.edges)
+    yield _curve("Samples a second", shares.samples / length, shares.edges, "samples/s")
     spent = shares.waited + shares.worked
     waits = np.divide(100 * shares.waited, spent, out=np.zeros_like(spent), where=spent > 0)
-    yield "Share of waiting, %", _curve(waits, shares.edges, "%")
+    yield _curve("Share of waiting, %", waits, shares.edges, "%")
 
 
 def _waits(loader: LoaderRecord) -> list[tuple[str, str, float]]:
@@ -175,51 +107,51 @@ def _waits(loader: LoaderRecord) -> list[tuple[str, str, float]]:
 # --- charts -------------------------------------------------------------------------------------------------------
 
 
-def _stacked(layers: Sequence[Numbers], edges: Numbers) -> Markup:
+class Chart(NamedTuple):
+    """A chart of time, as the template draws it: lengths are in units of its viewBox."""
+
+    title: str
+    top: str
+    """What is at its top; 0 is at its bottom."""
+    times: list[tuple[float, str, str]]
+    """Along its foot: the place, the text, and how the text lies there."""
+    bars: list[tuple[str, float, float, float, float, str]]
+    """The class, place, size and text of each."""
+    points: str = ""
+    """Of a line."""
+
+
+def _stacked(title: str, layers: Sequence[Numbers], edges: Numbers) -> Chart:
     """Return a chart of (n,) shares, 0 to 1, that lie on each other, a layer for each of _KEYS."""
-    parts = []
+    bars = []
     floor = np.zeros(len(edges) - 1)
-    step = (_WIDTH - _LEFT) / len(floor)
+    step = _WIDTH / len(floor)
     for (name, kind), shares in zip(_KEYS, layers, strict=True):
         for place in np.flatnonzero(shares > 1e-4).tolist():
             low, high = float(floor[place]), min(1.0, float(floor[place] + shares[place]))
             words = f"{name}: {shares[place]:.0%}, {compact(edges[place] - edges[0])} s after the beginning"
-            y, tall = _HEIGHT * (1 - high), max(0.0, _HEIGHT * (high - low))
-            parts.append(_bar(kind, _LEFT + place * step, y, step + 0.1, tall, words))
+            tall = max(0.0, _HEIGHT * (high - low))
+            bars.append((kind, place * step, _HEIGHT * (1 - high), step + 0.1, tall, words))
         floor += shares
-    return _svg(parts, edges, "100 %")
+    return Chart(title, "100 %", _times(edges), bars)
 
 
-def _curve(values: Numbers, edges: Numbers, unit: str) -> Markup:
+def _curve(title: str, values: Numbers, edges: Numbers, unit: str) -> Chart:
     """Return a chart of (n,) values over time, from 0 to the greatest."""
-    top = float(values.max())
-    step = (_WIDTH - _LEFT) / len(values)
+    top, step = float(values.max()), _WIDTH / len(values)
     heights = _HEIGHT * (1 - values / top) if top > 0 else np.full(len(values), float(_HEIGHT))
-    points = [f"{_LEFT + (i + side) * step:.2f},{y:.2f}" for i, y in enumerate(heights.tolist()) for side in (0, 1)]
-    parts = [f'<polyline class="line" points="{" ".join(points)}"/>']
-    for place, value in enumerate(values.tolist()):
-        words = f"{compact(value)} {unit}, {compact(edges[place] - edges[0])} s after the beginning"
-        parts.append(_bar("hover", _LEFT + place * step, 0, step, _HEIGHT, words))
-    return _svg(parts, edges, compact(top))
+    points = [f"{(i + side) * step:.2f},{y:.2f}" for i, y in enumerate(heights.tolist()) for side in (0, 1)]
+    after = [f"{compact(at - edges[0])} s after the beginning" for at in edges[:-1].tolist()]
+    bars = [
+        ("hover", place * step, 0.0, step, float(_HEIGHT), f"{compact(value)} {unit}, {after[place]}")
+        for place, value in enumerate(values.tolist())
+    ]
+    return Chart(title, compact(top), _times(edges), bars, " ".join(points))
 
 
-def _bar(kind: str, x: float, y: float, width: float, height: float, words: str) -> str:
-    size = f'x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}"'
-    return f'<rect class="{kind}" {size}><title>{escape(words)}</title></rect>'
-
-
-def _svg(parts: Sequence[str], edges: Numbers, top: str) -> Markup:
-    def label(x: float, y: float, text: str, anchor: str) -> str:
-        return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
-
-    seconds = float(edges[-1] - edges[0])
-    ground = f'<rect class="ground" x="{_LEFT}" y="0" width="{_WIDTH - _LEFT}" height="{_HEIGHT}"/>'
-    axes = [ground, label(_LEFT - 6, 10, top, "end"), label(_LEFT - 6, _HEIGHT, "0", "end")]
-    for share, anchor in ((0.0, "start"), (0.25, "middle"), (0.5, "middle"), (0.75, "middle"), (1.0, "end")):
-        place = _LEFT + share * (_WIDTH - _LEFT)
-        axes.append(label(place, _HEIGHT + 14, f"{compact(seconds * share)} s", anchor))
-    box = f'viewBox="0 0 {_WIDTH} {_HEIGHT + _BELOW}" role="img"'
-    return Markup(f"<svg {box}>{''.join([*axes, *parts])}</svg>")
+def _times(edges: Numbers) -> list[tuple[float, str, str]]:
+    places = ((0.0, "start"), (0.25, "middle"), (0.5, "middle"), (0.75, "middle"), (1.0, "end"))
+    return [(_WIDTH * share, f"{compact((edges[-1] - edges[0]) * share)} s", anchor) for share, anchor in places]
 
 
 # --- numbers ------------------------------------------------------------------------------------------------------

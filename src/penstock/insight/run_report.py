@@ -1,21 +1,24 @@
-"""What is said of a program when it has ended: one sentence for each line that made loaders, or the figures as JSON."""
+"""What is said of a program: a line on the terminal while it runs, and in the end a sentence for each loop, or JSON."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import os
+import threading
+import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import TextIO
 
-from penstock.insight.loops import LoaderFacts, LoopRecord
-from penstock.system.words import counted
+from penstock.insight.loops import LoaderFacts, Loop
+from penstock.system.words import counted, duration
+from penstock.verdict import WAITING
 
-#: A loop that waits for less than this share of its time is not held up by its batches.
-WAITING = 0.05
 #: The most loops of which a sentence is said.
 _SAID = 10
-
-#: Says in one sentence how a loop waited, and why.
-Sentence = Callable[[LoopRecord], str]
+#: Seconds between two times that the line on the terminal is written.
+EVERY = 0.2
+_CLEAR = "\r\x1b[K"
 
 
 @dataclass(frozen=True)
@@ -24,22 +27,24 @@ class RunReport:
 
     seconds: float
     """From the program's first line to its end, in seconds."""
-    loops: Sequence[LoopRecord]
-    barren: Sequence[LoaderFacts] = ()
+    loops: Sequence[Loop]
+    without_batches: Sequence[LoaderFacts] = ()
     """The loaders that gave no batch."""
 
-    def lines(self, sentence: Sentence) -> list[str]:
+    def lines(self) -> list[str]:
         """Return the lines that are printed."""
         if not self.loops:
-            none = [f"no batch came from {loader}" for loader in self.barren[:_SAID]] or ["no DataLoader was used"]
+            none = [f"no batch came from {loader}" for loader in self.without_batches[:_SAID]] or [
+                "no DataLoader was used"
+            ]
             return [f"{line}, in {duration(self.seconds)}" for line in none]
-        lines = [sentence(one) for one in self.loops[:_SAID]]
+        lines = [plain_sentence(one) for one in self.loops[:_SAID]]
         if (more := len(self.loops) - _SAID) > 0:
             lines.append(f"and {counted(more, 'loader')} more, for which it waited less")
         return lines
 
     def as_json(self) -> str:
-        """Return the figures: {"seconds": ..., "loops": [...]}, and in each loop the fields of LoopRecord."""
+        """Return the figures: {"seconds": ..., "loops": [...]}, and in each loop its numbers and its loader's."""
         loops = []
         for one in self.loops:
             counts = {"loaders": one.loaders, "passes": one.passes, "samples": one.samples, "method": one.loader.method}
@@ -48,39 +53,86 @@ class RunReport:
         return json.dumps({"seconds": self.seconds, "loops": loops}, indent=1) + "\n"
 
 
-def plain_sentence(record: LoopRecord) -> str:
+def plain_sentence(loop: Loop) -> str:
     """Return a sentence of the loop's own times: first that of the batches but for the first one of each pass."""
-    if record.stats is not None and record.stats.verdict:
-        return f"{record.loader}: {record.stats.verdict}"
-    times, who = record.times, "A background thread" if record.background else "The consumer"
-    amount = ", ".join(
-        [
-            f"{counted(times.batches, 'batch', 'batches')} in {counted(record.passes, 'pass', 'passes')}",
-            f"{record.batch_rate:,.1f} batches/s",
-            *([f"{record.samples / record.seconds:,.0f} samples/s"] if record.samples and record.seconds else []),
-        ]
-    )
+    if loop.stats is not None and loop.stats.verdict:
+        return f"{loop.loader}: {loop.stats.verdict}"
+    times, who = loop.times, "A background thread" if loop.background else "The consumer"
+    seconds = max(times.waited + times.worked, 1e-9)
+    amount = f"{counted(times.batches, 'batch', 'batches')} in {counted(loop.passes, 'pass', 'passes')}"
+    amount += f", {times.batches / seconds:,.1f} batches/s"
+    if loop.samples:
+        amount += f", {loop.samples / seconds:,.0f} samples/s"
     if not (steps := sum(times.waits)):
         waited = f"{who} took {amount}, and waited {duration(times.waited)}, the start of the workers included,"
-        return f"{waited} for {record.loader}"
+        return f"{waited} for {loop.loader}"
     share = f"{100 * times.wait_share:.0f} % of the time ({duration(times.steady_waited / steps)} a step)"
-    starts = times.first_waited / record.seconds
-    more = ": the loader keeps up" if times.waited < WAITING * record.seconds else ""
-    text = f"{who} waited {share} for {record.loader}{more}; {amount}"
+    starts = times.first_waited / seconds
+    more = ": the loader keeps up" if times.waited < WAITING * seconds else ""
+    text = f"{who} waited {share} for {loop.loader}{more}; {amount}"
     if starts < WAITING:
         return text
     first = duration(times.first_waited / max(1, times.batches - steps))
-    workers = ", with the start of the workers" if record.loader.workers else ""
+    workers = ", with the start of the workers" if loop.loader.workers else ""
     return f"{text}; the first batch of a pass took {first}{workers}: {100 * starts:.0f} % of all"
 
 
-def duration(seconds: float) -> str:
-    """Return a time with a unit: "2 min 5 s", "12.3 s", "71 ms", "3.2 ms", "40 us"."""
-    if seconds >= 100:
-        minutes, rest = divmod(round(seconds), 60)
-        return f"{minutes:,} min {rest} s"
-    if seconds >= 1:
-        return f"{seconds:.1f} s"
-    if seconds >= 1e-3:
-        return f"{1e3 * seconds:.{0 if seconds >= 1e-2 else 1}f} ms"
-    return f"{1e6 * seconds:.0f} us"
+# --- the line on the terminal -----------------------------------------------------------------------------------
+
+
+class LiveLine:
+    """One line on a terminal, written anew a few times a second by the thread that has called next().
+
+    It ends where the terminal can no longer be written to. Any thread may call any method.
+    """
+
+    def __init__(self, terminal: TextIO) -> None:
+        self._terminal: TextIO | None = terminal
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._next = 0.0
+        self._shown = False
+
+    def __call__(self, loop: Loop) -> None:
+        """Show a loop of which a batch has come, where the line is due. It never waits for another thread."""
+        now = time.monotonic()
+        if now < self._next or os.getpid() != self._process or not self._lock.acquire(blocking=False):
+            return  # in a forked child the terminal is the parent's
+        try:
+            self._next = now + EVERY
+            self._write(_rates(loop))
+            self._shown = True
+        finally:
+            self._lock.release()
+
+    def clear(self) -> None:
+        """Take the line off the terminal; the next batch brings it back."""
+        with self._lock:
+            if self._shown and os.getpid() == self._process:
+                self._write("")
+                self._shown = False
+
+    def end(self) -> None:
+        """Take the line off the terminal for good."""
+        self.clear()
+        self._terminal = None
+
+    def _write(self, text: str) -> None:
+        if (terminal := self._terminal) is None:
+            return
+        try:
+            columns = os.get_terminal_size(terminal.fileno()).columns or 80
+            # The cursor goes back to where the line begins: what the program prints does not begin behind it.
+            terminal.write(f"{_CLEAR}{text[: columns - 1]}\r" if text else _CLEAR)
+            terminal.flush()
+        except (OSError, ValueError):  # it is gone, or closed
+            self._terminal = None
+
+
+def _rates(loop: Loop) -> str:
+    times, samples = loop.times, loop.samples
+    seconds = max(times.waited + times.worked, 1e-9)
+    parts = [f"{loop.loader.dataset}: {times.batches:,} batches", f"{times.batches / seconds:,.1f}/s"]
+    if samples:
+        parts.append(f"{samples / seconds:,.0f} samples/s")
+    return ", ".join([*parts, f"waited {100 * times.wait_share:.0f} % of the time"])

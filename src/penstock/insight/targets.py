@@ -38,7 +38,7 @@ def target(text: str, split: str | None = None) -> Any:
 
     Raises:
         InvalidOption: the text names neither a path nor an object, the module cannot be imported, the call fails, or
-            the object is no dataset.
+            the object is not a dataset.
         OSError: a folder cannot be read, or holds no samples.
         CorruptShards: packed shards are damaged.
     """
@@ -56,7 +56,7 @@ def target(text: str, split: str | None = None) -> Any:
 
 def _packed_or_folder(path: str, split: str | None) -> Any:
     if not os.path.lexists(path):
-        raise InvalidOption(f"{path}: there is no such folder, and it is no module:object, such as train:dataset")
+        raise InvalidOption(f"{path}: there is no such folder, and it is not a module:object, such as train:dataset")
     if os.path.exists(os.path.join(path, description.FILE)):
         return Shards(path, split=split)
     if split is not None:

@@ -1,9 +1,9 @@
 """Passes of torch's own loaders, observed as those of penstock.DataLoader are.
 
 Programs have torch's class under names of their own, derive classes from it, and call iter() and next() themselves.
-What all of them come by is exchanged while somebody watches: the __init__ of the loader and of torch's two iterators,
-and the iterators' _next_data, which makes or waits for a batch. Torch's __next__ stays as it is, so that its warnings
-name the same lines as ever. Iterators of other classes (torchdata's StatefulDataLoader has its own) are not observed.
+What all of them come by is exchanged while somebody watches: the loader's __init__ and __iter__, and the _next_data of
+torch's two iterators, which makes or waits for a batch. Torch's __next__ is unchanged, so that its warnings name the
+same lines as ever. Iterators of other classes (torchdata's StatefulDataLoader has its own) are not observed.
 
 The wait for a batch of torch's loader counts the work on it where there are no workers, and the start of the workers
 for the first batch of a pass.
@@ -74,10 +74,9 @@ def watch_torch(watcher: Watcher, made: Callable[[Any], None]) -> Callable[[], N
         exchanged.append((kind, name, original, wrapped))
 
     exchange(_LOADER, "__init__", functools.partial(_making, made))
+    exchange(_LOADER, "__iter__", functools.partial(_beginning, watcher))
     for kind in _KINDS:
-        exchange(kind, "__init__", functools.partial(_beginning, watcher))
         exchange(kind, "_next_data", _delivering)
-    exchange(_MultiProcessingDataLoaderIter, "_reset", functools.partial(_restarting, watcher))
 
     def end() -> None:
         for kind, name, original, wrapped in reversed(exchanged):
@@ -100,33 +99,19 @@ def _making(made: Callable[[Any], None], original: Any) -> Any:
 
 
 def _beginning(watcher: Watcher, original: Any) -> Any:
-    def __init__(self: Any, loader: Any, *arguments: Any, **named: Any) -> None:
+    def __iter__(self: Any) -> Any:
         began = time.perf_counter()
-        original(self, loader, *arguments, **named)
-        if not isinstance(self, TorchPass):  # which belongs to a penstock.DataLoader
-            _observe(self, watcher, loader, time.perf_counter() - began)
+        batches = original(self)
+        seconds = time.perf_counter() - began
+        if isinstance(batches, _KINDS) and not isinstance(batches, TorchPass):  # which is a penstock.DataLoader's
+            try:
+                observer = watcher(self)
+                vars(batches)[_OBSERVATION] = None if observer is None else _Observation(observer, self, seconds)
+            except Exception:
+                _log.exception("a pass of torch's loader is not observed")
+        return batches
 
-    return __init__
-
-
-def _restarting(watcher: Watcher, original: Any) -> Any:
-    """Wrap the _reset of an iterator whose workers are persistent; torch's __init__ calls it too, before ours looks."""
-
-    def _reset(self: Any, loader: Any, *arguments: Any, **named: Any) -> None:
-        began = time.perf_counter()
-        original(self, loader, *arguments, **named)
-        if _OBSERVATION in vars(self):
-            _observe(self, watcher, loader, time.perf_counter() - began)
-
-    return _reset
-
-
-def _observe(batches: Any, watcher: Watcher, loader: Any, seconds: float) -> None:
-    try:
-        observer = watcher(loader)
-        vars(batches)[_OBSERVATION] = None if observer is None else _Observation(observer, loader, seconds)
-    except Exception:
-        _log.exception("a pass of torch's loader is not observed")
+    return __iter__
 
 
 def _delivering(original: Any) -> Any:

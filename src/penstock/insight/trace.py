@@ -39,16 +39,10 @@ def write_trace(recording: Recording, file: OutputFile, facts: dict[str, str]) -
         other = json.dumps({**facts, "recorded by": "penstock"})
         opened.write(f'{{"displayTimeUnit": "ms", "otherData": {other}, "traceEvents": [\n'.encode())
         separator = b""
-        for event in trace_events(recording):
+        for event in (event for loader in recording.loaders for event in _LoaderTrace(recording, loader).events()):
             opened.write(separator + json.dumps(event, allow_nan=False).encode())
             separator = b",\n"
         opened.write(b"\n]}\n")
-
-
-def trace_events(recording: Recording) -> Iterator[Event]:
-    """Yield the events of a trace."""
-    for loader in recording.loaders:
-        yield from _LoaderTrace(recording, loader).events()
 
 
 class _LoaderTrace:
@@ -82,8 +76,7 @@ class _LoaderTrace:
                 row = BatchRow(*numbers.tolist())
                 yield from self._row(row, float(start), one.number, int(first), track)
         for at, kind in self._loader.errors:
-            name = f"error: {shown(kind)}"
-            yield {"ph": "i", "s": "p", "name": name, "pid": self._pid, "tid": 0, "ts": self._at(at) / 1e3}
+            yield self._event("i", f"error: {shown(kind)}", at, s="p")
 
     def _row(self, row: BatchRow, start: float, number: int, first: int, track: int) -> Iterator[Event]:
         about: Event = {"pass": number, "batch": first, "samples": int(row.samples)}
@@ -99,9 +92,9 @@ class _LoaderTrace:
             return
         yield self._slice("wait", asked, row.got, track, {**about, "waited_s": row.waited})
         if row.begun and row.begun <= row.got:
-            identity = {"cat": "batch", "id": f"{self._pid}.{number}.{first}", "pid": self._pid, "tid": 0}
-            yield {"ph": "b", "name": f"batch {first}", "ts": self._at(row.begun) / 1e3, "args": about, **identity}
-            yield {"ph": "e", "name": f"batch {first}", "ts": self._at(row.got) / 1e3, **identity}
+            identity: Event = {"cat": "batch", "id": f"{self._pid}.{number}.{first}"}
+            yield self._event("b", f"batch {first}", row.begun, args=about, **identity)
+            yield self._event("e", f"batch {first}", row.got, **identity)
 
     # --- threads ------------------------------------------------------------------------------------------------
 
@@ -147,7 +140,7 @@ class _LoaderTrace:
             yield self._counter("batches in the making", at, count)
 
     def _counter(self, name: str, at: float, value: float) -> Event:
-        return {"ph": "C", "name": name, "pid": self._pid, "ts": self._at(at) / 1e3, "args": {"value": round(value, 3)}}
+        return self._event("C", name, at, args={"value": round(value, 3)})
 
     # --- events -------------------------------------------------------------------------------------------------
 
@@ -155,18 +148,12 @@ class _LoaderTrace:
         """Return a time in nanoseconds since the recording began. Rounded, ends stay where the next ones begin."""
         return max(0, round((seconds - self._began) * 1e9))
 
+    def _event(self, kind: str, name: str, at: float, track: int = 0, **more: Any) -> Event:
+        return {"ph": kind, "name": name, "pid": self._pid, "tid": track, "ts": self._at(at) / 1e3, **more}
+
     def _slice(self, name: str, begin: float, end: float, track: int, about: Event) -> Event:
-        at = self._at(begin)
-        long = max(0, self._at(end) - at)
-        return {
-            "ph": "X",
-            "name": name,
-            "pid": self._pid,
-            "tid": track,
-            "ts": at / 1e3,
-            "dur": long / 1e3,
-            "args": about,
-        }
+        long = max(0, self._at(end) - self._at(begin))
+        return self._event("X", name, begin, track, dur=long / 1e3, args=about)
 
     def _track(self, track: int, name: str) -> Iterator[Event]:
         yield self._metadata("thread_name", track, name=name)

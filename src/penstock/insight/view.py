@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.utils.data
@@ -13,10 +13,9 @@ from torch.utils.data import IterableDataset
 
 from penstock.errors import InvalidOption, PenstockError
 from penstock.insight.diagnosis import loader_maker
-from penstock.insight.drawing import Sheet
 from penstock.insight.fields import LABELS, Form
 from penstock.insight.pictures import Normalisation
-from penstock.insight.sheet import MOST, contact_sheet
+from penstock.insight.sheet import MOST, Sheet, contact_sheet
 from penstock.loader import DataLoader
 from penstock.recipe.torchvision import classes, flatten
 from penstock.sample_notes import fetch_samples
@@ -29,7 +28,7 @@ T = TypeVar("T", bound=Hashable)
 #: Samples of a batch of a dataset that has no loader.
 BATCH_SIZE = 32
 _NAMED = 3  # IDs of a batch that a message names
-#: Transforms behind a Normalize that leave its values as they are, or put others in the place of some.
+#: Transforms behind a Normalize that leave its values unchanged, or put others in the place of some.
 _AFTER = ("RandomErasing", "ToPureTensor", "RandomHorizontalFlip", "RandomVerticalFlip", "CenterCrop", "RandomCrop")
 
 
@@ -44,8 +43,7 @@ class Options:
     """Of the order and the random draws."""
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """A batch as a loader hands it out."""
 
     value: Any
@@ -68,19 +66,12 @@ def sheet_of(
     most: int = MOST,
     columns: int | None = None,
 ) -> Sheet:
-    """Return the contact sheet of a batch, read as the loader reads it.
+    """Return the contact sheet of a batch, read as the loader reads it: see `batch_of` and `contact_sheet`.
 
     Args:
-        given: a dataset, a loader, or an object that yields batches.
-        number: of the batch in the epoch, from 0 on.
-        options: how a dataset is batched.
         undo: the normalisation of the pictures; None: that of torchvision's Normalize at the end of the dataset's
             transform, where it has one.
         as_is: no normalisation is undone.
-        most: samples of the sheet at most.
-        columns: samples in a row; None: about as many as rows.
-
-    Raises: as `batch_of` and `contact_sheet`.
     """
     batch = batch_of(given, number, options)
     dataset = getattr(given, "dataset", given)
@@ -120,8 +111,9 @@ def batch_of(given: Any, number: int = 0, options: Options | None = None) -> Bat
     """
     if number < 0:
         raise InvalidOption(f"the batch is {number}: batches are counted from 0 on")
+    dataset = hasattr(given, "__getitem__") and hasattr(given, "__len__")
     try:
-        if _is_dataset(given):
+        if isinstance(given, IterableDataset) or (dataset and not isinstance(given, torch.utils.data.DataLoader)):
             return _of_dataset(given, number, options or Options())
         if options is not None and options != Options():
             raise InvalidOption(
@@ -134,45 +126,30 @@ def batch_of(given: Any, number: int = 0, options: Options | None = None) -> Bat
         raise InvalidOption(f"batch {number:,} of a {_name_of(given)} failed: {_sentence(error)}") from error
 
 
-def _is_dataset(given: Any) -> bool:
-    return isinstance(given, IterableDataset) or (
-        hasattr(given, "__getitem__")
-        and hasattr(given, "__len__")
-        and not isinstance(given, torch.utils.data.DataLoader)
-    )
-
-
 def _of_dataset(dataset: Any, number: int, options: Options) -> Batch:
     """Return a batch of a dataset; of samples that can be read but not be put together, the list of them.
 
     A folder of images is such a dataset, as long as it has no transform.
     """
-    loader = _loader_of(dataset, options)
+    if not isinstance(dataset, IterableDataset) and len(dataset) == 0:
+        raise InvalidOption(f"the dataset, a {type(dataset).__name__}, is empty: it has no batch to show")
+    size = BATCH_SIZE if options.batch_size is None else options.batch_size
+    chosen: dict[str, Any] = {"batch_size": size, "shuffle": options.shuffle or None, "seed": options.seed}
+    try:
+        loader = DataLoader(dataset, **chosen)
+    except (ValueError, TypeError) as error:  # torch's, of options that the dataset does not go with
+        raise InvalidOption(str(error)) from None
     try:
         return _of_loader(loader, number)
     except PenstockError as error:
         if isinstance(dataset, IterableDataset) or (isinstance(error, InvalidOption) and error.__cause__ is None):
             raise
         try:
-            found = _of_loader(_loader_of(dataset, options, num_workers=0, collate_fn=_as_list), number)
+            found = _of_loader(DataLoader(dataset, **chosen, num_workers=0, collate_fn=list), number)
         except Exception:  # its samples cannot be read either
             raise error from error.__cause__
         note = f"these samples make no batch as they are ({_sentence(error.__cause__ or error)}): each is shown as the "
-        return Batch(found.value, found.ids, found.about, (f"{note}dataset returns it",), Form.SAMPLES)
-
-
-def _loader_of(dataset: Any, options: Options, **own: Any) -> DataLoader[Any]:
-    if not isinstance(dataset, IterableDataset) and len(dataset) == 0:
-        raise InvalidOption(f"the dataset, a {type(dataset).__name__}, is empty: it has no batch to show")
-    size = BATCH_SIZE if options.batch_size is None else options.batch_size
-    try:
-        return DataLoader(dataset, batch_size=size, shuffle=options.shuffle or None, seed=options.seed, **own)
-    except (ValueError, TypeError) as error:  # torch's, of options that the dataset does not go with
-        raise InvalidOption(str(error)) from None
-
-
-def _as_list(samples: list[Any]) -> list[Any]:
-    return samples
+        return found._replace(notes=(f"{note}dataset returns it",), form=Form.SAMPLES)
 
 
 def _of_loader(loader: Any, number: int) -> Batch:
@@ -193,12 +170,18 @@ def _of_loader(loader: Any, number: int) -> Batch:
             ids = tuple(loader.ids(epoch, number))
         except IndexError:
             raise _too_few(loader, number, len(loader)) from None
-        value = _read(lambda: loader.batch_at(epoch, number), loader.dataset, None, ids, number)
+        value = _read(lambda: loader.batch_at(epoch, number), loader.dataset, (), ids, number)
         return Batch(value, ids, f"{about}, epoch {epoch:,}, seed {seed}")
     given: Any = _nth(loader._index_sampler, number, loader)
-    ids = tuple(ids_of(loader.dataset, given if _is_list(given) else [given]))
-    twin = _twin(loader, **({"batch_size": None, "sampler": [given]} if single else {"batch_sampler": [list(given)]}))
-    return Batch(_read(lambda: next(iter(twin)), loader.dataset, given, ids, number), ids, about, form=form)
+    indices = given if isinstance(given, list | tuple) else [given]
+    ids = tuple(ids_of(loader.dataset, indices))
+    # A loader of only this batch, which reads as the given one does. Its ledger is of the run; its sampler gave this
+    # rank's share; host memory is where a picture is made.
+    chosen: dict[str, Any] = {"ledger": None, "shard": None, "device": None} if own is DataLoader else {}
+    chosen |= {"batch_size": None, "sampler": [given]} if single else {"batch_sampler": [list(given)]}
+    twin = loader_maker(loader, **chosen, num_workers=min(1, loader.num_workers))()
+    one_by_one = () if indices is not given or getattr(loader.dataset, "__getitems__", None) else indices
+    return Batch(_read(lambda: next(iter(twin)), loader.dataset, one_by_one, ids, number), ids, about, form=form)
 
 
 def _nth(values: Iterable[Any], number: int, loader: Any) -> Any:
@@ -222,27 +205,20 @@ def _too_few(loader: Any, number: int, count: int) -> InvalidOption:
     return InvalidOption(f"there is no batch {number:,}: a {_name_of(loader)} has {counted(count, 'batch', 'batches')}")
 
 
-def _twin(loader: Any, **chosen: Any) -> Any:
-    """Return a loader of one batch, which reads as the given loader does.
-
-    Its ledger is of the run; its sampler gave this rank's share; host memory is where a picture is made.
-    """
-    own = {"ledger": None, "shard": None, "device": None} if isinstance(loader, DataLoader) else {}
-    return loader_maker(loader, **own, num_workers=min(1, loader.num_workers))(**chosen)
-
-
 # --- what failed -----------------------------------------------------------------------------------------------------
 
 
-def _read(read: Callable[[], Any], dataset: Any, given: Any, ids: Sequence[str], number: int) -> Any:
-    """Return a batch. Raises InvalidOption: the user's code raised; it names the sample that failed where one did."""
+def _read(read: Callable[[], Any], dataset: Any, indices: Sequence[Any], ids: Sequence[str], number: int) -> Any:
+    """Return a batch. Raises InvalidOption: the user's code raised; it names the sample that failed where one did.
+
+    indices: of the samples that can be read one by one.
+    """
     try:
         return read()
     except PenstockError:
         raise
     except Exception as error:
-        one_by_one = _is_list(given) and not getattr(dataset, "__getitems__", None)
-        for index, name in zip(given if one_by_one else (), ids, strict=False):
+        for index, name in zip(indices, ids, strict=False):
             try:
                 fetch_samples(dataset, [index])
             except Exception as own:
@@ -264,10 +240,6 @@ def _name_of(loader: Any) -> str:
     kind = type(loader)
     where = {"penstock.loader": "penstock.", "torch.utils.data.dataloader": "torch.utils.data."}
     return f"{where.get(kind.__module__, '')}{kind.__qualname__}"
-
-
-def _is_list(given: Any) -> bool:
-    return isinstance(given, list | tuple)
 
 
 # --- what a dataset says of its pictures and labels -------------------------------------------------------------------
@@ -312,13 +284,9 @@ def _classes(dataset: Any) -> tuple[str, ...] | None:
 def _normalisation(dataset: Any) -> Normalisation | None:
     kinds = classes("Normalize")
     after = tuple(itertools.chain.from_iterable(map(classes, _AFTER)))
-    steps = list(flatten(getattr(dataset, "transform", None)))
-    while steps and type(steps[-1]) in after:
-        steps.pop()
-    if [type(step) in kinds for step in steps] != [False] * (len(steps) - 1) + [True]:
+    steps = [step for step in flatten(getattr(dataset, "transform", None)) if type(step) not in after]
+    if [type(step) in kinds for step in steps].count(True) != 1 or type(steps[-1]) not in kinds:
         return None
     last: Any = steps[-1]
-    mean, std = (
-        tuple(map(float, values if hasattr(values, "__len__") else [values])) for values in (last.mean, last.std)
-    )
-    return Normalisation(mean, std) if all(std) else None
+    mean, std = (torch.as_tensor(value, dtype=torch.float64).reshape(-1).tolist() for value in (last.mean, last.std))
+    return Normalisation(tuple(mean), tuple(std)) if all(std) else None

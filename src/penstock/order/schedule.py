@@ -16,7 +16,7 @@ import numpy as np
 import torch.distributed
 
 from penstock.errors import InvalidOption
-from penstock.order.permutations import Indices, Order
+from penstock.order.permutations import Indices, InSequence, Order
 from penstock.system.launched import launched_as
 from penstock.system.words import counted
 
@@ -206,6 +206,19 @@ def indices_of(order: Order, part: Part) -> Indices:
 def positions_of(part: Part) -> range:
     """Return the positions of a part. Padding stands behind the end of the epoch, where nothing else does."""
     return range(part.begin, part.begin + part.count)
+
+
+def cut_to_lists(order: Callable[[], Order], schedule: Steps) -> Iterator[list[int]]:
+    """Yield the indices of each batch, as torch's samplers give them."""
+    if not isinstance(schedule, Schedule) or type(order()) is not InSequence:
+        yield from (indices.tolist() for indices, _ in cut(order, schedule))
+        return
+    size, step_size = schedule.batch_size, schedule.step_size
+    first = schedule.start + schedule.share.rank * size
+    for begin in range(first, first + schedule.regular * step_size, step_size):
+        yield [*range(begin, begin + size)]
+    for step in range(schedule.regular, schedule.steps):
+        yield indices_of(order(), schedule.part(step)).tolist()
 
 
 def cut(order: Callable[[], Order], schedule: Steps) -> Iterator[tuple[Indices, range]]:

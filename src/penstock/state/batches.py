@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 from torch.utils.data import BatchSampler, DistributedSampler
@@ -12,8 +13,8 @@ from torch.utils.data import BatchSampler, DistributedSampler
 from penstock.errors import InvalidOption
 from penstock.order.batch_order import BatchOrder
 from penstock.order.batches import as_indices, as_list, seeded, share_of_sampler, with_sample_numbers, without_skip
-from penstock.order.permutations import Indices, Positions, once
-from penstock.order.schedule import cut
+from penstock.order.permutations import Indices, Order, Positions, once
+from penstock.order.schedule import Steps, cut, cut_to_lists
 from penstock.recipe.unseeded_generators import SeedWarnings
 from penstock.state.progress import Progress
 from penstock.state.samplers import SamplerStates
@@ -54,6 +55,12 @@ class PassBatches:
                 for index, position in zip(as_list(indices), positions, strict=True)
             )
         return self.sampled(seed, epoch)
+
+    def without_positions(self, seed: int, epoch: int) -> Iterator[Any]:
+        """Return what the sampler gives for each batch of the pass."""
+        if not self.native and self.order.cuts_itself() and not self.progress.left.early.ranges:
+            return cut_to_lists(*self._schedule(seed, epoch))
+        return map(itemgetter(0), self(seed, epoch))
 
     def coming(self, seed: int, epoch: int) -> Iterator[Indices]:
         """Return the indices of each batch of a pass in an order of Penstock's, independently of the pass itself.
@@ -112,11 +119,15 @@ class PassBatches:
         return ((item, [share.start + share.step * number for number in numbers]) for item, numbers in followed)
 
     def _cut(self, seed: int, epoch: int) -> Iterator[tuple[Indices, Positions]]:
+        batches, early = cut(*self._schedule(seed, epoch)), self.progress.left.early
+        if not early.ranges:
+            return batches
+        return ((indices, early.numbers(positions)) for indices, positions in batches)
+
+    def _schedule(self, seed: int, epoch: int) -> tuple[Callable[[], Order], Steps]:
+        """Return the order of the pass, and which of its positions the batches hold."""
         progress, order = self.progress, self.order
         make = order.order(seed, epoch, progress.drawn, progress.left)
         made = once(make if progress.origin is None else progress.origin.drawing()(make))
         progress.schedule = order.schedule(progress.left, order=made)
-        batches = cut(made, progress.schedule)
-        if not progress.left.early.ranges:
-            return batches
-        return ((indices, progress.left.early.numbers(positions)) for indices, positions in batches)
+        return made, progress.schedule

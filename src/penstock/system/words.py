@@ -47,3 +47,15 @@ def there_are(number: int, noun: str) -> str:
 def compact(number: float) -> str:
     """Return a number in three digits, from 100 on without decimals: "0.052", "7.25", "12,345"."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time with a unit: "2.1 h", "2 min 5 s", "12.3 s", "71.2 ms", "40 us"."""
+    if seconds >= 7200:
+        return f"{seconds / 3600:,.1f} h"
+    if seconds >= 100:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes} min {rest} s"
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * max(0.0, seconds):.3g} us"

@@ -37,7 +37,8 @@ from penstock.executors.workers.progress import Board
 from penstock.executors.workers.queues import FailingQueue, QueueContext, close_unread, is_ending
 from penstock.executors.workers.shared_memory import Lease, SharedBuffers
 from penstock.executors.workers.shm_space import ShmSpace, note_space
-from penstock.executors.workers.tasks import Batches, MakeStaging, Tasks, is_built_in_place
+from penstock.executors.workers.tasks import Batches, MakeStaging, Tasks, makes_own_batches
+from penstock.executors.workers.worker_batches import StreamBatches
 from penstock.observe import Delivery, Meter
 from penstock.order.leftover import Arrivals
 from penstock.state.delivery import Delivered, Task
@@ -117,7 +118,8 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         self._meter.open(self._stages, self._board.calls)
         self._context = QueueContext(loader.multiprocessing_context or torch.multiprocessing)
         self.batches, self.staging = batches, staging
-        self._shared = shared if fetch is not None and is_built_in_place(fetch) else None
+        self._ours = ours = makes_own_batches()
+        self._shared = shared if ours and fetch is not None and fetch.batched else None
         self._space = ShmSpace() if shared is None else shared.space
         self._leases: dict[int, Lease] = {}  # of tasks whose batches have not come, by the number of the task
         self._needed: dict[int, BatchShards | None] = {}  # shards, by the number of the task
@@ -126,12 +128,14 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
             self._tasks = Tasks(loader._index_sampler, batched=fetch.batched, shared=self._shared)
         if self._shared is not None:
             self._shared.expect(loader.num_workers * loader.prefetch_factor)
-        super().__init__(self._view(loader, fetch, composes))
+        super().__init__(
+            self._view(loader, fetch, composes, StreamBatches(loader.collate_fn) if ours else loader.collate_fn)
+        )
         self._dataset, self._collate_fn = loader.dataset, loader.collate_fn
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"  # traces are read by it
 
-    def _view(self, loader: Any, fetch: Fetch | None, composes: bool) -> LoaderView:
-        """Return the loader as torch's iterator and its workers are to see it."""
+    def _view(self, loader: Any, fetch: Fetch | None, composes: bool, collate: Callable[[Any], Any]) -> LoaderView:
+        """Return the loader as torch's iterator and its workers are to see it. collate: of an iterable dataset."""
         init = loader.worker_init_fn
         replaced: dict[str, Any] = {"multiprocessing_context": self._context}
         if fetch is not None:
@@ -144,8 +148,10 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
             replaced["_index_sampler"] = self._tasks
         elif self.streams is not None:
             keep = 0 if not loader._auto_collation else loader.batch_size if loader.drop_last else 1
-            stating = StatefulStream(loader.dataset, loader.collate_fn, self.streams, keep)
+            stating = StatefulStream(loader.dataset, collate, self.streams, keep)
             replaced["dataset"], replaced["collate_fn"] = stating, stating.collate
+        else:
+            replaced["collate_fn"] = collate
         replaced["worker_init_fn"] = WorkerStart(self._board, init, composes)
         return LoaderView(loader, **replaced)
 
@@ -283,7 +289,7 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
             self.streams.read(worker_idx, state)
         if self.arrivals is not None:
             self.arrivals.read(self._came)
-        pinned = self._pin_memory and self._shared is None
+        pinned = self._pin_memory and not self._ours
         self._space.look(batch, self._num_workers, self._prefetch_factor, pinned=pinned)
         return batch
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from penstock.executors.fetch import Fetch
 from penstock.executors.staging import BatchShards, PassShards, Staging
 from penstock.executors.workers.shared_memory import Lease, SharedBuffers
 from penstock.order.batches import with_sample_numbers
@@ -61,7 +60,7 @@ class Tasks:
         return len(self._sampler)
 
 
-def is_built_in_place(fetch: Fetch) -> bool:
-    """Return whether workers may build batches in memory that is used again."""
+def makes_own_batches() -> bool:
+    """Return whether workers may make batches in memory of our choice: nobody has replaced torch's ways."""
     strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
-    return fetch.batched and fetch.composes and strategy == "file_descriptor" and collates_as_torch()
+    return strategy == "file_descriptor" and collates_as_torch()

@@ -7,7 +7,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from penstock.insight.check import Remark, State
-from penstock.insight.lint.code import cuda_calls, global_random, opencv_threads, sample_functions
+from penstock.insight.lint.code import of_code, sample_functions
 from penstock.insight.lint.state import Ownership, held_objects, open_handles, python_objects
 
 __all__ = ["Remark", "lint"]
@@ -17,20 +17,12 @@ def lint(dataset: Any) -> list[Remark]:
     """Return remarks on a dataset's state and code: what fails first, then what costs.
 
     The user's own classes and functions are looked at, also as transforms, in a Subset, ConcatDataset or any other
-    object that the dataset holds; those of libraries are not. Nothing of the dataset's code is called.
-
-    Args:
-        dataset: a map-style or iterable dataset, or a loader of one.
+    object that the dataset holds; those of libraries are not. Nothing of the dataset's code is called. A loader stands
+    for its dataset.
     """
     root = dataset.dataset if issubclass(type(dataset), DataLoader) else dataset
     own = Ownership(root)
     held = list(held_objects(root, own))
-    sampled = sample_functions([one.value for one in held], own)
-    remarks = [
-        *open_handles(held),
-        *cuda_calls(sampled),
-        *python_objects(held, own),
-        *global_random(sampled),
-        *opencv_threads(sampled),
-    ]
-    return sorted(dict.fromkeys(remarks), key=lambda remark: remark.state is not State.BAD)
+    code = of_code(sample_functions([one.value for one in held], own))
+    remarks = dict.fromkeys([*open_handles(held), *python_objects(held, own), *code])
+    return sorted(remarks, key=lambda remark: remark.state is not State.BAD)

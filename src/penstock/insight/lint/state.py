@@ -5,16 +5,15 @@ No code of an object's class runs: attributes are read as they lie, and elements
 
 from __future__ import annotations
 
+import gc
 import inspect
 import io
 import os
 import sys
-import sysconfig
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -35,9 +34,12 @@ _PAGE = 4096
 #: What Python keeps before each object that its garbage collector knows.
 _GC_BYTES = 16
 
-_CONTAINERS: tuple[Any, ...] = (list, tuple, set, frozenset, deque)
+#: What lies in an attribute of the object that holds it, and has none of its own.
+_WITHIN: tuple[Any, ...] = (list, tuple, dict, types.FunctionType, types.MethodType)
 _SMALL = (str, int, float, bool, type(None))
 _PLAIN: tuple[Any, ...] = (str, bytes, bytearray, int, float, complex)
+_CONTAINERS = (np.ndarray, dict, list, tuple, set, frozenset, deque)
+_NO_DATA = (torch.Tensor, type, types.ModuleType, types.FunctionType)
 _CLOSED = (*_PLAIN, type(None), torch.Tensor, np.ndarray, type, types.ModuleType)
 
 # --- whose code it is ------------------------------------------------------------------------------------------------
@@ -50,17 +52,12 @@ _LIBRARIES = sys.stdlib_module_names | {
     "torchaudio", "torchdata", "torchtext", "torchvision", "transformers", "webdataset",
 }
 # fmt: on
-_INSTALLED = tuple(
-    os.path.join(os.path.realpath(sysconfig.get_path(name)), "")
-    for name in ("stdlib", "platstdlib", "purelib", "platlib")
-)
 
 
 class Ownership:
     """Tells the user's own code from that of libraries: only what a user can change is worth a remark.
 
-    Args:
-        root: an object of the user's. A package that its class is in counts as the user's, also where it is installed.
+    A package that the class of an object of the user's is in counts as the user's, also where it is installed.
     """
 
     def __init__(self, root: object) -> None:
@@ -74,10 +71,7 @@ class Ownership:
         if package in self._packages or package in _LIBRARIES:
             return package in self._packages
         file = thing.__code__.co_filename if isinstance(thing, types.FunctionType) else _file_of(module)
-        if file is None:
-            return True
-        path = os.path.realpath(file)
-        return not path.startswith(_INSTALLED) and {"site-packages", "dist-packages"}.isdisjoint(path.split(os.sep))
+        return file is None or {"site-packages", "dist-packages"}.isdisjoint(os.path.realpath(file).split(os.sep))
 
 
 def _file_of(module: str) -> str | None:
@@ -129,17 +123,13 @@ def held_objects(root: object, own: Ownership) -> Iterator[Held]:
 def _inside(held: Held, own: Ownership) -> Iterator[Held]:
     """Yield what an object holds."""
     value, kind = held.value, type(held.value)
-    plain = issubclass(kind, (list, tuple, dict)) or kind in (types.FunctionType, types.MethodType)
-    if not plain and own.of(kind):
+    if not issubclass(kind, _WITHIN) and own.of(kind):
         for name, part in own_attributes(value, own).items():
             yield Held(f"{held.path}.{name}", part, value, name, direct=True)
         return
-    owner, attribute = (held.owner, held.attribute) if plain or kind in (set, frozenset, deque) else (None, "")
+    owner, attribute = (held.owner, held.attribute) if issubclass(kind, _WITHIN) else (None, "")
     for name, part in parts(value):
         yield Held(held.path + name, part, owner, attribute)
-    if kind in (set, frozenset, deque):
-        for number, part in enumerate(islice(value, 32)):
-            yield Held(f"{held.path}<{number}>", part, owner, attribute)
 
 
 def own_attributes(value: Any, own: Ownership) -> dict[str, Any]:
@@ -182,7 +172,7 @@ def _may_be_costly(value: Any, own: Ownership) -> bool:
     kind = type(value)
     if issubclass(kind, Dataset):
         return not own.of(kind)
-    return issubclass(kind, (np.ndarray, dict, *_CONTAINERS)) or _object_columns(value) is not None
+    return issubclass(kind, _CONTAINERS) or _object_columns(value) is not None
 
 
 def weight(value: Any) -> tuple[float, float]:
@@ -195,43 +185,35 @@ def weight(value: Any) -> tuple[float, float]:
 
 def _weigh(value: Any, seen: set[int], depth: int) -> tuple[float, float]:
     kind = type(value)
-    if id(value) in seen or value is None or kind is bool or (kind is int and -5 <= value <= 256):
+    small = value is None or kind is bool or (kind is int and -5 <= value <= 256)
+    if id(value) in seen or small or issubclass(kind, _NO_DATA):
         return 0.0, 0.0
     seen.add(id(value))
     if kind in _PLAIN:
         return 1.0, float(min(sys.getsizeof(value), _PAGE))
     bare_size: Callable[[Any], int] = object.__sizeof__  # that of its class is not called
     objects, bytes_ = 1.0, float(bare_size(value) + _GC_BYTES)
-    length, elements = _contents(value)
-    if depth and length:
-        sampled = [_weigh(one, seen, depth - 1) for one in islice(elements, 0, None, max(1, length // _SAMPLED))]
-        scale = length / max(1, len(sampled))
+    inside = _contents(value)
+    if depth and len(inside):
+        sampled = [_weigh(one, seen, depth - 1) for one in inside[:: max(1, len(inside) // _SAMPLED)]]
+        scale = len(inside) / len(sampled)
         objects += scale * sum(one for one, _ in sampled)
         bytes_ += scale * sum(size for _, size in sampled)
     return objects, bytes_
 
 
-def _contents(value: Any) -> tuple[int, Iterable[Any]]:
-    """Return how many Python objects a value holds itself, and these; none of a tensor, a class or a module."""
-    kind = type(value)
-    if issubclass(kind, np.ndarray):
-        return (value.size, value.flat) if value.dtype == object else (0, ())
-    if issubclass(kind, dict):
-        return 2 * dict.__len__(value), chain(dict.keys(value), dict.values(value))
-    for container in _CONTAINERS:
-        if issubclass(kind, container):
-            return container.__len__(value), container.__iter__(value)
-    if issubclass(kind, torch.Tensor | type | types.ModuleType | types.FunctionType):
-        return 0, ()
+def _contents(value: Any) -> Any:
+    """Return the Python objects that a value holds itself, as a sequence."""
+    if issubclass(type(value), np.ndarray):
+        return value.reshape(-1) if value.dtype == object else ()
+    if issubclass(type(value), dict):
+        return [*dict.keys(value), *dict.values(value)]
     columns = _object_columns(value)
-    if columns is not None:
-        return sum(column.size for column in columns), chain.from_iterable(column.flat for column in columns)
-    held = attributes(value)
-    return len(held), held.values()
+    return gc.get_referents(value) if columns is None else np.concatenate(columns) if columns else ()
 
 
 def _object_columns(value: Any) -> list[Any] | None:
-    """Return the columns of a table of pandas that are arrays of Python objects; None: it is no such table."""
+    """Return the columns of a table of pandas that are arrays of Python objects; None: it is not such a table."""
     pandas: Any = sys.modules.get("pandas")
     if pandas is None or type(value) not in (pandas.DataFrame, pandas.Series):
         return None
@@ -293,9 +275,9 @@ def open_handles(held: Iterable[Held]) -> Iterator[Remark]:
 
 
 def _handle(value: Any) -> str | None:
-    """Return what kind of open handle a value is; None: none."""
+    """Return what kind of open handle a value is; None: it is not one."""
     if type(value) in _FILES:
-        in_memory = type(value) is io.TextIOWrapper and type(getattr(value, "buffer", None)) is io.BytesIO
+        in_memory = type(getattr(value, "buffer", None)) is io.BytesIO
         return None if value.closed or in_memory else f"an open file ({getattr(value, 'name', 'without a name')!r})"
     for name, (what, closed) in _HANDLES.items():
         module, _, attribute = name.partition(":")

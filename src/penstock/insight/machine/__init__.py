@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from penstock.executors.workers.shm_space import FOLDER
 from penstock.insight.check import Check, checked
-from penstock.insight.machine import disk, gpu, host
+from penstock.insight.machine import disk, host
 from penstock.sources.naming import names_of
 from penstock.sources.shards import Shards
 from penstock.storage.objects import is_url
@@ -48,7 +48,6 @@ def examine(dataset: DatasetFiles | None = None) -> Iterator[Check]:
     yield checked("CPUs", lambda: host.check_processors(host.read_processors()))
     yield checked("OpenMP threads", lambda: host.check_openmp(host.read_pools(), host.read_processors().usable))
     yield checked("memory", lambda: host.check_memory(host.read_memory()))
-    yield checked("swap", lambda: host.check_swap(host.read_memory()))
     if (size := of.bytes) is not None:
         yield checked("page cache", lambda: host.check_page_cache(host.read_memory(), size, exact=of.exact))
     yield checked(FOLDER, lambda: host.check_shared_memory(host.read_space(), _workers(of), of.prefetch_factor))
@@ -58,11 +57,10 @@ def examine(dataset: DatasetFiles | None = None) -> Iterator[Check]:
         yield checked("file system", lambda: disk.check_file_system(folder))
         yield checked("cold reads", lambda: disk.check_cold_reads(folder))
     if dataset is None:
-        gpus: list[gpu.Gpu] = []
-        yield checked("GPU", lambda: gpu.check_gpus(_kept(gpus), gpu.read_installed(), torch.version.cuda))
+        gpus: list[host.Gpu] = []
+        yield checked("GPU", lambda: host.check_gpus(_kept(gpus), host.read_installed(), torch.version.cuda))
         for one in gpus:
-            yield checked(f"copies to GPU {one.index}", partial(gpu.measure_copies, one))
-            yield checked(f"NUMA of GPU {one.index}", partial(gpu.check_node, one))
+            yield checked(f"NUMA of GPU {one.index}", partial(host.check_node, one))
 
 
 def _workers(dataset: DatasetFiles) -> int:
@@ -70,8 +68,8 @@ def _workers(dataset: DatasetFiles) -> int:
     return max(1, int(host.read_processors().usable)) if dataset.workers is None else dataset.workers
 
 
-def _kept(gpus: list[gpu.Gpu]) -> list[gpu.Gpu]:
-    gpus += gpu.read_gpus()
+def _kept(gpus: list[host.Gpu]) -> list[host.Gpu]:
+    gpus += host.read_gpus()
     return gpus
 
 
@@ -86,7 +84,7 @@ def dataset_files(dataset: Any) -> DatasetFiles:
         return replace(found, workers=workers, prefetch_factor=dataset.prefetch_factor or 2) if workers else found
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         return DatasetFiles()
-    if type(dataset) is Shards:  # those in an object store are no files of this machine
+    if type(dataset) is Shards:  # those in an object store are not files of this machine
         whole = sum(shard.bytes for shard in dataset.description.shards)
         return DatasetFiles() if is_url(dataset.root) else DatasetFiles(dataset.root, whole)
     size = len(dataset)

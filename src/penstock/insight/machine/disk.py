@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import BinaryIO
+from collections.abc import Callable, Iterable
+from typing import BinaryIO, NamedTuple
 
-from penstock.insight.check import Check, State
+from penstock.insight.check import Check, State, judged
 from penstock.system.words import size_of
 
 #: The kernel's table of mounts; file systems in memory, and those whose bytes come over a network.
@@ -60,27 +58,26 @@ def check_file_system(folder: str, table: str = TABLE) -> Check:
             "Pack many small files into shards (penstock pack), keep them on a local disk (cache=FOLDER), or copy "
             "them: each file costs round trips over the network."
         )
-        return Check(name, State.LOOK, f"{words}: over a network", change)
+        return judged(name, f"{words}: over a network", change)
     if kind.startswith("fuse") or kind in ("9p", "virtiofs", "vboxsf"):
         change = "Copy the files to a disk of this machine: each call passes through another program."
-        return Check(name, State.LOOK, f"{words}: through a program in user space or a host", change)
+        return judged(name, f"{words}: through a program in user space or a host", change)
     more = ": in memory" if kind in IN_MEMORY else ": a container's own layers" if kind == "overlay" else ""
-    return Check(name, State.OK, words + more)
+    return judged(name, words + more)
 
 
 # --- cold reads ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ReadRate:
+class ReadRate(NamedTuple):
     """How fast a folder gives bytes."""
 
     sequence: float
     """Bytes a second, of one reader that reads from the beginning to the end."""
     latency: float
     """Seconds until a part of 64 KiB is here, of one reader."""
-    cold: bool | None
-    """Whether the bytes came from the disk, and not from the page cache; None: the file system does not say."""
+    cold: bool
+    """Whether the file system says that the bytes were not in the page cache."""
     file_bytes: int
     """Size of the file."""
 
@@ -89,7 +86,7 @@ def check_cold_reads(folder: str, table: str = TABLE) -> Check:
     """Measure how fast a folder's file system gives bytes that are not in memory."""
     name, (kind, _) = "cold reads", mount_of(folder, table)
     if kind in IN_MEMORY:
-        return Check(name, State.OK, f"{folder} lies in memory ({kind}): there is no disk to read")
+        return judged(name, f"{folder} lies in memory ({kind}): there is no disk to read")
     try:
         rate = read_rate(folder, MOST)
     except OSError as error:
@@ -102,38 +99,27 @@ def check_cold_reads(folder: str, table: str = TABLE) -> Check:
 
 def check_rate(folder: str, rate: ReadRate) -> Check:
     """Check the rate of cold reads in a folder."""
-    name = "cold reads"
     words = (
         f"{size_of(int(rate.sequence))}/s in sequence, {rate.latency * 1e3:.2g} ms for 64 KiB, one reader, a new file "
         f"of {size_of(rate.file_bytes)} in {folder}"
     )
-    if rate.cold is False:
-        reason = "the file system keeps the file in memory although it was to drop it"
-        return Check(name, State.UNKNOWN, f"{words}: {reason}, so that this is no rate of the disk")
-    if rate.cold is None:
-        words += "; the file system does not say whether it came from memory"
-    if rate.sequence < SLOW or rate.latency > LATE:
-        change = (
-            "More readers help where latency is the limit (Penstock starts them by itself); packed shards (penstock "
-            "pack) where there are many small files; a faster disk, or cache=FOLDER on one, where the rate is."
-        )
-        return Check(name, State.LOOK, words, change)
-    return Check(name, State.OK if rate.cold else State.UNKNOWN, words)
+    if not rate.cold:
+        words += ": the file system may have kept the file in memory, so that this may be no rate of the disk"
+    if rate.sequence >= SLOW and rate.latency <= LATE:
+        return Check("cold reads", State.OK if rate.cold else State.UNKNOWN, words)
+    change = (
+        "More readers help where latency is the limit (Penstock starts them by itself); packed shards (penstock pack) "
+        "where there are many small files; a faster disk, or cache=FOLDER on one, where the rate is."
+    )
+    return judged("cold reads", words, change)
 
 
 def read_rate(folder: str, most: int = MOST, clock: Callable[[], float] = time.perf_counter) -> ReadRate | None:
     """Return how fast a new file in a folder is read, after the page cache has dropped it; None: there is no space.
 
     The file has no name, or loses it at once, so that nothing of it stays. It takes at most a tenth of the free space,
-    and writing and reading it takes some seconds at most. The disk's own cache, or a host's, may still hold it.
-
-    Args:
-        folder: which can be written.
-        most: bytes of the file.
-        clock: gives seconds.
-
-    Raises:
-        OSError: the folder cannot be written or read.
+    and writing and reading it takes some seconds at most. The disk's own cache, or a host's, may still hold it. Raises
+    OSError. most: bytes of the file.
     """
     space = os.statvfs(folder)
     size = min(most, int(space.f_bavail * space.f_frsize * SHARE)) // PART * PART
@@ -144,9 +130,12 @@ def read_rate(folder: str, most: int = MOST, clock: Callable[[], float] = time.p
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         cold = _dropped(file.fileno(), written)
         half = written // 2 // PART * PART
-        sequence = _in_sequence(file.fileno(), half, clock)
-        latency = _in_parts(file.fileno(), half, written, clock)
-    return ReadRate(sequence, latency, cold, written)
+        block = min(IN_SEQUENCE, half)
+        reads, seconds = _read(file.fileno(), range(0, half - block + 1, block), block, clock)
+        os.posix_fadvise(file.fileno(), half, written - half, os.POSIX_FADV_RANDOM)
+        apart = [offset for first in range(7) for offset in range(half + first * PART, written, 7 * PART)]
+        parts, longer = _read(file.fileno(), apart, PART, clock)
+    return ReadRate(reads * block / seconds, longer / parts, cold, written)
 
 
 def _write(file: BinaryIO, size: int, clock: Callable[[], float]) -> int:
@@ -161,37 +150,25 @@ def _write(file: BinaryIO, size: int, clock: Callable[[], float]) -> int:
     return written
 
 
-def _dropped(descriptor: int, size: int) -> bool | None:
-    """Return whether the page cache holds nothing of a file; None: its file system does not say."""
+def _dropped(descriptor: int, size: int) -> bool:
+    """Return whether the page cache holds nothing of a file, as far as its file system says so."""
     for offset in (0, size // 2 // PART * PART, size - PART):
         try:
             os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT)
         except BlockingIOError:
             continue
-        except OSError as error:
-            if error.errno in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-                return None
-            raise
+        except OSError:
+            pass
         return False
     return True
 
 
-def _in_sequence(descriptor: int, end: int, clock: Callable[[], float]) -> float:
-    """Return the bytes a second of reads from the beginning to an offset, or as far as the time allows."""
-    begun, offset, buffer = clock(), 0, bytearray(IN_SEQUENCE)
-    while offset < end and clock() - begun < SECONDS:
-        offset += os.preadv(descriptor, [memoryview(buffer)[: end - offset]], offset)
-    return offset / max(clock() - begun, 1e-9)
-
-
-def _in_parts(descriptor: int, begin: int, end: int, clock: Callable[[], float]) -> float:
-    """Return the seconds that a part of 64 KiB takes, for parts between two offsets, none beside the one before."""
-    os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_RANDOM)
-    parts, step, buffer = (end - begin) // PART, 7, bytearray(PART)
-    begun, read = clock(), 0
-    for part in (part for first in range(step) for part in range(first, parts, step)):
-        if read and clock() - begun >= SECONDS:
+def _read(descriptor: int, offsets: Iterable[int], size: int, clock: Callable[[], float]) -> tuple[int, float]:
+    """Read so many bytes at each offset, as far as the time allows; return the number of reads, and their seconds."""
+    begun, reads, buffer = clock(), 0, bytearray(size)
+    for offset in offsets:
+        if reads and clock() - begun >= SECONDS:
             break
-        os.preadv(descriptor, [buffer], begin + part * PART)
-        read += 1
-    return (clock() - begun) / max(read, 1)
+        os.preadv(descriptor, [buffer], offset)
+        reads += 1
+    return reads, max(clock() - begun, 1e-9)

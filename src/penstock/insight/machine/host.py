@@ -1,15 +1,18 @@
-"""Checks of CPUs and of the threads that compete for them, of memory, and of limits."""
+"""Checks of CPUs and of the threads that compete for them, of memory, of limits, and of GPUs and their NUMA nodes."""
 
 from __future__ import annotations
 
 import os
 import resource
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import torch
 from threadpoolctl import threadpool_info
 
 from penstock.executors.workers.shm_space import FOLDER, HELD, REMEDY
-from penstock.insight.check import Check, State
+from penstock.insight.check import Check, judged
 from penstock.system.cgroup import MEMBERSHIP, MOUNT, exact_quota, memory, throttled_share
 from penstock.system.words import counted, size_of
 
@@ -24,12 +27,15 @@ USUAL_BATCH = 64 * 3 * 224 * 224 * 4
 #: A process with this many files opens the datasets, sockets and shared tensors of a usual job; with FEW_FILES none.
 ENOUGH_FILES, FEW_FILES, MANY_FILES = 1024, 512, 65536
 
+PCI_DEVICES = "/sys/bus/pci/devices"
+NODES = "/sys/devices/system/node"
+
+_NVIDIA, _DISPLAY = "0x10de", "0x03"  # PCI's numbers of the vendor, and of the class of display controllers
 
 # --- CPUs ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Processors:
+class Processors(NamedTuple):
     """CPUs of the machine, and what of them this process may use."""
 
     online: int
@@ -60,21 +66,20 @@ def check_processors(found: Processors) -> Check:
         f"{_cpus(found.usable)} usable: the machine has {found.online:,}, the affinity mask allows "
         f"{found.affinity:,}, {quota}"
     )
+    change = ""
     if found.quota is not None and found.quota < found.affinity:
         change = (
             "Raise the quota (docker run --cpus=, resources.limits.cpu of Kubernetes), and start no more workers than "
             f"it has CPUs ({max(1, int(found.quota))}): threads beyond it are stopped for the rest of each period."
         )
-        return Check("CPUs", State.BAD if found.quota < 1 else State.LOOK, words, change)
-    if found.affinity < found.online:
+    elif found.affinity < found.online:
         change = (
             "Widen the affinity mask, if that was not wanted: taskset, docker run --cpuset-cpus=, --cpus-per-task= of "
             "Slurm."
         )
-        return Check("CPUs", State.LOOK, words, change)
-    if found.affinity == 1:
-        return Check("CPUs", State.LOOK, words, "Give the job more CPUs: loading and training share this one.")
-    return Check("CPUs", State.OK, words)
+    elif found.affinity == 1:
+        change = "Give the job more CPUs: loading and training share this one."
+    return judged("CPUs", words, change, bad=found.quota is not None and found.quota < min(1, found.affinity))
 
 
 def _cpus(number: float) -> str:
@@ -91,17 +96,15 @@ def check_openmp(pools: list[tuple[str, int]], usable: float) -> Check:
     shown = ", ".join(f"{library} {threads:,}" for library, threads in pools) or "no pool is loaded"
     words = f"threads: {shown}; OMP_NUM_THREADS is {os.environ.get('OMP_NUM_THREADS') or 'not set'}"
     limit = max(1, round(usable))
-    if any(threads > limit for _, threads in pools):
-        change = f"Set OMP_NUM_THREADS={limit}: more threads than the {_cpus(usable)} wait for each other."
-        return Check("OpenMP threads", State.LOOK, words, change)
-    return Check("OpenMP threads", State.OK, words)
+    many = any(threads > limit for _, threads in pools)
+    change = f"Set OMP_NUM_THREADS={limit}: more threads than the {_cpus(usable)} wait for each other." if many else ""
+    return judged("OpenMP threads", words, change)
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class HostMemory:
+class HostMemory(NamedTuple):
     """Memory of the machine and of this process's cgroup, in bytes."""
 
     total: int
@@ -128,50 +131,39 @@ def read_memory(meminfo: str = "/proc/meminfo", membership: str = MEMBERSHIP, mo
 
 
 def check_memory(found: HostMemory) -> Check:
-    """Check that there is memory for workers and batches."""
+    """Check that there is memory for workers and batches, and that little of it is swapped out."""
     limit = "no cgroup limit" if found.limit is None else f"a cgroup limit of {size_of(found.limit)}"
     words = f"{size_of(found.available)} available of {size_of(found.total)}, {limit}"
+    if found.swap:
+        words += f"; {size_of(found.swapped)} of {size_of(found.swap)} of swap in use"
     if found.oom_kills:
         words += f"; the kernel has ended {counted(found.oom_kills, 'process', 'processes')} of the group so far"
+    change = ""
     if found.available < LEAST:
         change = "End what else takes memory, or raise the limit: workers are killed where memory runs out."
-        return Check("memory", State.BAD, words, change)
-    if found.oom_kills:
+    elif found.oom_kills:
         change = "Raise the limit, or lower num_workers=, prefetch_factor= or batch_size=."
-        return Check("memory", State.LOOK, words, change)
-    if found.available < FEW:
-        return Check("memory", State.LOOK, words, "Start few workers, and keep batches small.")
-    return Check("memory", State.OK, words)
-
-
-def check_swap(found: HostMemory) -> Check:
-    """Check that memory is not swapped out."""
-    if not found.swap:
-        return Check("swap", State.OK, "none")
-    words = f"{size_of(found.swapped)} of {size_of(found.swap)} in use"
-    if found.swapped > SWAPPED * found.total:
+    elif found.available < FEW:
+        change = "Start few workers, and keep batches small."
+    elif found.swapped > SWAPPED * found.total:
         change = "Use less memory (fewer workers, smaller caches): a page that was swapped out is read from the disk."
-        return Check("swap", State.LOOK, words, change)
-    return Check("swap", State.OK, words)
+    return judged("memory", words, change, bad=found.available < LEAST)
 
 
 def check_page_cache(found: HostMemory, dataset: int, *, exact: bool) -> Check:
-    """Check that the dataset's files stay in memory from one epoch to the next.
+    """Check that a dataset's files, of so many bytes, stay in memory from one epoch to the next.
 
-    Args:
-        found: the machine's memory.
-        dataset: bytes of all files.
-        exact: all files were looked at; else some of them.
+    exact: all files were looked at; else some of them.
     """
     about = "" if exact else "about "
     words = f"the dataset's {about}{size_of(dataset)} and {size_of(found.available)} that the page cache may take"
     if dataset <= found.available * FILLED:
-        return Check("page cache", State.OK, f"{words}: it fits, and only the first epoch reads the disk")
+        return judged("page cache", f"{words}: it fits, and only the first epoch reads the disk")
     change = (
         "Every epoch reads the disk. Fewer bytes (penstock pack --max-side=), more memory, or cache=FOLDER on a fast "
         "local disk help, where the disk is what holds the loop up."
     )
-    return Check("page cache", State.LOOK, f"{words}: it does not fit", change)
+    return judged("page cache", f"{words}: it does not fit", change)
 
 
 # --- limits ----------------------------------------------------------------------------------------------------------
@@ -190,7 +182,7 @@ def check_shared_memory(space: tuple[int, int] | None, workers: int, prefetch_fa
     """Check that batches of worker processes, of a usual job's size, fit into /dev/shm, where they come torch's way."""
     if space is None:
         words = f"there is no {FOLDER}: worker processes cannot hand torch's tensors over"
-        return Check(FOLDER, State.BAD, words, f"Mount a tmpfs at {FOLDER}, or read with worker_method='thread'.")
+        return judged(FOLDER, words, f"Mount a tmpfs at {FOLDER}, or read with worker_method='thread'.", bad=True)
     size, free = space
     planned = (workers * prefetch_factor + HELD) * USUAL_BATCH
     words = (
@@ -198,7 +190,7 @@ def check_shared_memory(space: tuple[int, int] | None, workers: int, prefetch_fa
         f"{counted(workers, 'worker process', 'worker processes')} with prefetch_factor={prefetch_factor} and batches "
         f"of {size_of(USUAL_BATCH)} may have {size_of(planned)} there"
     )
-    return Check(FOLDER, State.OK, words) if planned <= free else Check(FOLDER, State.LOOK, words, REMEDY)
+    return judged(FOLDER, words, "" if planned <= free else REMEDY)
 
 
 def read_open_files() -> tuple[float, float]:
@@ -214,9 +206,93 @@ def check_open_files(soft: float, hard: float) -> Check:
     """Check `ulimit -n`: each tensor that a worker process hands over takes a file descriptor."""
     words = f"ulimit -n is {soft:,}, and may be raised to {hard:,}".replace("inf", "any number")
     if soft >= ENOUGH_FILES:
-        return Check("open files", State.OK, words)
+        return judged("open files", words)
     change = f"ulimit -n {min(hard, MANY_FILES)} before the job" if hard > soft else ""
     if hard < ENOUGH_FILES:
         change += f"{', and have' if change else 'Have'} the hard limit raised (limits.conf)"
     change += ": a tensor of a worker process takes a file each, and 'Too many open files' ends the pass."
-    return Check("open files", State.BAD if soft < FEW_FILES else State.LOOK, words, change)
+    return judged("open files", words, change, bad=soft < FEW_FILES)
+
+
+# --- GPUs ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as torch sees it."""
+
+    index: int
+    name: str
+    memory: int
+    """In bytes."""
+    address: str = ""
+    """On the PCI bus: "0000:3b:00.0"; empty: torch does not say."""
+
+
+def read_gpus() -> list[Gpu]:
+    """Return the GPUs that torch can use. The first call sets CUDA up."""
+    found = []
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        device = torch.cuda.get_device_properties(index)
+        numbers: list[Any] = [getattr(device, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+        address = "" if None in numbers else "{:04x}:{:02x}:{:02x}.0".format(*numbers)
+        found.append(Gpu(index, device.name, device.total_memory, address))
+    return found
+
+
+def read_installed(devices: str = PCI_DEVICES) -> int:
+    """Return how many GPUs of NVIDIA the PCI bus has."""
+    found = 0
+    for device in Path(devices).glob("*"):
+        try:
+            vendor, kind = (Path(device, name).read_text("ascii").strip() for name in ("vendor", "class"))
+        except OSError:
+            continue
+        found += vendor == _NVIDIA and kind.startswith(_DISPLAY)
+    return found
+
+
+def check_gpus(gpus: list[Gpu], installed: int, cuda_version: str | None) -> Check:
+    """Check that torch, built for a version of CUDA or for none, can use the GPUs that are installed."""
+    built = "built without CUDA" if cuda_version is None else f"built for CUDA {cuda_version}"
+    if gpus:
+        shown = ", ".join(f"{gpu.index}: {gpu.name} with {size_of(gpu.memory)}" for gpu in gpus)
+        return judged("GPU", f"{counted(len(gpus), 'GPU')} ({shown}); torch is {built}")
+    if not installed:
+        return judged("GPU", f"none, of those that torch reaches by CUDA; torch is {built}")
+    words = f"{counted(installed, 'GPU')} of NVIDIA on the PCI bus, and torch can use none; torch is {built}"
+    change = "Install a torch with CUDA."
+    if cuda_version is not None:
+        change = (
+            "Give the container its GPUs (docker run --gpus all), look whether CUDA_VISIBLE_DEVICES hides them, and "
+            "whether nvidia-smi finds a driver that is new enough."
+        )
+    return judged("GPU", words, change, bad=True)
+
+
+def read_node(gpu: Gpu, devices: str = PCI_DEVICES, nodes: str = NODES) -> tuple[int, set[int]] | None:
+    """Return (the NUMA node of a GPU, the CPUs of that node); None: the machine has one node, or does not say."""
+    try:
+        node = int(Path(devices, gpu.address, "numa_node").read_text("ascii"))
+        if node < 0 or len(list(Path(nodes).glob("node[0-9]*"))) < 2:
+            return None
+        cpus: set[int] = set()
+        for part in Path(nodes, f"node{node}", "cpulist").read_text("ascii").strip().split(","):  # "0-3,8"
+            first, _, last = part.partition("-")
+            cpus.update(range(int(first), int(last or first) + 1))
+    except (OSError, ValueError):
+        return None
+    return node, cpus
+
+
+def check_node(gpu: Gpu, devices: str = PCI_DEVICES, nodes: str = NODES, affinity: set[int] | None = None) -> Check:
+    """Check that this process may run on CPUs of a GPU's NUMA node. affinity: its CPUs; None: as the system says."""
+    name, found = f"NUMA of GPU {gpu.index}", read_node(gpu, devices, nodes)
+    if found is None:
+        return judged(name, "the machine has one NUMA node, or does not say which the GPU is at")
+    node, cpus = found
+    affinity = os.sched_getaffinity(0) if affinity is None else affinity
+    near = len(cpus & affinity)
+    words = f"the GPU is at node {node}; {near:,} of the {counted(len(affinity), 'CPU')} of this process are there"
+    bind = f"numactl --cpunodebind={node} --preferred={node}"
+    return judged(name, words, "" if near else f"{bind} before the job: each copy crosses from another node's memory.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import io
 import json
 import os
 import pty
@@ -13,29 +12,16 @@ import struct
 import sys
 import termios
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import penstock
 from penstock.cli import main, watch
-from penstock.insight import live_files, publish, publishing
-from penstock.insight.live_files import ProcessName, live_folder, machine, read_all, this_process
+from penstock.insight import live_files
+from penstock.insight.live_files import ProcessName, machine, read_all, this_process
 from tests.sample_datasets import Made, rows
 
 Captured = pytest.CaptureFixture[str]
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return the folder of recordings, of this test alone, in a process that writes its own at once."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(publishing, "FIRST_AFTER", 0.0)
-    publish()
-    yield live_folder()
-    publish(False)
-    monkeypatch.undo()
-    publish()
 
 
 def test_none_is_running(folder: Path, capsys: Captured) -> None:
@@ -101,14 +87,6 @@ def test_an_unsafe_folder_is_an_error(folder: Path, capsys: Captured) -> None:
     assert main(["watch"]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and "other users can write" in err
-
-
-def test_plain_letters_where_the_encoding_has_no_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    list(penstock.DataLoader(Made(), batch_size=4))
-    out = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="ascii"))
-    assert main(["watch", "--once"]) == 0
-    assert b"\\u" not in out.getvalue() and b"#" in out.getvalue()
 
 
 def test_without_rich(folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
