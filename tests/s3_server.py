@@ -25,10 +25,18 @@ class S3:
         self.requests: Counter[tuple[str, str]] = Counter()
         self.refuse: Callable[[str, str], tuple[str, str] | None] = lambda method, path: None
 
+    def client(self) -> Any:
+        """Return a client of boto3's."""
+        boto3 = pytest.importorskip("boto3", reason="boto3, which moto brings, is not installed")
+        return boto3.client("s3", endpoint_url=self.endpoint, region_name="us-east-1")
+
+    def put(self, name: str, content: bytes) -> None:
+        """Write an object."""
+        self.client().put_object(Bucket="packed", Key=name, Body=content)
+
     def objects(self, folder: str) -> dict[str, bytes]:
         """Return the objects of a folder, by their names below it."""
-        boto3 = pytest.importorskip("boto3", reason="boto3, which moto brings, is not installed")
-        client = boto3.client("s3", endpoint_url=self.endpoint, region_name="us-east-1")
+        client = self.client()
         found = client.list_objects_v2(Bucket="packed", Prefix=f"{folder}/").get("Contents", [])
         return {
             one["Key"].removeprefix(f"{folder}/"): client.get_object(Bucket="packed", Key=one["Key"])["Body"].read()
@@ -40,7 +48,6 @@ class S3:
 def serve() -> Iterator[S3]:
     """Serve a bucket, which the variables of the environment speak of; skip the test where moto is not installed."""
     moto = pytest.importorskip("moto.server", reason="moto[server] is not installed")
-    boto3 = pytest.importorskip("boto3", reason="boto3, which moto brings, is not installed")
     pytest.importorskip("obstore", reason="the client of object stores (extra 'remote') is not installed")
     application = pytest.importorskip("moto.moto_server.werkzeug_app").DomainDispatcherApplication
     answer, served = application.__call__, S3("")
@@ -69,7 +76,7 @@ def serve() -> Iterator[S3]:
             "NO_PROXY": "127.0.0.1,localhost",
         }.items():
             patch.setenv(name, value)
-        boto3.client("s3", endpoint_url=served.endpoint, region_name="us-east-1").create_bucket(Bucket="packed")
+        served.client().create_bucket(Bucket="packed")
         try:
             yield served
         finally:

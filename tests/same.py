@@ -47,6 +47,12 @@ def assert_same_batches(ours: Any, theirs: Any, native: bool = True) -> None:
     assert first, "an empty comparison proves nothing"
 
 
+def assert_passes(loader: Any, wanted: list[Any], passes: int = 2) -> None:
+    """Assert that each of so many passes of a loader gives these batches."""
+    for _ in range(passes):
+        assert_same(list(loader), wanted)
+
+
 def assert_same_outcome(ours: Callable[[], Any], theirs: Callable[[], Any]) -> None:
     """Assert that two calls return the same, or raise errors of one type with the same words."""
     try:

@@ -36,11 +36,20 @@ def taken(batches: Any, number: int) -> list[Any]:
     return found
 
 
+def stopped(loader: Any, steps: int) -> tuple[list[Any], dict[str, Any], Any]:
+    """Return the first batches of a loader, its stored state behind them, and the pass."""
+    batches = iter(loader)
+    return taken(batches, steps), stored(loader.state_dict()), batches
+
+
+def loaded(loader: Any, state: dict[str, Any], **options: Any) -> Any:
+    """Return a loader that goes on where a state says."""
+    loader.load_state_dict(state, **options)
+    return loader
+
+
 def resumed(begun: Any, again: Any, steps: int) -> tuple[list[Any], Any]:
     """Return the first batches of a loader, and another loader that goes on behind them from its stored state."""
-    batches = iter(begun)
-    first = taken(batches, steps)
-    state = stored(begun.state_dict())
+    first, state, batches = stopped(begun, steps)
     del batches
-    again.load_state_dict(state)
-    return first, again
+    return first, loaded(again, state)

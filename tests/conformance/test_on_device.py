@@ -18,7 +18,7 @@ from tests.accelerator import replaced_by_the_cpu
 from tests.photos import in_memory, photo_files
 from tests.resources import held
 from tests.same import assert_same
-from tests.values import stored, taken
+from tests.values import loaded, stored, taken
 from tests.waiting import wait_until
 
 STEPS = [v1.RandomCrop(28), v1.RandomHorizontalFlip(), v1.ToTensor()]
@@ -61,8 +61,7 @@ def test_the_rest_of_an_epoch_is_bitwise_the_same(make: Any, stop: int) -> None:
     assert_same(taken(iter(begun), stop), whole[:stop])
     state = stored(begun.state_dict())
     for workers, device in ((0, {}), (1, {}), (2, {"device": None})):
-        again = make(num_workers=workers, **device)
-        again.load_state_dict(state)
+        again = loaded(make(num_workers=workers, **device), state)
         assert_same(list(again), whole[stop:])
 
 

@@ -13,7 +13,7 @@ import penstock
 from tests.executors_under_test import EXECUTORS, Executor, executors
 from tests.same import assert_same
 from tests.sample_datasets import Drawing, Made
-from tests.values import flat, stored, taken
+from tests.values import flat, loaded, stored, taken
 
 SIZE = 101
 ROWS = TensorDataset(torch.arange(SIZE), torch.arange(float(SIZE)).view(SIZE, 1).expand(SIZE, 3).contiguous())
@@ -55,13 +55,11 @@ def test_the_rest_of_an_epoch_is_bitwise_the_same(name: str, stop: int) -> None:
     assert len(json.dumps(state)) < 1000
     del batches
     for workers in (0, 1, 2) if name in WHOLE else (1,):
-        again = loader_of(executor, num_workers=workers)
-        again.load_state_dict(state)
+        again = loaded(loader_of(executor, num_workers=workers), state)
         assert again.state_dict() == state
         assert_same(list(again), whole[stop:])
         assert_same(list(again), next_epoch)
-    other = loader_of(executor, num_workers=0, batch_size=7)
-    other.load_state_dict(state)
+    other = loaded(loader_of(executor, num_workers=0, batch_size=7), state)
     assert flat(whole[:stop]) + flat(other) == flat(whole)
     begun.load_state_dict(state)  # with the workers that it has
     assert_same(list(begun), whole[stop:])
@@ -81,7 +79,6 @@ def test_without_a_seed_the_epoch_goes_on_all_the_same(executor: Executor, shuff
     assert_same(numbers(taken(batches, 6)), whole[:6])
     state = stored(begun.state_dict())
     torch.manual_seed(99)
-    again = loader_of(executor, seed=None, shuffle=shuffle)
-    again.load_state_dict(state)
+    again = loaded(loader_of(executor, seed=None, shuffle=shuffle), state)
     assert_same(numbers(again), whole[6:])
     assert_same(numbers(batches), whole[6:])

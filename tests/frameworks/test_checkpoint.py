@@ -20,7 +20,7 @@ from tests.frameworks import run_checkpoint
 from tests.frameworks.launching import TORCHRUN, run
 from tests.same import assert_same
 from tests.sample_datasets import Drawing, Made
-from tests.values import taken
+from tests.values import loaded, taken
 
 dcp: Any = torch.distributed.checkpoint  # which does not say what it exports
 
@@ -182,8 +182,7 @@ def test_an_epoch_whose_dataset_has_changed_is_saved_and_restored(tmp_path: Path
     before, now = Named(40), Named(60)
     begun = loader(tmp_path, before)
     seen = [int(number) for batch in islice(iter(begun), 3) for number in batch[0]]
-    changed = loader(tmp_path, now)
-    changed.load_state_dict(begun.state_dict(), on_change="continue")
+    changed = loaded(loader(tmp_path, now), begun.state_dict(), on_change="continue")
     for folder, steps in (("at once", 0), ("later", 2)):
         (tmp_path / folder).mkdir()
         dcp.save({"loader": changed}, checkpoint_id=tmp_path / folder / "saved", no_dist=True)

@@ -10,6 +10,9 @@ import numpy as np
 import torch
 from PIL import Image
 
+from penstock.hooks.calls import natively
+from tests.same import assert_same
+
 
 def picture(width: int = 90, height: int = 70, seed: int = 0) -> Image.Image:
     y, x = np.mgrid[:height, :width]
@@ -64,3 +67,10 @@ def outcome(call: Callable[..., Any], *arguments: Any) -> Any:
     except Exception as error:
         return type(error), str(error)
     return value, torch.rand(1).item()
+
+
+def assert_as_pillow(call: Callable[..., Any], *arguments: Any) -> None:
+    """Assert that a call gives, raises and draws in our workers what it does outside of them."""
+    with natively():
+        found = outcome(call, *arguments)
+    assert_same(found, outcome(call, *arguments))

@@ -7,7 +7,6 @@ import io
 import os
 import pathlib
 import random
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,6 +18,7 @@ from penstock.hooks.answers import Refused
 from penstock.hooks.numpy_load import load
 from tests.corrupt import npy, npy_with_header
 from tests.hooks.loaded import answered_by, refused_by
+from tests.waiting import run_in_threads
 
 DTYPES = ["|u1", "|i1", "|b1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8", "<c8", "<c16"]
 SHAPES: list[tuple[int, ...]] = [
@@ -201,17 +201,10 @@ def test_bytes_at_random_and_threads(tmp_path: pathlib.Path) -> None:
         paths.append(str(tmp_path / f"{i}.npy"))
         wanted.append(filled((40, i + 2), dtype))
         np.save(paths[-1], wanted[-1])
-    wrong: list[int] = []
 
     def work(seed: int) -> None:
         for i in random.Random(seed).choices(range(len(paths)), k=200):
-            found = load(paths[i])
-            if type(found) is Refused or found.tobytes() != wanted[i].tobytes() or found.dtype != wanted[i].dtype:
-                wrong.append(i)
+            found = answered(paths[i])
+            assert (found.tobytes(), found.dtype) == (wanted[i].tobytes(), wanted[i].dtype)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    run_in_threads(4, work)

@@ -23,8 +23,9 @@ from torchvision.transforms import v2
 from penstock.hooks.calls import natively
 from penstock.recipe import encoded_image
 from penstock.recipe.encoded_image import is_encoded
-from tests.hooks.jpegs import FILES, OTHERS, PLAIN, encoded, jpeg, outcome, picture
+from tests.hooks.jpegs import FILES, OTHERS, PLAIN, assert_as_pillow, encoded, jpeg, outcome, picture
 from tests.same import assert_same
+from tests.waiting import run_in_threads
 
 # Pillow leaves a file open that it could not decode.
 pytestmark = [pytest.mark.native, pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")]
@@ -148,9 +149,7 @@ def test_a_look_gives_what_pillow_gives(look: str, name: str) -> None:
         return LOOKS[look](image)
 
     for work in (converted, source):
-        with natively():
-            found = outcome(work)
-        assert_same(found, outcome(work))
+        assert_as_pillow(work)
 
 
 def test_changes_of_one_image_do_not_reach_another() -> None:
@@ -210,9 +209,7 @@ def test_a_file_that_changed_since_it_was_opened(tmp_path: Path) -> None:
         return np.asarray(image.convert("RGB"))
 
     for data in (jpeg(picture(50, 40)), PLAIN["grey"], b"", OTHERS["cut"], OTHERS["png"], jpeg(picture(seed=7))):
-        with natively():
-            found = outcome(changed, data)
-        assert_same(found, outcome(changed, data))
+        assert_as_pillow(changed, data)
 
 
 def damaged() -> Iterator[bytes]:
@@ -291,15 +288,11 @@ def test_several_threads_look_at_one_image() -> None:
         cores: list[Any] = []
         start = threading.Barrier(4)
 
-        def look(image: Any = image, cores: list[Any] = cores, start: threading.Barrier = start) -> None:
+        def look(thread: int, image: Any = image, cores: list[Any] = cores, start: Any = start) -> None:
             start.wait()
             cores.append(image.im)
 
-        threads = [threading.Thread(target=look) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_in_threads(4, look)
         assert len({id(core) for core in cores}) == 1
 
 

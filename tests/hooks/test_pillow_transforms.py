@@ -15,8 +15,7 @@ from torchvision.transforms._presets import ImageClassification
 from penstock.hooks.calls import natively
 from penstock.recipe import encoded_image
 from penstock.recipe.encoded_image import is_encoded
-from tests.hooks.jpegs import PLAIN, jpeg, outcome, picture
-from tests.same import assert_same
+from tests.hooks.jpegs import PLAIN, assert_as_pillow, jpeg, outcome, picture
 
 pytestmark = pytest.mark.native
 
@@ -69,9 +68,7 @@ def test_transforms_give_what_torchvisions_give(name: str, generation: Any) -> N
     for seed in range(6):
         data = jpeg(picture(80 + 9 * seed, 110 - 9 * seed, seed), subsampling=seed % 3)
         for convert in (True, False):
-            with natively():
-                found = outcome(work, data, convert)
-            assert_same(found, outcome(work, data, convert))
+            assert_as_pillow(work, data, convert)
 
 
 @pytest.mark.parametrize("generation", [v1, v2], ids=["v1", "v2"])
@@ -104,10 +101,7 @@ def test_several_views_of_one_image() -> None:
             assert not is_encoded(image)
         assert 2 <= decoded_in_part <= 10, "after images of several views most are decoded once, as a whole"
     for seed in range(5):
-        data = jpeg(picture(seed=seed))
-        with natively():
-            found = outcome(views, data)
-        assert_same(found, outcome(views, data))
+        assert_as_pillow(views, jpeg(picture(seed=seed)))
 
 
 def test_pairs_with_functions_of_torchvision() -> None:
@@ -119,9 +113,7 @@ def test_pairs_with_functions_of_torchvision() -> None:
         box = v1.RandomCrop.get_params(image, (32, 40))
         return F.to_tensor(F.crop(image, *box)), F.pil_to_tensor(F.hflip(F.crop(mask, *box)))
 
-    with natively():
-        found = outcome(work)
-    assert_same(found, outcome(work))
+    assert_as_pillow(work)
 
 
 def test_images_as_large_as_pillow_warns_of(monkeypatch: pytest.MonkeyPatch) -> None:

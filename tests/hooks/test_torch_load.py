@@ -11,7 +11,6 @@ import pathlib
 import pickle
 import random
 import re
-import threading
 import warnings
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from penstock.hooks.calls import natively
 from tests.corrupt import archive_of, saved
 from tests.forking import assert_in_child
 from tests.hooks.loaded import answered, assert_equal, corpus, filled, random_object, refused
+from tests.waiting import run_in_threads
 
 CORPUS = corpus()
 pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
@@ -301,27 +301,17 @@ def test_a_kept_tensor_keeps_its_values(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.native
 def test_threads(tmp_path: pathlib.Path) -> None:
-    values = [CORPUS[name] for name in ("dict", "views", "tensor", "big and small", "cyclic")]
     paths = []
-    for i, value in enumerate(values):
-        paths.append(str(tmp_path / f"{i}.pt"))
-        torch.save(value, paths[-1])
+    for name in ("dict", "views", "tensor", "big and small", "cyclic"):
+        paths.append(str(tmp_path / f"{name}.pt"))
+        torch.save(CORPUS[name], paths[-1])
     wanted = [torch.load(path) for path in paths]
-    errors: list[BaseException] = []
 
     def work(seed: int) -> None:
-        try:
-            for i in random.Random(seed).choices(range(len(paths)), k=100):
-                assert_equal(answered(paths[i]), wanted[i])
-        except BaseException as error:
-            errors.append(error)
+        for i in random.Random(seed).choices(range(len(paths)), k=100):
+            assert_equal(answered(paths[i]), wanted[i])
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    run_in_threads(4, work)
 
 
 def failing(error: type[BaseException]) -> Any:

@@ -26,7 +26,7 @@ from penstock.recipe import drawing, keyed_methods
 from penstock.system.randomness import generator_states, generators_drawn_from
 from tests.same import assert_same
 from tests.sample_datasets import Numbers, Order
-from tests.values import resumed
+from tests.values import loaded, resumed
 
 PL = penstock.DataLoader
 
@@ -310,8 +310,7 @@ def test_positions_go_on_where_the_dataset_has_changed(tmp_path: Path, monkeypat
     (tmp_path / "photos" / "a" / "5.jpg").unlink()
     rests = []
     for options in ({}, {"collate_fn": collated}):
-        after = loader(**options)
-        after.load_state_dict(state, on_change="continue")
+        after = loaded(loader(**options), state, on_change="continue")
         rests.append(list(after))
     assert views(rests[0]) == 3
     assert_same(rests[1], rests[0])

@@ -13,7 +13,7 @@ from torch.utils.data import DistributedSampler, TensorDataset
 
 import penstock
 from penstock.state.ledger import Verdict, compare, read
-from tests.values import flat, stored, taken
+from tests.values import flat, loaded, stored, taken
 
 SIZE = 22
 PYTHON: Any = range(SIZE)
@@ -75,8 +75,7 @@ def test_a_resumed_pass_follows_too(workers: str) -> None:
     taken(iter(begun), 2)
     state = stored(begun.state_dict())
     for epoch, wanted in ((0, whole[0][8:]), (1, whole[1])):
-        again = make(workers)
-        again.load_state_dict(state)
+        again = loaded(make(workers), state)
         batches = iter(again)
         again.set_epoch(epoch)
         assert flat(batches) == wanted

@@ -19,7 +19,7 @@ from penstock.testing import assert_each_sample_once, assert_resume_exact, asser
 from tests.executors_under_test import PYTHON, options
 from tests.same import assert_same
 from tests.sample_datasets import Made
-from tests.values import resumed
+from tests.values import loaded, resumed
 
 COUNT = 301
 LENGTHS = (np.random.default_rng(0).lognormal(3, 0.8, COUNT).astype(np.int64) % 200).tolist()
@@ -177,8 +177,7 @@ def test_going_on_with_other_ranks(stop: int, before: int, after: int) -> None:
     assert all(state == states[0] for state in states)
     lengths = []
     for rank in range(after):
-        one = make(shard=(rank, after))
-        one.load_state_dict(states[0])
+        one = loaded(make(shard=(rank, after)), states[0])
         lengths.append(0)
         for batch in one:
             found = numbers(batch)
@@ -219,8 +218,7 @@ def test_a_state_in_the_middle_without_a_seed() -> None:
     state = one.state_dict()
     rest = [numbers(batch) for batch in batches]
     torch.manual_seed(99)
-    two = loader()
-    two.load_state_dict(state)
+    two = loaded(loader(), state)
     assert [numbers(batch) for batch in two] == rest
     assert sorted(i for batch in before + rest for i in batch) == list(range(COUNT))
 

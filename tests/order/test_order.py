@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from scipy import stats
 from torchvision import transforms as v1
 
 import penstock
@@ -55,42 +53,9 @@ def test_keyed_shuffle_is_a_permutation(size: int) -> None:
     assert np.array_equal(middle, values[size // 3 : size // 3 + size // 2])  # any position at once
 
 
-def test_keyed_shuffle_at_a_billion() -> None:
-    values = KeyedShuffle(10**9, 1, 2).take(987_654_321, 1000)
-    assert len(set(values.tolist())) == 1000
-    assert values.min() >= 0
-    assert values.max() < 10**9
-
-
 def test_keyed_shuffle_differs_by_seed_and_epoch() -> None:
     orders = {tuple(KeyedShuffle(5000, seed, epoch).take(0, 50)) for seed in range(10) for epoch in range(10)}
     assert len(orders) == 100
-
-
-def test_small_permutations_are_equally_likely() -> None:
-    counts = dict.fromkeys(permutations(range(4)), 0)
-    for seed in range(4800):
-        counts[tuple(KeyedShuffle(4, seed, 0).take(0, 4).tolist())] += 1
-    assert stats.chisquare(list(counts.values())).pvalue > 1e-3
-
-
-@pytest.mark.parametrize("size", [1000, 5000])  # sorted by keys; Feistel network
-def test_keyed_shuffle_is_as_random_as_torchs(size: int) -> None:
-    """Value at the first position, position-value correlation, adjacent pairs: p-values over many seeds."""
-    first, correlations, ascents = [], [], []
-    for seed in range(400):
-        values = KeyedShuffle(size, seed, 0).take(0, size)
-        first.append(values[0] * 20 // size)
-        correlations.append(stats.pearsonr(np.arange(size), values).statistic)
-        ascents.append(int((np.diff(values) > 0).sum()))
-    assert stats.chisquare(np.bincount(first, minlength=20)).pvalue > 1e-3
-    # Under uniform permutations the correlation has variance 1 / (n - 1); ascents are normal with mean
-    # (n - 1) / 2 and variance (n + 1) / 12 (Knuth, The Art of Computer Programming, volume 3, 5.1.3).
-    assert stats.kstest(np.array(correlations) * np.sqrt(size - 1), "norm").pvalue > 1e-3
-    spread = (np.array(ascents) + np.random.default_rng(0).uniform(-0.5, 0.5, 400) - (size - 1) / 2) / np.sqrt(
-        (size + 1) / 12
-    )
-    assert stats.kstest(spread, "norm").pvalue > 1e-3
 
 
 def test_in_sequence() -> None:

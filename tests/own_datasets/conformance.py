@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,17 @@ class Files(Dataset[Any]):
 
     def __len__(self) -> int:
         return 12
+
+
+class Read(Files):
+    """Twelve samples that a function reads, of the folder and the sample's number."""
+
+    def __init__(self, root: Path, read: Callable[[Path, int], Any]) -> None:
+        super().__init__(root)
+        self.read = read
+
+    def __getitem__(self, index: int) -> Any:
+        return self.read(self.root, index)
 
 
 class Pictures(Dataset[Any]):

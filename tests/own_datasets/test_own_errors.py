@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.data import Dataset
 
 from tests.own_datasets.conformance import assert_conforms, kinds
+from tests.sample_datasets import Made
 
 
 class Own(Exception):
@@ -31,105 +34,60 @@ class Keyword(Exception):
         return f"code {self.code}"
 
 
-class Raising(Dataset):
-    """An error at index 5."""
+def at_5(make: Callable[[], Exception]) -> Callable[[int], Any]:
+    """Return a function that raises an error at index 5."""
 
-    def __len__(self) -> int:
-        return 14
-
-    def __getitem__(self, index: int) -> Any:
+    def get(index: int) -> Any:
         if index == 5:
-            raise self.make()
+            raise make()
         return torch.tensor([index])
 
-    def make(self) -> Exception:
-        return ValueError("bad sample\n  on two lines")
+    return get
 
 
-class OfIndex(Raising):
-    def make(self) -> Exception:
-        return IndexError("list index out of range")
+def chained(index: int) -> Any:
+    try:
+        return {0: 1}[index % 3] / (index - 6)
+    except KeyError as error:
+        raise RuntimeError(f"no label for {index}") from error
 
 
-class OfKey(Raising):
-    def make(self) -> Exception:
-        return KeyError("a key")
+def recursive(index: int) -> Any:
+    return recursive(index) if index == 5 else index
 
 
-class Stopping(Raising):
-    """StopIteration ends torch's pass without a word."""
-
-    def make(self) -> Exception:
-        return StopIteration()
+def asserting(index: int) -> Any:
+    assert index != 5, f"{index} is not allowed"
+    return index
 
 
-class OfTheUsers(Raising):
-    def make(self) -> Exception:
-        return Own(5, "no file")
+def deep(index: int) -> Any:
+    """Raise an AttributeError of None, and an error of tensors."""
+    nothing: Any = None if index == 9 else index
+    return torch.zeros(2) + torch.zeros(3 if index == 5 else 2), nothing.real
 
 
-class WithoutText(Raising):
-    def make(self) -> Exception:
-        return Keyword(code=3)
+RAISING: dict[str, Callable[[int], Any]] = {
+    "two lines": at_5(lambda: ValueError("bad sample\n  on two lines")),
+    "index": at_5(lambda: IndexError("list index out of range")),
+    "key": at_5(lambda: KeyError("a key")),
+    "stopping": at_5(StopIteration),  # which ends torch's pass without a word
+    "of the user's": at_5(lambda: Own(5, "no file")),
+    "without text": at_5(lambda: Keyword(code=3)),
+    "file": lambda index: Path("/nowhere/at/all").read_bytes() if index == 5 else index,
+    "unicode": lambda index: b"\xff".decode() if index == 5 else "é",
+    "chained": chained,
+    "recursive": recursive,
+    "memory": at_5(MemoryError),
+    "asserting": asserting,
+    "deep": deep,
+    "last": lambda index: list(range(12))[index],  # too short for its length
+}
 
 
-class OfFile(Raising):
-    def __getitem__(self, index: int) -> Any:
-        if index == 5:
-            Path("/nowhere/at/all").read_bytes()
-        return index
-
-
-class Unicode(Raising):
-    def __getitem__(self, index: int) -> Any:
-        return b"\xff".decode() if index == 5 else "é"
-
-
-class Chained(Raising):
-    def __getitem__(self, index: int) -> Any:
-        try:
-            return {0: 1}[index % 3] / (index - 6)
-        except KeyError as error:
-            raise RuntimeError(f"no label for {index}") from error
-
-
-class Recursive(Raising):
-    def __getitem__(self, index: int) -> Any:
-        return self[index] if index == 5 else index
-
-
-class Memory(Raising):
-    def make(self) -> Exception:
-        return MemoryError()
-
-
-class Asserting(Raising):
-    def __getitem__(self, index: int) -> Any:
-        assert index != 5, f"{index} is not allowed"
-        return index
-
-
-class Deep(Raising):
-    """An error in a transform, an AttributeError of None, and one of tensors."""
-
-    def __getitem__(self, index: int) -> Any:
-        nothing: Any = None if index == 9 else index
-        return torch.zeros(2) + torch.zeros(3 if index == 5 else 2), nothing.real
-
-
-class Last(Raising):
-    """Too short for its length."""
-
-    def __getitem__(self, index: int) -> Any:
-        return list(range(12))[index]
-
-
-@kinds(
-    Raising, OfIndex, OfKey, Stopping, OfTheUsers, WithoutText, OfFile, Unicode, Chained, Recursive, Memory, Asserting,
-    Deep, Last,
-)  # fmt: skip
-def test_errors(kind: Any) -> None:
-    assert_conforms(kind(), shuffle=False, seed=7 if kind is Raising else None)
+@pytest.mark.parametrize("name", RAISING)
+def test_errors(name: str) -> None:
+    assert_conforms(Made(RAISING[name], 14), shuffle=False, seed=7 if name == "two lines" else None)
 
 
 def bad_collate(samples: list[Any]) -> Any:
@@ -138,13 +96,8 @@ def bad_collate(samples: list[Any]) -> Any:
     return torch.stack(samples)
 
 
-class Numbers(Raising):
-    def __getitem__(self, index: int) -> Any:
-        return torch.tensor(index)
-
-
 def test_errors_of_a_collate_fn() -> None:
-    assert_conforms(Numbers(), collate_fn=bad_collate, shuffle=False, seed=None)
+    assert_conforms(Made(torch.tensor, 14), collate_fn=bad_collate, shuffle=False, seed=None)
 
 
 def bad_start(worker: int) -> None:
@@ -153,32 +106,33 @@ def bad_start(worker: int) -> None:
 
 
 def test_errors_of_a_worker_init_fn() -> None:
-    assert_conforms(Numbers(), worker_init_fn=bad_start, worker_methods=(None, "process"), num_workers=(2,), seed=None)
+    options: dict[str, Any] = {"worker_methods": (None, "process"), "num_workers": (2,), "seed": None}
+    assert_conforms(Made(torch.tensor, 14), worker_init_fn=bad_start, **options)
 
 
-class Warning_(Raising):
-    """Warnings in samples."""
-
-    def __getitem__(self, index: int) -> Any:
-        if index % 4 == 1:
-            warnings.warn(f"sample {index} is odd", RuntimeWarning, stacklevel=1)
-        return index
+def warning(index: int) -> Any:
+    if index % 4 == 1:
+        warnings.warn(f"sample {index} is odd", RuntimeWarning, stacklevel=1)
+    return index
 
 
 def test_warnings() -> None:
-    assert_conforms(Warning_(), shuffle=False, num_workers=(0,))
+    assert_conforms(Made(warning, 14), shuffle=False, num_workers=(0,))
 
 
-class Empty(Raising):
+class Empty(Dataset):
     def __len__(self) -> int:
         return 0
 
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([index])
 
-class WithoutLength(Raising):
+
+class WithoutLength(Empty):
     __len__ = None  # type: ignore[assignment]
 
 
-class BadLength(Raising):
+class BadLength(Empty):
     def __len__(self) -> int:
         raise RuntimeError("the index is not loaded")
 

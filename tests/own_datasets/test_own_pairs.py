@@ -14,6 +14,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import functional as F
 
+from tests.filled_batches import listed as columns
 from tests.own_datasets.conformance import Pictures, assert_conforms, kinds
 
 
@@ -154,11 +155,6 @@ def test_several_crops(kind: Any, photos: list[Path], masks: list[Path]) -> None
     assert_conforms(kind(photos, masks))
 
 
-def images_and_targets(samples: list[Any]) -> Any:
-    """Return what torchvision's references for detection make of samples."""
-    return tuple(zip(*samples, strict=True))
-
-
 class Boxes(Pictures):
     """Images of their own sizes, boxes in a dictionary."""
 
@@ -207,4 +203,4 @@ class TransformedBoxes(Masks):
 
 @kinds(Boxes, Masks, TransformedBoxes)
 def test_detection(kind: Any, photos: list[Path], masks: list[Path]) -> None:
-    assert_conforms(kind(photos[:7], masks[:7]), collate_fn=images_and_targets)
+    assert_conforms(kind(photos[:7], masks[:7]), collate_fn=columns)

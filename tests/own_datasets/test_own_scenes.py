@@ -12,6 +12,7 @@ from torchvision import transforms as v1
 from torchvision.datasets import wrap_dataset_for_transforms_v2
 from torchvision.transforms import v2
 
+from tests.filled_batches import listed as columns
 from tests.own_datasets.conformance import assert_conforms
 from tests.own_datasets.torchvision_files import (
     coco_tools,
@@ -62,11 +63,6 @@ def detecting() -> Any:
     )
 
 
-def detected(samples: list[Any]) -> Any:
-    """Return what torchvision's references for detection make of samples."""
-    return tuple(zip(*samples, strict=True))
-
-
 class Functional:
     """A joint transform of one's own, as in torchvision's references of the first generation."""
 
@@ -98,19 +94,19 @@ def test_voc_segmentation(voc: Path, name: str) -> None:
 
 def test_voc_detection(voc: Path) -> None:
     dataset = wrap_dataset_for_transforms_v2(datasets.VOCDetection(voc, transforms=detecting()))
-    assert_conforms(dataset, collate_fn=detected)
+    assert_conforms(dataset, collate_fn=columns)
 
 
 def test_coco_detection(coco: tuple[Path, Path]) -> None:
     dataset = datasets.CocoDetection(*coco, transforms=detecting())
-    assert_conforms(wrap_dataset_for_transforms_v2(dataset), collate_fn=detected)
-    assert_conforms(datasets.CocoDetection(*coco, transform=RESIZED), collate_fn=detected, seed=None)
+    assert_conforms(wrap_dataset_for_transforms_v2(dataset), collate_fn=columns)
+    assert_conforms(datasets.CocoDetection(*coco, transform=RESIZED), collate_fn=columns, seed=None)
 
 
 @pytest.mark.parametrize("target", ["semantic", "instance"])
 def test_cityscapes(tmp_path: Path, target: str) -> None:
     dataset = datasets.Cityscapes(write_cityscapes(tmp_path), target_type=target, transforms=segmenting())
-    collate: dict[str, Any] = {"collate_fn": detected} if target == "instance" else {}
+    collate: dict[str, Any] = {"collate_fn": columns} if target == "instance" else {}
     assert_conforms(wrap_dataset_for_transforms_v2(dataset), **collate)
 
 

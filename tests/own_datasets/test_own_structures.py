@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, namedtuple
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
@@ -10,11 +11,13 @@ from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_sequence
 from torch.utils.data import Dataset, default_collate
 
 from tests.own_datasets.conformance import assert_conforms, kinds, listed
+from tests.sample_datasets import Made
 
 Pair = namedtuple("Pair", "x y")
 
@@ -29,41 +32,24 @@ class Numbered(Dataset):
         return 13
 
     def __getitem__(self, index: int) -> Any:
-        return {"x": {"y": [torch.arange(3.0) + index, index / 3], "z": (f"s{index}", index % 2 == 0)}, "i": index}
+        return STRUCTURES["nested"](index)
 
 
-class Ordered(Numbered):
-    def __getitem__(self, index: int) -> Any:
-        return OrderedDict(b=np.arange(2) + index, a=OrderedDict(name=f"n{index}"), c=defaultdict(int, {"k": index}))
+STRUCTURES: dict[str, Callable[[int], Any]] = {
+    "nested": lambda i: {"x": {"y": [torch.arange(3.0) + i, i / 3], "z": (f"s{i}", i % 2 == 0)}, "i": i},
+    "ordered": lambda i: OrderedDict(b=np.arange(2) + i, a=OrderedDict(name=f"n{i}"), c=defaultdict(int, {"k": i})),
+    "named": lambda i: Pair(torch.full((2, 2), i, dtype=torch.uint8), Pair(i, str(i))),
+    "strings": lambda i: (f"text {i}", [b"%d" % i, "é" * (i % 3)]),
+    # Dtypes that differ between samples, which torch's collation promotes.
+    "mixed": lambda i: ((i if i % 2 else float(i)), torch.tensor(i, dtype=torch.int64), np.float16(i)),
+    # A list whose batch is the list of its columns.
+    "lists": lambda i: [torch.tensor([i]), [i, [i + 1, torch.zeros(2)]], {"only": [f"{i}"]}],
+}
 
 
-class Named(Numbered):
-    def __getitem__(self, index: int) -> Any:
-        return Pair(torch.full((2, 2), index, dtype=torch.uint8), Pair(index, str(index)))
-
-
-class Strings(Numbered):
-    def __getitem__(self, index: int) -> Any:
-        return f"text {index}", [b"%d" % index, "é" * (index % 3)]
-
-
-class Mixed(Numbered):
-    """Dtypes that differ between samples, which torch's collation promotes."""
-
-    def __getitem__(self, index: int) -> Any:
-        return (index if index % 2 else float(index)), torch.tensor(index, dtype=torch.int64), np.float16(index)
-
-
-class Lists(Numbered):
-    """A list whose batch is the list of its columns."""
-
-    def __getitem__(self, index: int) -> Any:
-        return [torch.tensor([index]), [index, [index + 1, torch.zeros(2)]], {"only": [f"{index}"]}]
-
-
-@kinds(Numbered, Ordered, Named, Strings, Mixed, Lists)
-def test_structures(kind: Any) -> None:
-    assert_conforms(kind(), seed=None)
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_structures(name: str) -> None:
+    assert_conforms(Made(STRUCTURES[name], 13), seed=None)
 
 
 @dataclass
@@ -180,23 +166,13 @@ def test_own_collation_without_a_seed(kind: Any) -> None:
     assert_conforms(kind(), collate_fn=kind.collate, seed=None)
 
 
-class Refused(Numbered):
-    """None, which default_collate refuses."""
-
-    def __getitem__(self, index: int) -> Any:
-        return {"x": index, "y": None if index > 5 else 1}
-
-
-class Uneven(Numbered):
-    def __getitem__(self, index: int) -> Any:
-        return torch.zeros(4 if index == 5 else 3), [index] * (1 + (index == 9))
+REFUSED: dict[str, Callable[[int], Any]] = {
+    "none": lambda i: {"x": i, "y": None if i > 5 else 1},
+    "uneven": lambda i: (torch.zeros(4 if i == 5 else 3), [i] * (1 + (i == 9))),
+    "keys": lambda i: {"a": i} if i != 6 else {"b": i},
+}
 
 
-class Keys(Numbered):
-    def __getitem__(self, index: int) -> Any:
-        return {"a": index} if index != 6 else {"b": index}
-
-
-@kinds(Refused, Uneven, Keys)
-def test_what_torch_refuses(kind: Any) -> None:
-    assert_conforms(kind(), shuffle=False, seed=None)
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_torch_refuses(name: str) -> None:
+    assert_conforms(Made(REFUSED[name], 13), shuffle=False, seed=None)

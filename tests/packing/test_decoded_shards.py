@@ -19,6 +19,7 @@ from torchvision.transforms import v2
 import penstock
 from tests.packing.packed import flip_bit, offset_of, start_readers, write_photos
 from tests.same import assert_same
+from tests.values import loaded
 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CENTERED = T.Compose([T.Resize(40), T.CenterCrop(32), T.ToTensor(), NORMALIZE])
@@ -191,8 +192,7 @@ def test_a_pass_is_resumed(packed: Path) -> None:
     begun = [next(batches), next(batches)]
     state = running.state_dict()
     del batches
-    other = loader(penstock.Shards(packed, transform=DRAWN), num_workers=0)
-    other.load_state_dict(state)
+    other = loaded(loader(penstock.Shards(packed, transform=DRAWN), num_workers=0), state)
     assert_same([*begun, *other], expected)
 
 

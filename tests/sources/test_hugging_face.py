@@ -18,6 +18,7 @@ from penstock.sources.hugging_face import NotNumbers, column_of
 from tests.arrow_tables import BATCH, ROWS, as_bits, datasets, equal, from_columns, numbers, pa, simple, table
 from tests.executors_under_test import Executor, executors
 from tests.same import assert_same
+from tests.values import loaded
 
 pytestmark = [
     pytest.mark.native,
@@ -190,8 +191,7 @@ def test_seeds_ranks_and_states() -> None:
     begun = made()
     batches = iter(begun)
     first = [next(batches), next(batches)]
-    resumed = made()
-    resumed.load_state_dict(begun.state_dict())
+    resumed = loaded(made(), begun.state_dict())
     assert_same(list(map(as_bits, [*first, *resumed])), list(map(as_bits, whole)))
     assert (begun.stats().batches, begun.stats().samples) == (2, 2 * BATCH)
 

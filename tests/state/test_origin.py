@@ -21,7 +21,7 @@ from torch.utils.data import (
 )
 
 import penstock
-from tests.values import flat, stored, taken
+from tests.values import flat, loaded, resumed, stopped, stored, taken
 
 SIZE = 29
 PYTHON: Any = range(SIZE)
@@ -106,13 +106,10 @@ def check(make: Callable[[], Any], stop: int | str, later: bool = True) -> None:
         state = stored(begun.state_dict())
         wanted = run(begun, 2)
     else:
-        batches = iter(begun)
-        taken(batches, int(stop))
-        state = stored(begun.state_dict())
+        _, state, batches = stopped(begun, int(stop))
         wanted = [flat(batches), flat(begun)]
     torch.manual_seed(99)  # another process
-    again = make()
-    again.load_state_dict(state)
+    again = loaded(make(), state)
     found = run(again, 2)
     assert found[0] == wanted[0]
     assert found[1] == wanted[1] or not later, "the epoch after it"
@@ -141,11 +138,8 @@ def test_a_distributed_sampler_goes_on_in_its_epoch() -> None:
 
     begun = make()
     samplers[-1].set_epoch(2)
-    batches = iter(begun)
-    taken(batches, 3)
-    state = stored(begun.state_dict())
-    again = make()
-    again.load_state_dict(state)
+    _, state, batches = stopped(begun, 3)
+    again = loaded(make(), state)
     rest = iter(again)  # before set_epoch, as Lightning calls it
     assert flat(rest) == flat(batches)
 
@@ -159,16 +153,14 @@ def test_two_loaders_with_one_generator() -> None:
     train, valid = make()
     for _ in range(2):
         run(train, 1), run(valid, 1)
-    batches = iter(train)
-    taken(batches, 3)
-    state, of_valid = stored(train.state_dict()), stored(valid.state_dict())
+    _, state, batches = stopped(train, 3)
+    of_valid = stored(valid.state_dict())
     wanted = [flat(batches), flat(valid), flat(train), flat(valid)]
     train, valid = make()
-    train.load_state_dict(state)
+    loaded(train, state)
     assert [flat(train), flat(valid), flat(train), flat(valid)] == wanted
     train, valid = make()
-    train.load_state_dict(state)
-    valid.load_state_dict(of_valid)  # what it would have drawn then
+    loaded(train, state), loaded(valid, of_valid)  # what it would have drawn then
     assert flat(train) == wanted[0]
     assert [sorted(epoch) for epoch in (flat(valid), flat(train), flat(valid))] == [list(range(SIZE))] * 3
 
@@ -186,9 +178,7 @@ def test_a_generator_that_the_program_uses_between_epochs() -> None:
 
     begun, epoch = begin()
     epoch()
-    batches = iter(begun)
-    taken(batches, 3)
-    state = stored(begun.state_dict())
+    _, state, batches = stopped(begun, 3)
     wanted = [flat(batches), epoch(), epoch()]
     again, epoch = begin()
     again.load_state_dict(state)
@@ -204,8 +194,7 @@ def test_stopped_twice_and_with_another_batch_size() -> None:
     flat(begun)
     got = flat(taken(iter(begun), 2))
     for size in (4, 5, 3):
-        again = make(size)
-        again.load_state_dict(stored(begun.state_dict()))
+        again = loaded(make(size), stored(begun.state_dict()))
         begun, batches = again, iter(again)
         got += flat(taken(batches, 1))
     assert got + flat(batches) == whole
@@ -213,10 +202,8 @@ def test_stopped_twice_and_with_another_batch_size() -> None:
 
 @pytest.mark.parametrize("kind", ["global", "weighted, global"])
 def test_the_global_generator_is_left_where_it_is(kind: str) -> None:
-    begun: Any = penstock.DataLoader(**{"dataset": PYTHON, **KINDS[kind]()}, num_workers=0)
-    flat(taken(iter(begun), 3))
-    again: Any = penstock.DataLoader(**{"dataset": PYTHON, **KINDS[kind]()}, num_workers=0)
-    again.load_state_dict(stored(begun.state_dict()))
+    begun, again = (penstock.DataLoader(**{"dataset": PYTHON, **KINDS[kind]()}, num_workers=0) for _ in range(2))
+    resumed(begun, again, 3)
     torch.manual_seed(8)
     batches = iter(again)
     before = torch.get_rng_state()
@@ -225,10 +212,8 @@ def test_the_global_generator_is_left_where_it_is(kind: str) -> None:
 
 
 def test_another_order_is_warned_of() -> None:
-    begun: Any = penstock.DataLoader(PYTHON, 4, sampler=Unknown(eager=False))
-    flat(taken(iter(begun), 3))
-    again: Any = penstock.DataLoader(PYTHON, 4, sampler=Unknown(eager=False))
-    again.load_state_dict(stored(begun.state_dict()))
+    begun, again = (penstock.DataLoader(PYTHON, 4, sampler=Unknown(eager=False)) for _ in range(2))
+    resumed(begun, again, 3)
     with pytest.warns(UserWarning, match="Unknown gives another order than it gave before the state was taken: some"):
         flat(again)
     assert sorted(flat(again)) == list(range(SIZE)), "the next epoch is whole, and nothing is warned of"
@@ -252,8 +237,7 @@ def test_states_without_a_generator_stay_small() -> None:
 )
 def test_a_state_that_holds_something_else_is_refused(part: Any) -> None:
     begun: Any = penstock.DataLoader(PYTHON, **KINDS["shuffle"]())
-    next(iter(begun))
-    state = begun.state_dict()
+    _, state, _ = stopped(begun, 1)
     state["dataset"] = ({**state["dataset"][0], "origin": part},)
     with pytest.raises(penstock.InvalidOption, match="a state whose 'dataset' is not what state_dict"):
         begun.load_state_dict(state)

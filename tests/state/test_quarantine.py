@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from penstock.errors import InvalidOption, TooManyBadSamples
 from penstock.state.manifest import BadSample, Manifest
 from penstock.state.quarantine import Quarantine, Replace
-from tests.waiting import wait_until
+from tests.waiting import run_in_threads, wait_until
 
 ODD_NAMES = {
     "newline": "a\nb\r\nc",
@@ -467,12 +467,6 @@ def run_at_once(targets: list[tuple[Any, tuple[Any, ...]]]) -> list[int]:
     return counts
 
 
-def test_processes_write_each_id_once(path: Path) -> None:
-    counts = run_at_once([(adds, (str(path), number)) for number in range(5)])
-    assert sum(counts) == 120
-    assert sorted(lines(path)) == sorted(f"id-{i}" for i in range(120))
-
-
 def test_processes_add_while_one_takes_out(path: Path) -> None:
     path.write_bytes(b"".join(bad(f"gone-{i}").line() for i in range(40)) + b"?\n")
     with warnings.catch_warnings():
@@ -488,15 +482,11 @@ def test_processes_add_while_one_takes_out(path: Path) -> None:
 def test_threads_report_at_once(path: Path) -> None:
     kept = Quarantine(Replace(1, path), 1000)
 
-    def reports() -> None:
+    def reports(thread: int) -> None:
         for i in range(40):
             kept.report(bad(f"id-{i}"))
 
-    threads = [threading.Thread(target=reports) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    run_in_threads(4, reports)
     assert kept.known == {f"id-{i}" for i in range(40)}
     assert sorted(lines(path)) == sorted(kept.known)
 

@@ -35,6 +35,7 @@ import penstock
 from penstock.testing import Ranks
 from penstock.testing.bitwise import difference
 from tests.sample_datasets import Drawing, Made
+from tests.values import loaded
 
 WORKERS = (0, 1, 2, 8)
 RANKS = (1, 2, 3, 4, 8)
@@ -213,8 +214,7 @@ def stopped_processes(case: Case, workers: int, ranks: int, rank: int, point: Po
     assert difference(list(islice(batches, point.steps)), mine[: point.steps]) is None, (rank, point)
     state: dict[str, Any] = json.loads(json.dumps(begun.state_dict()))
     del batches
-    again = make()
-    again.load_state_dict(state)
+    again = loaded(make(), state)
     assert difference(list(again), mine[point.steps :]) is None, (rank, point)
     return state
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import pickle
 from collections.abc import Iterator
@@ -11,27 +12,26 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset, DistributedSampler, IterableDataset, Sampler, TensorDataset
+from torch.utils.data import DistributedSampler, IterableDataset, Sampler, TensorDataset
 
 import penstock
 from penstock.order.leftover import Early
 from penstock.state.ledger import Verdict, compare, read
-from tests.values import flat, listed, stored, taken
+from tests.sample_datasets import Made
+from tests.values import flat, listed, loaded, resumed, stopped, stored
 
 SIZE = 24
 
 
-class Gated(Dataset[Any]):
+class Gated(Made):
     """Its samples wait until their gate is open: batches come in the order in which their gates are opened."""
 
     def __init__(self, shut: set[int]) -> None:
+        super().__init__(self.wait, SIZE)
         self.shut = shut
         self.gate = multiprocessing.Event()
 
-    def __len__(self) -> int:
-        return SIZE
-
-    def __getitem__(self, index: int) -> Any:
+    def wait(self, index: int) -> Any:
         if index in self.shut:
             assert self.gate.wait(60)
         return torch.tensor(index)
@@ -52,18 +52,16 @@ def begun_out_of_order(method: Any, count: int = 4, **options: Any) -> tuple[Any
     torch.manual_seed(5)
     order: list[int] = []
     plain = {name: value for name, value in options.items() if name in ("seed", "shuffle", "sampler")}
-    twin: Any = penstock.DataLoader(NUMBERS, batch_size=2, num_workers=0, **plain)
     if "seed" in options or "shuffle" not in options:
-        order = flat(twin)
+        order = flat(penstock.DataLoader(NUMBERS, batch_size=2, num_workers=0, **plain))
     dataset = Gated(set(order[:2]))
     loader: Any = penstock.DataLoader(
         dataset, 2, num_workers=2, worker_method=method, in_order=False, prefetch_factor=4, timeout=100, **options
     )
-    batches = iter(loader)
     if not order:  # the shuffle that was drawn
         dataset.gate.set()
-    got = flat(taken(batches, count))
-    return loader, got, stored(loader.state_dict()), batches
+    got, state, batches = stopped(loader, count)
+    return loader, flat(got), state, batches
 
 
 @HOW
@@ -88,8 +86,7 @@ def test_batches_that_came_out_of_order_come_once(method: str, order: dict[str, 
 @HOW
 def test_the_missing_batches_come_first_and_in_order(method: str) -> None:
     loader, got, state, _ = begun_out_of_order(method)
-    again: Any = penstock.DataLoader(NUMBERS, 2, num_workers=0)
-    again.load_state_dict(state)
+    again = loaded(penstock.DataLoader(NUMBERS, 2, num_workers=0), state)
     assert flat(again) == [number for number in range(SIZE) if number not in got]
     loader.dataset.gate.set()
 
@@ -98,12 +95,10 @@ def test_the_missing_batches_come_first_and_in_order(method: str) -> None:
 def test_stopping_again_before_the_gap_is_closed(method: str) -> None:
     loader, got, state, _ = begun_out_of_order(method, seed=3)
     loader.dataset.gate.set()
-    again: Any = penstock.DataLoader(NUMBERS, 3, num_workers=0, seed=3)
-    again.load_state_dict(state)
-    batches = iter(again)
-    got += flat(taken(batches, 2))
-    third: Any = penstock.DataLoader(NUMBERS, 4, num_workers=0, seed=3)
-    third.load_state_dict(stored(again.state_dict()))
+    again = loaded(penstock.DataLoader(NUMBERS, 3, num_workers=0, seed=3), state)
+    more, state, _ = stopped(again, 2)
+    got += flat(more)
+    third = loaded(penstock.DataLoader(NUMBERS, 4, num_workers=0, seed=3), state)
     assert len(third) == SIZE // 4
     assert sorted(got + flat(third)) == list(range(SIZE))
 
@@ -112,25 +107,20 @@ def test_a_gap_of_one_rank_is_that_ranks_own() -> None:
     state: dict[str, Any] = {}
     loader, got, state, _ = begun_out_of_order("process", seed=7, shuffle=True, shard=(0, 1))
     loader.dataset.gate.set()
-    both: list[Any] = [penstock.DataLoader(NUMBERS, 2, seed=7, shuffle=True, shard=(rank, 2)) for rank in (0, 1)]
-    for one in both:
-        one.load_state_dict(state)  # of one rank: any number goes on
-    assert sorted(got + [number for one in both for number in flat(one)]) == list(range(SIZE))
+    for rank in (0, 1):  # the state of one rank: any number goes on
+        got += flat(loaded(penstock.DataLoader(NUMBERS, 2, seed=7, shuffle=True, shard=(rank, 2)), state))
+    assert sorted(got) == list(range(SIZE))
     mine: Any = penstock.DataLoader(
         NUMBERS, 2, num_workers=2, worker_method="thread", in_order=False, seed=7, shard=(0, 2)
     )
-    batches = iter(mine)
-    first = next(batches)
-    state = stored(mine.state_dict())
+    first, state, _ = stopped(mine, 1)
     others: dict[str, Any]
     for others in ({"shard": (1, 2)}, {"shard": (0, 3)}, {"batch_size": 3}):
         options: dict[str, Any] = {"batch_size": 2, "seed": 7, "shard": (0, 2), **others}
-        wrong: Any = penstock.DataLoader(NUMBERS, **options)
         with pytest.raises(penstock.InvalidOption, match=r"rank 0 of 2 with in_order=False.*goes on there only"):
-            wrong.load_state_dict(state)
-    again: Any = penstock.DataLoader(NUMBERS, 2, seed=7, shard=(0, 2))
-    again.load_state_dict(state)
-    assert len(flat([first])) + len(flat(again)) == SIZE // 2
+            loaded(penstock.DataLoader(NUMBERS, **options), state)
+    again = loaded(penstock.DataLoader(NUMBERS, 2, seed=7, shard=(0, 2)), state)
+    assert len(flat(first)) + len(flat(again)) == SIZE // 2
 
 
 def test_the_ledger_writes_what_was_handed_out(tmp_path: Path) -> None:
@@ -142,8 +132,7 @@ def test_the_ledger_writes_what_was_handed_out(tmp_path: Path) -> None:
     told = compare(read(ledgers[0]), read(ledgers[1]))
     assert (told.verdict, told.at) == (Verdict.PARTED, (0, 0)), "the first step was given another batch"
     # What was given at each step, whichever way it came to that, is what two ledgers agree on.
-    same: Any = penstock.DataLoader(NUMBERS, 2, seed=1, num_workers=0, sampler=None, ledger=ledgers[2])
-    same.load_state_dict(state)
+    same = loaded(penstock.DataLoader(NUMBERS, 2, seed=1, num_workers=0, sampler=None, ledger=ledgers[2]), state)
     assert flat(same) == [number for number in range(SIZE) if number not in got]
     steps = [record.step for record in read(ledgers[2])]
     assert steps == list(range(4, SIZE // 2)), "steps are counted on from those that were given"
@@ -152,9 +141,8 @@ def test_the_ledger_writes_what_was_handed_out(tmp_path: Path) -> None:
 
 def test_in_order_native_passes_keep_their_small_states() -> None:
     loader: Any = penstock.DataLoader(TensorDataset(torch.arange(SIZE)), 2, in_order=False, num_workers=2)
-    batches = iter(loader)
-    next(batches)
-    assert (loader.state_dict()["position"], loader.state_dict()["format"]) == (2, 1)
+    _, state, _ = stopped(loader, 1)
+    assert (state["position"], state["format"]) == (2, 1)
 
 
 @pytest.mark.parametrize("ranges", [[], [(2, 4)], [(3, 5), (5, 6), (9, 12)]])
@@ -201,16 +189,14 @@ class Parts(IterableDataset[Any]):
         return iter(Rewinding())
 
 
-class Counting(Dataset[Any]):
+class Counting(Made):
     """Map-style: each sample holds how many this copy of the dataset has read before."""
 
     def __init__(self) -> None:
+        super().__init__(self.count, SIZE)
         self.read = 0
 
-    def __len__(self) -> int:
-        return SIZE
-
-    def __getitem__(self, index: int) -> Any:
+    def count(self, index: int) -> Any:
         self.read += 1
         return index, self.read - 1
 
@@ -223,12 +209,8 @@ class Counting(Dataset[Any]):
 
 def stop_and_go(make: Any, stop: int) -> tuple[list[Any], list[Any], Any]:
     """Return what is left of a pass behind `stop` batches, what a new loader gives that goes on there, and that one."""
-    begun = make()
-    batches = iter(begun)
-    taken(batches, stop)
-    state = stored(begun.state_dict())
-    again = make()
-    again.load_state_dict(state)
+    _, state, batches = stopped(make(), stop)
+    again = loaded(make(), state)
     return listed(batches), listed(again), again
 
 
@@ -263,16 +245,14 @@ def test_what_a_dataset_says_at_the_end_of_an_epoch_is_kept(options: dict[str, A
     begun: Any = penstock.DataLoader(Counting(), 3, **options)
     listed(begun)
     state = stored(begun.state_dict())
-    again: Any = penstock.DataLoader(Counting(), 3, **options)
-    again.load_state_dict(state)
+    again = loaded(penstock.DataLoader(Counting(), 3, **options), state)
     assert listed(again) == listed(begun)
 
 
 def test_workers_that_end_with_their_pass_begin_anew() -> None:
     begun: Any = penstock.DataLoader(Counting(), 3, num_workers=2)
     first = listed(begun)
-    again: Any = penstock.DataLoader(Counting(), 3, num_workers=2)
-    again.load_state_dict(stored(begun.state_dict()))
+    again = loaded(penstock.DataLoader(Counting(), 3, num_workers=2), stored(begun.state_dict()))
     assert listed(again) == listed(begun) == first
 
 
@@ -352,19 +332,14 @@ def test_a_sampler_goes_on_where_it_says(own: dict[str, Any], size: int | None, 
     epochs = [flat(begun) for _ in range(2)]
     steps = len(make())
     for stop in (0, 1, 3, steps):
-        begun = make()
-        batches = iter(begun)
-        got = flat(taken(batches, stop))
-        state = stored(begun.state_dict())
+        got, state, _ = stopped(make(), stop)
         for other in (size, 3):
-            again = make(other)
-            again.load_state_dict(state)
-            assert got + flat(again) == epochs[0], (stop, other)
+            again = loaded(make(other), state)
+            assert flat(got) + flat(again) == epochs[0], (stop, other)
             assert flat(again) == epochs[1], "the next epoch"
     begun = make()
     flat(begun)
-    again = make()
-    again.load_state_dict(stored(begun.state_dict()))
+    again = loaded(make(), stored(begun.state_dict()))
     assert flat(again) == epochs[1], "from the end of an epoch"
 
 
@@ -372,22 +347,15 @@ def test_a_sampler_goes_on_where_it_says(own: dict[str, Any], size: int | None, 
 @pytest.mark.parametrize("after", [1, 3, None])
 def test_another_batch_size_goes_on_by_samples(before: int | None, after: int | None) -> None:
     order = list(range(SIZE))[::-1]
-    begun: Any = penstock.DataLoader(NUMBERS, before, sampler=order)
-    batches = iter(begun)
-    got = flat(taken(batches, 3))
-    again: Any = penstock.DataLoader(NUMBERS, after, sampler=order)
-    again.load_state_dict(stored(begun.state_dict()))
-    assert got + flat(again) == order
+    got, state, _ = stopped(penstock.DataLoader(NUMBERS, before, sampler=order), 3)
+    assert flat(got) + flat(loaded(penstock.DataLoader(NUMBERS, after, sampler=order), state)) == order
 
 
 def test_without_batches_the_shuffle_that_was_drawn_goes_on() -> None:
     for options in ({}, {"worker_method": "thread"}):
-        begun: Any = penstock.DataLoader(NUMBERS, None, shuffle=True, **options)  # type: ignore[arg-type]
-        batches = iter(begun)
-        got = flat(taken(batches, 5))
-        again: Any = penstock.DataLoader(NUMBERS, None, shuffle=True, **options)  # type: ignore[arg-type]
-        again.load_state_dict(stored(begun.state_dict()))
-        assert sorted(got + flat(again)) == list(range(SIZE))
+        begun, again = (penstock.DataLoader(NUMBERS, None, shuffle=True, **options) for _ in range(2))  # type: ignore[arg-type]
+        got, _ = resumed(begun, again, 5)
+        assert sorted(flat(got) + flat(again)) == list(range(SIZE))
     torch.manual_seed(3)
     ours = flat(penstock.DataLoader(NUMBERS, None, shuffle=True))
     torch.manual_seed(3)
@@ -399,12 +367,8 @@ def test_a_distributed_sampler_of_other_ranks_is_refused() -> None:
         sampler: Any = DistributedSampler(NUMBERS, world, rank, shuffle=False)
         return penstock.DataLoader(NUMBERS, 2, sampler=sampler)
 
-    begun = make(0, 2)
-    batches = iter(begun)
-    next(batches)
-    state = stored(begun.state_dict())
-    other = make(1, 2)
-    other.load_state_dict(state)
+    _, state, _ = stopped(make(0, 2), 1)
+    other = loaded(make(1, 2), state)
     assert flat(other) == list(range(1, SIZE, 2))[2:], "both ranks have taken as many steps"
     with pytest.raises(penstock.InvalidOption, match=r"DistributedSampler of 2 ranks cannot go on with 3: give shard="):
         make(0, 3).load_state_dict(state)
@@ -418,8 +382,7 @@ def test_a_state_between_passes_foretells_what_is_drawn() -> None:
         assert torch.equal(before, torch.get_rng_state()), "nothing is drawn by asking"
         whole, behind = flat(begun), torch.get_rng_state()
         torch.set_rng_state(before)
-        again: Any = penstock.DataLoader(TensorDataset(torch.arange(SIZE)), 5, shuffle=True)
-        again.load_state_dict(state)
+        again = loaded(penstock.DataLoader(TensorDataset(torch.arange(SIZE)), 5, shuffle=True), state)
         assert flat(again) == whole
         assert torch.equal(behind, torch.get_rng_state()), "the generator is where it would have been"
     torch.manual_seed(99)
@@ -429,11 +392,8 @@ def test_a_state_between_passes_foretells_what_is_drawn() -> None:
 
 def test_a_loader_that_was_copied_goes_on_too() -> None:
     begun: Any = penstock.DataLoader(Counting(), 3, num_workers=0)
-    batches = iter(begun)
-    next(batches)
-    state = begun.state_dict()
-    copied = pickle.loads(pickle.dumps(begun))
-    copied.load_state_dict(state)
+    _, state, batches = stopped(begun, 1)
+    copied = loaded(pickle.loads(pickle.dumps(begun)), state)
     assert stored(copied.state_dict()) == stored(state)
     assert listed(copied) == listed(batches)
     begun.load_state_dict(state)
@@ -461,11 +421,9 @@ def test_a_batch_that_was_waited_for_twice_counts_once() -> None:
         with pytest.raises(penstock.WorkerStuck):
             next(batches)
     dataset.gate.set()
-    while True:
-        try:
+    got = None
+    while got is None:
+        with contextlib.suppress(penstock.WorkerStuck):
             got = next(batches).tolist()
-            break
-        except penstock.WorkerStuck:
-            continue
     assert got == [0, 1]
     assert begun.state_dict()["position"] == 2

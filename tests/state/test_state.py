@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pickle
-import random
 from collections.abc import Iterator
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from penstock.order.schedule import Schedule, Share, share_of
 from tests.executors_under_test import Executor, executors
 from tests.same import assert_same
 from tests.sample_datasets import Drawing, Stream
-from tests.values import listed, resumed, stored, taken
+from tests.values import flat, listed, loaded, resumed, stopped, stored
 
 SIZE = 101
 NATIVE = TensorDataset(torch.arange(SIZE), torch.arange(float(SIZE)).view(SIZE, 1).expand(SIZE, 3).contiguous())
@@ -38,11 +39,10 @@ def unshared() -> Stream:
     return Stream(20, shared=False)
 
 
-def real(batches: Any, of: Any) -> Iterator[int]:
-    """Yield the samples that were handed out, without padding."""
-    for batch in batches:
-        numbers = batch[0].tolist()
-        yield from numbers[: len(numbers) - of.padded]
+def real(batches: Any, of: Any) -> list[int]:
+    """Return the samples that were handed out, without the padding, which only the last batch has."""
+    numbers = flat(batches)
+    return numbers[: len(numbers) - of.padded]
 
 
 # --- schedules --------------------------------------------------------------------------------------------------------
@@ -70,12 +70,6 @@ def test_ranks_share_an_epoch(size: int, batch_size: int, world: int, start: int
         schedules[0].part(schedules[0].steps)
 
 
-@pytest.mark.parametrize("shard", ["all", (2, 2), (-1, 2), (0,), (0, 1.5), 3, (0, 0), (True, 2)])
-def test_shards_that_make_no_sense(shard: Any) -> None:
-    with pytest.raises(penstock.InvalidOption, match="shard="):
-        loader(shard=shard)
-
-
 def test_auto_asks_torchruns_variables_before_the_group_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     assert share_of("auto") == Share(0, 1)
@@ -98,35 +92,21 @@ WAYS = executors("native, caller", "native, 2", "caller", "processes, 2", "threa
 @pytest.mark.parametrize("world", [2, 3])
 def test_the_order_does_not_depend_on_the_ranks(executor: Executor, world: int) -> None:
     dataset, options = dataset_of(executor), executor.options
-    whole = [number for batch in loader(dataset, **options) for number in batch[0].tolist()]
+    whole = flat(loader(dataset, **options))
     ranks = [loader(dataset, shard=(rank, world), **options) for rank in range(world)]
     assert len({len(rank) for rank in ranks}) == 1
     shares = [list(rank) for rank in ranks]
     assert {len(share) for share in shares} == {len(ranks[0])}
-    together = [number for step in zip(*shares, strict=True) for batch in step for number in batch[0].tolist()]
+    together = flat(chain(*zip(*shares, strict=True)))
     assert together[:SIZE] == whole or sorted(set(together)) == sorted(whole)
     full = SIZE // (4 * world) * 4 * world
     assert together[:full] == whole[:full]
-    assert sorted(number for rank, share in zip(ranks, shares, strict=True) for number in real(share, Last(rank))) == (
-        sorted(whole)
-    )
+    assert sorted(number for each in zip(shares, ranks, strict=True) for number in real(*each)) == sorted(whole)
 
 
 def test_explain_says_the_share() -> None:
     assert "rank 1 of 3 gets its part of each global batch" in loader(shard=(1, 3)).explain()
     assert "rank" not in loader(shard=(0, 1)).explain()
-
-
-class Last:
-    """Stands for a loader that has given all of its batches: only the last one is padded."""
-
-    def __init__(self, of: Any) -> None:
-        self._left, self._padding = len(of), of.padded
-
-    @property
-    def padded(self) -> int:
-        self._left -= 1
-        return 0 if self._left else self._padding
 
 
 def test_a_distributed_sampler_is_respected_and_not_doubled() -> None:
@@ -141,12 +121,13 @@ def test_a_distributed_sampler_is_respected_and_not_doubled() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: loader(seed=None, shard=(0, 2)),
-        lambda: penstock.DataLoader(NATIVE, 4, sampler=[1, 2, 3], shard=(0, 2)),
+        *[partial(loader, shard=shard) for shard in ("all", (2, 2), (-1, 2), (0,), (0, 1.5), 3, (0, 0), (True, 2))],
+        partial(loader, seed=None, shard=(0, 2)),
+        partial(penstock.DataLoader, NATIVE, 4, sampler=[1, 2, 3], shard=(0, 2)),
         lambda: penstock.DataLoader(unshared(), 4, shard=(0, 2)),
     ],
 )
-def test_what_cannot_be_cut_is_refused(make: Any) -> None:
+def test_shares_that_make_no_sense_or_cannot_be_cut(make: Any) -> None:
     with pytest.raises(penstock.InvalidOption, match="shard="):
         make()
 
@@ -154,39 +135,14 @@ def test_what_cannot_be_cut_is_refused(make: Any) -> None:
 # --- state ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("before", [1, 2, 3])
-@pytest.mark.parametrize("after", [1, 2, 3, 8])
-def test_other_ranks_and_batch_sizes_go_on_with_each_sample_once(before: int, after: int) -> None:
-    draw = random.Random(before * 10 + after)
-    for _ in range(5):
-        stop, batch_size = draw.randint(0, SIZE // (4 * before)), draw.randint(1, 7)
-        seen: list[int] = []
-        states = []
-        for rank in range(before):
-            one = loader(shard=(rank, before))
-            batches = iter(one)
-            for _ in range(stop):
-                seen += real([next(batches)], one)
-            states.append(one.state_dict())
-        assert all(state == states[0] for state in states)
-        for rank in range(after):
-            other = loader(shard=(rank, after), batch_size=batch_size)
-            other.load_state_dict(states[0])
-            seen += [number for batch in other for number in real([batch], other)]
-        assert sorted(seen) == list(range(SIZE))
-
-
 def test_a_state_at_the_end_of_an_epoch() -> None:
     begun = loader()
-    batches = iter(begun)
-    taken(batches, len(begun))
-    at_end = begun.state_dict()
+    _, at_end, batches = stopped(begun, len(begun))
     assert at_end["epoch"] == 0 and at_end["position"] == SIZE
     with pytest.raises(StopIteration):
         next(batches)
     assert begun.state_dict()["epoch"] == 1 and begun.state_dict()["position"] == 0
-    again = loader()
-    again.load_state_dict(at_end)
+    again = loaded(loader(), at_end)
     assert list(again) == []  # the loop over epoch 0 finds nothing left
     assert_same(list(again), list(begun))
 
@@ -241,9 +197,9 @@ def test_a_state_of_another_seed_or_order(before: Any, after: Any, words: str) -
 
 def test_a_state_behind_the_end() -> None:
     state = loader().state_dict()
-    loader().load_state_dict({**state, "position": SIZE})
+    loaded(loader(), {**state, "position": SIZE})
     with pytest.raises(penstock.InvalidOption, match="position 102 of an epoch of 101 samples"):
-        loader().load_state_dict({**state, "position": SIZE + 1})
+        loaded(loader(), {**state, "position": SIZE + 1})
 
 
 @pytest.mark.parametrize("method", [None, "process"])
@@ -251,23 +207,16 @@ def test_torchs_own_pass_is_counted_and_cut(method: Any) -> None:
     """Without a seed and workers torch's code reads, natively composed or not."""
     numbers: Any = list(range(SIZE))
     options: dict[str, Any] = {"num_workers": 0, "worker_method": method}
-    begun: Any = penstock.DataLoader(numbers, 4, **options)
-    batches = iter(begun)
-    next(batches), next(batches)
-    again: Any = penstock.DataLoader(numbers, 4, **options)
-    again.load_state_dict(begun.state_dict())
-    assert_same(list(again), list(batches))
+    _, state, batches = stopped(penstock.DataLoader(numbers, 4, **options), 2)
+    assert_same(list(loaded(penstock.DataLoader(numbers, 4, **options), state)), list(batches))
     ranks: list[Any] = [penstock.DataLoader(numbers, 4, shard=(rank, 2), **options) for rank in (0, 1)]
     assert [next(iter(rank)).tolist() for rank in ranks] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_a_copy_of_the_loader_goes_on() -> None:
     begun = loader()
-    batches = iter(begun)
-    taken(batches, 5)
-    again = pickle.loads(pickle.dumps(begun))
-    again.load_state_dict(begun.state_dict())
-    assert_same(list(again), list(batches))
+    _, state, batches = stopped(begun, 5)
+    assert_same(list(loaded(pickle.loads(pickle.dumps(begun)), state)), list(batches))
 
 
 class Keeper(IterableDataset[Any]):
@@ -334,8 +283,7 @@ def test_iterable_datasets_with_a_state_go_on_by_it(workers: int, options: Any) 
 
 def test_states_of_streams_that_are_none() -> None:
     begun: Any = penstock.DataLoader(Keeper(), 3, num_workers=0)
-    next(iter(begun))
-    state = begun.state_dict()
+    _, state, _ = stopped(begun, 1)
     for wrong in (5, {}, {"states": [None]}, {"states": [None], "next": 1}, {"states": 3, "next": 0}):
         with pytest.raises(penstock.InvalidOption, match="'dataset' is not what"):
             begun.load_state_dict({**state, "dataset": wrong})
@@ -366,8 +314,7 @@ def test_a_stream_goes_on_behind_its_error(workers: int, feed: Any) -> None:
         next(batches)
     assert [int(next(batches)) for _ in range(3)] == [6, 7, 8]
     state = stored(begun.state_dict())
-    again: Any = penstock.DataLoader(Halting(), None, num_workers=workers, device=feed)
-    again.load_state_dict(state)
+    again = loaded(penstock.DataLoader(Halting(), None, num_workers=workers, device=feed), state)
     assert [int(one) for one in again] == [9, 10, 11, 12]
 
 
@@ -375,9 +322,7 @@ def test_other_iterable_datasets_are_gone_through_again() -> None:
     for made, workers, method in ((unshared, 0, None), (unshared, 2, None), (Keeper, 2, "thread")):
         how: Any = {"num_workers": workers, "worker_method": method}
         begun: Any = penstock.DataLoader(made(), 3, **how)
-        batches = iter(begun)
-        taken(batches, 3)
-        state = begun.state_dict()
+        _, state, batches = stopped(begun, 3)
         assert not any(state["dataset"][0]["states"]), "nobody says where it is"
         rest = listed(batches) if method is None else [[7, 9, 11], [12, 14, 16], [13, 15, 17], [18], [19]]
         # Threads share one object, whose state is none: here it is gone through again by worker processes.
@@ -388,8 +333,7 @@ def test_other_iterable_datasets_are_gone_through_again() -> None:
         behind = iter(again)
         assert [next(behind).tolist(), next(behind).tolist()] == rest[:2]
         if made is Keeper:  # from here on it goes by its own state
-            third: Any = penstock.DataLoader(made(), 3, num_workers=workers)
-            third.load_state_dict(stored(again.state_dict()))
+            third = loaded(penstock.DataLoader(made(), 3, num_workers=workers), stored(again.state_dict()))
             assert listed(third) == rest[2:]
         assert listed(behind) == rest[2:]
 
@@ -410,8 +354,7 @@ def test_the_ledger_says_where_two_runs_parted(tmp_path: Path, capsys: pytest.Ca
         list(run(f"whole-{workers}", num_workers=workers))
     assert main(["ledger", "diff", str(tmp_path / "whole-0"), str(tmp_path / "whole-2")]) == 0
     state = run("killed", 5).state_dict()
-    again = loader(ledger=tmp_path / "killed")
-    again.load_state_dict(stored(state))
+    again = loaded(loader(ledger=tmp_path / "killed"), stored(state))
     list(again)
     list(again)
     assert main(["ledger", "diff", str(tmp_path / "whole-0"), str(tmp_path / "killed")]) == 0
@@ -438,15 +381,11 @@ def test_a_ledger_a_rank(tmp_path: Path) -> None:
 
 def test_every_rank_goes_on_with_the_state_of_one_and_its_own_ledger(tmp_path: Path) -> None:
     def run(name: str, steps: int, state: Any = None) -> Any:
+        states = []
         for rank in range(2):
             one = loader(shard=(rank, 2), ledger=str(tmp_path / f"{name}-{{rank}}"))
-            if state is not None:
-                one.load_state_dict(state)
-            batches = iter(one)
-            taken(batches, steps)
-            if rank == 0:
-                first = one.state_dict()
-        return first
+            states.append(stopped(one if state is None else loaded(one, state), steps)[1])
+        return states[0]
 
     run("whole", 9)
     run("killed", 5, run("killed", 4))
@@ -476,12 +415,11 @@ def test_keyed_draws_do_not_depend_on_ranks_or_stops(make: Any) -> None:
     assert "plan     2 native threads" in plain.explain()
     epochs = [list(plain) for _ in range(2)]
     assert len(plain) == len(epochs[0]) == {drawn: 15, mixed: 20}[make]
-    whole = [number for batch in epochs[1] for number in batch[0].tolist()]
+    whole = flat(epochs[1])
     ranks = [make(shard=(rank, 2)) for rank in range(2)]
     for rank in ranks:
         rank.set_epoch(1)
-    steps = zip(*ranks, strict=True)
-    found = [number for step in steps for batch in step for number in batch[0].tolist()]
+    found = flat(chain(*zip(*ranks, strict=True)))
     assert found[: len(whole)] == whole
     begun = make()
     begun.set_epoch(1)
@@ -492,7 +430,7 @@ def test_keyed_draws_do_not_depend_on_ranks_or_stops(make: Any) -> None:
 
 def test_a_mix_keeps_its_proportions_in_every_window() -> None:
     for dataset in (NATIVE, Drawing(SIZE)):
-        numbers = [number for batch in mixed(dataset) for number in batch[0].tolist()]
+        numbers = flat(mixed(dataset))
         for begin in range(80 - 8):
             assert abs(sum(number < 30 for number in numbers[begin : begin + 8]) - 6) <= 1
 
@@ -500,13 +438,10 @@ def test_a_mix_keeps_its_proportions_in_every_window() -> None:
 def test_without_a_seed_weights_follow_torchs_generator() -> None:
     sampler = penstock.Weighted([1.0] * SIZE, 20)
     torch.manual_seed(4)
-    found = [batch[0].tolist() for batch in penstock.DataLoader(NATIVE, 4, sampler=sampler)]
+    found = flat(penstock.DataLoader(NATIVE, 4, sampler=sampler))
     torch.manual_seed(4)
-    assert found == [batch[0].tolist() for batch in TorchDataLoader(NATIVE, 4, sampler=sampler)]
-
-
-def test_weights_of_another_dataset() -> None:
-    with pytest.raises(penstock.InvalidOption, match="weights"):
+    assert found == flat(TorchDataLoader(NATIVE, 4, sampler=sampler))
+    with pytest.raises(penstock.InvalidOption, match="weights"):  # of another dataset
         penstock.DataLoader(NATIVE, 4, sampler=penstock.Weighted([1.0, 2.0]))
 
 
@@ -543,7 +478,9 @@ def test_any_batch_can_be_made_again(dataset: Any) -> None:
     with pytest.raises(IndexError, match=r"^there is no step 26: the pass has 26 steps, counted from 0$"):
         other.batch_at(0, 26)
     ranks = loader(dataset, shard=(0, 3))
-    assert_same(ranks.batch_at(1, 2, rank=2), list(loader_at(dataset, (2, 3), epoch=1))[2])
+    third = loader(dataset, shard=(2, 3))
+    third.set_epoch(1)
+    assert_same(ranks.batch_at(1, 2, rank=2), list(third)[2])
     with pytest.raises(penstock.InvalidOption, match="there are 3 ranks"):
         ranks.batch_at(0, 0, rank=3)
     with pytest.raises(penstock.InvalidOption, match="epoch=-1 is out of range"):
@@ -555,13 +492,8 @@ def test_any_batch_can_be_made_again(dataset: Any) -> None:
 
 
 def test_any_batch_of_a_pass_that_went_on_can_be_made_again() -> None:
-    begun = loader(NATIVE, shard=(0, 3))
-    batches = iter(begun)
-    taken(batches, 3)
-    state = begun.state_dict()  # of position 36, which is no multiple of the next batch size
-    ranks = [loader(NATIVE, batch_size=5, shard=(rank, 2)) for rank in range(2)]
-    for rank in ranks:
-        rank.load_state_dict(state)
+    _, state, _ = stopped(loader(NATIVE, shard=(0, 3)), 3)  # position 36: no multiple of the next batch size
+    ranks = [loaded(loader(NATIVE, batch_size=5, shard=(rank, 2)), state) for rank in range(2)]
     for rank, share in enumerate([list(one) for one in ranks]):
         for step, batch in enumerate(share):
             assert_same(ranks[0].batch_at(0, step, rank, state=state), batch)
@@ -570,9 +502,3 @@ def test_any_batch_of_a_pass_that_went_on_can_be_made_again() -> None:
         ranks[0].ids(0, 7, state=state)
     with pytest.raises(penstock.InvalidOption, match="of epoch 0 says nothing of epoch 1"):
         ranks[0].batch_at(1, 0, state=state)
-
-
-def loader_at(dataset: Any, shard: tuple[int, int], *, epoch: int) -> Any:
-    made = loader(dataset, shard=shard)
-    made.set_epoch(epoch)
-    return made

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,16 @@ from tests.storage.remote import SAMPLES, objects_of
 @pytest.fixture(autouse=True)
 def _nothing_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.storage.folder_tier._LEFT", 0.0)
+
+
+@pytest.fixture
+def no_thread_is_left() -> Iterator[None]:
+    """Assert that a test leaves no thread of ours that fetches."""
+    before = threading.enumerate()
+    yield
+    gc.collect()
+    left = [thread.name for thread in threading.enumerate() if thread not in before]
+    assert not {"penstock-download", "penstock-fetch"} & set(left)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from typing import Any
 import penstock
 from penstock import CorruptDownload
 from tests.object_server import ObjectServer
+from tests.same import assert_same
 
 SAMPLES = 240
 WINDOW = 3
@@ -41,6 +42,12 @@ def damage_a_shard(server: ObjectServer, packed: Path) -> str:
     good = server.objects[name]
     server.objects[name] = good[:-1] + bytes([good[-1] ^ 1])
     return name
+
+
+def assert_equal_passes(ours: Any, theirs: Any) -> None:
+    """Assert that two loaders give the same batches, which are compared one by one."""
+    for one, other in zip(ours, theirs, strict=True):
+        assert_same(one, other)
 
 
 def assert_all_but_a_damaged_shard(over: Any, name: str) -> None:

@@ -25,9 +25,10 @@ from penstock.sources.cached import KeptPixels, kept_pixels
 from tests.accelerator import replaced_by_the_cpu
 from tests.forking import assert_in_child
 from tests.native_testing import SlowTable
+from tests.packing.packed import start_readers
 from tests.photos import noise_image
 from tests.python_processes import Program
-from tests.same import assert_same
+from tests.same import assert_passes, assert_same
 from tests.sample_datasets import tensor_files
 from tests.storage.test_tiers import TIERS, only, spoil
 
@@ -147,8 +148,7 @@ def test_elements_are_torchs(name: str, folder: str, tiers: str, workers: int, t
     assert "files as they are" not in loader.explain(), loader.explain()
     assert_same(list(loader), wanted)
     spoil(tmp_path / "data")
-    for _ in range(2):
-        assert_same(list(loader), wanted)
+    assert_passes(loader, wanted)
     counts = counts_of(loader)
     assert (counts.samples, counts.decoded, counts.dropped, counts.error) == (18, 18, 0, None)
     assert counts.hits >= 36
@@ -176,8 +176,7 @@ def test_a_flip_without_chance_is_torchs(flip: float, tmp_path: Path) -> None:
     dataset = ImageFolder(pictures(tmp_path / "data"), compose([*steps, transforms.ToTensor(), NORMALIZE]))
     wanted = list(torch.utils.data.DataLoader(dataset, batch_size=4))
     loader = DataLoader(dataset, batch_size=4, cache="8MiB", cache_decoded=True)
-    for _ in range(2):
-        assert_same(list(loader), wanted)
+    assert_passes(loader, wanted)
     assert counts_of(loader).decoded == 18
 
 
@@ -189,8 +188,7 @@ def test_worker_methods(method: Any, workers: int, tmp_path: Path) -> None:
     loader = DataLoader(
         dataset, batch_size=4, num_workers=workers, worker_method=method, cache=tmp_path / "cache", cache_decoded=True
     )
-    for _ in range(2):
-        assert_same(list(loader), wanted)
+    assert_passes(loader, wanted)
     if method == "process":
         assert "nothing is kept: Python reads the files" in loader.explain()
     else:
@@ -202,8 +200,7 @@ def test_pixels_for_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     dataset = ImageFolder(pictures(tmp_path / "data"), compose(STILL["v1"]))
     wanted = list(torch.utils.data.DataLoader(dataset, batch_size=4))
     loader = DataLoader(dataset, batch_size=4, device="cuda", cache="8MiB", cache_decoded=True)
-    for _ in range(2):
-        assert_same(list(loader), wanted)
+    assert_passes(loader, wanted)
     assert counts_of(loader).decoded == 18 and counts_of(loader).hits >= 18
 
 
@@ -212,8 +209,7 @@ def test_what_only_torchvision_does(tmp_path: Path) -> None:
     steps = [transforms.Pad(60, padding_mode="reflect"), transforms.CenterCrop(90), transforms.ToTensor()]
     dataset = ImageFolder(pictures(tmp_path / "data"), compose(steps))
     loader = DataLoader(dataset, batch_size=4, cache="8MiB", cache_decoded=True)
-    for _ in range(2):
-        assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=4)))
+    assert_passes(loader, list(torch.utils.data.DataLoader(dataset, batch_size=4)))
     assert counts_of(loader).samples == 0
 
 
@@ -301,8 +297,7 @@ def test_a_transform_that_python_calls(tmp_path: Path) -> None:
     steps = [transforms.Resize(26), transforms.Lambda(np.array), transforms.Lambda(lambda pixels: pixels[:8, :8])]
     dataset = ImageFolder(pictures(tmp_path / "data"), compose(steps))
     loader = DataLoader(dataset, batch_size=4, cache=tmp_path / "cache", cache_decoded=True)
-    for _ in range(2):
-        assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=4)))
+    assert_passes(loader, list(torch.utils.data.DataLoader(dataset, batch_size=4)))
     assert "files as they are: Python calls the transforms" in loader.explain()
     assert counts_of(loader).samples and not counts_of(loader).decoded
 
@@ -312,13 +307,11 @@ def test_pixels_that_do_not_fit(tmp_path: Path) -> None:
     wanted = list(torch.utils.data.DataLoader(dataset, batch_size=4))
     for cache in ("1MiB", (tmp_path / "cache", "1MiB")):
         loader = DataLoader(dataset, batch_size=4, cache=cache, cache_decoded=True)
-        for _ in range(2):
-            assert_same(list(loader), wanted)
+        assert_passes(loader, wanted)
         assert "18 images take 2.1 MiB as pixels, and the tiers hold 1.0 MiB" in loader.explain()
         assert (counts_of(loader).samples, counts_of(loader).decoded) == (18, 0)
     both = DataLoader(dataset, batch_size=4, cache=["1MiB", (tmp_path / "both", "2MiB")], cache_decoded=True)
-    for _ in range(2):
-        assert_same(list(both), wanted)
+    assert_passes(both, wanted)
     memory, folder = both.stats().cache.values()
     assert memory.decoded == 8 and folder.decoded == 10, "8 images fit into the first MiB"
     assert "pixels as Resize leaves them, about 117 KiB an image" in both.explain()
@@ -328,8 +321,7 @@ def test_a_full_tier(tmp_path: Path) -> None:
     dataset = ImageFolder(pictures(tmp_path / "data"), compose(STILL["v1"]))  # pixels take less than files
     wanted = list(torch.utils.data.DataLoader(dataset, batch_size=4))
     loader = DataLoader(dataset, batch_size=4, num_workers=2, cache=5 * (16 + 20 * 20 * 3) + 7, cache_decoded=True)
-    for _ in range(3):
-        assert_same(list(loader), wanted)
+    assert_passes(loader, wanted, 3)
     assert (counts_of(loader).samples, counts_of(loader).decoded, counts_of(loader).dropped) == (5, 5, 0)
 
 
@@ -390,8 +382,7 @@ def test_each_form_has_a_part_of_its_own(tmp_path: Path, monkeypatch: pytest.Mon
         dataset = ImageFolder(root, compose([*steps, transforms.ToTensor()]))
         loader = DataLoader(dataset, batch_size=3, cache=folder, cache_decoded=decoded)
         wanted = list(torch.utils.data.DataLoader(dataset, batch_size=3))
-        for _ in range(2):
-            assert_same(list(loader), wanted)
+        assert_passes(loader, wanted)
         return len(list(folder.glob("*.index")))
 
     assert parts(resize, crop) == 1
@@ -421,8 +412,7 @@ def test_changed_datasets(tmp_path: Path) -> None:
         dataset = ImageFolder(root, compose(STILL["v1"]))
         loader = DataLoader(dataset, batch_size=4, cache=folder, cache_decoded=True)
         wanted = list(torch.utils.data.DataLoader(dataset, batch_size=4))
-        for _ in range(2):
-            assert_same(list(loader), wanted)
+        assert_passes(loader, wanted)
 
     check()
     noise_image(99, 70, 70).save(root / "class0" / "00.jpg")
@@ -437,8 +427,7 @@ def test_a_transform_that_changes_between_epochs(tmp_path: Path) -> None:
     loader = DataLoader(dataset, batch_size=4, num_workers=2, cache="8MiB", cache_decoded=True)
     for name in ("v1", "v1 fixed", "v2 on tensors", "v1"):
         dataset.transform = compose(STILL[name])
-        for _ in range(2):
-            assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=4)))
+        assert_passes(loader, list(torch.utils.data.DataLoader(dataset, batch_size=4)))
 
 
 def test_files_that_a_program_exchanges_in_the_list(tmp_path: Path) -> None:
@@ -450,8 +439,7 @@ def test_files_that_a_program_exchanges_in_the_list(tmp_path: Path) -> None:
     list(loader)
     samples = dataset.samples
     samples[1], samples[2] = samples[2], samples[1]  # the part of the folder is found by 64 files: neither is one
-    for _ in range(2):
-        assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=7)))
+    assert_passes(loader, list(torch.utils.data.DataLoader(dataset, batch_size=7)))
     assert len(list((tmp_path / "cache").glob("*.index"))) == 1
     assert counts_of(loader).dropped == 2, "pixels of another file are made anew"
 
@@ -488,8 +476,7 @@ def test_damaged_pixels_are_decoded_anew(tmp_path: Path) -> None:
     os.truncate(data, 5000)
     for workers in (0, 2):
         loader = DataLoader(dataset, batch_size=4, num_workers=workers, cache=folder, cache_decoded=True)
-        for _ in range(2):
-            assert_same(list(loader), wanted)
+        assert_passes(loader, wanted)
     generator = np.random.default_rng(0)
     for _ in range(20):
         garbage = bytearray(entries)
@@ -613,8 +600,7 @@ def test_truncated_images_where_pillow_allows_them(tmp_path: Path, monkeypatch: 
     dataset = ImageFolder(root, compose(STILL["v1"]))
     loader = DataLoader(dataset, batch_size=4, cache="8MiB", cache_decoded=True)
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
-    for _ in range(2):
-        assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=4)))
+    assert_passes(loader, list(torch.utils.data.DataLoader(dataset, batch_size=4)))
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", False)
     with pytest.raises(penstock.SampleError, match="truncated"):
         list(loader)
@@ -624,24 +610,16 @@ def test_truncated_images_where_pillow_allows_them(tmp_path: Path, monkeypatch: 
 
 
 def test_readers_keep_no_files_in_the_place_of_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_pool = _native.Pool
-
     class SlowFiller(_native.ImageFileFiller):
         def __init__(self, paths: Any, recipe: _native.Recipe, max_pixels: int) -> None:
             super().__init__(SlowTable(paths, 0.01), recipe, max_pixels)
 
-    def pool(*arguments: Any) -> Any:
-        made = make_pool(*arguments)
-        made.start_readers()
-        return made
-
     monkeypatch.setattr(_native, "ImageFileFiller", SlowFiller)
-    monkeypatch.setattr(_native, "Pool", pool)
+    start_readers(monkeypatch)
     dataset = ImageFolder(pictures(tmp_path / "data"), compose(STILL["v1"]))
     wanted = list(torch.utils.data.DataLoader(dataset, batch_size=3))
     loader = DataLoader(dataset, batch_size=3, num_workers=2, cache="8MiB", cache_decoded=True)
-    for _ in range(3):
-        assert_same(list(loader), wanted)
+    assert_passes(loader, wanted, 3)
     counts = counts_of(loader)
     assert (counts.decoded, counts.bytes, counts.dropped) == (18, 18 * (16 + 20 * 20 * 3), 0)
     assert loader.stats().reading.ahead + loader.stats().reading.awaited > 0

@@ -36,7 +36,7 @@ from tests.indexed_photos import (
     torchs,
 )
 from tests.python_processes import Program
-from tests.same import assert_same
+from tests.same import assert_passes, assert_same
 
 pytestmark = pytest.mark.native
 
@@ -68,8 +68,7 @@ def test_elements_are_pillows(name: str, workers: int, tmp_path: Path) -> None:
     middle, low = (DATASETS[name](root, recipe) for recipe in (MIDDLE, LOW))
     for dataset in (middle, low, middle):
         loader = DataLoader(dataset, batch_size=4, num_workers=workers)
-        for _ in range(2):
-            assert_same(list(loader), torchs(dataset))
+        assert_passes(loader, torchs(dataset))
         counts = counts_of(loader)
         assert counts.photos > 0 and counts.hits > 0 and counts.changed == 0 and counts.error is None
 
@@ -203,8 +202,7 @@ def test_files_that_change_between_two_passes(change: str, tmp_path: Path) -> No
             else:
                 assert_same(next(ours), wanted)
     replaced(root / "1.jpg", data)
-    for _ in range(2):
-        assert_same(list(loader), list(torch.utils.data.DataLoader(dataset)))
+    assert_passes(loader, list(torch.utils.data.DataLoader(dataset)))
     assert counts_of(loader).changed > 0 or change in ("appended to", "empty", "cut off")
 
 
@@ -213,8 +211,7 @@ def test_a_list_of_files_that_a_program_exchanges(tmp_path: Path) -> None:
     loader = DataLoader(dataset, batch_size=4, num_workers=2)
     assert_same(list(loader), torchs(dataset))
     dataset.samples.reverse()
-    for _ in range(2):
-        assert_same(list(loader), torchs(dataset))
+    assert_passes(loader, torchs(dataset))
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
@@ -369,8 +366,7 @@ def test_a_damaged_file_is_made_anew(tmp_path: Path, home: Path) -> None:
     path = only(home)
     path.write_bytes(b"no index" + path.read_bytes()[8:])
     loader = DataLoader(dataset, batch_size=4, num_workers=2)
-    for _ in range(2):
-        assert_same(list(loader), torchs(dataset))
+    assert_passes(loader, torchs(dataset))
     assert counts_of(loader).hits > 0 and only(home) == path
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from tests.storage.remote import (
     SAMPLES,
     WINDOW,
     assert_all_but_a_damaged_shard,
+    assert_equal_passes,
     bounded,
     damage_a_shard,
     downloads,
@@ -30,15 +29,7 @@ from tests.storage.remote import (
 from tests.waiting import wait_until
 
 pytest.importorskip("obstore", reason="the client of object stores (extra 'remote') is not installed")
-
-
-@pytest.fixture(autouse=True)
-def _no_thread_is_left() -> Iterator[None]:
-    before = threading.enumerate()
-    yield
-    gc.collect()
-    left = [thread.name for thread in threading.enumerate() if thread not in before]
-    assert not {"penstock-download", "penstock-fetch"} & set(left)
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
 def negative(tensor: torch.Tensor) -> torch.Tensor:
@@ -86,8 +77,7 @@ def test_each_shard_comes_once(server: ObjectServer, packed: Path, tmp_path: Pat
     ours = list(over)
     if not options.get("in_order", True):
         ours, theirs = sorted_batches(ours), sorted_batches(theirs)
-    for one, two in zip(ours, theirs, strict=True):
-        assert_same(one, two)
+    assert_equal_passes(ours, theirs)
     assert_each_came_once(dataset, server, processes=options.get("worker_method") == "process")
 
 
@@ -114,13 +104,11 @@ def test_later_passes_of_the_same_workers(server: ObjectServer, packed: Path, tm
     over = loader(remote(server, tmp_path / "cache", transform=negative), **options)
     local = loader(penstock.Shards(packed, window=WINDOW, transform=negative), **options)
     for _ in range(3):
-        for ours, theirs in zip(over, local, strict=True):
-            assert_same(ours, theirs)
+        assert_equal_passes(over, local)
     assert_each_came_once(over.dataset, server, processes=method == "process")
     for one in (over, local):
         next(iter(one))
-    for ours, theirs in zip(over, local, strict=True):  # the pass before ended in its middle
-        assert_same(ours, theirs)
+    assert_equal_passes(over, local)
     over._iterator._shutdown_workers()
     local._iterator._shutdown_workers()
 
@@ -130,10 +118,9 @@ def test_few_samples_come_by_range(server: ObjectServer, packed: Path, tmp_path:
     over = remote(server, tmp_path / "cache", transform=negative)
     local = penstock.Shards(packed, window=WINDOW, transform=negative)
     few = [3, 100, -19, 222]
-    for ours, theirs in zip(
-        loader(Subset(over, few), batch_size=2, **READERS[who]), loader(Subset(local, few), batch_size=2), strict=True
-    ):
-        assert_same(ours, theirs)
+    assert_equal_passes(
+        loader(Subset(over, few), batch_size=2, **READERS[who]), loader(Subset(local, few), batch_size=2)
+    )
     ranges = 0 if who == "processes" else 4  # which the processes read themselves
     assert (over.files.traffic.shards, over.files.traffic.ranges) == (0, ranges)  # type: ignore[union-attr]
     assert sum(downloads(server).values()) == 4
@@ -147,8 +134,7 @@ def test_parts_that_lie_elsewhere(server: ObjectServer, packed: Path, tmp_path: 
     options = {"worker_method": "thread", "batch_size": 8}
     mixed: Any = ConcatDataset([local, Subset(over, chosen), over])
     wanted: Any = ConcatDataset([local, Subset(local, chosen), local])
-    for ours, theirs in zip(loader(mixed, **options), loader(wanted, **options), strict=True):
-        assert_same(ours, theirs)
+    assert_equal_passes(loader(mixed, **options), loader(wanted, **options))
     assert_each_came_once(over, server)
 
 

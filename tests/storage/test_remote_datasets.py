@@ -5,9 +5,7 @@ from __future__ import annotations
 import gc
 import pickle
 import signal
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from tests.storage.remote import (
     SAMPLES,
     WINDOW,
     assert_all_but_a_damaged_shard,
+    assert_equal_passes,
     bounded,
     damage_a_shard,
     downloads,
@@ -37,9 +36,11 @@ from tests.storage.remote import (
     objects_of,
     remote,
 )
+from tests.values import loaded
 from tests.waiting import wait_until
 
 pytest.importorskip("obstore", reason="the client of object stores (extra 'remote') is not installed")
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
 @pytest.fixture(scope="module")
@@ -57,23 +58,13 @@ def packed_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.fixture(autouse=True)
-def _no_thread_is_left() -> Iterator[None]:
-    before = threading.enumerate()
-    yield
-    gc.collect()
-    left = [thread.name for thread in threading.enumerate() if thread not in before]
-    assert not {"penstock-download", "penstock-fetch"} & set(left)
-
-
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_an_epoch_is_that_of_the_folder(server: ObjectServer, packed: Path, tmp_path: Path, workers: int) -> None:
     local = penstock.Shards(packed, window=WINDOW)
     limit = limit_for(packed, 9)
     over = loader(remote(server, tmp_path / "cache", cache_limit=limit), num_workers=workers, batch_size=8)
     over.dataset.files.cache.reserve = bounded(over.dataset.files.cache, limit)
-    for ours, theirs in zip(over, loader(local, num_workers=workers, batch_size=8), strict=True):
-        assert_same(ours, theirs)
+    assert_equal_passes(over, loader(local, num_workers=workers, batch_size=8))
     assert set(downloads(server).values()) == {1} and len(downloads(server)) == len(list(packed.glob("*.tar"))) >= 8
     assert "window of 3 shards" in over.explain() and "two samples of a batch" in over.explain()
     assert "native   read" in over.explain() and "19 shards fetched so far" in over.explain()
@@ -107,20 +98,15 @@ def test_a_resume_fetches_what_is_left(server: ObjectServer, packed: Path, tmp_p
     del batches
     gc.collect()
     server.gets.clear()
-    second = loader(remote(server, tmp_path / "second"))
-    second.load_state_dict(state)
-    for ours, theirs in zip(second, whole[9:], strict=True):
-        assert_same(ours, theirs)
+    second = loaded(loader(remote(server, tmp_path / "second")), state)
+    assert_equal_passes(second, whole[9:])
     assert len(downloads(server)) < len(list(packed.glob("*.tar")))
 
 
 def test_the_end_of_an_epoch_and_few_samples_come_by_range(server: ObjectServer, packed: Path, tmp_path: Path) -> None:
     local, over = penstock.Shards(packed, window=WINDOW), remote(server, tmp_path / "cache")
     few = [3, 100, 101, 222]
-    for ours, theirs in zip(
-        loader(Subset(over, few), batch_size=2), loader(Subset(local, few), batch_size=2), strict=True
-    ):
-        assert_same(ours, theirs)
+    assert_equal_passes(loader(Subset(over, few), batch_size=2), loader(Subset(local, few), batch_size=2))
     assert_same(loader(over, batch_size=4).batch_at(0, 58), loader(local, batch_size=4).batch_at(0, 58))
     assert_same(over[17], local[17])
     assert over.files.traffic.shards == 0  # type: ignore[union-attr]
@@ -135,8 +121,7 @@ def test_images_with_transforms(packed_images: Path, tmp_path: Path) -> None:
     with ObjectServer(objects_of(packed_images)) as server:
         over = remote(server, tmp_path / "cache", transform=transform)
         local = penstock.Shards(packed_images, window=WINDOW, transform=transform)
-        for ours, theirs in zip(loader(over, batch_size=8), loader(local, batch_size=8), strict=True):
-            assert_same(ours, theirs)
+        assert_equal_passes(loader(over, batch_size=8), loader(local, batch_size=8))
         assert_same(loader(over).batch_at(1, 1), loader(local).batch_at(1, 1))
 
 
@@ -146,8 +131,7 @@ def test_datasets_that_python_reads(
 ) -> None:
     over = remote(server, tmp_path / "cache", transform=_negative)
     local = penstock.Shards(packed, window=WINDOW, transform=_negative)
-    for ours, theirs in zip(loader(over, **options), loader(local, **options), strict=True):
-        assert_same(ours, theirs)
+    assert_equal_passes(loader(over, **options), loader(local, **options))
     assert sum(downloads(server).values()) < SAMPLES
 
 
@@ -159,10 +143,8 @@ def test_samplers_and_concatenations(server: ObjectServer, packed: Path, tmp_pat
     local, over = penstock.Shards(packed, window=WINDOW), remote(server, tmp_path / "cache")
     given = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(0)).tolist()
     options = {"shuffle": None, "sampler": given, "seed": None}
-    for ours, theirs in zip(loader(over, **options), loader(local, **options), strict=True):
-        assert_same(ours, theirs)
-    for ours, theirs in zip(loader(ConcatDataset([local, over])), loader(ConcatDataset([local, local])), strict=True):
-        assert_same(ours, theirs)
+    assert_equal_passes(loader(over, **options), loader(local, **options))
+    assert_equal_passes(loader(ConcatDataset([local, over])), loader(ConcatDataset([local, local])))
 
 
 def test_an_early_exit_and_close_end_the_downloads(server: ObjectServer, tmp_path: Path) -> None:
@@ -236,8 +218,7 @@ def test_datasets_are_pickled_by_their_url(server: ObjectServer, packed: Path, t
 
 def test_a_folder_by_url(packed: Path, tmp_path: Path) -> None:
     over = penstock.Shards(packed.as_uri(), window=WINDOW, cache_folder=tmp_path / "cache")
-    for ours, theirs in zip(loader(over), loader(penstock.Shards(packed, window=WINDOW)), strict=True):
-        assert_same(ours, theirs)
+    assert_equal_passes(loader(over), loader(penstock.Shards(packed, window=WINDOW)))
 
 
 def test_a_pass_in_a_forked_child(server: ObjectServer, packed: Path, tmp_path: Path) -> None:

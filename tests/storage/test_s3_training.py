@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 
 import penstock
 from tests.python_processes import Program
+from tests.s3_server import S3, serve
 from tests.same import assert_same
 
 pytest.importorskip("obstore", reason="the client of object stores (extra 'remote') is not installed")
@@ -44,59 +44,30 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-class Bucket:
-    """A bucket of moto's server, and the requests that it got."""
-
-    def __init__(self, endpoint: str, requests: Counter[str]) -> None:
-        self.url = "s3://training/data"
-        self.requests = requests
-        self.environment = {
-            "AWS_ENDPOINT_URL": endpoint,
-            "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
-            "AWS_REGION": "us-east-1",
-            "NO_PROXY": "127.0.0.1",
-        }
-
-
 @pytest.fixture(scope="module")
-def served(packed: Path) -> Iterator[Bucket]:
-    moto = pytest.importorskip("moto.server", reason="moto[server] is not installed")
-    boto3 = pytest.importorskip("boto3", reason="boto3, which moto brings, is not installed")
-    application = pytest.importorskip("moto.moto_server.werkzeug_app").DomainDispatcherApplication
-    requests: Counter[str] = Counter()
-    answer = application.__call__
-
-    def counted(self: Any, environ: dict[str, Any], start_response: Any) -> Any:
-        if environ["REQUEST_METHOD"] == "GET":
-            requests[environ["PATH_INFO"].rpartition("/")[2]] += 1
-        return answer(self, environ, start_response)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(application, "__call__", counted)
-        server: Any = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        server.start()
-        host, port = server.get_host_and_port()
-        bucket = Bucket(f"http://{host}:{port}", requests)
-        for name, value in bucket.environment.items():
-            patch.setenv(name, value)
-        client = boto3.client("s3", endpoint_url=bucket.environment["AWS_ENDPOINT_URL"], region_name="us-east-1")
-        client.create_bucket(Bucket="training")
+def served(packed: Path) -> Iterator[S3]:
+    with serve() as server:
         for path in packed.iterdir():
             if path.is_file():
-                client.put_object(Bucket="training", Key=f"data/{path.name}", Body=path.read_bytes())
-        yield bucket
-        server.stop()
+                server.put(f"data/{path.name}", path.read_bytes())
+        yield server
 
 
 @pytest.fixture
-def bucket(served: Bucket) -> Bucket:
+def bucket(served: S3) -> S3:
     served.requests.clear()
     return served
 
 
-def start(bucket: Bucket, cache: Path, *, rank: int = 0, world: int = 1, limit: int = 1 << 30, pause: float = 0) -> Any:
-    return Program(TRAIN, bucket.url, cache, rank, world, limit, pause, environment=bucket.environment)
+def fetched(bucket: S3) -> dict[str, int]:
+    """Return how often each shard was fetched."""
+    return {
+        name: count for (method, name), count in bucket.requests.items() if method == "GET" and name.endswith(".tar")
+    }
+
+
+def start(bucket: S3, cache: Path, *, rank: int = 0, world: int = 1, limit: int = 1 << 30, pause: float = 0) -> Any:
+    return Program(TRAIN, f"{bucket.url}/data", cache, rank, world, limit, pause)
 
 
 def labels_of(process: Any) -> list[list[int]]:
@@ -113,26 +84,29 @@ def expected(packed: Path, **options: Any) -> list[list[int]]:
     ]
 
 
-def test_an_epoch_over_s3_is_that_of_the_folder(bucket: Bucket, packed: Path, tmp_path: Path) -> None:
+def test_an_epoch_over_s3_is_that_of_the_folder(bucket: S3, packed: Path, tmp_path: Path) -> None:
     over = penstock.DataLoader(
-        penstock.Shards(bucket.url, window=3, cache_folder=tmp_path / "cache"), batch_size=8, shuffle=True, seed=1
+        penstock.Shards(f"{bucket.url}/data", window=3, cache_folder=tmp_path / "cache"),
+        batch_size=8,
+        shuffle=True,
+        seed=1,
     )
     local = penstock.DataLoader(penstock.Shards(packed, window=3), batch_size=8, shuffle=True, seed=1)
     for ours, theirs in zip(over, local, strict=True):
         assert_same(ours, theirs)
-    assert {count for name, count in bucket.requests.items() if name.endswith(".tar")} == {1}
+    assert set(fetched(bucket).values()) == {1}
 
 
-def test_the_ranks_of_a_node_share_a_cache(bucket: Bucket, packed: Path, tmp_path: Path) -> None:
+def test_the_ranks_of_a_node_share_a_cache(bucket: S3, packed: Path, tmp_path: Path) -> None:
     ranks = [start(bucket, tmp_path / "cache", rank=rank, world=2) for rank in range(2)]
     for rank, process in enumerate(ranks):
         assert labels_of(process) == expected(packed, shard=(rank, 2))
-    shards = {name: count for name, count in bucket.requests.items() if name.endswith(".tar")}
+    shards = fetched(bucket)
     assert set(shards.values()) == {1} and len(shards) == len(list(packed.glob("*.tar")))
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_the_next_start_works(bucket: Bucket, packed: Path, tmp_path: Path) -> None:
+def test_killed_at_any_moment_the_next_start_works(bucket: S3, packed: Path, tmp_path: Path) -> None:
     sizes = [path.stat().st_size for path in packed.iterdir()]
     limit = 6 * max(sizes)
     for attempt in range(3):

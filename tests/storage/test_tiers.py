@@ -28,9 +28,10 @@ from penstock.storage.memory_tier import MemoryTier
 from penstock.storage.tiers import Caches, Tier, caches_of
 from tests.forking import assert_in_child
 from tests.native_testing import SlowTable
+from tests.packing.packed import start_readers
 from tests.photos import noise_image
 from tests.python_processes import Program
-from tests.same import assert_same
+from tests.same import assert_passes, assert_same
 from tests.sample_datasets import tensor_files
 
 pytestmark = pytest.mark.native
@@ -126,8 +127,7 @@ def test_samples_whose_transform_is_pythons(kind: str, tiers: str, workers: dict
     wanted = list(torch.utils.data.DataLoader(dataset, batch_size=4))
     assert_same(list(loader), wanted)
     spoil(tmp_path / "data")
-    for _ in range(2):
-        assert_same(list(loader), wanted)
+    assert_passes(loader, wanted)
     (counts,) = loader.stats().cache.values()
     assert (counts.samples, counts.dropped) == (14, 0) and counts.hits >= 28
     assert "14 samples" in loader.explain()
@@ -138,8 +138,7 @@ def test_a_tier_that_is_full(tmp_path: Path) -> None:
     bytes_each = (tmp_path / "data" / "00.pt").stat().st_size
     wanted = list(torch.utils.data.DataLoader(dataset, batch_size=4))
     loader = DataLoader(dataset, batch_size=4, num_workers=2, cache=(tmp_path / "cache", 10 * bytes_each + 5))
-    for _ in range(2):
-        assert_same(list(loader), wanted)
+    assert_passes(loader, wanted)
     (counts,) = loader.stats().cache.values()
     assert (counts.samples, counts.bytes, counts.limit) == (10, 10 * bytes_each, 10 * bytes_each + 5)
     assert "10 samples" in loader.explain()
@@ -195,8 +194,7 @@ def test_truncated_data(left: int, tmp_path: Path) -> None:
     dataset, wanted, folder = filled(tmp_path)
     os.truncate(only(folder, "data"), left)
     loader = DataLoader(dataset, batch_size=4, num_workers=2, cache=folder)
-    for _ in range(2):
-        assert_same(list(loader), wanted)
+    assert_passes(loader, wanted)
 
 
 def test_a_damaged_index(tmp_path: Path) -> None:
@@ -247,8 +245,7 @@ def test_parts_of_a_folder_that_are_older_than_others(lost: str, made: tuple[Any
     if lost == "data":
         os.truncate(data, data.stat().st_size // 2)
     loader = loader_of(tmp_path, folder)
-    for _ in range(3):
-        assert_same(list(loader), wanted)
+    assert_passes(loader, wanted, 3)
     assert loader.stats().cache[str(folder)].samples == len(loader.dataset), "what was lost was kept anew"
 
 
@@ -262,8 +259,7 @@ def test_bytes_that_change_while_a_loader_is_open(tmp_path: Path) -> None:
     content = data.read_bytes()
     each = len(content) // 14
     data.write_bytes(content[each:] + content[:each])  # a whole file in the place of each
-    for _ in range(2):
-        assert_same(list(loader), wanted)
+    assert_passes(loader, wanted)
     counts = loader.stats().cache[str(tmp_path / "cache")]
     assert (counts.samples, counts.dropped) == (14, 14)
 
@@ -388,8 +384,7 @@ def test_a_process_that_is_killed(tmp_path: Path) -> None:
     dataset = TensorFolder(root)
     wanted = list(torch.utils.data.DataLoader(dataset, batch_size=100))
     loader = DataLoader(dataset, batch_size=100, cache=folder)
-    for _ in range(2):
-        assert_same(list(loader), wanted)
+    assert_passes(loader, wanted)
     (counts,) = loader.stats().cache.values()
     assert counts.dropped == 0
 
@@ -449,8 +444,7 @@ def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
     loader = DataLoader(dataset, batch_size=2, cache=tmp_path / "unused")
     loader._given = dataclasses.replace(loader._given, caches=caches)
     loader._executors.caches = caches
-    for _ in range(2):
-        assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=2)))
+    assert_passes(loader, list(torch.utils.data.DataLoader(dataset, batch_size=2)))
     assert loader.stats().cache[str(tmp_path)].error == "No space left on device"
     assert "no more after an error (No space left on device)" in loader.explain()
 
@@ -562,19 +556,14 @@ def test_indices_that_are_refused(tmp_path: Path) -> None:
 
 def test_readers_bring_what_no_tier_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tables: list[SlowTable] = []
-    make_filler, make_pool = _native.TensorFileFiller, _native.Pool
+    make_filler = _native.TensorFileFiller
 
     def filler(table: Any) -> Any:
         tables.append(SlowTable(table, 0.0))
         return make_filler(tables[-1])
 
-    def pool(*arguments: Any) -> Any:
-        made = make_pool(*arguments)
-        made.start_readers()
-        return made
-
     monkeypatch.setattr(_native, "TensorFileFiller", filler)
-    monkeypatch.setattr(_native, "Pool", pool)
+    start_readers(monkeypatch)
     dataset = TensorFolder(tensor_files(tmp_path / "data", 90, (50,)))
     each = (tmp_path / "data" / "00.pt").stat().st_size
     wanted = list(torch.utils.data.DataLoader(dataset, batch_size=5))
