@@ -57,10 +57,11 @@ def count(enabled: bool) -> None:
     """Switch what is always on, for passes that begin: the clocks of stages, the loop's clock, the live recording."""
     import penstock._native
     import penstock.loader
-    from penstock.loop_times import clocked
+    from penstock.loop_times import LoopClock
+    from penstock.observe import Observer
 
     penstock._native.count_stages(enabled)
-    vars(penstock.loader)["clocked"] = clocked if enabled else lambda meter, watchers: ()
+    vars(penstock.loader)["LoopClock"] = LoopClock if enabled else lambda meter: Observer()
 
 
 def table(name: str, title: str, dataset: Callable[[Setup], Any], how: str) -> Table:
