@@ -7,6 +7,7 @@ loader of each rank feeds the GPU of that rank; without GPUs the ranks train on 
 """
 
 import argparse
+import gc
 import os
 
 import torch
@@ -47,6 +48,9 @@ def main() -> None:
             seen += numbers.tolist()
         # Each line is one write, because the ranks share a terminal.
         print(f"epoch {epoch} rank {dist.get_rank()} saw {' '.join(map(str, seen))}\n", end="", flush=True)
+    # The model holds the group, whose threads would abort in an exit of Python: both end here.
+    del model, optimizer
+    gc.collect()
     dist.destroy_process_group()
 
 

@@ -312,15 +312,19 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         """Wait for a batch, or for a worker's end. Raises WorkerDied."""
         deadline = monotonic() + timeout
         while True:
-            dead = bool(self._watch.deaths)
+            dead = bool(self._watch.notice())  # also where the living always have a batch ready
             if dead and self._grace is None:
                 self._grace = self._tasks_outstanding
             if self._grace == 0:
                 raise self._died()
-            left = 0.0 if dead else max(0.0, deadline - monotonic())
+            left = max(0.0, deadline - monotonic())
+            if self._pin_memory:  # torch's thread may hold what the dead have sent
+                left = min(left, _PINNED_SLICE)
+            elif dead:
+                left = 0.0
             error: Exception | None
             try:
-                data = self._data_queue.get(timeout=min(left, _PINNED_SLICE) if self._pin_memory else left)
+                data = self._data_queue.get(timeout=left)
             except queue.Empty:
                 error = self._context.results.take_error()
                 if self._watch.notice() and error is None and not dead:
