@@ -59,12 +59,11 @@ class Computing(Filler):
         return Delivery(out, len(out))
 
 
+def accepts_squares(job: Job) -> bool:
+    return type(job.settings.dataset) is Squares
+
+
 class Computer:
-    """Accepts Squares."""
-
-    def accepts(self, job: Job) -> bool:
-        return type(job.settings.dataset) is Squares
-
     def open(self, job: Job) -> Pass:
         return Pass(Computing(job.resources), job.pass_input(), eager=job.eager)
 
@@ -74,7 +73,7 @@ class Computer:
 
 @pytest.fixture
 def computer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "EXECUTORS", (Computer(), *selection.EXECUTORS))
+    monkeypatch.setattr(selection, "EXECUTORS", ((accepts_squares, Computer), *selection.EXECUTORS))
 
 
 def values(batches: Any) -> list[list[int]]:

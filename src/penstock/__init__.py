@@ -5,11 +5,12 @@ what is done to the bytes. The plan decides who does each step. Workers fill eac
 The loader wires these together.
 """
 
-import penstock.data  # noqa: F401  an attribute of the package
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
+
+import penstock.frameworks  # noqa: F401  Accelerate keeps our loaders by it
 from penstock.cluster.option import Ray
 from penstock.device.feed import Feed
-from penstock.device.feeding import prefetch
-from penstock.device.memory import find_batch_size, run_within_memory
 from penstock.errors import (
     AccessRefused,
     ChangedObject,
@@ -43,23 +44,49 @@ from penstock.errors import (
     WorkerDied,
     WorkerStuck,
 )
-from penstock.executors.padded import Padded, PaddedSequences
-from penstock.frameworks import keep_loaders as _keep_loaders  # noqa: F401  Accelerate keeps our loaders by it
-from penstock.frameworks.installing import install, uninstall
-from penstock.insight import publish as _publish
 from penstock.loader import DataLoader
+from penstock.observe import before_first_pass as _before_first_pass
 from penstock.order.buckets import Buckets
 from penstock.order.mix import Mix
 from penstock.order.weighted import Weighted
-from penstock.packing.pack import pack
-from penstock.recipe.views import Views
-from penstock.sources import Arrays, ImageFolder, Images, Shards, TensorFolder
 from penstock.state.quarantine import Replace
 from penstock.stats import Stats
+from penstock.system.deferred import attributes_of as _attributes_of
+
+if TYPE_CHECKING:
+    from penstock import data as data
+    from penstock.device.feeding import prefetch
+    from penstock.device.memory import find_batch_size, run_within_memory
+    from penstock.executors.padded import Padded, PaddedSequences
+    from penstock.frameworks.installing import install, uninstall
+    from penstock.packing.pack import pack
+    from penstock.recipe.views import Views
+    from penstock.sources import Arrays, ImageFolder, Images, Shards, TensorFolder
 
 __version__ = "0.1.0"
 
-_publish()  # `penstock watch` sees this process
+# `penstock watch` sees this process.
+_before_first_pass(lambda: _import_module("penstock.insight.publishing"))
+
+if not TYPE_CHECKING:
+    __getattr__ = _attributes_of(
+        __name__,
+        {
+            "device.feeding": ("prefetch",),
+            "device.memory": ("find_batch_size", "run_within_memory"),
+            "executors.padded": ("Padded", "PaddedSequences"),
+            "frameworks.installing": ("install", "uninstall"),
+            "packing.pack": ("pack",),
+            "recipe.views": ("Views",),
+            "sources": ("Arrays", "ImageFolder", "Images", "Shards", "TensorFolder"),
+        },
+        submodules=("cli", "data", "frameworks", "insight", "sources", "testing"),
+    )
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "data", "frameworks", "insight"})
+
 
 __all__ = [
     "AccessRefused",

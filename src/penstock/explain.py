@@ -9,8 +9,7 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe, SequentialSampler, default_collate
 
-from penstock.executors.rows import gathers_rows
-from penstock.executors.selection import Executors, can_pin, reads_ahead
+from penstock.executors.selection import Executors, can_pin, gathers_rows, reads_ahead
 from penstock.executors.workers.own_fetch import can_be_copied, describe_copies
 from penstock.observe import ProcessTimes, StageTime
 from penstock.order.batch_order import BatchOrder

@@ -7,19 +7,17 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 import torch.utils.data
 from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, RandomSampler, SequentialSampler
 
 from penstock.cluster.option import Ray, ray_of
-from penstock.device.feed import Device, Feed, feed_of
-from penstock.device.target import DeviceFeed
+from penstock.device.feed import Device, DeviceFeed, Feed, feed_of
 from penstock.errors import InvalidOption
 from penstock.executors.job import Executor
 from penstock.executors.selection import Executors, default_workers, planned
-from penstock.explain import Explained
 from penstock.loop_times import LoopClock, LoopMeter
 from penstock.observe import Observers, SpanSink, watching
 from penstock.order.batch_order import BatchOrder
@@ -43,7 +41,13 @@ from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import CacheOption, caches_of
 from penstock.system.arguments import check_numbers, naming_empty
 from penstock.system.cpus import usable_cpus
+from penstock.system.deferred import deferred
 from penstock.system.warn_user import warn_user
+
+if TYPE_CHECKING:
+    from penstock import explain
+else:
+    (explain,) = deferred("penstock", "explain")
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -457,7 +461,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if settings.workers_chosen:
             settings = replace(settings, num_workers=default_workers(self.dataset, chosen, settings.method))
         device = tuple(self._device_feed.explain(feed, chosen))
-        return Explained(settings, chosen, self._executors, self._checkpoint.rest, device, sends).text(self.stats())
+        return explain.Explained(settings, chosen, self._executors, self._checkpoint.rest, device, sends).text(
+            self.stats()
+        )
 
     def stats(self) -> Stats:
         """Return the counters of all epochs so far."""

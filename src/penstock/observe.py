@@ -69,6 +69,7 @@ Follower = Callable[[Any], Callable[[float], None] | None]
 
 _watchers: list[Watcher] = []
 _followers: tuple[Follower, ...] = ()
+_unprepared: list[Callable[[], object]] = []
 _log = logging.getLogger("penstock")
 
 
@@ -98,8 +99,17 @@ def follow(follower: Follower) -> Callable[[], None]:
     return end
 
 
+def before_first_pass(prepare: Callable[[], object]) -> None:
+    """Have a function called before the first pass of the process: it may import what follows loaders."""
+    _unprepared.append(prepare)
+
+
 def followers() -> tuple[Follower, ...]:
     """Return the followers: the same object until they are others."""
+    while _unprepared:
+        with contextlib.suppress(IndexError):  # another thread took it
+            prepare = _unprepared.pop()
+            prepare()
     return _followers
 
 

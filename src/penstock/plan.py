@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,11 +19,9 @@ from torch.utils.data import IterableDataset, default_collate
 import penstock._native as _native
 from penstock.errors import InvalidID
 from penstock.order.permutations import Indices
-from penstock.recipe.blurring import foresee
 from penstock.recipe.collate_fn import only_collates
 from penstock.recipe.steps import Refusal
 from penstock.sources.assist import Assisted, assist
-from penstock.sources.cached import cached, indexed
 from penstock.sources.labels import LabelColumn, as_objects
 from penstock.sources.native_source import Memory, NativeSource
 from penstock.sources.source import unknown
@@ -31,7 +29,15 @@ from penstock.sources.tree import LeafNumbers, Node, RemoteLeaves, build, is_for
 from penstock.sources.unchanged import Unchanged, all_of, collates_as_torch, replaced_in_collating
 from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import Caches
+from penstock.system.deferred import deferred
 from penstock.system.modes import outside_inference
+
+if TYPE_CHECKING:
+    from penstock.recipe import blurring
+    from penstock.sources import cached
+else:
+    (blurring,) = deferred("penstock.recipe", "blurring")
+    (cached,) = deferred("penstock.sources", "cached")
 
 
 class Kept(NamedTuple):
@@ -121,7 +127,7 @@ class NativePlan:
             first = 0
             for recipe in images.recipes:
                 if recipe.blurs:
-                    foresee(recipe.native, first, *key, samples, positions)
+                    blurring.foresee(recipe.native, first, *key, samples, positions)
                 first += recipe.drawing
 
     @cached_property
@@ -299,9 +305,9 @@ def _natively(dataset: object, raw: bool, kept: Kept, replan: Callable[[], Plan]
         return tree
     root, leaves = tree
     if kept.caches is not None:
-        leaves = cached(leaves, kept.caches)
+        leaves = cached.cached(leaves, kept.caches)
     if kept.indexes is not None:
-        leaves = indexed(leaves, kept.indexes)
+        leaves = cached.indexed(leaves, kept.indexes)
     program = _native.Program([[field.filler for field in leaf.fields] for leaf in leaves])
     return NativePlan(dataset, root, tuple(leaves), program, replan, kept)
 

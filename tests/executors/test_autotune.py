@@ -37,7 +37,7 @@ def cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let this process have as many CPUs wherever the tests run."""
     for module in ("selection", "tuning"):
         monkeypatch.setattr(f"penstock.executors.{module}.usable_cpus", lambda: CPUS)
-    monkeypatch.setattr("penstock.executors.rows.SMALL_BATCH", 0)  # threads fill the smallest batch too
+    monkeypatch.setattr("penstock.executors.selection.SMALL_BATCH", 0)  # threads fill the smallest batch too
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from penstock.executors.filler import PassInput, PassResources
 from penstock.executors.iterator import Pass
 from penstock.order.batches import with_sample_numbers
 from penstock.plan import NativePlan, plan
-from penstock.recipe import compose_hook
+from penstock.recipe import working
 from tests.python_processes import run
 from tests.sample_datasets import Made
 
@@ -103,7 +103,7 @@ def interrupted_everywhere(make: Callable[[], Any], step: int = 1) -> Iterator[t
                 ended = True
         if hasattr(batches, "_shutdown_workers"):  # torch's iterators have it where they have workers
             batches._shutdown_workers()
-        assert not compose_hook.this_thread.native, "the loop's own calls are its own"
+        assert not working.this_thread.native, "the loop's own calls are its own"
         if interrupting.where is None:
             assert at > 20
             return

@@ -386,6 +386,12 @@ def test_what_is_in_the_queue_already_is_handed_out() -> None:
     assert list(iterator) == whole()
 
 
+def slowly(batches: Any, seconds: float) -> Iterator[Any]:
+    for batch in batches:
+        yield batch
+        time.sleep(seconds)
+
+
 @pytest.mark.parametrize("seconds", [0.0, 0.02])  # with the longer ones a batch is always ready
 @pytest.mark.parametrize("in_order", [True, False])
 def test_no_pass_goes_on_for_long_without_its_dead(in_order: bool, seconds: float) -> None:
@@ -395,9 +401,7 @@ def test_no_pass_goes_on_for_long_without_its_dead(in_order: bool, seconds: floa
     kill_idle(iterator)
     got: list[Any] = []
     with pytest.raises(WorkerDied):
-        for batch in iterator:
-            got.append(batch)
-            time.sleep(seconds)
+        got.extend(slowly(iterator, seconds))
     # prefetch_factor x num_workers were asked for when it died, which may have sent all of its own; then comes one of
     # the other worker.
     assert len(got) <= 4 + 1

@@ -193,9 +193,6 @@ class DecodingExecutor:
     device: torch.device
     stream: CopyStream
 
-    def accepts(self, job: Job) -> bool:
-        return True
-
     def open(self, job: Job) -> Pass:
         return Pass(self._filler(job), job.pass_input(), eager=job.eager)
 

@@ -161,9 +161,6 @@ class ResidentExecutor:
     held: ResidentPlan
     stream: CopyStream
 
-    def accepts(self, job: Job) -> bool:
-        return True
-
     def open(self, job: Job) -> Pass:
         job.progress.arrivals = None  # batches come in order
         return Pass(self._filler(job), job.pass_input())

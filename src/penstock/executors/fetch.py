@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.utils.data import Subset, default_collate
@@ -23,17 +23,24 @@ from penstock.executors.collating import BatchMemory
 from penstock.executors.filling import FilledBatch, Filling
 from penstock.executors.plain_data import is_refused_write
 from penstock.executors.stacking import Stacking
-from penstock.hooks.calls import ANSWERED
-from penstock.recipe import drawing, keyed_methods
+from penstock.recipe import drawing
 from penstock.recipe.collate_fn import with_answer
-from penstock.recipe.compose_hook import working
 from penstock.recipe.patches import Lease, Patches
 from penstock.recipe.unseeded_generators import reseed, seedable
+from penstock.recipe.working import working
 from penstock.sample_notes import collated, note_batch, note_sample, one_by_one
 from penstock.sources.assist import Assisted
 from penstock.state.delivery import Task
 from penstock.state.manifest import BadSample
+from penstock.system.deferred import deferred
 from penstock.system.randomness import digest, generators_kept, sample_number, seed_globals
+
+if TYPE_CHECKING:
+    from penstock.hooks import calls as hooked_calls
+    from penstock.recipe import keyed_methods
+else:
+    (hooked_calls,) = deferred("penstock.hooks", "calls")
+    (keyed_methods,) = deferred("penstock.recipe", "keyed_methods")
 
 
 class Note(Protocol):
@@ -183,7 +190,7 @@ class Fetch:
         """Return a lease on the functions of other packages that do something else while this fetches, and on more."""
         return Lease(
             *more,
-            *([ANSWERED] if self.composes else ()),
+            *([hooked_calls.ANSWERED] if self.composes else ()),
             *([keyed_methods.HOOKS] if self._seeded or self._keyed else ()),
         )
 

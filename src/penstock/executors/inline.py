@@ -8,7 +8,7 @@ from functools import partial
 from operator import length_hint
 from threading import RLock
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.profiler import record_function
@@ -22,17 +22,22 @@ from penstock import call_counts, loop_times
 from penstock.executors.iterator import warn_of_more
 from penstock.executors.job import Job
 from penstock.executors.torch_pass import TorchPass, view_of
-from penstock.hooks.calls import ANSWERED
 from penstock.loop_times import LoopClock
 from penstock.observe import Delivery, Meter, Observers, observed
 from penstock.order.keyed import draw_seed
-from penstock.recipe.compose_hook import this_thread
 from penstock.recipe.patches import Lease
+from penstock.recipe.working import this_thread
 from penstock.sample_notes import note_batch, note_sample
 from penstock.settings import Method
 from penstock.state.progress import Progress
 from penstock.state.streams import Streams, restore_dataset, restore_fetcher, state_of, with_first_drawn
 from penstock.stats import Counters, samples_in
+from penstock.system.deferred import deferred
+
+if TYPE_CHECKING:
+    from penstock.hooks import calls
+else:
+    (calls,) = deferred("penstock.hooks", "calls")
 
 #: Stands for a batch, or for what the sampler gives, that is not there yet.
 _NOTHING = object()
@@ -101,7 +106,7 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
         self._profiled = False  # the profiler knows of the call that is under way
         self._calls = meter.calls.of_this_thread() if composes else None
         # For the pass: to exchange functions takes 20 us, which samples without a costly call never win back.
-        self._lease = Lease(ANSWERED) if composes and not meter.light() else None
+        self._lease = Lease(calls.ANSWERED) if composes and not meter.light() else None
         if self._batches is not None:
             self._sampler_iter = self._batches
         if given is not None and batches is None:
@@ -330,10 +335,6 @@ def _state_now(dataset: Any, fetcher: Any) -> dict[str, Any] | None:
 
 class InlineExecutor:
     """Torch's own iterator: for what no other executor accepts."""
-
-    def accepts(self, job: Job) -> bool:
-        """Return True."""
-        return True
 
     def open(self, job: Job, **seen: Any) -> InlinePass:
         """Return an iterator of the batches. seen: attributes of the loader that torch's iterator sees otherwise."""

@@ -127,9 +127,6 @@ def fetch_of(settings: Settings, substitutes: Substitutes | None, plan: PythonPl
 class Executor(Protocol):
     """Fills the batches of a pass in one way."""
 
-    def accepts(self, job: Job) -> bool:
-        """Return whether it can make this pass. The first executor that accepts it does."""
-
     def open(self, job: Job) -> Any:
         """Return an iterator of the batches."""
 

@@ -402,10 +402,6 @@ class NativeFiller(Filler):
 class NativeExecutor:
     """Native threads, for a dataset that the native core reads."""
 
-    def accepts(self, job: Job) -> bool:
-        """Return whether the plan is native."""
-        return isinstance(job.plan, NativePlan)
-
     def open(self, job: Job) -> Pass:
         """Return an iterator of the batches."""
         return Pass(self._filler(job), job.pass_input(), eager=job.eager)

@@ -13,7 +13,6 @@ from penstock.executors.staging import Staging
 from penstock.executors.torch_pass import LoaderView, view_of
 from penstock.executors.workers.processes import ProcessPass
 from penstock.executors.workers.tasks import MakeStaging
-from penstock.plan import NativePlan
 from penstock.settings import Method
 from penstock.sources.naming import name_of
 from penstock.sources.tree import remote_leaves
@@ -21,10 +20,6 @@ from penstock.sources.tree import remote_leaves
 
 class ProcessExecutor:
     """Torch's worker processes, where Python reads the dataset, unless worker_method= says threads."""
-
-    def accepts(self, job: Job) -> bool:
-        """Return whether there are workers, and no threads in their place."""
-        return not isinstance(job.plan, NativePlan) and job.settings.num_workers > 0 and not job.in_threads
 
     def open(self, job: Job) -> ProcessPass:
         """Return an iterator of the batches."""

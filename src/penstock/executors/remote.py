@@ -107,10 +107,6 @@ class RemoteFiller(Filler):
 class RemoteExecutor:
     """Fillers of a Ray cluster, where worker_method= asks for them."""
 
-    def accepts(self, job: Job) -> bool:
-        """Return whether fillers are asked for."""
-        return job.settings.cluster is not None and job.settings.num_workers > 0
-
     def open(self, job: Job) -> Pass:
         """Return an iterator of the batches.
 

@@ -13,12 +13,7 @@ from torch.utils.data import TensorDataset
 from penstock.executors.inline import InlineExecutor, InlinePass
 from penstock.executors.job import Job
 from penstock.order.permutations import Indices
-from penstock.plan import NativePlan, Plan
 from penstock.sample_notes import torch_batch
-from penstock.settings import Settings
-
-#: Bytes of a batch that one thread fills from memory, cache line by cache line, while others would be woken.
-SMALL_BATCH, CACHE_LINE = 64 << 10, 64
 
 
 class Rows:
@@ -58,10 +53,6 @@ def _as_it_is(batch: Any) -> Any:
 class RowsExecutor:
     """The caller's thread, for a TensorDataset in small batches, where torch would do nothing ahead of the loop."""
 
-    def accepts(self, job: Job) -> bool:
-        """Return whether the rows are gathered, and no bad sample is replaced."""
-        return job.substitutes is None and gathers_rows(job.settings, job.plan)
-
     def open(self, job: Job) -> InlinePass:
         """Return an iterator of the batches."""
         seen = {"dataset": Rows(job.settings.dataset), "collate_fn": _as_it_is, "num_workers": 0}
@@ -70,24 +61,3 @@ class RowsExecutor:
     def restart(self, held: InlinePass, job: Job) -> None:
         """Raise RuntimeError: torch keeps no iterator without workers."""
         InlineExecutor().restart(held, job)
-
-
-def gathers_rows(settings: Settings, chosen: Plan) -> bool:
-    """Return whether a pass is one over small batches of a TensorDataset to which nothing else is done."""
-    return (
-        type(settings.dataset) is TensorDataset
-        and settings.seed is None
-        and settings.on_demand
-        and settings.batched
-        and settings.device is None
-        and not (settings.persistent_workers or settings.timeout or settings.prefetch_given)
-        and is_small(settings, chosen)
-    )
-
-
-def is_small(settings: Settings, chosen: Plan) -> bool:
-    """Return whether the native core fills a batch from memory in less time than it takes to wake threads."""
-    if not isinstance(chosen, NativePlan) or any(leaf.memory is None for leaf in chosen.leaves):
-        return False
-    row = sum(max(CACHE_LINE, field.spec.nbytes) if field.spec else SMALL_BATCH for field in chosen.leaves[0].fields)
-    return row * (settings.batch_size or SMALL_BATCH) <= SMALL_BATCH

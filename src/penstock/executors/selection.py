@@ -7,26 +7,18 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from penstock.cluster.option import Ray
 from penstock.errors import InvalidOption, pair
 from penstock.executors.buffers import Buffers
-from penstock.executors.copies import NotCopied
 from penstock.executors.fetch import Fetch
 from penstock.executors.filler import IN_FLIGHT, Filler, PassInput, PassResources
-from penstock.executors.inline import InlineExecutor
 from penstock.executors.iterator import Pass
 from penstock.executors.job import Executor, Job, fetch_of
-from penstock.executors.method import Choice, Trial, draws_in_threads, not_copied, try_out
-from penstock.executors.native import NativeExecutor, NativeFiller
-from penstock.executors.processes import ProcessExecutor
-from penstock.executors.remote import RemoteExecutor
-from penstock.executors.rows import RowsExecutor, is_small
-from penstock.executors.threads import ThreadExecutor, ThreadFiller
 from penstock.executors.tuning import Autotune
 from penstock.executors.workers.filler_report import FillerReport
 from penstock.executors.workers.shared_memory import SharedBuffers
@@ -46,18 +38,45 @@ from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import Caches
 from penstock.system.cgroup import exact_quota
 from penstock.system.cpus import host_cpus, usable_cpus
+from penstock.system.deferred import deferred
 from penstock.system.host_memory import keep_freed_memory
 from penstock.system.warn_user import warn_user
 from penstock.verdict import log_at_end
 
-#: In the order in which they are tried.
-EXECUTORS: tuple[Executor, ...] = (
-    RemoteExecutor(),
-    RowsExecutor(),
-    NativeExecutor(),
-    ProcessExecutor(),
-    ThreadExecutor(),
-    InlineExecutor(),
+if TYPE_CHECKING:
+    from penstock.executors import copies, inline, method, native, processes, remote, rows, threads
+    from penstock.executors.method import Choice
+else:
+    copies, inline, method, native, processes, remote, rows, threads = deferred(
+        "penstock.executors", "copies", "inline", "method", "native", "processes", "remote", "rows", "threads"
+    )
+
+
+#: Bytes of a batch that one thread fills from memory, cache line by cache line, while others would be woken.
+SMALL_BATCH, CACHE_LINE = 64 << 10, 64
+
+
+def _is_native(job: Job) -> bool:
+    return isinstance(job.plan, NativePlan)
+
+
+def _in_processes(job: Job) -> bool:
+    return job.settings.num_workers > 0 and not job.in_threads
+
+
+def _in_threads(job: Job) -> bool:
+    """Return whether threads read the dataset, or torch's own iterator could not seed or replace samples."""
+    return (not job.settings.iterable and (job.in_threads or not job.plain)) or job.settings.num_workers > 0
+
+
+#: Who makes a pass: the first whose test holds. The modules are imported when they are first needed.
+EXECUTORS: tuple[tuple[Callable[[Job], bool], Callable[[], Executor]], ...] = (
+    (lambda job: job.settings.cluster is not None and job.settings.num_workers > 0, lambda: remote.RemoteExecutor()),
+    (lambda job: job.substitutes is None and gathers_rows(job.settings, job.plan), lambda: rows.RowsExecutor()),
+    (_is_native, lambda: native.NativeExecutor()),
+    (_in_processes, lambda: processes.ProcessExecutor()),
+    (_in_threads, lambda: threads.ThreadExecutor()),
+    (lambda job: True, lambda: inline.InlineExecutor()),
 )
 
 
@@ -197,12 +216,12 @@ class Executors:
         Args:
             job: the pass.
             held: the iterator of the pass before, where it is kept; it is ended where it cannot make this one.
-            on_device: makes the batches on the device; tried first.
+            on_device: makes the batches on the device; None: the host makes them.
         """
         settings, streams = job.settings, job.streams
-        executor = on_device if on_device is not None and on_device.accepts(job) else job.found.get("executor")
+        executor = on_device or job.found.get("executor")
         if executor is None:
-            executor = job.found["executor"] = next(one for one in EXECUTORS if one.accepts(job))
+            executor = job.found["executor"] = next(make() for accepts, make in EXECUTORS if accepts(job))
         elsewhere = streams is not None and streams.resumed  # its workers are where no state says
         if held is not None:
             before, _ = held.made_by
@@ -216,10 +235,10 @@ class Executors:
         else:
             try:
                 held = executor.open(job)
-            except NotCopied as error:
+            except copies.NotCopied as error:
                 if settings.method is not Method.AUTO:
                     raise
-                self._choice = not_copied(error)  # the loop has opened something since threads were chosen
+                self._choice = method.not_copied(error)  # the loop has opened something since threads were chosen
                 self._job = None
                 return self.begin(job.of_pass(in_threads=False, found={}), None, on_device)
         held.made_by = executor, job
@@ -243,10 +262,10 @@ class Executors:
         filler: Filler
         if isinstance(chosen, NativePlan):
             given: Any = indices
-            filler = NativeFiller(chosen, resources, substitutes=self.substitutes(settings))
+            filler = native.NativeFiller(chosen, resources, substitutes=self.substitutes(settings))
         else:
             given = indices.tolist()
-            filler = ThreadFiller(self.fetch(settings, chosen, here=True), resources, seed)
+            filler = threads.ThreadFiller(self.fetch(settings, chosen, here=True), resources, seed)
         made = Pass(filler, PassInput(iter([(given, positions)]), 1, seed, epoch))
         if self.register is not None:
             made.observers = (self.register,)
@@ -322,7 +341,7 @@ class Executors:
     def choice(self, settings: Settings, chosen: PythonPlan) -> Choice:
         """Return what worker_method="auto" comes to: measured once."""
         if self._choice is None:
-            trial = Trial(
+            trial = method.Trial(
                 self.fetch(settings, chosen),
                 settings.batch_size or 1,
                 settings.num_workers,
@@ -333,13 +352,13 @@ class Executors:
             )
             batches = None if settings.persistent_workers else BatchOrder(settings).length()
             samples = None if batches is None else batches * trial.batch_size
-            self._choice = try_out(trial, samples, seeded=settings.seed is not None)
+            self._choice = method.try_out(trial, samples, seeded=settings.seed is not None)
         return self._choice
 
     def global_draws(self, settings: Settings, chosen: PythonPlan) -> tuple[str, ...]:
         """Return which global generators the dataset draws from, as its first sample shows; looked for once."""
         if self._draws is None:
-            self._draws = draws_in_threads(self.fetch(settings, chosen))
+            self._draws = method.draws_in_threads(self.fetch(settings, chosen))
         return self._draws
 
     def warn_of_unreached(self, settings: Settings, chosen: Plan) -> None:
@@ -399,3 +418,24 @@ def reads_ahead(settings: Settings) -> bool:
     if not settings.workers_chosen or settings.iterable:
         return True
     return settled_at_start(settings.sampler if settings.batch_sampler is None else settings.batch_sampler)
+
+
+def gathers_rows(settings: Settings, chosen: Plan) -> bool:
+    """Return whether a pass is one over small batches of a TensorDataset to which nothing else is done."""
+    return (
+        type(settings.dataset) is TensorDataset
+        and settings.seed is None
+        and settings.on_demand
+        and settings.batched
+        and settings.device is None
+        and not (settings.persistent_workers or settings.timeout or settings.prefetch_given)
+        and is_small(settings, chosen)
+    )
+
+
+def is_small(settings: Settings, chosen: Plan) -> bool:
+    """Return whether the native core fills a batch from memory in less time than it takes to wake threads."""
+    if not isinstance(chosen, NativePlan) or any(leaf.memory is None for leaf in chosen.leaves):
+        return False
+    row = sum(max(CACHE_LINE, field.spec.nbytes) if field.spec else SMALL_BATCH for field in chosen.leaves[0].fields)
+    return row * (settings.batch_size or SMALL_BATCH) <= SMALL_BATCH

@@ -20,7 +20,7 @@ from penstock.executors.workers.native import MeteredReaders, readers_of
 from penstock.executors.workers.own_fetch import Init, OwnFetches
 from penstock.executors.workers.worker_thread import WORKER_INFO
 from penstock.observe import Delivery
-from penstock.plan import NativePlan, PythonPlan
+from penstock.plan import PythonPlan
 from penstock.recipe.patches import Lease
 from penstock.sources.sample_reader import ReadAhead
 from penstock.sources.tree import RemoteLeaves, remote_leaves
@@ -303,15 +303,6 @@ class ThreadFiller(Filler):
 
 class ThreadExecutor:
     """Python threads of this process, and the caller's thread where samples are seeded or replaced."""
-
-    def accepts(self, job: Job) -> bool:
-        """Return whether threads read the dataset, or torch's own iterator could not seed or replace samples."""
-        settings = job.settings
-        if isinstance(job.plan, NativePlan):
-            return False
-        if job.in_threads and (settings.num_workers or not settings.iterable):
-            return True
-        return not settings.num_workers and not settings.iterable and not job.plain
 
     def open(self, job: Job) -> Pass:
         """Return an iterator of the batches. Raises NotCopied, before anything is drawn for the pass."""

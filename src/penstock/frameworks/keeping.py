@@ -181,7 +181,3 @@ def _twin(loader: DataLoader[Any], base: torch.utils.data.DataLoader[Any]) -> Da
         return loader.with_samples(base.dataset, batch_sampler=base.batch_sampler)
     sampler = None if isinstance(base.dataset, IterableDataset) else base.sampler
     return loader.with_samples(base.dataset, batch_size=base.batch_size, drop_last=base.drop_last, sampler=sampler)
-
-
-# Without importing Accelerate, and without being imported by the loader.
-DataLoader.meet_accelerate = staticmethod(meet_accelerate)  # type: ignore[method-assign]

@@ -19,9 +19,9 @@ from penstock.call_counts import CallMeter, CallSink, count_in_this_process
 from penstock.hooks import image_folder, numpy_load, pillow, torch_load
 from penstock.hooks.answers import Refused, example_of
 from penstock.recipe import compose_hook
-from penstock.recipe.compose_hook import working, works_here
 from penstock.recipe.originals import add_methods, is_original
 from penstock.recipe.patches import Lease, Patches, standing_in, stood_for
+from penstock.recipe.working import work_in_this_process, working, works_here
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def natively_in_this_process(sink: CallSink | None = None) -> None:
     """Do so in all threads, for the life of a process that is a loader's own. sink: counts the calls."""
     _for_life.append(Lease(ANSWERED))
     count_in_this_process(sink)
-    compose_hook.work_in_this_process()
+    work_in_this_process()
 
 
 _for_life: list[Lease] = []

@@ -4,7 +4,15 @@
 which it can by default.
 """
 
-from penstock.insight.publishing import publish
-from penstock.insight.recording import record
+from typing import TYPE_CHECKING
+
+from penstock.system.deferred import attributes_of
+
+if TYPE_CHECKING:
+    from penstock.insight.publishing import publish
+    from penstock.insight.recording import record
+
+if not TYPE_CHECKING:
+    __getattr__ = attributes_of(__name__, {"publishing": ("publish",), "recording": ("record",)})
 
 __all__ = ["publish", "record"]

@@ -172,7 +172,7 @@ _publisher: Publisher | None = None
 def publish(enabled: bool = True) -> None:
     """Write the live file of this process, or (False) write none and remove what was written.
 
-    `import penstock` calls publish(). In a child that is forked off the choice holds too.
+    A process publishes by itself from its first pass on. In a child that is forked off the choice holds too.
     """
     global _publisher
     if _publisher is not None:
@@ -192,5 +192,6 @@ def _begin_anew() -> None:
         publish()
 
 
+publish()
 atexit.register(_remove_at_exit)
 os.register_at_fork(after_in_child=_begin_anew)

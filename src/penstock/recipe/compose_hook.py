@@ -12,10 +12,9 @@ does not work for a loader they do what they did.
 
 from __future__ import annotations
 
-import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,6 @@ import torch
 from PIL import Image
 
 from penstock import call_counts
-from penstock.call_counts import CallMeter
 from penstock.recipe.composed_run import REFUSED, called
 from penstock.recipe.conversions import PRESETS as KNOWN_PRESETS
 from penstock.recipe.encoded_image import is_encoded
@@ -32,42 +30,7 @@ from penstock.recipe.originals import Row, add_methods, hooked
 from penstock.recipe.patches import Patches
 from penstock.recipe.sample_run import find_picture
 from penstock.recipe.torchvision import PRESETS, V1, V2, classes
-
-
-class _ThreadState(threading.local):
-    native = False
-    """Whether this thread works for a loader."""
-
-
-this_thread = _ThreadState()
-
-
-def works_here() -> bool:
-    """Return whether the calling thread works for a loader."""
-    return this_thread.native
-
-
-@contextmanager
-def working(calls: CallMeter | None = None) -> Iterator[None]:
-    """Run each Compose that this thread calls natively, while a lease on the functions is open.
-
-    Args:
-        calls: counts them for the loader that the thread works for.
-    """
-    counting = call_counts.this_thread
-    before, sink = this_thread.native, counting.sink
-    try:
-        this_thread.native = True
-        counting.sink = None if calls is None else calls.of_this_thread()
-        yield
-    finally:
-        this_thread.native, counting.sink = before, sink
-
-
-def work_in_this_process() -> None:
-    """Do so in all threads, for the life of a process that is a loader's own."""
-    _ThreadState.native = this_thread.native = True
-
+from penstock.recipe.working import works_here
 
 _NOT_FOLLOWED = "the Compose, or what its transforms call, was changed"
 

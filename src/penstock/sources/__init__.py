@@ -1,9 +1,26 @@
 """Where the samples' bytes are. Each source is a map-style dataset too."""
 
-from penstock.sources.arrays import Arrays
-from penstock.sources.image_folder import ImageFolder
-from penstock.sources.images import Images
-from penstock.sources.shards import Shards
-from penstock.sources.tensor_folder import TensorFolder
+from typing import TYPE_CHECKING
+
+from penstock.system.deferred import attributes_of
+
+if TYPE_CHECKING:
+    from penstock.sources.arrays import Arrays
+    from penstock.sources.image_folder import ImageFolder
+    from penstock.sources.images import Images
+    from penstock.sources.shards import Shards
+    from penstock.sources.tensor_folder import TensorFolder
+
+if not TYPE_CHECKING:
+    __getattr__ = attributes_of(
+        __name__,
+        {
+            "arrays": ("Arrays",),
+            "image_folder": ("ImageFolder",),
+            "images": ("Images",),
+            "shards": ("Shards",),
+            "tensor_folder": ("TensorFolder",),
+        },
+    )
 
 __all__ = ["Arrays", "ImageFolder", "Images", "Shards", "TensorFolder"]

@@ -7,11 +7,12 @@ The sources of Subset and ConcatDataset hand each question on to the sources of 
 from __future__ import annotations
 
 import operator
+import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,16 +25,31 @@ from penstock.order.permutations import Indices
 from penstock.recipe.steps import Refusal
 from penstock.sources.arrays import ArraysSource, TensorDatasetSource
 from penstock.sources.catalogue import Catalogue, as_array, concatenated
-from penstock.sources.hugging_face import HuggingFaceSource
-from penstock.sources.image_arrays import ImageArraySource
-from penstock.sources.images import ImageTableSource
 from penstock.sources.native_source import NativeSource, RemoteSamples
 from penstock.sources.sample_reader import Draw, FolderReader, SampleFile, SampleReader, whole
-from penstock.sources.shards_source import ShardsSource
 from penstock.sources.source import Source, native_of, replaced, sample_reader_of, unknown
-from penstock.sources.tensor_folder import TensorFolderSource
-from penstock.sources.torchvision_folder import TorchvisionFolderSource
 from penstock.sources.unchanged import Unchanged, all_of, same_attributes, same_items
+from penstock.system.deferred import deferred
+
+if TYPE_CHECKING:
+    from penstock.sources import (
+        hugging_face,
+        image_arrays,
+        images,
+        shards_source,
+        tensor_folder,
+        torchvision_folder,
+    )
+else:
+    hugging_face, image_arrays, images, shards_source, tensor_folder, torchvision_folder = deferred(
+        "penstock.sources",
+        "hugging_face",
+        "image_arrays",
+        "images",
+        "shards_source",
+        "tensor_folder",
+        "torchvision_folder",
+    )
 
 LeafNumbers = NDArray[np.int32]
 
@@ -230,25 +246,26 @@ def _part(dataset: ConcatDataset[Any], number: int) -> tuple[int, int]:
     return part, number - (ends[part - 1] if part else 0)
 
 
-#: The adapters, in the order in which they are tried. A new source is a file, and its adapter here.
-SOURCES: tuple[type[Source], ...] = (
-    SubsetSource,
-    ConcatSource,
-    TensorFolderSource,
-    ImageTableSource,
-    ShardsSource,
-    TensorDatasetSource,
-    ArraysSource,
-    TorchvisionFolderSource,
-    ImageArraySource,
-    HuggingFaceSource,
+#: The adapters, in the order in which they are tried, each behind the module without which no dataset is of its kind.
+#: A new source is a file, and a row here.
+SOURCES: tuple[tuple[str, Callable[[], type[Source]]], ...] = (
+    ("torch", lambda: SubsetSource),
+    ("torch", lambda: ConcatSource),
+    ("penstock.sources.tensor_folder", lambda: tensor_folder.TensorFolderSource),
+    ("penstock.sources.image_folder", lambda: images.ImageTableSource),
+    ("penstock.sources.shards", lambda: shards_source.ShardsSource),
+    ("torch", lambda: TensorDatasetSource),
+    ("torch", lambda: ArraysSource),
+    ("torchvision.datasets", lambda: torchvision_folder.TorchvisionFolderSource),
+    ("torchvision.datasets", lambda: image_arrays.ImageArraySource),
+    ("datasets", lambda: hugging_face.HuggingFaceSource),
 )
 
 
 def source_of(dataset: Any) -> Source:
     """Return the adapter of a map-style dataset; subclasses have that of their class, which says what holds of them."""
-    for kind in SOURCES:
-        if isinstance(dataset, kind.kinds()):
+    for module, adapter in SOURCES:
+        if module in sys.modules and isinstance(dataset, (kind := adapter()).kinds()):
             return kind(dataset)
     return Source(dataset)
 

@@ -21,7 +21,6 @@ from penstock.recipe.attributes import AttributeState
 from penstock.recipe.originals import hooked, replaced_in, replaced_in_class
 from penstock.recipe.steps import Refusal
 from penstock.recipe.torchvision import classes
-from penstock.recipe.views import Views
 
 Unchanged = Callable[[], bool]
 """Returns whether something is what it was when this function was made."""
@@ -112,7 +111,8 @@ def _is_transform(value: object) -> bool:
     if not hasattr(value, "__dict__") or isinstance(value, type | Enum):
         return False
     kind = type(value)
-    return kind is Views or kind.__module__.startswith("torchvision.transforms") or kind in classes("Compose")
+    ours = ("torchvision.transforms", "penstock.recipe.views")
+    return kind.__module__.startswith(ours) or kind in classes("Compose")
 
 
 #: What default_collate meets in samples of tensors, arrays and numbers.

@@ -32,7 +32,7 @@ from penstock.executors.workers.worker_thread import (
 )
 from penstock.observe import Instant, Meter
 from penstock.recipe import drawing
-from penstock.recipe.compose_hook import working
+from penstock.recipe.working import working
 from penstock.state.delivery import Task
 from penstock.stats import samples_given
 from penstock.system.modes import outside_inference

@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from functools import cache
 from time import monotonic
+from typing import TYPE_CHECKING
 
 import torch
 from PIL import Image
@@ -23,9 +24,14 @@ from penstock.executors.buffers import Field, Rows, bytes_in
 from penstock.executors.filler import IndexedBatch
 from penstock.observe import Meter
 from penstock.plan import NativePlan, PythonPlan
-from penstock.recipe import keyed_methods
 from penstock.sources.sample_reader import ReadAhead
 from penstock.system import cgroup
+from penstock.system.deferred import deferred
+
+if TYPE_CHECKING:
+    from penstock.recipe import keyed_methods
+else:
+    (keyed_methods,) = deferred("penstock.recipe", "keyed_methods")
 
 #: Threads that read files ahead of the workers, at the most; how many there are is measured (native/pool/read_depth.h).
 READERS = 64
