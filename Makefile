@@ -29,27 +29,27 @@ demo: setup  ## trains a small network from files on disk and compares with torc
 test: check  ## lint, types, import layers and every test
 	$(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal
 
-check: setup  ## lint, types and import layers
+check: setup $(VENV)/.tools  ## lint, types and import layers
 	$(PY) -m ruff check $(CHECKED)
 	$(PY) -m ruff format --check $(CHECKED)
 	$(PY) -m mypy $(CHECKED)
 	$(PY) -c 'from importlinter.cli import lint_imports_command as lint; lint()'
 
-format: $(VENV)/.requirements  ## writes the layout and the import order that `check` asks for
+format: $(VENV)/.tools  ## writes the layout and the import order that `check` asks for
 	$(PY) -m ruff check --fix $(CHECKED)
 	$(PY) -m ruff format $(CHECKED)
 
-wheel: $(VENV)/.requirements  ## a wheel in wheelhouse/ that carries its libjpeg, tried in a fresh environment
+wheel: $(VENV)/.tools  ## a wheel in wheelhouse/ that carries its libjpeg, tried in a fresh environment
 	tools/wheel.sh $(VENV)
 
-sanitize: setup  ## the native tests under AddressSanitizer, then under ThreadSanitizer
+sanitize: setup $(VENV)/.tools  ## the native tests under AddressSanitizer, then under ThreadSanitizer
 	tools/sanitize.sh $(VENV) address
 	tools/sanitize.sh $(VENV) thread
 
 fuzz: setup  ## damaged JPEG files against libjpeg, under AddressSanitizer and UndefinedBehaviorSanitizer
 	tools/fuzz.sh $(VENV) $(SEED) $(COUNT)
 
-soak: setup  ## random cases for MINUTES=10, from SEED on: Penstock's loader beside torch's, bit for bit
+soak: setup $(VENV)/.tools  ## random cases for MINUTES=10, from SEED on: Penstock's loader beside torch's, bit for bit
 	$(PY) -m tests.differential --minutes $(MINUTES) --seed $(SEED)000000
 
 bench: setup build/peers/.done  ## every benchmark; some of them: make bench BENCH="photos cifar"
@@ -67,6 +67,9 @@ $(VENV)/.python: tools/setup.sh
 
 $(VENV)/.requirements: $(VENV)/.python pyproject.toml
 	@tools/setup.sh requirements $(VENV)
+
+$(VENV)/.tools: $(VENV)/.requirements
+	@tools/setup.sh tools $(VENV)
 
 # The folders of native/ themselves: their times change when a file goes.
 $(VENV)/.package: $(VENV)/.requirements CMakeLists.txt pyproject.toml native $(wildcard native/* native/*/* native/*/*/*)

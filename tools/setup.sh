@@ -2,11 +2,12 @@
 # Set-up of a working folder, in steps that the Makefile calls in this order:
 #
 #   tools/setup.sh python VENV [PYTHON]     system packages, the interpreter, an empty environment
-#   tools/setup.sh requirements VENV        what pyproject.toml names: build tools, torch, test and lint tools
+#   tools/setup.sh requirements VENV        what pyproject.toml names for the package and its examples: build tools, torch
 #   tools/setup.sh package VENV             the native core, built; penstock installed in place
 #
-# and two more that some targets need:
+# and three more that some targets need:
 #
+#   tools/setup.sh tools VENV               the tools of tests, lint and wheels
 #   tools/setup.sh peers VENV               build/peers: what the benchmarks compare with, as far as it installs
 #   tools/setup.sh borrow VENV FOLDER       a small environment in FOLDER with VENV's packages, without its penstock
 #
@@ -156,20 +157,30 @@ print(*(line for group in sys.argv[1:] for line in groups.get(group, [])), sep="
 PYTHON
 }
 
+# install STAMP WORDS <REQUIREMENTS: installs them, one a line, unless the stamp says that they are there.
+install() {
+    local stamp=$1 wanted list
+    wanted=$(cat)
+    if [ "$wanted" != "$(cat "$stamp" 2>/dev/null)" ]; then
+        say "packages: $2"
+        mapfile -t list <<<"$wanted"
+        # One command for all of them, so that pip picks a torch and a torchvision that belong together.
+        "$venv/bin/python" -m pip install --disable-pip-version-check "${list[@]}"
+        printf '%s\n' "$wanted" >"$stamp"
+    fi
+    touch "$stamp"
+}
+
 step_requirements() {
-    local wanted list
     venv=$1
     # cmake and ninja from the index: the same versions everywhere, and nothing to ask of the system.
-    wanted=$(printf '%s\n' cmake ninja; requirements build run vision examples test lint wheel)
-    if [ "$wanted" != "$(cat "$venv/.requirements" 2>/dev/null)" ]; then
-        say "packages: torch, torchvision, build, test and lint tools"
-        say "(torch with its CUDA libraries is about 5 GB on disk: the first time takes a minute or more)"
-        mapfile -t list <<<"$wanted"
-        # One command for all of it, so that pip picks a torch and a torchvision that belong together.
-        "$venv/bin/python" -m pip install --disable-pip-version-check "${list[@]}"
-        printf '%s\n' "$wanted" >"$venv/.requirements"
-    fi
-    touch "$venv/.requirements"
+    { printf '%s\n' cmake ninja; requirements build run vision examples; } |
+        install "$venv/.requirements" "build tools, torchvision and torch, which with its CUDA libraries takes 5 GB on disk"
+}
+
+step_tools() {
+    venv=$1
+    requirements test lint wheel | install "$venv/.tools" "the tools of tests, lint and wheels"
 }
 
 # peer ARGUMENT...: installs beside the borrowed packages, or says what is left out.
@@ -221,6 +232,6 @@ step_borrow() {
 
 step=${1:-}
 case $step in
-    python | requirements | package | peers | borrow) shift && "step_$step" "$@" ;;
-    *) die "usage: tools/setup.sh python|requirements|package|peers|borrow VENV [...]" ;;
+    python | requirements | tools | package | peers | borrow) shift && "step_$step" "$@" ;;
+    *) die "usage: tools/setup.sh python|requirements|tools|package|peers|borrow VENV [...]" ;;
 esac

@@ -97,7 +97,7 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append(given)
         return choose(found(Speed(0, 1e-5), Speed(0, 4e-5)), None, seeded=False)
 
-    monkeypatch.setattr("penstock.executors.selection.try_out", fake)
+    monkeypatch.setattr("penstock.executors.method.try_out", fake)
     dataset: Any = list(range(40))
     loader: Any = penstock.DataLoader(dataset, 4, num_workers=2, worker_method="auto")
     assert not calls  # not before somebody iterates or asks
@@ -234,7 +234,7 @@ def test_what_cannot_be_tried_goes_as_torch_would(dataset: Any, workers: int, wh
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_auto_over_a_native_dataset_tries_nothing(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.executors.selection.try_out", None)
+    monkeypatch.setattr("penstock.executors.method.try_out", None)
     loader = penstock.DataLoader(
         tud.TensorDataset(torch.arange(8)), 4, num_workers=workers, worker_method="auto", persistent_workers=workers > 0
     )

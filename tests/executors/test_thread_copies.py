@@ -231,7 +231,7 @@ def test_auto_goes_to_processes_once_the_loop_has_opened_a_file(
     (tmp_path / "numbers").write_bytes(np.arange(48, dtype="<i8").tobytes())
     dataset = Opening(tmp_path / "numbers")
     chosen = Choice(Method.THREAD, "threads: for the test")
-    monkeypatch.setattr("penstock.executors.selection.try_out", lambda *given, **more: chosen)
+    monkeypatch.setattr("penstock.executors.method.try_out", lambda *given, **more: chosen)
     loader = penstock.DataLoader(dataset, 12, num_workers=1, worker_method="auto")
     torch.manual_seed(0)
     assert "Python, " in repr(iter(loader))
@@ -461,7 +461,7 @@ def test_shared_memory_that_a_sample_writes_to_is_an_error_and_goes_to_processes
 @pytest.mark.parametrize("name", ["array", "tensor"])
 def test_a_write_that_no_trial_has_seen_is_an_error_of_its_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = Choice(Method.THREAD, "threads: for the test")
-    monkeypatch.setattr("penstock.executors.selection.try_out", lambda *given, **more: chosen)
+    monkeypatch.setattr("penstock.executors.method.try_out", lambda *given, **more: chosen)
     loader = penstock.DataLoader(
         Writing(SHARED[name](), begin=24), 12, num_workers=1, prefetch_factor=1, worker_method="auto"
     )

@@ -19,13 +19,17 @@ def deferred(package: str, *names: str) -> list[Any]:
 
 
 class _Deferred:
+    _module: Any
+
     def __init__(self, name: str) -> None:
-        self._name = name
+        self._name, self._module = name, None
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__"):  # what tools look for in any object
             raise AttributeError(attribute)
-        return getattr(importlib.import_module(self._name), attribute)
+        if self._module is None:
+            self._module = importlib.import_module(self._name)
+        return getattr(self._module, attribute)
 
 
 def attributes_of(
