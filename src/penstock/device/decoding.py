@@ -16,7 +16,7 @@ import torch
 
 from penstock.device.copy_stream import CopyStream
 from penstock.device.decoders import Decoder
-from penstock.device.operations import AxisIndices, DecodedImages, obstacle
+from penstock.device.operations import DecodedImages, obstacle
 from penstock.device.reading import Batch, Encoded, Readers
 from penstock.errors import ShapeMismatch, WorkerStuck
 from penstock.executors.filler import IN_FLIGHT, Filler, PassInput, PassResources
@@ -41,7 +41,9 @@ def refusal(plan: Plan) -> Refusal | None:
             return Refusal(what, "the dataset is no folder of image files", folders)
         why = obstacle(leaf.recipe)
         if why is not None:
-            return Refusal(what, why, "bilinear or bicubic resizes, and a conversion at the transform's end")
+            return Refusal(
+                what, why, "crops, flips, bilinear or bicubic resizes, and a conversion at the transform's end"
+            )
     return None
 
 
@@ -77,7 +79,6 @@ class DecodingFiller(Filler):
         self._substitutes = substitutes
         self._readers: Readers
         self._begun = False
-        self._axis_indices = AxisIndices(device)
 
     def open(self, pass_input: PassInput) -> None:
         grey, meter = self._decoder.grey, self.resources.meter
@@ -135,7 +136,7 @@ class DecodingFiller(Filler):
             for leaf, positions in undone.items():
                 recipe = plan.leaves[leaf].recipe
                 assert recipe is not None
-                pictures = DecodedImages([rows[i] for i in positions], self._axis_indices)
+                pictures = DecodedImages([rows[i] for i in positions])
                 made = pictures.run(recipe, [batch.samples[i].drawn or [] for i in positions])
                 for i, row in zip(positions, made, strict=True):
                     rows[i] = row
