@@ -6,10 +6,10 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,13 +73,6 @@ class Progress:
                 self.tell(Packing(self.samples + samples, self.of, self.bytes + size))
 
 
-class Engine(Protocol):
-    """Writes shards."""
-
-    def write(self, work: ShardWork, shards: Sequence[int], progress: Progress) -> dict[int, ShardRecord]:
-        """Write these shards; return the record of each. Raises what writing one raises."""
-
-
 @dataclass(frozen=True)
 class ThreadEngine:
     """Threads of this process, which take a shard each."""
@@ -91,7 +84,7 @@ class ThreadEngine:
         """Write these shards; return the record of each. Raises what writing one raises."""
         stop = threading.Event()
 
-        def after(added: int, samples: int = 1) -> None:
+        def after(added: int, samples: int) -> None:
             if stop.is_set():
                 raise _Stopped
             progress.add(samples, added)
@@ -105,22 +98,16 @@ class ThreadEngine:
 
         threads = self.workers or (usable_cpus() if all(leaf.safe for leaf in work.contents.leaves) else 1)
         with ThreadPoolExecutor(min(threads, max(1, len(shards))), "penstock-pack") as pool:
-            running = {shard: pool.submit(write, shard) for shard in shards}
+            running = {pool.submit(write, shard): shard for shard in shards}
+            records = {}
             try:
-                wait(running.values(), return_when=FIRST_EXCEPTION)
-                _raise_first(list(running.values()))
-                return {shard: future.result() for shard, future in running.items()}
+                for future in as_completed(running):
+                    with suppress(_Stopped):  # the error that made it stop comes too
+                        records[running[future]] = future.result()
+                return records
             finally:
                 stop.set()
                 pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _raise_first(futures: list[Future[ShardRecord]]) -> None:
-    """Raise the error that made the others stop."""
-    for future in futures:
-        error = future.exception() if future.done() and not future.cancelled() else None
-        if error is not None and not isinstance(error, _Stopped):
-            raise error
 
 
 class _Stopped(Exception):
@@ -170,7 +157,7 @@ class Packer:
         self._samples = self._bytes = 0
         return self._work.write(shard, self._after, f".{attempt}"), shard
 
-    def _after(self, added: int, samples: int = 1) -> None:
+    def _after(self, added: int, samples: int) -> None:
         self._samples += samples
         self._bytes += added
 
@@ -340,3 +327,6 @@ class PackerEngine:
         with suppress(Exception):  # it is gone, or Ray is
             if self._ray.is_initialized():
                 self._ray.kill(packer.actor)
+
+
+Engine = ThreadEngine | PackerEngine

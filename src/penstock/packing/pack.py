@@ -19,7 +19,7 @@ from penstock.packing import plan as planning
 from penstock.packing.contents import Contents, contents_of
 from penstock.packing.encoding import QUALITY, Encoding, Measured, measure
 from penstock.packing.engines import Engine, PackerEngine, Packing, Progress, ThreadEngine
-from penstock.packing.index_writer import ShardRecord, by_suffix, classified, write_description, write_index
+from penstock.packing.index_writer import ShardRecord, classified, joined, write_description, write_index
 from penstock.packing.places import (
     BucketPlace,
     FolderPlace,
@@ -287,18 +287,16 @@ class _Job:
         contents, first = self._contents, self._contents.first
         kind, label = first.kind, first.label
         if kind == "files":
-            kind, labelled, records = classified(by_suffix(records))
+            kind, labelled, table = classified(records)
             label = "int" if labelled else None
-        elif self._encoding.decoded:
-            kind = "pixels"
+        else:
+            kind, table = "pixels" if self._encoding.decoded else kind, joined(records)
         place = self._place
         try:
-            index, ids, suffixes, fingerprint = write_index(
-                place.write, self._split, records, contents.ids, contents.texts
-            )
+            index, ids, fingerprint = write_index(place.write, self._split, table, contents.ids, contents.texts)
             parts = tuple(
                 Part(first.fields[place] if place < len(first.fields) else known[0], tuple(known))
-                for place, known in enumerate(suffixes)
+                for place, known in enumerate(table.fields)
             )
             shards = tuple(record.shard for record in records)
             split = Split(
