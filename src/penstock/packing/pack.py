@@ -100,7 +100,8 @@ def pack(
         engine: "ray", or a penstock.Ray: packers, actors of a Ray cluster, write the shards, the same bytes, to a
             folder that all nodes share, or to an object store. None: threads of this process do.
         on_measured: called before the first shard with what max_side and decoded cost and save.
-        on_progress: called after each sample, by any thread, one at a time; with engine= twice a second.
+        on_progress: called after each sample, by any thread, one at a time; with engine= after each shard,
+            and twice a second.
 
     Raises:
         InvalidOption: an option out of range; a dataset of an unknown class; a folder that holds something else; Ray is
