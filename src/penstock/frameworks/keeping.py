@@ -3,16 +3,14 @@
 Accelerate builds a torch loader of its own from the attributes of the one that it is given, and so loses whatever torch
 does not know. Here it does all of that first (sampler, ranks, devices, generators), and only then a penstock loader
 takes the place of that torch loader inside Accelerate's adapter. Two functions of Accelerate, prepare_data_loader and
-skip_first_batches, are made to look for penstock loaders: their code is exchanged when a penstock loader first meets
-Accelerate. Loaders of other classes go straight to what the functions were.
+skip_first_batches, are replaced by ones that look for penstock loaders when one first meets Accelerate, in each module
+that has them. Loaders of other classes go straight to what the functions were.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
-import types
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -26,6 +24,7 @@ from penstock.loader import DataLoader
 AcceleratorT = TypeVar("AcceleratorT")
 
 _MODULE = "accelerate.data_loader"
+_MARK = "_by_penstock"
 
 
 def keep_loaders(accelerator: AcceleratorT) -> AcceleratorT:
@@ -63,35 +62,25 @@ def meet_accelerate() -> bool:
     module = sys.modules.get(_MODULE)
     if module is None or not all(hasattr(module, name) for name in _REPLACED):
         return False
-    for name, (code_of, ours) in _REPLACED.items():
-        held = f"_penstock_{name}"
-        if not hasattr(module, held):
-            _exchange(getattr(module, name), code_of, held, ours)
+    for name, ours in _REPLACED.items():
+        function = getattr(module, name)
+        if not hasattr(function, _MARK):
+            _replace(function, ours)
     return True
 
 
-def _exchange(function: Any, code_of: Any, held: str, ours: Callable[..., Any]) -> None:
-    """Give a function other code, which finds `ours` in the function's own module, under the name `held`.
+def _replace(function: Callable[..., Any], ours: Callable[..., Any]) -> None:
+    """Put `ours`, called with the function before all arguments, in its place in every module that has it."""
 
-    The function itself stays: programs hold it by name.
-    """
-    before = types.FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-    )
-    before.__kwdefaults__ = function.__kwdefaults__
-    function.__globals__[held] = functools.partial(ours, before)
-    function.__signature__ = inspect.signature(before)
-    function.__defaults__ = function.__kwdefaults__ = None
-    function.__code__ = code_of.__code__
+    @functools.wraps(function)
+    def replaced(*arguments: Any, **named: Any) -> Any:
+        return ours(function, *arguments, **named)
 
-
-def _call_our_prepare(dataloader: Any, *args: Any, **kwargs: Any) -> Any:
-    # Runs with the names of Accelerate's module around it.
-    return _penstock_prepare_data_loader(dataloader, *args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
-
-
-def _call_our_skip(dataloader: Any, *args: Any, **kwargs: Any) -> Any:
-    return _penstock_skip_first_batches(dataloader, *args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
+    setattr(replaced, _MARK, True)
+    for module in list(sys.modules.values()):
+        held = getattr(module, "__dict__", {})
+        for name in [name for name, value in list(held.items()) if value is function]:
+            setattr(module, name, replaced)
 
 
 # In the place of accelerate.data_loader.prepare_data_loader: the same arguments, after the original.
@@ -129,10 +118,7 @@ def _skip(skip: Callable[..., Any], dataloader: Any, num_batches: int = 0) -> An
     return made
 
 
-_REPLACED: dict[str, tuple[Any, Callable[..., Any]]] = {
-    "prepare_data_loader": (_call_our_prepare, _prepare),
-    "skip_first_batches": (_call_our_skip, _skip),
-}
+_REPLACED: dict[str, Callable[..., Any]] = {"prepare_data_loader": _prepare, "skip_first_batches": _skip}
 
 
 # In the place of Accelerator.register_for_checkpointing: the same arguments, after the original.
