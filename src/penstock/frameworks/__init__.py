@@ -1,5 +1,5 @@
 """Penstock loaders in the hands of other frameworks."""
 
-from penstock.frameworks.keeping import keep_loaders
+from penstock.frameworks.accelerate import keep_loaders
 
 __all__ = ["keep_loaders"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -25,7 +24,6 @@ from penstock.storage.tar import END, header, padding
 _WRITE = 1 << 20  # bytes of one writev, about
 _PIECES = 900  # of one writev; Linux takes 1,024
 _CALL = 64  # files of one call of the native core: few enough for Ctrl-C to be seen soon
-_SHAPE = re.compile(rb"'shape': \((\d+), (\d+)")
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ class ShardWriter:
         if self._labelled:
             self._put(label_member(self._contents, sample))
         images = self._contents.first.kind in ("images", "pixels")
-        self._add_row(sample, places, size_of_image(files[0][1]) if images else (0, 0), dict(files).get(LABEL))
+        self._add_row(sample, places, image_size(files[0][1]) if images else (0, 0), dict(files).get(LABEL))
         self._after(self._bytes - before, 1)
 
     def copy(self, leaf: Leaf, samples: list[int], stamps: NDArray[np.int64]) -> None:
@@ -211,11 +209,3 @@ def label_member(contents: Contents, sample: int) -> bytes:
     ending, data = label_file(contents, sample)
     key = (webdataset_key(name) or name).decode("utf-8", "surrogateescape")
     return header(key + ending, len(data)) + data + bytes(padding(len(data)))
-
-
-def size_of_image(data: bytes) -> tuple[int, int]:
-    """Return the (width, height) of an image that is encoded or an .npy file; (0, 0) where it is not known."""
-    if not data.startswith(b"\x93NUMPY"):
-        return image_size(data)
-    found = _SHAPE.search(data[:256])
-    return (int(found[2]), int(found[1])) if found is not None else (0, 0)
