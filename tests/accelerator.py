@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from penstock.device.copy_stream import CopyStream
 from penstock.device.decoders import decoded_by_pillow
 from penstock.device.decoding import DecodingFiller
 from penstock.device.feed import Feed
@@ -20,7 +21,7 @@ DEVICE = torch.device("cuda", 0)
 GARBAGE = -99
 
 
-class LateStream:
+class LateStream(CopyStream):
     """A device that begins a copy only when somebody waits for it: what is read too early is garbage."""
 
     device = DEVICE

@@ -13,7 +13,7 @@ import penstock
 penstock.DataLoader
 print(*sorted(name.removeprefix("penstock.") for name in sys.modules if name.partition(".")[0] == "penstock"))
 """
-LATER = ("cli", "data", "insight", "packing", "testing", "explain", "device.target", "hooks", "frameworks.keeping")
+LATER = ("cli", "data", "insight", "packing", "testing", "explain", "device.target", "hooks", "frameworks.accelerate")
 
 
 def test_the_import_loads_a_core() -> None:

@@ -17,7 +17,7 @@ from torchvision.transforms import v2
 
 import penstock
 from penstock.device import arithmetic
-from penstock.device.arithmetic import Arithmetic, Formula, Lookup
+from penstock.device.arithmetic import Arithmetic
 from penstock.errors import CorruptSample
 from penstock.executors.buffers import Buffers
 from penstock.executors.filler import PassInput, PassResources
@@ -36,7 +36,6 @@ from tests.waiting import run_in_threads
 
 pytestmark = pytest.mark.native
 
-CPU = torch.device("cpu")
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 SCALED = v2.ToDtype(torch.float32, scale=True)
 
@@ -71,8 +70,8 @@ def assert_same_pixels(made: NativePlan, dataset: Any) -> None:
         assert_same_bits(ours[0], theirs[0])
 
 
-def assert_split(dataset: Any, *, by: type | None = None, workers: int = 2) -> NativePlan:
-    """Assert that pixels and their arithmetic are what the host makes by itself; `by` says which way it takes."""
+def assert_split(dataset: Any, *, workers: int = 2) -> NativePlan:
+    """Assert that pixels and their arithmetic are what the host makes by itself."""
     sent = native_plan(dataset, raw=True)
     assert sent.table is not None
     convert = Arithmetic(sent.table)
@@ -85,8 +84,6 @@ def assert_split(dataset: Any, *, by: type | None = None, workers: int = 2) -> N
         assert made.is_contiguous()
         assert_same_bits(made, elements)
         assert torch.equal(labels, wanted_labels)
-    if by is not None:
-        assert type(convert.conversion(CPU)) is by
     return sent
 
 
@@ -117,27 +114,24 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- recipes ----------------------------------------------------------------------------------------------------------
 
 COLOUR = [
-    pytest.param(v1, [v1.ToTensor()], Formula, id="ToTensor"),
-    pytest.param(v1, [v1.ToTensor(), v1.Normalize(*IMAGENET)], Formula, id="ImageNet"),
-    pytest.param(
-        v1, [v1.ToTensor(), v1.Normalize((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))], Formula, id="C"
-    ),
-    pytest.param(v1, [v1.ToTensor(), v1.Normalize((0.5,), (0.5,))], Formula, id="one number for all"),
-    pytest.param(v1, [v1.ToTensor(), v1.Normalize((0, 0, 0), (1, -0.3, 7))], Formula, id="odd numbers"),
-    pytest.param(v1, [v1.PILToTensor(), v1.ConvertImageDtype(torch.float32)], Formula, id="ConvertImageDtype"),
-    pytest.param(v2, [v2.ToImage(), SCALED, v2.Normalize(*IMAGENET)], Formula, id="v2"),
-    pytest.param(v2, [v2.ToImage(), SCALED, v2.Normalize(*IMAGENET), v2.ToPureTensor()], Formula, id="v2, pure"),
+    pytest.param(v1, [v1.ToTensor()], id="ToTensor"),
+    pytest.param(v1, [v1.ToTensor(), v1.Normalize(*IMAGENET)], id="ImageNet"),
+    pytest.param(v1, [v1.ToTensor(), v1.Normalize((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))], id="C"),
+    pytest.param(v1, [v1.ToTensor(), v1.Normalize((0.5,), (0.5,))], id="one number for all"),
+    pytest.param(v1, [v1.ToTensor(), v1.Normalize((0, 0, 0), (1, -0.3, 7))], id="odd numbers"),
+    pytest.param(v1, [v1.PILToTensor(), v1.ConvertImageDtype(torch.float32)], id="ConvertImageDtype"),
+    pytest.param(v2, [v2.ToImage(), SCALED, v2.Normalize(*IMAGENET)], id="v2"),
+    pytest.param(v2, [v2.ToImage(), SCALED, v2.Normalize(*IMAGENET), v2.ToPureTensor()], id="v2, pure"),
     pytest.param(
         v2,
         [v2.ToImage(), v2.ToDtype(torch.float32), v2.Normalize((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))],
-        Formula,
         id="statistics of bytes",
     ),
-    pytest.param(v2, [v2.PILToTensor(), v2.ToDtype(torch.float32)], Formula, id="bytes as floats"),
-    pytest.param(v2, [v2.ToImage(), v2.ToDtype(torch.float16, scale=True)], Lookup, id="float16"),
-    pytest.param(v2, [v2.ToImage(), v2.ToDtype(torch.bfloat16)], Lookup, id="bfloat16"),
-    pytest.param(v2, [v2.ToImage(), v2.ToDtype(torch.float64, scale=True), v2.Normalize(*IMAGENET)], Lookup, id="f64"),
-    pytest.param(v1, [v1.ToTensor(), v1.Normalize(*IMAGENET), v1.Normalize(*IMAGENET)], Lookup, id="normalised twice"),
+    pytest.param(v2, [v2.PILToTensor(), v2.ToDtype(torch.float32)], id="bytes as floats"),
+    pytest.param(v2, [v2.ToImage(), v2.ToDtype(torch.float16, scale=True)], id="float16"),
+    pytest.param(v2, [v2.ToImage(), v2.ToDtype(torch.bfloat16)], id="bfloat16"),
+    pytest.param(v2, [v2.ToImage(), v2.ToDtype(torch.float64, scale=True), v2.Normalize(*IMAGENET)], id="f64"),
+    pytest.param(v1, [v1.ToTensor(), v1.Normalize(*IMAGENET), v1.Normalize(*IMAGENET)], id="normalised twice"),
 ]
 MOVES: list[Any] = [
     v1.RandomCrop(32, padding=4, fill=(1, 2, 3)),
@@ -146,27 +140,27 @@ MOVES: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize(("t", "conversion", "by"), COLOUR)
+@pytest.mark.parametrize(("t", "conversion"), COLOUR)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_colour_in_memory(t: Any, conversion: list[Any], by: type, workers: int) -> None:
-    assert_split(cifar(*conversion, t=t), by=by, workers=workers)
-    assert_split(cifar(*MOVES, *conversion), by=by, workers=workers)
+def test_colour_in_memory(t: Any, conversion: list[Any], workers: int) -> None:
+    assert_split(cifar(*conversion, t=t), workers=workers)
+    assert_split(cifar(*MOVES, *conversion), workers=workers)
 
 
 @pytest.mark.parametrize("t", [v1, v2])
 def test_grey(t: Any) -> None:
     tail = [t.ToTensor()] if t is v1 else [v2.ToImage(), SCALED]
     for steps in ([], [t.Pad(2, fill=9)], [t.RandomCrop(28, padding=3)]):
-        sent = assert_split(mnist(*steps, *tail, t.Normalize((0.1307,), (0.3081,))), by=Formula)
+        sent = assert_split(mnist(*steps, *tail, t.Normalize((0.1307,), (0.3081,))))
         assert sent.table is not None
         assert sent.table.shape == (1, 256)
     for channels in (1, 3):
         crops = [t.Pad(3, fill=77), t.Grayscale(channels), t.Pad(1, fill=5)]
-        sent = assert_split(cifar(*crops, *tail), by=Formula)
+        sent = assert_split(cifar(*crops, *tail))
         assert sent.table is not None
         assert sent.table.shape == (channels, 256)
         assert batches(sent)[0][0].shape[1:] == (channels, 40, 40)
-    assert_split(mnist(t.Grayscale(3), *tail, t.Normalize(*IMAGENET)), by=Formula)
+    assert_split(mnist(t.Grayscale(3), *tail, t.Normalize(*IMAGENET)))
 
 
 @pytest.mark.parametrize("kind", [penstock.ImageFolder, torchvision.datasets.ImageFolder])
@@ -317,14 +311,11 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-@pytest.mark.parametrize("forced", [False, True], ids=["as it chooses", "lookup"])
 @pytest.mark.parametrize("slices", [False, True], ids=["whole", "in slices"])
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int16])
 def test_every_dtype_and_layout(
-    monkeypatch: pytest.MonkeyPatch, name: str, forced: bool, slices: bool, dtype: torch.dtype | None
+    monkeypatch: pytest.MonkeyPatch, name: str, slices: bool, dtype: torch.dtype | None
 ) -> None:
-    if forced:
-        monkeypatch.setattr(arithmetic, "formulas", lambda table: iter(()))
     if slices:
         monkeypatch.setattr(arithmetic, "_ROOM", 1500)
     table = TABLES[name]
@@ -339,33 +330,6 @@ def test_every_dtype_and_layout(
             assert not made.requires_grad
         strided = pixels.to(memory_format=torch.channels_last)
         assert_same_bits(convert(strided, dtype), wanted)
-    calculates = table.dtype == torch.float32 and dtype != torch.int16 and not forced
-    assert type(convert.conversion(CPU, dtype)) is (Formula if calculates else Lookup)
-
-
-def test_a_formula_that_the_device_gives_otherwise_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As CUDA divides by a number of the host: by a product that is off by a bit here and there."""
-    table = TABLES["float32"]
-
-    def inexact(table: Any) -> Any:
-        for steps in formulas(table):
-            *before, (_, std) = steps
-            yield [*before, (torch.mul, 1 / std)]
-
-    formulas = arithmetic.formulas
-    monkeypatch.setattr(arithmetic, "formulas", inexact)
-    convert = Arithmetic(table)
-    pixels = noise(2, 3)
-    assert_same_bits(convert(pixels), looked_up(table, pixels))
-    assert type(convert.conversion(CPU)) is Lookup
-
-
-def test_formulas_of_many_statistics() -> None:
-    rng = np.random.default_rng(8)
-    for _ in range(40):
-        mean, std = rng.uniform(-1, 1.5, 3).tolist(), rng.uniform(0.01, 3, 3).tolist()
-        table = table_of(v2.ToImage(), SCALED, v2.Normalize(mean, std))
-        assert type(Arithmetic(table).conversion(CPU)) is Formula
 
 
 def test_what_cannot_be_converted_is_refused() -> None:
@@ -377,27 +341,19 @@ def test_what_cannot_be_converted_is_refused() -> None:
         Arithmetic(torch.zeros(3, 255))
 
 
-def test_it_is_pickled_without_what_it_chose() -> None:
+def test_it_is_pickled_without_what_is_on_the_device() -> None:
     convert = Arithmetic(TABLES["float32"])
     pixels = noise(3, 3)
     wanted = convert(pixels, torch.bfloat16, True)
     again = pickle.loads(pickle.dumps(convert))
-    assert again._conversions == {}
+    assert again._held == {}
     assert "3 channels" in repr(again)
     assert again.made_from(TABLES["float32"])
     assert not any(again.made_from(TABLES[name]) for name in ("scaled", "grey", "float64"))
     assert_same_bits(again(pixels, torch.bfloat16, True), wanted)
 
 
-def test_many_threads_choose_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    choices = []
-    formulas = arithmetic.formulas
-
-    def counted(table: Any) -> Any:
-        choices.append(table)
-        return formulas(table)
-
-    monkeypatch.setattr(arithmetic, "formulas", counted)
+def test_many_threads_at_once() -> None:
     convert = Arithmetic(TABLES["float32"])
     pixels, made = noise(3, 3), []
     start = threading.Barrier(6)
@@ -407,7 +363,6 @@ def test_many_threads_choose_once(monkeypatch: pytest.MonkeyPatch) -> None:
         made.append(convert(pixels))
 
     run_in_threads(6, work)
-    assert len(choices) == 1
     assert len(made) == 6
     for one in made:
         assert_same_bits(one, looked_up(TABLES["float32"], pixels))

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import penstock
-from penstock.device.idle import MOST_PENDING, IdleMeter
+from penstock.device.copy_stream import MOST_PENDING, IdleMeter
 from tests.accelerator import PromptStream, replaced_by_late_streams
 
 

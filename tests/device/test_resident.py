@@ -23,8 +23,7 @@ from penstock.device.arithmetic import Arithmetic
 from penstock.device.feed import Feed
 from penstock.device.gathering import ResidentFiller
 from penstock.device.moving import finish
-from penstock.device.resident import Resident, ResidentPlan
-from penstock.device.watch import Watch
+from penstock.device.resident import Resident, ResidentPlan, Watch
 from penstock.executors.buffers import Buffers
 from penstock.executors.filler import PassInput, PassResources
 from penstock.executors.iterator import Pass
@@ -474,7 +473,7 @@ def test_arrays_that_changed_are_copied_anew() -> None:
     for dataset, change in [*cases, (tensor, replace), (tensor, one_pixel), (rows, one_number), (rows, order)]:
         before = kept.hold(native_plan(dataset))
         assert isinstance(before, ResidentPlan)
-        assert kept._kept[0][1] is before.stores[0]
+        assert kept._stores[0] is before.stores[0]
         change(dataset)
         after = kept.hold(native_plan(dataset))
         assert isinstance(after, ResidentPlan)

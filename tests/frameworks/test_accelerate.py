@@ -4,7 +4,6 @@ unsaid."""
 from __future__ import annotations
 
 import copy
-import functools
 import gc
 import importlib.util
 import inspect
@@ -27,6 +26,7 @@ from penstock.frameworks import keep_loaders
 
 pytest.importorskip("accelerate", reason="accelerate is not installed: pip install accelerate")
 import accelerate
+from accelerate import skip_first_batches  # a name of this module, as transformers.Trainer has it
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DataLoaderConfiguration
 
@@ -192,18 +192,17 @@ def test_batches_are_skipped_of_a_loader_that_was_not_prepared(accelerator: Any)
 
 
 def test_the_function_skips_batches_as_the_method_does(accelerator: Any) -> None:
-    held = accelerate.skip_first_batches  # as transformers.Trainer holds it
     loader: Any = penstock.DataLoader(NUMBERS, batch_size=4, seed=3, shuffle=True)
     whole = [batch.tolist() for (batch,) in accelerator.prepare(loader)]
     prepared = accelerator.prepare(penstock.DataLoader(NUMBERS, batch_size=4, seed=3, shuffle=True))
-    for skip in (held, accelerator.skip_first_batches, accelerate.data_loader.skip_first_batches):
+    for skip in (skip_first_batches, accelerator.skip_first_batches, accelerate.data_loader.skip_first_batches):
         for given in (prepared, penstock.DataLoader(NUMBERS, batch_size=4, seed=3, shuffle=True)):
             skipped = skip(given, num_batches=2)
             assert len(skipped) == len(whole) - 2
             ours = skipped if given is not prepared else skipped.base_dataloader
             assert (type(ours), ours.seed) == (penstock.DataLoader, 3)
             assert [batch.tolist() for (batch,) in skipped] == whole[2:]
-    twice = held(held(prepared, 1), 1)
+    twice = skip_first_batches(skip_first_batches(prepared, 1), 1)
     assert [batch.tolist() for (batch,) in twice] == whole[2:]
 
 
@@ -291,9 +290,9 @@ def test_an_adapter_of_another_kind_is_refused(accelerator: Any, monkeypatch: py
         pass
 
     keep_loaders(accelerator)
-    kept = accelerate.data_loader._penstock_prepare_data_loader
-    looking = functools.partial(kept.func, lambda loader, *args, **kwargs: Wrapper())
-    monkeypatch.setattr(accelerate.data_loader, "_penstock_prepare_data_loader", looking)
+    other: Any = lambda loader, *args, **kwargs: Wrapper()  # noqa: E731  # of another Accelerate
+    monkeypatch.setattr(accelerate.data_loader, "prepare_data_loader", other)
+    monkeypatch.setattr(accelerate.accelerator, "prepare_data_loader", other)
     with pytest.raises(InvalidOption, match=r"cannot be kept inside .*Wrapper: Accelerate 1\.8"):
         accelerator.prepare_data_loader(penstock.DataLoader(NUMBERS, seed=3))
     assert isinstance(accelerator.prepare_data_loader(penstock.DataLoader(NUMBERS)), Wrapper), "nothing is lost"

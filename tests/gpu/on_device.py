@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import TensorDataset
 
-from penstock.device.moving import tensors_in
-from penstock.device.structure import map_leaves
+from penstock.device.moving import map_leaves, tensors_in
 
 DEVICE = torch.device("cuda", 0)
 

@@ -1,53 +1,24 @@
-"""Copies to an accelerator, on a stream of their own beside the one that computes."""
+"""Copies to an accelerator, on a stream of their own beside the one that computes; and how long that one idles."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from penstock.device.idle import TimedEvent
+#: Waits whose end the device has not reached yet; of more, the oldest is not counted.
+MOST_PENDING = 64
 
 
-class CopyStream(Protocol):
-    """Copies to one device, in order, while its other streams compute. One thread sends, any thread may receive."""
+class CopyStream:
+    """Copies to one device, of any kind that torch has streams for, while its other streams compute.
 
-    device: torch.device
-
-    def current(self) -> AbstractContextManager[Any]:
-        """Return what makes the device the current one, for the calling thread: page-locked memory is a device's."""
-
-    def working(self) -> AbstractContextManager[Any]:
-        """Return what makes this copy stream the current one, for the calling thread."""
-
-    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor on the device; called while working. The copy may be under way still."""
-
-    def pin(self, value: Any) -> Any:
-        """Return a value that moves itself, with what it holds in memory that is copied from without waiting."""
-
-    def mark(self) -> Any:
-        """Return a mark behind all that was begun so far; called while working."""
-
-    def timed_event(self) -> TimedEvent | None:
-        """Return an event behind all that the calling thread's current stream was given; None: it has no times."""
-
-    def receive(self, mark: Any, tensors: Iterable[torch.Tensor]) -> None:
-        """Hand tensors over to the calling thread's current stream.
-
-        What is begun there from now on finds all that was begun before the mark done. The tensors' memory is not used
-        again for this copy stream before what that stream was given until then is done.
-        """
-
-
-class AcceleratorStream:
-    """A copy stream of any accelerator that torch has streams for.
-
-    Host memory: copies that do not block are made from page-locked memory only, which torch's caching host allocator
-    keeps until the copy is done. Device memory: tensors are allocated on this stream; `record_stream` tells the caching
-    allocator which stream they were handed to.
+    One thread sends, any thread may receive. Host memory: copies that do not block are made from page-locked memory
+    only, which torch's caching host allocator keeps until the copy is done. Device memory: tensors are allocated on
+    this stream; `record_stream` tells the caching allocator which stream they were handed to.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -55,29 +26,40 @@ class AcceleratorStream:
         self._stream = torch.Stream(device=device)
 
     def current(self) -> AbstractContextManager[Any]:
+        """Return what makes the device the current one, for the calling thread: page-locked memory is a device's."""
         return torch.accelerator.device_index(self.device.index)
 
     def working(self) -> AbstractContextManager[Any]:
+        """Return what makes this copy stream the current one, for the calling thread."""
         return self._stream
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor on the device; called while working. The copy may be under way still."""
         return _pinned(tensor).to(self.device, non_blocking=True)
 
     def pin(self, value: Any) -> Any:
+        """Return a value that moves itself, with what it holds in memory that is copied from without waiting."""
         pin = getattr(value, "pin_memory", None)  # as torch's loader has it for types of the user's
         return pin() if callable(pin) else value
 
-    def mark(self) -> torch.Event:
+    def mark(self) -> Any:
+        """Return a mark behind all that was begun so far; called while working."""
         return self._stream.record_event()
 
-    def timed_event(self) -> TimedEvent | None:
+    def timed_event(self) -> Any:
+        """Return an event of CUDA behind all that the calling thread's current stream was given; None: no CUDA."""
         if self.device.type != "cuda":
             return None
         event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
-        return event  # type: ignore[no-any-return]
+        return event
 
-    def receive(self, mark: torch.Event, tensors: Iterable[torch.Tensor]) -> None:
+    def receive(self, mark: Any, tensors: Iterable[torch.Tensor]) -> None:
+        """Hand tensors over to the calling thread's current stream.
+
+        What is begun there from now on finds all that was begun before the mark done. The tensors' memory is not used
+        again for this copy stream before what that stream was given until then is done.
+        """
         current = torch.accelerator.current_stream(self.device)
         current.wait_event(mark)
         for tensor in tensors:
@@ -87,7 +69,7 @@ class AcceleratorStream:
 
 def copy_stream_to(device: torch.device) -> CopyStream | None:
     """Return a copy stream to a device; None for the CPU and MPS, which plain copies reach."""
-    return None if device.type in ("cpu", "mps") else AcceleratorStream(device)
+    return None if device.type in ("cpu", "mps") else CopyStream(device)
 
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:
@@ -97,3 +79,33 @@ def _pinned(tensor: torch.Tensor) -> torch.Tensor:
     if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
         tensor = tensor.contiguous()  # an expanded tensor's elements cannot be written one by one
     return tensor.pin_memory()
+
+
+class IdleMeter:
+    """Measures between two events around each wait, on the stream that the loop computes on.
+
+    The device comes to the first one when it has done what the loop had begun before the wait, and to the second one
+    when the batch is there: in between it is idle. Both are read when the device has come to them; nothing is waited
+    for. One thread at a time calls the methods.
+
+    Args:
+        record: returns an event behind all that was begun so far; None: the device has no times.
+        count: is called with the seconds of each wait.
+    """
+
+    def __init__(self, record: Callable[[], Any], count: Callable[[float], None]) -> None:
+        self._record, self._count = record, count
+        self._pending: deque[tuple[Any, Any]] = deque(maxlen=MOST_PENDING)
+
+    def begin(self) -> Any:
+        """Return the event at which a wait begins."""
+        return self._record()
+
+    def end(self, begun: Any) -> None:
+        """Take note of the end of a wait, and count those that the device has gone through."""
+        if begun is None or (ended := self._record()) is None:
+            return
+        self._pending.append((begun, ended))
+        while self._pending and self._pending[0][1].query():
+            first, last = self._pending.popleft()
+            self._count(max(0.0, first.elapsed_time(last) / 1e3))

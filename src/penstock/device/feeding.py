@@ -21,9 +21,8 @@ from typing import Any, Generic, NoReturn, TypeVar
 import torch.utils.data
 
 from penstock.device.arithmetic import Arithmetic
-from penstock.device.copy_stream import CopyStream, copy_stream_to
+from penstock.device.copy_stream import CopyStream, IdleMeter, copy_stream_to
 from penstock.device.feed import Device, Feed
-from penstock.device.idle import IdleMeter
 from penstock.device.moving import Mover
 from penstock.executors.iterator import Pass
 from penstock.executors.workers.thread_lifetime import context_here, leave_behind

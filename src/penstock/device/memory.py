@@ -11,13 +11,17 @@ import traceback
 import types
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
-from penstock.device.samples import Samples
+from penstock.device.moving import leaves, map_leaves
 from penstock.errors import InvalidOption, OutOfMemory
+from penstock.system.host_memory import available_bytes
 
 R = TypeVar("R")
 Step = Callable[..., R]
@@ -119,9 +123,9 @@ def run_within_memory(
     Where memory runs out, the part that failed is cut in two and tried again; no sample is lost or repeated, and the
     parts that were done are not run again. The result is a list always, of one result when the batch fits whole.
 
-    The size that worked is remembered for as long as the step lives, so the next batches do not fail first: for a
-    bound method with its object, for a functools.partial with its function and arguments. Give the same step each
-    time, not a new lambda. It never grows by itself: start=len(batch) forgets it.
+    The size that worked is remembered for as long as the step lives (a bound method with its object), so the next
+    batches do not fail first. Give the same step each time, not a new lambda or functools.partial. It never grows by
+    itself: start=len(batch) forgets it.
 
     With gradients, a loss that is a mean over the batch must be weighted: where step has a parameter share besides
     the batch, it gets the samples of the micro-batch over those of the batch (1.0 for a whole batch):
@@ -158,7 +162,7 @@ def run_within_memory(
         Exception: what step raises, among that the out-of-memory error of a sample that does not fit alone.
     """
     samples = Samples(batch)
-    known = _sizes.get(_identity(step)[0], (samples.number,))[0]
+    known = _sizes.get(_key(step), (samples.number,))[0]
     size = known if start is None else _at_least_one("start", start)
     return _run_parts(step, samples, size, known, undo)
 
@@ -240,34 +244,140 @@ def _takes_share(step: Step[object]) -> bool:
     return any(one.name == "share" and one.kind in named for one in parameters[1:])
 
 
-#: The micro-batch sizes that worked, by what tells their steps apart, with references that forget them. Steps need be
-#: neither hashable nor comparable. Each use is one operation of the dict, which threads may do at once.
-_sizes: dict[tuple[object, ...], tuple[int, list[weakref.ref[Any]]]] = {}
+#: The micro-batch sizes that worked, by the ids of their steps, which need be neither hashable nor comparable, with
+#: references that forget them. Each use is one operation of the dict, which threads may do at once.
+_sizes: dict[tuple[int, ...], tuple[int, list[weakref.ref[Any]]]] = {}
 
 
 def _remember(step: object, size: int) -> None:
     """Remember the size that worked for a step, for as long as the step lives."""
-    key, living = _identity(step)
-    if living:  # else nothing would say when to forget it
-        _sizes[key] = (size, [weakref.ref(one, lambda _: _sizes.pop(key, None)) for one in living])
+    key = _key(step)
+    with suppress(TypeError):  # what cannot be held weakly: nothing would say when to forget it
+        _sizes[key] = (size, [weakref.ref(one, lambda _: _sizes.pop(key, None)) for one in _parts(step)])
 
 
-def _identity(step: object) -> tuple[tuple[object, ...], list[object]]:
-    """Return what tells a step from others, and the objects that must live for that to hold."""
-    key: list[object] = []
-    living: list[object] = []
-    pending = [step]
-    while pending:
-        part = pending.pop()
-        if isinstance(part, types.MethodType):  # made anew each time that it is looked up
-            pending += [part.__func__, part.__self__]
-        elif isinstance(part, partial):
-            pending += [part.func, *part.args, *part.keywords, *part.keywords.values()]
-        elif type(part) in (str, bytes, int, float, bool, types.NoneType):
-            key += [type(part), part]
-        elif type(part).__weakrefoffset__:  # a weak reference says when it is gone
-            key.append(id(part))
-            living.append(part)
-        else:
-            key.append(type(part))  # a list or the like: does not tell two steps apart
-    return tuple(key), living
+def _key(step: object) -> tuple[int, ...]:
+    return tuple(map(id, _parts(step)))
+
+
+def _parts(step: object) -> tuple[object, ...]:
+    """Return what a step is: a bound method is made anew each time that it is looked up."""
+    return (step.__func__, step.__self__) if isinstance(step, types.MethodType) else (step,)
+
+
+# --- a batch as samples along dimension 0 -----------------------------------------------------------------------------
+
+
+class Samples:
+    """A batch, as samples along dimension 0.
+
+    Attributes:
+        number: of samples, at least 1.
+    """
+
+    def __init__(self, batch: object) -> None:
+        self._batch = batch
+        self.number = _number_of_samples(batch)
+
+    def part(self, begin: int, end: int) -> object:
+        """Return samples [begin, end): views of the tensors and arrays; the batch itself where that is all."""
+        if end - begin == self.number:
+            return self._batch
+        return map_leaves(self._batch, lambda leaf: leaf[begin:end] if self._is_cut(leaf) else leaf, self._is_column)
+
+    def repeated(self, number: int) -> object:
+        """Return a batch of that many samples in memory of its own. Raises MemoryError and the allocators' errors."""
+        counted = [leaf for leaf in leaves(self._batch, self._is_column) if self._is_cut(leaf)]
+        needed = sum(_host_bytes(leaf) for leaf in counted) * number // self.number
+        available = available_bytes()
+        if needed > available:
+            raise MemoryError(
+                f"{number} samples take {needed / 1e9:.1f} GB of host memory, of which {available / 1e9:.1f} GB is "
+                "available"
+            )
+        return map_leaves(
+            self._batch, lambda leaf: _repeated(leaf, number) if self._is_cut(leaf) else leaf, self._is_column
+        )
+
+    def _is_cut(self, leaf: object) -> bool:
+        return _has_samples(leaf) or self._is_column(leaf)
+
+    def _is_column(self, value: Any) -> bool:
+        """Return whether a list or tuple holds one object a sample, none of them with tensors in it."""
+        if not _is_sequence(value, self.number) or any(_has_samples(leaf) for leaf in leaves(value)):
+            return False
+        # default_collate turns samples of several strings into a list of such columns, perhaps just as many.
+        return not all(_is_sequence(one, self.number) for one in value)
+
+
+def _number_of_samples(batch: object) -> int:
+    shapes: dict[int, tuple[int, ...]] = {}
+    for leaf in leaves(batch, _is_packed):
+        if _has_samples(leaf):
+            if isinstance(leaf, torch.Tensor) and leaf.layout != torch.strided:
+                raise ValueError(f"a tensor of layout {leaf.layout} cannot be cut along dimension 0; make it dense")
+            shapes.setdefault(leaf.shape[0], tuple(leaf.shape))
+        elif not isinstance(leaf, torch.Tensor | type) and callable(getattr(leaf, "to", None)):
+            raise ValueError(
+                f"a {type(leaf).__name__} holds tensors of its own and cannot be cut along dimension 0; give a step "
+                "that takes these tensors in a tuple, dict or dataclass"
+            )
+    # A batch without tensors, of strings for example, is as long as the lists and tuples that hold them.
+    lengths = set(shapes) or {len(one) for one in leaves(batch, _is_flat) if _is_flat(one)}
+    if len(lengths) > 1:
+        raise ValueError(
+            "the parts of a batch must have the same number of samples along dimension 0; found "
+            + (f"tensors of shapes {', '.join(map(str, shapes.values()))}" if shapes else f"lists of {sorted(lengths)}")
+        )
+    if not lengths:
+        raise ValueError(f"a batch of type {type(batch).__name__} without a tensor or array of at least one dimension")
+    if lengths == {0}:
+        raise ValueError("the batch has no samples: its size along dimension 0 is 0")
+    return lengths.pop()
+
+
+def _has_samples(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor | np.ndarray) and leaf.ndim > 0
+
+
+def _is_packed(value: object) -> bool:
+    """Return whether a value is a named tuple whose tensors hold the samples interleaved."""
+    return isinstance(value, PackedSequence)
+
+
+def _is_sequence(value: object, length: int | None = None) -> bool:
+    """Return whether a value is a list or tuple, of that length where one is given, and no named tuple."""
+    if not isinstance(value, list | tuple) or hasattr(value, "_fields"):
+        return False
+    return length is None or len(value) == length
+
+
+def _is_flat(value: Any) -> bool:
+    """Return whether a value is a list or tuple of leaves."""
+    return _is_sequence(value) and all(next(leaves(one), None) is one for one in value)
+
+
+def _host_bytes(leaf: Any) -> int:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.numel() * leaf.element_size() if leaf.device.type == "cpu" else 0
+    return leaf.nbytes if isinstance(leaf, np.ndarray) else 8 * len(leaf)  # pointers
+
+
+def _repeated(leaf: Any, number: int) -> Any:
+    """Return the samples of a tensor, array, list or tuple, from the first again after the last, number in all."""
+    if isinstance(leaf, list | tuple):
+        column: Any = leaf
+        return column * (number // len(column)) + column[: number % len(column)]
+    shape = (number, *leaf.shape[1:])
+    if isinstance(leaf, torch.Tensor):  # channels_last stays
+        made: Any = torch.empty_permuted(shape, leaf.dim_order(), dtype=leaf.dtype, device=leaf.device)
+        source: Any = leaf.detach()
+    else:
+        made, source = np.empty_like(leaf, shape=shape), leaf
+    filled = min(number, len(source))
+    made[:filled] = source[:filled]
+    while filled < number:
+        more = min(filled, number - filled)
+        made[filled : filled + more] = made[:more]
+        filled += more
+    return made.requires_grad_() if isinstance(leaf, torch.Tensor) and leaf.requires_grad else made

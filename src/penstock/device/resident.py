@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 import penstock._native as _native
 from penstock.device.stores import Images, Rows, row_bytes, send
-from penstock.device.watch import Watch, key
+from penstock.executors.buffers import bytes_in
 from penstock.order.permutations import Indices
 from penstock.plan import NativePlan
 from penstock.recipe.steps import Refusal
@@ -19,8 +20,13 @@ from penstock.sources.native_source import DeviceArrays
 
 #: Of the memory that a device has left, this share stays for the program.
 _FOR_THE_PROGRAM = 0.25
+_BLOCK = 4096
+#: Blocks that are summed at each look at a large array: 4 MB, or about a millisecond.
+_BLOCKS = 1024
+#: Weights of a block's elements. They are odd: one changed element always changes the sum. They differ: two exchanged
+#: elements mostly change it.
+_WEIGHTS = np.arange(1, _BLOCK // 4, 2, dtype=np.int64) * 0x5851F42D4C957F2D
 _WHAT = "Feed(cache='device')"
-_Kept = tuple[list[Watch], Rows]
 
 
 @dataclass(frozen=True)
@@ -65,41 +71,32 @@ class ResidentPlan:
 class Resident:
     """Keeps the arrays of one loader's dataset on a device, for as long as it lives itself.
 
-    Arrays that are not those of the pass before, or have changed as far as a `Watch` can tell, are copied anew. One
+    Where they are not those of the pass before, or have changed as far as a `Watch` can tell, all are copied anew. One
     thread at a time uses it.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._kept: list[_Kept] = []
+        self._watches: list[Watch] = []
+        self._stores: tuple[Rows, ...] = ()
         self._refused: tuple[object, Refusal] | None = None
 
     def refusal(self, plan: NativePlan) -> Refusal | None:
         """Return why batches of a plan are made on the host; None: they fit on the device. Nothing is copied."""
-        found = self._fit(plan, release=False)
-        return found if isinstance(found, Refusal) else None
+        return _unsuitable(plan) or (None if self._holds(plan) else self._no_room(plan))
 
     def hold(self, plan: NativePlan) -> ResidentPlan | Refusal:
         """Return the plan with its arrays on the device, or why its batches are made on the host."""
-        current = self._fit(plan, release=True)
-        self._kept = []
-        if isinstance(current, Refusal):
-            return current
-        fields = _fields(plan)
-        try:
-            self._kept = [
-                one or ([Watch(array) for array in arrays], Rows(arrays, self.device))
-                for one, arrays in zip(current, fields, strict=True)
-            ]
-        except torch.OutOfMemoryError:
-            size = _size(sum(map(_bytes, fields)))
-            refusal = _refused(f"{self.device} had no room for {size} of arrays, each in one piece")
-            self._refused = _keys(fields), refusal  # not tried again while they are the same
+        refusal = _unsuitable(plan)
+        if refusal is not None or not self._holds(plan):
+            self._watches, self._stores = [], ()  # which makes room
+            refusal = refusal or self._no_room(plan) or self._upload(plan)
+        if refusal is not None:
             return refusal
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)  # from now on any stream may read them
         firsts = np.cumsum([0, *(leaf.size for leaf in plan.leaves)])[:-1].astype(np.int64)
-        return ResidentPlan(plan, self.device, tuple(store for _, store in self._kept), firsts)
+        return ResidentPlan(plan, self.device, self._stores, firsts)
 
     def explain(self, plan: NativePlan) -> str:
         """Return where batches of a plan are made, for explain()."""
@@ -107,39 +104,48 @@ class Resident:
         if refusal is not None:
             return f"cache    not on {self.device}: {refusal.why}; there with {refusal.remedy}"
         done = "cropped, padded, flipped and gathered" if _recipes(plan) else "gathered"
-        return f"cache    {_size(sum(map(_bytes, _fields(plan))))} of arrays on {self.device}: batches are {done} there"
+        return f"cache    {_size(_bytes(_fields(plan)))} of arrays on {self.device}: batches are {done} there"
 
     def __repr__(self) -> str:
-        return f"Resident({_size(sum(store.words.nbytes for _, store in self._kept))} on {self.device})"
+        return f"Resident({_size(self._held_bytes)} on {self.device})"
 
-    def _fit(self, plan: NativePlan, *, release: bool) -> list[_Kept | None] | Refusal:
-        """Return what is kept of each field of a plan and still the same, or why the device cannot make its batches.
+    @property
+    def _held_bytes(self) -> int:
+        return sum(store.words.nbytes for store in self._stores)
 
-        release: all else that is kept is dropped, and makes room; else it is counted as room.
-        """
-        refusal = _unsuitable(plan)
-        if refusal is not None:
-            return refusal
+    def _holds(self, plan: NativePlan) -> bool:
+        """Return whether the arrays on the device are those of a plan, as they are now."""
+        arrays = [array for arrays in _fields(plan) for array in arrays]
+        return len(self._watches) == len(arrays) and all(map(Watch.same, self._watches, arrays))
+
+    def _no_room(self, plan: NativePlan) -> Refusal | None:
+        """Return why a plan's arrays do not fit on the device, in the place of those that are there; None: they do."""
         fields = _fields(plan)
-        current = [
-            one if one and _same(one[0], arrays) else None
-            for one, arrays in itertools.zip_longest(self._kept[: len(fields)], fields)
-        ]
-        if release:
-            self._kept = [one for one in current if one]
         if self._refused is not None and self._refused[0] == _keys(fields):
             return self._refused[1]
-        needed = sum(_bytes(arrays) for arrays, one in zip(fields, current, strict=True) if one is None)
-        left = available(self.device) if needed else None
-        if left is None:
-            return current
-        left += sum(one[1].words.nbytes for one in self._kept if one not in current)
-        if needed <= left * (1 - _FOR_THE_PROGRAM):
-            return current
+        left, needed = available(self.device), _bytes(fields)
+        if left is None or needed <= (left := left + self._held_bytes) * (1 - _FOR_THE_PROGRAM):
+            return None
         return _refused(
             f"{_size(needed)} of arrays do not fit on {self.device}, which has {_size(left)} left, a quarter of it for "
             "the program"
         )
+
+    def _upload(self, plan: NativePlan) -> Refusal | None:
+        """Copy a plan's arrays to the device; return why that failed."""
+        fields = _fields(plan)
+        watches = [
+            Watch(array) for arrays in fields for array in arrays
+        ]  # before the copy: what changes meanwhile is seen
+        try:
+            self._stores = tuple(Rows(arrays, self.device) for arrays in fields)
+        except torch.OutOfMemoryError:
+            size = _size(_bytes(fields))
+            refusal = _refused(f"{self.device} had no room for {size} of arrays, each in one piece")
+            self._refused = _keys(fields), refusal  # not tried again while they are the same
+            return refusal
+        self._watches = watches
+        return None
 
 
 def available(device: torch.device) -> int | None:
@@ -196,13 +202,62 @@ def _keys(fields: Sequence[Sequence[torch.Tensor]]) -> object:
     return [[key(array) for array in arrays] for arrays in fields]
 
 
-def _same(watches: Sequence[Watch], arrays: Sequence[torch.Tensor]) -> bool:
-    return len(watches) == len(arrays) and all(watch.same(array) for watch, array in zip(watches, arrays, strict=True))
-
-
-def _bytes(arrays: Sequence[torch.Tensor]) -> int:
-    return sum(len(array) * row_bytes(array) for array in arrays)
+def _bytes(fields: Sequence[Sequence[torch.Tensor]]) -> int:
+    return sum(len(array) * row_bytes(array) for arrays in fields for array in arrays)
 
 
 def _size(size: int) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+
+
+# --- whether an array is as it was ------------------------------------------------------------------------------------
+
+
+class Watch:
+    """Remembers a tensor on the CPU, and tells whether another is the same one, unchanged.
+
+    It is another one where its memory, shape, strides or dtype differ. It is changed where torch has counted a change
+    (``Tensor._version``), or where the weighted sum of a block of 4 KB differs. Sums tell of what numpy or others write
+    to the memory: all are compared for arrays up to 4 MB, else each time another share of them, spread over the array.
+    So a large array that is changed throughout is noticed at once, and a single element after a few passes. Tensors
+    with gaps between their rows have no sums.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor  # held, so that no other can be where it is
+        self._key = key(tensor)
+        memory = _dense_bytes(tensor)
+        whole = len(memory) // _BLOCK
+        self._blocks = memory[: whole * _BLOCK].view(np.int64).reshape(whole, _BLOCK // 8)
+        self._tail = memory[whole * _BLOCK :]
+        self._sums = _sums(self._blocks)
+        self._end = self._tail.tobytes()
+        self._turn = 0
+
+    def same(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is the one that is watched, as it was."""
+        if key(tensor) != self._key:
+            return False
+        step = max(1, -(-len(self._sums) // _BLOCKS))
+        turn, self._turn = self._turn % step, self._turn + 1
+        share = slice(turn, None, step)
+        return np.array_equal(_sums(self._blocks[share]), self._sums[share]) and self._tail.tobytes() == self._end
+
+
+def key(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return where a tensor is, what it is like, and how often torch has changed it in place."""
+    version = 0 if tensor.is_inference() else tensor._version
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, version
+
+
+def _dense_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
+    """Return a tensor's memory from end to end, whatever the order of its dimensions; nothing where it has gaps."""
+    order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
+    if tensor.numel() == 0 or not tensor.permute(order).is_contiguous():
+        return np.empty(0, dtype=np.uint8)
+    return bytes_in(tensor)
+
+
+def _sums(blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+    sums: NDArray[np.int64] = blocks @ _WEIGHTS  # modulo 2**64
+    return sums

@@ -7,15 +7,15 @@ from penstock.loader import DataLoader
 from penstock.system.deferred import attributes_of, deferred
 
 if TYPE_CHECKING:
-    from penstock.frameworks import keeping
-    from penstock.frameworks.keeping import keep_loaders
+    from penstock.frameworks import accelerate
+    from penstock.frameworks.accelerate import keep_loaders
 else:
-    (keeping,) = deferred(__name__, "keeping")
-    __getattr__ = attributes_of(__name__, {"keeping": ("keep_loaders",)})
+    (accelerate,) = deferred(__name__, "accelerate")
+    __getattr__ = attributes_of(__name__, {"accelerate": ("keep_loaders",)})
 
 
 def _meet_accelerate() -> bool:
-    return "accelerate.data_loader" in sys.modules and keeping.meet_accelerate()
+    return "accelerate.data_loader" in sys.modules and accelerate.meet_accelerate()
 
 
 # Without importing Accelerate, and without being imported by the loader.

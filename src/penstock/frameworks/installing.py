@@ -21,7 +21,7 @@ _Torchs: Any = torch.utils.data.DataLoader
 _lock = ProcessLock()
 _original: Any = None
 _depth = 0
-#: Builds a torch loader from the attributes of the one it is given; penstock.frameworks.keeping puts ours into that.
+#: Builds a torch loader from the attributes of the one it is given; penstock.frameworks.accelerate puts ours into that.
 _COPIES_LOADERS = "accelerate.data_loader"
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pickle
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.cluster.connection import Facts, check, connected, files_of, here, no_place, pickled, stored, unseen
-from penstock.cluster.dispatch import Dispatcher
 from penstock.cluster.option import Ray
 from penstock.errors import ClusterError, WorkerDied
 from penstock.packing.contents import contents_of
@@ -66,19 +66,6 @@ class Progress:
             if self.tell is not None:
                 self.tell(Packing(self.samples, self.of, self.bytes))
 
-    def in_work(self, samples: int, size: int) -> None:
-        """Tell of what is written of shards that are not finished, beside what is counted."""
-        with self._lock:
-            if self.tell is not None:
-                self.tell(Packing(self.samples + samples, self.of, self.bytes + size))
-
-
-class Engine(Protocol):
-    """Writes shards."""
-
-    def write(self, work: ShardWork, shards: Sequence[int], progress: Progress) -> dict[int, ShardRecord]:
-        """Write these shards; return the record of each. Raises what writing one raises."""
-
 
 @dataclass(frozen=True)
 class ThreadEngine:
@@ -91,7 +78,7 @@ class ThreadEngine:
         """Write these shards; return the record of each. Raises what writing one raises."""
         stop = threading.Event()
 
-        def after(added: int, samples: int = 1) -> None:
+        def after(added: int, samples: int) -> None:
             if stop.is_set():
                 raise _Stopped
             progress.add(samples, added)
@@ -105,22 +92,16 @@ class ThreadEngine:
 
         threads = self.workers or (usable_cpus() if all(leaf.safe for leaf in work.contents.leaves) else 1)
         with ThreadPoolExecutor(min(threads, max(1, len(shards))), "penstock-pack") as pool:
-            running = {shard: pool.submit(write, shard) for shard in shards}
+            running = {pool.submit(write, shard): shard for shard in shards}
+            records = {}
             try:
-                wait(running.values(), return_when=FIRST_EXCEPTION)
-                _raise_first(list(running.values()))
-                return {shard: future.result() for shard, future in running.items()}
+                for future in as_completed(running):
+                    with suppress(_Stopped):  # the error that made it stop comes too
+                        records[running[future]] = future.result()
+                return records
             finally:
                 stop.set()
                 pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _raise_first(futures: list[Future[ShardRecord]]) -> None:
-    """Raise the error that made the others stop."""
-    for future in futures:
-        error = future.exception() if future.done() and not future.cancelled() else None
-        if error is not None and not isinstance(error, _Stopped):
-            raise error
 
 
 class _Stopped(Exception):
@@ -142,10 +123,7 @@ class PackJob:
 
 
 class Packer:
-    """The actor. Ray calls `write` in one thread of it and `progress` in another."""
-
-    def __init__(self) -> None:
-        self._samples = self._bytes = 0
+    """The actor."""
 
     def open(self, job: bytes, stamps: NDArray[np.int64], files: Sequence[tuple[str, int]]) -> Facts:
         """Return what is to be known of the packer before it writes."""
@@ -165,18 +143,9 @@ class Packer:
                 "file system that all nodes share, under one path"
             )
 
-    def write(self, shard: int, attempt: int) -> tuple[ShardRecord, int]:
-        """Write a shard; return its record and its number."""
-        self._samples = self._bytes = 0
-        return self._work.write(shard, self._after, f".{attempt}"), shard
-
-    def _after(self, added: int, samples: int = 1) -> None:
-        self._samples += samples
-        self._bytes += added
-
-    def progress(self) -> tuple[int, int]:
-        """Return the samples and bytes of the shard in work."""
-        return self._samples, self._bytes
+    def write(self, shard: int, attempt: int) -> ShardRecord:
+        """Write a shard; return its record."""
+        return self._work.write(shard, lambda added, samples: None, f".{attempt}")
 
 
 @dataclass(eq=False)
@@ -189,9 +158,6 @@ class _Hired:
     facts: Facts | None = None
     ready: bool = False
     shard: int | None = None
-    done: tuple[int, int] = (0, 0)
-    """Samples and bytes of the shard in work, as they were known last."""
-    looking: Any = None
 
 
 @dataclass(eq=False)
@@ -221,27 +187,24 @@ class PackerEngine:
             return records
         self._begin(work)
         try:
-            for shard in shards:
-                self._dispatcher.ask(shard)
+            self._waiting = deque(shards)
             for _ in range(min(len(shards), self._wanted())):
                 self._hire()
             while len(records) < len(shards):
                 asked = [one.asked for one in self._hired if one.asked is not None]
                 ready, _ = self._ray.wait(asked, num_returns=1, timeout=_LOOK)
                 for packer in [one for one in self._hired if one.asked in ready]:
-                    found = self._answered(packer)
-                    if found is not None:
-                        record, shard = found
+                    shard, record = packer.shard, self._answered(packer)
+                    if shard is not None and record is not None:
                         records[shard] = record
-                        progress.samples += record.shard.samples
-                        progress.bytes += record.shard.bytes
-                self._look(progress)
+                        progress.add(record.shard.samples, record.shard.bytes)
+                progress.add(0, 0)  # told twice a second, so that it can stop the packing
+                self._check_start()
                 self._assign()
         finally:
             for packer in self._hired:
                 self._kill(packer)
             self._hired.clear()
-        progress.in_work(0, 0)
         return records
 
     def _begin(self, work: ShardWork) -> None:
@@ -252,7 +215,6 @@ class PackerEngine:
         job = PackJob(self.dataset, self.to_bytes, work.place, work.encoding, work.plan)
         sent = pickled(job, type(self.dataset).__qualname__, self.dataset)
         self._arguments = stored(self._ray, sent), stored(self._ray, work.stamps), files
-        self._dispatcher = Dispatcher(requests=1)
         self._losses: dict[int, int] = {}
         self._attempts = self._failures = 0
         self._none_since = time.monotonic()
@@ -263,11 +225,11 @@ class PackerEngine:
         return max(1, int(self._ray.available_resources().get("CPU", 0) // self.cluster.cpus))
 
     def _hire(self) -> None:
-        placed = self._ray.remote(Packer).options(**self.cluster.placement(), max_concurrency=2)
+        placed = self._ray.remote(Packer).options(**self.cluster.placement())
         actor = placed.remote()
         self._hired.append(_Hired(actor, actor.open.remote(*self._arguments)))
 
-    def _answered(self, packer: _Hired) -> tuple[ShardRecord, int] | None:
+    def _answered(self, packer: _Hired) -> ShardRecord | None:
         """Return the record of a shard that a packer has written, None where the answer is another one."""
         try:
             found = self._ray.get(packer.asked)
@@ -284,26 +246,20 @@ class PackerEngine:
             packer.asked = packer.actor.prepare.remote()
             return None
         self._failures = 0
-        if not packer.ready:
-            packer.ready = True
-            self._dispatcher.join(packer)
-        else:
-            self._dispatcher.done(packer, found[1])
-        packer.shard, packer.done, packer.asked, packer.looking = None, (0, 0), None, None
-        return found if isinstance(found, tuple) else None
+        packer.ready, packer.shard, packer.asked = True, None, None
+        return found if isinstance(found, ShardRecord) else None
 
     def _assign(self) -> None:
-        for packer, shard in self._dispatcher.assign():
-            assert isinstance(packer, _Hired)
-            self._attempts += 1
-            packer.shard = shard
-            packer.asked = packer.actor.write.remote(shard, self._attempts)
+        for packer in self._hired:
+            if packer.ready and packer.asked is None and self._waiting:
+                self._attempts += 1
+                packer.shard = self._waiting.popleft()
+                packer.asked = packer.actor.write.remote(packer.shard, self._attempts)
 
     def _lost(self, packer: _Hired, error: Exception) -> None:
         """Have the shard of a lost packer written by another one."""
         self._hired.remove(packer)
         self._kill(packer)
-        self._dispatcher.leave(packer)
         why = " ".join(str(error).split())[:400]
         if packer.shard is None:
             self._failures += 1
@@ -311,6 +267,7 @@ class PackerEngine:
                 what = counted(_STARTS, "packer")
                 raise ClusterError(f"{what} failed to start, one after the other: {why}") from error
         else:
+            self._waiting.appendleft(packer.shard)
             losses = self._losses[packer.shard] = self._losses.get(packer.shard, 0) + 1
             if losses >= _LOSSES:
                 raise WorkerDied(
@@ -319,24 +276,17 @@ class PackerEngine:
                 ) from error
         self._hire()
 
-    def _look(self, progress: Progress) -> None:
-        """Ask how far the packers are; raise ClusterError where none has been at work for too long."""
-        for packer in self._hired:
-            if packer.shard is not None and packer.looking is not None:
-                found, _ = self._ray.wait([packer.looking], timeout=0)
-                if found:
-                    with suppress(self._ray.exceptions.RayError):
-                        packer.done = self._ray.get(packer.looking)
-                    packer.looking = None
-            if packer.shard is not None and packer.looking is None:
-                packer.looking = packer.actor.progress.remote()
+    def _check_start(self) -> None:
+        """Raise ClusterError where no packer has been at work for too long."""
         if any(packer.ready for packer in self._hired):
             self._none_since = time.monotonic()
         elif time.monotonic() - self._none_since > self.cluster.start_timeout:
             raise no_place(self._ray, self.cluster, "packer")
-        progress.in_work(sum(one.done[0] for one in self._hired), sum(one.done[1] for one in self._hired))
 
     def _kill(self, packer: _Hired) -> None:
         with suppress(Exception):  # it is gone, or Ray is
             if self._ray.is_initialized():
                 self._ray.kill(packer.actor)
+
+
+Engine = ThreadEngine | PackerEngine

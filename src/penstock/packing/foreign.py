@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import NamedTuple
 
 import penstock._native as _native
@@ -15,9 +14,9 @@ from penstock.packing.encoding import image_size
 from penstock.packing.engines import Packing
 from penstock.packing.index_writer import (
     LABEL,
-    FileRows,
     ShardRecord,
-    by_suffix,
+    ShardRows,
+    class_number,
     classified,
     write_description,
     write_index,
@@ -104,7 +103,7 @@ def _tars(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tu
 
 def _indexed(folder: str, shard: int, name: str) -> _Indexed:
     path = os.path.join(folder, name)
-    rows, keys, at = FileRows(), [], 0
+    rows, keys, at = ShardRows("<i8"), [], 0
     with open_regular(path) as file:
         descriptor = file.fileno()
         size = os.fstat(descriptor).st_size
@@ -119,7 +118,7 @@ def _indexed(folder: str, shard: int, name: str) -> _Indexed:
                 elif suffix.lower() in IMG_EXTENSIONS and extent == (0, 0):
                     extent = image_size(data[:_HEAD]) if data.startswith(b"\xff\xd8") else image_size(data)
             text = os.fsencode(key)
-            rows.add((at, len(text), shard, *extent), files, label)
+            rows.add((at, len(text), shard, *extent), files, class_number(label))
             keys.append(text)
             at += len(text) + 1
         crc = crc32c_of(file, 0, size)
@@ -152,29 +151,27 @@ def _write(folder: str, split: str, found: list[_Indexed], on_progress: Callable
             f"key {os.fsdecode(twice)!r} belongs to two samples of {folder}: WebDataset gives each sample a key of its "
             "own, and its files follow each other"
         )
-    records, at = [], 0
+    at = 0
     for one in found:
-        rows = one.record.rows
-        rows["id_offset"] += at
+        one.record.rows["id_offset"] += at
         at += sum(map(len, one.keys)) + len(one.keys)
-        records.append(replace(one.record, rows=rows))
-    kind, labelled, records = classified(by_suffix(records))
-
+    records = [one.record for one in found]
+    kind, labelled, table = classified(records)
     place = FolderPlace(folder, split)
-    columns = write_index(place.write, split, records, keys, None)
+    index, ids, fingerprint = write_index(place.write, split, table, keys, None)
     made = Split(
         kind=kind,
         samples=len(keys),
-        parts=tuple(Part(known[0].removeprefix("."), tuple(known)) for known in columns[2]),
+        parts=tuple(Part(known[0].removeprefix("."), tuple(known)) for known in table.fields),
         label="int" if labelled else None,
         texts=None,
         label_suffix=None,
         pair=labelled,
         classes=None,
         shards=tuple(record.shard for record in records),
-        index=columns[0],
-        ids=columns[1],
-        fingerprint=columns[3],
+        index=index,
+        ids=ids,
+        fingerprint=fingerprint,
         source="",
         options={"indexed": True},
     )

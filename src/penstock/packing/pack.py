@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ from penstock.packing import plan as planning
 from penstock.packing.contents import Contents, contents_of
 from penstock.packing.encoding import QUALITY, Encoding, Measured, measure
 from penstock.packing.engines import Engine, PackerEngine, Packing, Progress, ThreadEngine
-from penstock.packing.index_writer import ShardRecord, by_suffix, classified, write_description, write_index
+from penstock.packing.index_writer import ShardRecord, classified, joined, write_description, write_index
 from penstock.packing.places import (
     BucketPlace,
     FolderPlace,
@@ -31,7 +32,7 @@ from penstock.packing.places import (
 )
 from penstock.packing.plan import Plan, check_split, names, rows_name, shard_name, unfinished
 from penstock.packing.shard_writer import ShardWork, label_file
-from penstock.storage.description import Column, Part, Shard, Split
+from penstock.storage.description import Column, Part, Split
 from penstock.storage.durable import FULL, durably, free_bytes, out_of_space
 from penstock.storage.index import Index, column_of
 from penstock.storage.jpeg_index import Photos
@@ -100,7 +101,8 @@ def pack(
         engine: "ray", or a penstock.Ray: packers, actors of a Ray cluster, write the shards, the same bytes, to a
             folder that all nodes share, or to an object store. None: threads of this process do.
         on_measured: called before the first shard with what max_side and decoded cost and save.
-        on_progress: called after each sample, by any thread, one at a time; with engine= twice a second.
+        on_progress: called after each sample, by any thread, one at a time; with engine= after each shard,
+            and twice a second.
 
     Raises:
         InvalidOption: an option out of range; a dataset of an unknown class; a folder that holds something else; Ray is
@@ -287,18 +289,16 @@ class _Job:
         contents, first = self._contents, self._contents.first
         kind, label = first.kind, first.label
         if kind == "files":
-            kind, labelled, records = classified(by_suffix(records))
+            kind, labelled, table = classified(records)
             label = "int" if labelled else None
-        elif self._encoding.decoded:
-            kind = "pixels"
+        else:
+            kind, table = "pixels" if self._encoding.decoded else kind, joined(records)
         place = self._place
         try:
-            index, ids, suffixes, fingerprint = write_index(
-                place.write, self._split, records, contents.ids, contents.texts
-            )
+            index, ids, fingerprint = write_index(place.write, self._split, table, contents.ids, contents.texts)
             parts = tuple(
                 Part(first.fields[place] if place < len(first.fields) else known[0], tuple(known))
-                for place, known in enumerate(suffixes)
+                for place, known in enumerate(table.fields)
             )
             shards = tuple(record.shard for record in records)
             split = Split(
@@ -319,51 +319,31 @@ class _Job:
         return Packed(place.path, self._split, contents.size, len(shards), sum(s.bytes for s in shards), kept)
 
     def _write_states(self, split: Split) -> Column | None:
-        out = self._place.path
-        shards = [(os.path.join(out, shard.name), shard.bytes) for shard in split.shards]
-        table = Index(out, split).table(shards, verify=False)
-        temporary = os.path.join(out, unfinished(self._split, "states.partial"))
-        return write_states(os.path.join(out, f"{self._split}.states"), temporary, table, split.shards, usable_cpus())
+        """Write the decoder states of all photos; the same photos give the same bytes. Raises OSError.
 
-
-def write_states(
-    path: str, temporary: str, table: _native.FileTable, shards: Sequence[Shard], threads: int
-) -> Column | None:
-    """Write the decoder states of all photos; the same photos give the same bytes. Raises OSError.
-
-    None: no photo has any, and nothing is written.
-
-    Args:
-        path: of the file.
-        temporary: another one of the same file system, which is overwritten.
-        table: of the photos.
-        shards: in which they are.
-        threads: at the most.
-    """
-    size = sum(shard.samples for shard in shards)
-    each = sum(shard.bytes for shard in shards) / max(1, size)
-    slot = Photos(size, (), packed_bytes=each).slot_bytes(1 << 62)
-    if not slot:
-        return None
-    try:
-        with durably(path, temporary) as file:
+        None: no photo has any, and nothing is written.
+        """
+        out, size = self._place.path, split.samples
+        slot = Photos(size, (), packed_bytes=sum(shard.bytes for shard in split.shards) / size).slot_bytes(1 << 62)
+        if not slot:
+            return None
+        files = [(os.path.join(out, shard.name), shard.bytes) for shard in split.shards]
+        table = Index(out, split).table(files, verify=False)
+        path = os.path.join(out, f"{self._split}.states")
+        with suppress(_NoStates), durably(path, os.path.join(out, unfinished(self._split, "states.partial"))) as file:
             index = _native.JpegIndex(file.fileno(), size, slot, True)
-            with ThreadPoolExecutor(threads, "penstock-pack") as pool:
-                begins = range(0, size, _CALL)
-                done = [pool.submit(index.index_files, table, begin, min(begin + _CALL, size)) for begin in begins]
-                try:
-                    for future in done:
-                        future.result()
-                finally:
-                    pool.shutdown(wait=True, cancel_futures=True)
+
+            def work(begin: int) -> None:
+                index.index_files(table, begin, min(begin + _CALL, size))
+
+            with ThreadPoolExecutor(usable_cpus(), "penstock-pack") as pool:
+                list(pool.map(work, range(0, size, _CALL)))
             known, _, _, _, error = index.counts()
             if error:
                 raise OSError(error, os.strerror(error), path)
             if not known:
                 raise _NoStates
-    except _NoStates:
-        return None
-    return column_of(path)
+        return column_of(path) if known else None
 
 
 class _NoStates(Exception):

@@ -1,7 +1,8 @@
 """Where the shards of a packing come to lie: a folder, or a folder in an object store; and what lies there already.
 
 In a folder files have temporary names until they are whole and synced to the disk; an object appears as a whole, and is
-there once the store says so.
+there once the store says so. Any thread may call any method of a place, and a copy in another process too. All of them
+raise OSError, StorageError among them, where the place does not do its part.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 from penstock.errors import CorruptShards, InvalidOption, MissingObject, PenstockError
 from penstock.packing.plan import FILE, FOLDER, is_kept, names, parse, unfinished
@@ -28,59 +29,8 @@ Write = Callable[[BinaryIO], object]
 """Writes a file, which is open for reading too."""
 
 
-class After(Protocol):
-    """Called after each sample with the bytes that were added, and now and then with none; may raise to stop."""
-
-    def __call__(self, added: int, samples: int = 1) -> None:
-        """Take note of progress."""
-
-
-class Place(Protocol):
-    """Where one split is packed to. Names are those of files below it; a file is there as a whole, or not at all.
-
-    Any thread may call any method, and a copy
-    in another process too. All methods raise OSError, StorageError among them, where the place does not do its part.
-    """
-
-    @property
-    def path(self) -> str:
-        """The place, as messages name it."""
-
-    @property
-    def split(self) -> str:
-        """The name of the split."""
-
-    @property
-    def shared(self) -> tuple[str, ...]:
-        """Local files that whoever writes here must see once the plan is written."""
-
-    def alone(self) -> AbstractContextManager[None]:
-        """Hold the place for one process, where it can be held. Raises InvalidOption where another one holds it."""
-
-    def sizes(self) -> dict[str, int]:
-        """Return all files with their bytes; those that are no regular files have -1."""
-
-    def read(self, name: str) -> bytes | None:
-        """Return a file, None where there is none."""
-
-    def write(self, name: str, write: Write, attempt: str = "") -> None:
-        """Write a file. attempt: a part of its temporary name, in which those who write one file at once differ."""
-
-    def claim(self, name: str, write: Write) -> None:
-        """Write the first file of a packing. Raises InvalidOption where another process has just written it."""
-
-    def draft(self, name: str, attempt: str, after: After) -> AbstractContextManager[int]:
-        """Return the descriptor of an empty file, open for reading and writing, which gets its name in the end.
-
-        It is dropped where the context ends with an error. after: as ShardWork.write has it.
-        """
-
-    def remove(self, names: Iterable[str]) -> None:
-        """Remove files, as far as they are there."""
-
-    @property
-    def disk(self) -> str:
-        """A folder of the disk that shards are written to, before they are sent somewhere."""
+After = Callable[[int, int], None]
+"""Called after each sample with the bytes that were added and 1, and now and then with (0, 0); may raise to stop."""
 
 
 def remove_unfinished(place: Place) -> None:
@@ -161,11 +111,12 @@ def alone(folder: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class FolderPlace:
-    """A folder, on a file system that all who write to it share."""
+    """A folder, on a file system that all who write to it share. Names are those of files below it."""
 
     path: str
-    """Absolute."""
+    """Absolute, as messages name it."""
     split: str
+    """The name of the split."""
 
     def _file(self, name: str) -> str:
         return os.path.join(self.path, name)
@@ -177,6 +128,7 @@ class FolderPlace:
 
     @property
     def shared(self) -> tuple[str, ...]:
+        """Local files that whoever writes here must see once the plan is written."""
         return (self._file(unfinished(self.split)),)
 
     @contextmanager
@@ -199,13 +151,14 @@ class FolderPlace:
         return found
 
     def read(self, name: str) -> bytes | None:
+        """Return a file, None where there is none."""
         try:
             return Path(self._file(name)).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def write(self, name: str, write: Write, attempt: str = "") -> None:
-        """Write a file under a temporary name of its own, sync it and rename it."""
+        """Write a file under a temporary name, sync it and rename it. attempt: where several write it, whose it is."""
         path = self._file(name)
         if os.path.islink(path):
             raise CorruptShards(f"{path} is a symbolic link, which is not written through: remove it")
@@ -219,7 +172,10 @@ class FolderPlace:
 
     @contextmanager
     def draft(self, name: str, attempt: str, after: After) -> Iterator[int]:
-        """Give the descriptor of an empty file, which is synced and renamed in the end."""
+        """Give the descriptor of an empty file, open for reading and writing, which is synced and renamed in the end.
+
+        It is dropped where the context ends with an error. after: as ShardWork.write has it.
+        """
         with durably(self._file(name), os.path.join(self._kept, f"{name}{attempt}.partial")) as file:
             yield file.fileno()
 
@@ -236,6 +192,7 @@ class FolderPlace:
 
     @property
     def disk(self) -> str:
+        """A folder of the disk that shards are written to, before they are sent somewhere."""
         return self.path
 
 
@@ -339,3 +296,6 @@ class BucketPlace:
     def remove(self, names: Iterable[str]) -> None:
         there = self.sizes()
         self._store.delete([name for name in names if name in there])
+
+
+Place = FolderPlace | BucketPlace

@@ -24,7 +24,7 @@ from penstock.storage.tar import member_bytes
 #: What an unfinished packing keeps its files in, below OUT; {} is the split.
 FOLDER = ".{}.packing"
 FILE = "plan.json"
-VERSION = 1
+VERSION = 2  # of the plan, and of the rows that are kept of finished shards
 
 _SPLIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +14,16 @@ import penstock._native as _native
 from penstock.errors import DatasetChanged
 from penstock.packing.contents import Contents, Leaf
 from penstock.packing.encoding import Encoding, image_size
-from penstock.packing.index_writer import LABEL, FileExtent, FileRows, ShardRecord
+from penstock.packing.index_writer import LABEL, FileExtent, ShardRecord, ShardRows, class_number
 from penstock.packing.places import After, Place
 from penstock.packing.plan import Plan, rows_name, shard_name, webdataset_key
 from penstock.storage.description import Shard
-from penstock.storage.index import LABELS, row_dtype
+from penstock.storage.index import LABELS
 from penstock.storage.tar import END, header, padding
 
 _WRITE = 1 << 20  # bytes of one writev, about
 _PIECES = 900  # of one writev; Linux takes 1,024
 _CALL = 64  # files of one call of the native core: few enough for Ctrl-C to be seen soon
-_SHAPE = re.compile(rb"'shape': \((\d+), (\d+)")
 
 
 @dataclass(frozen=True)
@@ -102,25 +99,23 @@ class ShardWriter:
         self._labelled, self._after = labelled, after
         self._pieces: list[bytes] = []
         self._held = self._bytes = self._crc32c = 0
-        self._suffixes: list[list[str]] = []  # of each field, in the order in which they were met
-        self._rows = list[Any]()
-        self._files = FileRows() if contents.first.kind == "files" else None
+        self._rows = ShardRows("<i8" if contents.first.kind == "files" else label_dtype(contents))
 
     def add(self, sample: int, files: tuple[tuple[str, bytes], ...]) -> None:
         """Append the files of a sample."""
         before, text = self._bytes, self._contents.ids[sample].decode("utf-8", "surrogateescape")
-        places = []
+        places = {}
         for suffix, data in files:
             head = header(text + suffix, len(data))
-            places.append((suffix, (self._bytes + len(head), len(data), _native.crc32c(data))))
+            places[suffix] = (self._bytes + len(head), len(data), _native.crc32c(data))
             self._put(head, data, bytes(padding(len(data))))
             if self._held >= _WRITE or len(self._pieces) > _PIECES:
                 self._flush()
         if self._labelled:
             self._put(label_member(self._contents, sample))
         images = self._contents.first.kind in ("images", "pixels")
-        self._add_row(sample, places, size_of_image(files[0][1]) if images else (0, 0), dict(files).get(LABEL))
-        self._after(self._bytes - before)
+        self._add_row(sample, places, image_size(files[0][1]) if images else (0, 0), dict(files).get(LABEL))
+        self._after(self._bytes - before, 1)
 
     def copy(self, leaf: Leaf, samples: list[int], stamps: NDArray[np.int64]) -> None:
         """Append the files of some samples of one leaf as they are. Raises SampleError, DatasetChanged.
@@ -144,41 +139,24 @@ class ShardWriter:
         for sample, (crc, width, height), (offset, size, added) in zip(samples, each, placed, strict=True):
             if not width and contents.first.kind == "images":
                 width, height = image_size(os.pread(self._descriptor, size, offset))
-            self._add_row(sample, [(leaf.suffix, (offset, size, crc))], (width, height))
-            self._after(added)
+            self._add_row(sample, {leaf.suffix: (offset, size, crc)}, (width, height))
+            self._after(added, 1)
 
     def finish(self, file_name: str, samples: int) -> ShardRecord:
         """Write what ends an archive; return what is kept of the shard. file_name: the final name of the file."""
         self._put(END)
         self._flush()
         written = Shard(file_name, self._bytes, self._crc32c, samples)
-        if self._files is not None:
-            return self._files.record(written)
-        dtype = row_dtype(len(self._suffixes), label_dtype(self._contents))
-        return ShardRecord(written, self._suffixes, np.array(self._rows, dtype))
+        return self._rows.record(written)
 
     def _add_row(
-        self, sample: int, places: list[tuple[str, FileExtent]], extent: tuple[int, int], label: bytes | None = None
+        self, sample: int, files: dict[str, FileExtent], extent: tuple[int, int], label: bytes | None = None
     ) -> None:
         """Add the row of a sample: where its files lie, by suffix; width and height; the bytes of its file LABEL."""
         contents, length = self._contents, len(self._contents.ids[sample])
-        head = (self._id_offset, length, self._shard, *extent)
+        known = class_number(label) if contents.labels is None else contents.labels[sample]
+        self._rows.add((self._id_offset, length, self._shard, *extent), files, known)
         self._id_offset += length + 1
-        if self._files is not None:
-            self._files.add(head, dict(places), label)
-            return
-        members = [(*place, self._number(field, suffix)) for field, (suffix, place) in enumerate(places)]
-        of_label = () if contents.labels is None else (contents.labels[sample],)
-        self._rows.append((*head, *of_label, members))
-
-    def _number(self, field: int, suffix: str) -> int:
-        """Return the number of a suffix of a field."""
-        while len(self._suffixes) <= field:
-            self._suffixes.append([])
-        known = self._suffixes[field]
-        if suffix not in known:
-            known.append(suffix)
-        return known.index(suffix)
 
     def _put(self, *pieces: bytes) -> None:
         for piece in pieces:
@@ -231,11 +209,3 @@ def label_member(contents: Contents, sample: int) -> bytes:
     ending, data = label_file(contents, sample)
     key = (webdataset_key(name) or name).decode("utf-8", "surrogateescape")
     return header(key + ending, len(data)) + data + bytes(padding(len(data)))
-
-
-def size_of_image(data: bytes) -> tuple[int, int]:
-    """Return the (width, height) of an image that is encoded or an .npy file; (0, 0) where it is not known."""
-    if not data.startswith(b"\x93NUMPY"):
-        return image_size(data)
-    found = _SHAPE.search(data[:256])
-    return (int(found[2]), int(found[1])) if found is not None else (0, 0)
