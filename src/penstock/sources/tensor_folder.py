@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
@@ -19,12 +18,11 @@ from penstock.order.permutations import Indices
 from penstock.recipe.originals import replaced_in
 from penstock.recipe.steps import Refusal, Step
 from penstock.showing import shown
-from penstock.sources.catalogue import label_values
 from penstock.sources.labels import LabelColumn, Labels, LazySequence, transformed
 from penstock.sources.native_source import Field, Form, LabelReader, NativeSource, SampleFiles
 from penstock.sources.reading import open_sample, read_tensor
 from penstock.sources.sample_reader import Draw, FolderReader, SampleReader, function_name, target_steps
-from penstock.sources.source import Source, label_step
+from penstock.sources.source import Source, label_step, label_values_of
 from penstock.sources.tensor_mappings import holds_mappings, read_mapping
 from penstock.sources.unchanged import same_attributes
 from penstock.system.words import counted
@@ -195,12 +193,7 @@ class TensorFolderSource(Source):
         return self.dataset.paths.names()
 
     def labels(self) -> NDArray[Any] | None:
-        if self.dataset.labels is None:
-            return None
-        try:
-            return label_values(self.dataset.labels.take(np.arange(len(self.dataset), dtype=np.int64)))
-        except KeyError:  # a missing label is an error of its batch
-            return None
+        return label_values_of(self.dataset.labels)
 
     def native(self, raw: bool) -> NativeSource | Refusal:
         dataset = self.dataset
