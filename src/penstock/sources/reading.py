@@ -14,6 +14,8 @@ import stat
 import struct
 import zipfile
 import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -100,16 +102,6 @@ def open_path(path: str) -> BinaryIO:
         raise system_error(error.errno or errno.EIO, path, path) from error
 
 
-def require_regular(file: BinaryIO, sample_id: str, path: str) -> None:
-    """Raise UnreadableSample where an open file is neither a regular one nor an io.BytesIO."""
-    if not isinstance(file, io.BytesIO) and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        raise UnreadableSample(
-            f"sample {sample_id!r} ({path}) cannot be read: it is no regular file; replace it, or leave it out",
-            sample_id=sample_id,
-            path=path,
-        )
-
-
 def read_tensor(file: BinaryIO, sample_id: str, path: str) -> torch.Tensor:
     """Read the tensor of an open .pt or .npy file by torch.load(weights_only=True) or numpy.load, and close the file.
 
@@ -117,22 +109,17 @@ def read_tensor(file: BinaryIO, sample_id: str, path: str) -> torch.Tensor:
     The tensor is on the CPU, detached and strided; the CRC-32 of each record of a .pt file is compared.
     Raises CorruptSample, UnreadableSample.
     """
-    with file:
-        try:
-            require_regular(file, sample_id, path)
-            magic = file.read(6)
-            file.seek(0)
-            tensor = _load_npy(file) if _is_numpy(magic, path) else torch.load(file, "cpu", weights_only=True)
-            if (wrong := changed(file)) is not None:
-                raise CorruptSample(_unreadable(sample_id, path, wrong), sample_id=sample_id, path=path)
-        except (SampleError, MemoryError):
-            raise
-        except OSError as error:
-            if error.errno is None or error.errno == errno.EINVAL:  # torch.load seeks before the start of a short file
-                raise _corrupt(file, error, sample_id, path) from error
-            raise system_error(error.errno, sample_id, path) from error
-        except Exception as error:  # torch.load and numpy raise whatever a damaged file leads them to
-            raise _corrupt(file, error, sample_id, path) from error
+    with errors_named(file, sample_id, path, lambda error: _unreadable(_why(file, error))):
+        tensor: Any
+        magic = file.read(6)
+        file.seek(0)
+        if _is_numpy(magic, path):
+            tensor = tensor_of_array(np.load(file, allow_pickle=False))
+        else:
+            tensor = torch.load(file, "cpu", weights_only=True)
+        if (wrong := changed(file)) is not None:
+            message = f"sample {sample_id!r} ({path}) cannot be read as {_unreadable(wrong)}"
+            raise CorruptSample(message, sample_id=sample_id, path=path)
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.is_quantized:
         raise CorruptSample(
             f"sample {sample_id!r} ({path}) holds {_describe(tensor)}, not one dense tensor; "
@@ -150,27 +137,49 @@ def _is_numpy(magic: bytes, path: str) -> bool:
     return _NPY.startswith(magic) or path.endswith(".npy")
 
 
-def _unreadable(sample_id: str, path: str, why: str) -> str:
+@contextmanager
+def errors_named(file: BinaryIO, sample_id: str, path: str, explain: Callable[[Exception], str]) -> Iterator[None]:
+    """Close a file in the end, and raise what its reader raises as the error of a sample.
+
+    explain: returns what the file cannot be read as, why, and what to do.
+    Raises CorruptSample, UnreadableSample, which an irregular file is too.
+    """
+    with file:
+        try:
+            if not isinstance(file, io.BytesIO) and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise UnreadableSample(
+                    f"sample {sample_id!r} ({path}) cannot be read: it is no regular file; replace it, or leave it out",
+                    sample_id=sample_id,
+                    path=path,
+                )
+            yield
+        except (SampleError, MemoryError):
+            raise
+        except Exception as error:  # torch.load, numpy and zipfile raise whatever a damaged file leads them to
+            # torch.load seeks before the start of a short file, which is EINVAL.
+            if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+                raise system_error(error.errno, sample_id, path) from error
+            empty = length_of(file) == 0
+            what = (
+                "is an empty file; write it again, or leave it out" if empty else f"cannot be read as {explain(error)}"
+            )
+            message = f"sample {sample_id!r} ({path}) {what}"
+            raise like(error, CorruptSample, message, sample_id=sample_id, path=path) from error
+
+
+def _unreadable(why: str) -> str:
+    return f"a tensor: {why}; write it again with torch.save(tensor, path) or numpy.save, or leave it out"
+
+
+def _why(file: BinaryIO, error: Exception) -> str:
+    """Return what is wrong with a file that torch.load or numpy.load did not read."""
     return (
-        f"sample {sample_id!r} ({path}) cannot be read as a tensor: {why}; "
-        "write it again with torch.save(tensor, path) or numpy.save, or leave it out"
+        truncated(file, error)
+        or changed(file)
+        or foreign(file)
+        or _refused(error)
+        or first_line(error).partition(". This is an internal miniz error")[0]
     )
-
-
-def _corrupt(file: BinaryIO, error: Exception, sample_id: str, path: str) -> CorruptSample:
-    """Return the error for a file that torch.load or numpy.load did not read."""
-    if length_of(file) == 0:
-        message = f"sample {sample_id!r} ({path}) is an empty file; write it again, or leave it out"
-    else:
-        why = (
-            truncated(file, error)
-            or changed(file)
-            or foreign(file)
-            or _refused(error)
-            or _first_line(error).partition(". This is an internal miniz error")[0]
-        )
-        message = _unreadable(sample_id, path, why)
-    return like(error, CorruptSample, message, sample_id=sample_id, path=path)
 
 
 def _refused(error: Exception) -> str | None:
@@ -204,24 +213,24 @@ def image_error(error: Exception, path: str) -> SampleError:
     """Return the error for an image file that Pillow could not open or decode, also an instance of Pillow's."""
     if isinstance(error, Image.DecompressionBombError):
         message = (
-            f"image {path} is too large: {_first_line(error)}. If you trust the file, raise PIL.Image.MAX_IMAGE_PIXELS"
+            f"image {path} is too large: {first_line(error)}. If you trust the file, raise PIL.Image.MAX_IMAGE_PIXELS"
         )
         return like(error, ImageTooLarge, message, sample_id=path, path=path)
     if isinstance(error, OSError) and error.errno is not None:
         return system_error(error.errno, path, path)
     empty = os.path.isfile(path) and os.path.getsize(path) == 0
-    what = "is an empty file" if empty else f"cannot be decoded: {_first_line(error)}"
+    what = "is an empty file" if empty else f"cannot be decoded: {first_line(error)}"
     if isinstance(error, UnidentifiedImageError) and not empty:
         what = "is not an image of a format that Pillow knows"
     message = f"image {path} {what}; replace the file, or leave it out"
     return like(error, CorruptSample, message, sample_id=path, path=path)
 
 
-def _load_npy(file: BinaryIO) -> torch.Tensor:
-    array = np.load(file, allow_pickle=False)
+def tensor_of_array(array: np.ndarray) -> torch.Tensor:
+    """Return a contiguous tensor of an array of any byte order; it may share memory, which is only read."""
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    return tensor_of(np.ascontiguousarray(array).reshape(array.shape))  # it is copied before anybody writes
+    return tensor_of(np.ascontiguousarray(array).reshape(array.shape))
 
 
 def tensor_of(array: np.ndarray) -> torch.Tensor:
@@ -248,7 +257,7 @@ def _describe(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """Return the first line of an error's message without its full stop, so that a semicolon can follow it."""
     lines = _ANSI.sub("", str(error)).splitlines()
     return (lines[0] if lines and lines[0].strip() else type(error).__name__).rstrip(". ")

@@ -72,11 +72,6 @@ class SampleReader:
         """Return the file of the sample at an index; None where it is none that readers may bring."""
         return None
 
-    def get(self, index: Any, draw: Draw) -> Any:
-        """Return the sample at an index of any type."""
-        number = whole(index)
-        return self.dataset[index] if number is None else self.read(number, draw)
-
     def read(self, index: int, draw: Draw) -> Any:
         """Return the sample at an index, which may be negative or out of range."""
         return self.dataset[index]

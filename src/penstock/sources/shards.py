@@ -30,8 +30,8 @@ from penstock.storage import description
 from penstock.storage.cache_folder import DEFAULT_LIMIT, CacheFolder
 from penstock.storage.description import ShardFiles
 from penstock.storage.index import ABSENT, Index
-from penstock.storage.objects import is_url
-from penstock.storage.remote_shards import RemoteDataset, RemoteShards
+from penstock.storage.objects import ObjectStore, is_url
+from penstock.storage.remote_shards import RemoteShards, with_local_index
 from penstock.system.words import counted, there_are
 
 _TENSORS = (".pt", ".pth", ".npy")
@@ -142,13 +142,14 @@ class Shards(Dataset[Any]):
         self.labels = None if self.description.label is None else ShardLabels(self.index, self.description)
 
     def _open_remote(self, split: str | None) -> None:
-        remote = RemoteDataset(self.root, CacheFolder(self.cache_folder, self.cache_limit or DEFAULT_LIMIT))
-        self.split = description.chosen(remote.splits, split, self.root)
-        self.description = remote.splits[self.split]
-        check_window(self.window or DEFAULT_WINDOW, self.description.shards, remote.cache.limit)
-        self.files: ShardFiles | RemoteShards = RemoteShards(remote.store, self.description.shards, remote.cache)
-        self.index = Index(str(remote.cache.path), remote.with_local_index(self.description))
-        self._remote = remote  # holds the files of the index
+        cache, store = CacheFolder(self.cache_folder, self.cache_limit or DEFAULT_LIMIT), ObjectStore(self.root)
+        splits = description.parse(store.read(description.FILE), store.url_of(description.FILE))
+        self.split = description.chosen(splits, split, self.root)
+        self.description = splits[self.split]
+        check_window(self.window or DEFAULT_WINDOW, self.description.shards, cache.limit)
+        self.files: ShardFiles | RemoteShards = RemoteShards(store, self.description.shards, cache)
+        local, self._held = with_local_index(store, self.description, cache)
+        self.index = Index(str(cache.path), local)
 
     def _open_folder(self, split: str | None) -> None:
         if not os.path.lexists(os.path.join(self.root, description.FILE)):
@@ -295,7 +296,7 @@ class Shards(Dataset[Any]):
 #: Rows of the index that are read at once.
 _ROWS = 1 << 14
 #: Attributes of what is open, none of which anybody changes.
-_OPENED = frozenset({"index", "files", "labels", "description", "_remote", "shuffle_blocks"})
+_OPENED = frozenset({"index", "files", "labels", "description", "_held", "shuffle_blocks"})
 
 
 # --- what files hold --------------------------------------------------------------------------------------------------

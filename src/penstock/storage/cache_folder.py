@@ -194,10 +194,6 @@ class CacheFolder:
         part.close()
         return self.hold(shard)  # flock() does not change a lock in one step either
 
-    def path_of(self, shard: CachedShard) -> Path:
-        """Return the file of a whole shard, which need not be there."""
-        return self.path / f"{shard.file}.shard"
-
     def discard(self, shard: CachedShard, part: HeldFile) -> None:
         """Delete the unfinished file of a shard, which the caller holds."""
         with contextlib.suppress(FileNotFoundError):

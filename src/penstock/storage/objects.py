@@ -11,7 +11,7 @@ import os
 import re
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from types import ModuleType
@@ -101,39 +101,29 @@ def client() -> ModuleType:
 
 def run_alone(work: Coroutine[Any, Any, T]) -> T:
     """Return what a coroutine returns, run in a thread of its own, because the caller's may have an event loop."""
-    outcome: list[T] = []
-    failed: list[BaseException] = []
-    done = threading.Event()
-    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = []
-
-    async def main() -> None:
-        task = asyncio.ensure_future(work)
-        running.append((asyncio.get_running_loop(), task))
-        outcome.append(await task)
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(work)
 
     def run() -> None:
         try:
-            asyncio.run(main())
-        except BaseException as error:
-            failed.append(error)
+            with suppress(BaseException):  # the task has it
+                loop.run_until_complete(task)
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
         finally:
-            done.set()
+            loop.close()
 
     thread = threading.Thread(target=run, name="penstock-fetch", daemon=True)
     thread.start()
     try:
-        while not done.wait(0.05):  # in slices, in which Ctrl-C is seen
-            pass
+        while thread.is_alive():  # in slices, in which Ctrl-C is seen
+            thread.join(0.05)
     except BaseException:
-        if running:
-            loop, task = running[0]
+        with suppress(RuntimeError):  # it has ended
             loop.call_soon_threadsafe(task.cancel)
+        thread.join(2.0)
         raise
-    finally:
-        thread.join(timeout=2.0)
-    if failed:
-        raise failed[0]
-    return outcome[0]
+    return task.result()
 
 
 def is_url(path: object) -> TypeGuard[str]:
