@@ -19,7 +19,7 @@ from penstock.recipe.steps import Refusal, Step
 from penstock.showing import shown
 from penstock.sources.catalogue import Catalogue
 from penstock.sources.native_source import DeviceArrays, Field, Memory, NativeSource
-from penstock.sources.reading import tensor_of, truncated
+from penstock.sources.reading import tensor_of
 from penstock.sources.source import Source
 from penstock.sources.unchanged import Unchanged, all_of, same_attributes, same_items, same_memory
 from penstock.system.words import counted
@@ -174,10 +174,10 @@ def _map_file(path: str) -> NDArray[Any]:
     except FileNotFoundError as error:
         raise like(error, MissingSample, f"no such file: {path}", sample_id=path, path=path) from error
     except (ValueError, EOFError) as error:
-        with open(path, "rb") as file:
-            empty = os.fstat(file.fileno()).st_size == 0
-            reason = "it is empty" if empty else truncated(file, error) or str(error)
-        message = f"{path} is not a readable .npy file: {reason}; write it again with numpy.save"
+        message = (
+            f"{path} is not a readable .npy file: {error} (it has {counted(os.path.getsize(path), 'byte')}); write it "
+            "again with numpy.save"
+        )
         raise like(error, CorruptSample, message, sample_id=path, path=path) from error
     if not isinstance(values, np.ndarray):
         raise TypeError(f"{shown(path)} is an archive of several arrays; give the .npy file of each")

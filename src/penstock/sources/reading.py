@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import io
-import math
 import os
 import re
 import stat
@@ -35,10 +34,6 @@ from penstock.errors import (
 from penstock.system.words import counted
 
 _ZIP = b"PK\x03\x04"
-_ZIP_END = b"PK\x05\x06"
-#: Bytes of a zip archive's end record, and with the longest comment behind it.
-_END_BYTES = 22
-_LONGEST_END = _END_BYTES + 0xFFFF
 _NPY = b"\x93NUMPY"
 _PICKLE = b"\x80"
 _CHUNK = 1 << 20
@@ -173,26 +168,18 @@ def _unreadable(why: str) -> str:
 
 def _why(file: BinaryIO, error: Exception) -> str:
     """Return what is wrong with a file that torch.load or numpy.load did not read."""
-    return (
-        truncated(file, error)
-        or changed(file)
-        or foreign(file)
-        or _refused(error)
-        or first_line(error).partition(". This is an internal miniz error")[0]
-    )
-
-
-def _refused(error: Exception) -> str | None:
-    """Return what torch.load(weights_only=True) said, in one sentence; None: something else failed."""
     text = _ANSI.sub("", str(error))
-    if not text.startswith("Weights only load failed"):
-        return None
-    found = _GLOBAL.search(text)
-    if found is not None:
+    if (wrong := changed(file)) is not None:
+        return wrong
+    if (found := _GLOBAL.search(text)) is not None:
         return f"it holds an object made by {found[1]}, which torch.load refuses with weights_only=True"
-    said = re.search(r"WeightsUnpickler error:\s*(.+)", text)
-    detail = said[1].strip().rstrip(".") if said else "the pickle in it is not that of a tensor"
-    return f"torch.load refuses it with weights_only=True: {detail}"
+    said = first_line(error).partition(". This is an internal miniz error")[0]
+    if (found := re.search(r"WeightsUnpickler error:\s*(.+)", text)) is not None:
+        said = found[1].strip().rstrip(".")
+    elif isinstance(error, OSError):
+        said = "it ends too early"
+    file.seek(0)
+    return f"{said} (it has {counted(length_of(file), 'byte')}, which begin with {file.read(16)!r}: was it cut off?)"
 
 
 def read_image(file: BinaryIO, path: str) -> Image.Image:
@@ -304,52 +291,3 @@ def changed(file: BinaryIO) -> str | None:
     except (NotImplementedError, RuntimeError, ValueError, EOFError, struct.error, zlib.error):
         pass  # what torch.load has read and zipfile cannot is no proof of damage
     return None
-
-
-def truncated(file: BinaryIO, error: Exception) -> str | None:
-    """Return how many bytes a truncated .pt or .npy file has, for .npy also how many it needs; None: it is whole.
-
-    error: what torch.load or numpy.load raised, which decides for a file whose length is not known.
-    """
-    size = length_of(file)
-    file.seek(0)
-    head = file.read(len(_NPY))
-    cut_off = f"it is truncated, it has {counted(size, 'byte')}"
-    ended = isinstance(error, EOFError | IndexError | struct.error) or "EOF" in str(error)
-    if not head:
-        return None
-    if _NPY.startswith(head):
-        needed = _npy_bytes(file)
-        if needed is None:
-            return cut_off if ended or head != _NPY else None
-        return f"{cut_off} of {needed:,}" if size < needed else None
-    if head.startswith(_ZIP) or _ZIP.startswith(head):
-        file.seek(max(0, size - _LONGEST_END))
-        tail = file.read()
-        end = tail.rfind(_ZIP_END)
-        if end >= 0 and len(tail) - end >= _END_BYTES:
-            return None
-        return f"{cut_off}, and the directory at the end of a zip archive is missing"
-    return cut_off if head.startswith(_PICKLE) and ended else None
-
-
-def _npy_bytes(file: BinaryIO) -> int | None:
-    """Return how long a .npy file must be by its header; None: the header cannot be read."""
-    file.seek(0)
-    try:
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(file)
-    except Exception:  # numpy raises whatever a damaged header leads it to
-        return None
-    elements: int = math.prod(shape) * dtype.itemsize
-    return file.tell() + elements
-
-
-def foreign(file: BinaryIO) -> str | None:
-    """Return how a file begins that is in none of the formats of torch.save and numpy.save; None: it is in one."""
-    file.seek(0)
-    head = file.read(16)
-    if head.startswith((_ZIP, _NPY, _PICKLE)):
-        return None
-    return f"it is neither a file of torch.save nor of numpy.save, it begins with {head!r}"
