@@ -138,7 +138,7 @@ class FolderReader(SampleReader):
 
     def _brought(self, position: int, name: bytes | None, draw: Draw) -> _native.BroughtFile | None:
         """Return the file that readers have brought for a sample, after waiting for it; None: none is at work on it."""
-        if self._ahead is None:
+        if self._ahead is None or not self._ahead.native.depth:
             return None
         return self._ahead.take(draw.position, self._file(position, name))
 

@@ -155,9 +155,8 @@ class Shards(Dataset[Any]):
         if not os.path.lexists(os.path.join(self.root, description.FILE)):
             raise FileNotFoundError(
                 errno.ENOENT,
-                f"no folder of packed shards: it has no {description.FILE}; `penstock pack` makes shards of a "
-                f"dataset, and "
-                "`penstock index` indexes tar files in WebDataset's naming",
+                f"no folder of packed shards: it has no {description.FILE}; `penstock pack` makes shards of a dataset, "
+                "and `penstock index` indexes tar files in WebDataset's naming",
                 self.root,
             )
         splits = description.load(self.root)
@@ -267,8 +266,7 @@ class Shards(Dataset[Any]):
     def __deepcopy__(self, memo: dict[int, Any]) -> Shards:
         """Return a copy for another thread, which reads by the same open files: any number of threads may."""
         kind = type(self)
-        made = kind.__new__(kind)
-        memo[id(self)] = made
+        memo[id(self)] = made = kind.__new__(kind)
         if (kind.__getstate__, kind.__setstate__) != (Shards.__getstate__, Shards.__setstate__):
             made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
             return made
@@ -315,8 +313,7 @@ def _pixels(data: bytes, name: str, path: str) -> Image.Image:
     channels = array.shape[2] if array.ndim == 3 else 1
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or not array.size or channels > 4 or array.shape[2:] == (1,):
         raise CorruptSample(
-            f"sample {name!r} ({path}) holds an array {array.dtype}{list(array.shape)}, no image: pack the "
-            f"dataset again",
+            f"sample {name!r} ({path}) holds an array {array.dtype}{list(array.shape)}, no image: pack it again",
             sample_id=name,
             path=path,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -267,8 +268,7 @@ class TensorReader(FolderReader):
         return self.dataset.path(position)  # type: ignore[no-any-return]
 
     def read_at(self, position: int, draw: Draw) -> Any:
-        readers = self._readers
-        brought = self._brought(position, None, draw) if readers is not None and readers.depth else None
+        brought = self._brought(position, None, draw)
         tensor = None if self._by_name else self._tensor(position, brought)
         if tensor is None:
             tensor = self._by_python(position, brought)
@@ -276,13 +276,9 @@ class TensorReader(FolderReader):
 
     def _by_python(self, position: int, brought: _native.BroughtFile | None) -> Any:
         """Return what Python reads from bytes in memory; None: the dataset reads the file."""
-        content = self._content(position, self.dataset.paths.name(position), brought) if self.files else None
-        if content is None:
-            return None
-        try:
-            return self.dataset._read(content, position)
-        except Exception:  # the dataset reads the file, and raises the error
-            return None
+        with contextlib.suppress(Exception):  # the dataset reads the file, and raises the error
+            content = self._content(position, self.dataset.paths.name(position), brought) if self.files else None
+            return None if content is None else self.dataset._read(content, position)
 
     def _tensor(self, position: int, brought: _native.BroughtFile | None = None) -> torch.Tensor | None:
         """Return the tensor, in memory of torch's own; None: torch.load or numpy must read it."""

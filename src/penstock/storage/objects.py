@@ -156,9 +156,6 @@ class ObjectStore:
     def __init__(self, url: str) -> None:
         self._given = url.rstrip("/")
         self.url = without_secrets(self._given)
-        self._open()
-
-    def _open(self) -> None:
         options: dict[str, Any] = dict(_TIMEOUTS)
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
         if any(url.startswith("http://") for url in (self.url, endpoint, os.environ.get("AWS_ENDPOINT", ""))):
@@ -168,11 +165,8 @@ class ObjectStore:
             local = self.url.startswith(("file://", "memory://"))
             self._store = client().store.from_url(self._given, **({} if local else remote))
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"url": self._given}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["url"])  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ObjectStore, (self._given,)
 
     def url_of(self, name: str) -> str:
         """Return the URL of an object."""
@@ -228,8 +222,10 @@ class ObjectStore:
             found = await client().get_ranges_async(
                 self._store, name, starts=[begin for begin, _ in ranges], ends=[end for _, end in ranges]
             )
+        url = self.url_of(name)
         for part, (begin, end) in zip(found, ranges, strict=True):
-            self.check_length(name, len(part), end - begin)
+            if (missing := end - begin - len(part)) != 0:
+                raise ChangedObject(f"{url}: the object ends {missing:,} bytes early; was it replaced?", url=url)
         return [bytes(part) for part in found]
 
     def sizes(self) -> dict[str, int]:
@@ -307,12 +303,6 @@ class ObjectStore:
             answer = await client().get_async(self._store, name, options=options)
             async for buffer in answer.stream(min_chunk_size=_CHUNK):
                 yield buffer
-
-    def check_length(self, name: str, found: int, wanted: int) -> None:
-        """Raise ChangedObject where an object ended before a range did."""
-        if found != wanted:
-            url = self.url_of(name)
-            raise ChangedObject(f"{url}: the object ends {wanted - found:,} bytes early; was it replaced?", url=url)
 
     def _raise(self, error: Exception, name: str) -> NoReturn:
         """Raise what an error of the client means."""

@@ -47,13 +47,8 @@ class RemoteShards:
         self._lock = threading.Lock()
         self._brought: dict[Range, bytes] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"store": self.store, "shards": self.shards, "folder": str(self.cache.path), "limit": self.cache.limit}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(  # type: ignore[misc]
-            state["store"], state["shards"], CacheFolder(state["folder"], state["limit"])
-        )
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemoteShards, (self.store, self.shards, self.cache)
 
     @property
     def largest(self) -> int:
