@@ -44,7 +44,6 @@ LEFT: dict[str, tuple[Callable[[], Any], str]] = {
     "a dtype": (lambda: simple().with_format("torch", dtype=torch.float16), "which become float16"),
     "an option": (lambda: simple().with_format("torch", requires_grad=False), "the format is Python's"),
     "numpy's options": (lambda: simple().with_format("numpy", dtype=np.float64), "the format is Python's"),
-    "numpy's doubles": (lambda: from_columns(x=[1.0, 2.0]).with_format("numpy"), "depends on the release of datasets"),
     "no rows": (lambda: simple().select([]), "it has no rows"),
     "a subclass": (lambda: own(simple()), "a subclass of Dataset may read otherwise"),
     "a method": (lambda: patched(simple()), "its __getitem__ was replaced"),

@@ -56,8 +56,7 @@ CUTS = {
 def test_a_pt_file(cut: str, tmp_path: Path) -> None:
     (tmp_path / "x.pt").write_bytes(WHOLE[: CUTS[cut]])
     for said in messages(tmp_path):
-        assert "it is truncated" in said
-        assert f"it has {CUTS[cut]:,} byte" in said
+        assert f"it has {CUTS[cut]:,} byte" in said and "was it cut off" in said
         assert "torch.save(tensor, path)" in said
 
 
@@ -70,7 +69,7 @@ def test_every_cut(tmp_path: Path) -> None:
             (tmp_path / "x.pt").write_bytes(file[:length])
             with pytest.raises(Exception) as theirs:
                 torch.load(tmp_path / "x.pt")
-            with pytest.raises(type(theirs.value), match="it is truncated"):
+            with pytest.raises(type(theirs.value), match="was it cut off"):
                 list(loader)
 
 
@@ -79,7 +78,7 @@ def test_a_file_of_torch_before_1_6(length: int, tmp_path: Path) -> None:
     file = saved(torch.arange(100.0), _use_new_zipfile_serialization=False)
     (tmp_path / "x.pt").write_bytes(file[:length])
     for said in messages(tmp_path):
-        assert f"it is truncated, it has {length:,} byte" in said
+        assert f"it has {length:,} byte" in said and "was it cut off" in said
 
 
 @pytest.mark.parametrize("length", [3, 6, 8, 9, 60, 128, 300, 927])
@@ -88,9 +87,8 @@ def test_an_npy_file(length: int, tmp_path: Path) -> None:
     assert len(file) == 928
     (tmp_path / "x.npy").write_bytes(file[:length])
     for said in messages(tmp_path, ".npy"):
-        assert f"it is truncated, it has {length} bytes" in said
-        assert ("of 928" in said) is (length >= 128)
-    with pytest.raises(penstock.CorruptSample, match="truncated") as caught:
+        assert f"it has {length} bytes" in said
+    with pytest.raises(penstock.CorruptSample, match=f"it has {length} bytes") as caught:
         penstock.Arrays(tmp_path / "x.npy")
     assert isinstance(caught.value, type(caught.value.__cause__))
 
@@ -100,11 +98,3 @@ def test_an_empty_file(tmp_path: Path) -> None:
         (tmp_path / f"x{suffix}").write_bytes(b"")
         for said in messages(tmp_path, suffix):
             assert "is an empty file; write it again" in said
-
-
-def test_what_is_not_truncated_is_not_called_so(tmp_path: Path) -> None:
-    old = saved([1, 2], _use_new_zipfile_serialization=False)
-    for content in (saved([1, 2]), saved({"a": 1}), b"just text", npy(np.array([None], dtype=object)), old):
-        (tmp_path / "x.pt").write_bytes(content)
-        for said in messages(tmp_path):
-            assert "it is truncated" not in said

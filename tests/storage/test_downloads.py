@@ -220,13 +220,13 @@ def test_the_least_recently_used_shard_that_nobody_holds_goes(tmp_path: Path) ->
     shards = [CachedShard(f"s3://bucket/{number}.tar", 1000, number) for number in range(5)]
     for number, shard in enumerate(shards[:3]):
         put(cache, shard, bytes(1000))
-        os.utime(cache.path_of(shard), (number, number))
+        os.utime((cache.path / f"{shard.file}.shard"), (number, number))
     held = cache.hold(shards[0])
     assert held is not None
-    os.utime(cache.path_of(shards[0]), (0, 0))
+    os.utime((cache.path / f"{shards[0].file}.shard"), (0, 0))
     put(cache, shards[3], bytes(1000))
     assert cache.hold(shards[1]) is None, "the oldest that is not held"
-    assert cache.path_of(shards[0]).exists() and cache.held_bytes() == 3000
+    assert (cache.path / f"{shards[0].file}.shard").exists() and cache.held_bytes() == 3000
     others = [cache.hold(shards[2]), cache.hold(shards[3])]
     part = cache.begin(shards[4])
     assert part is not None

@@ -21,7 +21,7 @@ import penstock
 from penstock.system.randomness import generator_states, generators_drawn_from
 from penstock.testing import assert_same_as_torch, same_as_torch
 from penstock.testing.bitwise import difference
-from penstock.testing.passes import words_of
+from penstock.testing.same_as_torch import words_of
 from tests.photos import noise_image
 from tests.sample_datasets import Made, Stream
 

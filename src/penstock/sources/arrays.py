@@ -6,7 +6,7 @@ import mmap
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,25 +19,12 @@ from penstock.recipe.steps import Refusal, Step
 from penstock.showing import shown
 from penstock.sources.catalogue import Catalogue
 from penstock.sources.native_source import DeviceArrays, Field, Memory, NativeSource
-from penstock.sources.reading import tensor_of, truncated
+from penstock.sources.reading import tensor_of
 from penstock.sources.source import Source
 from penstock.sources.unchanged import Unchanged, all_of, same_attributes, same_items, same_memory
 from penstock.system.words import counted
 
 ArrayLike = np.ndarray | torch.Tensor | str | os.PathLike[str]
-
-
-class _Mapped(NamedTuple):
-    """A file in which an array lies."""
-
-    path: str
-    map: mmap.mmap
-    first: int
-    """The end of the first row, as an offset in the file."""
-    step: int
-    """Bytes from the end of a row to the end of the next."""
-    end: int
-    """Bytes that the file must have."""
 
 
 class Arrays(Dataset[tuple[Any, ...]]):
@@ -70,11 +57,8 @@ class Arrays(Dataset[tuple[Any, ...]]):
     def _open(self) -> None:
         held = [_map_file(array) if isinstance(array, str) else array for array in self._given]
         self.tensors = tuple(map(_as_tensor, held))
-        self._files = tuple(
-            _mapped(path, array)
-            for path, array in zip(self._given, held, strict=True)
-            if isinstance(path, str) and isinstance(array, np.memmap)
-        )
+        pairs = zip(self._given, held, strict=True)
+        self._files = [(path, array) for path, array in pairs if isinstance(path, str) and isinstance(array, np.memmap)]
         # An array that owns its memory may exchange it under the tensor: ndarray.resize(refcheck=False) does.
         self._placed: Unchanged | None = None
         if owned := [array for array in self._given if isinstance(array, np.ndarray) and array.flags.owndata]:
@@ -102,19 +86,19 @@ class Arrays(Dataset[tuple[Any, ...]]):
 
     def _whole(self) -> bool:
         """Return whether all mapped files are as long as they must be."""
-        return all(file.map.size() >= file.end for file in self._files)
+        return all(_mapped_bytes(array) >= _end(array, len(array) - 1) for _, array in self._files)
 
     def truncated(self, position: int) -> CorruptSample | None:
         """Return the error of a sample that lies beyond the end of a truncated file, else None."""
-        for file in self._files:
-            size = file.map.size()
-            if size < file.end and file.first + file.step * position > size:
+        for path, array in self._files:
+            size = _mapped_bytes(array)
+            if _end(array, position) > size:
                 return CorruptSample(
-                    f"sample number {position} is not in {file.path} any more: the file has {counted(size, 'byte')} "
-                    f"now, and {file.end:,} are needed. Write it again, and make the dataset anew; replace such a file "
-                    "by renaming another to its name, not by writing into it",
+                    f"sample number {position} is not in {path} any more: the file has {counted(size, 'byte')} now, "
+                    f"and {_end(array, len(array) - 1):,} are needed. Write it again, and make the dataset anew; "
+                    "replace such a file by renaming another to its name, not by writing into it",
                     sample_id=f"number {position}",
-                    path=file.path,
+                    path=path,
                 )
         return None
 
@@ -160,12 +144,18 @@ def _as_tensor(array: np.ndarray | torch.Tensor) -> torch.Tensor:
         raise TypeError(f"{_describe(array)} cannot be a tensor: {error}") from error
 
 
-def _mapped(path: str, array: np.memmap[Any, Any]) -> _Mapped:
+def _mapped_bytes(array: np.memmap[Any, Any]) -> int:
+    """Return how many bytes the file of an array has now."""
     assert isinstance(array.base, mmap.mmap)
+    return int(array.base.size())
+
+
+def _end(array: np.memmap[Any, Any], row: int) -> int:
+    """Return how many bytes a mapped file must have for a row of an array in it."""
+    if not array.size:
+        return 0
     last = sum((extent - 1) * stride for extent, stride in zip(array.shape[1:], array.strides[1:], strict=True))
-    first = array.offset + last + array.itemsize if array.size else 0
-    step = array.strides[0] if array.ndim else 0
-    return _Mapped(path, array.base, first, step, first + max(0, len(array) - 1) * step if array.ndim else 0)
+    return int(array.offset + row * array.strides[0] + last + array.itemsize)
 
 
 def _map_file(path: str) -> NDArray[Any]:
@@ -174,10 +164,10 @@ def _map_file(path: str) -> NDArray[Any]:
     except FileNotFoundError as error:
         raise like(error, MissingSample, f"no such file: {path}", sample_id=path, path=path) from error
     except (ValueError, EOFError) as error:
-        with open(path, "rb") as file:
-            empty = os.fstat(file.fileno()).st_size == 0
-            reason = "it is empty" if empty else truncated(file, error) or str(error)
-        message = f"{path} is not a readable .npy file: {reason}; write it again with numpy.save"
+        message = (
+            f"{path} is not a readable .npy file: {error} (it has {counted(os.path.getsize(path), 'byte')}); write it "
+            "again with numpy.save"
+        )
         raise like(error, CorruptSample, message, sample_id=path, path=path) from error
     if not isinstance(values, np.ndarray):
         raise TypeError(f"{shown(path)} is an archive of several arrays; give the .npy file of each")

@@ -28,10 +28,6 @@ from penstock.sources.source import Source
 from penstock.sources.unchanged import Unchanged, all_of, same_attributes
 from penstock.system.words import counted
 
-#: By the kind of a dtype: what a formatter makes of it for torch and numpy, and what default_collate of Python's.
-_TENSORS = {"b": "bool", "i": "int64", "u": "int64", "f": "float32"}
-_NUMBERS = {"b": "bool", "i": "int64", "u": "int64", "f": "float64"}
-
 
 class HuggingFaceSource(Source):
     """The adapter of datasets.Dataset: an Arrow table, a mapping of indices to its rows, and a format."""
@@ -47,34 +43,36 @@ class HuggingFaceSource(Source):
             return refusal
         table = dataset._data.table
         columns: dict[str, Column] = {}
-        dtypes: dict[str, str] = {}
-        forms = _forms(dataset)
-        for name, form in forms.items():
-            try:
+        name = ""
+        try:
+            for name, form in _forms(dataset).items():
                 columns[name] = column_of(table, name)
-                dtypes[name] = _dtype(columns[name], form, dataset._format_kwargs)
-            except NotNumbers as why:
-                remedy = "columns of numbers alone, chosen by select_columns() or with_format('torch', columns=...),"
-                return Refusal(f"column {name!r}", f"it holds {why}", remedy)
-        specs = [_native.Spec(dtypes[name], list(columns[name].shape)) for name in columns]
+                if form is None:
+                    _refuse_objects(columns[name])
+            # The package says itself, by the first sample, what it makes of each column.
+            first = default_collate(dataset.__getitems__([0]))
+            if not _is_of(first, columns):
+                return Refusal(
+                    type(dataset).__name__,
+                    "its first sample gives other tensors than expected, as with another default device",
+                    "tensors of the default dtypes on the CPU",
+                )
+            fields = {name: _field(columns[name], first[name].dtype) for name in columns}
+        except NotNumbers as why:
+            remedy = "columns of numbers alone, chosen by select_columns() or with_format('torch', columns=...),"
+            return Refusal(f"column {name!r}", f"it holds {why}", remedy)
         rows = None if dataset._indices is None else _Mapping(dataset._indices.table, table.num_rows)
-        if not _confirmed(dataset, dict(zip(columns, specs, strict=True))):
-            return Refusal(
-                type(dataset).__name__,
-                "its first sample gives other tensors than expected, as with another default device",
-                "tensors of the default dtypes on the CPU",
-            )
-        shapes = ", ".join(f"{name} {spec.dtype}{list(spec.shape)}" for name, spec in zip(columns, specs, strict=True))
-        first = next(iter(columns))
+        leading = next(iter(columns))
+        shapes = ", ".join(
+            f"{name} {str(first[name].dtype).removeprefix('torch.')}{list(columns[name].shape)}" for name in columns
+        )
         return NativeSource(
             size=len(dataset),
-            fields=tuple(
-                Field(columns[name].filler(spec.dtype), spec) for name, spec in zip(columns, specs, strict=True)
-            ),
+            fields=tuple(fields.values()),
             steps=(Step(f"gather  {counted(len(dataset), 'row')} of Arrow columns: {shapes}", "native"),),
             identify=numbered,
-            rescue=lambda row: torch.as_tensor(table.column(first)[row].as_py()),
-            apply=lambda row: torch.as_tensor(table.column(first)[row].as_py()),
+            rescue=lambda row: torch.as_tensor(table.column(leading)[row].as_py()),
+            apply=lambda row: torch.as_tensor(table.column(leading)[row].as_py()),
             form=Form(keys=tuple(columns)),
             rows=rows,
             still=_same_dataset(dataset),
@@ -128,42 +126,36 @@ def _forms(dataset: Any) -> dict[str, str | None]:
     return forms
 
 
-def _dtype(column: Column, form: str | None, options: Any) -> str:
-    """Return the dtype of a column in batches. Raises NotNumbers where only Python makes them."""
-    stored = np.dtype(column.dtype)
-    chosen = (options or {}).get("dtype") if form == "torch" else None
-    if form is None and (column.shape or column.dtype in ("uint64", "float16")):
-        raise NotNumbers("lists, which collate to lists," if column.shape else f"{stored} numbers as Python objects")
-    if form == "numpy" and column.dtype == "float64":
-        raise NotNumbers("float64 numbers, whose dtype in this format depends on the release of datasets")
-    if chosen is None:
-        dtype = (_NUMBERS if form is None else _TENSORS)[stored.kind]
-    elif isinstance(chosen, torch.dtype):
-        dtype = str(chosen).removeprefix("torch.")
-    else:
-        raise NotNumbers(f"elements for dtype={chosen!r}")
-    try:
-        column.filler(dtype)
-    except ValueError:
-        raise NotNumbers(f"{stored} numbers, which become {dtype},") from None
-    return dtype
+def _refuse_objects(column: Column) -> None:
+    """Raise NotNumbers for a column of which Python's objects, without a format, collate to other than a tensor."""
+    if column.shape:
+        raise NotNumbers("lists, which collate to lists,")
+    if column.dtype in ("uint64", "float16"):
+        raise NotNumbers(f"{column.dtype} numbers as Python objects")
 
 
-def _confirmed(dataset: Any, specs: dict[str, _native.Spec]) -> bool:
-    """Return whether the first sample collates to tensors of these specs: other releases may format otherwise."""
-    batch = default_collate(dataset.__getitems__([0]))
+def _is_of(batch: Any, columns: dict[str, Column]) -> bool:
+    """Return whether a batch of one sample is a dictionary of plain tensors, each a row of a column."""
     return (
         type(batch) is dict
-        and list(batch) == list(specs)
+        and list(batch) == list(columns)
         and all(
             type(tensor) is torch.Tensor
             and tensor.device.type == "cpu"
             and not tensor.requires_grad
-            and tensor.dtype is getattr(torch, spec.dtype)
-            and tensor.shape == (1, *spec.shape)
-            for tensor, spec in zip(batch.values(), specs.values(), strict=True)
+            and tensor.shape == (1, *column.shape)
+            for tensor, column in zip(batch.values(), columns.values(), strict=True)
         )
     )
+
+
+def _field(column: Column, dtype: torch.dtype) -> Field:
+    """Return the field of a column in batches. Raises NotNumbers where its numbers are not converted natively."""
+    name = str(dtype).removeprefix("torch.")
+    try:
+        return Field(column.filler(name), _native.Spec(name, list(column.shape)))
+    except ValueError:
+        raise NotNumbers(f"{column.dtype} numbers, which become {name},") from None
 
 
 def _same_dataset(dataset: Any) -> Unchanged:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 from collections.abc import Callable
@@ -159,8 +160,7 @@ class ImageReader(FolderReader):
         dataset = self.dataset
         name, label = self._located(position)
         path = None if name is None else os.fsencode(name)
-        readers = self._readers
-        brought = self._brought(position, path, draw) if readers is not None and readers.depth else None
+        brought = self._brought(position, path, draw)
         encoded = self._stays_encoded and self.files and self._cache is None
         value = self._unopened(position, path, brought) if encoded else None
         if value is None:
@@ -182,11 +182,10 @@ class ImageReader(FolderReader):
 
     def _by_pillow(self, position: int, path: bytes | None, brought: _native.BroughtFile | None) -> Image.Image | None:
         """Return the image that Pillow decodes from bytes in memory; None: the dataset must read the file."""
-        content = self._held(position, path, brought) if self.files else None
-        try:
+        with contextlib.suppress(Exception):  # the dataset reads the file, and raises the error
+            content = self._held(position, path, brought) if self.files else None
             return None if content is None else read_image(content, self.path(position))
-        except Exception:  # the dataset reads the file, and raises the error
-            return None
+        return None
 
     def _unopened(self, position: int, path: bytes | None, brought: _native.BroughtFile | None) -> Image.Image | None:
         """Return the image, not decoded yet, for a transform that begins with a crop; None: it has to be decoded."""

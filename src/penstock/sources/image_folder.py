@@ -22,9 +22,10 @@ from torch.utils.data import Dataset
 
 import penstock._native as _native
 from penstock.showing import shown
-from penstock.sources.labels import LazySequence
+from penstock.sources.labels import Labels, LazySequence
 from penstock.sources.reading import open_sample, read_image
 from penstock.system import cache_folder
+from penstock.system.words import there_are
 
 # torchvision.datasets.folder.IMG_EXTENSIONS
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -59,7 +60,48 @@ class Samples(LazySequence[tuple[str, int]]):
         return os.fsdecode(self._paths.path(position)), int(self._labels[position])
 
 
-class ImageFolder(Dataset[tuple[Any, Any]]):
+class ImageTable(Dataset[Any]):
+    """Images whose files are in a table: `Images` and `ImageFolder`."""
+
+    paths: _native.PathTable
+    transform: Callable[[Any], Any] | None
+    target_transform: Callable[[Any], Any] | None
+    labels: Any
+    """An array or Labels, by position; None without."""
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Any:
+        try:
+            position = range(len(self))[operator.index(index)]
+        except IndexError:
+            raise IndexError(f"sample index {index} is out of range: {there_are(len(self), 'sample')}") from None
+        image: Any = self.read(position)
+        return self.labelled(position, image if self.transform is None else self.transform(image))
+
+    def labelled(self, position: int, image: Any) -> Any:
+        """Return the sample at a position, whose image has been transformed."""
+        held, change = self.held_labels, self.target_transform
+        if held is None:
+            return image
+        return image, held[position] if change is None else change(held[position])
+
+    @property
+    def held_labels(self) -> Labels | None:
+        return Labels(self.labels) if isinstance(self.labels, np.ndarray) else self.labels
+
+    def path(self, position: int) -> str:
+        """Return the file of the sample at a position."""
+        return os.fsdecode(self.paths.path(position))
+
+    def read(self, position: int) -> Image.Image:
+        """Return the image at a position, decoded by Pillow to mode RGB. Raises SampleError."""
+        path = self.path(position)
+        return read_image(open_sample(self.paths, position, path), path)
+
+
+class ImageFolder(ImageTable):
     """A folder that holds each class of images as one folder, ``root/class/.../name.jpg``.
 
     Finds the files that ``torchvision.datasets.ImageFolder`` finds, in the same order, and gives the same samples. The
@@ -128,24 +170,6 @@ class ImageFolder(Dataset[tuple[Any, Any]]):
     def targets(self) -> list[int]:
         targets: list[int] = self.labels.tolist()
         return targets
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        index = operator.index(index)
-        target: Any = self.samples[index][1]  # IndexError past the end
-        image: Any = self.read(index % len(self))
-        if self.transform is not None:
-            image = self.transform(image)
-        if self.target_transform is not None:
-            target = self.target_transform(target)
-        return image, target
-
-    def read(self, position: int) -> Image.Image:
-        """Return the image at a position, decoded by Pillow to mode RGB. Raises SampleError."""
-        path = self.samples[position][0]
-        return read_image(open_sample(self.paths, position, path), path)
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()

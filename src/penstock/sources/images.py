@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
-from torch.utils.data import Dataset
 
 import penstock._native as _native
 from penstock.errors import InvalidID, InvalidOption
 from penstock.recipe.steps import Refusal
-from penstock.sources.catalogue import label_values
 from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, transformed_as_now
-from penstock.sources.image_folder import ImageFolder
+from penstock.sources.image_folder import ImageFolder, ImageTable
 from penstock.sources.labels import Labels, compact
 from penstock.sources.native_source import Form, NativeSource, SampleFiles
-from penstock.sources.reading import open_sample, read_image
+from penstock.sources.reading import read_image
 from penstock.sources.sample_reader import SampleReader
-from penstock.sources.source import Source, label_reader
-from penstock.system.words import counted, there_are
+from penstock.sources.source import Source, label_reader, label_values_of
+from penstock.system.words import counted
 
 
-class Images(Dataset[Any]):
+class Images(ImageTable):
     """Images that a list of files names, with their labels: ``Images(table["file"], table["label"], transform)``.
 
     A sample is the image, a PIL image in mode RGB until a transform makes something else of it, or the pair (image,
@@ -75,31 +71,6 @@ class Images(Dataset[Any]):
                 f"labels= has {len(self.labels):,} labels for {counted(len(self.paths), 'path')}: give one for each"
             )
 
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> Any:
-        try:
-            position = range(len(self))[operator.index(index)]
-        except IndexError:
-            raise IndexError(f"sample index {index} is out of range: {there_are(len(self), 'sample')}") from None
-        image: Any = self.read(position)
-        if self.transform is not None:
-            image = self.transform(image)
-        if self.labels is None:
-            return image
-        label = self.labels[position]
-        return image, label if self.target_transform is None else self.target_transform(label)
-
-    def path(self, position: int) -> str:
-        """Return the file of the sample at a position."""
-        return os.fsdecode(self.paths.path(position))
-
-    def read(self, position: int) -> Image.Image:
-        """Return the image at a position, decoded by Pillow to mode RGB. Raises SampleError."""
-        path = self.path(position)
-        return read_image(open_sample(self.paths, position, path), path)
-
     def __repr__(self) -> str:
         labelled = "" if self.labels is None else ", labelled"
         return f"Images({counted(len(self), 'file')}{labelled})"
@@ -129,13 +100,12 @@ def _name(path: Any) -> str:
 class ImageTableSource(Source):
     """The adapter of Images and ImageFolder, whose files are in a table."""
 
-    dataset: Images | ImageFolder
+    dataset: ImageTable
     classes = (Images, ImageFolder)
     read = frozenset({"samples", "paths", "labels", "transform", "target_transform"})
 
     def name(self, index: int) -> tuple[str, str | None]:
-        path = self._path(range(len(self.dataset))[index])
-        return path, path
+        return (self.dataset.path(range(len(self.dataset))[index]),) * 2
 
     def id(self, index: int) -> str:
         return os.fsdecode(self.dataset.paths.name(range(len(self.dataset))[index]))
@@ -144,11 +114,10 @@ class ImageTableSource(Source):
         return self.dataset.paths.names()
 
     def labels(self) -> NDArray[Any] | None:
-        held = self._held
-        return None if held is None else label_values(held.take(np.arange(len(held), dtype=np.int64)))
+        return label_values_of(self.dataset.held_labels)
 
     def native(self, raw: bool) -> NativeSource | Refusal:
-        dataset, held = self.dataset, self._held
+        dataset, held = self.dataset, self.dataset.held_labels
         if (refusal := foreign_decoder()) is not None:
             return refusal
         dataset.paths.refresh()
@@ -161,7 +130,7 @@ class ImageTableSource(Source):
             rescue=lambda position: np.asarray(dataset.read(position)),
             apply=lambda position: dataset[position] if held is None else dataset[position][0],
             files=SampleFiles(
-                dataset.paths.name, lambda file, position: np.asarray(read_image(file, self._path(position)))
+                dataset.paths.name, lambda file, position: np.asarray(read_image(file, dataset.path(position)))
             ),
             form=Form(pair=held is not None),
             labels=label_reader(held, dataset),
@@ -169,22 +138,8 @@ class ImageTableSource(Source):
         )
 
     def sample_reader(self) -> SampleReader:
+        dataset = self.dataset
         if foreign_decoder() is not None:
-            return SampleReader(self.dataset)
-        self.dataset.paths.refresh()
-        return ImageReader(self.dataset, self.dataset.paths, lambda position: (None, position), self._sample)
-
-    @property
-    def _held(self) -> Labels | None:
-        labels = self.dataset.labels
-        return Labels(labels) if isinstance(labels, np.ndarray) else labels
-
-    def _path(self, position: int) -> str:
-        return os.fsdecode(self.dataset.paths.path(position))
-
-    def _sample(self, position: int, image: Any) -> Any:
-        """Return the sample at a position, whose image has been transformed."""
-        held, change = self._held, self.dataset.target_transform
-        if held is None:
-            return image
-        return image, held[position] if change is None else change(held[position])
+            return SampleReader(dataset)
+        dataset.paths.refresh()
+        return ImageReader(dataset, dataset.paths, lambda position: (None, position), dataset.labelled)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import errno
 import io
-import math
 import os
 import re
 import stat
 import struct
 import zipfile
 import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -33,10 +34,6 @@ from penstock.errors import (
 from penstock.system.words import counted
 
 _ZIP = b"PK\x03\x04"
-_ZIP_END = b"PK\x05\x06"
-#: Bytes of a zip archive's end record, and with the longest comment behind it.
-_END_BYTES = 22
-_LONGEST_END = _END_BYTES + 0xFFFF
 _NPY = b"\x93NUMPY"
 _PICKLE = b"\x80"
 _CHUNK = 1 << 20
@@ -100,16 +97,6 @@ def open_path(path: str) -> BinaryIO:
         raise system_error(error.errno or errno.EIO, path, path) from error
 
 
-def require_regular(file: BinaryIO, sample_id: str, path: str) -> None:
-    """Raise UnreadableSample where an open file is neither a regular one nor an io.BytesIO."""
-    if not isinstance(file, io.BytesIO) and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        raise UnreadableSample(
-            f"sample {sample_id!r} ({path}) cannot be read: it is no regular file; replace it, or leave it out",
-            sample_id=sample_id,
-            path=path,
-        )
-
-
 def read_tensor(file: BinaryIO, sample_id: str, path: str) -> torch.Tensor:
     """Read the tensor of an open .pt or .npy file by torch.load(weights_only=True) or numpy.load, and close the file.
 
@@ -117,22 +104,17 @@ def read_tensor(file: BinaryIO, sample_id: str, path: str) -> torch.Tensor:
     The tensor is on the CPU, detached and strided; the CRC-32 of each record of a .pt file is compared.
     Raises CorruptSample, UnreadableSample.
     """
-    with file:
-        try:
-            require_regular(file, sample_id, path)
-            magic = file.read(6)
-            file.seek(0)
-            tensor = _load_npy(file) if _is_numpy(magic, path) else torch.load(file, "cpu", weights_only=True)
-            if (wrong := changed(file)) is not None:
-                raise CorruptSample(_unreadable(sample_id, path, wrong), sample_id=sample_id, path=path)
-        except (SampleError, MemoryError):
-            raise
-        except OSError as error:
-            if error.errno is None or error.errno == errno.EINVAL:  # torch.load seeks before the start of a short file
-                raise _corrupt(file, error, sample_id, path) from error
-            raise system_error(error.errno, sample_id, path) from error
-        except Exception as error:  # torch.load and numpy raise whatever a damaged file leads them to
-            raise _corrupt(file, error, sample_id, path) from error
+    with errors_named(file, sample_id, path, lambda error: _unreadable(_why(file, error))):
+        tensor: Any
+        magic = file.read(6)
+        file.seek(0)
+        if _is_numpy(magic, path):
+            tensor = tensor_of_array(np.load(file, allow_pickle=False))
+        else:
+            tensor = torch.load(file, "cpu", weights_only=True)
+        if (wrong := changed(file)) is not None:
+            message = f"sample {sample_id!r} ({path}) cannot be read as {_unreadable(wrong)}"
+            raise CorruptSample(message, sample_id=sample_id, path=path)
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.is_quantized:
         raise CorruptSample(
             f"sample {sample_id!r} ({path}) holds {_describe(tensor)}, not one dense tensor; "
@@ -150,40 +132,54 @@ def _is_numpy(magic: bytes, path: str) -> bool:
     return _NPY.startswith(magic) or path.endswith(".npy")
 
 
-def _unreadable(sample_id: str, path: str, why: str) -> str:
-    return (
-        f"sample {sample_id!r} ({path}) cannot be read as a tensor: {why}; "
-        "write it again with torch.save(tensor, path) or numpy.save, or leave it out"
-    )
+@contextmanager
+def errors_named(file: BinaryIO, sample_id: str, path: str, explain: Callable[[Exception], str]) -> Iterator[None]:
+    """Close a file in the end, and raise what its reader raises as the error of a sample.
+
+    explain: returns what the file cannot be read as, why, and what to do.
+    Raises CorruptSample, UnreadableSample, which an irregular file is too.
+    """
+    with file:
+        try:
+            if not isinstance(file, io.BytesIO) and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise UnreadableSample(
+                    f"sample {sample_id!r} ({path}) cannot be read: it is no regular file; replace it, or leave it out",
+                    sample_id=sample_id,
+                    path=path,
+                )
+            yield
+        except (SampleError, MemoryError):
+            raise
+        except Exception as error:  # torch.load, numpy and zipfile raise whatever a damaged file leads them to
+            # torch.load seeks before the start of a short file, which is EINVAL.
+            if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+                raise system_error(error.errno, sample_id, path) from error
+            empty = length_of(file) == 0
+            what = (
+                "is an empty file; write it again, or leave it out" if empty else f"cannot be read as {explain(error)}"
+            )
+            message = f"sample {sample_id!r} ({path}) {what}"
+            raise like(error, CorruptSample, message, sample_id=sample_id, path=path) from error
 
 
-def _corrupt(file: BinaryIO, error: Exception, sample_id: str, path: str) -> CorruptSample:
-    """Return the error for a file that torch.load or numpy.load did not read."""
-    if length_of(file) == 0:
-        message = f"sample {sample_id!r} ({path}) is an empty file; write it again, or leave it out"
-    else:
-        why = (
-            truncated(file, error)
-            or changed(file)
-            or foreign(file)
-            or _refused(error)
-            or _first_line(error).partition(". This is an internal miniz error")[0]
-        )
-        message = _unreadable(sample_id, path, why)
-    return like(error, CorruptSample, message, sample_id=sample_id, path=path)
+def _unreadable(why: str) -> str:
+    return f"a tensor: {why}; write it again with torch.save(tensor, path) or numpy.save, or leave it out"
 
 
-def _refused(error: Exception) -> str | None:
-    """Return what torch.load(weights_only=True) said, in one sentence; None: something else failed."""
+def _why(file: BinaryIO, error: Exception) -> str:
+    """Return what is wrong with a file that torch.load or numpy.load did not read."""
     text = _ANSI.sub("", str(error))
-    if not text.startswith("Weights only load failed"):
-        return None
-    found = _GLOBAL.search(text)
-    if found is not None:
+    if (wrong := changed(file)) is not None:
+        return wrong
+    if (found := _GLOBAL.search(text)) is not None:
         return f"it holds an object made by {found[1]}, which torch.load refuses with weights_only=True"
-    said = re.search(r"WeightsUnpickler error:\s*(.+)", text)
-    detail = said[1].strip().rstrip(".") if said else "the pickle in it is not that of a tensor"
-    return f"torch.load refuses it with weights_only=True: {detail}"
+    said = first_line(error).partition(". This is an internal miniz error")[0]
+    if (found := re.search(r"WeightsUnpickler error:\s*(.+)", text)) is not None:
+        said = found[1].strip().rstrip(".")
+    elif isinstance(error, OSError):
+        said = "it ends too early"
+    file.seek(0)
+    return f"{said} (it has {counted(length_of(file), 'byte')}, which begin with {file.read(16)!r}: was it cut off?)"
 
 
 def read_image(file: BinaryIO, path: str) -> Image.Image:
@@ -204,24 +200,24 @@ def image_error(error: Exception, path: str) -> SampleError:
     """Return the error for an image file that Pillow could not open or decode, also an instance of Pillow's."""
     if isinstance(error, Image.DecompressionBombError):
         message = (
-            f"image {path} is too large: {_first_line(error)}. If you trust the file, raise PIL.Image.MAX_IMAGE_PIXELS"
+            f"image {path} is too large: {first_line(error)}. If you trust the file, raise PIL.Image.MAX_IMAGE_PIXELS"
         )
         return like(error, ImageTooLarge, message, sample_id=path, path=path)
     if isinstance(error, OSError) and error.errno is not None:
         return system_error(error.errno, path, path)
     empty = os.path.isfile(path) and os.path.getsize(path) == 0
-    what = "is an empty file" if empty else f"cannot be decoded: {_first_line(error)}"
+    what = "is an empty file" if empty else f"cannot be decoded: {first_line(error)}"
     if isinstance(error, UnidentifiedImageError) and not empty:
         what = "is not an image of a format that Pillow knows"
     message = f"image {path} {what}; replace the file, or leave it out"
     return like(error, CorruptSample, message, sample_id=path, path=path)
 
 
-def _load_npy(file: BinaryIO) -> torch.Tensor:
-    array = np.load(file, allow_pickle=False)
+def tensor_of_array(array: np.ndarray) -> torch.Tensor:
+    """Return a contiguous tensor of an array of any byte order; it may share memory, which is only read."""
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    return tensor_of(np.ascontiguousarray(array).reshape(array.shape))  # it is copied before anybody writes
+    return tensor_of(np.ascontiguousarray(array).reshape(array.shape))
 
 
 def tensor_of(array: np.ndarray) -> torch.Tensor:
@@ -248,7 +244,7 @@ def _describe(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """Return the first line of an error's message without its full stop, so that a semicolon can follow it."""
     lines = _ANSI.sub("", str(error)).splitlines()
     return (lines[0] if lines and lines[0].strip() else type(error).__name__).rstrip(". ")
@@ -295,52 +291,3 @@ def changed(file: BinaryIO) -> str | None:
     except (NotImplementedError, RuntimeError, ValueError, EOFError, struct.error, zlib.error):
         pass  # what torch.load has read and zipfile cannot is no proof of damage
     return None
-
-
-def truncated(file: BinaryIO, error: Exception) -> str | None:
-    """Return how many bytes a truncated .pt or .npy file has, for .npy also how many it needs; None: it is whole.
-
-    error: what torch.load or numpy.load raised, which decides for a file whose length is not known.
-    """
-    size = length_of(file)
-    file.seek(0)
-    head = file.read(len(_NPY))
-    cut_off = f"it is truncated, it has {counted(size, 'byte')}"
-    ended = isinstance(error, EOFError | IndexError | struct.error) or "EOF" in str(error)
-    if not head:
-        return None
-    if _NPY.startswith(head):
-        needed = _npy_bytes(file)
-        if needed is None:
-            return cut_off if ended or head != _NPY else None
-        return f"{cut_off} of {needed:,}" if size < needed else None
-    if head.startswith(_ZIP) or _ZIP.startswith(head):
-        file.seek(max(0, size - _LONGEST_END))
-        tail = file.read()
-        end = tail.rfind(_ZIP_END)
-        if end >= 0 and len(tail) - end >= _END_BYTES:
-            return None
-        return f"{cut_off}, and the directory at the end of a zip archive is missing"
-    return cut_off if head.startswith(_PICKLE) and ended else None
-
-
-def _npy_bytes(file: BinaryIO) -> int | None:
-    """Return how long a .npy file must be by its header; None: the header cannot be read."""
-    file.seek(0)
-    try:
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(file)
-    except Exception:  # numpy raises whatever a damaged header leads it to
-        return None
-    elements: int = math.prod(shape) * dtype.itemsize
-    return file.tell() + elements
-
-
-def foreign(file: BinaryIO) -> str | None:
-    """Return how a file begins that is in none of the formats of torch.save and numpy.save; None: it is in one."""
-    file.seek(0)
-    head = file.read(16)
-    if head.startswith((_ZIP, _NPY, _PICKLE)):
-        return None
-    return f"it is neither a file of torch.save nor of numpy.save, it begins with {head!r}"

@@ -72,11 +72,6 @@ class SampleReader:
         """Return the file of the sample at an index; None where it is none that readers may bring."""
         return None
 
-    def get(self, index: Any, draw: Draw) -> Any:
-        """Return the sample at an index of any type."""
-        number = whole(index)
-        return self.dataset[index] if number is None else self.read(number, draw)
-
     def read(self, index: int, draw: Draw) -> Any:
         """Return the sample at an index, which may be negative or out of range."""
         return self.dataset[index]
@@ -143,7 +138,7 @@ class FolderReader(SampleReader):
 
     def _brought(self, position: int, name: bytes | None, draw: Draw) -> _native.BroughtFile | None:
         """Return the file that readers have brought for a sample, after waiting for it; None: none is at work on it."""
-        if self._ahead is None:
+        if self._ahead is None or not self._ahead.native.depth:
             return None
         return self._ahead.take(draw.position, self._file(position, name))
 

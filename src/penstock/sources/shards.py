@@ -30,8 +30,8 @@ from penstock.storage import description
 from penstock.storage.cache_folder import DEFAULT_LIMIT, CacheFolder
 from penstock.storage.description import ShardFiles
 from penstock.storage.index import ABSENT, Index
-from penstock.storage.objects import is_url
-from penstock.storage.remote_shards import RemoteDataset, RemoteShards
+from penstock.storage.objects import ObjectStore, is_url
+from penstock.storage.remote_shards import RemoteShards, with_local_index
 from penstock.system.words import counted, there_are
 
 _TENSORS = (".pt", ".pth", ".npy")
@@ -142,21 +142,21 @@ class Shards(Dataset[Any]):
         self.labels = None if self.description.label is None else ShardLabels(self.index, self.description)
 
     def _open_remote(self, split: str | None) -> None:
-        remote = RemoteDataset(self.root, CacheFolder(self.cache_folder, self.cache_limit or DEFAULT_LIMIT))
-        self.split = description.chosen(remote.splits, split, self.root)
-        self.description = remote.splits[self.split]
-        check_window(self.window or DEFAULT_WINDOW, self.description.shards, remote.cache.limit)
-        self.files: ShardFiles | RemoteShards = RemoteShards(remote.store, self.description.shards, remote.cache)
-        self.index = Index(str(remote.cache.path), remote.with_local_index(self.description))
-        self._remote = remote  # holds the files of the index
+        cache, store = CacheFolder(self.cache_folder, self.cache_limit or DEFAULT_LIMIT), ObjectStore(self.root)
+        splits = description.parse(store.read(description.FILE), store.url_of(description.FILE))
+        self.split = description.chosen(splits, split, self.root)
+        self.description = splits[self.split]
+        check_window(self.window or DEFAULT_WINDOW, self.description.shards, cache.limit)
+        self.files: ShardFiles | RemoteShards = RemoteShards(store, self.description.shards, cache)
+        local, self._held = with_local_index(store, self.description, cache)
+        self.index = Index(str(cache.path), local)
 
     def _open_folder(self, split: str | None) -> None:
         if not os.path.lexists(os.path.join(self.root, description.FILE)):
             raise FileNotFoundError(
                 errno.ENOENT,
-                f"no folder of packed shards: it has no {description.FILE}; `penstock pack` makes shards of a "
-                f"dataset, and "
-                "`penstock index` indexes tar files in WebDataset's naming",
+                f"no folder of packed shards: it has no {description.FILE}; `penstock pack` makes shards of a dataset, "
+                "and `penstock index` indexes tar files in WebDataset's naming",
                 self.root,
             )
         splits = description.load(self.root)
@@ -266,8 +266,7 @@ class Shards(Dataset[Any]):
     def __deepcopy__(self, memo: dict[int, Any]) -> Shards:
         """Return a copy for another thread, which reads by the same open files: any number of threads may."""
         kind = type(self)
-        made = kind.__new__(kind)
-        memo[id(self)] = made
+        memo[id(self)] = made = kind.__new__(kind)
         if (kind.__getstate__, kind.__setstate__) != (Shards.__getstate__, Shards.__setstate__):
             made.__setstate__(copy.deepcopy(self.__getstate__(), memo))
             return made
@@ -295,7 +294,7 @@ class Shards(Dataset[Any]):
 #: Rows of the index that are read at once.
 _ROWS = 1 << 14
 #: Attributes of what is open, none of which anybody changes.
-_OPENED = frozenset({"index", "files", "labels", "description", "_remote", "shuffle_blocks"})
+_OPENED = frozenset({"index", "files", "labels", "description", "_held", "shuffle_blocks"})
 
 
 # --- what files hold --------------------------------------------------------------------------------------------------
@@ -314,8 +313,7 @@ def _pixels(data: bytes, name: str, path: str) -> Image.Image:
     channels = array.shape[2] if array.ndim == 3 else 1
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or not array.size or channels > 4 or array.shape[2:] == (1,):
         raise CorruptSample(
-            f"sample {name!r} ({path}) holds an array {array.dtype}{list(array.shape)}, no image: pack the "
-            f"dataset again",
+            f"sample {name!r} ({path}) holds an array {array.dtype}{list(array.shape)}, no image: pack it again",
             sample_id=name,
             path=path,
         )

@@ -13,12 +13,11 @@ from penstock.order.permutations import Indices
 from penstock.recipe.originals import replaced_in
 from penstock.recipe.reader import read as read_recipe
 from penstock.recipe.steps import Refusal, Step
-from penstock.sources.catalogue import label_values
 from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, spec_of, transformed_as_now
 from penstock.sources.native_source import Field, Form, ImageSteps, NativeSource, RemoteSamples
 from penstock.sources.sample_reader import FolderReader, SampleReader
 from penstock.sources.shards import Shards
-from penstock.sources.source import Source, label_reader, label_step
+from penstock.sources.source import Source, label_reader, label_step, label_values_of
 from penstock.sources.tensor_folder import TensorReader, replaced_tensor_reading
 from penstock.sources.unchanged import same_attributes
 from penstock.storage.index import ABSENT
@@ -43,8 +42,7 @@ class ShardsSource(Source):
         return self.dataset.index.ids()
 
     def labels(self) -> NDArray[Any] | None:
-        dataset = self.dataset
-        return None if dataset.labels is None else label_values(dataset.labels.take(np.arange(len(dataset))))
+        return label_values_of(self.dataset.labels)
 
     def native(self, raw: bool) -> NativeSource | Refusal:
         dataset, kind = self.dataset, self.dataset.description.kind

@@ -220,6 +220,14 @@ def label_reader(held: Any, dataset: Any) -> LabelReader | None:
     return LabelReader(lambda positions: transformed(held.take(positions), dataset.target_transform))
 
 
+def label_values_of(held: Any) -> NDArray[Any] | None:
+    """Return the labels that `held` takes by position, a 64-bit value each; None: none, or one is missing."""
+    try:
+        return None if held is None else label_values(held.take(np.arange(len(held), dtype=np.int64)))
+    except KeyError:  # a missing label is an error of its batch
+        return None
+
+
 def label_step(target_transform: object) -> Step:
     """Return the step of a dataset's labels."""
     if target_transform is None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
@@ -19,12 +19,11 @@ from penstock.order.permutations import Indices
 from penstock.recipe.originals import replaced_in
 from penstock.recipe.steps import Refusal, Step
 from penstock.showing import shown
-from penstock.sources.catalogue import label_values
 from penstock.sources.labels import LabelColumn, Labels, LazySequence, transformed
 from penstock.sources.native_source import Field, Form, LabelReader, NativeSource, SampleFiles
 from penstock.sources.reading import open_sample, read_tensor
 from penstock.sources.sample_reader import Draw, FolderReader, SampleReader, function_name, target_steps
-from penstock.sources.source import Source, label_step
+from penstock.sources.source import Source, label_step, label_values_of
 from penstock.sources.tensor_mappings import holds_mappings, read_mapping
 from penstock.sources.unchanged import same_attributes
 from penstock.system.words import counted
@@ -195,12 +194,7 @@ class TensorFolderSource(Source):
         return self.dataset.paths.names()
 
     def labels(self) -> NDArray[Any] | None:
-        if self.dataset.labels is None:
-            return None
-        try:
-            return label_values(self.dataset.labels.take(np.arange(len(self.dataset), dtype=np.int64)))
-        except KeyError:  # a missing label is an error of its batch
-            return None
+        return label_values_of(self.dataset.labels)
 
     def native(self, raw: bool) -> NativeSource | Refusal:
         dataset = self.dataset
@@ -274,8 +268,7 @@ class TensorReader(FolderReader):
         return self.dataset.path(position)  # type: ignore[no-any-return]
 
     def read_at(self, position: int, draw: Draw) -> Any:
-        readers = self._readers
-        brought = self._brought(position, None, draw) if readers is not None and readers.depth else None
+        brought = self._brought(position, None, draw)
         tensor = None if self._by_name else self._tensor(position, brought)
         if tensor is None:
             tensor = self._by_python(position, brought)
@@ -283,13 +276,9 @@ class TensorReader(FolderReader):
 
     def _by_python(self, position: int, brought: _native.BroughtFile | None) -> Any:
         """Return what Python reads from bytes in memory; None: the dataset reads the file."""
-        content = self._content(position, self.dataset.paths.name(position), brought) if self.files else None
-        if content is None:
-            return None
-        try:
-            return self.dataset._read(content, position)
-        except Exception:  # the dataset reads the file, and raises the error
-            return None
+        with contextlib.suppress(Exception):  # the dataset reads the file, and raises the error
+            content = self._content(position, self.dataset.paths.name(position), brought) if self.files else None
+            return None if content is None else self.dataset._read(content, position)
 
     def _tensor(self, position: int, brought: _native.BroughtFile | None = None) -> torch.Tensor | None:
         """Return the tensor, in memory of torch's own; None: torch.load or numpy must read it."""

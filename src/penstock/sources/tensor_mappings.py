@@ -14,8 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from penstock.errors import CorruptSample, SampleError, like
-from penstock.sources.reading import length_of, require_regular, system_error, tensor_of
+from penstock.sources.reading import errors_named, first_line, length_of, tensor_of_array
 
 #: How the names of such files end.
 SUFFIXES = (".safetensors", ".npz")
@@ -56,32 +55,13 @@ def read_mapping(file: BinaryIO, sample_id: str, path: str) -> dict[str, torch.T
     the file is executed.
     Raises CorruptSample, UnreadableSample.
     """
-    with file:
-        try:
-            require_regular(file, sample_id, path)
-            return _read_npz(file) if path.endswith(".npz") else _read_safetensors(file)
-        except (SampleError, MemoryError):
-            raise
-        except OSError as error:
-            if error.errno is None:
-                raise _corrupt(file, error, sample_id, path) from error
-            raise system_error(error.errno, sample_id, path) from error
-        except Exception as error:  # numpy, zipfile and zlib raise whatever a damaged file leads them to
-            raise _corrupt(file, error, sample_id, path) from error
+    how = "numpy.savez" if path.endswith(".npz") else "safetensors.torch.save_file"
 
+    def explain(error: Exception) -> str:
+        return f"tensors by name: {first_line(error)}; write it again with {how}, or leave it out"
 
-def _corrupt(file: BinaryIO, error: Exception, sample_id: str, path: str) -> CorruptSample:
-    if length_of(file) == 0:
-        message = f"sample {sample_id!r} ({path}) is an empty file; write it again, or leave it out"
-    else:
-        lines = str(error).splitlines()
-        why = (lines[0] if lines and lines[0].strip() else type(error).__name__).rstrip(". ")
-        how = "numpy.savez" if path.endswith(".npz") else "safetensors.torch.save_file"
-        message = (
-            f"sample {sample_id!r} ({path}) cannot be read as tensors by name: {why}; write it again with {how}, or "
-            "leave it out"
-        )
-    return like(error, CorruptSample, message, sample_id=sample_id, path=path)
+    with errors_named(file, sample_id, path, explain):
+        return _read_npz(file) if path.endswith(".npz") else _read_safetensors(file)
 
 
 def _read_npz(file: BinaryIO) -> dict[str, torch.Tensor]:
@@ -89,15 +69,10 @@ def _read_npz(file: BinaryIO) -> dict[str, torch.Tensor]:
     if not isinstance(arrays, np.lib.npyio.NpzFile):
         raise ValueError("it is no archive of arrays")
     with arrays:
-        return {name: _tensor(arrays[name]) for name in arrays.files}
-
-
-def _tensor(array: Any) -> torch.Tensor:
-    if not isinstance(array, np.ndarray):
+        found = {name: arrays[name] for name in arrays.files}
+    if not all(isinstance(array, np.ndarray) for array in found.values()):
         raise ValueError("it holds files that are no arrays")
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    return tensor_of(np.ascontiguousarray(array).reshape(array.shape))
+    return {name: tensor_of_array(array) for name, array in found.items()}
 
 
 def _read_safetensors(file: BinaryIO) -> dict[str, torch.Tensor]:

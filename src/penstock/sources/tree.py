@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -95,7 +95,13 @@ class SubsetSource(Source):
         return self._child.parts(most)
 
     def sample_reader(self) -> SampleReader:
-        return _SubsetReader(self.dataset)
+        dataset = self.dataset
+
+        def find(index: int) -> tuple[int, int] | None:
+            number = whole(dataset.indices[index])
+            return None if number is None else (0, number)
+
+        return _InnerReader(dataset, [dataset.dataset], same_attributes(dataset, "dataset"), find)
 
     def node(self, leaves: list[NativeSource], raw: bool) -> Node | Refusal:
         """Return the node of the dataset, and append its leaves; or return why Python must read it."""
@@ -146,7 +152,13 @@ class ConcatSource(Source):
             yield from source_of(part).parts(most)
 
     def sample_reader(self) -> SampleReader:
-        return _ConcatReader(self.dataset)
+        dataset = self.dataset
+
+        def find(index: int) -> tuple[int, int] | None:
+            size = dataset.cumulative_sizes[-1]
+            return _part(dataset, index % size) if -size <= index < size else None
+
+        return _InnerReader(dataset, dataset.datasets, _same_parts(dataset), find)
 
     def node(self, leaves: list[NativeSource], raw: bool) -> Node | Refusal:
         """Return the node of the dataset, and append its leaves; or return why Python must read it."""
@@ -186,52 +198,36 @@ class ConcatSource(Source):
         return Node(size, resolve, still)
 
 
-class _SubsetReader(SampleReader):
-    def __init__(self, dataset: Any) -> None:
+class _InnerReader(SampleReader):
+    """Reads samples of the datasets in a Subset or ConcatDataset.
+
+    Args:
+        dataset: itself; it reads what is not found, and all once it holds other datasets.
+        parts: the datasets in it.
+        still: whether it holds them still.
+        find: returns the number of a part and the index in it; None: only the dataset itself knows, or raises.
+    """
+
+    def __init__(
+        self, dataset: Any, parts: Sequence[Any], still: Unchanged, find: Callable[[int], tuple[int, int] | None]
+    ) -> None:
         super().__init__(dataset)
-        self._still = same_attributes(dataset, "dataset")
-        self._child = sample_reader_of(source_of(dataset.dataset))
-        self.gains = self._child.gains
-        self.steps = self._child.steps
+        self._still, self._find = still, find
+        self._parts = [sample_reader_of(source_of(part)) for part in parts]
+        self.gains = any(part.gains for part in self._parts)
+        self.steps = tuple(step for part in self._parts for step in part.steps)
 
     def folders(self) -> Iterator[FolderReader]:
-        return self._child.folders()
+        for part in self._parts:
+            yield from part.folders()
 
     def locate(self, index: int) -> SampleFile | None:
-        number = whole(self.dataset.indices[index])
-        return None if number is None else self._child.locate(number)
+        found = self._find(index)
+        return None if found is None else self._parts[found[0]].locate(found[1])
 
     def read(self, index: int, draw: Draw) -> Any:
-        if not self._still():
-            return self.dataset[index]
-        return self._child.get(self.dataset.indices[index], draw)
-
-
-class _ConcatReader(SampleReader):
-    def __init__(self, dataset: Any) -> None:
-        super().__init__(dataset)
-        self._still = _same_parts(dataset)
-        self._children = [sample_reader_of(source_of(child)) for child in dataset.datasets]
-        self.gains = any(child.gains for child in self._children)
-        self.steps = tuple(step for child in self._children for step in child.steps)
-
-    def folders(self) -> Iterator[FolderReader]:
-        for child in self._children:
-            yield from child.folders()
-
-    def locate(self, index: int) -> SampleFile | None:
-        size = self.dataset.cumulative_sizes[-1]
-        if not -size <= index < size:
-            return None
-        part, inside = _part(self.dataset, index % size)
-        return self._children[part].locate(inside)
-
-    def read(self, index: int, draw: Draw) -> Any:
-        size = self.dataset.cumulative_sizes[-1]
-        if not -size <= index < size or not self._still():
-            return self.dataset[index]  # which raises, or has other parts
-        part, inside = _part(self.dataset, index % size)
-        return self._children[part].read(inside, draw)
+        found = self._find(index) if self._still() else None
+        return self.dataset[index] if found is None else self._parts[found[0]].read(found[1], draw)
 
 
 def _same_parts(dataset: ConcatDataset[Any]) -> Unchanged:
@@ -339,21 +335,11 @@ def _is_of_whole_numbers(chosen: NDArray[Any] | torch.Tensor) -> bool:
 
 def _whole_numbers(values: list[Any]) -> Indices:
     """Return what a Subset holds at some indices. Raises Unresolved."""
+    numbers = values if set(map(type, values)) <= {int} else list(map(whole, values))
     try:
-        if set(map(type, values)) <= {int}:
-            return np.array(values, dtype=np.int64)
-        return np.array([operator.index(_plain(value)) for value in values], dtype=np.int64)
-    except (TypeError, OverflowError):
+        return np.array(numbers, dtype=np.int64)
+    except (TypeError, OverflowError):  # None: only the dataset itself makes sense of it
         raise Unresolved from None
-
-
-def _plain(value: Any) -> Any:
-    """Return a value that is a whole number as an index. Raises Unresolved for a mask."""
-    if isinstance(value, bool | np.bool_):
-        raise Unresolved
-    if isinstance(value, torch.Tensor | np.ndarray) and (value.ndim or value.dtype in (torch.bool, np.bool_)):
-        raise Unresolved
-    return value
 
 
 def _from_start(indices: Indices, size: int) -> Indices:

@@ -22,6 +22,7 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from penstock.errors import InvalidOption, OutOfSpace
 from penstock.showing import shown
@@ -194,10 +195,6 @@ class CacheFolder:
         part.close()
         return self.hold(shard)  # flock() does not change a lock in one step either
 
-    def path_of(self, shard: CachedShard) -> Path:
-        """Return the file of a whole shard, which need not be there."""
-        return self.path / f"{shard.file}.shard"
-
     def discard(self, shard: CachedShard, part: HeldFile) -> None:
         """Delete the unfinished file of a shard, which the caller holds."""
         with contextlib.suppress(FileNotFoundError):
@@ -240,12 +237,12 @@ class CacheFolder:
                     if not beyond:
                         return False
                     free = os.fstatvfs(part.descriptor)
-                    lacks = max(0, missing - free.f_bavail * free.f_frsize)
+                    lacks = max(0, missing - free.f_bavail * free.f_frsize) or missing
                     raise OutOfSpace(
-                        f"the disk of the cache folder {self.path} is full: a shard of {size_of(size)} is needed now"
-                        f"{f', and {size_of(lacks)} more are missing' * bool(lacks)}; all other shards in the folder "
-                        "are in use. Free space, or give a cache_folder= on another disk",
-                        missing=lacks or missing,
+                        f"the disk of the cache folder {self.path} is full: a shard of {size_of(size)} is needed now, "
+                        f"and {size_of(lacks)} more are missing; all other shards in the folder are in use. Free "
+                        "space, or give a cache_folder= on another disk",
+                        missing=lacks,
                     ) from error
 
     def held_bytes(self) -> int:
@@ -276,6 +273,9 @@ class CacheFolder:
         finally:
             unlock_file(marker)
             os.close(marker)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CacheFolder, (str(self.path), self.limit)
 
     def __repr__(self) -> str:
         return f"<CacheFolder {shown(str(self.path))}: {size_of(self.held_bytes())} of {size_of(self.limit)}>"

@@ -109,9 +109,8 @@ def load(folder: str) -> dict[str, Split]:
     except FileNotFoundError as error:
         why = "there is no such folder" if not os.path.isdir(folder) else f"it has no {FILE}"
         raise CorruptShards(
-            f"{folder} is no folder of packed shards: {why}. `penstock pack` makes one of a dataset, `penstock "
-            f"index` of "
-            "tar files in WebDataset's naming"
+            f"{folder} is no folder of packed shards: {why}. `penstock pack` makes one of a dataset, `penstock index` "
+            "of tar files in WebDataset's naming"
         ) from error
     return parse(text, path)
 
@@ -129,8 +128,7 @@ def parse(text: bytes, path: str) -> dict[str, Split]:
         return {name: _split(values) for name, values in held["splits"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptShards(
-            f"{path} is damaged, or no description of packed shards: {type(error).__name__}: {error}. Pack the dataset "
-            "again"
+            f"{path} is damaged, or no description of shards: {type(error).__name__}: {error}. Pack the dataset again"
         ) from error
 
 
@@ -211,9 +209,7 @@ class ShardFiles:
                 raise CorruptShards(f"{self.path(number)} is missing: copy the whole folder again")
             if entry.is_symlink() or not entry.is_file(follow_symlinks=False):
                 raise CorruptShards(
-                    f"{self.path(number)} is a symbolic link or no regular file, and no shard is read through links: "
-                    f""
-                    "put the file in its place"
+                    f"{self.path(number)} is a symbolic link or no regular file: put the file in its place"
                 )
             if (size := entry.stat(follow_symlinks=False).st_size) != shard.bytes:
                 raise CorruptShards(
@@ -247,26 +243,20 @@ class ShardFiles:
 
     def _check_extent(self, size: int, shard: int, offset: int, length: int, name: str) -> None:
         path, expected = self.path(shard), self.shards[shard].bytes
-        if size != expected:
-            why = (
-                f"the shard has {size:,} bytes now, and dataset.json says {expected:,}: it is cut off, or another file"
-            )
-        elif offset > size or length > size - offset:
-            why = (
-                f"the index places it at bytes {offset:,} to {offset + length:,} of {size:,}: it is of another dataset"
-            )
-        else:
+        if size == expected and offset <= size and length <= size - offset:
             return
+        why = f"the index places it at bytes {offset:,} to {offset + length:,} of {size:,}: it is of another dataset"
+        if size != expected:
+            why = f"the shard has {size:,} bytes now, and dataset.json says {expected:,}: it is cut off, or another one"
         message = f"sample {name!r} in shard {path} cannot be read: {why}. Copy the shard again"
         raise CorruptSample(message, sample_id=name, path=path)
 
     def _unreadable(self, error: OSError, name: str, path: str) -> UnreadableSample | MissingSample:
-        missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
+        kind: Any = MissingSample if error.errno in (errno.ENOENT, errno.ENOTDIR) else UnreadableSample
         why = "it is a symbolic link" if error.errno == errno.ELOOP else os.strerror(error.errno or errno.EIO)
         message = (
             f"sample {name!r} cannot be read from shard {path}: {why}. Put the shard back, or leave the sample out"
         )
-        kind: Any = MissingSample if missing else UnreadableSample
         made: UnreadableSample | MissingSample = kind(message, sample_id=name, path=path)
         made.errno = error.errno
         return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
@@ -47,12 +47,6 @@ def durably(path: str, temporary: str) -> Iterator[BinaryIO]:
     sync_folder(os.path.dirname(path))
 
 
-def write_durably(path: str, temporary: str, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file as `durably` does. Raises OSError."""
-    with durably(path, temporary) as file:
-        write(file)
-
-
 def free_bytes(folder: str) -> int:
     """Return how many bytes this user may still write to the file system of a folder."""
     status = os.statvfs(folder)
@@ -64,9 +58,8 @@ def out_of_space(folder: str, needed: int, *, about: str = "") -> OutOfSpace:
     free = free_bytes(folder)
     missing = max(1, needed - free)
     return OutOfSpace(
-        f"the disk of {folder} is full: {about}{needed:,} bytes ({size_of(needed)}) are yet to be written, "
-        f"{free:,} are "
-        f"free, so {missing:,} more are needed. Free them, or give another folder, and run the same again: finished "
-        "shards are kept",
+        f"the disk of {folder} is full: {about}{needed:,} bytes ({size_of(needed)}) are yet to be written, {free:,} "
+        f"are free, so {missing:,} more are needed. Free them, or give another folder, and run the same again: "
+        "finished shards are kept",
         missing=missing,
     )

@@ -90,8 +90,7 @@ class Index:
         if count != split.samples or start + count * dtype.itemsize != split.index.bytes:
             raise CorruptShards(
                 f"{path} holds {count:,} rows, and dataset.json speaks of {split.samples:,} samples: it is the index "
-                f"of "
-                "another dataset. Pack the dataset again"
+                "of another dataset. Pack the dataset again"
             )
         return dtype, start
 
@@ -197,8 +196,7 @@ def opened(path: str, column: Column) -> BinaryIO:
         file.close()
         raise CorruptShards(
             f"{path} is not the file that dataset.json speaks of: it is cut off, damaged, or of another dataset. "
-            f"Copy the "
-            "whole folder again, or pack the dataset again"
+            "Copy the whole folder again, or pack the dataset again"
         )
     return file
 
@@ -213,8 +211,7 @@ def open_regular(path: str) -> BinaryIO:
         if error.errno != errno.ELOOP:
             raise
         raise CorruptShards(
-            f"{path} is a symbolic link, and files of packed shards are not read through links: put the file in "
-            f"its place"
+            f"{path} is a symbolic link, and packed shards are not read through links: put the file in its place"
         ) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -129,7 +129,7 @@ class JpegIndexes:
 
     def describe(self, datasets: Sequence[Photos]) -> str | None:
         """Return what is known of datasets, for explain(); None: nothing is. Nothing is made."""
-        held = [self._held[photos] if photos in self._held else _there(photos) for photos in datasets]
+        held = [self._held[photos] if photos in self._held else _opened(photos, make=False) for photos in datasets]
         known = [(one, one.native.counts()) for one in held if one is not None]
         photos = sum(counts[0] for _, counts in known)
         if not photos:
@@ -152,82 +152,57 @@ def file_name(photos: Photos, slot: int) -> str:
     return f"{hashlib.sha256(json.dumps(named).encode()).hexdigest()[:32]}.states"
 
 
-def _opened(photos: Photos) -> _Held | None:
-    """Open the index of a dataset, or make one; None: it would be of no use."""
-    slot = photos.slot_bytes(MAX_BYTES)
-    if not slot:
+def _opened(photos: Photos, *, make: bool = True) -> _Held | None:
+    """Open the index of a dataset; None: it would be of no use.
+
+    make: a new one is made where there is none; False: one that there is already is only read.
+    """
+    slot, path = photos.slot_bytes(MAX_BYTES), folder_of(KIND)
+    if not slot or (not make and (path is None or not os.path.isdir(path))):
         return None
-    path = folder_of(KIND)
     why = "the user has no home folder"
     if path is not None:
         try:
             folder = open_private_folder(path.absolute(), _MARKER, _MARKED)
             try:
-                return _in_folder(folder, photos, slot)
+                return _in_folder(folder, photos, slot, make=make)
             finally:
                 os.close(folder)
         except (OSError, RuntimeError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    in_memory = photos.slot_bytes(_MEMORY)
+    in_memory = photos.slot_bytes(_MEMORY) if make else 0
     return _Held(_native.JpegIndex.in_memory(photos.size, in_memory), photos.size, why) if in_memory else None
 
 
-def _there(photos: Photos) -> _Held | None:
-    """Open the index of a dataset that there is already, for reading; None: there is none."""
-    slot, path = photos.slot_bytes(MAX_BYTES), folder_of(KIND)
-    if not slot or path is None or not os.path.isdir(path):
-        return None
-    try:
-        folder = open_private_folder(path.absolute(), _MARKER, _MARKED)
-        try:
-            file = open_own_file(os.O_RDONLY, file_name(photos, slot), folder)
-            return None if file is None else _held(file, photos, slot, writable=False, why=None)
-        finally:
-            os.close(folder)
-    except (OSError, RuntimeError, ValueError):
-        return None
-
-
-def _in_folder(folder: int, photos: Photos, slot: int) -> _Held:
+def _in_folder(folder: int, photos: Photos, slot: int, *, make: bool, again: bool = False) -> _Held | None:
     """Open a file of the folder as an index. Raises OSError, RuntimeError and ValueError where it cannot be one."""
-    name = file_name(photos, slot)
+    name, why = file_name(photos, slot), None
     try:
-        file = open_own_file(os.O_RDWR | os.O_CREAT, name, folder)
+        file = open_own_file(os.O_RDWR | os.O_CREAT if make else os.O_RDONLY, name, folder)
     except UnsafeCache:
         raise
     except OSError as error:  # a file system that is read-only, or a file that may only be read
-        file = open_own_file(os.O_RDONLY, name, folder)
+        file, why = open_own_file(os.O_RDONLY, name, folder), os.strerror(error.errno or 0)
         if file is None:
             raise
-        return _held(file, photos, slot, writable=False, why=os.strerror(error.errno or 0))
-    assert file is not None
+    if file is None:
+        return None
+    writable = make and why is None
     try:
-        return _made(folder, file, photos, slot)
-    except ValueError:  # it is damaged
-        os.unlink(name, dir_fd=folder)
-    file = open_own_file(os.O_RDWR | os.O_CREAT, name, folder)
-    assert file is not None
-    return _made(folder, file, photos, slot)
-
-
-def _made(folder: int, file: int, photos: Photos, slot: int) -> _Held:
-    with contextlib.suppress(OSError):  # of the least recently used file, and of file systems without locks
-        os.utime(file)
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    try:
-        _make_room(folder, file, _native.JpegIndex.file_bytes(photos.size, slot))
-    except BaseException:
-        os.close(file)
-        raise
-    return _held(file, photos, slot, writable=True, why=None)
-
-
-def _held(file: int, photos: Photos, slot: int, *, writable: bool, why: str | None) -> _Held:
-    """Return an index of an open file, which is closed. The native core's own descriptor shares its lock."""
-    try:
+        if writable:
+            with contextlib.suppress(OSError):  # of the least recently used file, and of file systems without locks
+                os.utime(file)
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            _make_room(folder, file, _native.JpegIndex.file_bytes(photos.size, slot))
+        # The native core's own descriptor shares the lock.
         return _Held(_native.JpegIndex(file, photos.size, slot, writable), photos.size, why)
+    except ValueError:  # it is damaged
+        if not writable or again:
+            raise
+        os.unlink(name, dir_fd=folder)
     finally:
         os.close(file)
+    return _in_folder(folder, photos, slot, make=True, again=True)
 
 
 def _make_room(folder: int, file: int, size: int) -> None:

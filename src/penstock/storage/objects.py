@@ -11,7 +11,7 @@ import os
 import re
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from types import ModuleType
@@ -101,39 +101,29 @@ def client() -> ModuleType:
 
 def run_alone(work: Coroutine[Any, Any, T]) -> T:
     """Return what a coroutine returns, run in a thread of its own, because the caller's may have an event loop."""
-    outcome: list[T] = []
-    failed: list[BaseException] = []
-    done = threading.Event()
-    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[T]]] = []
-
-    async def main() -> None:
-        task = asyncio.ensure_future(work)
-        running.append((asyncio.get_running_loop(), task))
-        outcome.append(await task)
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(work)
 
     def run() -> None:
         try:
-            asyncio.run(main())
-        except BaseException as error:
-            failed.append(error)
+            with suppress(BaseException):  # the task has it
+                loop.run_until_complete(task)
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
         finally:
-            done.set()
+            loop.close()
 
     thread = threading.Thread(target=run, name="penstock-fetch", daemon=True)
     thread.start()
     try:
-        while not done.wait(0.05):  # in slices, in which Ctrl-C is seen
-            pass
+        while thread.is_alive():  # in slices, in which Ctrl-C is seen
+            thread.join(0.05)
     except BaseException:
-        if running:
-            loop, task = running[0]
+        with suppress(RuntimeError):  # it has ended
             loop.call_soon_threadsafe(task.cancel)
+        thread.join(2.0)
         raise
-    finally:
-        thread.join(timeout=2.0)
-    if failed:
-        raise failed[0]
-    return outcome[0]
+    return task.result()
 
 
 def is_url(path: object) -> TypeGuard[str]:
@@ -166,9 +156,6 @@ class ObjectStore:
     def __init__(self, url: str) -> None:
         self._given = url.rstrip("/")
         self.url = without_secrets(self._given)
-        self._open()
-
-    def _open(self) -> None:
         options: dict[str, Any] = dict(_TIMEOUTS)
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
         if any(url.startswith("http://") for url in (self.url, endpoint, os.environ.get("AWS_ENDPOINT", ""))):
@@ -178,11 +165,8 @@ class ObjectStore:
             local = self.url.startswith(("file://", "memory://"))
             self._store = client().store.from_url(self._given, **({} if local else remote))
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"url": self._given}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["url"])  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ObjectStore, (self._given,)
 
     def url_of(self, name: str) -> str:
         """Return the URL of an object."""
@@ -238,8 +222,10 @@ class ObjectStore:
             found = await client().get_ranges_async(
                 self._store, name, starts=[begin for begin, _ in ranges], ends=[end for _, end in ranges]
             )
+        url = self.url_of(name)
         for part, (begin, end) in zip(found, ranges, strict=True):
-            self.check_length(name, len(part), end - begin)
+            if (missing := end - begin - len(part)) != 0:
+                raise ChangedObject(f"{url}: the object ends {missing:,} bytes early; was it replaced?", url=url)
         return [bytes(part) for part in found]
 
     def sizes(self) -> dict[str, int]:
@@ -317,12 +303,6 @@ class ObjectStore:
             answer = await client().get_async(self._store, name, options=options)
             async for buffer in answer.stream(min_chunk_size=_CHUNK):
                 yield buffer
-
-    def check_length(self, name: str, found: int, wanted: int) -> None:
-        """Raise ChangedObject where an object ended before a range did."""
-        if found != wanted:
-            url = self.url_of(name)
-            raise ChangedObject(f"{url}: the object ends {wanted - found:,} bytes early; was it replaced?", url=url)
 
     def _raise(self, error: Exception, name: str) -> NoReturn:
         """Raise what an error of the client means."""

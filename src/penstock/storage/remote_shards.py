@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.errors import CorruptShards, StorageError
 from penstock.storage.cache_folder import CachedShard, CacheFolder, HeldFile
-from penstock.storage.description import FILE, Column, Shard, ShardFiles, Split, parse, verified
+from penstock.storage.description import Column, Shard, ShardFiles, Split, verified
 from penstock.storage.download import Download, Traffic
 from penstock.storage.objects import ObjectStore, run_alone
 from penstock.system.words import counted, size_of
@@ -47,13 +47,8 @@ class RemoteShards:
         self._lock = threading.Lock()
         self._brought: dict[Range, bytes] = {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"store": self.store, "shards": self.shards, "folder": str(self.cache.path), "limit": self.cache.limit}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(  # type: ignore[misc]
-            state["store"], state["shards"], CacheFolder(state["folder"], state["limit"])
-        )
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemoteShards, (self.store, self.shards, self.cache)
 
     @property
     def largest(self) -> int:
@@ -175,43 +170,21 @@ class RemoteShards:
         return f"<RemoteShards {self.store.url}: {len(self.shards):,} shards, {self.cache!r}>"
 
 
-class RemoteDataset:
-    """dataset.json and the files of the index of a dataset in an object store, on this machine.
+def with_local_index(store: ObjectStore, split: Split, cache: CacheFolder) -> tuple[Split, list[HeldFile]]:
+    """Bring the files of a split's index into the cache folder; return the split with their names there, and the files.
 
-    Args:
-        url: of the folder of the dataset.
-        cache: where the files of the index are kept.
-
-    Raises:
-        StorageError: a file is missing, or the store refuses.
-        CorruptShards: dataset.json is damaged.
+    They stay while the files are held. Raises StorageError.
     """
+    held: list[HeldFile] = []
 
-    def __init__(self, url: str, cache: CacheFolder) -> None:
-        self.store = ObjectStore(url)
-        self.cache = cache
-        self.splits = parse(self.store.read(FILE), self.store.url_of(FILE))
-        self._held: list[HeldFile] = []
-
-    def with_local_index(self, split: Split) -> Split:
-        """Return a split whose files of the index are named as in the cache folder, where they lie from now on."""
-        states = None if split.states is None else self._local(split.states)
-        return replace(split, index=self._local(split.index), ids=self._local(split.ids), states=states)
-
-    def _local(self, column: Column) -> Column:
-        known = CachedShard(self.store.url_of(column.name), column.bytes, column.crc32c)
-
-        async def fetch() -> HeldFile | None:
-            download = Download(self.store, column.name, known, self.cache, asyncio.Semaphore(REQUESTS), Traffic())
-            return await download.run(lambda: True)
-
-        held = self.cache.hold(known)
-        while held is None:
-            held = run_alone(fetch())
-        self._held.append(held)
+    def local(column: Column) -> Column:
+        known = CachedShard(store.url_of(column.name), column.bytes, column.crc32c)
+        found = cache.hold(known)
+        while found is None:
+            download = Download(store, column.name, known, cache, asyncio.Semaphore(REQUESTS), Traffic())
+            found = run_alone(download.run(lambda: True))
+        held.append(found)
         return replace(column, name=f"{known.file}.shard")
 
-    def close(self) -> None:
-        """Let the files of the index go."""
-        while self._held:
-            self._held.pop().close()
+    states = None if split.states is None else local(split.states)
+    return replace(split, index=local(split.index), ids=local(split.ids), states=states), held

@@ -115,9 +115,7 @@ class ShardStage:
             for number in wanted:
                 need = self._need(number)
                 need.tickets += 1
-                need.not_before = 0.0
-                if need.error is not None:  # another attempt, for who takes another ticket
-                    need.error = None
+                need.not_before, need.error = 0.0, None  # another attempt, for who takes another ticket
             if self._ahead:
                 self._passed(self._ahead.popleft())
             elif self._coming is not None:
@@ -132,29 +130,25 @@ class ShardStage:
     def ready(self, ticket: Ticket) -> bool:
         """Return whether what a ticket is for is here. Raises what went wrong with a shard."""
         with self._condition:
-            return self._ready(ticket)
-
-    def _ready(self, ticket: Ticket) -> bool:
-        if ticket.pinned:
-            return True
-        needs = [self._needs.get(number) for number in ticket.numbers]
-        for need in needs:
-            if need is not None and need.error is not None:
-                raise need.error
-        here = [need for need in needs if need is not None and need.held is not None]
-        ticket.pinned = ticket.ranges_here and len(here) == len(needs) and not ticket.released
-        if ticket.pinned:
-            self._waiting.remove(ticket)
-            for need in here:
-                need.pins += 1
-        return ticket.pinned
+            if ticket.pinned:
+                return True
+            needs = [self._needs.get(number) or _Need() for number in ticket.numbers]
+            for need in needs:
+                if need.error is not None:
+                    raise need.error
+            ticket.pinned = ticket.ranges_here and all(need.held for need in needs) and not ticket.released
+            if ticket.pinned:
+                self._waiting.remove(ticket)
+                for need in needs:
+                    need.pins += 1
+            return ticket.pinned
 
     def wait(self, ticket: Ticket, seconds: float | None) -> bool:
         """Wait for what a ticket is for, in slices in which Ctrl-C is seen; False: it was not here in time."""
         begun = time.monotonic()
         with self._condition:
             try:
-                while not self._ready(ticket):
+                while not self.ready(ticket):
                     if self._closing or (seconds is not None and time.monotonic() - begun > seconds):
                         return False
                     self._condition.wait(0.05)

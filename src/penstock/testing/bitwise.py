@@ -99,28 +99,14 @@ def rows(batch: Any) -> list[Any]:
 def digest(value: Any) -> bytes:
     """Return 16 bytes that are the same for values between which difference() finds none, and differ for others."""
     into = hashlib.blake2b(digest_size=16)
-    _add(value, into)
+    waiting = [("", value)]
+    while waiting:
+        name, value = waiting.pop()
+        parts = _parts(value)
+        fact = (name, type(value).__qualname__, _leaf(value) if parts is None else len(parts))
+        into.update(repr(fact).encode("utf-8", "surrogatepass"))
+        waiting += () if parts is None else parts.items()
     return into.digest()
-
-
-def _add(value: Any, into: Any) -> None:
-    into.update(f"{type(value).__qualname__}\0".encode())
-    if isinstance(value, torch.Tensor | np.ndarray):
-        into.update(f"{value.dtype}{tuple(value.shape)}\0".encode())
-        if isinstance(value, np.ndarray) and value.dtype.hasobject:
-            _add(value.ravel().tolist(), into)
-        else:
-            into.update(_bytes(value).tobytes())
-        return
-    if (parts := _parts(value)) is None:
-        leaf = _leaf(value)
-        into.update(leaf if isinstance(leaf, bytes) else repr(leaf).encode("utf-8", "surrogatepass"))
-        into.update(b"\0")
-        return
-    into.update(f"{len(parts)}\0".encode())
-    for name, part in parts.items():
-        into.update(f"{name}\0".encode("utf-8", "surrogatepass"))
-        _add(part, into)
 
 
 def _array_difference(a: Any, b: Any, path: str, row: int | None) -> Difference | None:
@@ -168,21 +154,17 @@ def _parts(value: Any) -> Mapping[str, Any] | None:
 
     By what follows the value's name in Python; None: the value has none.
     """
-    kind = type(value)
     if isinstance(value, Mapping):
         return {f"[{key!r}]": part for key, part in value.items()}
     if isinstance(value, tuple | list):
         return {f"[{number}]": part for number, part in enumerate(value)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f".{field.name}": getattr(value, field.name) for field in dataclasses.fields(value)}
-    if getattr(kind, "__eq__", None) is not object.__eq__ or isinstance(value, type):
+    if getattr(type(value), "__eq__", None) is not object.__eq__ or isinstance(value, type):
         return None
-    slots = [vars(base).get("__slots__", ()) for base in kind.__mro__]
-    names = [name for given in slots for name in ((given,) if isinstance(given, str) else given)]
-    if not names and not hasattr(value, "__dict__"):
-        return None
-    names = [*(name for name in names if hasattr(value, name)), *getattr(value, "__dict__", ())]
-    return {f".{name}": getattr(value, name) for name in names}
+    state: Any = object.__getstate__(value)
+    held = state if isinstance(state, tuple) else (state,)  # attributes; those, and what is in __slots__
+    return None if state is None else {f".{name}": part for one in held for name, part in (one or {}).items()}
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -193,6 +175,10 @@ def _equal(a: Any, b: Any) -> bool:
 
 def _leaf(value: Any) -> Any:
     """Return what two values must have in common to be bitwise the same."""
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        return tuple(value.shape), [digest(one) for one in value.ravel().tolist()]
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return str(value.dtype), tuple(value.shape), _bytes(value).tobytes()
     if isinstance(value, float):
         return struct.pack("<d", value)
     if isinstance(value, complex):

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from functools import cache
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
-import torch.utils.data
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset
 
 from penstock.errors import InvalidOption
+from penstock.executors.copies import copied
 from penstock.loader import DataLoader
 from penstock.settings import Method, method_of
-from penstock.system.randomness import generators_kept
-from penstock.testing.bitwise import Difference
-from penstock.testing.passes import Maker, Outcome, Pass, drawn_otherwise, form_of
-from penstock.testing.ranks import fail
+from penstock.system.randomness import (
+    States,
+    generator_states,
+    generators_drawn_from,
+    generators_kept,
+    seed_globals,
+)
+from penstock.testing.bitwise import Difference, difference
+from penstock.testing.ranks import fail, without_advice
 
 _TORCHS = torch.utils.data.DataLoader
 #: Options of torch's loader that choose samples: with one of them, the check chooses none.
@@ -69,7 +80,7 @@ def assert_same_as_torch(
     if "batch_sampler" in options:
         del given["batch_size"]
     size = given.get("batch_size") or 1
-    if not isinstance(dataset, torch.utils.data.IterableDataset) and not any(name in options for name in _CHOOSING):
+    if not isinstance(dataset, IterableDataset) and not any(name in options for name in _CHOOSING):
         given.update(_sampler(dataset, samples))
     limit = samples if isinstance(samples, int) else len(samples) if samples is not None else None
     check = _Check(Maker(dataset, given, 1 << 62 if limit is None else -(-limit // size)), tuple(num_workers))
@@ -111,7 +122,8 @@ class _Check:
         subject = f"worker_method={method!r}, num_workers={workers}{'' if seed is None else f', seed={seed}'}"
         whose = "torch's loader" if seed is None else "worker_method='process'"
         if in_threads:
-            loose = ours.unreached() or self._depends_on_workers(workers, seed)
+            unreached = any(text.startswith("seed= does not reach") for _, text in ours.warned)  # draws
+            loose = unreached or self._depends_on_workers(workers, seed)
         else:
             loose = ours.native and seed is None and self._draws(workers)
         self._compare_outcomes(subject, whose, ours, theirs, loose=loose, across=in_threads)
@@ -119,7 +131,11 @@ class _Check:
             return
         if workers == 0 and ours.warned != theirs.warned:
             fail(f"{subject}: warns {_listed(ours.warned)}, and {whose} {_listed(theirs.warned)}")
-        if drawn := drawn_otherwise(ours, theirs):
+        if any(
+            not one.ended or any(outcome.error is not None for outcome in one.outcomes[1:2]) for one in (ours, theirs)
+        ):
+            return  # a pass that did not begin, or end, has not drawn all
+        if drawn := generators_drawn_from(theirs.after, ours.after):
             names = " and ".join(drawn)
             fail(f"{subject}: the pass leaves the global generators of {names} in other states than {whose}")
 
@@ -149,7 +165,7 @@ class _Check:
     ) -> None:
         for number, (mine, other) in enumerate(zip(ours.outcomes, theirs.outcomes, strict=False)):
             if loose:
-                mine, other = _loose(mine), _loose(other)
+                mine, other = (Outcome(form_of(one.value), one.error) for one in (mine, other))
             found = mine.difference(other, across=across)
             if found is not None:
                 fail(f"{subject}: {self._place(number, found)} with {whose}{self._advice()}")
@@ -171,8 +187,7 @@ class _Check:
 
     def _advice(self) -> str:
         """Return what is known of a dataset that differs from itself."""
-        first = self._oracle(self._workers[0], None)
-        if first.same(self._read_oracle(self._workers[0], None)):
+        if self._oracle(self._workers[0], None).same(self._read_oracle(self._workers[0], None)):
             return ""
         return ". (Two passes of torch's loader differ too: the samples depend on more than the global generators)"
 
@@ -187,9 +202,202 @@ def _sampler(dataset: Any, samples: int | Sequence[int] | None) -> dict[str, Any
     return {} if size <= samples else {"sampler": [number * size // samples for number in range(samples)]}
 
 
-def _loose(outcome: Outcome) -> Outcome:
-    return Outcome(form_of(outcome.value), outcome.error)
-
-
 def _listed(warned: list[tuple[type[Warning], str]]) -> str:
     return ", ".join(f"{category.__name__}: {text}" for category, text in warned) or "of nothing"
+
+
+# --- one pass ---------------------------------------------------------------------------------------------------------
+
+#: Lines above the frames of an error: of a worker process, and of Python.
+_TRACEBACKS = ("Original Traceback (most recent call last):", "Traceback (most recent call last):")
+#: A line that a loader of Penstock's adds to the text of an error.
+_NOTE = re.compile(r"in (__getitem__ of sample |a batch of samples |the batch of |\S+, sample )")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one request for a batch gave."""
+
+    value: Any = None
+    """The batch, or what else a call returned."""
+    error: Exception | None = None
+    """The error that it raised, None where it returned."""
+
+    def difference(self, other: Outcome, *, across: bool = False) -> Difference | None:
+        """Return the first difference to another outcome.
+
+        across: one of the two may have come through a worker process, so that its error has torch's words around its
+            own.
+        """
+        if self.error is None and other.error is None:
+            return difference(self.value, other.value, layout=True)
+        if self.error is not None and other.error is not None:
+            if across and (_carries(self.error, other.error) or _carries(other.error, self.error)):
+                return None
+            same = type(self.error) is type(other.error) and words_of(self.error) == words_of(other.error)
+            if same and (_in_worker(self.error) or difference(self.error.args, other.error.args) is None):
+                return None
+        return Difference("", None, f"{self._said()}, and {other._said()}")
+
+    def _said(self) -> str:
+        if self.error is None:
+            return f"is a {type(self.value).__name__}"
+        return f"raises {type(self.error).__name__}({words_of(self.error)!r})"
+
+
+#: What stands behind the outcomes of a pass that was not read to its end.
+_MORE = Outcome()
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one pass gave."""
+
+    outcomes: list[Outcome]
+    """The length of the loader, then each batch."""
+    ended: bool
+    """Whether the pass was read to its end."""
+    warned: list[tuple[type[Warning], str]]
+    """The category and text of each warning in this process."""
+    after: States
+    """The states of the global generators behind the pass."""
+    native: bool
+    """Whether the native core read the dataset."""
+    refused: Exception | None
+    """The error by which the loader could not be made, None where it was made."""
+
+    def same(self, other: Pass) -> bool:
+        """Return whether another pass, by workers of any kind, gave the same."""
+        return len(self.outcomes) == len(other.outcomes) and all(
+            a.difference(b, across=True) is None for a, b in zip(self.outcomes, other.outcomes, strict=True)
+        )
+
+
+class Maker:
+    """Makes loaders over copies of one dataset, as each pass is to begin with what the dataset is now.
+
+    Args:
+        dataset: what is read. One that cannot be copied is read itself, pass after pass.
+        options: of the loader; what can be copied with the dataset is.
+        most: how many batches of a pass are read.
+    """
+
+    def __init__(self, dataset: Any, options: Mapping[str, Any], most: int) -> None:
+        self._given = (dataset, dict(options))
+        self._most = most
+        self.iterable = isinstance(dataset, IterableDataset)
+
+    def copied(self) -> tuple[Any, dict[str, Any]]:
+        """Return the dataset and the options, copied as for a worker thread, where that is possible."""
+        try:
+            return copied(self._given, type(self._given[0]).__qualname__, iterable=self.iterable)  # type: ignore[no-any-return]
+        except Exception:  # of open files and locks, and code of the user's
+            return self._given[0], dict(self._given[1])
+
+    def read(self, kind: Any, draw: int = 0, **options: Any) -> Pass:
+        """Return what a pass of a loader of a class gives, behind global generators that are a function of `draw`."""
+        dataset, given = self.copied()
+        seed_globals(draw, 0, 0, 0)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            warnings.simplefilter("ignore", ResourceWarning)  # of what the garbage collector finds, at any time
+            with without_advice(), _each_warning():
+                loader = _outcome(partial(kind, dataset, **given), **options)
+                outcomes = [loader] if loader.error is not None else list(self._outcomes(loader.value))
+        return Pass(
+            [outcome for outcome in outcomes if outcome is not _MORE],
+            outcomes[-1] is not _MORE,
+            [(one.category, str(one.message)) for one in caught],
+            generator_states(),
+            repr(loader.value).endswith("read by native threads>"),
+            loader.error,
+        )
+
+    def indices(self, batch: int) -> list[Any]:
+        """Return the indices of a batch of a pass, as the loader's sampler gives them; nothing where none does."""
+        dataset, options = self.copied()
+        seed_globals(0, 0, 0, 0)
+        loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(dataset, **options)
+        if self.iterable:
+            return []
+        torch.empty((), dtype=torch.int64).random_(generator=loader.generator)  # the seed that torch's iterator draws
+        batches = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        for number, given in enumerate(batches):
+            if number == batch:
+                return list(given) if isinstance(given, list | tuple) else [given]
+        return []
+
+    def _outcomes(self, loader: Any) -> Iterator[Outcome]:
+        """Yield what len() and each request for a batch give, and _MORE where there may be more batches."""
+        yield _outcome(len, loader)
+        batches = _outcome(iter, loader)
+        if batches.error is not None:
+            yield batches
+            return
+        for _ in range(self._most):
+            found = _outcome(next, batches.value, _MORE)
+            if found.value is _MORE:
+                return
+            yield found
+        yield _MORE
+
+
+def words_of(error: BaseException) -> str:
+    """Return an error's text without the frames of tracebacks, errors before it, and the notes of a loader."""
+    lines = [line.rstrip() for line in str(error).rstrip().splitlines()]
+    last = max((number for number, line in enumerate(lines) if line in _TRACEBACKS), default=0)
+    kept = lines[:1] + [line for line in lines[max(1, last + 1) :] if not line.startswith("  ")]
+    while kept and _NOTE.match(kept[-1]):
+        kept.pop()
+    return "\n".join(kept)
+
+
+def _in_worker(error: BaseException) -> bool:
+    return str(error).startswith("Caught ")
+
+
+def _carries(error: BaseException, own: BaseException) -> bool:
+    """Return whether an error is the other one, as it comes through a worker process: of its class where it can be."""
+    if not _in_worker(error):
+        return type(error) is type(own) and words_of(error) == words_of(own)
+    kind = type(own).__name__
+    same = type(error) is type(own) or (type(error) is RuntimeError and str(error).startswith(f"Caught {kind} in "))
+    return same and words_of(error).endswith(words_of(own))
+
+
+def form_of(value: Any) -> Any:
+    """Return what the draws of a sample do not change, as a rule: types, dtypes, dimensions and keys."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return type(value).__name__, str(value.dtype), value.ndim
+    if isinstance(value, Mapping):
+        return type(value).__name__, {key: form_of(part) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value).__name__, [form_of(part) for part in value[:1]]
+    return type(value).__name__
+
+
+@contextmanager
+def _each_warning() -> Iterator[None]:
+    """Have torch's C++ give each of its warnings every time, not to the first pass only."""
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        yield
+    finally:
+        torch.set_warn_always(before)
+
+
+def _outcome(call: Any, *arguments: Any, **named: Any) -> Outcome:
+    try:
+        return Outcome(call(*arguments, **named))
+    except Exception as error:
+        return _raised(error)
+
+
+def _raised(error: Exception) -> Outcome:
+    """Return the outcome of a request that raised, without the frames, which would keep a pass and its workers."""
+    behind: BaseException | None = error
+    while behind is not None and behind.__traceback__ is not None:
+        behind.__traceback__ = None
+        behind = behind.__cause__ or behind.__context__
+    return Outcome(error=error)
