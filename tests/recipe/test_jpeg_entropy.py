@@ -12,12 +12,10 @@ import pytest
 from PIL import Image
 
 from tests.jpeg_writer import Code, flat, steep, write_jpeg
-from tests.jpegs import SAMPLINGS, encode, save
+from tests.jpegs import FACTORS, SAMPLINGS, encode, save
 from tests.native_testing import JpegRowStates, decode_jpeg_by
 
 pytestmark = pytest.mark.native
-
-FACTORS = {"4:4:4": (1, 1), "4:2:2": (2, 1), "4:2:0": (2, 2), "4:4:0": (1, 2), "grey": (1, 1)}
 
 
 def check(data: bytes) -> None:

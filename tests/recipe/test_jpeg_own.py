@@ -20,7 +20,22 @@ from PIL import Image
 
 from penstock._native import decode_jpeg
 from tests.jpeg_writer import ZIGZAG, flat, segment, write_jpeg
-from tests.jpegs import PHOTOS, SAMPLINGS, Box, Pixels, encode, patched, photos, picture, pillow, random_boxes, save
+from tests.jpegs import (
+    FACTORS,
+    PHOTOS,
+    SAMPLINGS,
+    Box,
+    Pixels,
+    damaged,
+    encode,
+    extreme,
+    patched,
+    photos,
+    picture,
+    pillow,
+    random_boxes,
+    save,
+)
 from tests.native_testing import JpegRowStates, decode_jpeg_by, jpeg_decoders, own_jpeg_serves
 
 pytestmark = pytest.mark.native
@@ -28,7 +43,6 @@ pytestmark = pytest.mark.native
 Coefficients = npt.NDArray[np.int16]
 
 OWN = tuple(name for name in jpeg_decoders() if name != "libjpeg")
-FACTORS = {"4:4:4": (1, 1), "4:2:2": (2, 1), "4:2:0": (2, 2), "4:4:0": (1, 2), "grey": (1, 1)}
 
 
 def by(name: str, data: bytes, box: Box | None = None, states: JpegRowStates | None = None) -> Pixels:
@@ -231,24 +245,6 @@ def test_what_is_left_to_libjpeg(make: Callable[[], bytes]) -> None:
     assert np.array_equal(together, alone)  # pixels, or the same reason
 
 
-def damaged(data: bytes, rng: random.Random) -> bytes:
-    out = bytearray(data)
-    at = rng.randrange(len(out))
-    kind = rng.randrange(5)
-    if kind == 0:
-        for _ in range(rng.randint(1, 3)):
-            out[rng.randrange(len(out))] ^= 1 << rng.randrange(8)
-    elif kind == 1:
-        del out[at:-2]
-    elif kind == 2:
-        del out[at : at + rng.randint(1, 8)]
-    elif kind == 3:
-        out[at:at] = rng.choice((b"\xff\xd0", b"\xff\xd9", b"\xff", b"\x00\x00"))
-    else:
-        out[rng.randrange(min(len(out), 700))] = rng.randrange(256)
-    return bytes(out)
-
-
 def test_damaged_files() -> None:
     """Decoded whole, a damaged file comes to the same end as by libjpeg alone: the same pixels, or the same reason."""
     rng = random.Random(16)
@@ -281,9 +277,7 @@ assert not np.array_equal(decode_jpeg(data), decode_jpeg_by(data, "portable"))
 
 def test_another_libjpeg_is_left_to_itself(tmp_path: Path) -> None:
     """libjpeg-turbo can be told to leave its SIMD code alone: values out of range come out otherwise then."""
-    data = encode(64, 64, "4:2:0")
-    table = data.index(b"\xff\xdb") + 5
-    (tmp_path / "extreme.jpg").write_bytes(data[:table] + b"\xff" * 64 + data[table + 64 :])
+    (tmp_path / "extreme.jpg").write_bytes(extreme())
     run = [sys.executable, "-c", _WITHOUT_SIMD, str(tmp_path / "extreme.jpg")]
     without = {**os.environ, "JSIMD_FORCENONE": "1"}
     done = subprocess.run(run, env=without, capture_output=True, text=True, timeout=120, check=False)
