@@ -18,17 +18,12 @@ from torchvision import transforms as v1
 
 import penstock
 from penstock.sources.reading import read_image
-from penstock.system.cgroup import cgroup_quota
 from penstock.system.cpus import usable_cpus
 from tests.photos import grey_files
 from tests.python_processes import Program
 from tests.sample_datasets import tensor_files
 
 pytestmark = pytest.mark.native
-
-
-def counting(size: int = 200, width: int = 2000) -> penstock.Arrays:
-    return penstock.Arrays(np.repeat(np.arange(size, dtype=np.int32)[:, None], width, axis=1))
 
 
 @pytest.fixture(scope="module")
@@ -39,47 +34,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pngs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return grey_files(tmp_path_factory.mktemp("pngs"), 40)
-
-
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda batch: batch[3:4, 5:6],
-        lambda batch: batch.numpy()[3:4, 5:6],
-        lambda batch: memoryview(batch.numpy().reshape(-1))[6000:],
-        lambda batch: batch.view(torch.float32)[3:4].view(torch.int32),
-        lambda batch: batch.untyped_storage(),
-        lambda batch: torch.utils.dlpack.from_dlpack(batch)[3:4],
-    ],
-    ids=["slice", "numpy", "memoryview", "dtype view", "storage", "dlpack"],
-)
-def test_a_view_keeps_its_batch(view: Any) -> None:
-    loader = penstock.DataLoader(counting(), batch_size=10, num_workers=2)
-    iterator = iter(loader)
-    held = view(next(iterator)[0])
-    assert loader.stats().buffers_lent >= 1
-    for _ in iterator:
-        pass
-    for _ in loader:
-        pass
-    del _  # the last batch of the pass
-    if isinstance(held, torch.UntypedStorage):
-        held = torch.tensor([], dtype=torch.int32).set_(held)[3 * 2000 : 3 * 2000 + 1]
-    assert int(held[0] if isinstance(held, memoryview) else held.reshape(-1)[0]) == 3
-    del held
-    gc.collect()
-    assert loader.stats().buffers_lent == 0
-
-
-def test_buffers_are_recycled() -> None:
-    loader = penstock.DataLoader(counting(2000), batch_size=10, num_workers=2)
-    for _ in range(3):
-        for _ in loader:
-            pass
-    stats = loader.stats()
-    assert (stats.batches, stats.samples) == (600, 6000)
-    assert stats.buffers_created <= 12, stats
-    assert stats.buffers_lent <= 1, stats
 
 
 def test_python_threads_end_too(pngs: Path) -> None:
@@ -99,37 +53,8 @@ def test_python_threads_end_too(pngs: Path) -> None:
 
 def test_num_workers_none_uses_the_cpus_allowed() -> None:
     assert 1 <= usable_cpus() <= len(os.sched_getaffinity(0))
-    assert penstock.DataLoader(counting()).num_workers == usable_cpus()
-
-
-@pytest.mark.parametrize(
-    ("membership", "limits", "cpus"),
-    [
-        ("0::/\n", {"cpu.max": "150000 100000"}, 2),
-        ("0::/\n", {"cpu.max": "max 100000"}, None),
-        (
-            "0::/job/task\n",
-            {"cpu.max": "max 100000", "job/cpu.max": "250000 100000", "job/task/cpu.max": "max 100000"},
-            3,
-        ),
-        ("0::/../outside\n", {"cpu.max": "400000 100000"}, 4),
-        (
-            "4:memory:/x\n3:cpu,cpuacct:/x\n",
-            {"cpu/x/cpu.cfs_quota_us": "50000", "cpu/x/cpu.cfs_period_us": "100000"},
-            1,
-        ),
-        ("3:cpu:/x\n", {"cpu/x/cpu.cfs_quota_us": "-1", "cpu/x/cpu.cfs_period_us": "100000"}, None),
-        ("0::/\n", {"cpu.max": "nonsense"}, None),
-        ("", {}, None),
-    ],
-)
-def test_cgroup_quota(tmp_path: Path, membership: str, limits: dict[str, str], cpus: int | None) -> None:
-    (tmp_path / "cgroup").write_text(membership)
-    for name, text in limits.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text + "\n")
-    assert cgroup_quota(str(tmp_path / "cgroup"), str(tmp_path)) == cpus
-    assert cgroup_quota(str(tmp_path / "nowhere"), str(tmp_path)) is None
+    numbers = penstock.Arrays(np.arange(200, dtype=np.int32))
+    assert penstock.DataLoader(numbers).num_workers == usable_cpus()
 
 
 def test_ctrl_c_while_waiting(tmp_path: Path) -> None:

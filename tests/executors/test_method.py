@@ -20,7 +20,7 @@ from penstock.executors.method import LIMIT_SECONDS, Choice, Measurement, Speed,
 from penstock.settings import Method
 from penstock.system.randomness import generator_states, generators_drawn_from
 from tests.same import assert_same
-from tests.sample_datasets import Made
+from tests.sample_datasets import Made, Opening
 from tests.waiting import wait_until
 
 
@@ -110,28 +110,9 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == 1
 
 
-class Opening(tud.Dataset[Any]):
-    """Opens its file at the first sample, as is usual; two processes must not share the file's position."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.file: Any = None
-
-    def __len__(self) -> int:
-        return 2000
-
-    def __getitem__(self, index: int) -> Any:
-        if self.file is None:
-            self.file = self.path.open("rb", buffering=0)
-        self.file.seek(8 * index)
-        sum(range(2000))  # so that processes are chosen
-        return int.from_bytes(self.file.read(8), "little")
-
-
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 def test_a_file_that_the_dataset_opens_is_not_shared_by_the_workers(tmp_path: Path) -> None:
-    (tmp_path / "numbers").write_bytes(np.arange(2000, dtype="<i8").tobytes())
-    dataset = Opening(tmp_path / "numbers")
+    dataset = Opening(tmp_path / "numbers", 2000, lambda: sum(range(2000)))  # so that processes are chosen
     loader = penstock.DataLoader(dataset, 50, num_workers=2, worker_method="auto")
     loader.explain()
     assert dataset.file is None

@@ -11,28 +11,19 @@ from PIL import Image
 from torchvision.transforms import v2
 
 import penstock._native as _native
-from penstock.recipe.reader import read
-from penstock.recipe.recipe import Recipe
 from tests import python_processes
+from tests.native_pool import SECONDS, pool_of, submit
+from tests.recipe.against_torchvision import recipe_of
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.native
 
-SECONDS = 60  # no test takes this long
+
+PIXELS = _native.Spec("uint8", [3, 8, 8])
 
 
 def image_filler():
-    recipe = read(v2.Compose([v2.CenterCrop(8), v2.PILToTensor()]), mode="RGB")
-    assert isinstance(recipe, Recipe)
-    return _native.ImageFileFiller(None, recipe.native, 0)
-
-
-def submit(pool, local, names=None, spec=None):
-    spec = spec or _native.Spec("uint8", [3, 8, 8])
-    local = np.asarray(local, dtype=np.int64)
-    rows = np.empty(len(local) * spec.nbytes, dtype=np.uint8)
-    batch = pool.prepare(0, 0, local, local, np.arange(len(local)), None, names)
-    return pool.submit(batch, [(rows, rows.ctypes.data, rows.nbytes, spec)])
+    return _native.ImageFileFiller(None, recipe_of(v2.Compose([v2.CenterCrop(8), v2.PILToTensor()])).native, 0)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -41,14 +32,14 @@ def test_busy_names_the_sample_that_is_read(tmp_path, threads):
     Image.new("RGB", (16, 16)).save(small)
     noise = np.random.default_rng(0).integers(0, 256, (125, 500, 3), dtype=np.uint8)
     Image.fromarray(noise).resize((4000, 3000)).save(large, quality=95, progressive=True)
-    pool = _native.Pool(_native.Program([[image_filler()]]), threads)
+    pool = pool_of(image_filler(), threads=threads)
     assert pool.busy() == []
     quick = os.fsencode(small) + b"\0"
-    first = submit(pool, range(3), quick * 3)
+    first, _ = submit(pool, range(3), PIXELS, quick * 3)
     assert pool.wait(first, SECONDS) == "done"
     wait_until(lambda: pool.busy() == [])  # a worker may not have looked up yet from the last sample
     before = time.monotonic()
-    number = submit(pool, range(3), quick + os.fsencode(large) + b"\0" + quick)
+    number, _ = submit(pool, range(3), PIXELS, quick + os.fsencode(large) + b"\0" + quick)
     found = wait_until(lambda: [one for one in pool.busy() if one[1] == 1])
     ((batch, position, seconds),) = found
     assert (batch, position) == (number, 1)
@@ -62,11 +53,12 @@ def test_busy_names_the_sample_that_is_read(tmp_path, threads):
 def test_busy_while_samples_in_memory_are_gathered():
     rows = np.arange(4096 * 64, dtype=np.uint8).reshape(4096, 64)
     spec = _native.Spec("uint8", [64])
-    pool = _native.Pool(_native.Program([[_native.GatherFiller(rows, spec)]]), 2)
+    pool = pool_of(_native.GatherFiller(rows, spec), threads=2)
     seen = set()
 
     def look():
-        numbers = [submit(pool, range(4096), spec=spec) for _ in range(20)]
+        batches = [submit(pool, range(4096), spec) for _ in range(20)]  # whose memory is held until they are done
+        numbers = [number for number, _ in batches]
         for _ in range(200):
             for batch, position, seconds in pool.busy():
                 assert batch <= numbers[-1] and 0 <= position < 4096 and 0 <= seconds < SECONDS
@@ -82,8 +74,8 @@ def test_busy_while_samples_in_memory_are_gathered():
 
 def test_busy_without_threads(tmp_path):
     Image.new("RGB", (16, 16)).save(tmp_path / "a.jpg")
-    pool = _native.Pool(_native.Program([[image_filler()]]), 0)
-    number = submit(pool, [0], os.fsencode(tmp_path / "a.jpg") + b"\0")
+    pool = pool_of(image_filler())
+    number, _ = submit(pool, [0], PIXELS, os.fsencode(tmp_path / "a.jpg") + b"\0")
     assert pool.busy() == []
     pool.run_here(number)
     assert pool.busy() == [] and pool.wait(number, SECONDS) == "done"

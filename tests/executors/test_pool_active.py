@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 import penstock._native as _native
 from tests.forking import assert_in_child
+from tests.native_pool import SECONDS, pool_of, submit, table_of
 from tests.native_testing import SlowTable
 from tests.reading import threads_named
 from tests.sample_datasets import tensor_files
@@ -18,7 +18,6 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.native
 
-SECONDS = 60  # no test takes this long
 FILES = 24
 FLOATS = _native.Spec("float32", [2])
 ROWS, ROW = 4096, _native.Spec("int64", [8])
@@ -31,29 +30,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def table(folder: Path) -> SlowTable:
-    names = b"".join(b"%d\0" % i for i in range(FILES))
-    return SlowTable(_native.PathTable(os.fsencode(folder), names, b".pt", True), 0)
+    return SlowTable(table_of(folder, *map(str, range(FILES))), 0)
 
 
 def of_files(table: SlowTable, threads: int) -> _native.Pool:
-    return _native.Pool(_native.Program([[_native.TensorFileFiller(table)]]), threads)
+    return pool_of(_native.TensorFileFiller(table), threads=threads)
 
 
 def of_rows(threads: int) -> _native.Pool:
     rows = np.repeat(np.arange(ROWS, dtype=np.int64), 8).view(np.uint8).reshape(ROWS, 64)
-    return _native.Pool(_native.Program([[_native.GatherFiller(rows, ROW)]]), threads)
+    return pool_of(_native.GatherFiller(rows, ROW), threads=threads)
 
 
-def submit(pool: _native.Pool, samples: np.ndarray, spec: _native.Spec) -> tuple[int, np.ndarray]:
-    """Return the number of a batch, and its memory."""
-    memory = np.empty(len(samples) * spec.nbytes, np.uint8)
-    prepared = pool.prepare(0, 0, samples, samples, np.arange(len(samples)), None, None)
-    return pool.submit(prepared, [(memory, memory.ctypes.data, memory.nbytes, spec)]), memory
-
-
-def threads_here() -> int:
-    """Return how many threads of pools this process has."""
-    return threads_named("penstock")
+def numbers(memory: list[np.ndarray], dtype: type, columns: int) -> np.ndarray:
+    """Return the rows of a batch of one field."""
+    return memory[0].view(dtype).reshape(-1, columns)
 
 
 def test_the_number_is_one_at_least_and_all_at_the_most() -> None:
@@ -80,7 +71,7 @@ def test_no_more_threads_take_samples(table: SlowTable, active: int) -> None:
     table.release()
     assert pool.wait(number, SECONDS) == "done" and pool.retire(number) == []
     assert table.deepest() == active
-    assert memory.view(np.float32).reshape(-1, 2)[:, 0].tolist() == list(range(FILES))
+    assert numbers(memory, np.float32, 2)[:, 0].tolist() == list(range(FILES))
     pool.close()
 
 
@@ -101,7 +92,7 @@ def test_threads_leave_a_batch_in_the_middle_and_come_back(table: SlowTable) -> 
     wait_until(lambda: table.waiting() == 4)
     table.release()
     assert pool.wait(following, SECONDS) == "done"
-    assert memory.view(np.float32).reshape(-1, 2)[:, 1].tolist() == list(range(FILES))
+    assert numbers(memory, np.float32, 2)[:, 1].tolist() == list(range(FILES))
     pool.close()
 
 
@@ -124,7 +115,7 @@ def test_the_number_changes_while_batches_are_filled(samples: int) -> None:
             submitted = [submit(pool, one, ROW) for one in wanted]
             for one, (number, memory) in zip(wanted, submitted, strict=True):
                 assert pool.wait(number, SECONDS) == "done" and pool.retire(number) == []
-                assert (memory.view(np.int64).reshape(-1, 8) == one[:, None]).all()
+                assert (numbers(memory, np.int64, 8) == one[:, None]).all()
     finally:
         done.set()
         changing.join()
@@ -132,14 +123,14 @@ def test_the_number_changes_while_batches_are_filled(samples: int) -> None:
 
 
 def test_parked_threads_end_with_the_pool(table: SlowTable) -> None:
-    before = threads_here()
+    before = threads_named("penstock")
     pool = of_files(table, 4)
     pool.set_active(1)
     number, _ = submit(pool, np.arange(FILES), FLOATS)  # the others see that they are to park
     assert pool.wait(number, SECONDS) == "done"
-    assert threads_here() == before + 4
+    assert threads_named("penstock") == before + 4
     pool.close()
-    wait_until(lambda: threads_here() == before)
+    wait_until(lambda: threads_named("penstock") == before)
 
 
 def test_a_caller_fills_a_batch_beside_one_thread() -> None:
@@ -148,7 +139,7 @@ def test_a_caller_fills_a_batch_beside_one_thread() -> None:
     number, memory = submit(pool, np.arange(ROWS), ROW)
     pool.run_here(number)
     assert pool.wait(number, SECONDS) == "done"
-    assert (memory.view(np.int64).reshape(-1, 8)[:, 3] == np.arange(ROWS)).all()
+    assert (numbers(memory, np.int64, 8)[:, 3] == np.arange(ROWS)).all()
     pool.close()
 
 

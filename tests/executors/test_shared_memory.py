@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import re
 import signal
 import weakref
 from collections import OrderedDict, namedtuple
@@ -239,18 +240,26 @@ def test_a_worker_that_dies_takes_no_memory_with_it() -> None:
         assert [block for block in blocks if block() is not None] == []
 
 
-def test_workers_that_cannot_open_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = os.open
+@pytest.mark.parametrize(
+    ("name", "refused", "error"),
+    [
+        ("open", r"/proc/.*/fd/", PermissionError(13, "no")),
+        ("memfd_create", "penstock-batch", OSError(28, "No space left on device")),
+    ],
+    ids=["workers cannot open it", "the system has none"],
+)
+def test_memory_that_is_refused(name: str, refused: str, error: OSError, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = getattr(os, name)
 
-    def refuse(path: Any, *arguments: Any, **named: Any) -> int:
-        if str(path).startswith("/proc/") and "/fd/" in str(path):
-            raise PermissionError(13, "no")
-        return opened(path, *arguments, **named)
+    def refuse(what: Any, *arguments: Any, **named: Any) -> int:
+        if re.match(refused, str(what)):
+            raise error
+        return int(real(what, *arguments, **named))
 
-    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, name, refuse)  # in the workers too, which are forked
     ours = loader()
     for _ in range(2):
-        assert [labels.tolist() for _, labels in ours] == [[*range(n, n + 4)] for n in range(0, SIZE, 4)]
+        assert [batch[:, -1].tolist() for batch, _ in ours] == [[*range(n, n + 4)] for n in range(0, SIZE, 4)]
 
 
 def test_a_parent_without_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,20 +272,6 @@ def test_a_parent_without_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None
     ours._executors.shared = shared_memory.SharedBuffers()
     ours._executors.shared.learn(4 * 4 * LARGE)
     assert [batch[:, -1].tolist() for batch, _ in ours] == [[*range(n, n + 4)] for n in range(0, SIZE, 4)]
-
-
-def test_a_system_without_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    create = os.memfd_create
-
-    def refuse(name: str, flags: int) -> int:
-        if name == "penstock-batch":
-            raise OSError(28, "No space left on device")
-        return create(name, flags)
-
-    monkeypatch.setattr(os, "memfd_create", refuse)  # in the workers too, which are forked
-    ours = loader()
-    for _ in range(2):
-        assert [batch[:, -1].tolist() for batch, _ in ours] == [[*range(n, n + 4)] for n in range(0, SIZE, 4)]
 
 
 def in_a_dict(samples: list[torch.Tensor]) -> Any:
