@@ -1,10 +1,12 @@
-"""Life cycles: batches that stay, iterators that end early, several at once, forks, Ctrl-C; nothing left behind."""
+"""Life cycles: batches that stay, passes that end early, forks, Ctrl-C; nothing is left behind or held longer."""
 
 from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
+import textwrap
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,16 @@ import pytest
 import torch
 import torch.utils.data as tud
 import torchvision
+from PIL import Image
 from torchvision import transforms as v1
 
 import penstock
 from penstock.sources.reading import read_image
 from penstock.system.cpus import usable_cpus
+from tests import python_processes
 from tests.photos import grey_files
 from tests.python_processes import Program
+from tests.resources import descriptors
 from tests.sample_datasets import tensor_files
 
 pytestmark = pytest.mark.native
@@ -119,3 +124,158 @@ def test_a_sample_that_is_read_for_ever_is_named(pngs: Path, monkeypatch: pytest
     go_on.set()
     x, _ = next(batches)
     assert len(x) == 4
+
+
+# --- what a pass, and a process, goes on holding ---------------------------------------------------------------------
+
+
+def same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def make_tensors(root: Path, value: int) -> None:
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir()
+    for i in range(4):
+        torch.save(torch.full((3,), float(value)), root / f"{i}.pt")
+
+
+def make_images(root: Path, value: int) -> None:
+    shutil.rmtree(root, ignore_errors=True)
+    (root / "class").mkdir(parents=True)
+    for i in range(4):
+        Image.new("RGB", (8, 8), (value, value, value)).save(root / "class" / f"{i}.png")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("called", [False, True], ids=["native", "assisted"])
+@pytest.mark.parametrize("kind", ["tensors", "images"])
+def test_a_root_that_is_made_anew(tmp_path: Path, kind: str, called: bool, workers: int) -> None:
+    make, root = {"tensors": make_tensors, "images": make_images}[kind], tmp_path / "root"
+    make(root, 0)
+    dataset: Any
+    if kind == "tensors":
+        dataset = penstock.TensorFolder(root, transform=same if called else None)
+    else:
+        parts = [v1.RandomRotation(0)] if called else []
+        dataset = penstock.ImageFolder(root, v1.Compose([*parts, v1.PILToTensor()]))
+    loader: Any = penstock.DataLoader(dataset, batch_size=2, num_workers=workers, worker_method="thread")
+    held = set()
+    for value in range(12):
+        make(root, value)
+        batches = [batch if kind == "tensors" else batch[0] for batch in loader]
+        assert {float(batch.float().mean()) for batch in batches} == {float(value)}
+        del batches
+        held.add(descriptors())
+    assert len(held) == 1, held
+
+
+def test_a_root_that_is_exchanged_during_a_pass(tmp_path: Path) -> None:
+    """Another pass finds the new folder, while the first one reads on: in the one or the other, and nothing else."""
+    root, other = tmp_path / "root", tmp_path / "other"
+    make_tensors(root, 1)
+    make_tensors(other, 2)
+    dataset = penstock.TensorFolder(root)
+    loader: Any = penstock.DataLoader(dataset, batch_size=1, num_workers=2)
+    iterator = iter(loader)
+    values = [float(next(iterator)[0, 0])]
+    root.rename(tmp_path / "old")
+    other.rename(root)
+    assert [float(batch[0, 0]) for batch in loader] == [2.0] * 4
+    values += [float(batch[0, 0]) for batch in iterator]
+    assert len(values) == 4
+    assert set(values) <= {1.0, 2.0}
+    shutil.rmtree(root)
+    with pytest.raises(penstock.MissingSample):
+        list(loader)
+
+
+def test_a_folder_in_a_file_s_place_keeps_no_descriptor(tmp_path: Path) -> None:
+    make_images(tmp_path, 0)
+    images = penstock.ImageFolder(tmp_path)
+    (tmp_path / "class" / "1.png").unlink()
+    (tmp_path / "class" / "1.png").mkdir()
+    (tmp_path / "x.pt").mkdir()
+    tensors = penstock.TensorFolder(tmp_path, ["x"])
+    held = set()
+    for _ in range(5):
+        with pytest.raises(IsADirectoryError):
+            images[1]
+        with pytest.raises(IsADirectoryError):
+            tensors[0]
+        held.add(descriptors())
+    assert len(held) == 1, held
+
+
+def test_passes_and_loaders_keep_no_descriptor(tmp_path: Path) -> None:
+    """Native, assisted, threads, worker processes, a ledger, a scan cache, a memory-mapped array."""
+    make_tensors(tmp_path / "t", 1)
+    make_images(tmp_path / "i", 1)
+    np.save(tmp_path / "a.npy", np.arange(16.0))
+    held = set()
+    for turn in range(4):
+        sources: list[Any] = [
+            penstock.TensorFolder(tmp_path / "t"),
+            penstock.TensorFolder(tmp_path / "t", transform=same),
+            penstock.ImageFolder(tmp_path / "i", v1.PILToTensor()),
+            penstock.Arrays(tmp_path / "a.npy"),
+        ]
+        for number, dataset in enumerate(sources):
+            for options in ({"num_workers": 0}, {"num_workers": 1, "worker_method": "thread"}, {"num_workers": 1}):
+                extra: Any = {**options, "ledger": tmp_path / f"{turn}-{number}"}
+                loader: Any = penstock.DataLoader(dataset, batch_size=2, **extra)
+                list(loader)
+                iterator = iter(loader)
+                next(iterator)  # and one that is left in its middle
+                del iterator, loader
+        del sources, dataset
+        if turn:
+            held.add(descriptors())
+    assert len(held) == 1, held
+
+
+HUGE = """
+    import sys, torch, torchvision, penstock
+    from torchvision import transforms as v1
+    root, workers, called = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "called"
+
+    def held():
+        return int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20
+
+    steps = [v1.RandomHorizontalFlip(1.0), v1.Resize((16, 16))]
+    if called:
+        steps.append(v1.Lambda(lambda image: image))
+    dataset = torchvision.datasets.ImageFolder(root, v1.Compose([*steps, v1.PILToTensor()]))
+    order = [i for i, (path, _) in enumerate(dataset.samples) if not path.endswith("huge.jpg")]
+    huge = next(i for i, (path, _) in enumerate(dataset.samples) if path.endswith("huge.jpg"))
+    loader = penstock.DataLoader(
+        dataset, sampler=[order[0]] * 4 + [huge] + [order[0]] * 4, num_workers=workers, worker_method="thread"
+    )
+    iterator = iter(loader)
+    for _ in range(2):
+        next(iterator)
+    before = held()
+    for _ in range(6):
+        next(iterator)
+    print(before, held())
+"""
+
+
+@pytest.fixture(scope="module")
+def one_huge(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("huge")
+    (root / "class").mkdir()
+    Image.new("RGB", (8, 8)).save(root / "class" / "small.jpg")
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
+    Image.fromarray(pixels).resize((8000, 6000)).save(root / "class" / "huge.jpg", quality=50)
+    return root
+
+
+@pytest.mark.parametrize("called", ["plain", "called"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_memory_of_one_huge_image(one_huge: Path, workers: int, called: str) -> None:
+    """144 million bytes of pixels, and as many again for a step behind them, are not kept when it is done."""
+    done = python_processes.run(textwrap.dedent(HUGE), one_huge, workers, called)
+    assert done.returncode == 0, done.stderr
+    before, after = map(int, done.stdout.split())
+    assert after - before < 100, (before, after)

@@ -26,11 +26,12 @@ MODES = pytest.mark.parametrize("mode", ["RGB", "L"])
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 
-def noise(width: int = 30, height: int = 24, mode: str = "RGB", seed: int = 0) -> Image.Image:
-    """Return a picture in which no two pixels are alike, with an info."""
+def picture(width: int = 30, height: int = 24, mode: str = "RGB", seed: int = 0) -> Image.Image:
+    """Return an image of waves and noise, with an info."""
     channels = {"L": 1, "RGBA": 4}.get(mode, 3)
-    draw = np.random.default_rng([seed, width, height, channels])
-    pixels = draw.integers(0, 256, (height, width, channels), dtype=np.uint8)
+    random = np.random.default_rng([height, width, channels, seed])
+    waves = 90 + 80 * np.sin(np.arange(width)[None, :, None] / 7 + np.arange(channels))
+    pixels = (waves + random.integers(-60, 60, (height, width, channels))).clip(0, 255).astype(np.uint8)
     image = Image.fromarray(pixels[..., 0] if channels == 1 else pixels)
     image.info = {"comment": b"of the file"}
     return image.quantize(16) if mode == "P" else image

@@ -15,7 +15,6 @@ from torchvision.transforms import v2
 from penstock.recipe import choosing, keyed_methods
 from penstock.recipe.effects import draws_alike, magnitudes_alike, reproduced
 from penstock.recipe.prefix import read_prefix
-from tests.pictures import picture
 from tests.recipe.against_torchvision import (
     GENERATIONS,
     MEAN,
@@ -25,6 +24,7 @@ from tests.recipe.against_torchvision import (
     first_run,
     natively,
     of_sample,
+    picture,
     recipe_of,
     refusal_of,
 )

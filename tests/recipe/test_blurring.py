@@ -15,8 +15,7 @@ import penstock._native as _native
 from penstock.recipe import blurring, keyed_methods
 from penstock.recipe.blurring import foresee
 from tests.filled_batches import batches, save_pictures
-from tests.pictures import picture
-from tests.recipe.against_torchvision import GENERATIONS, of_sample, recipe_of, refusal_of
+from tests.recipe.against_torchvision import GENERATIONS, of_sample, picture, recipe_of, refusal_of
 from tests.same import assert_same
 
 pytestmark = [pytest.mark.native, pytest.mark.filterwarnings("ignore:The transform `ToTensor")]

@@ -21,8 +21,7 @@ from torchvision.transforms import v2
 import penstock
 from penstock.recipe import compose_hook as composed
 from penstock.recipe.known_transforms import KnownTransforms
-from tests.recipe.against_torchvision import natively
-from tests.recipe.against_torchvision import noise as picture
+from tests.recipe.against_torchvision import natively, picture
 from tests.same import assert_same, assert_same_outcome
 
 pytestmark = pytest.mark.native

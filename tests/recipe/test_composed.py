@@ -21,8 +21,7 @@ from torchvision.transforms import v2
 import penstock
 import penstock._native as _native
 from penstock.recipe import torchvision
-from tests.recipe.against_torchvision import MEAN, STD, assert_as_torchvision, natively, runs
-from tests.recipe.against_torchvision import noise as picture
+from tests.recipe.against_torchvision import MEAN, STD, assert_as_torchvision, natively, picture, runs
 from tests.same import assert_same
 from tests.waiting import run_in_threads
 

@@ -16,8 +16,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from penstock.recipe.sample_run import SampleRun
-from tests.recipe.against_torchvision import MEAN, STD, assert_as_torchvision, natively, runs
-from tests.recipe.against_torchvision import noise as picture
+from tests.recipe.against_torchvision import MEAN, STD, assert_as_torchvision, natively, picture, runs
 
 pytestmark = pytest.mark.native
 

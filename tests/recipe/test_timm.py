@@ -14,9 +14,8 @@ from torchvision.datasets import ImageFolder
 import penstock
 from penstock.recipe import timm_transforms
 from tests.filled_batches import batches, save_pictures
-from tests.pictures import picture
 from tests.recipe.against_torchvision import assert_as_torchvision as assert_as_timm
-from tests.recipe.against_torchvision import first_run, recipe_of, refusal_of
+from tests.recipe.against_torchvision import first_run, picture, recipe_of, refusal_of
 from tests.same import assert_same
 
 pytestmark = pytest.mark.native
