@@ -19,6 +19,8 @@ Box = tuple[int, int, int, int]
 PHOTOS = Path(__file__).resolve().parents[2] / "shared" / "data" / "photos"
 
 SAMPLINGS = ("4:4:4", "4:2:2", "4:2:0", "4:4:0", "grey", "rgb")
+#: How many blocks of luma lie in an MCU of each, across and down.
+FACTORS = {"4:4:4": (1, 1), "4:2:2": (2, 1), "4:2:0": (2, 2), "4:4:0": (1, 2), "grey": (1, 1)}
 
 
 def picture(width: int, height: int, seed: int = 0) -> Pixels:
@@ -62,6 +64,39 @@ def encode(width: int, height: int, sampling: str, seed: int = 0, quality: int =
         sides = data[frame(data) + 5 : frame(data) + 9]
         return patched(data, {5: sides[2], 6: sides[3], 7: sides[0], 8: sides[1], 11: 0x12})
     return save(Image.fromarray(picture(width, height, seed)), quality=quality, subsampling=sampling, **options)
+
+
+def extreme() -> bytes:
+    """A file whose coefficients no encoder writes: all steps of quantisation are the largest."""
+    data = encode(64, 64, "4:2:0")
+    table = data.index(b"\xff\xdb") + 5
+    return data[:table] + b"\xff" * 64 + data[table + 64 :]
+
+
+def damaged(data: bytes, rng: random.Random) -> bytes:
+    """`data` with one damage: bits turned, bytes that are missing, put in, written over or there twice."""
+    out = bytearray(data)
+    at = rng.randrange(len(out))
+    kind = rng.randrange(8)
+    if kind == 0:
+        for _ in range(rng.randint(1, 3)):
+            out[rng.randrange(len(out))] ^= 1 << rng.randrange(8)
+    elif kind == 1:
+        del out[at : rng.choice((None, -2))]  # with and without the end of the image
+    elif kind == 2:
+        out[at:at] = rng.randbytes(rng.randint(1, 4))
+    elif kind == 3:
+        del out[at : at + rng.randint(1, 8)]
+    elif kind == 4:
+        for _ in range(rng.randint(1, 4)):
+            out[rng.randrange(min(len(out), 700))] = rng.randrange(256)  # the header
+    elif kind == 5:
+        out[at:at] = b"\xff\xd9"
+    elif kind == 6:
+        out[at:at] = rng.choice((b"\xff\xd0", b"\xff", b"\x00\x00"))
+    else:
+        out[at:at] = out[rng.randrange(len(out)) :][: rng.randint(1, 200)]
+    return bytes(out)
 
 
 def pillow(data: bytes) -> Pixels:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -78,11 +79,14 @@ def outcomes(loader: Any) -> list[Any]:
             found.append((type(error).__name__, str(error)))
 
 
-def seeded_outcome(call: Callable[[], Any]) -> Any:
-    """Return what a call gives or raises, and what torch's generator gives after it."""
-    torch.manual_seed(5)
+def seeded_outcome(call: Callable[[], Any], seed: int = 5) -> tuple[Any, Any]:
+    """Return what a call gives or raises, and the states of the global generators after it."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
     try:
         value = call()
     except Exception as error:
-        return (type(error), str(error)), torch.rand(1).item()
-    return value, torch.rand(1).item()
+        value = (type(error), str(error))
+    name, numbers, *rest = np.random.get_state()
+    return value, (torch.get_rng_state().numpy().tobytes(), random.getstate(), name, bytes(numbers), rest)

@@ -61,6 +61,29 @@ class Drawing(Made):
         return index, random.random(), float(np.random.rand()), torch.rand(2)
 
 
+class Opening(Dataset[Any]):
+    """Numbers in a file that is opened at the first sample; two workers must not share the file's position."""
+
+    def __init__(self, path: Path, size: int, between: Callable[[], object]) -> None:
+        path.write_bytes(np.arange(size, dtype="<i8").tobytes())
+        self.path, self.size, self.between = path, size, between
+        self.file: Any = None
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> int:
+        if self.file is None:
+            self.file = self.path.open("rb", buffering=0)
+        self.file.seek(8 * index)
+        self.between()
+        return int.from_bytes(self.file.read(8), "little")
+
+    def __del__(self) -> None:
+        if self.file is not None:
+            self.file.close()
+
+
 class Stream(IterableDataset[Any]):
     """Samples 0 to size - 1 in order, each in one of the workers, or (not shared) in every worker."""
 

@@ -27,7 +27,7 @@ library() { realpath "$("$compiler" -print-file-name="$1")"; }
 options=(
     --deselect tests/executors/test_moved_memory.py::test_no_signal_is_handled
     --deselect tests/executors/test_moved_memory.py::test_a_fault_in_a_thread_of_the_core_comes_to_the_handlers_of_the_program
-    --deselect tests/executors/test_held.py::test_the_memory_of_one_huge_image
+    --deselect tests/executors/test_loader_lifetime.py::test_the_memory_of_one_huge_image
 )
 case $sanitizer in
     # libstdc++ beside it: the interpreter does not link it, and the sanitizer looks up __cxa_throw at start.
@@ -38,7 +38,7 @@ case $sanitizer in
         # A child that is forked beside another thread, such as pytest-timeout's, may end as soon as it starts one.
         options+=(
             -o timeout_method=signal
-            --deselect tests/executors/test_pool_active.py::test_in_a_forked_child
+            --deselect tests/executors/test_pool.py::test_the_number_in_a_forked_child
             --deselect tests/executors/test_readers.py::test_a_fork_while_readers_work
             --deselect tests/executors/test_thread_readers.py::test_a_fork_while_readers_work
             --deselect tests/conformance/test_shutdown.py::test_a_forked_child_has_no_part_in_a_pass

@@ -54,20 +54,8 @@ class Archive:
             packed = size if record.packed is None else record.packed
             crc = zlib.crc32(record.data)
             local_name = record.name if record.local_name is None else record.local_name
-            out += struct.pack(
-                "<4s5H3L2H",
-                b"PK\3\4",
-                0,
-                record.flags,
-                record.method,
-                0,
-                0,
-                0,
-                0,
-                0,
-                len(local_name),
-                len(record.local_extra),
-            )
+            lengths = len(local_name), len(record.local_extra)
+            out += struct.pack("<4s5H3L2H", b"PK\3\4", 0, record.flags, record.method, *[0] * 5, *lengths)
             out += local_name + record.local_extra + record.data
             out += struct.pack("<4s3L", b"PK\7\x08", crc, packed & 0xFFFFFFFF, size & 0xFFFFFFFF)
             directory += struct.pack("<4s6H3L", b"PK\1\2", 0, 0, record.flags, record.method, 0, 0, crc, packed, size)
@@ -80,22 +68,15 @@ class Archive:
         out += directory
         if self.zip64:
             end64 = len(out)
-            out += struct.pack(
-                "<4sQ2H2L4Q",
-                b"PK\6\6",
-                44,
-                0x031E,
-                45,
-                0,
-                0,
-                count,
-                count,
-                self.end.get("length", length),
-                self.end.get("start", start),
-            )
+            given = self.end.get("length", length), self.end.get("start", start)
+            out += struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 0x031E, 45, 0, 0, count, count, *given)
             out += struct.pack("<4sLQL", b"PK\6\7", 0, self.end.get("end64", end64), 1)
         out += struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, count, count, length, start, len(self.comment)) + self.comment
         return bytes(out)
+
+    @property
+    def pickle(self) -> bytes:
+        return next(record.data for record in self.records if record.name.endswith(b"/data.pkl"))
 
     def edit(self, name: bytes, /, **changes: object) -> "Archive":
         """The same archive with fields of one record (its name without the folder) changed."""
@@ -140,9 +121,8 @@ def archive_of(file: bytes) -> Archive:
 
 def _pickled(change: Callable[[bytes], bytes], tensor: torch.Tensor | None = None) -> bytes:
     archive = archive_of(saved(torch.arange(12, dtype=torch.float32).reshape(3, 4) if tensor is None else tensor))
-    pickle = next(r.data for r in archive.records if r.name.endswith(b"/data.pkl"))
-    changed = change(pickle)
-    assert changed != pickle
+    changed = change(archive.pickle)
+    assert changed != archive.pickle
     return archive.edit(b"data.pkl", data=changed).file()
 
 

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import gc
 import io
+import itertools
 import os
 import pickle
 import queue
@@ -43,14 +44,19 @@ def batches_of(loader, log, most=4):
             errors += 1
 
 
-def hold(make, log, epochs=1, last=0):
-    """Hold the last batches."""
+def each(make, log, receive, epochs=1, last=0):
+    """Have each batch received, and let go of all but the last ones; hold none."""
     loader = make()
     for _ in range(epochs):
         for batch in batches_of(loader, log):
-            log.receive(batch)
+            receive(batch)
             del batch
             log.drop(last)
+
+
+def hold(make, log, epochs=1, last=0):
+    """Hold the last batches."""
+    each(make, log, log.receive, epochs, last)
 
 
 def unordered(make, log, epochs=1):
@@ -90,24 +96,23 @@ def _rest(tensor, how):
 
 def hold_rest(make, log, how, epochs=1, last=3):
     """Hold another object over each tensor's memory, not the tensor itself."""
-    loader = make()
-    for _ in range(epochs):
-        for batch in batches_of(loader, log):
-            log.receive(batch, keep=mapped(batch, lambda tensor: _rest(tensor, how)))
-            del batch
-            gc.collect(0)
-            log.drop(last)
+
+    def receive(batch):
+        log.receive(batch, keep=mapped(batch, lambda tensor: _rest(tensor, how)))
+        gc.collect(0)
+
+    each(make, log, receive, epochs, last)
 
 
 def hold_one(make, log, epochs=1, last=3):
-    """Hold one tensor of each batch."""
-    loader = make()
-    for number in range(epochs):
-        for batch in batches_of(loader, log):
-            found = tensors_of(batch)
-            log.receive(batch, keep=found[number % len(found)] if found else 0)
-            del batch, found
-            log.drop(last)
+    """Hold one tensor of each batch, another one each time."""
+    numbers = itertools.count()
+
+    def receive(batch):
+        found, number = tensors_of(batch), next(numbers)
+        log.receive(batch, keep=found[number % len(found)] if found else 0)
+
+    each(make, log, receive, epochs, last)
 
 
 def hold_for_backward(make, log, epochs=1):
@@ -130,39 +135,37 @@ def hold_for_backward(make, log, epochs=1):
 
 def write(make, log, epochs=1, last=2):
     """Write into each tensor, then hold the batch."""
-    loader = make()
-    for _ in range(epochs):
-        for batch in batches_of(loader, log):
-            log.note(describe(batch))
-            for tensor in tensors_of(batch):
-                try:
-                    with torch.no_grad():
-                        tensor.zero_()
-                except (RuntimeError, NotImplementedError) as error:
-                    log.raised(error)
-            log.receive(batch)
-            del batch
-            log.drop(last)
+
+    def receive(batch):
+        log.note(describe(batch))
+        for tensor in tensors_of(batch):
+            try:
+                with torch.no_grad():
+                    tensor.zero_()
+            except (RuntimeError, NotImplementedError) as error:
+                log.raised(error)
+        log.receive(batch)
+
+    each(make, log, receive, epochs, last)
 
 
 def copies(make, log, how, epochs=1, last=2):
     """Hold a copy of each batch, and the batch."""
-    loader = make()
-    for _ in range(epochs):
-        for batch in batches_of(loader, log):
-            try:
-                if how == "saved":
-                    torch.save(batch, file := io.BytesIO())
-                    file.seek(0)
-                    copied = torch.load(file, weights_only=False)
-                else:
-                    copied = copy.deepcopy(batch) if how == "deep" else pickle.loads(pickle.dumps(batch))
-            except Exception as error:
-                log.raised(error)
-                copied = None
-            log.receive((batch, copied))
-            del batch, copied
-            log.drop(last)
+
+    def receive(batch):
+        try:
+            if how == "saved":
+                torch.save(batch, file := io.BytesIO())
+                file.seek(0)
+                copied = torch.load(file, weights_only=False)
+            else:
+                copied = copy.deepcopy(batch) if how == "deep" else pickle.loads(pickle.dumps(batch))
+        except Exception as error:
+            log.raised(error)
+            copied = None
+        log.receive((batch, copied))
+
+    each(make, log, receive, epochs, last)
 
 
 def in_thread(make, log, epochs=1, last=2):
@@ -227,15 +230,14 @@ def to_process(make, log, epochs=1, last=2):
     there, back = context.Queue(), context.Queue()
     process = context.Process(target=_receiving, args=(there, back), daemon=True)
     process.start()
-    loader = make()
-    for _ in range(epochs):
-        for batch in batches_of(loader, log):
-            log.receive(batch)
-            if batch is not None:
-                there.put(batch)
-                log.note(back.get())
-            del batch
-            log.drop(last)
+
+    def receive(batch):
+        log.receive(batch)
+        if batch is not None:
+            there.put(batch)
+            log.note(back.get())
+
+    each(make, log, receive, epochs, last)
     there.put(None)
     log.lines += back.get()
     process.join()
@@ -271,26 +273,6 @@ def two_passes(make, log, last=2, loaders=1):
         log.drop(last)
 
 
-def in_two_threads(make, log, epochs=1):
-    """Take a pass in each of two threads at once, of a loader each."""
-    logs = [Log(), Log()]
-    loaders = [make(), make()]
-
-    def work(loader, own):
-        for _ in range(epochs):
-            for batch in batches_of(loader, own):
-                own.receive(batch)
-                own.drop(2)
-        own.end()
-
-    threads = [threading.Thread(target=work, args=pair) for pair in zip(loaders, logs, strict=True)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    log.lines += [*logs[0].lines, "the other thread", *logs[1].lines]
-
-
 def fail(make, log, after, epochs=1):
     """Fail in the middle of a pass, with an error whose traceback holds the loop's names; then take a whole one."""
     loader = make()
@@ -323,10 +305,7 @@ def fork(make, log, after, then, epochs=1, last=2):
             code = 1
             try:
                 own = Log()
-                if then == "same pass":
-                    for batch in batches:
-                        own.receive(batch)
-                elif then != "nothing":
+                if then != "nothing":
                     hold((lambda: loader) if then == "new pass" else make, own, epochs=epochs, last=last)
                 own.end()
                 log.end()
@@ -348,27 +327,24 @@ def fork(make, log, after, then, epochs=1, last=2):
 
 
 def reset(make, log, epochs=1, last=2):
-    """Make the tensors empty, in two ways."""
-    loader = make()
-    for number in range(epochs):
-        for batch in batches_of(loader, log):
-            for tensor in tensors_of(batch):
-                with contextlib.suppress(RuntimeError), torch.no_grad():
-                    if number % 2:
-                        tensor.resize_(0)
-                    else:
-                        tensor.set_(torch.UntypedStorage(0))
-            log.receive(batch)
-            del batch
-            log.drop(last)
+    """Make the tensors empty, in two ways by turns."""
+    ways = itertools.cycle((lambda tensor: tensor.set_(torch.UntypedStorage(0)), lambda tensor: tensor.resize_(0)))
+
+    def receive(batch):
+        empty = next(ways)
+        for tensor in tensors_of(batch):
+            with contextlib.suppress(RuntimeError), torch.no_grad():
+                empty(tensor)
+        log.receive(batch)
+
+    each(make, log, receive, epochs, last)
 
 
 def share(make, log, epochs=1, last=2):
     """Move each batch to shared memory of torch's."""
-    loader = make()
-    for _ in range(epochs):
-        for batch in batches_of(loader, log):
-            mapped(batch, lambda tensor: tensor.share_memory_() if tensor.layout == torch.strided else tensor)
-            log.receive(batch)
-            del batch
-            log.drop(last)
+
+    def receive(batch):
+        mapped(batch, lambda tensor: tensor.share_memory_() if tensor.layout == torch.strided else tensor)
+        log.receive(batch)
+
+    each(make, log, receive, epochs, last)

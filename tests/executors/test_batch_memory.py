@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import threading
 import weakref
@@ -23,6 +24,7 @@ from tests.sample_datasets import Made
 
 SAMPLES = 64
 BATCH = 4
+WIDTH = 3000  # a batch is large enough for the memory that worker processes share
 
 
 @pytest.fixture(autouse=True)
@@ -31,11 +33,11 @@ def _small_batches_are_recycled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def row(index: int) -> Any:
-    return torch.full((100,), float(index)), np.full(100, index, np.float32)
+    return torch.full((WIDTH,), float(index)), np.full(WIDTH, index, np.float32)
 
 
 def arrays() -> TensorDataset:
-    values = torch.arange(float(SAMPLES))[:, None].expand(SAMPLES, 100).contiguous()
+    values = torch.arange(float(SAMPLES))[:, None].repeat(1, WIDTH)
     return TensorDataset(values, values.clone())
 
 
@@ -52,9 +54,20 @@ def loader(request: pytest.FixtureRequest) -> Any:
     return LOADERS[request.param]()
 
 
+@pytest.fixture(params=[*LOADERS, "processes"])
+def any_loader(request: pytest.FixtureRequest) -> Any:
+    """Return a loader whose batches lie in the memory of this process, or in that of worker processes too."""
+    if request.param in LOADERS:
+        return LOADERS[request.param]()
+    return penstock.DataLoader(Made(row, SAMPLES), BATCH, num_workers=2)
+
+
+def batch_of(number: int) -> torch.Tensor:
+    return torch.arange(number * BATCH, number * BATCH + BATCH, dtype=torch.float32)[:, None].repeat(1, WIDTH)
+
+
 def is_right(batch: Any, number: int) -> bool:
-    expected = torch.arange(number * BATCH, number * BATCH + BATCH, dtype=torch.float32)[:, None].expand(BATCH, 100)
-    return all(torch.equal(torch.as_tensor(field), expected) for field in batch)
+    return all(torch.equal(torch.as_tensor(field), batch_of(number)) for field in batch)
 
 
 def free_and_make(tensor: torch.Tensor) -> None:
@@ -72,7 +85,7 @@ def differentiate(tensor: torch.Tensor) -> None:
 
 
 CHANGES: dict[str, Callable[[Any], Any]] = {
-    "grow": lambda tensor: tensor.resize_(1000).fill_(-1),
+    "grow": lambda tensor: tensor.resize_(3 * BATCH * WIDTH).fill_(-1),
     "shrink": lambda tensor: tensor.resize_(2),
     "free, as FSDP does": lambda tensor: tensor.untyped_storage().resize_(0),
     "free and make": free_and_make,
@@ -96,19 +109,24 @@ def test_a_batch_may_be_changed_and_the_others_stay_right(loader: Any, change: s
 
 
 def on_storage(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0).set_(storage, 0, (400,), (1,))
+    return torch.empty(0).set_(storage, 0, (BATCH * WIDTH,), (1,))
 
 
 HOLDERS: dict[str, Callable[[torch.Tensor], Any]] = {
     "itself": lambda tensor: tensor,
-    "view": lambda tensor: tensor.view(2, 200),
+    "view": lambda tensor: tensor.view(2, -1),
     "row": lambda tensor: tensor[:],
+    "part": lambda tensor: tensor[3:4, 5:6],
+    "bytes of a part": lambda tensor: tensor.view(torch.int32)[3:4].view(torch.float32),
     "detached": torch.Tensor.detach,
     "data": lambda tensor: tensor.data,
     "numpy": torch.Tensor.numpy,
+    "part of numpy's": lambda tensor: tensor.numpy()[3:4, 5:6],
     "asarray": np.asarray,
     "memoryview": lambda tensor: memoryview(tensor.numpy()),  # type: ignore[arg-type]
+    "part of a memoryview": lambda tensor: memoryview(tensor.numpy().reshape(-1))[WIDTH:],  # type: ignore[arg-type]
     "dlpack": torch.Tensor.__dlpack__,
+    "part by dlpack": lambda tensor: torch.utils.dlpack.from_dlpack(tensor)[3:4],
     "storage": torch.Tensor.untyped_storage,
     "typed storage": lambda tensor: torch.storage.TypedStorage(
         wrap_storage=tensor.untyped_storage(), dtype=torch.float32, _internal=True
@@ -134,15 +152,18 @@ def _read(held: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("hold", HOLDERS.values(), ids=list(HOLDERS))
-def test_what_anybody_holds_of_a_batch_is_never_overwritten(loader: Any, hold: Callable[[Any], Any]) -> None:
+def test_what_anybody_holds_of_a_batch_is_never_overwritten(any_loader: Any, hold: Callable[[Any], Any]) -> None:
     held: list[Any] = []
     for _ in range(2):
-        batches = iter(loader)
+        batches = iter(any_loader)
         for batch in batches:
             held.append(hold(batch[0]))
             del batch
-    expected = [[float(n * BATCH + i) for i in range(BATCH) for _ in range(100)] for n in range(SAMPLES // BATCH)]
-    assert [_read(one) for one in held] == expected * 2
+    assert any_loader.stats().buffers_lent > 0 or any_loader.num_workers == 0 or "processes" in any_loader.explain()
+    assert [_read(one) for one in held] == [_read(hold(batch_of(number))) for number in range(SAMPLES // BATCH)] * 2
+    held.clear()
+    gc.collect()
+    assert any_loader.stats().buffers_lent == 0
 
 
 def test_memory_is_used_again(loader: Any) -> None:
@@ -151,6 +172,7 @@ def test_memory_is_used_again(loader: Any) -> None:
             assert is_right(batch, number)
     del batch
     stats = loader.stats()
+    assert (stats.batches, stats.samples) == (20 * SAMPLES // BATCH, 20 * SAMPLES)
     assert stats.buffers_created <= 40
     assert stats.buffers_lent == 0
 
@@ -179,28 +201,34 @@ def test_a_batch_in_another_thread_is_not_overwritten(loader: Any) -> None:
 
 
 def _receive(queue: Any, answer: Any) -> None:
-    for number in range(SAMPLES // BATCH):
-        answer.put(is_right(queue.get(), number))
+    held = [queue.get() for _ in range(SAMPLES // BATCH)]
+    for _ in range(2):
+        answer.put([is_right(batch, number) for number, batch in enumerate(held)])
+        queue.get()
 
 
 @pytest.mark.timeout(120)
-def test_batches_sent_to_another_process_stay_what_they_are(loader: Any) -> None:
+def test_batches_sent_to_another_process_stay_what_they_are(any_loader: Any) -> None:
     context = torch.multiprocessing.get_context("fork")
     queue, answer = context.Queue(), context.Queue()
     process = context.Process(target=_receive, args=(queue, answer))
     process.start()
-    kept = []
-    for batch in loader:
+    kept, in_processes = [], "processes" in any_loader.explain()
+    for batch in any_loader:
         queue.put(batch)  # which moves it to shared memory
         kept.append(batch)
     assert all(is_right(batch, number) for number, batch in enumerate(kept))
-    assert all(answer.get() for _ in kept)
-    process.join()
+    assert all(answer.get())
     kept.clear()
     del batch
-    for number, batch in enumerate(loader):
-        assert is_right(batch, number)
-        assert not any(field.is_shared() for field in batch)
+    for _ in range(2):
+        for number, batch in enumerate(any_loader):
+            assert is_right(batch, number)
+            assert in_processes or not any(field.is_shared() for field in batch)
+    for _ in range(2):
+        queue.put(None)
+    assert all(answer.get()), "the other process holds them still"
+    process.join()
 
 
 def test_batches_in_a_forked_child(loader: Any) -> None:

@@ -381,8 +381,9 @@ def test_tensors_that_are_conjugated_or_negated_lazily() -> None:
 
 
 @pytest.mark.parametrize("method", ["process", "thread", "auto"])
-def test_samples_with_the_channels_last_make_contiguous_batches_as_torchs_workers_do(method: Any) -> None:
-    samples = Made(lambda i: torch.full((1, 3, 40, 40), float(i)).to(memory_format=torch.channels_last), 8)
+@pytest.mark.parametrize("shape", [(1, 3, 40, 40), (2, 3, 4, 5)])
+def test_samples_with_the_channels_last_make_contiguous_batches_as_torchs_workers_do(shape: Any, method: Any) -> None:
+    samples = Made(lambda i: torch.full(shape, float(i)).to(memory_format=torch.channels_last), 8)
     theirs = next(iter(tud.DataLoader(samples, 4, num_workers=1)))
     ours = next(iter(penstock.DataLoader(samples, 4, num_workers=1, worker_method=method)))
     assert torch.equal(ours, theirs) and ours.stride() == theirs.stride()

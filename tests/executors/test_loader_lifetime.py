@@ -1,10 +1,12 @@
-"""Life cycles: batches that stay, iterators that end early, several at once, forks, Ctrl-C; nothing left behind."""
+"""Life cycles: batches that stay, passes that end early, forks, Ctrl-C; nothing is left behind or held longer."""
 
 from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
+import textwrap
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,21 +16,19 @@ import pytest
 import torch
 import torch.utils.data as tud
 import torchvision
+from PIL import Image
 from torchvision import transforms as v1
 
 import penstock
 from penstock.sources.reading import read_image
-from penstock.system.cgroup import cgroup_quota
 from penstock.system.cpus import usable_cpus
+from tests import python_processes
 from tests.photos import grey_files
 from tests.python_processes import Program
+from tests.resources import descriptors
 from tests.sample_datasets import tensor_files
 
 pytestmark = pytest.mark.native
-
-
-def counting(size: int = 200, width: int = 2000) -> penstock.Arrays:
-    return penstock.Arrays(np.repeat(np.arange(size, dtype=np.int32)[:, None], width, axis=1))
 
 
 @pytest.fixture(scope="module")
@@ -39,47 +39,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pngs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return grey_files(tmp_path_factory.mktemp("pngs"), 40)
-
-
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda batch: batch[3:4, 5:6],
-        lambda batch: batch.numpy()[3:4, 5:6],
-        lambda batch: memoryview(batch.numpy().reshape(-1))[6000:],
-        lambda batch: batch.view(torch.float32)[3:4].view(torch.int32),
-        lambda batch: batch.untyped_storage(),
-        lambda batch: torch.utils.dlpack.from_dlpack(batch)[3:4],
-    ],
-    ids=["slice", "numpy", "memoryview", "dtype view", "storage", "dlpack"],
-)
-def test_a_view_keeps_its_batch(view: Any) -> None:
-    loader = penstock.DataLoader(counting(), batch_size=10, num_workers=2)
-    iterator = iter(loader)
-    held = view(next(iterator)[0])
-    assert loader.stats().buffers_lent >= 1
-    for _ in iterator:
-        pass
-    for _ in loader:
-        pass
-    del _  # the last batch of the pass
-    if isinstance(held, torch.UntypedStorage):
-        held = torch.tensor([], dtype=torch.int32).set_(held)[3 * 2000 : 3 * 2000 + 1]
-    assert int(held[0] if isinstance(held, memoryview) else held.reshape(-1)[0]) == 3
-    del held
-    gc.collect()
-    assert loader.stats().buffers_lent == 0
-
-
-def test_buffers_are_recycled() -> None:
-    loader = penstock.DataLoader(counting(2000), batch_size=10, num_workers=2)
-    for _ in range(3):
-        for _ in loader:
-            pass
-    stats = loader.stats()
-    assert (stats.batches, stats.samples) == (600, 6000)
-    assert stats.buffers_created <= 12, stats
-    assert stats.buffers_lent <= 1, stats
 
 
 def test_python_threads_end_too(pngs: Path) -> None:
@@ -99,37 +58,8 @@ def test_python_threads_end_too(pngs: Path) -> None:
 
 def test_num_workers_none_uses_the_cpus_allowed() -> None:
     assert 1 <= usable_cpus() <= len(os.sched_getaffinity(0))
-    assert penstock.DataLoader(counting()).num_workers == usable_cpus()
-
-
-@pytest.mark.parametrize(
-    ("membership", "limits", "cpus"),
-    [
-        ("0::/\n", {"cpu.max": "150000 100000"}, 2),
-        ("0::/\n", {"cpu.max": "max 100000"}, None),
-        (
-            "0::/job/task\n",
-            {"cpu.max": "max 100000", "job/cpu.max": "250000 100000", "job/task/cpu.max": "max 100000"},
-            3,
-        ),
-        ("0::/../outside\n", {"cpu.max": "400000 100000"}, 4),
-        (
-            "4:memory:/x\n3:cpu,cpuacct:/x\n",
-            {"cpu/x/cpu.cfs_quota_us": "50000", "cpu/x/cpu.cfs_period_us": "100000"},
-            1,
-        ),
-        ("3:cpu:/x\n", {"cpu/x/cpu.cfs_quota_us": "-1", "cpu/x/cpu.cfs_period_us": "100000"}, None),
-        ("0::/\n", {"cpu.max": "nonsense"}, None),
-        ("", {}, None),
-    ],
-)
-def test_cgroup_quota(tmp_path: Path, membership: str, limits: dict[str, str], cpus: int | None) -> None:
-    (tmp_path / "cgroup").write_text(membership)
-    for name, text in limits.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text + "\n")
-    assert cgroup_quota(str(tmp_path / "cgroup"), str(tmp_path)) == cpus
-    assert cgroup_quota(str(tmp_path / "nowhere"), str(tmp_path)) is None
+    numbers = penstock.Arrays(np.arange(200, dtype=np.int32))
+    assert penstock.DataLoader(numbers).num_workers == usable_cpus()
 
 
 def test_ctrl_c_while_waiting(tmp_path: Path) -> None:
@@ -194,3 +124,158 @@ def test_a_sample_that_is_read_for_ever_is_named(pngs: Path, monkeypatch: pytest
     go_on.set()
     x, _ = next(batches)
     assert len(x) == 4
+
+
+# --- what a pass, and a process, goes on holding ---------------------------------------------------------------------
+
+
+def same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def make_tensors(root: Path, value: int) -> None:
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir()
+    for i in range(4):
+        torch.save(torch.full((3,), float(value)), root / f"{i}.pt")
+
+
+def make_images(root: Path, value: int) -> None:
+    shutil.rmtree(root, ignore_errors=True)
+    (root / "class").mkdir(parents=True)
+    for i in range(4):
+        Image.new("RGB", (8, 8), (value, value, value)).save(root / "class" / f"{i}.png")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("called", [False, True], ids=["native", "assisted"])
+@pytest.mark.parametrize("kind", ["tensors", "images"])
+def test_a_root_that_is_made_anew(tmp_path: Path, kind: str, called: bool, workers: int) -> None:
+    make, root = {"tensors": make_tensors, "images": make_images}[kind], tmp_path / "root"
+    make(root, 0)
+    dataset: Any
+    if kind == "tensors":
+        dataset = penstock.TensorFolder(root, transform=same if called else None)
+    else:
+        parts = [v1.RandomRotation(0)] if called else []
+        dataset = penstock.ImageFolder(root, v1.Compose([*parts, v1.PILToTensor()]))
+    loader: Any = penstock.DataLoader(dataset, batch_size=2, num_workers=workers, worker_method="thread")
+    held = set()
+    for value in range(12):
+        make(root, value)
+        batches = [batch if kind == "tensors" else batch[0] for batch in loader]
+        assert {float(batch.float().mean()) for batch in batches} == {float(value)}
+        del batches
+        held.add(descriptors())
+    assert len(held) == 1, held
+
+
+def test_a_root_that_is_exchanged_during_a_pass(tmp_path: Path) -> None:
+    """Another pass finds the new folder, while the first one reads on: in the one or the other, and nothing else."""
+    root, other = tmp_path / "root", tmp_path / "other"
+    make_tensors(root, 1)
+    make_tensors(other, 2)
+    dataset = penstock.TensorFolder(root)
+    loader: Any = penstock.DataLoader(dataset, batch_size=1, num_workers=2)
+    iterator = iter(loader)
+    values = [float(next(iterator)[0, 0])]
+    root.rename(tmp_path / "old")
+    other.rename(root)
+    assert [float(batch[0, 0]) for batch in loader] == [2.0] * 4
+    values += [float(batch[0, 0]) for batch in iterator]
+    assert len(values) == 4
+    assert set(values) <= {1.0, 2.0}
+    shutil.rmtree(root)
+    with pytest.raises(penstock.MissingSample):
+        list(loader)
+
+
+def test_a_folder_in_a_file_s_place_keeps_no_descriptor(tmp_path: Path) -> None:
+    make_images(tmp_path, 0)
+    images = penstock.ImageFolder(tmp_path)
+    (tmp_path / "class" / "1.png").unlink()
+    (tmp_path / "class" / "1.png").mkdir()
+    (tmp_path / "x.pt").mkdir()
+    tensors = penstock.TensorFolder(tmp_path, ["x"])
+    held = set()
+    for _ in range(5):
+        with pytest.raises(IsADirectoryError):
+            images[1]
+        with pytest.raises(IsADirectoryError):
+            tensors[0]
+        held.add(descriptors())
+    assert len(held) == 1, held
+
+
+def test_passes_and_loaders_keep_no_descriptor(tmp_path: Path) -> None:
+    """Native, assisted, threads, worker processes, a ledger, a scan cache, a memory-mapped array."""
+    make_tensors(tmp_path / "t", 1)
+    make_images(tmp_path / "i", 1)
+    np.save(tmp_path / "a.npy", np.arange(16.0))
+    held = set()
+    for turn in range(4):
+        sources: list[Any] = [
+            penstock.TensorFolder(tmp_path / "t"),
+            penstock.TensorFolder(tmp_path / "t", transform=same),
+            penstock.ImageFolder(tmp_path / "i", v1.PILToTensor()),
+            penstock.Arrays(tmp_path / "a.npy"),
+        ]
+        for number, dataset in enumerate(sources):
+            for options in ({"num_workers": 0}, {"num_workers": 1, "worker_method": "thread"}, {"num_workers": 1}):
+                extra: Any = {**options, "ledger": tmp_path / f"{turn}-{number}"}
+                loader: Any = penstock.DataLoader(dataset, batch_size=2, **extra)
+                list(loader)
+                iterator = iter(loader)
+                next(iterator)  # and one that is left in its middle
+                del iterator, loader
+        del sources, dataset
+        if turn:
+            held.add(descriptors())
+    assert len(held) == 1, held
+
+
+HUGE = """
+    import sys, torch, torchvision, penstock
+    from torchvision import transforms as v1
+    root, workers, called = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "called"
+
+    def held():
+        return int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20
+
+    steps = [v1.RandomHorizontalFlip(1.0), v1.Resize((16, 16))]
+    if called:
+        steps.append(v1.Lambda(lambda image: image))
+    dataset = torchvision.datasets.ImageFolder(root, v1.Compose([*steps, v1.PILToTensor()]))
+    order = [i for i, (path, _) in enumerate(dataset.samples) if not path.endswith("huge.jpg")]
+    huge = next(i for i, (path, _) in enumerate(dataset.samples) if path.endswith("huge.jpg"))
+    loader = penstock.DataLoader(
+        dataset, sampler=[order[0]] * 4 + [huge] + [order[0]] * 4, num_workers=workers, worker_method="thread"
+    )
+    iterator = iter(loader)
+    for _ in range(2):
+        next(iterator)
+    before = held()
+    for _ in range(6):
+        next(iterator)
+    print(before, held())
+"""
+
+
+@pytest.fixture(scope="module")
+def one_huge(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("huge")
+    (root / "class").mkdir()
+    Image.new("RGB", (8, 8)).save(root / "class" / "small.jpg")
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
+    Image.fromarray(pixels).resize((8000, 6000)).save(root / "class" / "huge.jpg", quality=50)
+    return root
+
+
+@pytest.mark.parametrize("called", ["plain", "called"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_memory_of_one_huge_image(one_huge: Path, workers: int, called: str) -> None:
+    """144 million bytes of pixels, and as many again for a step behind them, are not kept when it is done."""
+    done = python_processes.run(textwrap.dedent(HUGE), one_huge, workers, called)
+    assert done.returncode == 0, done.stderr
+    before, after = map(int, done.stdout.split())
+    assert after - before < 100, (before, after)

@@ -1,9 +1,11 @@
-"""The native pool by itself: what it says about samples that are being read."""
+"""The native pool by itself: what it says of samples that are being read, and how many threads and readers work."""
 
 from __future__ import annotations
 
 import os
+import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,28 +13,22 @@ from PIL import Image
 from torchvision.transforms import v2
 
 import penstock._native as _native
-from penstock.recipe.reader import read
-from penstock.recipe.recipe import Recipe
 from tests import python_processes
+from tests.forking import assert_in_child
+from tests.native_pool import SECONDS, pool_of, submit, table_of
+from tests.native_testing import ReadDepth, SlowTable
+from tests.reading import threads_named
+from tests.recipe.against_torchvision import recipe_of
+from tests.sample_datasets import tensor_files
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.native
 
-SECONDS = 60  # no test takes this long
+PIXELS = _native.Spec("uint8", [3, 8, 8])
 
 
 def image_filler():
-    recipe = read(v2.Compose([v2.CenterCrop(8), v2.PILToTensor()]), mode="RGB")
-    assert isinstance(recipe, Recipe)
-    return _native.ImageFileFiller(None, recipe.native, 0)
-
-
-def submit(pool, local, names=None, spec=None):
-    spec = spec or _native.Spec("uint8", [3, 8, 8])
-    local = np.asarray(local, dtype=np.int64)
-    rows = np.empty(len(local) * spec.nbytes, dtype=np.uint8)
-    batch = pool.prepare(0, 0, local, local, np.arange(len(local)), None, names)
-    return pool.submit(batch, [(rows, rows.ctypes.data, rows.nbytes, spec)])
+    return _native.ImageFileFiller(None, recipe_of(v2.Compose([v2.CenterCrop(8), v2.PILToTensor()])).native, 0)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -41,14 +37,14 @@ def test_busy_names_the_sample_that_is_read(tmp_path, threads):
     Image.new("RGB", (16, 16)).save(small)
     noise = np.random.default_rng(0).integers(0, 256, (125, 500, 3), dtype=np.uint8)
     Image.fromarray(noise).resize((4000, 3000)).save(large, quality=95, progressive=True)
-    pool = _native.Pool(_native.Program([[image_filler()]]), threads)
+    pool = pool_of(image_filler(), threads=threads)
     assert pool.busy() == []
     quick = os.fsencode(small) + b"\0"
-    first = submit(pool, range(3), quick * 3)
+    first, _ = submit(pool, range(3), PIXELS, quick * 3)
     assert pool.wait(first, SECONDS) == "done"
     wait_until(lambda: pool.busy() == [])  # a worker may not have looked up yet from the last sample
     before = time.monotonic()
-    number = submit(pool, range(3), quick + os.fsencode(large) + b"\0" + quick)
+    number, _ = submit(pool, range(3), PIXELS, quick + os.fsencode(large) + b"\0" + quick)
     found = wait_until(lambda: [one for one in pool.busy() if one[1] == 1])
     ((batch, position, seconds),) = found
     assert (batch, position) == (number, 1)
@@ -62,11 +58,12 @@ def test_busy_names_the_sample_that_is_read(tmp_path, threads):
 def test_busy_while_samples_in_memory_are_gathered():
     rows = np.arange(4096 * 64, dtype=np.uint8).reshape(4096, 64)
     spec = _native.Spec("uint8", [64])
-    pool = _native.Pool(_native.Program([[_native.GatherFiller(rows, spec)]]), 2)
+    pool = pool_of(_native.GatherFiller(rows, spec), threads=2)
     seen = set()
 
     def look():
-        numbers = [submit(pool, range(4096), spec=spec) for _ in range(20)]
+        batches = [submit(pool, range(4096), spec) for _ in range(20)]  # whose memory is held until they are done
+        numbers = [number for number, _ in batches]
         for _ in range(200):
             for batch, position, seconds in pool.busy():
                 assert batch <= numbers[-1] and 0 <= position < 4096 and 0 <= seconds < SECONDS
@@ -82,8 +79,8 @@ def test_busy_while_samples_in_memory_are_gathered():
 
 def test_busy_without_threads(tmp_path):
     Image.new("RGB", (16, 16)).save(tmp_path / "a.jpg")
-    pool = _native.Pool(_native.Program([[image_filler()]]), 0)
-    number = submit(pool, [0], os.fsencode(tmp_path / "a.jpg") + b"\0")
+    pool = pool_of(image_filler())
+    number, _ = submit(pool, [0], PIXELS, os.fsencode(tmp_path / "a.jpg") + b"\0")
     assert pool.busy() == []
     pool.run_here(number)
     assert pool.busy() == [] and pool.wait(number, SECONDS) == "done"
@@ -112,3 +109,210 @@ time.sleep(0.1)  # its threads are at work
 """
     done = python_processes.run(script)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# --- how many threads take samples: set at any time ------------------------------------------------------------------
+
+
+FILES = 24
+FLOATS = _native.Spec("float32", [2])
+ROWS, ROW = 4096, _native.Spec("int64", [8])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tensor_files(tmp_path_factory.mktemp("files"), FILES, (2,), "{}")
+
+
+@pytest.fixture
+def table(folder: Path) -> SlowTable:
+    return SlowTable(table_of(folder, *map(str, range(FILES))), 0)
+
+
+def of_files(table: SlowTable, threads: int) -> _native.Pool:
+    return pool_of(_native.TensorFileFiller(table), threads=threads)
+
+
+def of_rows(threads: int) -> _native.Pool:
+    rows = np.repeat(np.arange(ROWS, dtype=np.int64), 8).view(np.uint8).reshape(ROWS, 64)
+    return pool_of(_native.GatherFiller(rows, ROW), threads=threads)
+
+
+def numbers(memory: list[np.ndarray], dtype: type, columns: int) -> np.ndarray:
+    """Return the rows of a batch of one field."""
+    return memory[0].view(dtype).reshape(-1, columns)
+
+
+def test_the_number_is_one_at_least_and_all_at_the_most() -> None:
+    pool = of_rows(3)
+    assert pool.active == 3
+    for given, active in ((0, 1), (2, 2), (100, 3), (1, 1)):
+        pool.set_active(given)
+        assert pool.active == active
+    pool.close()
+    pool.set_active(2)  # nothing happens
+    for given in (0, 1, 5):
+        without = of_rows(0)
+        without.set_active(given)
+        assert without.active == 0
+
+
+@pytest.mark.parametrize("active", [1, 2, 4])
+def test_no_more_threads_take_samples(table: SlowTable, active: int) -> None:
+    pool = of_files(table, 4)
+    pool.set_active(active)
+    table.shut()
+    number, memory = submit(pool, np.arange(FILES), FLOATS)
+    wait_until(lambda: table.waiting() == active)
+    table.release()
+    assert pool.wait(number, SECONDS) == "done" and pool.retire(number) == []
+    assert table.deepest() == active
+    assert numbers(memory, np.float32, 2)[:, 0].tolist() == list(range(FILES))
+    pool.close()
+
+
+def test_threads_leave_a_batch_in_the_middle_and_come_back(table: SlowTable) -> None:
+    pool = of_files(table, 4)
+    table.shut()
+    number, memory = submit(pool, np.arange(FILES), FLOATS)
+    wait_until(lambda: table.waiting() == 4)
+    pool.set_active(1)  # three go on with the sample that they have
+    table.set_delay(0.001)
+    table.release()
+    assert pool.wait(number, SECONDS) == "done" and pool.retire(number) == []
+    assert sum(table.opened()) == FILES
+    table.shut()
+    following, _ = submit(pool, np.arange(FILES), FLOATS)
+    wait_until(lambda: table.waiting() == 1)
+    pool.set_active(4)  # parked threads see the batch that they had left, or that came meanwhile
+    wait_until(lambda: table.waiting() == 4)
+    table.release()
+    assert pool.wait(following, SECONDS) == "done"
+    assert numbers(memory, np.float32, 2)[:, 1].tolist() == list(range(FILES))
+    pool.close()
+
+
+@pytest.mark.parametrize("samples", [7, 600])
+def test_the_number_changes_while_batches_are_filled(samples: int) -> None:
+    pool = of_rows(4)
+    random = np.random.default_rng(0)
+    done = threading.Event()
+
+    def change() -> None:
+        turns = np.random.default_rng(1)
+        while not done.is_set():
+            pool.set_active(int(turns.integers(0, 6)))
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    try:
+        for _ in range(100):
+            wanted = [random.integers(0, ROWS, samples) for _ in range(4)]
+            submitted = [submit(pool, one, ROW) for one in wanted]
+            for one, (number, memory) in zip(wanted, submitted, strict=True):
+                assert pool.wait(number, SECONDS) == "done" and pool.retire(number) == []
+                assert (numbers(memory, np.int64, 8) == one[:, None]).all()
+    finally:
+        done.set()
+        changing.join()
+        pool.close()
+
+
+def test_parked_threads_end_with_the_pool(table: SlowTable) -> None:
+    before = threads_named("penstock")
+    pool = of_files(table, 4)
+    pool.set_active(1)
+    number, _ = submit(pool, np.arange(FILES), FLOATS)  # the others see that they are to park
+    assert pool.wait(number, SECONDS) == "done"
+    assert threads_named("penstock") == before + 4
+    pool.close()
+    wait_until(lambda: threads_named("penstock") == before)
+
+
+def test_a_caller_fills_a_batch_beside_one_thread() -> None:
+    pool = of_rows(4)
+    pool.set_active(1)
+    number, memory = submit(pool, np.arange(ROWS), ROW)
+    pool.run_here(number)
+    assert pool.wait(number, SECONDS) == "done"
+    assert (numbers(memory, np.int64, 8)[:, 3] == np.arange(ROWS)).all()
+    pool.close()
+
+
+def test_the_number_in_a_forked_child() -> None:
+    pool = of_rows(2)
+    pool.set_active(1)
+
+    def check() -> None:
+        with pytest.raises(RuntimeError, match="started in another process"):
+            pool.set_active(2)
+        assert pool.active == 1
+        mine = of_rows(2)
+        mine.set_active(1)
+        number, _ = submit(mine, np.arange(64), ROW)
+        assert mine.wait(number, SECONDS) == "done"
+        mine.close()
+
+    assert_in_child(check)
+    pool.close()
+
+
+# --- how many readers work is chosen by what they bring --------------------------------------------------------------
+
+
+class Store:
+    """A store whose rate rises with the readers up to `best` of them, for one ReadDepth."""
+
+    def __init__(self, best, most=64, blocked=1.0, starved=0.5):
+        self.depth, self.best, self.blocked, self.starved = ReadDepth(most), best, blocked, starved
+        self.depth.start()
+
+    def span(self):
+        readers = self.depth.now()
+        rate = 1_000 * min(readers, self.best)  # files a second
+        seconds = max(0.05, 4 * readers / rate)
+        files = int(rate * seconds)
+        served, starved = int(files * (1 - self.starved)), int(files * self.starved)
+        assert self.depth.judge(seconds, 1_000 * files, files, int(files * self.blocked), served, starved)
+        return self.depth.now()
+
+
+def test_there_are_more_for_as_long_as_the_rate_rises():
+    store = Store(best=1_000)
+    assert store.depth.now() == 16
+    assert [store.span() for _ in range(4)] == [32, 64, 64, 64]
+
+
+def test_a_step_that_brings_nothing_is_taken_back_and_tried_later():
+    store = Store(best=32)
+    chosen = [store.span() for _ in range(30)]
+    assert chosen[:3] == [32, 64, 32]
+    assert chosen[3] == 32
+    assert 64 in chosen[4:]
+    assert chosen.count(32) > 2 * chosen.count(64)
+
+
+def test_readers_that_are_early_enough_stay_as_many_as_they_are():
+    store = Store(best=1_000, starved=0.0)
+    assert {store.span() for _ in range(5)} == {16}
+
+
+def test_there_are_none_where_reads_do_not_block():
+    store = Store(best=1_000, blocked=0.02)
+    assert store.span() == 0
+    store.depth.start()
+    assert store.depth.now() == 16
+
+
+@pytest.mark.parametrize("most", [1, 5, 16, 40])
+def test_there_are_never_more_than_allowed(most):
+    store = Store(best=1_000, most=most)
+    assert max(store.span() for _ in range(5)) == most
+
+
+def test_a_short_span_is_not_judged():
+    depth = ReadDepth(64)
+    depth.start()
+    assert not depth.judge(0.001, 10, 1_000, 1_000, 0, 1_000)
+    assert not depth.judge(5.0, 10, 40, 40, 0, 40)
+    assert depth.now() == 16

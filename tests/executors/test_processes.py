@@ -31,7 +31,6 @@ from penstock.errors import WorkerDied, WorkerStuck
 from penstock.executors.fetch import Fetch
 from penstock.executors.workers.processes import ProcessPass
 from penstock.executors.workers.progress import Board, WorkerStage
-from penstock.system.cgroup import Memory, memory
 from tests.forking import assert_in_child
 from tests.resources import collect, run_script
 from tests.waiting import wait_until
@@ -218,27 +217,25 @@ def fail_to_start(worker: int) -> None:
     raise ValueError(f"worker {worker} does not start")
 
 
-def test_errors_of_worker_init_fn() -> None:
-    with pytest.raises(ValueError, match="Caught ValueError in DataLoader worker process 0"):
-        next(processes(loader_of(Numbers(), worker_init_fn=fail_to_start)))
-
-
-def test_a_batch_that_cannot_be_pickled_is_an_error_and_no_hang() -> None:
-    iterator = processes(loader_of(Numbers(), collate_fn=lambda samples: lambda: samples))
-    with pytest.raises(AttributeError, match=r"(?s)Caught AttributeError in DataLoader worker process 0.*pickle"):
-        next(iterator)
-
-
-def test_an_error_that_cannot_be_pickled_is_an_error_too() -> None:
+def raise_what_cannot_be_pickled(samples: Any) -> Any:
     class LocalError(Exception):
         pass
 
-    def raise_it(samples: Any) -> Any:
-        raise LocalError("only known here")
+    raise LocalError("only known here")
 
-    iterator = processes(loader_of(Numbers(), collate_fn=raise_it))
-    with pytest.raises(RuntimeError, match=r"(?s)in DataLoader worker process 0.*LocalError: only known here"):
-        next(iterator)
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"worker_init_fn": fail_to_start}, ValueError, "Caught ValueError in DataLoader worker process 0"),
+        ({"collate_fn": lambda samples: lambda: samples}, AttributeError, r"(?s)Caught AttributeError in .* 0.*pickle"),
+        ({"collate_fn": raise_what_cannot_be_pickled}, RuntimeError, r"(?s)worker process 0.*LocalError: only known"),
+    ],
+    ids=["worker_init_fn", "a batch that cannot be pickled", "an error that cannot be pickled"],
+)
+def test_errors_of_other_functions(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        next(processes(loader_of(Numbers(), **options)))
 
 
 def big_arrays(samples: list[torch.Tensor]) -> list[np.ndarray]:
@@ -544,16 +541,20 @@ def stuck_when_collating(samples: Any) -> Any:
     return torch.stack(samples)
 
 
-@pytest.mark.parametrize("in_order", [True, False])
-def test_stuck_in_collate(in_order: bool) -> None:
-    loader = loader_of(Numbers(), collate_fn=stuck_when_collating, timeout=0.3, in_order=in_order)
-    with pytest.raises(WorkerStuck, match=r"(?s)Worker 1 .*in collate_fn, begun .*in stuck_when_collating"):
-        list(processes(loader))
-
-
-def test_stuck_iterable() -> None:
-    with pytest.raises(WorkerStuck, match=r"(?s)Worker 1 .*iterating over .*in sleep_for_ever"):
-        list(processes(loader_of(Stream(sleep_for_ever), timeout=0.3)))
+@pytest.mark.usefixtures("pinning")
+@pytest.mark.parametrize(
+    ("dataset", "options", "message"),
+    [
+        (Numbers(), {"collate_fn": stuck_when_collating}, "in collate_fn, begun .*in stuck_when_collating"),
+        (Numbers(), {"collate_fn": stuck_when_collating, "in_order": False}, "in collate_fn, .*in stuck_when_coll"),
+        (Stream(sleep_for_ever), {}, "iterating over .*in sleep_for_ever"),
+        (Numbers(sleep_for_ever), {"pin_memory": True, "timeout": 2}, f"sample 'id-{BAD}'"),
+    ],
+    ids=["collate", "collate, out of order", "iterable", "before the pinning thread"],
+)
+def test_where_a_worker_is_stuck(dataset: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(WorkerStuck, match=rf"(?s)Worker 1 .*{message}"):
+        list(processes(loader_of(dataset, **{"timeout": 0.3, **options})))
 
 
 def ignore_sigterm(worker: int) -> None:
@@ -590,13 +591,6 @@ def test_dead_before_the_pinning_thread(collate_fn: Any) -> None:
     started = time.monotonic()
     assert "SIGKILL" in died(iterator)
     assert time.monotonic() - started < 4
-
-
-@pytest.mark.usefixtures("pinning")
-def test_stuck_before_the_pinning_thread() -> None:
-    iterator = processes(loader_of(Numbers(sleep_for_ever), pin_memory=True, timeout=2))
-    with pytest.raises(WorkerStuck, match=f"sample 'id-{BAD}'"):
-        list(iterator)
 
 
 @pytest.mark.usefixtures("pinning")
@@ -669,40 +663,3 @@ def test_the_indices_of_a_batch_are_noted_one_by_one() -> None:
         assert_in_child(check)
         counted = {str(stage): samples for stage, _, samples, _ in board.stages()}
         assert counted["getitem"] == 10
-
-
-@pytest.mark.parametrize(
-    ("membership", "files", "found"),
-    [
-        (
-            "0::/job/task\n",
-            {
-                "memory.current": "900",
-                "memory.max": "max",
-                "job/memory.current": "500",
-                "job/memory.max": "1000",
-                "job/task/memory.current": "400",
-                "job/task/memory.max": "max",
-                "job/task/memory.events": "low 0\nhigh 0\nmax 3\noom 2\noom_kill 2\noom_group_kill 0",
-            },
-            Memory(500, 1000, 2),
-        ),
-        (
-            "4:memory:/x\n0::/\n",
-            {
-                "memory/x/memory.usage_in_bytes": "77",
-                "memory/x/memory.limit_in_bytes": "9223372036854771712",
-                "memory/x/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1",
-            },
-            Memory(77, None, 1),
-        ),
-        ("", {}, Memory(None, None, None)),
-    ],
-    ids=["v2", "v1", "none"],
-)
-def test_cgroup_memory(tmp_path: Path, membership: str, files: dict[str, str], found: Memory) -> None:
-    (tmp_path / "cgroup").write_text(membership)
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text + "\n")
-    assert memory(str(tmp_path / "cgroup"), str(tmp_path)) == found

@@ -138,19 +138,7 @@ def test_there_are_no_readers_where_nothing_blocks_or_no_worker_is(way, folder, 
     assert ("reading" if way is NATIVE else "reading  up to") not in alone.explain() + memory.explain()
 
 
-def test_stats_and_explain_tell_what_readers_brought(slow, folder):
-    ours = NATIVE.loader(folder)
-    list(ours)
-    reading = assert_read_ahead(ours)
-    assert reading.depth == 0
-    # A busy machine may wake a thread before it is seen to sleep.
-    assert 0.9 * reading.seen <= reading.blocked <= reading.seen
-    assert reading.bytes > 0 < reading.most_held
-    stages = ours.stats().stages
-    assert stages["read_ahead"].samples == reading.ahead + reading.awaited == stages["wait"].samples
-
-
-def test_readers_record_each_file(slow, folder):
+def test_readers_count_and_record_each_file(slow, folder):
     spans = []
     ours = NATIVE.loader(folder)
     stop = ours.record_spans(lambda *piece: spans.append(piece))
@@ -158,11 +146,18 @@ def test_readers_record_each_file(slow, folder):
     for _ in ours:
         pass
     stop()
-    read = [piece for piece in spans if piece[0] == "read_ahead"]
-    stats = ours.stats()
-    assert len(read) == stats.stages["read_ahead"].samples > 0
+    read, reading, stages = (
+        [piece for piece in spans if piece[0] == "read_ahead"],
+        assert_read_ahead(ours),
+        ours.stats().stages,
+    )
+    assert reading.depth == 0
+    # A busy machine may wake a thread before it is seen to sleep.
+    assert 0.9 * reading.seen <= reading.blocked <= reading.seen
+    assert reading.bytes > 0 < reading.most_held
+    assert len(read) == stages["read_ahead"].samples == reading.ahead + reading.awaited == stages["wait"].samples > 0
     assert {thread.rpartition("-")[0] for *_, thread in read} == {"penstock-read"}
-    assert len({thread for *_, thread in read}) <= stats.reading.deepest
+    assert len({thread for *_, thread in read}) <= reading.deepest
     for _, seconds, samples, ended, _ in read:
         assert samples == 1 and began <= ended - seconds <= ended <= time.perf_counter()
 

@@ -27,13 +27,13 @@ KEPT: list[Any] = []
 # ---- functions that stack, and leave the samples alone ----
 
 
+def stack(batch, *more, **named):
+    return torch.stack([image for image, _ in batch], *more, **named)
+
+
 def as_dictionary(batch):
     pictures, labels = zip(*batch, strict=True)
     return {"pixel_values": torch.stack(pictures, dim=0), "labels": torch.as_tensor(labels)}
-
-
-def by_name(batch):
-    return torch.stack(tensors=[sample[0] for sample in batch])
 
 
 def looking(batch):
@@ -42,13 +42,8 @@ def looking(batch):
     return torch.stack([image for image, _ in batch])
 
 
-def computing(batch):
-    pictures = torch.stack([image for image, _ in batch])
-    return pictures.to(torch.float64), pictures.mean(dim=(2, 3)), pictures * 2
-
-
 def told(batch):
-    pictures = torch.stack([image for image, _ in batch])
+    pictures = stack(batch)
     return pictures, pictures.is_shared(), pictures.is_contiguous(), pictures.requires_grad, get_worker_info() is None
 
 
@@ -56,27 +51,27 @@ def told(batch):
 
 
 def writing_to_the_batch(batch):
-    pictures = torch.stack([image for image, _ in batch])
+    pictures = stack(batch)
     pictures.mul_(0.5)
     return pictures, batch[0][0].clone()
 
 
 def writing_to_a_view(batch):
-    pictures = torch.stack([image for image, _ in batch])
+    pictures = stack(batch)
     pictures[1:3, 0] = 7
     pictures.transpose(0, 1).select(0, 1).zero_()
     return pictures, [image for image, _ in batch]
 
 
 def writing_by_numpy(batch):
-    pictures = torch.stack([image for image, _ in batch])
+    pictures = stack(batch)
     pictures.numpy()[...] = 3
     np.asarray(pictures)[0] = 4
     return pictures, batch[1][0]
 
 
 def writing_to_a_sample(batch):
-    pictures = torch.stack([image for image, _ in batch])
+    pictures = stack(batch)
     batch[0][0].zero_()
     batch[1][0].numpy()[...] = 5
     return pictures, batch[0][0], batch[1][0]
@@ -85,69 +80,59 @@ def writing_to_a_sample(batch):
 def writing_before(batch):
     seen = batch[2][0].numpy()
     batch[0][0].zero_()
-    pictures = torch.stack([image for image, _ in batch])
+    pictures = stack(batch)
     seen[...] = 1
     return pictures, batch[2][0]
 
 
 def out_of(batch):
-    pictures = torch.stack([image for image, _ in batch])
+    pictures = stack(batch)
     torch.add(batch[0][0], 1, out=pictures[0])
     return pictures, batch[0][0]
 
 
-def reordered(batch):
-    return torch.stack([image for image, _ in reversed(batch)])
-
-
-def part_of_it(batch):
-    return torch.stack([image for image, _ in batch[1:]])
-
-
-def along_another(batch):
-    return torch.stack([image for image, _ in batch], 1), torch.stack([image for image, _ in batch], -1)
-
-
 def into_another(batch):
     out = torch.empty((len(batch), *batch[0][0].shape))
-    return torch.stack([image for image, _ in batch], out=out), out is None
+    return stack(batch, out=out), out is None
 
 
 def twice(batch):
-    one, other = (torch.stack([image for image, _ in batch]) for _ in range(2))
+    one, other = stack(batch), stack(batch)
     one.zero_()
     return one, other
 
 
-def returning_samples(batch):
-    return torch.stack([image for image, _ in batch]), [image for image, _ in batch]
-
-
 def keeping_a_tuple(batch):
     KEPT.append(batch[3])
-    return torch.stack([image for image, _ in batch]), torch.stack([image for image, _ in KEPT[-2:]])
-
-
-def by_default(batch):
-    return default_collate([image for image, _ in batch]), [label for _, label in batch]
+    return stack(batch), stack(KEPT[-2:])
 
 
 def in_inference_mode(batch):
     with torch.inference_mode():
-        pictures = torch.stack([image for image, _ in batch])
+        pictures = stack(batch)
     return pictures.is_inference(), pictures.clone()
 
 
-FUNCTIONS = [
-    *(stacked, as_dictionary, by_name, looking, computing, told, writing_to_the_batch, writing_to_a_view),
-    *(writing_by_numpy, writing_to_a_sample, writing_before, out_of, reordered, part_of_it, along_another),
-    *(into_another, twice, returning_samples, keeping_a_tuple, by_default, in_inference_mode),
-]
+FUNCTIONS: dict[str, Any] = {
+    "by name": lambda batch: torch.stack(tensors=[sample[0] for sample in batch]),
+    "computing": lambda batch: [(made := stack(batch)).to(torch.float64), made.mean(dim=(2, 3)), made * 2],
+    "reordered": lambda batch: stack(reversed(batch)),
+    "part of it": lambda batch: stack(batch[1:]),
+    "along another": lambda batch: (stack(batch, 1), stack(batch, -1)),
+    "returning samples": lambda batch: (stack(batch), [image for image, _ in batch]),
+    "by default": lambda batch: (default_collate([image for image, _ in batch]), [label for _, label in batch]),
+}
+for _one in (
+    *(stacked, as_dictionary, looking, told, writing_to_the_batch, writing_to_a_view, writing_by_numpy),
+    *(writing_to_a_sample, writing_before, out_of, into_another, twice, keeping_a_tuple, in_inference_mode),
+):
+    FUNCTIONS[_one.__name__.replace("_", " ")] = _one
 
 
 @METHODS
-@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
-def test_batches_are_torchs(folder, workers, method, function):
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_batches_are_torchs(folder, workers, method, name):
+    function = FUNCTIONS[name]
     if function is keeping_a_tuple and method == "thread":
         pytest.skip("threads share what the module keeps, worker processes do not")
     KEPT.clear()
@@ -182,23 +167,23 @@ def addresses(folder: Path, function: Any, given: list[int]) -> tuple[int, int, 
     return filled.rows[0].data_ptr(), first.data_ptr(), fetch
 
 
-@pytest.mark.parametrize("function", [stacked, as_dictionary, by_name, looking, twice])
+@pytest.mark.parametrize("name", ["stacked", "as dictionary", "by name", "looking", "twice"])
 @pytest.mark.parametrize("given", [[0, 1, 2, 5], [3], [2, 2, 2]])
-def test_a_stack_of_all_samples_is_no_copy(folder, function, given):
-    rows, batch, fetch = addresses(folder, function, given)
+def test_a_stack_of_all_samples_is_no_copy(folder, name, given):
+    rows, batch, fetch = addresses(folder, FUNCTIONS[name], given)
     assert rows == batch
     assert fetch.keeps_rows
 
 
-@pytest.mark.parametrize("function", [reordered, along_another, into_another, writing_before])
-def test_another_stack_is_one_of_its_own(folder, function):
-    rows, batch, fetch = addresses(folder, function, [0, 1, 2, 3])
+@pytest.mark.parametrize("name", ["reordered", "along another", "into another", "writing before"])
+def test_another_stack_is_one_of_its_own(folder, name):
+    rows, batch, fetch = addresses(folder, FUNCTIONS[name], [0, 1, 2, 3])
     assert rows != batch
     assert not fetch.keeps_rows
 
 
 def test_functions_that_never_stack_are_called_without_the_mode(folder):
-    fetch = fetch_of(folder, reordered)
+    fetch = fetch_of(folder, FUNCTIONS["reordered"])
     modes = []
 
     def depth(batch):
@@ -216,7 +201,7 @@ def test_samples_that_another_thread_writes_before_they_are_stacked(folder):
         thread = threading.Thread(target=lambda: batch[1][0].fill_(2))
         thread.start()
         thread.join()
-        return torch.stack([image for image, _ in batch])
+        return stack(batch)
 
     check(images(folder), workers=0, collate_fn=collate)
 
@@ -225,7 +210,7 @@ def test_an_error_leaves_the_samples_as_they_are(folder):
     kept: list[Any] = []
 
     def collate(batch):
-        pictures = torch.stack([image for image, _ in batch])
+        pictures = stack(batch)
         kept.append((pictures, batch))
         raise KeyError("mine")
 

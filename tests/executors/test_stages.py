@@ -14,29 +14,32 @@ from PIL import Image
 from torchvision.transforms import v2
 
 import penstock._native as _native
-from penstock.recipe.reader import read
-from penstock.recipe.recipe import Recipe
+from tests.native_pool import SECONDS, pool_of, submit, table_of
+from tests.recipe.against_torchvision import recipe_of
+from tests.sample_datasets import tensor_files
 
 pytestmark = pytest.mark.native
 
-SECONDS = 60  # no test takes this long
 PIXELS = _native.Spec("uint8", [3, 8, 8])
 
 
-def recipe(*transforms):
-    found = read(v2.Compose([*transforms, v2.PILToTensor()]), mode="RGB")
-    assert isinstance(found, Recipe)
-    return found.native
+SPEC = _native.Spec("uint8", [16])
 
 
-def fill(pool, size, spec, names=None, fields=1):
-    """Fill one batch of the first samples, and return what failed."""
-    local = np.arange(size)
-    rows = [np.empty(size * spec.nbytes, dtype=np.uint8) for _ in range(fields)]
-    memory = [(one, one.ctypes.data, one.nbytes, spec) for one in rows]
-    number = pool.submit(pool.prepare(0, 0, local, local, local, None, names), memory)
+def gathering(rows=1000):
+    return _native.GatherFiller(np.zeros((rows, 16), np.uint8), SPEC)
+
+
+def converting(geometry):
+    return recipe_of(v2.Compose([geometry, v2.PILToTensor()])).native
+
+
+def fill(pool, size, spec=SPEC, names=None, fields=1):
+    """Fill one batch of the first samples, and return its number."""
+    number, memory = submit(pool, range(size), spec, names, fields)
     pool.run_here(number)
     assert pool.wait(number, SECONDS) in ("done", "python")
+    del memory
     return number
 
 
@@ -55,12 +58,10 @@ def files(folder, images):
 
 @pytest.mark.parametrize("threads", [0, 1, 3])
 def test_rows_in_memory(threads):
-    spec = _native.Spec("uint8", [16])
-    filler = _native.GatherFiller(np.zeros((1000, 16), np.uint8), spec)
-    pool = _native.Pool(_native.Program([[filler, filler]]), threads)
+    pool = pool_of(gathering(), gathering(), threads=threads)
     assert pool.stages() == []
     for batches in range(1, 4):
-        pool.retire(fill(pool, 1000, spec, fields=2))
+        pool.retire(fill(pool, 1000, fields=2))
         assert samples(pool) == {"gather": 2 * 1000 * batches}
     pool.close()
     assert samples(pool) == {"gather": 6000}
@@ -68,12 +69,10 @@ def test_rows_in_memory(threads):
 
 @pytest.mark.parametrize("threads", [0, 1, 3])
 def test_timelines(threads):
-    spec = _native.Spec("uint8", [16])
-    program = _native.Program([[_native.GatherFiller(np.zeros((1000, 16), np.uint8), spec)]])
     began = time.perf_counter()
-    pool = _native.Pool(program, threads, recorded=True)
+    pool = pool_of(gathering(), threads=threads, recorded=True)
     for _ in range(3):
-        pool.retire(fill(pool, 1000, spec))
+        pool.retire(fill(pool, 1000))
     pool.close()  # threads that are done with the last batch have said so
     spans = pool.take_spans()
     assert pool.take_spans() == []
@@ -89,26 +88,22 @@ def test_timelines(threads):
 
 
 def test_a_timeline_that_nobody_reads_is_bounded():
-    spec = _native.Spec("uint8", [16])
-    program = _native.Program([[_native.GatherFiller(np.zeros((1, 16), np.uint8), spec)]])
-    pool = _native.Pool(program, 0, recorded=True)
+    pool = pool_of(gathering(1), recorded=True)
     for _ in range(16_400):
-        pool.retire(fill(pool, 1, spec))
+        pool.retire(fill(pool, 1))
     assert len(pool.take_spans()) == 16_384
-    pool.retire(fill(pool, 1, spec))
+    pool.retire(fill(pool, 1))
     assert len(pool.take_spans()) == 1
-    plain = _native.Pool(program, 0)
-    plain.retire(fill(plain, 1, spec))
+    plain = pool_of(gathering(1))
+    plain.retire(fill(plain, 1))
     assert plain.take_spans() == []
 
 
 @pytest.mark.parametrize("threads", [0, 2])
 def test_tensor_files(tmp_path, threads):
-    for number in range(10, 30):
-        torch.save(torch.full((3, 5), float(number)), tmp_path / f"{number}.pt")
-    names = b"".join(b"%d\0" % number for number in range(10, 30))
-    table = _native.PathTable(os.fsencode(tmp_path), names, b".pt", True)
-    pool = _native.Pool(_native.Program([[_native.TensorFileFiller(table)]]), threads)
+    tensor_files(tmp_path, 20, (3, 5))
+    names = [f"{number:02}" for number in range(20)]
+    pool = pool_of(_native.TensorFileFiller(table_of(tmp_path, *names)), threads=threads)
     pool.retire(fill(pool, 20, _native.Spec("float32", [3, 5])))
     # A thread reads its first file aside, and the others, which look alike, straight into their rows.
     found = samples(pool)
@@ -128,8 +123,7 @@ def test_tensor_files_in_parts(tmp_path):
         torch.save(torch.zeros(400, 1000), tmp_path / "c.pt")
     finally:
         torch.serialization.set_crc32_options(True)
-    table = _native.PathTable(os.fsencode(tmp_path), b"a\0b\0c\0", b".pt", True)
-    pool = _native.Pool(_native.Program([[_native.TensorFileFiller(table)]]), 0)
+    pool = pool_of(_native.TensorFileFiller(table_of(tmp_path, "a", "b", "c")))
     pool.retire(fill(pool, 3, _native.Spec("float32", [400, 1000])))
     assert samples(pool) == {"open": 3, "read": 3, "check": 2, "write": 1}
 
@@ -139,7 +133,7 @@ def test_tensor_files_in_parts(tmp_path):
 def test_image_files(tmp_path, threads, resizes):
     names = files(tmp_path, {f"{i}.jpg": Image.new("RGB", (16, 16)) for i in range(10)})
     geometry = v2.Resize((8, 8)) if resizes else v2.CenterCrop(8)
-    pool = _native.Pool(_native.Program([[_native.ImageFileFiller(None, recipe(geometry), 0)]]), threads)
+    pool = pool_of(_native.ImageFileFiller(None, converting(geometry), 0), threads=threads)
     pool.retire(fill(pool, 10, PIXELS, names))
     expected = dict.fromkeys(("open", "read", "decode", "convert"), 10)
     assert samples(pool) == expected | ({"resize": 10} if resizes else {})
@@ -149,7 +143,7 @@ def test_image_files(tmp_path, threads, resizes):
 def test_images_in_memory(resizes):
     images = np.zeros((300, 16, 16, 3), np.uint8)
     geometry = v2.Resize((8, 8)) if resizes else v2.CenterCrop(8)
-    pool = _native.Pool(_native.Program([[_native.ImageArrayFiller(images, recipe(geometry))]]), 2)
+    pool = pool_of(_native.ImageArrayFiller(images, converting(geometry)), threads=2)
     pool.retire(fill(pool, 300, PIXELS))
     assert samples(pool) == {"convert": 300} | ({"resize": 300} if resizes else {})
 
@@ -158,7 +152,7 @@ def test_what_fails_and_what_python_decodes(tmp_path):
     image = Image.new("RGB", (16, 16))
     names = files(tmp_path, {"a.jpg": image, "b.png": image, "c.jpg": image})
     (tmp_path / "c.jpg").unlink()
-    pool = _native.Pool(_native.Program([[_native.ImageFileFiller(None, recipe(v2.Resize((8, 8))), 0)]]), 0)
+    pool = pool_of(_native.ImageFileFiller(None, converting(v2.Resize((8, 8))), 0))
     number = fill(pool, 3, PIXELS, names)  # with no threads, all that is native is done when run_here() returns
     counted = {"open": 2, "read": 2, "decode": 1, "resize": 1, "convert": 1}
     assert samples(pool) == counted
@@ -170,8 +164,7 @@ def test_what_fails_and_what_python_decodes(tmp_path):
 
 def test_only_a_filler_of_images_takes_pixels(tmp_path):
     (tmp_path / "a.pt").write_bytes(b"nothing")
-    table = _native.PathTable(os.fsencode(tmp_path), b"a\0", b".pt", True)
-    pool = _native.Pool(_native.Program([[_native.TensorFileFiller(table)]]), 0)
+    pool = pool_of(_native.TensorFileFiller(table_of(tmp_path, "a")))
     fill(pool, 1, PIXELS)
     job = pool.take_python(False)
     assert job is not None
@@ -184,7 +177,7 @@ def test_seconds_are_those_of_the_threads(tmp_path, threads):
     noise = np.random.default_rng(0).integers(0, 256, (125, 500, 3), dtype=np.uint8)
     names = files(tmp_path, {"a.jpg": Image.fromarray(noise).resize((1000, 1000))})
     began = time.perf_counter()
-    pool = _native.Pool(_native.Program([[_native.ImageFileFiller(None, recipe(v2.Resize((8, 8))), 0)]]), threads)
+    pool = pool_of(_native.ImageFileFiller(None, converting(v2.Resize((8, 8))), 0), threads=threads)
     for _ in range(3):
         pool.retire(fill(pool, 4, PIXELS, names * 4))
     pool.close()
@@ -196,8 +189,7 @@ def test_seconds_are_those_of_the_threads(tmp_path, threads):
 
 
 def test_any_thread_may_look_while_others_work():
-    spec = _native.Spec("uint8", [16])
-    pool = _native.Pool(_native.Program([[_native.GatherFiller(np.zeros((4096, 16), np.uint8), spec)]]), 2)
+    pool = pool_of(gathering(4096), threads=2)
     stop = threading.Event()
     seen = [0]
 
@@ -208,7 +200,7 @@ def test_any_thread_may_look_while_others_work():
     looker = threading.Thread(target=look)
     looker.start()
     for _ in range(200):
-        pool.retire(fill(pool, 4096, spec))
+        pool.retire(fill(pool, 4096))
     stop.set()
     looker.join()
     assert seen == sorted(seen)

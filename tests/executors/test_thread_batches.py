@@ -14,7 +14,6 @@ from penstock.executors.buffers import Buffers
 from penstock.executors.collating import Build, layout_of
 from penstock.executors.workers import loading
 from penstock.executors.workers.loading import FetchedBatch, SampleRows
-from tests.sample_datasets import Made
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -45,14 +44,6 @@ def test_a_build_is_a_contiguous_stack(shape: tuple[int, ...]) -> None:
                 build.take(samples[:1], 0)
                 got = build.finish(list(range(count)))
                 assert torch.equal(got, wanted) and got.is_contiguous(), (given, first)
-
-
-def test_threads_make_contiguous_batches_as_torchs_workers_do() -> None:
-    clips = Made(lambda i: (tensor((2, 3, 4, 5), "last", i), i), 8)
-    ours = list(penstock.DataLoader(clips, 2, num_workers=2, worker_method="thread"))
-    theirs = list(tud.DataLoader(clips, 2, num_workers=1))
-    for got, wanted in zip(ours, theirs, strict=True):
-        assert torch.equal(got[0], wanted[0]) and got[0].stride() == wanted[0].stride()
 
 
 def test_a_batch_of_other_samples_ends_while_the_next_one_begins(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from penstock.executors.copies import LARGE, MANY, SCRATCH_BYTES, NotCopied, cop
 from penstock.executors.method import Choice
 from penstock.settings import Method
 from tests.same import assert_same
+from tests.sample_datasets import Opening
 
 THREADS: dict[str, Any] = {"num_workers": 3, "worker_method": "thread"}
 
@@ -57,25 +58,6 @@ meet = Meeting()  # found by its name: all threads use it
 
 def between() -> None:
     meet()
-
-
-class Opening(Sized):
-    """Opens its file at the first sample, and reads by seek and read."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.file: Any = None
-
-    def __getitem__(self, index: int) -> int:
-        if self.file is None:
-            self.file = self.path.open("rb", buffering=0)
-        self.file.seek(8 * index)
-        between()
-        return int.from_bytes(self.file.read(8), "little")
-
-    def __del__(self) -> None:
-        if self.file is not None:
-            self.file.close()
 
 
 class Flip:
@@ -149,8 +131,7 @@ class Scratch(Sized):
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 def test_a_file_that_is_opened_at_the_first_sample_is_each_threads_own(tmp_path: Path) -> None:
-    (tmp_path / "numbers").write_bytes(np.arange(48, dtype="<i8").tobytes())
-    dataset = Opening(tmp_path / "numbers")
+    dataset = Opening(tmp_path / "numbers", 48, between)
     assert torch.cat(list(penstock.DataLoader(dataset, 6, **THREADS))).tolist() == list(range(48))
     assert dataset.file is None
 
@@ -228,8 +209,7 @@ def test_what_cannot_be_copied_is_said_and_goes_to_processes(name: str, tmp_path
 def test_auto_goes_to_processes_once_the_loop_has_opened_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "numbers").write_bytes(np.arange(48, dtype="<i8").tobytes())
-    dataset = Opening(tmp_path / "numbers")
+    dataset = Opening(tmp_path / "numbers", 48, between)
     chosen = Choice(Method.THREAD, "threads: for the test")
     monkeypatch.setattr("penstock.executors.method.try_out", lambda *given, **more: chosen)
     loader = penstock.DataLoader(dataset, 12, num_workers=1, worker_method="auto")

@@ -112,6 +112,15 @@ def evenly(seconds: float) -> Callable[[int, int], float]:
     return lambda number, threads: seconds
 
 
+def slower(number: int, threads: int) -> float:
+    """Return what a loop needs for a batch whose threads take turns with the loop's own."""
+    return 0.02 * (1 + 0.03 * (threads - 1))
+
+
+def bursts(number: int, threads: int) -> float:
+    return 0.25 if number % 24 == 23 else 0.01
+
+
 def test_a_starved_loop_keeps_all_threads() -> None:
     loop = Simulated(evenly(0.04), evenly(0.001))
     assert loop.until(State.FROZEN) < 5
@@ -143,9 +152,6 @@ def test_threads_with_a_pace_of_their_own_are_not_made_fewer_for_that() -> None:
 
 
 def test_cores_are_left_to_a_loop_that_keeps_all_busy() -> None:
-    def slower(number: int, threads: int) -> float:
-        return 0.02 * (1 + 0.03 * (threads - 1))  # threads take turns with the loop's own
-
     loop = Simulated(evenly(0.01), slower)
     assert loop.until(State.FROZEN) < 10
     assert loop.setting.threads == 1
@@ -184,9 +190,6 @@ def test_a_store_that_takes_its_time_gets_all_threads() -> None:
 
 
 def test_bursts_get_more_batches_in_flight() -> None:
-    def bursts(number: int, threads: int) -> float:
-        return 0.25 if number % 24 == 23 else 0.01
-
     loop = Simulated(bursts, evenly(0.01), cpu=0.5)
     fixed = Simulated(bursts, evenly(0.01), cpu=0.5, batch_bytes=0)
     assert loop.until(State.FROZEN) < 30
@@ -197,9 +200,6 @@ def test_bursts_get_more_batches_in_flight() -> None:
 
 
 def test_depth_stays_within_its_part_of_the_memory() -> None:
-    def bursts(number: int, threads: int) -> float:
-        return 0.3 if number % 24 == 23 else 0.01
-
     loop = Simulated(bursts, evenly(0.01), cpu=0.5, room=8 * 10 * GIGABYTE, batch_bytes=GIGABYTE)
     loop.run(60)
     assert max(setting.in_flight or USUAL for setting in loop.settings) == 10
@@ -209,9 +209,6 @@ def test_depth_stays_within_its_part_of_the_memory() -> None:
 
 
 def test_memory_that_becomes_short_is_given_back() -> None:
-    def bursts(number: int, threads: int) -> float:
-        return 0.25 if number % 24 == 23 else 0.01
-
     loop = Simulated(bursts, evenly(0.01), cpu=0.5)
     loop.run(30)
     assert loop.depth > USUAL
@@ -223,9 +220,6 @@ def test_memory_that_becomes_short_is_given_back() -> None:
 
 def test_a_loop_that_changes_much_is_tuned_anew() -> None:
     making = [0.01]
-
-    def slower(number: int, threads: int) -> float:
-        return 0.02 * (1 + 0.03 * (threads - 1))
 
     loop = Simulated(lambda number, threads: making[0], slower)
     loop.until(State.FROZEN)

@@ -23,7 +23,6 @@ TRAIN = v1.Compose(
     [v1.RandomResizedCrop(20), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize([0.5] * 3, [2] * 3)]
 )
 SECOND = v2.Compose([v2.RandomCrop(20, padding=2), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
-METHODS = pytest.mark.parametrize(("workers", "method"), [(0, None), (2, None)], ids=["0", "2"])
 JPEGS, COUNT = 20, 26
 
 
@@ -120,12 +119,12 @@ def batches(kind: Any, dataset: Any, **named: Any) -> list[Any]:
     return list(kind(dataset, batch_size=5, shuffle=True, **named))
 
 
-@METHODS
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("transform", [TRAIN, SECOND], ids=["v1", "v2"])
 @pytest.mark.parametrize("kind", [Indexed, Named, Pairs, Loading, Half])
-def test_subclasses_that_call_the_method(folder, kind, transform, workers, method):
+def test_subclasses_that_call_the_method(folder, kind, transform, workers):
     dataset = kind(folder, transform)
-    ours = batches(penstock.DataLoader, dataset, num_workers=workers, worker_method=method)
+    ours = batches(penstock.DataLoader, dataset, num_workers=workers)
     assert_same(ours, batches(torch.utils.data.DataLoader, dataset, num_workers=workers))
 
 

@@ -68,9 +68,18 @@ class Pictures(Dataset[Any]):
         return Image.open(self.photos[index]).convert("RGB")
 
 
-def kinds(*classes: type) -> pytest.MarkDecorator:
-    """Parametrise `kind` with classes of datasets."""
-    return pytest.mark.parametrize("kind", classes, ids=lambda kind: kind.__name__)
+def kinds(*classes: Any, unseeded: tuple[Any, ...] = ()) -> pytest.MarkDecorator:
+    """Parametrise `kind` with classes of datasets; and `seed`, where some of them are compared without one only.
+
+    A class is skipped where a module that it names in `needs` is not installed.
+    """
+    given: list[Any] = []
+    for kind in (*classes, *unseeded):
+        missing = [name for name in getattr(kind, "needs", ()) if optional(name) is None]
+        marks = [pytest.mark.skip(reason=f"{name} is not installed") for name in missing]
+        values = (kind, 7 if kind in classes else None) if unseeded else (kind,)
+        given.append(pytest.param(*values, marks=marks, id=kind.__name__))
+    return pytest.mark.parametrize(("kind", "seed") if unseeded else "kind", given)
 
 
 def listed(samples: Iterable[Any]) -> list[Any]:
@@ -79,16 +88,10 @@ def listed(samples: Iterable[Any]) -> list[Any]:
 
 
 def optional(name: str) -> Any:
-    """Return a module, None where it is not installed; the classes that need it name it in `needs`."""
+    """Return a module, or None where it is not installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the package's own, which are not what is tested
         try:
             return importlib.import_module(name)
         except ImportError:
             return None
-
-
-def skip_without(kind: Any) -> None:
-    """Skip a test where a module that a class needs is not installed."""
-    for name in kind.needs:
-        pytest.importorskip(name, reason=f"{name} is not installed")

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from tests.own_datasets.conformance import assert_conforms, kinds, optional, skip_without
+from tests.own_datasets.conformance import assert_conforms, kinds, optional
 
 cv2, A = optional("cv2"), optional("albumentations")
 
@@ -78,13 +78,6 @@ class AlbumentationsPairs(Albumentations):
         return found["image"], found["mask"].long()
 
 
-@kinds(ReadByOpenCv, Decoded)
-def test_opencv(kind: Any, photos: list[Path], masks: list[Path]) -> None:
-    skip_without(kind)
-    assert_conforms(kind(photos, masks))
-
-
-@kinds(Albumentations, AlbumentationsPairs)
-def test_albumentations(kind: Any, photos: list[Path], masks: list[Path]) -> None:
-    skip_without(kind)
+@kinds(ReadByOpenCv, Decoded, Albumentations, AlbumentationsPairs)
+def test_opencv_and_albumentations(kind: Any, photos: list[Path], masks: list[Path]) -> None:
     assert_conforms(kind(photos, masks))

@@ -234,14 +234,10 @@ class FromArray(Photos):
 @kinds(
     Photos, LazyInWith, InMemory, SingleTransforms, Functional, Convolved, Jittered, Automatic, ReadImage, Folder,
     FromArray,
+    unseeded=(WithStatement, KeptHandle, SizeFirst, Operations, Draft, Thumbnail, Bytes, Grey, DecodeJpeg),
 )  # fmt: skip
-def test_random_images(kind: Any, photos: list[Path]) -> None:
-    assert_conforms(kind(photos))
-
-
-@kinds(WithStatement, KeptHandle, SizeFirst, Operations, Draft, Thumbnail, Bytes, Grey, DecodeJpeg)
-def test_images(kind: Any, photos: list[Path]) -> None:
-    assert_conforms(kind(photos), seed=None)
+def test_images(kind: Any, seed: int | None, photos: list[Path]) -> None:
+    assert_conforms(kind(photos), seed=seed)
 
 
 class Described(Photos):

@@ -19,7 +19,7 @@ from torchvision import transforms as T
 
 import penstock
 from penstock.testing import assert_same_as_torch
-from tests.own_datasets.conformance import assert_conforms, kinds, optional, skip_without
+from tests.own_datasets.conformance import assert_conforms, kinds, optional
 
 h5py, joblib, lmdb = optional("h5py"), optional("joblib"), optional("lmdb")
 TRANSFORM = T.Compose([T.RandomResizedCrop(16), T.RandomHorizontalFlip(), T.ToTensor()])
@@ -171,21 +171,13 @@ class LmdbKept(Lmdb):
         return TRANSFORM(Image.open(io.BytesIO(content)).convert("RGB"))
 
 
-@kinds(Store, Tar, Hdf5)
-def test_stores(kind: Any, tmp_path: Path, photos: list[Path]) -> None:
-    skip_without(kind)
-    assert_conforms(kind(tmp_path, photos))
-
-
-@kinds(Gzip, Pickles, Joblib, Hdf5EachTime)
-def test_stores_without_a_seed(kind: Any, tmp_path: Path, photos: list[Path]) -> None:
-    skip_without(kind)
-    assert_conforms(kind(tmp_path, photos), seed=None)
+@kinds(Store, Tar, Hdf5, unseeded=(Gzip, Pickles, Joblib, Hdf5EachTime))
+def test_stores(kind: Any, seed: int | None, tmp_path: Path, photos: list[Path]) -> None:
+    assert_conforms(kind(tmp_path, photos), seed=seed)
 
 
 @kinds(Lmdb, LmdbKept)
 def test_stores_that_a_process_opens_once(kind: Any, tmp_path: Path, photos: list[Path]) -> None:
-    skip_without(kind)
     assert_conforms(kind(tmp_path, photos), worker_methods=(None, "process"))
 
 
@@ -197,9 +189,9 @@ class OpenInInit(Hdf5):
         self.store = h5py.File(self.path, "r")
 
 
-def test_a_file_that_init_opens(tmp_path: Path, photos: list[Path]) -> None:
-    skip_without(OpenInInit)
-    dataset = OpenInInit(tmp_path, photos)
+@kinds(OpenInInit)
+def test_a_file_that_init_opens(kind: Any, tmp_path: Path, photos: list[Path]) -> None:
+    dataset = kind(tmp_path, photos)
     assert_conforms(dataset, worker_methods=(None, "process"), seed=None)
     with pytest.raises(penstock.InvalidOption, match="gives each thread a copy"):
         list(penstock.DataLoader(dataset, num_workers=2, worker_method="thread"))

@@ -156,14 +156,9 @@ class Joined(Numbered):
         return torch.full((4,), float(index))
 
 
-@kinds(DataClasses, OwnBatch, Padded, Callable_)
-def test_own_collation(kind: Any) -> None:
-    assert_conforms(kind(), collate_fn=kind.collate)
-
-
-@kinds(Optional, Plain, Packed, Joined)
-def test_own_collation_without_a_seed(kind: Any) -> None:
-    assert_conforms(kind(), collate_fn=kind.collate, seed=None)
+@kinds(DataClasses, OwnBatch, Padded, Callable_, unseeded=(Optional, Plain, Packed, Joined))
+def test_own_collation(kind: Any, seed: int | None) -> None:
+    assert_conforms(kind(), collate_fn=kind.collate, seed=seed)
 
 
 REFUSED: dict[str, Callable[[int], Any]] = {

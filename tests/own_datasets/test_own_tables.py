@@ -15,7 +15,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 from torchvision import transforms as T
 
-from tests.own_datasets.conformance import assert_conforms, kinds, listed, optional, skip_without
+from tests.own_datasets.conformance import assert_conforms, kinds, listed, optional
 
 pandas = optional("pandas")
 TRANSFORM = T.Compose([T.RandomResizedCrop(16), T.ToTensor()])
@@ -97,9 +97,9 @@ class Database(Dataset):
         return torch.frombuffer(bytearray(data), dtype=torch.float32), label
 
 
-@kinds(Rows, JsonLines, Database)
-def test_tables(kind: Any, table: Path) -> None:
-    assert_conforms(kind(table), seed=7 if kind is Rows else None)
+@kinds(Rows, unseeded=(JsonLines, Database))
+def test_tables(kind: Any, seed: int | None, table: Path) -> None:
+    assert_conforms(kind(table), seed=seed)
 
 
 class Frame(Dataset):
@@ -140,13 +140,7 @@ class Groups(Frame):
 
 @kinds(Frame, Columns)
 def test_frames(kind: Any, table: Path) -> None:
-    skip_without(kind)
     assert_conforms(kind(table))
-
-
-def test_groups_of_rows(table: Path) -> None:
-    skip_without(Groups)
-    assert_conforms(Groups(table), collate_fn=listed, seed=None)
 
 
 class RowsThemselves(Frame):
@@ -154,6 +148,6 @@ class RowsThemselves(Frame):
         return self.frame.iloc[index], self.frame.iloc[[index]]
 
 
-def test_rows_as_samples(table: Path) -> None:
-    skip_without(RowsThemselves)
-    assert_conforms(RowsThemselves(table), collate_fn=listed, seed=None)
+@kinds(Groups, RowsThemselves)
+def test_rows_as_samples(kind: Any, table: Path) -> None:
+    assert_conforms(kind(table), collate_fn=listed, seed=None)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torchvision import transforms as v1
@@ -14,23 +12,27 @@ from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights
 from torchvision.models.segmentation import FCN_ResNet50_Weights
 from torchvision.transforms import v2
 
-import penstock._native as _native
-from penstock.hooks import calls
-from penstock.recipe import choosing, compose_hook, keyed_methods
+from penstock.recipe import choosing, keyed_methods
 from penstock.recipe.effects import draws_alike, magnitudes_alike, reproduced
 from penstock.recipe.prefix import read_prefix
-from penstock.recipe.reader import read
-from penstock.recipe.recipe import Recipe
-from penstock.recipe.steps import Refusal
-from tests.pictures import picture
-from tests.same import assert_same
+from tests.recipe.against_torchvision import (
+    GENERATIONS,
+    MEAN,
+    MODES,
+    STD,
+    assert_as_torchvision,
+    first_run,
+    natively,
+    of_sample,
+    picture,
+    recipe_of,
+    refusal_of,
+)
 
 pytestmark = [pytest.mark.native, pytest.mark.filterwarnings("ignore:The transform `ToTensor")]
 
-GENERATIONS = pytest.mark.parametrize("t", [v1, v2], ids=["v1", "v2"])
-MODES = pytest.mark.parametrize("mode", ["RGB", "L"])
 SIZES = [(37, 50), (32, 32), (2, 3), (1, 1), (5, 70)]
-MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+
 MODE = v2.InterpolationMode
 
 AUGMENTATIONS = {
@@ -81,34 +83,6 @@ AUGMENTATIONS = {
 }
 
 
-def outcome(transform: Any, image: Any, seed: int) -> Any:
-    """Return what a transform gives or raises, and torch's generator after it."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    try:
-        value = transform(image)
-    except Exception as error:
-        value = (type(error), str(error))
-    return value, torch.cat([torch.get_rng_state(), torch.tensor(random.getstate()[1]) % 256])
-
-
-def assert_as_torchvision(transform: Any, image: Any, seeds: range) -> None:
-    """Compare results and torch's generator after them: as in a dataset of the user's, and by torchvision."""
-    for seed in seeds:
-        with calls.natively():
-            found, after = outcome(transform, image.copy(), seed)
-        wanted, wanted_after = outcome(transform, image.copy(), seed)
-        assert_same(found, wanted)
-        assert torch.equal(after, wanted_after), f"the generator after seed {seed}"
-
-
-def native_runs(compose: Any) -> int:
-    """Return how many of the first transforms of a Compose were run together, natively."""
-    known = compose_hook._entries[id(compose)].known
-    runs = {} if known is None else known._runs
-    return max((run.length for (begin, *_), run in runs.items() if run is not None and begin == 0), default=0)
-
-
 def test_the_installed_pillow_and_torch_are_reproduced() -> None:
     effects = "brightness contrast saturation sharpness hue posterize solarize invert autocontrast equalize grayscale"
     for effect in (*effects.split(), "affine nearest", "affine bilinear", "affine bicubic"):
@@ -124,7 +98,7 @@ def test_a_dataset_of_the_users_gets_torchvisions_pixels_and_draws(t: Any, mode:
     compose = t.Compose([AUGMENTATIONS[name](t), t.PILToTensor()])
     for size in SIZES:
         assert_as_torchvision(compose, picture(*size, mode), range(4))
-    assert native_runs(compose) == 2
+    assert first_run(compose) == 2
 
 
 @GENERATIONS
@@ -161,10 +135,8 @@ def reference(t: Any) -> Any:
 def test_the_reference_recipe_is_native_from_end_to_end(t: Any) -> None:
     compose = reference(t)
     assert_as_torchvision(compose, picture(70, 90), range(40))
-    assert native_runs(compose) == 7
-    recipe = read(compose, mode="RGB")
-    assert isinstance(recipe, Recipe)
-    assert recipe.shape == (3, 30, 30)
+    assert first_run(compose) == 7
+    assert recipe_of(compose).shape == (3, 30, 30)
 
 
 @GENERATIONS
@@ -175,7 +147,7 @@ def test_random_erasing_gives_its_value(t: Any, value: Any, scaled: bool) -> Non
     erasing = t.RandomErasing(0.8, (0.02, 0.9), (0.2, 5.0), value)
     compose = t.Compose([t.Resize(20), *conversion, erasing, t.ConvertImageDtype(torch.float64)])
     assert_as_torchvision(compose, picture(40, 30), range(20))
-    assert native_runs(compose) == len(compose.transforms)
+    assert first_run(compose) == len(compose.transforms)
 
 
 @pytest.mark.parametrize(
@@ -185,34 +157,25 @@ def test_random_erasing_gives_its_value(t: Any, value: Any, scaled: bool) -> Non
 )
 def test_the_preprocessing_of_weights_is_native(weights: Any) -> None:
     preset = weights.transforms()
-    for mode in ("RGB", "L") if "FCN" not in str(weights) else ("RGB",):
-        recipe = read(preset, mode=mode)
-        if mode == "L":
-            assert isinstance(recipe, Refusal)  # three means for one channel
-            continue
-        assert isinstance(recipe, Recipe), recipe
-        image = picture(300, 401, mode)
-        expected = preset(image)
-        content, shape = _native.run_recipe(recipe.native, np.array(image), 0, 0, 0, 0)
-        assert torch.equal(torch.frombuffer(bytearray(content), dtype=recipe.dtype).reshape(shape), expected)
-        assert_as_torchvision(v1.Compose([preset]), image, range(1))
+    if "FCN" not in str(weights):
+        refusal_of(preset, "L")  # three means for one channel
+    image = picture(300, 401)
+    assert torch.equal(of_sample(recipe_of(preset), image, 0, 0, 0, 0), preset(image))
+    assert_as_torchvision(v1.Compose([preset]), image)
 
 
 def test_the_preprocessing_of_detectors_is_native() -> None:
     preset = FasterRCNN_ResNet50_FPN_Weights.DEFAULT.transforms()
-    assert isinstance(read(preset, mode="RGB"), Recipe)
-    assert_as_torchvision(v1.Compose([preset]), picture(30, 41), range(1))
+    recipe_of(preset)
+    assert_as_torchvision(v1.Compose([preset]), picture(30, 41))
 
 
 # ---- the native core's own draws, for a known dataset ----
 
 
-def of_sample(transform: Any, image: Any, sample: int) -> torch.Tensor:
+def drawn(transform: Any, image: Any, sample: int) -> torch.Tensor:
     """Return what the native core makes of the image as that sample."""
-    recipe = read(transform, mode=image.mode)
-    assert isinstance(recipe, Recipe), recipe
-    content, shape = _native.run_recipe(recipe.native, np.array(image), 3, 1, sample, sample)
-    return torch.frombuffer(bytearray(content), dtype=recipe.dtype).reshape(shape)
+    return of_sample(recipe_of(transform, image.mode), image, 3, 1, sample, sample)
 
 
 @GENERATIONS
@@ -232,28 +195,22 @@ def test_torchvision_draws_for_a_keyed_sample_what_the_native_core_draws(t: Any,
         before = torch.get_rng_state()
         with keyed_methods.of_sample(3, 1, sample, sample):
             wanted = compose(image)
-        with keyed_methods.of_sample(3, 1, sample, sample), calls.natively():
-            found = compose(image)
+        with keyed_methods.of_sample(3, 1, sample, sample):
+            found = natively(compose, image)
         assert torch.equal(torch.get_rng_state(), before)
         assert torch.equal(found, wanted)
         if name not in ("blur", "blurred", "deit") and "perspective" not in name:
-            assert torch.equal(of_sample(compose, image, sample), wanted)
+            assert torch.equal(drawn(compose, image, sample), wanted)
 
 
 @GENERATIONS
 def test_samples_draw_apart(t: Any) -> None:
     image = picture(40, 40)
     transform = t.Compose([t.ColorJitter(0.5, 0.5, 0.5, 0.5), t.ToTensor()])
-    assert len({of_sample(transform, image, sample).numpy().tobytes() for sample in range(40)}) == 40
+    assert len({drawn(transform, image, sample).numpy().tobytes() for sample in range(40)}) == 40
 
 
 # ---- what stays Python's ----
-
-
-def refusal_of(transform: Any, mode: str = "RGB") -> str:
-    found = read(transform, mode=mode)
-    assert isinstance(found, Refusal), found
-    return f"{found.what}: {found.why}"
 
 
 @GENERATIONS
@@ -272,18 +229,18 @@ def test_what_is_not_reproduced_is_left_to_torchvision(t: Any) -> None:
         (t.AugMix(), "does not know"),
     ):
         compose = t.Compose([t.Resize(20), step, t.ToTensor()])
-        assert why in refusal_of(compose)
-    assert "PIL images alone" in refusal_of(t.Compose([t.PILToTensor(), t.ColorJitter(0.1)]))
-    assert "a number for each pixel" in refusal_of(t.Compose([t.ToTensor(), t.RandomErasing(value="random")]))
-    assert "after RandomErasing" in refusal_of(t.Compose([t.ToTensor(), t.RandomErasing(), t.CenterCrop(8)]))
+        assert why in str(refusal_of(compose))
+    assert "PIL images alone" in str(refusal_of(t.Compose([t.PILToTensor(), t.ColorJitter(0.1)])))
+    assert "a number for each pixel" in str(refusal_of(t.Compose([t.ToTensor(), t.RandomErasing(value="random")])))
+    assert "after RandomErasing" in str(refusal_of(t.Compose([t.ToTensor(), t.RandomErasing(), t.CenterCrop(8)])))
 
 
 def test_a_replaced_method_is_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     transform = v1.Compose([v1.TrivialAugmentWide(), v1.ToTensor()])
-    assert isinstance(read(transform, mode="RGB"), Recipe)
+    recipe_of(transform)
     with monkeypatch.context() as patched:
         patched.setattr(v1.TrivialAugmentWide, "forward", lambda self, image: image)
-        assert "forward" in refusal_of(transform)
+        assert "forward" in str(refusal_of(transform))
         assert_as_torchvision(transform, picture(20, 20), range(4))
 
 
@@ -292,15 +249,15 @@ def test_changes_between_two_images_are_noticed(t: Any) -> None:
     jitter, inner = t.ColorJitter(0.5), t.RandomApply([t.RandomInvert(1.0)], 1.0)
     compose = t.Compose([jitter, inner, t.PILToTensor()])
     image = picture(20, 30)
-    assert_as_torchvision(compose, image, range(3))
-    jitter.brightness = (2.0, 2.0)
-    assert_as_torchvision(compose, image, range(3))
-    inner.transforms[0].p = 0.0
-    assert_as_torchvision(compose, image, range(3))
-    inner.transforms.append(t.RandomPosterize(1, 1.0))
-    assert_as_torchvision(compose, image, range(3))
-    inner.transforms = [t.Grayscale(3)]
-    assert_as_torchvision(compose, image, range(3))
+    for change in (
+        lambda: None,
+        lambda: setattr(jitter, "brightness", (2.0, 2.0)),
+        lambda: setattr(inner.transforms[0], "p", 0.0),
+        lambda: inner.transforms.append(t.RandomPosterize(1, 1.0)),
+        lambda: setattr(inner, "transforms", [t.Grayscale(3)]),
+    ):
+        change()
+        assert_as_torchvision(compose, image, range(3))
 
 
 def test_a_prefix_ends_at_the_first_step_that_is_pythons() -> None:
@@ -313,14 +270,14 @@ def test_order_of_the_second_generation() -> None:
     parts = [v2.RandomInvert(0.5), v2.RandomSolarize(90, 0.5), v2.ColorJitter(0.5)]
     compose = v2.Compose([v2.RandomOrder(parts), v2.PILToTensor()])
     assert_as_torchvision(compose, picture(20, 30), range(12))
-    assert native_runs(compose) == 2
+    assert first_run(compose) == 2
 
 
 @GENERATIONS
 def test_choices_within_others_are_torchvisions(t: Any) -> None:
     inner = t.RandomChoice([t.RandomInvert(0.5), t.ColorJitter(0.5)])
     compose = t.Compose([t.RandomApply([inner], 0.8), t.PILToTensor()])
-    assert "drawn by Python" in refusal_of(compose)
+    assert "drawn by Python" in str(refusal_of(compose))
     assert_as_torchvision(compose, picture(20, 30), range(6))
     crops = t.Compose([t.RandomChoice([t.RandomCrop(9), t.RandomResizedCrop(9)]), t.PILToTensor()])
     assert_as_torchvision(crops, picture(20, 30), range(6))
@@ -342,5 +299,5 @@ def test_the_weights_of_a_choice(t: Any) -> None:
     compose = t.Compose([t.RandomChoice([t.RandomInvert(1.0), t.RandomGrayscale(0.0)], p=[3, 1]), t.PILToTensor()])
     image = picture(8, 8)
     plain = v1.functional.pil_to_tensor(image)
-    same = sum(torch.equal(of_sample(compose, image, sample), plain) for sample in range(400))
+    same = sum(torch.equal(drawn(compose, image, sample), plain) for sample in range(400))
     assert 60 < same < 140

@@ -22,14 +22,6 @@ def recipe(batch):
     return mix(*default_collate(batch))
 
 
-def by_attributes(batch):
-    return torch.utils.data.default_collate(batch)
-
-
-def other_name(samples):
-    return from_dataloader(samples)
-
-
 def rebinding(batch):
     batch = default_collate(batch)
     batch[0] = batch[0].flip(-1)
@@ -56,10 +48,6 @@ class Collator:
         return default_collate(batch)
 
 
-def with_prefix(prefix, batch):
-    return prefix, default_collate(batch)
-
-
 def closure():
     collate, cut = default_collate, mix
 
@@ -71,20 +59,16 @@ def closure():
 
 HANDING_ON = {
     "the recipe": recipe,
-    "by attributes": by_attributes,
-    "another name": other_name,
+    "by attributes": lambda batch: torch.utils.data.default_collate(batch),
+    "another name": lambda samples: from_dataloader(samples),
     "rebinding": rebinding,
     "lambda": lambda batch: mix(*default_collate(batch)),
     "callable object": Collator(),
     "method": Collator().method,
     "static method": Collator.static,
-    "partial": functools.partial(with_prefix, 1),
+    "partial": functools.partial(lambda prefix, batch: (prefix, default_collate(batch)), 1),
     "closure": closure(),
 }
-
-
-def looks(batch):
-    return default_collate(batch), len(batch)
 
 
 def keeps(batch, kept=[]):  # noqa: B006
@@ -92,30 +76,10 @@ def keeps(batch, kept=[]):  # noqa: B006
     return default_collate(batch)
 
 
-def part(batch):
-    return default_collate(batch[1:])
-
-
-def changes(batch):
-    return default_collate([(image * 2, label) for image, label in batch])
-
-
-def by_name(batch):
-    return default_collate(batch=batch)  # type: ignore[call-arg]
-
-
-def through_another(batch):
-    return recipe(batch)
-
-
 def late_rebinding(batch):
     for _ in range(2):
         batch = default_collate(batch)
     return batch
-
-
-def twice(batch):
-    return default_collate(batch), default_collate(batch)
 
 
 def again(batch, *, often=False):
@@ -132,14 +96,6 @@ def looped(batch):
             return found
 
 
-def own_variables(batch):
-    return default_collate(batch), locals()
-
-
-def captured(batch):
-    return default_collate(batch), (lambda: batch)
-
-
 def generator(batch):
     yield default_collate(batch)
 
@@ -151,45 +107,33 @@ def guarded(batch):
         return batch
 
 
-def any_arguments(*batch):
-    return default_collate(*batch)
-
-
 def own(batch):
     default_collate = list
     return default_collate(batch)
-
-
-def without(batch):
-    return None
-
-
-def bound(batch, prefix):
-    return prefix, default_collate(batch)
 
 
 OTHERS = {
     "the samples": lambda batch: batch,
     "something else": lambda batch: mix(batch),
     "in branches": in_branches,
-    "looks": looks,
+    "looks": lambda batch: (default_collate(batch), len(batch)),
     "keeps": keeps,
-    "a part": part,
-    "changes": changes,
-    "by name": by_name,
-    "through another": through_another,
+    "a part": lambda batch: default_collate(batch[1:]),
+    "changes": lambda batch: default_collate([(image * 2, label) for image, label in batch]),
+    "by name": lambda batch: default_collate(batch=batch),  # type: ignore[call-arg]
+    "through another": lambda batch: recipe(batch),
     "a loop": late_rebinding,
     "a loop of calls": looped,
-    "twice": twice,
+    "twice": lambda batch: (default_collate(batch), default_collate(batch)),
     "perhaps twice": again,
-    "its variables": own_variables,
-    "captured": captured,
+    "its variables": lambda batch: (default_collate(batch), locals()),
+    "captured": lambda batch: (default_collate(batch), (lambda: batch)),
     "generator": generator,
     "guarded": guarded,
-    "any arguments": any_arguments,
+    "any arguments": lambda *batch: default_collate(*batch),
     "its own name": own,
-    "without": without,
-    "batch bound": functools.partial(bound, batch=[]),
+    "without": lambda batch: None,
+    "batch bound": functools.partial(lambda batch, prefix: (prefix, default_collate(batch)), batch=[]),
     "built in": list,
     "default_collate": None,
 }

@@ -13,28 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock
-from penstock.hooks import calls
 from penstock.recipe import compose_hook as composed
 from penstock.recipe.known_transforms import KnownTransforms
+from tests.recipe.against_torchvision import natively, picture
 from tests.same import assert_same, assert_same_outcome
 
 pytestmark = pytest.mark.native
-
-
-def picture(width: int = 30, height: int = 24) -> Image.Image:
-    return Image.fromarray(np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8))
-
-
-def natively(transform: Any, image: Any) -> Any:
-    with calls.natively():
-        return transform(image)
 
 
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:

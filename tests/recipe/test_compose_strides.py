@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageFile
@@ -15,19 +14,12 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock._native as _native
-from penstock.hooks import calls
-from penstock.recipe import compose_hook as composed
 from penstock.recipe.known_transforms import Debt
-from tests.same import assert_same
+from tests.recipe.against_torchvision import assert_as_torchvision, natively, picture, runs
 
 pytestmark = [pytest.mark.native, pytest.mark.filterwarnings("ignore:The transform `ToTensor")]
 
 SIZES = [(20, 17), (12, 12), (16, 20), (14, 12), (1, 1), (13, 1)]
-
-
-def picture(width: int, height: int, mode: str = "RGB") -> Image.Image:
-    pixels = np.random.default_rng(width * height).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(pixels if mode == "RGB" else pixels[..., 0])
 
 
 def parts(generation: Any) -> dict[str, Callable[[], Any]]:
@@ -63,23 +55,6 @@ CONVERSIONS: dict[str, tuple[Any, Callable[[], Any]]] = {
 }
 
 
-def assert_as_torchvision(transform: Any, image: Image.Image, seed: int) -> None:
-    torch.manual_seed(seed)
-    try:
-        wanted = transform(image)
-    except Exception as error:
-        torch.manual_seed(seed)
-        with calls.natively(), pytest.raises(type(error)):
-            transform(image)
-        return
-    after = torch.rand(1)
-    torch.manual_seed(seed)
-    with calls.natively():
-        found = transform(image)
-    assert_same(found, wanted)
-    assert torch.equal(torch.rand(1), after)
-
-
 ORDERS = [
     (name, order)
     for name, (generation, _) in CONVERSIONS.items()
@@ -102,7 +77,7 @@ def test_orders_of_known_transforms(conversion: str, mode: str) -> None:
         for size in SIZES:
             for seed in (1, 2) if len(order) > 1 else (1, 2, 3):  # what one has taught is used by the next
                 try:
-                    assert_as_torchvision(transform, picture(*size, mode), seed)
+                    assert_as_torchvision(transform, picture(*size, mode), [seed])
                 except AssertionError as error:
                     raise AssertionError(f"{conversion}, {order}, size {size}, {mode}, seed {seed}") from error
 
@@ -115,7 +90,7 @@ def test_before_and_after_the_conversion(generation: Any) -> None:
         transform = generation.Compose([make[before](), convert(), make[after]()])
         Debt.images = 0
         for size, seed in itertools.product(SIZES[:3], (1, 2)):
-            assert_as_torchvision(transform, picture(*size), seed)
+            assert_as_torchvision(transform, picture(*size), [seed])
 
 
 @pytest.mark.parametrize("conversion", list(CONVERSIONS))
@@ -123,7 +98,7 @@ def test_tensors(conversion: str) -> None:
     generation, convert = CONVERSIONS[conversion]
     for make in parts(generation).values():
         transform = generation.Compose([make()])
-        assert_as_torchvision(transform, convert()(picture(20, 17)), 1)
+        assert_as_torchvision(transform, convert()(picture(20, 17)))
 
 
 def test_the_usual_pipeline_of_version_2_is_native() -> None:
@@ -146,17 +121,14 @@ def test_the_usual_pipeline_of_version_2_is_native() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_native, "transform_image", counted)
         for seed in range(40):
-            assert_as_torchvision(transform, picture(40 + seed % 5, 50), seed)
+            assert_as_torchvision(transform, picture(40 + seed % 5, 50), [seed])
     assert len(calls) > 20
 
 
 def test_a_crop_after_the_conversion_leaves_what_is_before_it_native() -> None:
     transform = v1.Compose([v1.RandomResizedCrop(20), v1.ToTensor(), v1.RandomCrop(12)])
-    with calls.natively():
-        transform(picture(40, 30))
-    known = composed._entries[id(transform)].known
-    assert known is not None
-    assert [(key[0], run.length) for key, run in known._runs.items() if run is not None] == [(0, 2)]
+    natively(transform, picture(40, 30))
+    assert runs(transform) == [(0, 2)]
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
@@ -224,8 +196,7 @@ def test_images_that_nothing_is_done_to(name: str, mode: str, generation: Any) -
         torch.manual_seed(2)
         wanted = transform(theirs)
         torch.manual_seed(2)
-        with calls.natively():
-            found = transform(ours)
+        found = natively(transform, ours)
         assert seen(found, ours) == seen(wanted, theirs)
         assert isinstance(found, ImageFile.ImageFile) == isinstance(wanted, ImageFile.ImageFile)
         found.putpixel((0, 0), 77 if found.mode == "L" else (1, 2, 3))
@@ -245,7 +216,6 @@ def test_transforms_of_a_programs_own_see_the_file(generation: Any) -> None:
 
     transform = generation.Compose([generation.Resize(16), v1.Lambda(look), generation.Resize(8), v1.Lambda(look)])
     transform(opened())
-    with calls.natively():
-        transform(opened())
+    natively(transform, opened())
     assert names[:2] == names[2:]
     assert names[0] == ("JpegImageFile", "one.jpg", [1])

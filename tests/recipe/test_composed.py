@@ -20,43 +20,14 @@ from torchvision.transforms import v2
 
 import penstock
 import penstock._native as _native
-from penstock.hooks import calls
-from penstock.recipe import compose_hook as composed
 from penstock.recipe import torchvision
-from tests.same import assert_same, seeded_outcome
+from tests.recipe.against_torchvision import MEAN, STD, assert_as_torchvision, natively, picture, runs
+from tests.same import assert_same
 from tests.waiting import run_in_threads
 
 pytestmark = pytest.mark.native
 
 BICUBIC = v2.InterpolationMode.BICUBIC
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-def picture(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
-    channels = {"RGB": 3, "L": 1, "RGBA": 4}[mode]
-    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
-    image = Image.fromarray(pixels.squeeze(2) if channels == 1 else pixels)
-    image.info = {"comment": b"of the file"}
-    return image
-
-
-def natively(transform: Any, image: Any) -> Any:
-    with calls.natively():
-        return transform(image)
-
-
-def assert_as_torchvision(transform: Any, image: Any) -> None:
-    found, after = seeded_outcome(lambda: natively(transform, image))
-    wanted, wanted_after = seeded_outcome(lambda: transform(image))
-    assert_same(found, wanted)
-    assert after == wanted_after
-
-
-def runs(compose: Any) -> list[tuple[int, int]]:
-    """Return (where, how many) of the native runs of a Compose so far."""
-    entry = composed._entries.get(id(compose))
-    known = None if entry is None else entry.known
-    return [] if known is None else [(key[0], run.length) for key, run in known._runs.items() if run is not None]
 
 
 COLOURS = {
@@ -226,12 +197,9 @@ def test_an_image_that_is_not_loaded_yet(tmp_path: Any) -> None:
     path = tmp_path / "whole.jpg"
     picture(64, 48).save(path)
     compose = v1.Compose([v1.RandomResizedCrop(20), v1.ToTensor()])
-    found, _ = seeded_outcome(lambda: natively(compose, Image.open(path)))
-    wanted, _ = seeded_outcome(lambda: compose(Image.open(path)))
-    assert_same(found, wanted)
-    cut = io.BytesIO(path.read_bytes()[:700])
-    found, _ = seeded_outcome(lambda: natively(compose, Image.open(cut)))
-    assert found[0] is OSError and "truncated" in found[1]
+    assert_as_torchvision(compose, lambda: (Image.open(path),))
+    with pytest.raises(OSError, match="truncated"):
+        natively(compose, Image.open(io.BytesIO(path.read_bytes()[:700])))
 
 
 class Mine(Image.Image):
@@ -249,28 +217,21 @@ def test_images_of_a_class_of_ones_own() -> None:
 
 
 def test_several_inputs_are_torchvisions() -> None:
-    compose = v2.Compose([v2.RandomHorizontalFlip(), v2.ToImage()])
-    image, other = picture(20, 10), picture(20, 10, seed=1)
-    found, _ = seeded_outcome(lambda: natively(lambda given: compose(*given), (image, other)))
-    wanted, _ = seeded_outcome(lambda: compose(image, other))
-    for one, two in zip(found, wanted, strict=True):
-        assert_same(one, two)
+    inputs = picture(20, 10), picture(20, 10, seed=1)
+    assert_as_torchvision(v2.Compose([v2.RandomHorizontalFlip(), v2.ToImage()]), lambda: inputs)
 
 
 def test_many_threads_at_once() -> None:
     compose = v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.ToTensor(), v1.Normalize(MEAN, STD)])
     images = [picture(90, 50 + number, seed=number) for number in range(16)]
-    wanted = [compose(image) for image in images]
     found: list[Any] = [None] * 16
 
     def work(begin: int) -> None:
-        for _ in range(20):
-            for number in range(begin, 16, 4):
-                found[number] = natively(compose, images[number])
+        for number in [*range(begin, 16, 4)] * 20:
+            found[number] = natively(compose, images[number])
 
     run_in_threads(4, work)
-    for one, two in zip(found, wanted, strict=True):
-        assert_same(one, two)
+    assert_same(found, [compose(image) for image in images])
 
 
 class Photos(Dataset[Any]):
@@ -312,8 +273,7 @@ def test_with_a_seed_any_number_of_workers_gives_the_same(tmp_path: Any) -> None
         [images for images, _ in penstock.DataLoader(dataset, batch_size=4, shuffle=True, num_workers=workers, seed=3)]
         for workers in (0, 1, 2)
     )
-    for other in others:
-        assert_same(other, first)
+    assert_same(others, [first, first])
 
 
 def test_threads_run_it_natively(tmp_path: Any) -> None:

@@ -17,6 +17,7 @@ from torchvision import transforms as v1
 import penstock
 import penstock._native as _native
 from penstock.recipe import jpeg_pixels
+from tests.photos import photo_files
 from tests.same import assert_same
 
 pytestmark = pytest.mark.native
@@ -31,11 +32,7 @@ def _looked_at_anew() -> Iterator[None]:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    (tmp_path / "one").mkdir()
-    for number in range(4):
-        pixels = np.random.default_rng(number).integers(0, 256, (30, 24, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "one" / f"{number}.jpg")
-    return tmp_path
+    return photo_files(tmp_path, 4, (24, 31))
 
 
 def loaders(folder: Path, kind: Any, assisted: bool) -> tuple[Any, Any]:

@@ -11,30 +11,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from penstock.hooks import calls
-from penstock.recipe import compose_hook as composed
 from penstock.recipe.sample_run import SampleRun
-from tests.same import assert_same, seeded_outcome
+from tests.recipe.against_torchvision import MEAN, STD, assert_as_torchvision, natively, picture, runs
 
 pytestmark = pytest.mark.native
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 IMAGE, MASK = tv_tensors.Image, tv_tensors.Mask
 KEYPOINTS: Any = getattr(tv_tensors, "KeyPoints", None)
-
-
-def picture(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
-    shape = (height, width, 3) if mode == "RGB" else (height, width)
-    pixels = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
-    image = Image.fromarray(pixels)
-    if mode == "P":
-        image = image.quantize(16)
-    return image
 
 
 def mask(width: int, height: int, count: int = 1) -> Any:
@@ -124,25 +111,6 @@ TRANSFORMS: dict[str, Callable[[], list[Any]]] = {
 }
 
 
-def natively(transform: Any, *inputs: Any) -> Any:
-    with calls.natively():
-        return transform(*inputs)
-
-
-def assert_as_torchvision(transform: Any, make: Callable[[], tuple[Any, ...]]) -> None:
-    found, after = seeded_outcome(lambda: natively(transform, *make()))
-    wanted, wanted_after = seeded_outcome(lambda: transform(*make()))
-    assert_same(found, wanted)
-    assert after == wanted_after
-
-
-def runs(compose: Any) -> list[tuple[int, int]]:
-    """Return (where, how many) of the native runs of samples that a Compose has had."""
-    entry = composed._entries.get(id(compose))
-    known = None if entry is None else entry.known
-    return [] if known is None else [(key[0], one.length) for key, one in known._runs.items() if type(one) is SampleRun]
-
-
 @pytest.mark.parametrize("sample", SAMPLES)
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.filterwarnings("ignore")
@@ -162,7 +130,7 @@ def test_the_same_as_torchvision(name: str, sample: str) -> None:
 def test_all_is_run_at_once(name: str, expected: tuple[int, int]) -> None:
     compose = v2.Compose(TRANSFORMS[name]())
     natively(compose, *SAMPLES["detection"](70, 60))
-    assert runs(compose) == [expected]
+    assert runs(compose, SampleRun) == [expected]
 
 
 def test_the_sample_that_was_given_stays_as_it_was() -> None:
@@ -188,7 +156,7 @@ def test_values_of_classes_of_ones_own_are_torchvisions() -> None:
 
     compose = v2.Compose(TRANSFORMS["segmentation"]())
     natively(compose, picture(50, 40), mask(50, 40).as_subclass(Own))
-    assert runs(compose) == []
+    assert runs(compose, SampleRun) == []
 
 
 def test_a_mask_whose_flip_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,10 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 
 import penstock
-from penstock.hooks import calls
-from penstock.recipe import compose_hook, timm_transforms
-from penstock.recipe.reader import read
-from penstock.recipe.recipe import Recipe
-from penstock.recipe.steps import Refusal
+from penstock.recipe import timm_transforms
 from tests.filled_batches import batches, save_pictures
-from tests.pictures import picture
+from tests.recipe.against_torchvision import assert_as_torchvision as assert_as_timm
+from tests.recipe.against_torchvision import first_run, picture, recipe_of, refusal_of
 from tests.same import assert_same
 
 pytestmark = pytest.mark.native
@@ -56,43 +52,12 @@ def train(size: int = 24, **named: Any) -> Any:
     return timm_data.create_transform(size, is_training=True, **named)
 
 
-def states() -> list[Any]:
-    numbers: Any = np.random.get_state()
-    return [torch.get_rng_state().tolist(), random.getstate(), [str(part) for part in numbers], numbers[1].sum()]
-
-
-def outcome(transform: Any, image: Any, seed: int) -> Any:
-    """Return what a transform gives or raises, and the global generators after it."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)
-    try:
-        value = transform(image)
-    except ValueError as error:  # Pillow keeps one bit at least, timm asks for none
-        value = str(error)
-    return value, states()
-
-
-def assert_as_timm(transform: Any, image: Any, seeds: range) -> None:
-    for seed in seeds:
-        with calls.natively():
-            found = outcome(transform, image.copy(), seed)
-        assert_same(found, outcome(transform, image.copy(), seed))
-
-
-def native_runs(compose: Any) -> int:
-    """Return how many of the first transforms of a Compose were run together, natively."""
-    known = compose_hook._entries[id(compose)].known
-    runs = {} if known is None else known._runs
-    return max((run.length for (begin, *_), run in runs.items() if run is not None and begin == 0), default=0)
-
-
 @pytest.mark.parametrize("name", TRAIN)
 def test_training_gets_timms_pixels_and_draws(name):
     compose = train(**TRAIN[name])
     assert_as_timm(compose, picture(60, 70), range(60))
     own = [step for step in compose.transforms if type(step).__name__ == "RandomErasing"]
-    assert native_runs(compose) == len(compose.transforms) - len(own)
+    assert first_run(compose) == len(compose.transforms) - len(own)
 
 
 @pytest.mark.parametrize("operation", automatic.NAME_TO_OP)
@@ -101,7 +66,7 @@ def test_each_operation_is_exact(operation, magnitude):
     ops = [automatic.AugmentOp(operation, 1.0, magnitude, {"magnitude_std": 2.0, "translate_const": 20})]
     compose = type(train())([automatic.RandAugment(ops, 2), train().transforms[-2]])
     assert_as_timm(compose, picture(31, 43), range(8))
-    assert native_runs(compose) == (0 if operation.startswith("GaussianBlur") else 2)
+    assert first_run(compose) == (0 if operation.startswith("GaussianBlur") else 2)
 
 
 def test_grey_images_are_timms():
@@ -119,16 +84,15 @@ def test_changes_are_noticed():
     compose = train(auto_augment="rand-m9-p1")
     image = picture(40, 50)
     augment = next(step for step in compose.transforms if type(step) is automatic.RandAugment)
-    assert_as_timm(compose, image, range(3))
-    for one in augment.ops:
-        one.magnitude = 1
-    assert_as_timm(compose, image, range(3))
-    augment.ops[2].kwargs["fillcolor"] = (1, 2, 3)
-    assert_as_timm(compose, image, range(6))
-    del augment.ops[4:]
-    assert_as_timm(compose, image, range(3))
-    augment.ops[1].aug_fn = lambda picture, *_, **__: picture
-    assert_as_timm(compose, image, range(6))
+    for change in (
+        lambda: None,
+        lambda: [setattr(one, "magnitude", 1) for one in augment.ops],
+        lambda: augment.ops[2].kwargs.update(fillcolor=(1, 2, 3)),
+        lambda: augment.ops.__delitem__(slice(4, None)),
+        lambda: setattr(augment.ops[1], "aug_fn", lambda picture, *_, **__: picture),
+    ):
+        change()
+        assert_as_timm(compose, image, range(6))
 
 
 def test_a_replaced_operation_is_the_programs(monkeypatch):
@@ -157,7 +121,7 @@ def test_an_image_too_large_for_effects_draws_once(monkeypatch):
 @pytest.mark.parametrize("name", EVAL)
 def test_evaluation_is_native_from_end_to_end(folder, name):
     compose = timm_data.create_transform(24, **EVAL[name])
-    assert isinstance(read(compose, mode="RGB"), Recipe)
+    recipe_of(compose)
     dataset = ImageFolder(folder, compose)
     ours = batches(penstock.DataLoader, dataset, num_workers=2)
     assert_same(ours, batches(torch.utils.data.DataLoader, dataset))
@@ -167,9 +131,7 @@ def test_evaluation_is_native_from_end_to_end(folder, name):
 @pytest.mark.parametrize("name", ["rand", "any interpolation", "pixels erased"])
 def test_an_image_folder_gives_timms_samples(folder, name, workers):
     dataset = ImageFolder(folder, train(**TRAIN[name]))
-    refusal = read(dataset.transform, mode="RGB")
-    assert isinstance(refusal, Refusal)
-    assert "generators of Python's and NumPy's" in refusal.why
+    assert "generators of Python's and NumPy's" in refusal_of(dataset.transform).why
     ours = batches(penstock.DataLoader, dataset, num_workers=workers)
     assert_same(ours, batches(torch.utils.data.DataLoader, dataset, num_workers=workers))
 

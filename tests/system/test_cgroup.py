@@ -1,0 +1,75 @@
+"""What a process finds out of the limits of its cgroup, of both versions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.system.cgroup import Memory, cgroup_quota, memory
+
+
+def found_by(read: Any, tmp_path: Path, membership: str, files: dict[str, str]) -> Any:
+    """Return what a function reads of these files."""
+    (tmp_path / "cgroup").write_text(membership)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    return read(str(tmp_path / "cgroup"), str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("membership", "limits", "cpus"),
+    [
+        ("0::/\n", {"cpu.max": "150000 100000"}, 2),
+        ("0::/\n", {"cpu.max": "max 100000"}, None),
+        (
+            "0::/job/task\n",
+            {"cpu.max": "max 100000", "job/cpu.max": "250000 100000", "job/task/cpu.max": "max 100000"},
+            3,
+        ),
+        ("0::/../outside\n", {"cpu.max": "400000 100000"}, 4),
+        (
+            "4:memory:/x\n3:cpu,cpuacct:/x\n",
+            {"cpu/x/cpu.cfs_quota_us": "50000", "cpu/x/cpu.cfs_period_us": "100000"},
+            1,
+        ),
+        ("3:cpu:/x\n", {"cpu/x/cpu.cfs_quota_us": "-1", "cpu/x/cpu.cfs_period_us": "100000"}, None),
+        ("0::/\n", {"cpu.max": "nonsense"}, None),
+        ("", {}, None),
+    ],
+)
+def test_cpus(tmp_path: Path, membership: str, limits: dict[str, str], cpus: int | None) -> None:
+    assert found_by(cgroup_quota, tmp_path, membership, limits) == cpus
+    assert cgroup_quota(str(tmp_path / "nowhere"), str(tmp_path)) is None
+
+
+EVENTS = "low 0\nhigh 0\nmax 3\noom 2\noom_kill 2\noom_group_kill 0"
+V2 = {
+    "memory.current": "900",
+    "memory.max": "max",
+    "job/memory.current": "500",
+    "job/memory.max": "1000",
+    "job/task/memory.current": "400",
+    "job/task/memory.max": "max",
+    "job/task/memory.events": EVENTS,
+}
+V1 = {
+    "memory/x/memory.usage_in_bytes": "77",
+    "memory/x/memory.limit_in_bytes": "9223372036854771712",
+    "memory/x/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1",
+}
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "found"),
+    [
+        ("0::/job/task\n", V2, Memory(500, 1000, 2)),
+        ("4:memory:/x\n0::/\n", V1, Memory(77, None, 1)),
+        ("", {}, Memory(None, None, None)),
+    ],
+    ids=["v2", "v1", "none"],
+)
+def test_memory(tmp_path: Path, membership: str, files: dict[str, str], found: Memory) -> None:
+    assert found_by(memory, tmp_path, membership, files) == found
