@@ -585,12 +585,3 @@ def test_copies_are_their_own(copied: Callable[[Quarantine], Quarantine], path: 
     other.report(bad("b"))
     assert kept.known == {"a"} and other.known == {"a", "b"}
     assert lines(path) == ["a", "b"]
-
-
-def test_forked_child_is_not_locked_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Quarantine(Replace(1), 10)
-    with kept._guard():  # a thread that the child does not have
-        parent = os.getpid()
-        monkeypatch.setattr(os, "getpid", lambda: parent + 1)
-        kept.report(bad("a"))
-    assert kept.known == {"a"}

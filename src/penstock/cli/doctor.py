@@ -11,14 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import torch
-
 import penstock
 from penstock.cli.arguments import add_verb, count, number, positive
 from penstock.cli.terminal import say, shown, width, write_lines
 from penstock.errors import InvalidOption
 from penstock.insight.check import Check, Remark, State
-from penstock.insight.diagnosis import Advice, Diagnosis, advice, diagnose, loader_maker
+from penstock.insight.diagnosis import Diagnosis, diagnose, loader_maker
 from penstock.insight.lint import lint
 from penstock.insight.machine import DatasetFiles, dataset_files, examine
 from penstock.insight.targets import DATASET, function, target
@@ -27,7 +25,7 @@ from penstock.system.words import counted, duration, size_of
 from penstock.verdict import WORTH
 
 _DESCRIPTION = (
-    "Without DATASET: checks what this machine gives to a loader: CPUs, memory, limits, the temporary folder's disk, "
+    "Without DATASET: checks what this machine gives to a loader: CPUs, memory, the temporary folder's disk, "
     "GPUs. With DATASET: checks what of it concerns the dataset, and looks at the dataset's own Python "
     "code and state for what costs time or memory, or fails, in workers; then measures a loop over it, in its parts, "
     "and says what holds it up and what would help. Takes some seconds, because disks and copies are measured with "
@@ -122,10 +120,6 @@ def _measured(found: Any, step: Callable[[Any], object] | None, arguments: argpa
     )
 
 
-def _advice(found: Diagnosis) -> list[Advice]:
-    return advice(found.measured, accelerator=torch.accelerator.is_available())
-
-
 # --- as JSON ---------------------------------------------------------------------------------------------------------
 
 
@@ -152,7 +146,6 @@ def _json(report: Report) -> list[str]:
                 }
                 for finding in found.findings
             ],
-            "advice": [one._asdict() for one in _advice(found)],
         }
     return json.dumps(values, indent=1).splitlines()
 
@@ -176,7 +169,7 @@ def _text(report: Report, columns: int | None) -> list[str]:
     if (found := report.diagnosis) is not None:
         lines += ["", "the loop, measured", *_table(_parts(found), columns)]
         lines += ["", "findings, the one that would help most first", *_table(_findings(found), columns)]
-        lines += ["", "what tutorials advise, here", *_table(_advised(found), columns), "", found.verdict]
+        lines += ["", found.verdict]
     states = report.states
     return [*lines, "", ", ".join(f"{states.count(state):,} {state.value}" for state in State if state in states)]
 
@@ -206,13 +199,6 @@ def _findings(found: Diagnosis) -> Iterator[Check]:
             change = "a faster step: no loader makes this loop faster"
         state = State.OK if finding.gain < WORTH else State.LOOK
         yield Check(str(finding.cause), state, finding.evidence, change)
-
-
-def _advised(found: Diagnosis) -> Iterator[Check]:
-    """Yield a row for each piece of advice of tutorials."""
-    for one in _advice(found):
-        does = f"would help, about {one.gain:.2f}x" if one.helps else "would not help"
-        yield Check(one.name, State.LOOK if one.helps else State.OK, f"{does}: {one.why}")
 
 
 def _table(checks: Iterable[Check], columns: int | None) -> list[str]:

@@ -14,10 +14,10 @@ from typing import Any
 from penstock.cli.arguments import add_actions, add_verb
 from penstock.cli.terminal import Bar, raw, say, shown, table, write, write_lines
 from penstock.errors import InvalidOption, SampleError, UnreadableSample
-from penstock.insight.files import write_whole
 from penstock.sources.image_folder import IMG_EXTENSIONS
 from penstock.sources.reading import open_path, read_image, read_tensor, system_error
 from penstock.state.manifest import BadSample, Manifest
+from penstock.system.output_files import write_whole
 from penstock.system.words import counted
 
 _TENSORS = (".pt", ".pth", ".npy")

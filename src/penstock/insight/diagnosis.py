@@ -1,4 +1,4 @@
-"""A loop measured in its parts, what a change really gives, and whether what tutorials advise would help it."""
+"""A loop measured in its parts, and what a change really gives."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.utils.data
 
 from penstock.errors import InvalidOption
 from penstock.loader import DataLoader
-from penstock.loop_model import LEAST_SECONDS, LEAST_STEPS, Cause, Measured
+from penstock.loop_model import LEAST_SECONDS, LEAST_STEPS, Measured
 from penstock.observe import StageTime
 from penstock.stats import Stats
-from penstock.system.words import duration
-from penstock.verdict import WORTH, Finding, best_workers, findings, larger_batches, verdict
+from penstock.verdict import WORTH, Finding, findings, verdict
 
 #: Arguments that batch_sampler= excludes, and those of worker processes alone.
 _OF_BATCHES = ("batch_size", "drop_last", "sampler", "shuffle")
@@ -195,46 +194,3 @@ def _replayed(loader: Any, step: Callable[[Any], object], seconds: float) -> flo
         step(batch)
         times.append(time.perf_counter() - begin)
     return sorted(times)[len(times) // 2]
-
-
-# --- advice ----------------------------------------------------------------------------------------------------------
-
-
-class Advice(NamedTuple):
-    """A piece of advice, and what it would give here."""
-
-    name: str
-    gain: float
-    """How many times as fast the loop would be, by the model."""
-    why: str
-
-    @property
-    def helps(self) -> bool:
-        """Whether it would make the loop faster by more than can be passed over."""
-        return self.gain >= WORTH
-
-
-def advice(found: Measured, *, accelerator: bool) -> list[Advice]:
-    """Return what each piece of advice of tutorials would give here. accelerator: one could do a part of the work."""
-    workers = best_workers(found)
-    gain = found.gain(workers=workers, kind=found.advised_kind)
-    why = f"num_workers={workers} is the best of the model's, on {found.cpus:.3g} CPUs"
-    batch = f"a batch costs {duration(found.overhead)} beside the work on its {found.batch_size:.3g} samples"
-    made = [
-        _without("a faster disk, or a RAM disk", found, Cause.READ),
-        _without("fewer transforms", found, Cause.TRANSFORM),
-        Advice("more workers", gain, why),
-        Advice("a larger batch", larger_batches(found), batch),
-    ]
-    if accelerator:
-        made.append(_without("preprocessing on the GPU", found, Cause.DECODE, Cause.TRANSFORM))
-    return made
-
-
-def _without(name: str, found: Measured, *causes: Cause) -> Advice:
-    """Return what it would give if some of the workers' time fell away."""
-    why = (
-        f"{' and '.join(causes)} takes workers {duration(sum(found.busy.get(cause, 0.0) for cause in causes))} of the "
-        f"{duration(found.total_busy)} that they spend a step"
-    )
-    return Advice(name, found.gain_without(*causes), why)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 
 from penstock.errors import InvalidOption
-from penstock.insight.files import write_whole
+from penstock.system.output_files import write_whole
 
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 

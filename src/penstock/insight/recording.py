@@ -24,13 +24,13 @@ from torch.utils.data import get_worker_info
 
 from penstock.errors import InvalidOption
 from penstock.insight.batch_rows import BatchRow, BatchRows
-from penstock.insight.files import OutputFile
 from penstock.insight.live_files import program_name
 from penstock.insight.work_spans import WorkSpans
 from penstock.loader import DataLoader
 from penstock.observe import Delivery, Observer, watch
 from penstock.showing import shown
 from penstock.stats import Stats
+from penstock.system.output_files import OutputFile
 
 #: Seconds between two readings of stats(), at the least.
 EVERY = 0.5

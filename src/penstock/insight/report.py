@@ -15,10 +15,10 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from penstock.insight.batch_rows import PassRows, column, passes_of
-from penstock.insight.files import OutputFile
 from penstock.insight.recording import LoaderRecord, Recording
 from penstock.insight.templates import page_of
 from penstock.showing import shown
+from penstock.system.output_files import OutputFile
 from penstock.system.words import compact, counted
 
 Numbers = NDArray[np.float64]

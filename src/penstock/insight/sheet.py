@@ -15,10 +15,10 @@ from PIL import Image, ImageDraw, ImageFont
 
 from penstock.errors import InvalidOption
 from penstock.insight.fields import Fields, Form, Path, line_of, name_of, taken_apart, text_of
-from penstock.insight.files import write_whole
 from penstock.insight.pictures import Drawn, Normalisation, Pixels, Raw, drawn, raw_of
 from penstock.insight.templates import page_of
 from penstock.showing import shown
+from penstock.system.output_files import write_whole
 from penstock.system.words import counted
 
 #: Samples of a sheet, and the most pixels of a side of a sample's picture, where nothing else is said.

@@ -11,7 +11,6 @@ import fcntl
 import json
 import os
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ from typing import get_type_hints
 
 from penstock.errors import InvalidOption
 from penstock.system.file_lock import NO_LOCKS, lock_file, unlock_file
+from penstock.system.output_files import write_whole
 from penstock.system.warn_user import warn_user
 
 #: Characters of an error's message that are kept.
@@ -155,7 +155,7 @@ class Manifest:
                     else:
                         kept.append(line)
                 if removed:
-                    _replace_file(os.path.realpath(self.path), kept, os.fstat(descriptor))
+                    write_whole(self.path, b"".join(kept))
         except FileNotFoundError:
             return 0
         return len(removed)
@@ -227,22 +227,4 @@ def append_line(descriptor: int, line: bytes) -> None:
     except BaseException:
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, size)
-        raise
-
-
-def _replace_file(path: str, lines: list[bytes], like: os.stat_result) -> None:
-    """Put a new file in the place of another in one step, with its mode and, where that is allowed, its owner."""
-    folder, name = os.path.split(path)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{name[:100]}.", suffix=".tmp", dir=folder)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.writelines(lines)
-            with contextlib.suppress(PermissionError):
-                os.fchown(file.fileno(), like.st_uid, like.st_gid)
-            os.fchmod(file.fileno(), stat.S_IMODE(like.st_mode))
-            file.flush()
-            os.fsync(file.fileno())  # a crash must not leave an empty file in its place
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
         raise

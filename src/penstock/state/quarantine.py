@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import numbers
 import os
-import threading
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 from penstock.errors import InvalidOption, TooManyBadSamples
 from penstock.state.manifest import BadSample, Manifest
@@ -54,9 +53,10 @@ def _check_place(manifest: object) -> None:
 
 
 class Quarantine:
-    """One loader's bad samples: those that the manifest knew and those found since. Any thread may call it.
+    """One loader's bad samples: those that the manifest knew and those found since.
 
-    Belongs to the main process. A copy in another process (forked or pickled) knows what was known then.
+    The thread that takes the batches of a pass reports; any other may read. A copy in another process (forked or
+    pickled) knows what was known then.
 
     Attributes:
         entries: what the manifest held when the loader was built, by ID; some may be of other datasets.
@@ -79,16 +79,14 @@ class Quarantine:
             self.manifest.check()
             self.entries = self.manifest.read()
         self._bad: dict[str, BadSample] = {}  # of this dataset, in the order in which they became known
-        self._unwritten: list[BadSample] = []
-        self._make_lock()
+        self._unwritten: deque[BadSample] = deque()
 
     def take_up(self, ids: Iterable[str]) -> None:
         """Count the manifest's entries with these IDs as bad; IDs that it does not hold are passed over.
 
         Raises TooManyBadSamples.
         """
-        with self._guard():
-            self._bad = {**{id: self.entries[id] for id in ids if id in self.entries}, **self._bad}
+        self._bad = {**{id: self.entries[id] for id in ids if id in self.entries}, **self._bad}
         self._check_limit()
 
     def report(self, *news: BadSample) -> None:
@@ -97,31 +95,28 @@ class Quarantine:
         A manifest that cannot be written now (a full disk) is a warning, and tried again at the next report.
         Raises TooManyBadSamples while more are known than the limit, also where there is no news.
         """
-        if news:
-            with self._guard():
-                for bad in news:
-                    if bad.id not in self._bad:
-                        self._bad[bad.id] = bad
-                        if bad.id not in self.entries:
-                            self._unwritten.append(bad)
-                unwritten, self._unwritten = self._unwritten, []
-            if self.manifest is not None:
-                self._write(self.manifest, unwritten)
+        for bad in news:
+            if self._bad.setdefault(bad.id, bad) is bad and bad.id not in self.entries:
+                self._unwritten.append(bad)
+        if news and self.manifest is not None:
+            self._write(self.manifest)
         self._check_limit()
 
     @property
     def known(self) -> frozenset[str]:
         """The IDs known to be bad: of the manifest, as far as taken up, and found since."""
-        with self._guard():
-            return frozenset(self._bad)
+        return frozenset(self._bad)
 
-    def _write(self, manifest: Manifest, unwritten: list[BadSample]) -> None:
-        for done, bad in enumerate(unwritten):
+    def _write(self, manifest: Manifest) -> None:
+        while True:
+            try:
+                bad = self._unwritten.popleft()
+            except IndexError:  # another thread writes the last one
+                return
             try:
                 manifest.add(bad)
             except (OSError, InvalidOption) as error:
-                with self._guard():
-                    self._unwritten = unwritten[done:] + self._unwritten
+                self._unwritten.appendleft(bad)
                 warn_user(
                     f"bad sample {bad.id!r} could not be written to the manifest {manifest.path!r}: {error}; "
                     "it is replaced all the same, and written with the next one",
@@ -132,8 +127,7 @@ class Quarantine:
     def _check_limit(self) -> None:
         if len(self._bad) <= self.limit:
             return
-        with self._guard():
-            bad = list(self._bad.values())
+        bad = list(self._bad.values())
         least = ", as any share above 0 does" if 0 < self.how.max_share * self.size < 1 else ""
         lines = [
             f"{len(bad):,} of {counted(self.size, 'sample')} {'is' if len(bad) == 1 else 'are'} bad "
@@ -153,24 +147,6 @@ class Quarantine:
                 "take lines out of it that should be tried again, or raise max_share."
             )
         raise TooManyBadSamples("\n".join(lines))
-
-    def _make_lock(self) -> None:
-        self._lock, self._process = threading.Lock(), os.getpid()
-
-    def _guard(self) -> threading.Lock:
-        if self._process != os.getpid():  # forked: a thread that does not exist here may hold the lock
-            self._make_lock()
-        return self._lock
-
-    def __getstate__(self) -> dict[str, Any]:
-        with self._guard():
-            state = {**self.__dict__, "_bad": dict(self._bad)}
-        del state["_lock"], state["_process"]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._make_lock()
 
     def __repr__(self) -> str:
         place = "" if self.manifest is None else f", manifest={self.manifest.path!r}"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import operator
 import os
-import threading
 import weakref
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch.utils.data import (
@@ -54,8 +55,7 @@ class Substitutes:
         self.population: Sequence[Any] | None = None
         self._dataset = dataset
         self._bad = set(bad)
-        self._news: list[BadSample] = []
-        self._lock = threading.Lock()
+        self._news: deque[BadSample] = deque()
 
     def is_bad(self, index: Any) -> bool:
         """Return whether a sample is known as bad."""
@@ -64,18 +64,16 @@ class Substitutes:
     def learn(self, bad: BadSample) -> None:
         """Take note of a bad sample that a copy in another process found."""
         if bad.index is not None:
-            with self._lock:
-                self._bad.add(bad.index)
+            self._bad.add(bad.index)
 
     def found_bad(self, index: Any, error: BaseException) -> None:
         """Take note of a bad sample."""
         name, path = name_of(self._dataset, index)
         if path is None and isinstance(getattr(error, "filename", None), str):
             path = error.filename  # type: ignore[attr-defined]
-        with self._lock:
-            if _key(index) not in self._bad:
-                self._bad.add(_key(index))
-                self._news.append(BadSample.of(name, path, error, _whole(index)))
+        if _key(index) not in self._bad:
+            self._bad.add(_key(index))
+            self._news.append(BadSample.of(name, path, error, _whole(index)))
 
     def candidates(self, task: Task, index: Any, position: int) -> Iterator[Any]:
         """Yield the indices of samples that may stand in for one, at its position in the epoch's order."""
@@ -89,16 +87,11 @@ class Substitutes:
 
     def take_news(self) -> list[BadSample]:
         """Return what was found bad since the last call."""
-        with self._lock:
-            news, self._news = self._news, []
+        news: list[BadSample] = []
+        with suppress(IndexError):
+            while True:
+                news.append(self._news.popleft())
         return news
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._lock = threading.Lock()
 
 
 class Register(Observer):
