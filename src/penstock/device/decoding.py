@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.nn.functional import interpolate, pad
 
+import penstock._native as _native
 from penstock.device.copy_stream import CopyStream
 from penstock.device.decoders import Decoder
 from penstock.device.reading import Batch, Encoded, Readers
@@ -256,8 +257,10 @@ class DecodedImages:
 
     def run(self, recipe: Recipe, drawn: Sequence[Sequence[Any]]) -> list[torch.Tensor]:
         """Do a recipe's operations with what was drawn for each picture, and return the results, uint8."""
+        sizes = [_native.sizes(recipe.native, picture.shape[2], picture.shape[1]) for picture in self.each]
         for number, operation in enumerate(recipe.operations):
-            _OPERATIONS[operation["op"]](self, operation, [parameters[number] for parameters in drawn])
+            asked = [each[number + 1] for each in sizes] if operation["op"] == "Resize" else [d[number] for d in drawn]
+            _OPERATIONS[operation["op"]](self, operation, asked)
         self._together()
         self._round()
         self._map(lambda picture: picture.to(torch.uint8))
@@ -269,8 +272,8 @@ class DecodedImages:
         self._set([_cut(picture, *box) for picture, box in zip(self.each, drawn, strict=True)])
         self._resize([operation["size"]] * len(self.each), operation)
 
-    def resize(self, operation: dict[str, Any], _: list[Any]) -> None:
-        self._resize([resized(operation, *picture.shape[1:]) for picture in self.each], operation)
+    def resize(self, operation: dict[str, Any], sizes: list[Any]) -> None:
+        self._resize(sizes, operation)
 
     def center_crop(self, operation: dict[str, Any], _: list[Any]) -> None:
         height, width = operation["size"]
@@ -348,21 +351,6 @@ _OPERATIONS: dict[str, _Operation] = {
     "RandomCrop": DecodedImages.random_crop,
     "RandomFlip": DecodedImages.flip,
 }
-
-
-def resized(operation: dict[str, Any], height: int, width: int) -> tuple[int, int]:
-    """Return (height, width) that a Resize gives a picture."""
-    if operation["size"] is not None:
-        to: tuple[int, int] = operation["size"]
-        return to
-    short, long = sorted((height, width))
-    if operation["shorter"]:
-        new_short, new_long = operation["shorter"], int(operation["shorter"] * long / short)
-        if operation["longest"] and new_long > operation["longest"]:
-            new_short, new_long = int(operation["longest"] * new_short / new_long), operation["longest"]
-    else:
-        new_short, new_long = int(operation["longest"] * short / long), operation["longest"]
-    return (new_long, new_short) if width <= height else (new_short, new_long)
 
 
 def _scaled(pictures: torch.Tensor, size: tuple[int, int], operation: dict[str, Any]) -> torch.Tensor:

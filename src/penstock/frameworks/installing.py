@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from types import TracebackType
+from contextlib import ExitStack
 from typing import Any
 
 import torch.utils.data
@@ -25,19 +25,7 @@ _depth = 0
 _COPIES_LOADERS = "accelerate.data_loader"
 
 
-class Installed:
-    """What install() returns: a context manager that ends with uninstall()."""
-
-    def __enter__(self) -> Installed:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        uninstall()
-
-
-def install() -> Installed:
+def install() -> ExitStack:
     """Make every torch.utils.data.DataLoader that is built from now on, by any code, a penstock.DataLoader.
 
     Objects of classes derived from torch's stay what they are: their code knows torch's class. `with
@@ -49,7 +37,9 @@ def install() -> Installed:
         if _depth == 1:
             _original = _Torchs.__init__
             _Torchs.__init__ = _replacing(_original)
-    return Installed()
+    installed = ExitStack()  # ends with uninstall() where it is a context manager
+    installed.callback(uninstall)
+    return installed
 
 
 def uninstall() -> None:
