@@ -26,14 +26,7 @@ from typing import Any
 
 from penstock.errors import InvalidOption, OutOfSpace
 from penstock.showing import shown
-from penstock.storage.private_folder import (
-    delete_unheld,
-    files_in,
-    has_name,
-    locked_now,
-    open_own_file,
-    open_private_folder,
-)
+from penstock.storage.private_folder import delete_unheld, files_in, has_name, open_own_file, open_private_folder
 from penstock.system.cache_folder import folder_of
 from penstock.system.file_lock import NO_LOCKS, lock_file, unlock_file
 from penstock.system.words import size_of
@@ -71,13 +64,15 @@ class HeldFile:
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
+        self._process = os.getpid()
         _HELD.add(self)
 
     def close(self) -> None:
         """Let the file go. A second call does nothing."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
-            unlock_file(descriptor)
+            if os.getpid() == self._process:
+                unlock_file(descriptor)
             os.close(descriptor)
 
     def __del__(self) -> None:
@@ -135,10 +130,12 @@ class CacheFolder:
             descriptor = open_own_file(os.O_RDONLY, name, self._folder)
             if descriptor is None:
                 return None
-            if locked_now(descriptor, fcntl.LOCK_SH):
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 break
-            os.close(descriptor)  # it is being given its name, or deleted: a matter of moments
-            time.sleep(0.001)
+            except BlockingIOError:  # it is being given its name, or deleted: a matter of moments
+                os.close(descriptor)
+                time.sleep(0.001)
         held = HeldFile(descriptor)
         if os.fstat(descriptor).st_size != shard.size or not has_name(descriptor, name, self._folder):
             held.close()
@@ -157,7 +154,10 @@ class CacheFolder:
         if descriptor is None:
             return None
         try:
-            mine = locked_now(descriptor, fcntl.LOCK_EX)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
         except OSError as error:
             os.close(descriptor)
             if error.errno in NO_LOCKS:
@@ -165,7 +165,7 @@ class CacheFolder:
                 raise OSError(error.errno, said, str(self.path)) from error
             raise
         held = HeldFile(descriptor)
-        if not mine or not has_name(descriptor, name, self._folder):  # it was finished, or deleted, meanwhile
+        if not has_name(descriptor, name, self._folder):  # it was finished, or deleted, meanwhile
             held.close()
             return None
         return held
@@ -176,7 +176,10 @@ class CacheFolder:
         if descriptor is None:
             return False
         try:
-            return not locked_now(descriptor, fcntl.LOCK_SH)
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+        except BlockingIOError:
+            return True
         except OSError:  # a file system without locks
             return False
         finally:

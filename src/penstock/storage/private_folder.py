@@ -88,26 +88,18 @@ def has_name(descriptor: int, name: str, folder: int) -> bool:
     return os.path.samestat(now, os.fstat(descriptor))
 
 
-def locked_now(descriptor: int, how: int) -> bool:
-    """Lock an open file by flock; False: another one has it. Raises OSError where the file system has no locks."""
-    try:
-        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def delete_unheld(name: str, folder: int) -> bool:
     """Delete a file of a folder unless a process holds a lock on it; return whether it is gone."""
     descriptor = open_own_file(os.O_RDONLY, name, folder)
     if descriptor is None:
         return True
     try:
-        if not locked_now(descriptor, fcntl.LOCK_EX):
-            return False
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if has_name(descriptor, name, folder):
             os.unlink(name, dir_fd=folder)
         return True
+    except BlockingIOError:
+        return False
     finally:
         unlock_file(descriptor)
         os.close(descriptor)
