@@ -20,10 +20,9 @@ from penstock.recipe.originals import is_original
 from penstock.sources.arrays import Arrays
 from penstock.sources.image_folder import ImageFolder
 from penstock.sources.naming import id_of
-from penstock.sources.reading import open_sample, system_error
+from penstock.sources.reading import holds_mappings, open_sample, system_error
 from penstock.sources.source import Source
 from penstock.sources.tensor_folder import TensorFolder
-from penstock.sources.tensor_mappings import holds_mappings
 from penstock.sources.tree import source_of
 from penstock.system.words import counted
 

@@ -176,21 +176,17 @@ class ImageReader(FolderReader):
                 value = dataset.transform(value)
         return self._sample(label, value)
 
-    def _held(self, position: int, path: bytes | None, brought: _native.BroughtFile | None) -> io.BytesIO | None:
-        """Return the bytes of a file that lie in memory already."""
-        return self._content(position, self.dataset.paths.name(position) if path is None else path, brought)
-
     def _by_pillow(self, position: int, path: bytes | None, brought: _native.BroughtFile | None) -> Image.Image | None:
         """Return the image that Pillow decodes from bytes in memory; None: the dataset must read the file."""
         with contextlib.suppress(Exception):  # the dataset reads the file, and raises the error
-            content = self._held(position, path, brought) if self.files else None
+            content = self._content(position, path, brought)
             return None if content is None else read_image(content, self.path(position))
         return None
 
     def _unopened(self, position: int, path: bytes | None, brought: _native.BroughtFile | None) -> Image.Image | None:
         """Return the image, not decoded yet, for a transform that begins with a crop; None: it has to be decoded."""
         try:
-            content = self._held(position, path, brought)
+            content = self._content(position, path, brought)
             return unopened(Path(self.path(position)).read_bytes() if content is None else content.getvalue())
         except (OSError, ValueError):  # whoever reads it next raises the error
             return None

@@ -142,16 +142,18 @@ class FolderReader(SampleReader):
             return None
         return self._ahead.take(draw.position, self._file(position, name))
 
-    def _content(self, position: int, name: bytes, brought: _native.BroughtFile | None) -> io.BytesIO | None:
+    def _content(self, position: int, name: bytes | None, brought: _native.BroughtFile | None) -> io.BytesIO | None:
         """Return the bytes of a file that lie in memory or in a cache already; None: Python must open the file.
 
-        name: of the file, as the native core knows it.
+        name: of the file, as the native core knows it; None: the dataset has a table of them.
         """
         if not self.files:
             return None
         if brought is not None:
             return io.BytesIO(brought.content.data)
-        kept = None if self._cache is None else self._cache.find(position, name)
+        if self._cache is None:
+            return None
+        kept = self._cache.find(position, self.dataset.paths.name(position) if name is None else name)
         return None if kept is None else io.BytesIO(kept)
 
     def read(self, index: int, draw: Draw) -> Any:

@@ -21,10 +21,9 @@ from penstock.recipe.steps import Refusal, Step
 from penstock.showing import shown
 from penstock.sources.labels import LabelColumn, Labels, LazySequence, transformed
 from penstock.sources.native_source import Field, Form, LabelReader, NativeSource, SampleFiles
-from penstock.sources.reading import open_sample, read_tensor
+from penstock.sources.reading import holds_mappings, open_sample, read_mapping, read_tensor
 from penstock.sources.sample_reader import Draw, FolderReader, SampleReader, function_name, target_steps
 from penstock.sources.source import Source, label_step, label_values_of
-from penstock.sources.tensor_mappings import holds_mappings, read_mapping
 from penstock.sources.unchanged import same_attributes
 from penstock.system.words import counted
 
@@ -277,7 +276,7 @@ class TensorReader(FolderReader):
     def _by_python(self, position: int, brought: _native.BroughtFile | None) -> Any:
         """Return what Python reads from bytes in memory; None: the dataset reads the file."""
         with contextlib.suppress(Exception):  # the dataset reads the file, and raises the error
-            content = self._content(position, self.dataset.paths.name(position), brought) if self.files else None
+            content = self._content(position, None, brought)
             return None if content is None else self.dataset._read(content, position)
 
     def _tensor(self, position: int, brought: _native.BroughtFile | None = None) -> torch.Tensor | None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,44 +22,28 @@ from penstock.sources.source import Source, replaced
 from penstock.sources.unchanged import all_of
 
 
-@dataclass(frozen=True)
-class _Layout:
+class _Layout(NamedTuple):
     """Where a class of torchvision's holds the files and labels of its samples."""
 
-    pairs: str = ""
-    """The attribute with the list of (file, label)."""
-    files: str = ""
-    """The attribute with the list of files, where there are no pairs."""
-    labels: str = "_labels"
-    """The attribute with the list of labels beside the files."""
+    lists: tuple[str, ...]
+    """The attribute with the list of (file, label), or those with the list of files and the list of labels."""
     loader: bool = True
     """Its `loader` opens the files; False: the class itself does, by Image.open and convert("RGB")."""
 
 
-_FOLDER = _Layout("samples")
-_LISTS = _Layout(files="_image_files")
-_PETS = _Layout(files="_images", loader=False)
+_FOLDER = _Layout(("samples",))
+_PETS = _Layout(("_images", "_labels"), loader=False)
 #: By name of the class.
 _LAYOUTS = {
-    "ImageFolder": _FOLDER,
-    "DatasetFolder": _FOLDER,
-    "ImageNet": _FOLDER,
-    "Country211": _FOLDER,
-    "EuroSAT": _FOLDER,
-    "DTD": _LISTS,
-    "FGVCAircraft": _LISTS,
-    "Flowers102": _LISTS,
-    "Food101": _LISTS,
-    "SUN397": _LISTS,
-    "GTSRB": _Layout("_samples", loader=False),
-    "Imagenette": _Layout("_samples"),
-    "RenderedSST2": _Layout("_samples"),
-    "StanfordCars": _Layout("_samples"),
+    **dict.fromkeys(("ImageFolder", "DatasetFolder", "ImageNet", "Country211", "EuroSAT"), _FOLDER),
+    **dict.fromkeys(("DTD", "FGVCAircraft", "Flowers102", "Food101", "SUN397"), _Layout(("_image_files", "_labels"))),
+    **dict.fromkeys(("Imagenette", "RenderedSST2", "StanfordCars"), _Layout(("_samples",))),
+    "GTSRB": _Layout(("_samples",), loader=False),
     "OxfordIIITPet": _PETS,
 }
 #: The list of labels for each target of OxfordIIITPet.
 _PET_LABELS = {"category": "_labels", "binary-category": "_bin_labels"}
-_LISTED = {name for one in _LAYOUTS.values() for name in (one.pairs, one.files, one.labels) if name}
+_LISTED = {name for one in _LAYOUTS.values() for name in one.lists}
 #: What the samples of some classes depend on beside their lists, loader and transform.
 _MORE = ("transforms", "_target_types")
 
@@ -135,9 +118,7 @@ def _layout(dataset: Any) -> _Layout:
 def _attributes(dataset: Any) -> tuple[str, ...]:
     """Return the attributes with the lists of a dataset's files and labels."""
     layout = _layout(dataset)
-    if layout.pairs:
-        return (layout.pairs,)
-    return layout.files, (_PET_LABELS[dataset._target_types[0]] if layout is _PETS else layout.labels)
+    return ("_images", _PET_LABELS[dataset._target_types[0]]) if layout is _PETS else layout.lists
 
 
 def _located(dataset: Any) -> Callable[[int], tuple[Any, Any]]:

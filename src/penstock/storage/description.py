@@ -247,7 +247,7 @@ class ShardFiles:
             return
         why = f"the index places it at bytes {offset:,} to {offset + length:,} of {size:,}: it is of another dataset"
         if size != expected:
-            why = f"the shard has {size:,} bytes now, and dataset.json says {expected:,}: it is cut off, or another one"
+            why = f"the shard has {size:,} bytes now, not {expected:,}: it is cut off, or another file"
         message = f"sample {name!r} in shard {path} cannot be read: {why}. Copy the shard again"
         raise CorruptSample(message, sample_id=name, path=path)
 

@@ -117,7 +117,10 @@ class ShardStage:
                 need.tickets += 1
                 need.not_before, need.error = 0.0, None  # another attempt, for who takes another ticket
             if self._ahead:
-                self._passed(self._ahead.popleft())
+                for number in self._ahead.popleft():
+                    need = self._need(number)
+                    need.coming -= 1
+                    self._let_go(number, need)
             elif self._coming is not None:
                 self._early += 1
             self._waiting.append(ticket)
@@ -205,13 +208,6 @@ class ShardStage:
 
     def _need(self, number: int) -> _Need:
         return self._needs.setdefault(number, _Need())
-
-    def _passed(self, numbers: tuple[int, ...]) -> None:
-        for number in numbers:
-            need = self._needs.get(number)
-            if need is not None:
-                need.coming -= 1
-                self._let_go(number, need)
 
     def _let_go(self, number: int, need: _Need) -> None:
         """Let a shard go where nobody needs it any more."""
