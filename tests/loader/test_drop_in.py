@@ -266,18 +266,6 @@ def test_errors_leave_nothing_for_the_garbage_collector(tmp_path: Path) -> None:
         gc.enable()
 
 
-def test_replaced_methods_are_seen(pngs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = torchvision.datasets.ImageFolder(str(pngs), v1.ToTensor())
-    loader: Any = penstock.DataLoader(dataset, batch_size=4)
-    assert "native" in loader.explain()
-    with monkeypatch.context() as patch:
-        patch.setattr(torchvision.datasets.ImageFolder, "__getitem__", lambda self, index: index)
-        assert next(iter(loader)).tolist() == [0, 1, 2, 3]
-        assert "__getitem__: it was replaced by" in loader.explain()
-    dataset.transform = v1.Compose([v1.Lambda(lambda image: image), v1.ToTensor()])
-    assert "Lambda" in loader.explain()
-
-
 def test_dtypes_that_torch_promotes() -> None:
     both: Any = tud.ConcatDataset([tud.TensorDataset(torch.zeros(3)), tud.TensorDataset(torch.zeros(3).double())])
     loader: Any = penstock.DataLoader(both, batch_size=6)
