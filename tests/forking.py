@@ -7,8 +7,8 @@ import traceback
 from collections.abc import Callable
 
 
-def assert_in_child(check: Callable[[], None]) -> None:
-    """Run check() in a forked child, and assert that it raised nothing there; its traceback is printed."""
+def begin_in_child(check: Callable[[], None]) -> int:
+    """Run check() in a forked child, and return the child's number; the traceback of an error is printed."""
     child = os.fork()
     if child == 0:  # what pytest holds must not run here
         code = 1
@@ -19,4 +19,14 @@ def assert_in_child(check: Callable[[], None]) -> None:
             traceback.print_exc()
         finally:
             os._exit(code)
+    return child
+
+
+def assert_ended_well(child: int) -> None:
+    """Assert that a child's check raised nothing."""
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def assert_in_child(check: Callable[[], None]) -> None:
+    """Run check() in a forked child, and assert that it raised nothing there."""
+    assert_ended_well(begin_in_child(check))

@@ -88,6 +88,6 @@ def seeded_outcome(call: Callable[[], Any], seed: int = 5) -> tuple[Any, Any]:
         value = call()
     except Exception as error:
         value = (type(error), str(error))
-    drawn: Any = np.random.get_state()
-    name, numbers, *rest = drawn
-    return value, (torch.get_rng_state().numpy().tobytes(), random.getstate(), name, bytes(numbers), rest)
+    numpys: Any = np.random.get_state()
+    states = torch.get_rng_state().numpy().tobytes(), random.getstate(), numpys[1].tobytes(), numpys[2:]
+    return value, states

@@ -95,6 +95,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("seed", {"seed": 2**64}, "InvalidOption"),
     ("seed", {"seed": 1, "generator": torch.Generator()}, "InvalidOption"),
     ("worker_method", {"worker_method": "fiber"}, "InvalidOption"),
+    ("worker_method", {"worker_method": 3}, "InvalidOption"),
     ("worker_method", {"worker_method": "thread", "dataset": Holding(), "num_workers": 1}, "InvalidOption"),
     ("share_dataset", {"share_dataset": 1, "worker_method": "thread"}, "InvalidOption"),
     ("share_dataset", {"share_dataset": True}, "InvalidOption"),
@@ -122,8 +123,19 @@ def test_wrong_arguments_raise_what_the_table_says(
     row = next(row for row in rows_of(ROOT / "docs" / "options.md", "argument") if row[0] == f"`{name}`")
     assert f"`{error}`" in row[3]
     kind = getattr(builtins, error, None) or getattr(penstock, error)
-    with pytest.raises(kind):
-        list(penstock.DataLoader(**{"dataset": ROWS, **options}))
+    given = {"dataset": ROWS, **options}
+    with pytest.raises(kind) as caught:
+        list(penstock.DataLoader(**given))
+    if error == "ValueError":  # which is torch's, in its words
+        with pytest.raises(ValueError, match=f"^{re.escape(str(caught.value))}$"):
+            torch.utils.data.DataLoader(**given)
+    if (name, error) == ("timeout", "AssertionError"):
+        assert isinstance(caught.value, penstock.InvalidOption)
+        with pytest.raises(AssertionError):
+            list(torch.utils.data.DataLoader(**given))
+    if name in ("worker_method", "share_dataset", "on_error"):
+        assert f"{name}={options[name]!r}" in str(caught.value)
+    assert options != {"share_dataset": True} or "is for worker_method='thread'" in str(caught.value)
 
 
 def test_arguments_are_attributes() -> None:

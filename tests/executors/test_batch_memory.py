@@ -18,18 +18,12 @@ import torch.utils.dlpack
 from torch.utils.data import TensorDataset
 
 import penstock
-from penstock.executors import buffers
 from tests.forking import assert_in_child
 from tests.sample_datasets import Made
 
 SAMPLES = 64
 BATCH = 4
-WIDTH = 3000  # a batch is large enough for the memory that worker processes share
-
-
-@pytest.fixture(autouse=True)
-def _small_batches_are_recycled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffers, "_RECYCLED", 1)
+WIDTH = 4096  # a batch is large enough for memory that is used again
 
 
 def row(index: int) -> Any:

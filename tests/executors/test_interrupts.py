@@ -198,8 +198,9 @@ class Sampler:
         return self.make()
 
 
+@pytest.mark.parametrize("method", [None, "thread"])
 @pytest.mark.parametrize("place", ["getitem", "collate", "sampler"])
-def test_an_interrupt_of_the_users_code_in_the_callers_thread(place: str) -> None:
+def test_an_interrupt_of_the_users_code_in_the_callers_thread(place: str, method: Any) -> None:
     interrupts = [place]
 
     def interrupted(here: str) -> None:
@@ -218,8 +219,8 @@ def test_an_interrupt_of_the_users_code_in_the_callers_thread(place: str) -> Non
         return samples
 
     sampler: Any = Sampler(lambda: interrupting(range(12), 5)) if place == "sampler" else None
-    dataset = squares(make=get)
-    batches = iter(penstock.DataLoader(dataset, 3, sampler=sampler, collate_fn=collate, num_workers=0))
+    options: dict[str, Any] = {"num_workers": 0, "worker_method": method, "share_dataset": method is not None}
+    batches = iter(penstock.DataLoader(squares(make=get), 3, sampler=sampler, collate_fn=collate, **options))
     assert next(batches) == wanted()[0]
     with pytest.raises(KeyboardInterrupt):
         next(batches)
@@ -267,23 +268,6 @@ def test_an_interrupt_at_any_line_of_batches_that_are_gathered(workers: int) -> 
 
     for where, got in interrupted_everywhere(make, step=3):
         assert list(map(numbers, got)) == (rows**2).tolist(), where
-
-
-def test_an_interrupt_in_a_sample_of_the_callers_thread_loses_no_batch() -> None:
-    interrupts = [4, 8]
-
-    def interrupted(index: int) -> int:
-        if index in interrupts:
-            interrupts.remove(index)
-            raise KeyboardInterrupt
-        return square(index)
-
-    batches = iter(penstock.DataLoader(Made(interrupted, 12), 3, num_workers=0, worker_method="thread"))
-    got = []
-    for _ in range(6):
-        with contextlib.suppress(KeyboardInterrupt):
-            got.append(numbers(next(batches)))
-    assert got == wanted()
 
 
 @pytest.mark.parametrize("method", [None, "thread"])

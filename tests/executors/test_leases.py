@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -24,7 +23,8 @@ from penstock.executors.workers import shared_memory
 from penstock.executors.workers.lease_states import FREES, Event, State, state_after
 from penstock.executors.workers.shared_memory import MOST_KEPT, SharedBuffers
 from penstock.executors.workers.worker_memory import WorkerBuffers
-from tests.forking import assert_in_child
+from tests.differential.values import pinning
+from tests.forking import assert_ended_well, assert_in_child, begin_in_child
 from tests.sample_datasets import Made
 
 IN_FLIGHT = 3
@@ -237,20 +237,6 @@ def rows(size: int = 800) -> Made:
     return Made(lambda index: (torch.full((3, 40, 40), float(index)), index), size)
 
 
-@contextlib.contextmanager
-def pinning_stood_in_for() -> Iterator[None]:
-    """Let torch's pin thread run without an accelerator: it copies each tensor."""
-    accelerator = "torch.accelerator."
-    with (
-        mock.patch(f"{accelerator}is_available", return_value=True),
-        mock.patch(f"{accelerator}current_accelerator", return_value=torch.device("cuda", 0)),
-        mock.patch(f"{accelerator}current_device_index", return_value=0),
-        mock.patch(f"{accelerator}set_device_index"),
-        mock.patch.object(torch.Tensor, "pin_memory", lambda tensor, *_: tensor.clone()),
-    ):
-        yield
-
-
 def wrong_batches(batches: Any) -> int:
     return sum(not bool((images == labels.view(-1, 1, 1, 1)).all()) for images, labels in batches)
 
@@ -262,7 +248,7 @@ def two_epochs(ours: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_pinned_batches_of_workers_are_right(persistent: bool) -> None:
-    with pinning_stood_in_for():
+    with pinning():
         ours = penstock.DataLoader(
             rows(), 8, num_workers=2, pin_memory=True, shuffle=True, persistent_workers=persistent
         )
@@ -274,7 +260,7 @@ def test_pinned_batches_of_workers_are_right(persistent: bool) -> None:
 
 @pytest.mark.parametrize("pins", [False, True], ids=["", "pinned"])
 def test_a_loader_that_is_used_before_a_fork_serves_parent_and_child(pins: bool) -> None:
-    with pinning_stood_in_for() if pins else contextlib.nullcontext():
+    with pinning() if pins else contextlib.nullcontext():
         ours = penstock.DataLoader(rows(400), 8, num_workers=2, pin_memory=pins)
         held = [images for images, _ in ours][-3:]
         ready, go = os.pipe()
@@ -286,18 +272,11 @@ def test_a_loader_that_is_used_before_a_fork_serves_parent_and_child(pins: bool)
             assert [int(images[0, 0, 0, 0]) for images in held] == [376, 384, 392]
             assert all(bool((images[:1] == images[0, 0, 0, 0]).all()) for images in held)
 
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                check()
-                code = 0
-            finally:
-                os._exit(code)
+        child = begin_in_child(check)
         os.read(ready, 1)
         held.clear()
         assert wrong_batches(two_epochs(ours)) == 0
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert_ended_well(child)
         for descriptor in (ready, go):
             os.close(descriptor)
 

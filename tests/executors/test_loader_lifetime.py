@@ -94,18 +94,6 @@ def test_inside_torchs_worker_processes(folder: Path) -> None:
     assert torch.equal(torch.cat(batches)[:, 0, 0], torch.arange(60.0))
 
 
-def test_timeout(tmp_path: Path) -> None:
-    gate = threading.Event()
-    torch.save([torch.zeros(3)], tmp_path / "zz.pt")
-    slow = penstock.TensorFolder(tmp_path)
-    slow.read = lambda position: (gate.wait(), torch.zeros(50, 50))[1]  # type: ignore[method-assign]
-    iterator = iter(penstock.DataLoader(slow, num_workers=1, timeout=0.2))
-    with pytest.raises(RuntimeError, match=r"timed out after 0\.2 seconds"):
-        next(iterator)
-    gate.set()
-    assert next(iterator).shape == (1, 50, 50)
-
-
 def test_a_sample_that_is_read_for_ever_is_named(pngs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
 

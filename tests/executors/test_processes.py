@@ -31,6 +31,7 @@ from penstock.errors import WorkerDied, WorkerStuck
 from penstock.executors.fetch import Fetch
 from penstock.executors.workers.processes import ProcessPass
 from penstock.executors.workers.progress import Board, WorkerStage
+from tests.differential import values
 from tests.forking import assert_in_child
 from tests.resources import collect, run_script
 from tests.waiting import wait_until
@@ -575,13 +576,10 @@ def test_stuck_and_deaf() -> None:
 
 
 @pytest.fixture
-def pinning(monkeypatch: pytest.MonkeyPatch) -> None:
+def pinning() -> Iterator[None]:
     """An accelerator as far as torch's loader asks for one."""
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
-    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
-    monkeypatch.setattr(torch.accelerator, "set_device_index", lambda index: None)
-    monkeypatch.setattr("torch.utils.data._utils.pin_memory.pin_memory", lambda data, device=None: data)
+    with values.pinning():
+        yield
 
 
 @pytest.mark.usefixtures("pinning")
@@ -591,12 +589,6 @@ def test_dead_before_the_pinning_thread(collate_fn: Any) -> None:
     started = time.monotonic()
     assert "SIGKILL" in died(iterator)
     assert time.monotonic() - started < 4
-
-
-@pytest.mark.usefixtures("pinning")
-def test_pinned_batches_are_torchs() -> None:
-    iterator = processes(loader_of(Numbers(), pin_memory=True))
-    assert first_column(iterator) == whole()
 
 
 # The board and the cgroup.

@@ -72,12 +72,9 @@ class Texts:
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_batches_of_all_sizes(context: str, persistent: bool) -> None:
-    options: dict[str, Any] = {
-        "batch_size": None,
-        "num_workers": 2,
-        "multiprocessing_context": context,
-        "persistent_workers": persistent,
-    }
-    ours, theirs = penstock.DataLoader(Texts(), **options), DataLoader(Texts(), **options)  # type: ignore[arg-type, var-annotated]
+    options: dict[str, Any] = dict(num_workers=2, multiprocessing_context=context, persistent_workers=persistent)
+    texts: Any = Texts()
+    ours: Any = penstock.DataLoader(texts, batch_size=None, **options)
+    theirs: Any = DataLoader(texts, batch_size=None, **options)
     for _ in range(2):
         assert list(ours) == list(theirs)

@@ -9,9 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data as tud
-import torchvision
-from PIL import Image
-from torchvision import transforms as v1
 
 import penstock
 from penstock.system.randomness import generator_states, generators_drawn_from, sample_number, seed_globals
@@ -90,17 +87,6 @@ def test_a_sample_draws_the_same_in_any_batch_and_another_at_each_position_and_i
     assert len(set(by_index(shuffled).values())) == 23
     other = list(penstock.DataLoader(Drawing(23), batch_size=7, seed=12))
     assert not set(by_index(other).values()) & set(straight.values())
-
-
-def test_torchvisions_transforms_follow_too(tmp_path: Any) -> None:
-    (tmp_path / "c").mkdir()
-    for i in range(8):
-        Image.effect_noise((40, 40), 90).convert("RGB").save(tmp_path / "c" / f"{i}.png")
-    jitter = v1.Compose([v1.RandomResizedCrop(16), v1.ColorJitter(0.5, 0.5), v1.RandomErasing(), v1.ToTensor()])
-    jitter.transforms[2], jitter.transforms[3] = jitter.transforms[3], jitter.transforms[2]
-    dataset = torchvision.datasets.ImageFolder(str(tmp_path), jitter)
-    wanted = epochs(dataset, num_workers=0)
-    assert_same(epochs(dataset, num_workers=2), wanted)
 
 
 def test_without_a_seed_worker_processes_draw_as_torchs() -> None:

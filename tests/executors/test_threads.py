@@ -248,21 +248,6 @@ def test_a_cycle_that_holds_an_iterator_may_be_collected_by_its_own_threads() ->
         assert ended.wait(30)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"worker_method": "fibre"}, "worker_method='fibre'"),
-        ({"worker_method": 3}, "worker_method=3"),
-        ({"on_error": "ignore"}, "on_error='ignore'"),
-        ({"share_dataset": 1, "worker_method": "thread"}, "share_dataset=1"),
-        ({"share_dataset": True}, "share_dataset=True is for worker_method='thread'"),
-    ],
-)
-def test_wrong_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(penstock.InvalidOption, match=message):
-        penstock.DataLoader(Made(image), **options)
-
-
 def test_explain_says_who_reads() -> None:
     assert in_threads(image).explain().startswith("plan     Python reads the dataset in 2 threads of this process")
     native = penstock.DataLoader(penstock.Arrays(np.zeros((9, 2))), num_workers=2, worker_method="thread")

@@ -31,9 +31,6 @@ ROWS = TensorDataset(torch.arange(8.0))
         ({"batch_size": "4"}, "batch_size must be an int or None, which batches nothing, not '4' of type str"),
         ({"batch_size": 4.0}, "batch_size must be .* not 4.0 of type float"),
         ({"batch_size": np.int64(4)}, r"batch_size must be .* not np.int64\(4\) of type int64"),
-        ({"num_workers": -1}, "num_workers option should be non-negative"),
-        ({"batch_size": 0}, "batch_size should be a positive integer value"),
-        ({"timeout": -1}, "timeout option should be non-negative"),
     ],
 )
 def test_what_is_no_number(options: dict[str, Any], words: str) -> None:

@@ -23,7 +23,7 @@ from torchvision import transforms as v1
 import penstock
 from tests.photos import grey_files, in_memory
 from tests.same import assert_same, assert_same_batches
-from tests.sample_datasets import Order, rows, tensor_files
+from tests.sample_datasets import rows, tensor_files
 from tests.values import flat
 from tests.waiting import run_in_threads
 
@@ -174,15 +174,6 @@ def test_labels_of_every_kind(targets: Any, how: str) -> None:
     assert_as_torch(dataset, batch_size=16)
 
 
-def test_samplers_are_read_on_demand_as_torch_does() -> None:
-    for kind in (penstock.DataLoader, tud.DataLoader):
-        sampler = Order(range(10))
-        iterator = iter(kind(rows(10), batch_size=2, sampler=sampler, num_workers=0))
-        assert sampler.asked == 0
-        next(iterator)
-        assert sampler.asked == 2
-
-
 @pytest.mark.parametrize("options", [{}, {"num_workers": 0}])
 def test_two_loaders_draw_in_torchs_order(options: Any) -> None:
     orders = []
@@ -275,18 +266,6 @@ def test_errors_leave_nothing_for_the_garbage_collector(tmp_path: Path) -> None:
         gc.enable()
 
 
-def test_replaced_methods_are_seen(pngs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = torchvision.datasets.ImageFolder(str(pngs), v1.ToTensor())
-    loader: Any = penstock.DataLoader(dataset, batch_size=4)
-    assert "native" in loader.explain()
-    with monkeypatch.context() as patch:
-        patch.setattr(torchvision.datasets.ImageFolder, "__getitem__", lambda self, index: index)
-        assert next(iter(loader)).tolist() == [0, 1, 2, 3]
-        assert "__getitem__: it was replaced by" in loader.explain()
-    dataset.transform = v1.Compose([v1.Lambda(lambda image: image), v1.ToTensor()])
-    assert "Lambda" in loader.explain()
-
-
 def test_dtypes_that_torch_promotes() -> None:
     both: Any = tud.ConcatDataset([tud.TensorDataset(torch.zeros(3)), tud.TensorDataset(torch.zeros(3).double())])
     loader: Any = penstock.DataLoader(both, batch_size=6)
@@ -368,11 +347,6 @@ def test_a_changed_collate_map_is_torchs(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(default_collate_fn_map, torch.Tensor, lambda batch, *, collate_fn_map: len(batch))
     assert next(iter(loader)) == [3]
     assert "default_collate_fn_map" in loader.explain()
-
-
-def test_many_more_threads_than_cpus_are_warned_of() -> None:
-    with pytest.warns(UserWarning, match="as many native threads"):
-        penstock.DataLoader(rows(), num_workers=1000)
 
 
 @pytest.mark.parametrize("options", [{}, {"worker_method": "thread"}], ids=str)

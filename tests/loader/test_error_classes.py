@@ -253,14 +253,6 @@ def test_indices(dataset: Any, index: Any) -> None:
             assert str(got) == str(want)
 
 
-def test_timeout_without_workers() -> None:
-    for loader in (TORCH, OURS):
-        with pytest.raises(AssertionError):
-            list(loader(ROWS, num_workers=0, timeout=1))
-    with pytest.raises(penstock.InvalidOption):
-        list(OURS(ROWS, num_workers=0, timeout=1))
-
-
 # --- sentences --------------------------------------------------------------------------------------------------
 
 

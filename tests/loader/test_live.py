@@ -544,6 +544,7 @@ def test_memory_is_not_read_ahead_and_files_are(tmp_path, options):
     """What a sampler was asked for shows how far a pass is ahead."""
     sampler = Order(range(SAMPLES))
     batches = iter(penstock.DataLoader(tensors(), batch_size=BATCH, sampler=sampler, **options))
+    assert sampler.asked == 0
     for number in range(1, 4):
         next(batches)
         assert sampler.asked == number * BATCH

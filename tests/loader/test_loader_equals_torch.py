@@ -284,28 +284,6 @@ def test_attributes_are_torchs() -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        dict(num_workers=-1),
-        dict(timeout=-1),
-        dict(num_workers=0, prefetch_factor=2),
-        dict(num_workers=0, persistent_workers=True),
-        dict(shuffle=True, sampler=[1]),
-        dict(batch_sampler=[[1]], batch_size=3),
-        dict(batch_size=None, drop_last=True),
-        dict(batch_size=0),
-        dict(num_workers=2, multiprocessing_context="teleport"),
-    ],
-)
-def test_refuses_what_torch_refuses(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError) as theirs:
-        tud.DataLoader(rows(), **options)
-    with pytest.raises(ValueError) as ours:
-        penstock.DataLoader(rows(), **options)
-    assert str(ours.value) == str(theirs.value)
-
-
-@pytest.mark.parametrize(
     ("options", "what"),
     [
         (dict(collate_fn=lambda samples: samples), "collate_fn"),
@@ -332,14 +310,6 @@ def test_other_datasets_are_torchs(tensors: Path) -> None:
         assert_same(list(ours), list(tud.DataLoader(dataset, batch_size=4)))
     ours = penstock.DataLoader(Made(size=10), batch_size=4, num_workers=2)
     assert_same(list(ours), list(tud.DataLoader(Made(size=10), batch_size=4, num_workers=2)))
-
-
-def test_pin_memory_without_accelerator_warns_as_torch() -> None:
-    if torch.accelerator.is_available():
-        pytest.skip("there is an accelerator: nothing to warn of")
-    with pytest.warns(UserWarning, match="no accelerator is found"):
-        batch = next(iter(penstock.DataLoader(rows(), batch_size=4, pin_memory=True)))
-    assert batch[0].tolist() == [0, 1, 2, 3]
 
 
 def test_loader_pickles(tensors: Path) -> None:

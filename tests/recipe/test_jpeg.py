@@ -83,13 +83,6 @@ def test_every_pixel_alone(sampling: str) -> None:
     check(data, [(x, y, x + 1, y + 1) for y in range(35) for x in range(37)])
 
 
-@pytest.mark.parametrize("quality", [1, 30, 75, 100])
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_qualities(sampling: str, quality: int) -> None:
-    data = encode(203, 151, sampling, quality=quality, optimize=quality == 75)
-    check(data, [(0, 0, 203, 151), (50, 40, 120, 111), (97, 1, 203, 151), (0, 143, 31, 151)])
-
-
 def grey_scans(sides: list[tuple[int, int]]) -> tuple[bytes, list[bytes]]:
     """The tables (shared) and the entropy-coded data of one grey JPEG a component."""
     tables, scans = b"", []

@@ -102,6 +102,7 @@ def test_qualities(sampling: str) -> None:
         options: dict[str, Any] = ({}, {"optimize": True}, {"restart_marker_blocks": 7})[quality % 3]
         data = encode(150, 45, sampling, seed=quality, quality=quality, **options)
         assert np.array_equal(by("libjpeg", data), pillow(data))
+        assert np.array_equal(decode_jpeg(data), pillow(data))
         check(data, [(0, 0, 150, 45), *random_boxes(150, 45, rng, 2)])
 
 

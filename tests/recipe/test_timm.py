@@ -86,7 +86,7 @@ def test_changes_are_noticed():
     augment = next(step for step in compose.transforms if type(step) is automatic.RandAugment)
     for change in (
         lambda: None,
-        lambda: [setattr(one, "magnitude", 1) for one in augment.ops],
+        lambda: [vars(one).update(magnitude=1) for one in augment.ops],
         lambda: augment.ops[2].kwargs.update(fillcolor=(1, 2, 3)),
         lambda: augment.ops.__delitem__(slice(4, None)),
         lambda: vars(augment.ops[1]).update(aug_fn=lambda picture, *_, **__: picture),
