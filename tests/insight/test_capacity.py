@@ -12,20 +12,8 @@ import penstock
 from penstock.cli import main
 from penstock.cli.capacity import measured_costs
 
-JOB = [
-    "--gpus",
-    "8",
-    "--rate",
-    "1000",
-    "--cpu-ms",
-    "1.7",
-    "--stored",
-    "100KB",
-    "--batched",
-    "600KB",
-    "--dataset",
-    "1TB",
-]
+COSTS = ["--cpu-ms", "1.7", "--stored", "100KB", "--batched", "600KB", "--dataset", "1TB"]
+JOB = ["--gpus", "8", "--rate", "1000", *COSTS]
 
 
 def planned(capsys: pytest.CaptureFixture[str], *machines: str) -> tuple[dict[str, Any], str]:

@@ -14,10 +14,9 @@ import torch
 
 import penstock
 from penstock import loop_times
-from penstock.insight import batch_rows, record, recording, work_spans
-from penstock.insight.batch_rows import BatchRow, BatchRows, column
+from penstock.insight import batch_rows, record, recording
+from penstock.insight.batch_rows import BatchRow, BatchRows, WorkSpans, column
 from penstock.insight.recording import Recording
-from penstock.insight.work_spans import WorkSpans
 from penstock.loop_times import LoopClock, LoopMeter
 from penstock.observe import Delivery
 from tests.forking import assert_in_child
@@ -258,7 +257,7 @@ def test_pieces_that_follow_each_other_are_one() -> None:
 
 
 def test_spans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work_spans, "MOST_SPANS", 8)
+    monkeypatch.setattr(batch_rows, "MOST_SPANS", 8)
     spans = WorkSpans()
     for number in range(101):
         spans("read", 0.5, 1, float(number))

@@ -25,8 +25,6 @@ _DESCRIPTION = (
     "Exit code 1: something is not enough."
 )
 CORES = "CPU cores"
-#: The arguments that describe the job and its nodes.
-_JOB = ("gpus", "rate", "batched", "dataset", "nodes", "cores", "storage", "network", "cache")
 
 
 def add_parser(verbs: Any) -> None:
@@ -65,22 +63,18 @@ def _run(arguments: argparse.Namespace) -> int:
     if cpu is None:
         raise InvalidOption("nothing says what a sample costs: give --measured or --cpu-ms")
     needs = list(_needs(given, cpu, given.stored or stored))
-    weakest = min((one for one in needs if one.counts), key=lambda one: one.share or 0.0, default=None)
-    reached = None if weakest is None else given.rate * min(1.0, weakest.share or 0.0)
+    known = [one for one in needs if one.there is not None and not one.optional]
+    weakest = min(known, key=lambda one: one.share, default=None)
     if given.json:
-        job = {name: getattr(given, name) for name in _JOB} | {"cpu_seconds": cpu, "stored": given.stored or stored}
-        found = {
-            "job": job,
-            "needs": [{**one._asdict(), "share": one.share} for one in needs],
-            "weakest": weakest and weakest.name,
-            "samples_per_second_and_gpu": reached,
-        }
-        write_lines(json.dumps(found, indent=1).splitlines())
+        reached = None if weakest is None else given.rate * min(1.0, weakest.share)
+        found = {"needs": [{**one._asdict(), "share": None if one.there is None else one.share} for one in needs]}
+        told = {**found, "weakest": weakest and weakest.name, "samples_per_second_and_gpu": reached}
+        write_lines(json.dumps(told, indent=1).splitlines())
     else:
         rows = [("need", "needed", "there is", "formula")]
         rows += [(one.name, one.words(one.needed), one.words(one.there), one.formula) for one in needs]
         write_lines([*table(rows), "", _sentence(given.rate, weakest)])
-    return 1 if weakest is not None and (weakest.share or 0.0) < 1 else 0
+    return 1 if weakest is not None and weakest.share < 1 else 0
 
 
 class Need(NamedTuple):
@@ -97,16 +91,9 @@ class Need(NamedTuple):
     """The job reaches its rate without, where the other needs are met."""
 
     @property
-    def share(self) -> float | None:
-        """Return how much of the need is there; None: not known."""
-        if self.there is None:
-            return None
-        return math.inf if not self.needed else self.there / self.needed
-
-    @property
-    def counts(self) -> bool:
-        """Return whether it may be the weakest link."""
-        return self.share is not None and not self.optional
+    def share(self) -> float:
+        """Return how much of the need is there: 0 where that is not known."""
+        return (self.there or 0.0) / self.needed if self.needed else math.inf
 
     def words(self, amount: float | None) -> str:
         """Return an amount with its unit."""
@@ -140,15 +127,15 @@ def _needs(job: argparse.Namespace, cpu_seconds: float, stored: float | None) ->
         formula = f"{gpus} x {size_of(int(stored))}{kept}"
         yield Need("storage bandwidth", formula, samples * stored * (1 - held), of_all(job.storage))
     if job.batched is not None:
-        elsewhere = max(0.0, 1 - (cores.share or 0.0))
+        elsewhere = max(0.0, 1 - cores.share)
         formula = f"{gpus} x {size_of(int(job.batched))} x {elsewhere:.0%} that is filled on other nodes"
         needed = samples * job.batched * elsewhere
-        yield Need("network for fillers", formula, needed, of_all(job.network), optional=cores.share is None)
+        yield Need("network for fillers", formula, needed, of_all(job.network), optional=cores.there is None)
 
 
 def _sentence(rate: float, weakest: Need | None) -> str:
     """Return the weakest link, and what would help."""
-    if weakest is None or weakest.there is None or weakest.share is None:
+    if weakest is None or weakest.there is None:
         return "weakest link: unknown, for nothing says what the nodes have (--cores, --storage, --network, --cache)"
     if weakest.share >= 1:
         return f"enough of all; the nearest to its limit is {weakest.name}, of which {1 / weakest.share:.0%} is taken"

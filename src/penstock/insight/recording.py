@@ -23,9 +23,8 @@ from typing import Any, NamedTuple
 from torch.utils.data import get_worker_info
 
 from penstock.errors import InvalidOption
-from penstock.insight.batch_rows import BatchRow, BatchRows
+from penstock.insight.batch_rows import BatchRow, BatchRows, WorkSpans
 from penstock.insight.live_files import program_name
-from penstock.insight.work_spans import WorkSpans
 from penstock.loader import DataLoader
 from penstock.observe import Delivery, Observer, watch
 from penstock.showing import shown

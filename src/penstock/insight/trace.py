@@ -21,9 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.insight.batch_rows import BatchRow, column, passes_of
+from penstock.insight.batch_rows import BatchRow, Lane, column, passes_of
 from penstock.insight.recording import LoaderRecord, Recording
-from penstock.insight.work_spans import Lane
 from penstock.showing import shown
 from penstock.system.output_files import OutputFile
 

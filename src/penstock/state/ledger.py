@@ -17,7 +17,6 @@ import json
 import os
 import re
 import stat
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -33,7 +32,7 @@ from penstock.settings import Settings
 from penstock.sources.naming import ids_of
 from penstock.state.manifest import append_line
 from penstock.state.progress import Progress
-from penstock.system.file_lock import lock_file, unlock_file
+from penstock.system.file_lock import HeldFile, lock_file
 
 #: How long to wait for the lock of a process that is being killed.
 LOCK_SECONDS = 10.0
@@ -210,9 +209,7 @@ class Ledger:
     def __init__(self, path: str | os.PathLike[str], *, run: Mapping[str, Any]) -> None:
         self.path = os.path.abspath(os.path.expanduser(path))
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        self._descriptor = os.open(self.path, flags, 0o666)
-        self._release = weakref.finalize(self, _unlock, self._descriptor)
-        _open.add(self)
+        self._file = HeldFile(os.open(self.path, flags, 0o666))
         try:
             self._lock()
             self._take_up(_header(run))
@@ -221,10 +218,10 @@ class Ledger:
             raise
 
     def _lock(self) -> None:
-        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+        if not stat.S_ISREG(os.fstat(self._file.descriptor).st_mode):
             raise InvalidOption(f"{self.path!r} is no regular file, and so no ledger")
         try:
-            lock_file(self._descriptor, self.path, fcntl.LOCK_EX, LOCK_SECONDS, required=False)
+            lock_file(self._file.descriptor, self.path, fcntl.LOCK_EX, LOCK_SECONDS, required=False)
         except TimeoutError:
             raise InvalidOption(
                 f"the ledger {self.path!r} is written by another process, or open in this one; "
@@ -233,34 +230,34 @@ class Ledger:
 
     def _take_up(self, header: bytes) -> None:
         """Go on with what the file holds, or begin it."""
-        with open(self._descriptor, "rb", closefd=False) as file:
+        descriptor = self._file.descriptor
+        with open(descriptor, "rb", closefd=False) as file:
             data = file.read()
         if header.startswith(data):  # new, or its writer was killed before it could append
-            os.ftruncate(self._descriptor, 0)
-            append_line(self._descriptor, header)
+            os.ftruncate(descriptor, 0)
+            append_line(descriptor, header)
             return
         found = _parsed(self.path, data)
         if others := unlike(found.run, _parsed(self.path, header).run):
             said = "; ".join(f"{name} is {one} there, and {two} here" for name, one, two in others)
             raise InvalidOption(f"{self.path!r} is the ledger of another run: {said}. Name another file")
-        os.ftruncate(self._descriptor, len(data) - found.torn)
+        os.ftruncate(descriptor, len(data) - found.torn)
 
     def append(self, epoch: int, step: int, ids: Sequence[str]) -> None:
         """Record a step by the IDs of its samples. A step that was recorded before is abandoned, and all behind it.
 
         Raises OSError (a full disk); the ledger is then as before, and the same step may be tried again.
         """
-        if self._descriptor < 0:
+        if self._file.descriptor < 0:
             raise InvalidOption(
                 f"the ledger {self.path!r} is closed here; only the process that opened it may write it"
             )
         digest = blake2b(json.dumps(list(ids)).encode(), digest_size=8).hexdigest()
-        append_line(self._descriptor, f"{epoch} {step} {len(ids)} {digest}\n".encode())
+        append_line(self._file.descriptor, f"{epoch} {step} {len(ids)} {digest}\n".encode())
 
     def close(self) -> None:
         """Close the file. Closing twice is allowed."""
-        self._release()
-        self._descriptor = -1
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -269,30 +266,7 @@ class Ledger:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Ledger({self.path!r}, {'closed' if self._descriptor < 0 else 'open'})"
-
-    def _forget(self) -> None:
-        """Close the descriptor in a forked child, where it would keep the parent's lock after the parent's death."""
-        if self._descriptor >= 0:
-            self._release.detach()
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-
-_open: weakref.WeakSet[Ledger] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for ledger in list(_open):
-        ledger._forget()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-def _unlock(descriptor: int) -> None:
-    unlock_file(descriptor)
-    os.close(descriptor)
+        return f"Ledger({self.path!r}, {'closed' if self._file.descriptor < 0 else 'open'})"
 
 
 # --- of a loader --------------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from penstock.showing import shown
 from penstock.storage.private_folder import delete_unheld, files_in, has_name, open_own_file, open_private_folder
 from penstock.system.cache_folder import folder_of
 from penstock.system.file_lock import NO_LOCKS, lock_file, unlock_file
+from penstock.system.file_lock import HeldFile as HeldFile
 from penstock.system.words import size_of
 
 #: Bytes of shards that a folder keeps where nothing else is given.
@@ -57,46 +58,6 @@ class CachedShard:
         key = f"{self.url}\n{self.size}\n{self.checksum}".encode()
         name = re.sub(r"[^A-Za-z0-9._-]", "_", self.url.rpartition("/")[2])[-80:] or "_"
         return f"{name}-{hashlib.sha256(key).hexdigest()[:32]}"
-
-
-class HeldFile:
-    """An open file in the cache folder with a lock on it, which ends when it is closed."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-        self._process = os.getpid()
-        _HELD.add(self)
-
-    def close(self) -> None:
-        """Let the file go. A second call does nothing."""
-        descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0:
-            if os.getpid() == self._process:
-                unlock_file(descriptor)
-            os.close(descriptor)
-
-    def __del__(self) -> None:
-        try:  # noqa: SIM105  at the end of the interpreter contextlib is gone
-            self.close()
-        except Exception:
-            pass
-
-    def __repr__(self) -> str:
-        return f"<HeldFile: {'closed' if self.descriptor < 0 else f'descriptor {self.descriptor}'}>"
-
-
-_HELD: weakref.WeakSet[HeldFile] = weakref.WeakSet()
-
-
-def _close_in_child() -> None:
-    """Close a forked child's copies of open files: its parent's locks would last until the child ends."""
-    for held in list(_HELD):
-        descriptor, held.descriptor = held.descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
-
-
-os.register_at_fork(after_in_child=_close_in_child)
 
 
 class CacheFolder:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import os
 import time
+import weakref
 from contextlib import suppress
 
 #: What flock says on file systems without locks.
@@ -38,3 +40,43 @@ def unlock_file(descriptor: int) -> None:
     """Unlock an open file. Closing alone would not do: a child forked meanwhile has the descriptor, and so the lock."""
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+class HeldFile:
+    """An open file with a lock on it, which ends when it is closed. It is closed in a forked child."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._process = os.getpid()
+        _HELD.add(self)
+
+    def close(self) -> None:
+        """Let the file go. A second call does nothing."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            if os.getpid() == self._process:
+                unlock_file(descriptor)
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        try:  # noqa: SIM105  at the end of the interpreter contextlib is gone
+            self.close()
+        except Exception:
+            pass
+
+    def __repr__(self) -> str:
+        return f"<HeldFile: {'closed' if self.descriptor < 0 else f'descriptor {self.descriptor}'}>"
+
+
+_HELD: weakref.WeakSet[HeldFile] = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """Close a forked child's copies of open files: its parent's locks would last until the child ends."""
+    for held in list(_HELD):
+        descriptor, held.descriptor = held.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+os.register_at_fork(after_in_child=_close_in_child)
