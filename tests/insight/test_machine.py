@@ -12,13 +12,14 @@ import pytest
 from penstock.insight.check import Check, State, checked
 from penstock.insight.machine import DatasetFiles, dataset_files, disk, examine, host
 from penstock.insight.machine.disk import ReadRate
-from penstock.insight.machine.host import HostMemory, Processors
+from penstock.insight.machine.host import Gpu, HostMemory, Processors
 from penstock.sources import ImageFolder, TensorFolder
 from penstock.system.cgroup import cgroup_quota
 from tests.photos import noise_image
 from tests.sample_datasets import Made, tensor_files
 
-MIB, GIB = 1 << 20, 1 << 30
+MIB, GIB, NONE = 1 << 20, 1 << 30, float("inf")
+GPU = Gpu(0, "H100", 80 * GIB, "0000:3b:00.0")
 
 
 def write(root: Path, files: dict[str, str]) -> str:
@@ -118,6 +119,22 @@ def test_shared_memory_of_docker() -> None:
     assert host.read_space("/no/such/folder") is None
 
 
+@pytest.mark.parametrize(
+    ("soft", "hard", "expected", "words"),
+    [
+        (256, 1 << 20, State.BAD, "ulimit -n 65536 "),
+        (256, 4096, State.BAD, "ulimit -n 4096 "),
+        (256, 256, State.BAD, "hard limit"),
+        (800, NONE, State.LOOK, "ulimit -n 65536 "),
+        (1024, 4096, State.OK, ""),
+        (NONE, NONE, State.OK, ""),
+    ],
+)
+def test_open_files(soft: float, hard: float, expected: State, words: str) -> None:
+    check = host.check_open_files(soft, hard)
+    assert state(check) is expected and words in check.change + " "
+
+
 # --- files ----------------------------------------------------------------------------------------------------------
 
 MOUNTS = r"""
@@ -213,12 +230,24 @@ def test_a_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_gpus(tmp_path: Path) -> None:
-    assert state(host.check_gpus(["0: H100 with 80 GiB"], 1, "13.0")) is State.OK
+    assert state(host.check_gpus([GPU], 1, "13.0")) is State.OK
     assert state(host.check_gpus([], 0, None)) is State.OK
     assert "--gpus all" in host.check_gpus([], 2, "13.0").change
     assert host.check_gpus([], 2, None).state is State.BAD
     bus = {"a/vendor": "0x10de\n", "a/class": "0x030200\n", "b/vendor": "0x10de\n", "b/class": "0x040300\n", "c/x": ""}
     assert host.read_installed(write(tmp_path, bus)) == 1
+
+
+def test_numa_nodes(tmp_path: Path) -> None:
+    nodes = {"n/node0/cpulist": "0-3,8\n", "n/node1/cpulist": "4-7,9-11\n", f"d/{GPU.address}/numa_node": "1\n"}
+    write(tmp_path, nodes)
+    places = (str(tmp_path / "d"), str(tmp_path / "n"))
+    assert host.read_node(GPU, *places) == (1, {4, 5, 6, 7, 9, 10, 11})
+    check = host.check_node(GPU, *places, {0, 1, 2})
+    assert check.state is State.LOOK and "--cpunodebind=1" in check.change
+    assert state(host.check_node(GPU, *places, {3, 4})) is State.OK
+    write(tmp_path, {f"d/{GPU.address}/numa_node": "-1\n"})
+    assert host.read_node(GPU, *places) is None and state(host.check_node(GPU, *places, {0})) is State.OK
 
 
 # --- all of them -----------------------------------------------------------------------------------------------------
@@ -238,7 +267,7 @@ def test_the_whole_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     names = [check.name for check in examine()]
     assert names[:3] == ["CPUs", "OpenMP threads", "memory"]
-    assert {"/dev/shm", "file system", "cold reads", "GPU"} <= set(names)
+    assert {"/dev/shm", "open files", "file system", "cold reads", "GPU"} <= set(names)
     assert "page cache" not in names
     assert os.listdir(tmp_path) == []
 

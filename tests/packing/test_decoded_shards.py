@@ -348,7 +348,7 @@ def test_a_shard_that_is_cut_off_meanwhile(copy: Path) -> None:
         path = Path(found.files.path(len(found.files.shards) - 1))
         whole = path.read_bytes()
         path.write_bytes(whole[: len(whole) // 2])
-        with pytest.raises(penstock.CorruptSample, match="cut off, or another one"):
+        with pytest.raises(penstock.CorruptSample, match="cut off, or another file"):
             list(ours)
         path.write_bytes(whole)
 

@@ -256,7 +256,7 @@ def test_a_flipped_bit(copy: Path) -> None:
 def test_a_shard_that_is_changed_after_it_was_opened(copy: Path) -> None:
     found = penstock.Shards(copy, transform=TRANSFORM)
     _cut(copy / "data-000001.tar")
-    with pytest.raises(penstock.CorruptSample, match="cut off, or another one"):
+    with pytest.raises(penstock.CorruptSample, match="cut off, or another file"):
         batches(found)
     (copy / "data-000001.tar").unlink()
     with pytest.raises(penstock.MissingSample, match="Put the shard back"):

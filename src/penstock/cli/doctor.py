@@ -25,7 +25,7 @@ from penstock.system.words import counted, duration, size_of
 from penstock.verdict import WORTH
 
 _DESCRIPTION = (
-    "Without DATASET: checks what this machine gives to a loader: CPUs, memory, the temporary folder's disk, "
+    "Without DATASET: checks what this machine gives to a loader: CPUs, memory, limits, the temporary folder's disk, "
     "GPUs. With DATASET: checks what of it concerns the dataset, and looks at the dataset's own Python "
     "code and state for what costs time or memory, or fails, in workers; then measures a loop over it, in its parts, "
     "and says what holds it up and what would help. Takes some seconds, because disks and copies are measured with "

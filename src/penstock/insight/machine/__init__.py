@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,17 +51,26 @@ def examine(dataset: DatasetFiles | None = None) -> Iterator[Check]:
     if (size := of.bytes) is not None:
         yield checked("page cache", lambda: host.check_page_cache(host.read_memory(), size, exact=of.exact))
     yield checked(FOLDER, lambda: host.check_shared_memory(host.read_space(), _workers(of), of.prefetch_factor))
+    yield checked("open files", lambda: host.check_open_files(*host.read_open_files()))
     if dataset is None or of.folder is not None:
         folder = of.folder or tempfile.gettempdir()
         yield checked("file system", lambda: disk.check_file_system(folder))
         yield checked("cold reads", lambda: disk.check_cold_reads(folder))
     if dataset is None:
-        yield checked("GPU", lambda: host.check_gpus(host.read_gpus(), host.read_installed(), torch.version.cuda))
+        gpus: list[host.Gpu] = []
+        yield checked("GPU", lambda: host.check_gpus(_kept(gpus), host.read_installed(), torch.version.cuda))
+        for one in gpus:
+            yield checked(f"NUMA of GPU {one.index}", partial(host.check_node, one))
 
 
 def _workers(dataset: DatasetFiles) -> int:
     """Return the worker processes of a dataset's loader, or of a usual job: one a CPU."""
     return max(1, int(host.read_processors().usable)) if dataset.workers is None else dataset.workers
+
+
+def _kept(gpus: list[host.Gpu]) -> list[host.Gpu]:
+    gpus += host.read_gpus()
+    return gpus
 
 
 def dataset_files(dataset: Any) -> DatasetFiles:

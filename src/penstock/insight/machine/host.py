@@ -1,10 +1,12 @@
-"""Checks of CPUs and of the threads that compete for them, of memory, and of GPUs."""
+"""Checks of CPUs and of the threads that compete for them, of memory, of limits, and of GPUs and their NUMA nodes."""
 
 from __future__ import annotations
 
 import os
+import resource
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from threadpoolctl import threadpool_info
@@ -22,8 +24,12 @@ SWAPPED = 0.1
 FILLED = 0.8
 #: A batch of a usual job: 64 images of 3 x 224 x 224 float32.
 USUAL_BATCH = 64 * 3 * 224 * 224 * 4
+#: A process with this many files opens the datasets, sockets and shared tensors of a usual job; with FEW_FILES none.
+ENOUGH_FILES, FEW_FILES, MANY_FILES = 1024, 512, 65536
 
 PCI_DEVICES = "/sys/bus/pci/devices"
+NODES = "/sys/devices/system/node"
+
 _NVIDIA, _DISPLAY = "0x10de", "0x03"  # PCI's numbers of the vendor, and of the class of display controllers
 
 # --- CPUs ------------------------------------------------------------------------------------------------------------
@@ -160,7 +166,7 @@ def check_page_cache(found: HostMemory, dataset: int, *, exact: bool) -> Check:
     return judged("page cache", f"{words}: it does not fit", change)
 
 
-# --- shared memory ----------------------------------------------------------------------------------------------------
+# --- limits ----------------------------------------------------------------------------------------------------------
 
 
 def read_space(folder: str = FOLDER) -> tuple[int, int] | None:
@@ -187,14 +193,51 @@ def check_shared_memory(space: tuple[int, int] | None, workers: int, prefetch_fa
     return judged(FOLDER, words, "" if planned <= free else REMEDY)
 
 
+def read_open_files() -> tuple[float, float]:
+    """Return the (soft, hard) limit of open files; infinite for none."""
+    soft, hard = (
+        float("inf") if limit == resource.RLIM_INFINITY else limit
+        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    return soft, hard
+
+
+def check_open_files(soft: float, hard: float) -> Check:
+    """Check `ulimit -n`: each tensor that a worker process hands over takes a file descriptor."""
+    words = f"ulimit -n is {soft:,}, and may be raised to {hard:,}".replace("inf", "any number")
+    if soft >= ENOUGH_FILES:
+        return judged("open files", words)
+    change = f"ulimit -n {min(hard, MANY_FILES)} before the job" if hard > soft else ""
+    if hard < ENOUGH_FILES:
+        change += f"{', and have' if change else 'Have'} the hard limit raised (limits.conf)"
+    change += ": a tensor of a worker process takes a file each, and 'Too many open files' ends the pass."
+    return judged("open files", words, change, bad=soft < FEW_FILES)
+
+
 # --- GPUs ------------------------------------------------------------------------------------------------------------
 
 
-def read_gpus() -> list[str]:
-    """Return the GPUs that torch can use, each with its memory. The first call sets CUDA up."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    devices = [torch.cuda.get_device_properties(index) for index in range(count)]
-    return [f"{index}: {one.name} with {size_of(one.total_memory)}" for index, one in enumerate(devices)]
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as torch sees it."""
+
+    index: int
+    name: str
+    memory: int
+    """In bytes."""
+    address: str = ""
+    """On the PCI bus: "0000:3b:00.0"; empty: torch does not say."""
+
+
+def read_gpus() -> list[Gpu]:
+    """Return the GPUs that torch can use. The first call sets CUDA up."""
+    found = []
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        device = torch.cuda.get_device_properties(index)
+        numbers: list[Any] = [getattr(device, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
+        address = "" if None in numbers else "{:04x}:{:02x}:{:02x}.0".format(*numbers)
+        found.append(Gpu(index, device.name, device.total_memory, address))
+    return found
 
 
 def read_installed(devices: str = PCI_DEVICES) -> int:
@@ -209,11 +252,12 @@ def read_installed(devices: str = PCI_DEVICES) -> int:
     return found
 
 
-def check_gpus(gpus: list[str], installed: int, cuda_version: str | None) -> Check:
+def check_gpus(gpus: list[Gpu], installed: int, cuda_version: str | None) -> Check:
     """Check that torch, built for a version of CUDA or for none, can use the GPUs that are installed."""
     built = "built without CUDA" if cuda_version is None else f"built for CUDA {cuda_version}"
     if gpus:
-        return judged("GPU", f"{counted(len(gpus), 'GPU')} ({', '.join(gpus)}); torch is {built}")
+        shown = ", ".join(f"{gpu.index}: {gpu.name} with {size_of(gpu.memory)}" for gpu in gpus)
+        return judged("GPU", f"{counted(len(gpus), 'GPU')} ({shown}); torch is {built}")
     if not installed:
         return judged("GPU", f"none, of those that torch reaches by CUDA; torch is {built}")
     words = f"{counted(installed, 'GPU')} of NVIDIA on the PCI bus, and torch can use none; torch is {built}"
@@ -224,3 +268,31 @@ def check_gpus(gpus: list[str], installed: int, cuda_version: str | None) -> Che
             "whether nvidia-smi finds a driver that is new enough."
         )
     return judged("GPU", words, change, bad=True)
+
+
+def read_node(gpu: Gpu, devices: str = PCI_DEVICES, nodes: str = NODES) -> tuple[int, set[int]] | None:
+    """Return (the NUMA node of a GPU, the CPUs of that node); None: the machine has one node, or does not say."""
+    try:
+        node = int(Path(devices, gpu.address, "numa_node").read_text("ascii"))
+        if node < 0 or len(list(Path(nodes).glob("node[0-9]*"))) < 2:
+            return None
+        cpus: set[int] = set()
+        for part in Path(nodes, f"node{node}", "cpulist").read_text("ascii").strip().split(","):  # "0-3,8"
+            first, _, last = part.partition("-")
+            cpus.update(range(int(first), int(last or first) + 1))
+    except (OSError, ValueError):
+        return None
+    return node, cpus
+
+
+def check_node(gpu: Gpu, devices: str = PCI_DEVICES, nodes: str = NODES, affinity: set[int] | None = None) -> Check:
+    """Check that this process may run on CPUs of a GPU's NUMA node. affinity: its CPUs; None: as the system says."""
+    name, found = f"NUMA of GPU {gpu.index}", read_node(gpu, devices, nodes)
+    if found is None:
+        return judged(name, "the machine has one NUMA node, or does not say which the GPU is at")
+    node, cpus = found
+    affinity = os.sched_getaffinity(0) if affinity is None else affinity
+    near = len(cpus & affinity)
+    words = f"the GPU is at node {node}; {near:,} of the {counted(len(affinity), 'CPU')} of this process are there"
+    bind = f"numactl --cpunodebind={node} --preferred={node}"
+    return judged(name, words, "" if near else f"{bind} before the job: each copy crosses from another node's memory.")
