@@ -45,3 +45,27 @@ def test_other_names_are_errors_as_in_any_module(module: str) -> None:
         exec(f"import {module}; {module}.Nothing", {})
     with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
         exec(f"from {module} import Nothing", {})
+
+
+FORKED = """
+import os
+import torch, torch.utils.data
+import penstock
+
+torch.arange(9)
+child = os.fork()
+if not child:
+    made, original = [], torch.set_num_threads
+    torch.set_num_threads = lambda number: made.append(number) or original(number)
+    dataset = torch.utils.data.TensorDataset(torch.arange(9))
+    for _ in range(2):
+        list(penstock.DataLoader(dataset, num_workers=2, worker_method="thread", collate_fn=list))
+    os._exit(made != [torch.get_num_threads()])
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_fork_before_the_first_pass_is_seen() -> None:
+    """In the child torch's thread pool is made anew before several threads ask for it: "Invalid thread pool!"."""
+    done = run_script(FORKED)
+    assert (done.stdout, done.stderr) == ("0\n", "")

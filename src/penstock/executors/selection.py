@@ -39,6 +39,7 @@ from penstock.storage.tiers import Caches
 from penstock.system.cgroup import exact_quota
 from penstock.system.cpus import host_cpus, usable_cpus
 from penstock.system.deferred import deferred
+from penstock.system.forked import ready_for_threads
 from penstock.system.host_memory import keep_freed_memory
 from penstock.system.warn_user import warn_user
 from penstock.verdict import log_at_end
@@ -219,6 +220,7 @@ class Executors:
             on_device: makes the batches on the device; None: the host makes them.
         """
         settings, streams = job.settings, job.streams
+        ready_for_threads()
         executor = on_device or job.found.get("executor")
         if executor is None:
             executor = job.found["executor"] = next(make() for accepts, make in EXECUTORS if accepts(job))

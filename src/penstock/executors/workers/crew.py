@@ -22,7 +22,7 @@ from penstock.executors.workers.loading import Activity, FetchedBatch, IterableR
 from penstock.executors.workers.native import MeteredReaders
 from penstock.executors.workers.own_fetch import OwnFetches
 from penstock.executors.workers.pace import PATIENCE_SECONDS, CallerTime, Pace
-from penstock.executors.workers.thread_lifetime import context_here, end_crew, one_core_each, ready_for_threads
+from penstock.executors.workers.thread_lifetime import context_here, end_crew, one_core_each
 from penstock.executors.workers.worker_thread import (
     ThreadWorkerInfo,
     WorkerThread,
@@ -105,8 +105,6 @@ class ThreadCrew:
         """Start the threads. Raises RuntimeError: the system has not so many."""
         if self.readers is not None:
             self.readers.open()
-        if self._threads:
-            ready_for_threads()
         for thread in self._threads:
             thread.start()
 
