@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from PIL.JpegImagePlugin import JpegImageFile
 
 from penstock.errors import InvalidOption
 from penstock.system.cpus import usable_cpus
@@ -183,46 +184,18 @@ class Header(NamedTuple):
 def read_header(data: NDArray[np.uint8]) -> Header | str:
     """Return what a file's header says, or why Pillow must decode it.
 
-    Decoders of GPUs fill what is missing with grey and guess at the rest: a file is trusted to them only when it is a
-    whole JPEG of the common kinds (ITU-T T.81, annex B), Huffman-coded with 8 bits, grey or YCbCr.
+    Decoders of GPUs fill what is missing with grey and guess at the rest: a file is trusted to them only when it is
+    grey or YCbCr, and ends as a whole JPEG does.
     """
-    view = data.data
-    if len(view) < 4 or bytes(view[:3]) != b"\xff\xd8\xff":
-        return "not a JPEG"
-    at, frame, adobe = 2, None, 1
-    while True:
-        while at < len(view) and view[at] == 0xFF:
-            at += 1  # the marker's first byte, and fill bytes
-        if len(view) - at < 3:
-            return "JPEG: ends in its header"
-        marker, length = view[at], view[at + 1] << 8 | view[at + 2]
-        at += 1
-        if marker < 0xC0 or 0xD0 <= marker <= 0xD9:
-            return "JPEG: unexpected marker"
-        if length < 2 or length > len(view) - at:
-            return "JPEG: ends in its header"
-        segment = view[at + 2 : at + length]
-        at += length
-        if marker == 0xDA:
-            break
-        if marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            if frame is not None or marker > 0xC2:
-                return "JPEG: lossless, hierarchical or arithmetic coding"
-            frame = segment
-        elif marker == 0xEE and bytes(segment[:5]) == b"Adobe" and len(segment) >= 12:
-            adobe = segment[11]
-        if at >= len(view) or view[at] != 0xFF:
-            return "JPEG: bytes between markers"
-    if frame is None or len(frame) < 6 or len(frame) != 6 + 3 * frame[5]:
-        return "JPEG: no frame before the first scan"
-    header = Header(frame[3] << 8 | frame[4], frame[1] << 8 | frame[2], frame[5])
-    if frame[0] != 8 or header.channels not in (1, 3):
-        return "JPEG: CMYK, or not 8 bits a sample"
-    if header.channels == 3 and (adobe != 1 or bytes(frame[6::3]) not in (b"\1\2\3", b"\0\1\2")):
+    try:
+        image = JpegImageFile(io.BytesIO(data.data))
+    except (SyntaxError, OSError, ValueError):
+        return "not a JPEG, or a damaged header"
+    if image.mode not in ("L", "RGB"):
+        return "JPEG: neither grey nor RGB"
+    parts = [part[0] for part in image.layer]
+    if image.mode == "RGB" and (image.info.get("adobe_transform", 1) != 1 or parts not in ([1, 2, 3], [0, 1, 2])):
         return "JPEG: RGB, or unusual components"
-    if not (header.width and header.height):
-        return "JPEG: no size in its header"
-    # Coded pixels cannot hold an end-of-image marker; most often it is at the very end.
-    if bytes(view[-2:]) != b"\xff\xd9" and bytes(view[at:]).find(b"\xff\xd9") < 0:
-        return "JPEG: no end-of-image marker"
-    return header
+    if bytes(data[-2:]) != b"\xff\xd9":
+        return "JPEG: no end-of-image marker at its end"
+    return Header(*image.size, len(parts))

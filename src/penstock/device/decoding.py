@@ -7,13 +7,12 @@ asks for a batch begins its decoding and its operations, on the copy stream, and
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn.functional import interpolate, pad
 
@@ -21,7 +20,6 @@ import penstock._native as _native
 from penstock.device.copy_stream import CopyStream
 from penstock.device.decoders import Decoder
 from penstock.device.reading import Batch, Encoded, Readers
-from penstock.device.stores import send
 from penstock.errors import ShapeMismatch, WorkerStuck
 from penstock.executors.filler import IN_FLIGHT, Filler, PassInput, PassResources
 from penstock.executors.iterator import Pass
@@ -34,8 +32,6 @@ from penstock.state.substitutes import Substitutes
 
 #: Batches whose files are read ahead, unless prefetch_factor= says otherwise. Files are small beside their pixels.
 AHEAD = 3
-#: Bytes of float32 pictures that are resized at once.
-_ROOM = 64 << 20
 #: torch's antialiased resize runs out of a GPU's shared memory where it reduces too much at once; beyond this scale a
 #: picture is averaged down first.
 _STEEP = 16
@@ -139,19 +135,14 @@ class DecodingFiller(Filler):
             return torch_batch(plan.dataset, batch.other)
         with torch.no_grad(), self._working():
             rows = self._decoded(batch)
-            undone: defaultdict[int, list[int]] = defaultdict(list)  # by leaf, the positions that a recipe is for
             for i, sample in enumerate(batch.samples):
-                if sample.drawn is not None:
-                    undone[sample.leaf].append(i)
-            for leaf, positions in undone.items():
-                recipe = plan.leaves[leaf].recipe
-                assert recipe is not None
-                pictures = DecodedImages([rows[i] for i in positions])
-                made = pictures.run(recipe, [batch.samples[i].drawn or [] for i in positions])
-                for i, row in zip(positions, made, strict=True):
-                    rows[i] = row
+                recipe = plan.leaves[sample.leaf].recipe
+                if sample.drawn is not None and recipe is not None:
+                    rows[i] = transformed(rows[i], recipe, sample.drawn)
             self._check(batch, rows)
-            out = torch.stack(rows)
+            if any(row.dtype != rows[0].dtype for row in rows):
+                rows = [rounded(row) for row in rows]
+            out = rounded(torch.stack(rows))
         if batch.replaced:
             batch.leaves, batch.local = plan.root.resolve(batch.indices)
         labels = plan.labels(batch.leaves, batch.local)
@@ -229,7 +220,7 @@ def obstacle(recipe: Recipe) -> str | None:
     if recipe.fills is None:
         return "its values are converted in a way that a device cannot take over"
     for operation in recipe.operations:
-        if operation["op"] not in _OPERATIONS:
+        if operation["op"] not in ("RandomResizedCrop", "Resize", "CenterCrop", "RandomCrop", "RandomFlip"):
             return f"no device does {operation.get('name', operation['op'])} as torchvision does"
         kind = operation.get("filter", "bilinear")
         if kind not in ("bilinear", "bicubic"):
@@ -241,130 +232,56 @@ def obstacle(recipe: Recipe) -> str | None:
     return None
 
 
-class DecodedImages:
-    """Pictures at one point of their recipe.
-
-    They lie apart until they are all of one shape: `whole` then holds them, (samples, channels, height, width), and
-    `each` is its rows. After a resize they are float32, and are rounded before the next operation that needs pixels.
+def transformed(picture: torch.Tensor, recipe: Recipe, drawn: Sequence[Any]) -> torch.Tensor:
+    """Return a picture after a recipe's operations: uint8, or after a resize float32 that is not rounded yet.
 
     Args:
-        each: pictures, uint8 (channels, height, width).
+        picture: uint8 (channels, height, width).
+        recipe: one for which `obstacle` gives None.
+        drawn: what was drawn for each operation.
     """
-
-    def __init__(self, each: Sequence[torch.Tensor]) -> None:
-        self.each = list(each)
-        self.whole: torch.Tensor | None = None
-
-    def run(self, recipe: Recipe, drawn: Sequence[Sequence[Any]]) -> list[torch.Tensor]:
-        """Do a recipe's operations with what was drawn for each picture, and return the results, uint8."""
-        sizes = [_native.sizes(recipe.native, picture.shape[2], picture.shape[1]) for picture in self.each]
-        for number, operation in enumerate(recipe.operations):
-            asked = [each[number + 1] for each in sizes] if operation["op"] == "Resize" else [d[number] for d in drawn]
-            _OPERATIONS[operation["op"]](self, operation, asked)
-        self._together()
-        self._round()
-        self._map(lambda picture: picture.to(torch.uint8))
-        return self.each
-
-    # --- operations -------------------------------------------------------------------------------------------------
-
-    def random_resized_crop(self, operation: dict[str, Any], drawn: list[Any]) -> None:
-        self._set([_cut(picture, *box) for picture, box in zip(self.each, drawn, strict=True)])
-        self._resize([operation["size"]] * len(self.each), operation)
-
-    def resize(self, operation: dict[str, Any], sizes: list[Any]) -> None:
-        self._resize(sizes, operation)
-
-    def center_crop(self, operation: dict[str, Any], _: list[Any]) -> None:
-        height, width = operation["size"]
-
-        def centre(picture: torch.Tensor) -> torch.Tensor:
-            lacking = [max(0, height - picture.shape[-2]), max(0, width - picture.shape[-1])]
-            (above, left), (below, right) = ([n // 2 for n in lacking], [(n + 1) // 2 for n in lacking])
-            if any(lacking):
-                picture = pad(picture, [left, right, above, below])
-            top, left = (round((there - to) / 2) for there, to in zip(picture.shape[-2:], (height, width), strict=True))
-            return _cut(picture, top, left, height, width)
-
-        self._map(centre)
-
-    def random_crop(self, _: dict[str, Any], drawn: list[Any]) -> None:
-        self._set([_cut(picture, *box) for picture, box in zip(self.each, drawn, strict=True)])
-
-    def flip(self, operation: dict[str, Any], drawn: list[Any]) -> None:
-        if not any(drawn):
-            return
-        axis = -1 if operation["horizontal"] else -2
-        self._together()
-        if self.whole is None:
-            self._set([picture.flip(axis) if do else picture for picture, do in zip(self.each, drawn, strict=True)])
-        else:
-            chosen = send(np.array(drawn, dtype=bool), self.whole.device).view(-1, 1, 1, 1)
-            self._set_whole(torch.where(chosen, self.whole.flip(axis), self.whole))
-
-    # --- their parts ------------------------------------------------------------------------------------------------
-
-    def _set(self, each: list[torch.Tensor]) -> None:
-        self.each, self.whole = each, None
-
-    def _set_whole(self, whole: torch.Tensor) -> None:
-        self.each, self.whole = list(whole.unbind()), whole
-
-    def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Replace each picture, or all at once."""
-        if self.whole is not None:
-            self._set_whole(function(self.whole))
-        else:
-            self._set([function(picture) for picture in self.each])
-
-    def _together(self) -> None:
-        """Put the pictures together, if they are of one shape and dtype."""
-        if self.whole is None and len({(picture.shape, picture.dtype) for picture in self.each}) == 1:
-            self._set_whole(torch.stack(self.each))
-
-    def _round(self) -> None:
-        self._map(lambda picture: picture.round().clamp(0, 255) if picture.is_floating_point() else picture)
-
-    def _resize(self, sizes: list[tuple[int, int]], operation: dict[str, Any]) -> None:
-        self._round()
-        alike: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
-        for number, (picture, size) in enumerate(zip(self.each, sizes, strict=True)):
-            if tuple(picture.shape[1:]) != tuple(size):
-                alike[(tuple(picture.shape), picture.dtype, tuple(size))].append(number)
-        each = list(self.each)
-        for (shape, _, size), numbers in alike.items():
-            at_once = max(1, _ROOM // (4 * shape[0] * shape[1] * shape[2]))
-            for begin in range(0, len(numbers), at_once):
-                some = numbers[begin : begin + at_once]
-                together = self.each[some[0]][None] if len(some) == 1 else torch.stack([self.each[n] for n in some])
-                for number, picture in zip(some, _scaled(together, size, operation).unbind(), strict=True):
-                    each[number] = picture
-        if alike:
-            self._set([picture.to(torch.float32) for picture in each])
+    sizes = _native.sizes(recipe.native, picture.shape[2], picture.shape[1])
+    for number, operation in enumerate(recipe.operations):
+        kind = operation["op"]
+        if kind in ("RandomResizedCrop", "RandomCrop"):
+            picture = _cut(picture, *drawn[number])
+        if kind == "CenterCrop":
+            picture = _centre(picture, *operation["size"])
+        elif kind == "RandomFlip" and drawn[number]:
+            picture = picture.flip(-1 if operation["horizontal"] else -2)
+        elif kind in ("RandomResizedCrop", "Resize"):
+            picture = _scaled(rounded(picture), tuple(sizes[number + 1]), operation)
+    return picture
 
 
-_Operation = Callable[[DecodedImages, dict[str, Any], list[Any]], None]
-_OPERATIONS: dict[str, _Operation] = {
-    "RandomResizedCrop": DecodedImages.random_resized_crop,
-    "Resize": DecodedImages.resize,
-    "CenterCrop": DecodedImages.center_crop,
-    "RandomCrop": DecodedImages.random_crop,
-    "RandomFlip": DecodedImages.flip,
-}
+def rounded(picture: torch.Tensor) -> torch.Tensor:
+    """Return a picture as pixels, uint8."""
+    return picture.round().clamp(0, 255).to(torch.uint8) if picture.is_floating_point() else picture
 
 
-def _scaled(pictures: torch.Tensor, size: tuple[int, int], operation: dict[str, Any]) -> torch.Tensor:
-    """Return pictures of this size, float32, not rounded."""
-    # Without a gap in memory: a window of larger pictures, or interleaved ones, would be copied again otherwise.
-    values = pictures.to(torch.float32, memory_format=torch.contiguous_format)
+def _centre(picture: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    lacking = [max(0, height - picture.shape[-2]), max(0, width - picture.shape[-1])]
+    (above, left), (below, right) = ([n // 2 for n in lacking], [(n + 1) // 2 for n in lacking])
+    if any(lacking):
+        picture = pad(picture, [left, right, above, below])
+    top, left = (round((there - to) / 2) for there, to in zip(picture.shape[-2:], (height, width), strict=True))
+    return _cut(picture, top, left, height, width)
+
+
+def _scaled(picture: torch.Tensor, size: tuple[int, int], operation: dict[str, Any]) -> torch.Tensor:
+    """Return a picture of this size, float32, not rounded; the picture itself where it has the size."""
+    there = tuple(picture.shape[1:])
+    if there == size:
+        return picture
+    # Without a gap in memory: a window of a larger picture, or an interleaved one, would be copied again otherwise.
+    values = picture.to(torch.float32, memory_format=torch.contiguous_format)[None]
     if operation["antialias"]:
-        there = values.shape[-2:]
         enough = tuple(
             -(-n // max(1, 2 * n // (_STEEP * to))) if n > _STEEP * to else n for n, to in zip(there, size, strict=True)
         )
-        if enough != tuple(there):
+        if enough != there:
             values = interpolate(values, enough, mode="area")
-    return interpolate(values, size, mode=operation["filter"], align_corners=False, antialias=operation["antialias"])
+    return interpolate(values, size, mode=operation["filter"], align_corners=False, antialias=operation["antialias"])[0]
 
 
 def _cut(picture: torch.Tensor, top: int, left: int, height: int, width: int) -> torch.Tensor:

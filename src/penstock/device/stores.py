@@ -111,15 +111,6 @@ class Images:
             self._elements = send(elements.reshape(-1), device).view(word)
             self._firsts = send(firsts, device).view(-1, 1, 1)
 
-    def bytes_of(self, samples: int) -> int:
-        """Return about how many bytes of the device take() needs for so many samples."""
-        positions = self._size[0] * self._size[1]
-        channels = self._pixels.shape[1]
-        each = 2 * self._places.itemsize + 1 + 2 * channels
-        if self._elements is not None:
-            each += channels * (8 + self._dtype.itemsize)
-        return samples * positions * each
-
     def maps(
         self, seed: int, epoch: int, leaves: LeafNumbers | None, samples: Indices, positions: Indices
     ) -> torch.Tensor:
