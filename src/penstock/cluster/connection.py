@@ -14,7 +14,7 @@ import torch
 
 import penstock
 from penstock.cluster.option import Ray
-from penstock.cluster.wire import whole
+from penstock.cluster.pickles import whole
 from penstock.errors import ClusterError, ClusterUnreachable, InvalidOption
 from penstock.system.words import size_of
 
@@ -38,10 +38,6 @@ class Facts:
     pid: int
     missing: tuple[str, ...] = ()
     """Files that the node does not see as the trainer does, each with what it sees."""
-    port: int = 0
-    """That it listens at, where it does."""
-    local: str = ""
-    """The name of the Unix socket that it listens at too."""
 
     @property
     def place(self) -> str:
@@ -103,12 +99,12 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-def here(*, missing: tuple[str, ...] = (), port: int = 0, local: str = "") -> Facts:
-    """Return what an actor says of itself."""
+def here(files: Sequence[tuple[str, int]]) -> Facts:
+    """Return what an actor says of itself. files: with their sizes as the process that asks sees them."""
     import ray  # noqa: PLC0415
 
     node = ray.get_runtime_context().get_node_id()[:8]
-    return Facts(versions(), node, ray.util.get_node_ip_address(), os.getpid(), missing, port, local)
+    return Facts(versions(), node, ray.util.get_node_ip_address(), os.getpid(), unseen(files))
 
 
 def check(found: Facts, who: str) -> None:
