@@ -207,7 +207,7 @@ def test_smaller_and_decoded_images(tmp_path: Path) -> None:
     assert max(small[0][0].size) == 40
     assert_same(small[png], folder[png])  # only JPEGs become smaller
     lines = "\n".join(told[0].lines())
-    assert "PSNR" in lines and "pixels" in lines and 0 < told[0].share < 1
+    assert "pixels" in lines and 0 < told[0].share < 1
     row = small.index.rows([0])[0]
     assert (row["width"], row["height"]) == small[0][0].size
     penstock.pack(folder, tmp_path / "decoded", decoded=True)
@@ -344,7 +344,7 @@ def test_a_source_that_changed_meanwhile(tmp_path: Path) -> None:
     with pytest.raises(penstock.InvalidOption, match=r"other options.*shard_size"):
         penstock.pack(penstock.ImageFolder(root), tmp_path / "out", shard_size=7000)
     os.utime(root / "dog" / "1.jpg", (1, 1))
-    with pytest.raises(penstock.DatasetChanged, match=r"first among samples \d+ to \d+"):
+    with pytest.raises(penstock.DatasetChanged, match="names, labels, sizes or times of files"):
         penstock.pack(penstock.ImageFolder(root), tmp_path / "out", shard_size=6000)
     penstock.pack(penstock.ImageFolder(root), tmp_path / "out", shard_size=7000, restart=True)
     equal(penstock.Shards(tmp_path / "out"), penstock.ImageFolder(root))

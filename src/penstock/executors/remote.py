@@ -234,7 +234,7 @@ class RemoteExecutor:
                 "has a copy of the dataset, and what a lost one did is done again elsewhere"
             )
         ray = connected(settings.cluster)  # what is missing here is said before the dataset is pickled
-        job_bytes = pickled(_fill_job(job), type(settings.dataset).__qualname__, settings.dataset)
+        job_bytes = pickled(_fill_job(job), settings.dataset)
         files = _files(settings.dataset)
         filler = RemoteFiller(ray, settings.cluster, job_bytes, files, resources, in_order=settings.in_order)
         made = Pass(filler, job.pass_input(), eager=job.eager)

@@ -21,7 +21,7 @@ from penstock.packing.contents import contents_of
 from penstock.packing.encoding import Encoding
 from penstock.packing.index_writer import ShardRecord
 from penstock.packing.places import Place
-from penstock.packing.plan import Plan, digest_of_shard
+from penstock.packing.plan import Plan, digest_of
 from penstock.packing.shard_writer import ShardWork
 from penstock.sources.naming import names_of
 from penstock.system.cpus import usable_cpus
@@ -132,14 +132,12 @@ class Packer:
         if self._work is None:
             job: PackJob = pickle.loads(self._job)
             contents = contents_of(job.dataset, job.to_bytes)
-            work = ShardWork(job.place, contents, job.encoding, job.plan, self._stamps)
-            found = [digest_of_shard(contents, work.samples(n), self._stamps) for n in range(len(job.plan.ends))]
-            if tuple(found) != job.plan.digests:
+            if digest_of(contents, self._stamps) != job.plan.digest:
                 raise ClusterError(
                     "this node sees other samples, or other labels, than the process that packs: give a dataset on a "
                     "file system that all nodes share, under one path"
                 )
-            self._work = work
+            self._work = ShardWork(job.place, contents, job.encoding, job.plan, self._stamps)
         return self._work.write(shard, lambda added, samples: None, f".{self._number}")
 
 
@@ -190,7 +188,7 @@ class PackerEngine:
         files = files_of([*work.place.shared, *(path for _, path in names_of(self.dataset, chosen))])
         ray = connected(self.cluster)
         job = PackJob(self.dataset, self.to_bytes, work.place, work.encoding, work.plan)
-        sent = pickled(job, type(self.dataset).__qualname__, self.dataset)
+        sent = pickled(job, self.dataset)
         arguments = stored(ray, sent), stored(ray, work.stamps), files
         workers = self.workers or max(1, int(ray.available_resources().get("CPU", 0) // self.cluster.cpus))
         return Crew(
