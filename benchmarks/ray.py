@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.cluster_model import Simulated, simulate
 from benchmarks.question import (
     Contestant,
     Facts,
@@ -97,7 +96,7 @@ def batches_per_second(setup: Setup, dataset: Any, **options: Any) -> Running:
         for _ in range(4):
             next(batches)
         crew = getattr(getattr(batches, "filler", None), "_crew", None)
-        pids = [os.getpid()] + [link.facts.pid for link in getattr(crew, "_live", {}).values()]
+        pids = [os.getpid()] + [one.facts.pid for one in getattr(crew, "at_work", ())]
         began, cpu_before = time.perf_counter(), cpu_seconds(pids)
         for _ in batches:
             pass
@@ -194,10 +193,10 @@ def recovery(setup: Setup, *, node: bool, how: int = signal.SIGKILL) -> Running:
         batches: Any = iter(penstock.DataLoader(Waiting(), 16, num_workers=2, worker_method=method))
         for _ in range(10):
             next(batches)
-        link = next(iter(batches.filler._crew._live.values()))
-        victim, pids = None, [link.facts.pid]
+        facts = batches.filler._crew.at_work[0].facts
+        victim, pids = None, [facts.pid]
         if node:
-            victim = next(one for one in made.worker_nodes if one.node_id.startswith(link.facts.node))
+            victim = next(one for one in made.worker_nodes if one.node_id.startswith(facts.node))
             raylet = victim.all_processes["raylet"][0].process.pid
             pids = [raylet, *children(raylet)] if how == signal.SIGSTOP else [raylet]  # its end is that of its workers
         began = time.perf_counter()
@@ -234,19 +233,6 @@ def node_stopped(setup: Setup) -> Running:
     return recovery(setup, node=True, how=signal.SIGSTOP)
 
 
-def model(setup: Setup) -> Running:
-    """benchmarks/cluster_model.py: 1,000 simulated fillers, 10 of which are lost in 20,000 batches."""
-    simulated = Simulated(batches=2000 if setup.facts["quick"] else 20_000)
-
-    def epoch() -> Numbers:
-        found = simulate(simulated)
-        assert found.made == simulated.batches
-        rate = simulated.batches / found.seconds
-        return {"scheduler_us": 1e6 * found.scheduler, "simulated_batches_per_s": rate}
-
-    return Running(epoch)
-
-
 def machine() -> Facts:
     """The version of Ray."""
     import ray
@@ -256,7 +242,6 @@ def machine() -> Facts:
 
 BATCH = lower("batch_ms", "ms/batch")
 RECOVERY = lower("recovery_s", "s")
-SCHEDULER = lower("scheduler_us", "us/batch")
 MEASURES = (BATCH, lower("cpu_ms", "ms of CPU/batch"), Measure("samples_per_s", "samples/s"))
 LOCAL = Contestant("threads", Role.ASIDE, threads, packages=("penstock",))
 FILLER = Contestant("filler", Role.PENSTOCK, filler, packages=("penstock", "ray"))
@@ -278,13 +263,6 @@ TABLES = (
             Target("node stopped", 5, None, RECOVERY),
         ),
         (RECOVERY,),
-    ),
-    Table(
-        "model",
-        "the scheduler's own work a batch, with 1,000 simulated nodes",
-        (Contestant("scheduler", Role.PENSTOCK, model),),
-        (Target("scheduler", 50, None, SCHEDULER),),
-        (SCHEDULER, Measure("simulated_batches_per_s", "batches/s")),
     ),
 )
 QUESTION = Question("ray", "fillers of a Ray cluster", TABLES, prepare, machine)

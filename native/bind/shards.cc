@@ -22,7 +22,6 @@
 #include "bind/bind.h"
 #include "bind/gil_released.h"
 #include "files/crc.h"
-#include "files/pack_files.h"
 #include "files/row_file.h"
 #include "files/shard_table.h"
 #include "files/unique_fd.h"
@@ -83,35 +82,10 @@ void make_shard_table(ShardTable* self, std::shared_ptr<const RowFile> rows, con
                         max_open.value_or(most_open()));
 }
 
-// files: (index, bytes, time_ns, before, after) of each. Returns (CRC-32C, width, height) of each file and the CRC-32C of
-// all bytes, or what failed:
-// (number of the file, errno or 0, whether it was writing).
-nb::object pack(int out, const PathTable& table, const nb::list& files, std::uint32_t crc) {
-  std::vector<FileToPack> given;
-  given.reserve(files.size());
-  for (nb::handle file : files) {
-    const auto before = nb::cast<nb::bytes>(file[3]), after = nb::cast<nb::bytes>(file[4]);  // the list holds them
-    given.push_back({nb::cast<std::size_t>(file[0]), nb::cast<std::uint64_t>(file[1]), nb::cast<std::int64_t>(file[2]),
-                     {before.c_str(), before.size()}, {after.c_str(), after.size()}});
-    if (given.back().index >= table.size()) throw nb::index_error("past the end of the path table");
-  }
-  PackedFiles packed;
-  {
-    const GilReleased unlocked;
-    packed = pack_files(out, table, given, crc);
-  }
-  if (!packed.outcome.ok())
-    return nb::make_tuple(packed.failed, packed.outcome.code == Code::io ? packed.outcome.error : 0, packed.writing);
-  nb::list each;
-  for (const FileToPack& file : given) each.append(nb::make_tuple(file.crc32c, file.width, file.height));
-  return nb::make_tuple(each, packed.crc32c);
-}
-
 }  // namespace
 
 void bind_shards(nb::module_& m) {
   m.def("crc32c", &checksum, nb::arg("buffer"), nb::arg("seed") = 0);
-  m.def("pack_files", &pack, nb::arg("descriptor"), nb::arg("table"), nb::arg("files"), nb::arg("seed"));
   nb::class_<RowFile>(m, "RowFile")
       .def("__init__", &open_rows, nb::arg("descriptor"), nb::arg("start"), nb::arg("row_bytes"), nb::arg("count"))
       .def("__len__", &RowFile::size)

@@ -123,23 +123,6 @@ def crc32c(buffer: Buffer, seed: int = 0) -> int:
     Python's lock is let go for buffers of 16 KiB and more.
     """
 
-def pack_files(
-    descriptor: int, table: PathTable, files: list[tuple[int, int, int, bytes, bytes]], seed: int
-) -> tuple[list[tuple[int, int, int]], int] | tuple[int, int, bool]:
-    """Append files of a table to an open file, each between bytes that are given.
-
-    Args:
-        descriptor: of the file that is written.
-        table: the files that are read.
-        files: of each its number in the table, the length and the time of the last change in ns that it must have,
-            and the bytes that go before and after it.
-        seed: the CRC-32C of what the file holds already.
-
-    Returns the CRC-32C of each file, with its width and height where it is a JPEG (else 0), and the CRC-32C of all
-    bytes; or, where one could not be packed, its number in `files`, the errno (0: the file is not what it was, or
-    leads out of its root) and whether it was writing that failed.
-    """
-
 class RowFile:
     """Rows of equal length in an open file, read when they are asked for. Immutable, for any number of threads.
 

@@ -75,10 +75,9 @@ class FillerCounts:
     batches: int
     """Batches that came from fillers, errors in their place included."""
     bytes: int
-    """Bytes of these, as they came over the connections."""
+    """Bytes of these."""
     arriving_seconds: float
-    """Time in which a batch was coming in: some of its bytes were here, and not all. It is close to the time of the
-    pass where the network is the limit."""
+    """Time in which batches were taken out of Ray's object store."""
 
 
 @dataclass(frozen=True)

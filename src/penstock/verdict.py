@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from penstock.cluster.dispatch import REQUESTS
+from penstock.cluster.option import REQUESTS
 from penstock.loop_model import CALL, SATURATED, Cause, FillerWork, Measured, Workers
 from penstock.system.words import counted, duration, size_of
 

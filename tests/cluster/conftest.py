@@ -83,7 +83,7 @@ class Nodes:
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for all fillers, however slowly a machine that is shared starts them."""
-    monkeypatch.setattr("penstock.executors.workers.filler_crew._OTHERS", 60.0)
+    monkeypatch.setattr("penstock.cluster.crew._OTHERS", 60.0)
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import socket
-import struct
 import sys
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +18,7 @@ import torch
 import penstock
 from penstock.cluster.connection import Facts, check, connected, files_of, pickled, unseen, versions
 from penstock.cluster.option import Ray, ray_of
-from penstock.cluster.wire import (
-    Listener,
-    Memory,
-    connect,
-    in_new_memory,
-    new_secret,
-    pieces_of,
-    receive,
-    send,
-)
+from penstock.cluster.pickles import Memory, pieces_of, value_of
 from tests.same import assert_same
 from tests.sample_datasets import Made, Stream, rows
 from tests.samples import SAMPLES
@@ -159,38 +148,25 @@ def test_files_that_a_node_does_not_see_are_named(tmp_path: Path) -> None:
     assert "and 1 more" in str(caught.value)
 
 
-class Held:
-    """A dataset's part that holds what cannot be pickled."""
-
-    def __init__(self) -> None:
-        self.names = {"a": 1, "lock": threading.Lock()}
-
-
 @needs_ray
-def test_what_cannot_be_pickled_is_named_with_its_attribute() -> None:
+def test_what_cannot_be_pickled_is_said() -> None:
     dataset: Any = Made()
-    dataset.parts = [1, Held()]
-    with pytest.raises(penstock.ClusterError, match=r"^Made\.parts\[1\]\.names\['lock'\], of type _thread\.lock, "):
-        pickled((dataset, 1), "Made", dataset)
-    held = threading.Lock()
-    dataset.parts, dataset.make = None, lambda index: (held, index)
-    with pytest.raises(penstock.ClusterError, match=r"^Made\.make's held, of type _thread\.lock, cannot be pickled"):
-        pickled((dataset, 1), "Made", dataset)
+    dataset.lock = threading.Lock()
+    with pytest.raises(penstock.ClusterError, match=r"^Made, or what .* cannot be pickled \(TypeError: .*lock"):
+        pickled((dataset, 1), dataset)
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
+def in_new_memory(size: int) -> Memory:
+    tensor = torch.empty(size, dtype=torch.uint8)
+    return Memory(tensor, tensor.numpy())
+
+
 def sent(value: Any) -> Any:
-    """Return a value that went over a connection."""
-    here, there = socket.socketpair()
-    with here, there:
-        sending = threading.Thread(target=send, args=(here, pieces_of(7, value)))
-        sending.start()
-        message = receive(there, in_new_memory)
-        sending.join()
-    assert (message.number, message.error) == (7, None)
-    return message.value
+    """Return a value that was sent."""
+    return value_of(pieces_of(value), in_new_memory)
 
 
 @needs_ray
@@ -234,116 +210,16 @@ def test_tensors_are_received_where_the_receiver_says() -> None:
         mine.append(in_new_memory(size))
         return mine[-1]
 
-    here, there = socket.socketpair()
-    with here, there:
-        send(here, pieces_of(0, {"x": torch.arange(6.0), "y": np.arange(3)}))
-        value = receive(there, allocate).value
+    value = value_of(pieces_of({"x": torch.arange(6.0), "y": np.arange(3)}), allocate)
     assert [len(memory.tensor) for memory in mine] == [24]
     assert value["x"].data_ptr() == mine[0].tensor.data_ptr()
     value["y"][0] = 5  # it can be written to
-
-
-@pytest.mark.parametrize("local", ["", "\0", "\0nowhere"], ids=["tcp", "unix", "no unix"])
-@pytest.mark.parametrize("wrong_before", [False, True])
-def test_the_two_ends_of_a_connection_know_one_secret(*, wrong_before: bool, local: str) -> None:
-    secret, found = new_secret(), list[Any]()
-    listener = Listener("127.0.0.1")
-    other = threading.Thread(target=lambda: found.append(listener.accept(secret, 30)))
-    other.start()
-    name = listener.local if local == "\0" else local
-    if wrong_before:
-        with pytest.raises(penstock.ClusterError, match="does not know the secret"):
-            connect("127.0.0.1", listener.port, name, new_secret())
-    with connect("127.0.0.1", listener.port, name, secret) as ours:
-        other.join()
-        with found[0] as theirs:
-            theirs.sendall(b"x")
-            assert ours.recv(1) == b"x"
-            assert (ours.family == socket.AF_UNIX) == (local == "\0")
-
-
-def silent(stranger: socket.socket, secret: bytes) -> None:
-    """Say nothing."""
-
-
-def garbage(stranger: socket.socket, secret: bytes) -> None:
-    """Ask for a page, as a port scanner does."""
-    stranger.sendall(b"GET / HTTP/1.1\r\nHost: filler\r\n\r\n" * 100)
-
-
-def huge(stranger: socket.socket, secret: bytes) -> None:
-    """Announce a message of many bytes in the place of a proof."""
-    stranger.sendall(b"\xff" * 64)
-
-
-def half(stranger: socket.socket, secret: bytes) -> None:
-    """Begin a proof and stop in the middle of it."""
-    stranger.sendall(bytes(48))
-
-
-def reflecting(stranger: socket.socket, secret: bytes) -> None:
-    """Send back what the filler sends."""
-    stranger.sendall(stranger.recv(32, socket.MSG_WAITALL))
-    stranger.sendall(stranger.recv(32, socket.MSG_WAITALL))
-
-
-def gone(stranger: socket.socket, secret: bytes) -> None:
-    """Leave at once, with a reset."""
-    stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    stranger.close()
-
-
-@pytest.mark.parametrize("local", [False, True], ids=["tcp", "unix"])
-@pytest.mark.parametrize("does", [silent, garbage, huge, half, reflecting, gone])
-def test_strangers_do_not_keep_a_filler_from_its_trainer(does: Any, *, local: bool) -> None:
-    secret, listener = new_secret(), Listener("127.0.0.1")
-    found: list[socket.socket] = []
-    filler = threading.Thread(target=lambda: found.append(listener.accept(secret, 30)))
-    filler.start()
-    with ExitStack() as strangers:
-        for _ in range(80):  # more than a filler listens to at once
-            stranger = strangers.enter_context(socket.socket(socket.AF_UNIX if local else socket.AF_INET))
-            stranger.settimeout(30)
-            stranger.connect(listener.local if local else ("127.0.0.1", listener.port))
-            with suppress(OSError):  # it may have been hung up on
-                does(stranger, secret)
-        with connect("127.0.0.1", listener.port, listener.local if local else "", secret) as ours:
-            filler.join()
-            with found[0] as theirs:
-                theirs.sendall(b"x")
-                assert ours.recv(1) == b"x"
-                assert theirs.gettimeout() is None
-
-
-def test_a_filler_does_not_wait_for_ever() -> None:
-    with pytest.raises(TimeoutError, match="did not connect"):
-        Listener("127.0.0.1").accept(new_secret(), 0.001)
 
 
 @needs_ray
 def test_what_was_sent_is_not_kept() -> None:
     tensor = torch.zeros(1000)
     alive = weakref.ref(tensor)
-    pieces = pieces_of(0, [tensor])
+    pieces = pieces_of([tensor])
     del tensor, pieces
     assert alive() is None, "batch memory would not be used again before the garbage is collected"
-
-
-@needs_ray
-def test_a_filler_that_is_gone_is_noticed() -> None:
-    here, there = socket.socketpair()
-    with there:
-        whole = b"".join(bytes(piece) for piece in pieces_of(0, torch.zeros(1000)))
-        here.sendall(whole[:-1])
-        here.close()
-        with pytest.raises(EOFError):
-            receive(there, in_new_memory)
-
-
-@pytest.mark.parametrize("head", [b"\xff" * 20, b"\0" * 16 + b"\xff" * 4, b"\0" * 19 + b"\1" + b"\x7f" * 8])
-def test_what_is_no_message_is_refused(head: bytes) -> None:
-    here, there = socket.socketpair()
-    with here, there:
-        here.sendall(head)
-        with pytest.raises(penstock.ClusterError, match="no message of Penstock's"):
-            receive(there, in_new_memory)

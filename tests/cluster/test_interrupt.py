@@ -70,7 +70,7 @@ def test_a_node_that_stands_still(nodes: Nodes) -> None:
     loader: Any = penstock.DataLoader(Endless(), 4, num_workers=2, worker_method=method)
     batches: Any = iter(loader)
     found = list(islice(batches, 10))
-    places = [link.facts for link in batches.filler._crew._live.values()]
+    places = [one.facts for one in batches.filler._crew.at_work]
     assert len({facts.node for facts in places}) == 2
     stopped = nodes.stop("two")
     try:

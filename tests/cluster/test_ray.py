@@ -42,7 +42,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def fillers(batches: Any) -> list[Any]:
     """Return what the fillers of a pass have said of themselves."""
-    return [link.facts for link in batches.filler._crew._live.values()]
+    return [one.facts for one in batches.filler._crew.at_work]
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import penstock
+from penstock.cluster import crew
 from penstock.cluster.connection import connected
-from penstock.executors.workers import filler_crew
 from tests.cluster.cluster_samples import Rows
 from tests.cluster.conftest import wait_until
 
@@ -25,10 +25,10 @@ def main(address: str, folder: Path) -> None:
     cluster = penstock.Ray(address, resources={"filler": 1})
     ray = connected(cluster)
     assert wait_until(lambda: sum(node["Alive"] for node in ray.nodes()) == 2, 100)
-    filler_crew._OTHERS = 60.0
+    crew._OTHERS = 60.0
     loader: Any = penstock.DataLoader(Rows(), 8, num_workers=2, worker_method=cluster)
     batches, firsts, longest = iter(loader), list[float](), 0.0
-    hosts = {link.facts.host for link in batches.filler._crew._live.values()}
+    hosts = {one.facts.host for one in batches.filler._crew.at_work}
     last = time.monotonic()
     while len(firsts) < BATCHES:
         firsts.append(float(next(batches)[0, 0]))

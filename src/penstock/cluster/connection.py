@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +14,12 @@ import torch
 
 import penstock
 from penstock.cluster.option import Ray
-from penstock.cluster.wire import whole
+from penstock.cluster.pickles import whole
 from penstock.errors import ClusterError, ClusterUnreachable, InvalidOption
 from penstock.system.words import size_of
 
 #: Seconds in which the port of a cluster must answer.
 _ANSWER = 5.0
-#: Parts of a container that are looked at for one that cannot be pickled.
-_LOOKED_AT = 1000
-_DEEPEST = 20
 
 
 @dataclass(frozen=True)
@@ -38,10 +35,6 @@ class Facts:
     pid: int
     missing: tuple[str, ...] = ()
     """Files that the node does not see as the trainer does, each with what it sees."""
-    port: int = 0
-    """That it listens at, where it does."""
-    local: str = ""
-    """The name of the Unix socket that it listens at too."""
 
     @property
     def place(self) -> str:
@@ -103,12 +96,12 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-def here(*, missing: tuple[str, ...] = (), port: int = 0, local: str = "") -> Facts:
-    """Return what an actor says of itself."""
+def here(files: Sequence[tuple[str, int]]) -> Facts:
+    """Return what an actor says of itself. files: with their sizes as the process that asks sees them."""
     import ray  # noqa: PLC0415
 
     node = ray.get_runtime_context().get_node_id()[:8]
-    return Facts(versions(), node, ray.util.get_node_ip_address(), os.getpid(), missing, port, local)
+    return Facts(versions(), node, ray.util.get_node_ip_address(), os.getpid(), unseen(files))
 
 
 def check(found: Facts, who: str) -> None:
@@ -166,26 +159,15 @@ def no_place(ray: Any, cluster: Ray, what: str) -> ClusterError:
 # --- what nodes are sent ----------------------------------------------------------------------------------------------
 
 
-def pickled(value: Any, name: str, held: Any) -> bytes:
-    """Return what nodes are sent.
-
-    Args:
-        value: all of it.
-        name: of the object of the user's in it, for the message.
-        held: that object.
-
-    Raises:
-        ClusterError: it cannot be pickled; the message names the attribute.
-    """
+def pickled(value: Any, dataset: Any) -> bytes:
+    """Return what nodes are sent. Raises ClusterError where the user's dataset, or another part, cannot be pickled."""
     try:
         return whole(value)
     except Exception as error:
-        path, part, why = _first_that_fails(held, name, _DEEPEST) or (name, held, error)
-        kind = type(part)
         raise ClusterError(
-            f"{path}, of type {kind.__module__}.{kind.__qualname__}, cannot be pickled ({type(why).__name__}: {why}), "
-            "and the nodes of a cluster get a pickle of it: open it where it is first used, in __getitem__, or leave "
-            "it out of the pickle by a __getstate__ of its own"
+            f"{type(dataset).__qualname__}, or what is given with it, cannot be pickled ({type(error).__name__}: "
+            f"{error}), and a cluster's nodes get a pickle of it: open files and locks where they are first used, in "
+            "__getitem__, or leave them out of the pickle by a __getstate__ of its own"
         ) from error
 
 
@@ -199,33 +181,3 @@ def stored(ray: Any, value: Any) -> Any:
             f"what the nodes are sent has {size_of(size)}, and the object store of Ray on this node is full: leave "
             "arrays in files, or start Ray with a larger --object-store-memory"
         ) from error
-
-
-def _first_that_fails(value: Any, path: str, depth: int) -> tuple[str, Any, Exception] | None:
-    """Return the innermost part that cannot be pickled: its path, itself and the error; None: all of it can be."""
-    try:
-        whole(value)
-        return None
-    except Exception as error:
-        if depth:
-            for name, part in _parts(value):
-                found = _first_that_fails(part, path + name, depth - 1)
-                if found is not None:
-                    return found
-        return path, value, error
-
-
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an object holds, with what stands for it behind the object's name."""
-    if isinstance(value, dict):
-        for key, part in list(value.items())[:_LOOKED_AT]:
-            yield f"[{key!r:.40}]", part
-    elif isinstance(value, list | tuple | set | frozenset):
-        for position, part in enumerate(list(value)[:_LOOKED_AT]):
-            yield f"[{position}]", part
-    elif callable(value) and getattr(value, "__closure__", None):
-        for name, cell in zip(value.__code__.co_freevars, value.__closure__, strict=True):
-            yield f"'s {name}", cell.cell_contents
-    elif isinstance(getattr(value, "__dict__", None), dict) and not isinstance(value, type):
-        for name, part in vars(value).items():
-            yield f".{name}", part

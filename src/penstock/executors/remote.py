@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import threading
+import time
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
-from penstock.cluster.connection import connected, files_of, pickled
-from penstock.errors import InvalidOption, WorkerStuck
-from penstock.executors.filler import IN_FLIGHT, Filler, PassInput, PassResources, pinned
+import penstock._native as _native
+from penstock.cluster.connection import connected, files_of, pickled, stored
+from penstock.cluster.crew import Crew
+from penstock.cluster.option import REQUESTS, Ray
+from penstock.cluster.pickles import Memory, Pieces, value_of
+from penstock.errors import InvalidOption, WorkerDied, WorkerStuck
+from penstock.executors.buffers import Field
+from penstock.executors.filler import IN_FLIGHT, Batch, Filler, PassInput, PassResources, pinned
 from penstock.executors.iterator import Pass
 from penstock.executors.job import Job, fetcher
-from penstock.executors.workers.filler_actor import FillJob
-from penstock.executors.workers.filler_crew import FillerCrew
-from penstock.executors.workers.filler_link import FillerBatch
+from penstock.executors.workers.filler_actor import Filled, FillerActor, FillJob
 from penstock.observe import Delivery
 from penstock.plan import NativePlan
 from penstock.sources.naming import names_of
@@ -23,37 +30,100 @@ from penstock.system.modes import in_callers_mode
 _FILES = 16
 
 
+@dataclass(slots=True, eq=False)
+class FillerBatch(Batch):
+    """A batch that a filler makes."""
+
+    number: int = -1
+    """Of its request; -1: it was not asked for."""
+    filled: Filled | None = None
+
+    def let_go(self) -> None:
+        self.filled = None
+
+
+class FillerTraceback(Exception):
+    """Where in a filler an error was raised: the cause of the error that the trainer raises."""
+
+    def __str__(self) -> str:
+        return f"\n\n{self.args[0]}"
+
+
 class RemoteFiller(Filler):
-    """Has the fillers of a Ray cluster make the batches.
+    """Has the fillers of a Ray cluster make the batches. All of it happens in the thread that is in the pass's next().
 
     Args:
-        crew: the fillers, not started.
+        ray: Ray's module, connected.
+        cluster: where the fillers run.
+        job: their FillJob, pickled.
+        files: of the dataset, some, with their sizes: each node must see them.
         resources: `workers` is the number of fillers.
         in_order: batches are handed out in the sampler's order.
+
+    Raises:
+        ClusterError: the object store of Ray has no space for the job.
     """
 
-    def __init__(self, crew: FillerCrew, resources: PassResources, *, in_order: bool) -> None:
+    def __init__(
+        self,
+        ray: Any,
+        cluster: Ray,
+        job: bytes,
+        files: list[tuple[str, int]],
+        resources: PassResources,
+        *,
+        in_order: bool,
+    ) -> None:
         super().__init__(resources)
-        self._crew, self._in_order, self._pid = crew, in_order, os.getpid()
+        assert resources.fillers is not None
+        self._report, self._cluster, self._in_order, self._pid = resources.fillers, cluster, in_order, os.getpid()
+        self._crew = Crew(
+            ray,
+            cluster,
+            FillerActor,
+            (stored(ray, job), files),
+            resources.workers,
+            what="filler",
+            doing=lambda key: f"made the same batch, of samples {self._asked[key]}",
+            each=REQUESTS,
+        )
+        self._report.begin(resources.workers)
+        self._numbers = itertools.count()
+        self._asked: dict[int, str] = {}  # the samples of each batch in flight, for messages
+        self._stages: dict[int, list[tuple[Any, ...]]] = {}  # of each filler, as it said last
+        self._calls: dict[int, list[Any]] = {}
         self._deepest = IN_FLIGHT
-        self.ended = crew.ended
+        self._failed = False
+        self.ended = threading.Event()
+        resources.meter.open(self._stage_rows, self._call_rows)
 
     def start(self) -> None:
         self._crew.start()
+        self._follow()
+
+    def _follow(self) -> None:
+        crew = self._crew
+        places = {one.number: one.facts.place for one in crew.members if one.facts is not None}
+        self._report.follow(places, crew.lost, crew.again)
 
     def open(self, pass_input: PassInput) -> None:
         super().open(pass_input)
-        self._crew.begin()
+        self._crew.forget()
+        self._asked.clear()
 
     def rest(self) -> bool:
         return True
 
     def close(self) -> None:
         self._crew.close()
+        if os.getpid() == self._pid:
+            self._report.running = False
+            self.resources.meter.close(self._stage_rows, self._call_rows)
+        self.ended.set()
 
     @property
     def reusable(self) -> bool:
-        return os.getpid() == self._pid and not self.ended.is_set() and not self._crew.failed
+        return os.getpid() == self._pid and not self.ended.is_set() and not self._failed
 
     def __repr__(self) -> str:
         return f"{self.workers} fillers of a Ray cluster"
@@ -61,34 +131,70 @@ class RemoteFiller(Filler):
     def new_batch(self) -> FillerBatch:
         return FillerBatch()
 
-    def prepare(self, queue: deque[FillerBatch]) -> None:
-        if os.getpid() != self._pid:
-            raise RuntimeError("the fillers of this iterator answer to the process that this one was forked off from")
-
     def begin(self, batch: FillerBatch) -> None:
         if batch.number < 0:
-            batch.number = self._crew.next_number()
-        self._crew.submit(batch, (self._input.seed, self._input.epoch))
+            batch.number = next(self._numbers)
+        assert batch.given is not None
+        self._asked[batch.number] = repr(batch.given[0])[:200]
+        self._crew.give(batch.number, (self._input.seed, self._input.epoch), *batch.given)
 
     def depth(self, queue: deque[FillerBatch]) -> int:
         if not self.reads_ahead:
             return 1
         if self.resources.in_flight is not None:
             return max(1, self.resources.in_flight)
-        if len(queue) > self._deepest:
-            self._deepest = len(queue)
-            self.resources.buffers.keep_times((self._deepest + 2) / (IN_FLIGHT + 2))
-        return len(queue) + (1 if not queue or self._crew.room() else -1)  # a batch that is handed out still counts
+        fillers = max(1, len(self._crew.at_work))
+        largest = self._report.largest
+        depth = min(2 * REQUESTS * fillers, self._cluster.limit // largest) if largest else fillers
+        if depth > self._deepest:
+            self._deepest = depth
+            self.resources.buffers.keep_times((depth + 2) / (IN_FLIGHT + 2))
+        return max(1, depth)
 
     def ready(self, queue: deque[FillerBatch]) -> FillerBatch:
-        timeout = self.resources.timeout
-        batch = self._crew.wait([queue[0]] if self._in_order else list(queue), timeout)
-        if batch is None:
-            raise WorkerStuck(
-                f"DataLoader timed out after {timeout} seconds: no batch came from {self.workers} fillers "
-                f"of a Ray cluster. Raise timeout= if samples may take as long.\n{self._crew.describe()}"
-            )
-        return batch
+        timeout, begun, wait = self.resources.timeout, time.monotonic(), 0.0
+        while True:
+            try:
+                self._crew.take(wait)
+            except Exception:
+                self._failed = True
+                raise
+            finally:
+                self._follow()
+            for batch in [queue[0]] if self._in_order else queue:
+                if batch.error is not None or batch.filled is not None or self._came(batch):
+                    return batch
+            wait = timeout - (time.monotonic() - begun) if timeout else 1.0
+            if wait <= 0:
+                raise WorkerStuck(
+                    f"DataLoader timed out after {timeout} seconds: no batch came from {self.workers} fillers "
+                    f"of a Ray cluster. Raise timeout= if samples may take as long."
+                )
+
+    def _came(self, batch: FillerBatch) -> bool:
+        """Take a batch out of what the fillers have answered; False: it is not there."""
+        answer: Pieces | WorkerDied | None = self._crew.answers.get(batch.number)
+        if answer is None:
+            return False
+        begun = time.perf_counter()
+        if isinstance(answer, WorkerDied):
+            batch.error = answer
+        else:
+            try:
+                filled: Filled = value_of(answer, self._allocate)
+            except Exception as error:  # its class is not known here
+                filled = Filled(error=error)
+            if filled.error is not None and filled.traceback:
+                filled.error.__cause__ = FillerTraceback(filled.traceback)
+            self._stages[filled.filler], self._calls[filled.filler] = filled.stages, filled.calls
+            self._report.came(filled.filler, filled.place, answer.size, filled.tiers, time.perf_counter() - begun)
+            batch.filled, batch.error = filled, filled.error
+        self._crew.forget(batch.number)
+        return True
+
+    def _allocate(self, size: int) -> Memory:
+        rows = self.resources.buffers.rows(1, Field(_native.Spec("uint8", [size])))
+        return Memory(rows.tensor, rows.memory)
 
     def assemble(self, batch: FillerBatch) -> Any:
         assert batch.filled is not None
@@ -101,7 +207,14 @@ class RemoteFiller(Filler):
         return Delivery(out, filled.samples, read_by_python=filled.rescued, bad=filled.bad)
 
     def drop(self, batch: FillerBatch) -> None:
-        self._crew.forget(batch)
+        self._asked.pop(batch.number, None)
+        self._crew.forget(batch.number)
+
+    def _stage_rows(self) -> list[tuple[Any, ...]]:
+        return [row for rows in list(self._stages.values()) for row in rows]
+
+    def _call_rows(self) -> list[Any]:
+        return [row for rows in list(self._calls.values()) for row in rows]
 
 
 class RemoteExecutor:
@@ -120,18 +233,10 @@ class RemoteExecutor:
                 f"worker_method='ray' cannot keep the state_dict() of a {type(settings.dataset).__name__}: each filler "
                 "has a copy of the dataset, and what a lost one did is done again elsewhere"
             )
-        assert resources.fillers is not None
-        connected(settings.cluster)  # what is missing here is said before the dataset is pickled
-        crew = FillerCrew(
-            settings.cluster,
-            pickled(_fill_job(job), type(settings.dataset).__qualname__, settings.dataset),
-            _files(settings.dataset),
-            settings.num_workers,
-            buffers=resources.buffers,
-            meter=resources.meter,
-            report=resources.fillers,
-        )
-        filler = RemoteFiller(crew, resources, in_order=settings.in_order)
+        ray = connected(settings.cluster)  # what is missing here is said before the dataset is pickled
+        job_bytes = pickled(_fill_job(job), settings.dataset)
+        files = _files(settings.dataset)
+        filler = RemoteFiller(ray, settings.cluster, job_bytes, files, resources, in_order=settings.in_order)
         made = Pass(filler, job.pass_input(), eager=job.eager)
         made.arrivals = job.progress.arrivals
         return made

@@ -54,10 +54,6 @@ class Leaf:
     classes: tuple[str, ...] | None = None
     fields: tuple[str, ...] = ("0",)
     pair: bool = True
-    table: _native.PathTable | None = None
-    """The files of the samples, where each is one file of a table; the native core copies them."""
-    suffix: str = ""
-    """What follows the ID in the name of each such file."""
     safe: bool = True
     """Whether threads may read several samples at once."""
 
@@ -218,8 +214,6 @@ def _files(
         label,
         classes,
         pair=label is not None,
-        table=table,
-        suffix=ending,
     )
 
 

@@ -67,18 +67,13 @@ class Encoding:
         return self.max_side is not None and data.startswith(b"\xff\xd8\xff") and max(image_size(data)) > self.max_side
 
     def smaller(self, data: bytes, name: str) -> bytes:
-        """Return a JPEG, resized and encoded anew."""
-        image, file = self.resized(data, name), io.BytesIO()
-        kept = {key: image.info[key] for key in ("exif", "icc_profile") if image.info.get(key)}
-        image.save(file, "JPEG", quality=self.quality, **kept)
-        return file.getvalue()
-
-    def resized(self, data: bytes, name: str) -> Image.Image:
-        """Return the pixels of an image, resized. Raises CorruptSample."""
-        image = _opened(data, name)
+        """Return a JPEG, resized and encoded anew. Raises CorruptSample."""
+        image, file = _opened(data, name), io.BytesIO()
         scale = (self.max_side or 0) / max(image.size)
         width, height = (max(1, round(extent * scale)) for extent in image.size)
-        return image.resize((width, height), Image.Resampling.LANCZOS)
+        kept = {key: image.info[key] for key in ("exif", "icc_profile") if image.info.get(key)}
+        image.resize((width, height), Image.Resampling.LANCZOS).save(file, "JPEG", quality=self.quality, **kept)
+        return file.getvalue()
 
 
 def _opened(data: bytes, name: str) -> Image.Image:
@@ -100,8 +95,6 @@ class Measured:
     pixels: tuple[int, int]
     """Of these samples, before and after."""
     bytes: tuple[int, int]
-    psnr: tuple[float, float] | None
-    """Of the new JPEGs against the pixels that were encoded: the mean and the least, in dB; None without any."""
 
     @property
     def share(self) -> float:
@@ -111,45 +104,28 @@ class Measured:
     def lines(self) -> list[str]:
         """Return what the encoding costs and saves, in words."""
         pixels, bytes_ = self.pixels, self.bytes
-        lines = [
+        return [
             f"measured on {self.samples:,} of {self.of:,} samples:",
             f"pixels  {pixels[0] / self.samples:,.0f} an image become {pixels[1] / self.samples:,.0f} "
             f"({pixels[1] / max(1, pixels[0]):.0%})",
             f"bytes   {size_of(round(bytes_[0] / self.samples))} a sample become "
             f"{size_of(round(bytes_[1] / self.samples))} ({self.share:.0%})",
         ]
-        if self.psnr is not None:
-            mean, least = self.psnr
-            lines.append(
-                f"PSNR    {mean:.1f} dB of the new JPEGs against the resized pixels, {least:.1f} dB at the least"
-            )
-        return lines
 
 
 def measure(contents: Contents, encoding: Encoding) -> Measured:
     """Encode some samples, evenly spread, and return what came of it. Raises SampleError."""
     chosen = sorted({index * contents.size // MEASURED for index in range(MEASURED)})
-    before, after, pixels, smaller, ratios = 0, 0, 0, 0, []
+    before, after, pixels, smaller = 0, 0, 0, 0
     for index in chosen:
         old = contents.read(index) if contents.first.kind != "files" else ()
         new = encoding.encoded(contents, index)
         before += sum(len(data) for _, data in old)
         after += sum(len(data) for _, data in new)
         if old and encoding.changes:
-            data, name = old[0][1], contents.ids[index].decode("utf-8", "backslashreplace")
-            pixels += math.prod(image_size(data))
+            pixels += math.prod(image_size(old[0][1]))
             smaller += math.prod(image_size(new[0][1]))
-            if encoding.shrinks(data):
-                target, jpeg = encoding.resized(data, name), encoding.smaller(data, name)
-                ratios.append(_psnr(*(np.asarray(i.convert("RGB"), np.float64) for i in (target, _opened(jpeg, name)))))
-    psnr = (sum(ratios) / len(ratios), min(ratios)) if ratios else None
-    return Measured(len(chosen), contents.size, (pixels, smaller), (before, after), psnr)
-
-
-def _psnr(a: np.ndarray, b: np.ndarray) -> float:
-    """Return the peak signal-to-noise ratio of pixels from 0 to 255, in dB; 100 for equal ones."""
-    error = float(np.mean((a - b) ** 2))
-    return 100.0 if error == 0 else 10 * math.log10(255**2 / error)
+    return Measured(len(chosen), contents.size, (pixels, smaller), (before, after))
 
 
 def image_size(data: bytes) -> tuple[int, int]:

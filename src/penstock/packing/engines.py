@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pickle
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
@@ -15,24 +13,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.cluster.connection import Facts, check, connected, files_of, here, no_place, pickled, stored, unseen
+from penstock.cluster.connection import Facts, connected, files_of, here, pickled, stored
+from penstock.cluster.crew import Crew
 from penstock.cluster.option import Ray
 from penstock.errors import ClusterError, WorkerDied
 from penstock.packing.contents import contents_of
 from penstock.packing.encoding import Encoding
 from penstock.packing.index_writer import ShardRecord
 from penstock.packing.places import Place
-from penstock.packing.plan import Plan, digest_of_shard
+from penstock.packing.plan import Plan, digest_of
 from penstock.packing.shard_writer import ShardWork
-from penstock.sample_notes import add_note
 from penstock.sources.naming import names_of
 from penstock.system.cpus import usable_cpus
-from penstock.system.words import counted
 
-#: How often a shard may be lost with its packer, and how often in a row packers may fail to start.
-_LOSSES, _STARTS = 3, 3
-#: Seconds between looks at how far the packers are.
-_LOOK = 0.5
 #: Files of the dataset that each node is asked for, evenly spread.
 _FILES = 16
 
@@ -123,44 +116,32 @@ class PackJob:
 
 
 class Packer:
-    """The actor."""
+    """The actor. Its number is in the names of its temporary files: one that was given up may still write to them."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._work: ShardWork | None = None
 
     def open(self, job: bytes, stamps: NDArray[np.int64], files: Sequence[tuple[str, int]]) -> Facts:
         """Return what is to be known of the packer before it writes."""
-        facts = here(missing=unseen(files))
-        self._job, self._stamps, self._place = job, stamps, facts.place
-        return facts
+        self._job, self._stamps = job, stamps
+        return here(files)
 
-    def prepare(self) -> None:
-        """List the dataset. Raises ClusterError where this node does not see what the plan was made of."""
-        job: PackJob = pickle.loads(self._job)
-        contents = contents_of(job.dataset, job.to_bytes)
-        self._work = ShardWork(job.place, contents, job.encoding, job.plan, self._stamps)
-        found = [digest_of_shard(contents, self._work.samples(n), self._stamps) for n in range(len(job.plan.ends))]
-        if tuple(found) != job.plan.digests:
-            raise ClusterError(
-                f"{self._place} sees other samples, or other labels, than the process that packs: give a dataset on a "
-                "file system that all nodes share, under one path"
-            )
-
-    def write(self, shard: int, attempt: int) -> ShardRecord:
-        """Write a shard; return its record."""
-        return self._work.write(shard, lambda added, samples: None, f".{attempt}")
+    def work(self, shard: int) -> ShardRecord:
+        """Write a shard; return its record. Raises ClusterError where this node sees another dataset than the plan."""
+        if self._work is None:
+            job: PackJob = pickle.loads(self._job)
+            contents = contents_of(job.dataset, job.to_bytes)
+            if digest_of(contents, self._stamps) != job.plan.digest:
+                raise ClusterError(
+                    "this node sees other samples, or other labels, than the process that packs: give a dataset on a "
+                    "file system that all nodes share, under one path"
+                )
+            self._work = ShardWork(job.place, contents, job.encoding, job.plan, self._stamps)
+        return self._work.write(shard, lambda added, samples: None, f".{self._number}")
 
 
-@dataclass(eq=False)
-class _Hired:
-    """A packer, and what it was asked last."""
-
-    actor: Any
-    asked: Any
-    """Ray's reference to the answer; None: it has nothing to do."""
-    facts: Facts | None = None
-    ready: bool = False
-    shard: int | None = None
-
-
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class PackerEngine:
     """Packers of a Ray cluster, which take a shard each."""
 
@@ -169,7 +150,6 @@ class PackerEngine:
     to_bytes: Callable[[Any], Any] | None
     workers: int | None
     """Packers at the most; None: as many as the cluster has free."""
-    _hired: list[_Hired] = field(default_factory=list)
 
     def write(self, work: ShardWork, shards: Sequence[int], progress: Progress) -> dict[int, ShardRecord]:
         """Write these shards; return the record of each.
@@ -185,108 +165,36 @@ class PackerEngine:
         records: dict[int, ShardRecord] = {}
         if not shards:
             return records
-        self._begin(work)
+        crew = self._crew(work, len(shards))
         try:
-            self._waiting = deque(shards)
-            for _ in range(min(len(shards), self._wanted())):
-                self._hire()
+            for shard in shards:
+                crew.give(shard, shard)
             while len(records) < len(shards):
-                asked = [one.asked for one in self._hired if one.asked is not None]
-                ready, _ = self._ray.wait(asked, num_returns=1, timeout=_LOOK)
-                for packer in [one for one in self._hired if one.asked in ready]:
-                    shard, record = packer.shard, self._answered(packer)
-                    if shard is not None and record is not None:
-                        records[shard] = record
-                        progress.add(record.shard.samples, record.shard.bytes)
+                crew.take(1.0)
+                for shard, record in crew.answers.items():
+                    if isinstance(record, WorkerDied):
+                        raise record
+                    records[shard] = record
+                    progress.add(record.shard.samples, record.shard.bytes)
+                crew.answers.clear()
                 progress.add(0, 0)  # told twice a second, so that it can stop the packing
-                self._check_start()
-                self._assign()
         finally:
-            for packer in self._hired:
-                self._kill(packer)
-            self._hired.clear()
+            crew.close()
         return records
 
-    def _begin(self, work: ShardWork) -> None:
+    def _crew(self, work: ShardWork, most: int) -> Crew:
         """Connect, and store what the packers are sent."""
         chosen = range(0, work.contents.size, max(1, -(-work.contents.size // _FILES)))
         files = files_of([*work.place.shared, *(path for _, path in names_of(self.dataset, chosen))])
-        self._ray = connected(self.cluster)
+        ray = connected(self.cluster)
         job = PackJob(self.dataset, self.to_bytes, work.place, work.encoding, work.plan)
-        sent = pickled(job, type(self.dataset).__qualname__, self.dataset)
-        self._arguments = stored(self._ray, sent), stored(self._ray, work.stamps), files
-        self._losses: dict[int, int] = {}
-        self._attempts = self._failures = 0
-        self._none_since = time.monotonic()
-
-    def _wanted(self) -> int:
-        if self.workers is not None:
-            return self.workers
-        return max(1, int(self._ray.available_resources().get("CPU", 0) // self.cluster.cpus))
-
-    def _hire(self) -> None:
-        placed = self._ray.remote(Packer).options(**self.cluster.placement())
-        actor = placed.remote()
-        self._hired.append(_Hired(actor, actor.open.remote(*self._arguments)))
-
-    def _answered(self, packer: _Hired) -> ShardRecord | None:
-        """Return the record of a shard that a packer has written, None where the answer is another one."""
-        try:
-            found = self._ray.get(packer.asked)
-        except self._ray.exceptions.RayTaskError as error:
-            raised = error.cause if isinstance(error.cause, Exception) else error
-            add_note(raised, "in a packer" if packer.facts is None else f"in a packer on {packer.facts.place}")
-            raise raised from error
-        except self._ray.exceptions.RayError as error:
-            self._lost(packer, error)
-            return None
-        if packer.facts is None:
-            check(found, "the packer")
-            packer.facts = found
-            packer.asked = packer.actor.prepare.remote()
-            return None
-        self._failures = 0
-        packer.ready, packer.shard, packer.asked = True, None, None
-        return found if isinstance(found, ShardRecord) else None
-
-    def _assign(self) -> None:
-        for packer in self._hired:
-            if packer.ready and packer.asked is None and self._waiting:
-                self._attempts += 1
-                packer.shard = self._waiting.popleft()
-                packer.asked = packer.actor.write.remote(packer.shard, self._attempts)
-
-    def _lost(self, packer: _Hired, error: Exception) -> None:
-        """Have the shard of a lost packer written by another one."""
-        self._hired.remove(packer)
-        self._kill(packer)
-        why = " ".join(str(error).split())[:400]
-        if packer.shard is None:
-            self._failures += 1
-            if self._failures >= _STARTS:
-                what = counted(_STARTS, "packer")
-                raise ClusterError(f"{what} failed to start, one after the other: {why}") from error
-        else:
-            self._waiting.appendleft(packer.shard)
-            losses = self._losses[packer.shard] = self._losses.get(packer.shard, 0) + 1
-            if losses >= _LOSSES:
-                raise WorkerDied(
-                    f"{_LOSSES} packers ended one after the other while they wrote shard {packer.shard}: one of its "
-                    f"samples may end their process. The last one: {why}"
-                ) from error
-        self._hire()
-
-    def _check_start(self) -> None:
-        """Raise ClusterError where no packer has been at work for too long."""
-        if any(packer.ready for packer in self._hired):
-            self._none_since = time.monotonic()
-        elif time.monotonic() - self._none_since > self.cluster.start_timeout:
-            raise no_place(self._ray, self.cluster, "packer")
-
-    def _kill(self, packer: _Hired) -> None:
-        with suppress(Exception):  # it is gone, or Ray is
-            if self._ray.is_initialized():
-                self._ray.kill(packer.actor)
+        sent = pickled(job, self.dataset)
+        arguments = stored(ray, sent), stored(ray, work.stamps), files
+        workers = self.workers or max(1, int(ray.available_resources().get("CPU", 0) // self.cluster.cpus))
+        return Crew(
+            ray, self.cluster, Packer, arguments, min(workers, most), what="packer",
+            doing=lambda shard: f"wrote shard {shard}",
+        )  # fmt: skip
 
 
 Engine = ThreadEngine | PackerEngine

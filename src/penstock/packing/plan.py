@@ -1,8 +1,7 @@
 """The plan of a packing: which samples go into which shard, in files of which names; stored before the first shard.
 
-A shard is a function of the samples in it and the options. The plan holds a digest of the samples of each shard (IDs,
-labels, sizes and times of files), so that a source that changes while it is packed is noticed, whatever stops the
-packing in between.
+A shard is a function of the samples in it and the options. The plan holds a digest of the samples (IDs, labels, sizes
+and times of files), so that a source that changes while it is packed is noticed, whatever stops the packing in between.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from penstock.storage.tar import member_bytes
 #: What an unfinished packing keeps its files in, below OUT; {} is the split.
 FOLDER = ".{}.packing"
 FILE = "plan.json"
-VERSION = 2  # of the plan, and of the rows that are kept of finished shards
+VERSION = 3  # of the plan, and of the rows that are kept of finished shards
 
 _SPLIT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
@@ -38,8 +37,8 @@ class Plan:
     options: Mapping[str, Any]
     ends: tuple[int, ...]
     """The number of the sample after the last one, of each shard."""
-    digests: tuple[str, ...]
-    """Of the samples of each shard."""
+    digest: str
+    """Of all samples: IDs, labels, sizes and times."""
     source: str
     """A digest of the IDs, labels and sizes of all samples, without times."""
     total: int | None
@@ -64,7 +63,7 @@ def parse(text: bytes | None) -> Plan | None:
         return None
     try:
         held = json.loads(text)
-        held["ends"], held["digests"] = tuple(held["ends"]), tuple(held["digests"])
+        held["ends"] = tuple(held["ends"])
         return Plan(**held)
     except (ValueError, TypeError, KeyError):
         return None
@@ -91,14 +90,10 @@ def make(contents: Contents, options: Mapping[str, Any], shard_size: int, share:
             held = 0
         held += size
     ends.append(len(sizes))
-    texts = None if contents.labels is None else contents.labels
-    digests = [
-        digest_of_shard(contents, range(begin, end), stamps) for begin, end in zip([0, *ends[:-1]], ends, strict=True)
-    ]
-    source = _digest(contents.ids, stamps[:, :1], texts)
+    source = digest_of(contents, stamps[:, :1])
     exact = share == 1 and contents.first.kind in ("images", "tensors") and bool(stamps[:, 1].all())
     total = sum(sizes) + 1024 * len(ends) if exact else None
-    return Plan(options, tuple(ends), tuple(digests), source, total, labelled)
+    return Plan(options, tuple(ends), digest_of(contents, stamps), source, total, labelled)
 
 
 def _tar_bytes(contents: Contents, sizes: NDArray[Any], share: float, suffixes: list[str], labelled: bool) -> list[int]:
@@ -108,19 +103,13 @@ def _tar_bytes(contents: Contents, sizes: NDArray[Any], share: float, suffixes: 
     return [others + member_bytes(name, int(size * share)) for name, size in zip(names, sizes.tolist(), strict=True)]
 
 
-def digest_of_shard(contents: Contents, samples: range, stamps: NDArray[Any]) -> str:
-    """Return the digest of the samples of a shard. stamps: of all samples, as `make` takes them."""
-    chosen = slice(samples.start, samples.stop)
-    labels = None if contents.labels is None else contents.labels[chosen]
-    return _digest(contents.ids[chosen], stamps[chosen], labels)
-
-
-def _digest(ids: list[bytes], stamps: NDArray[Any], labels: NDArray[Any] | None) -> str:
+def digest_of(contents: Contents, stamps: NDArray[Any]) -> str:
+    """Return the digest of the samples. stamps: as `make` takes them."""
     found = hashlib.blake2b(digest_size=_DIGEST)
-    found.update(b"\0".join(ids))
+    found.update(b"\0".join(contents.ids))
     found.update(np.ascontiguousarray(stamps).tobytes())
-    if labels is not None:
-        found.update(labels.tobytes())
+    if contents.labels is not None:
+        found.update(contents.labels.tobytes())
     return found.hexdigest()
 
 
@@ -143,18 +132,11 @@ def check_same(stored: Plan, fresh: Plan, out: str) -> None:
             f"{out} holds an unfinished packing with other options ({', '.join(wrong)}): give the same ones to go on "
             "with it, or restart (restart=True, --restart) to remove its files and begin anew"
         )
-    if stored.ends == fresh.ends and stored.digests == fresh.digests:
-        return
-    for number, (one, two) in enumerate(zip(stored.digests, fresh.digests, strict=False)):
-        if one != two:
-            where = f"first among samples {stored.begins[number]:,} to {stored.ends[number] - 1:,} (shard {number:,})"
-            break
-    else:
-        where = f"it has {fresh.ends[-1]:,} samples, and had {stored.ends[-1]:,}"
-    raise DatasetChanged(
-        f"the source has changed since this packing to {out} began ({where}: names, labels, sizes or times of files): "
-        "restore it, or restart (restart=True, --restart) to remove the unfinished files and begin anew"
-    )
+    if stored.ends != fresh.ends or stored.digest != fresh.digest:
+        raise DatasetChanged(
+            f"the source has changed since this packing to {out} began (names, labels, sizes or times of files): "
+            "restore it, or restart (restart=True, --restart) to remove the unfinished files and begin anew"
+        )
 
 
 # --- names ------------------------------------------------------------------------------------------------------------

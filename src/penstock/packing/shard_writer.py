@@ -5,25 +5,21 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
 import penstock._native as _native
 from penstock.errors import DatasetChanged
-from penstock.packing.contents import Contents, Leaf
+from penstock.packing.contents import Contents, Encoded
 from penstock.packing.encoding import Encoding, image_size
 from penstock.packing.index_writer import LABEL, FileExtent, ShardRecord, ShardRows, class_number
 from penstock.packing.places import After, Place
 from penstock.packing.plan import Plan, rows_name, shard_name, webdataset_key
 from penstock.storage.description import Shard
+from penstock.storage.durable import write_all
 from penstock.storage.index import LABELS
 from penstock.storage.tar import END, header, padding
-
-_WRITE = 1 << 20  # bytes of one writev, about
-_PIECES = 900  # of one writev; Linux takes 1,024
-_CALL = 64  # files of one call of the native core: few enough for Ctrl-C to be seen soon
 
 
 @dataclass(frozen=True)
@@ -60,131 +56,62 @@ class ShardWork:
         """
         place, contents, samples = self.place, self.contents, self.samples(shard)
         name, id_offset = shard_name(place.split, shard), int(self._id_offsets[samples.start])
+        kind = contents.first.kind
+        rows = ShardRows("<i8" if kind == "files" else label_dtype(contents))
         with place.draft(name, attempt, after) as descriptor:
-            writer = ShardWriter(descriptor, contents, shard, id_offset, labelled=self.plan.labelled, after=after)
-            if copies(contents) and not self.encoding.changes:
-                for number, run in groupby(samples, key=lambda sample: int(contents.leaf[sample])):
-                    chosen = list(run)
-                    for begin in range(0, len(chosen), _CALL):
-                        writer.copy(contents.leaves[number], chosen[begin : begin + _CALL], self.stamps)
-            else:
-                for sample in samples:
-                    writer.add(sample, self.encoding.encoded(contents, sample))
-            record = writer.finish(name, len(samples))
+            archive = _Archive(descriptor)
+            for sample in samples:
+                before, length = archive.size, len(contents.ids[sample])
+                files = self.encoding.encoded(contents, sample)
+                self._check_unchanged(sample)
+                places = archive.add(contents.ids[sample].decode("utf-8", "surrogateescape"), files)
+                if self.plan.labelled:
+                    archive.append(label_member(contents, sample))
+                extent = image_size(files[0][1]) if kind in ("images", "pixels") else (0, 0)
+                label = class_number(dict(files).get(LABEL)) if contents.labels is None else contents.labels[sample]
+                rows.add((id_offset, length, shard, *extent), places, label)
+                id_offset += length + 1
+                after(archive.size - before, 1)
+            archive.append(END)
+            record = rows.record(Shard(name, archive.size, archive.crc32c, len(samples)))
             place.write(rows_name(place.split, shard), record.write, attempt)
         return record
 
+    def _check_unchanged(self, sample: int) -> None:
+        """Raise DatasetChanged where the file of a sample is not the one that the plan was made of."""
+        planned = self.stamps[sample]
+        if planned[1] and self.contents.stamp(sample) != (planned[0], planned[1]):
+            name = os.fsdecode(self.contents.ids[sample])
+            raise DatasetChanged(f"{name} was changed while it was packed: run the same again when nobody writes it")
 
-def copies(contents: Contents) -> bool:
-    """Return whether each sample is one file of a table, which the native core copies."""
-    return all(leaf.table is not None for leaf in contents.leaves)
 
-
-class ShardWriter:
-    """Appends samples to a file, and counts its CRC-32C. One thread at a time; all methods raise OSError.
+class _Archive:
+    """A tar archive that grows, with the CRC-32C of all its bytes. Its methods raise OSError.
 
     Args:
-        descriptor: of an empty file, open for reading and writing.
-        contents: all samples.
-        shard: the number of the shard.
-        id_offset: bytes of the IDs of all samples before, each with its NUL.
-        labelled: whether each sample has a member with its label.
-        after: called after each sample with the bytes that were added; may raise to stop.
+        descriptor: of an empty file, open for writing.
     """
 
-    def __init__(
-        self, descriptor: int, contents: Contents, shard: int, id_offset: int, *, labelled: bool, after: After
-    ) -> None:
-        self._descriptor, self._contents, self._shard, self._id_offset = descriptor, contents, shard, id_offset
-        self._labelled, self._after = labelled, after
-        self._pieces: list[bytes] = []
-        self._held = self._bytes = self._crc32c = 0
-        self._rows = ShardRows("<i8" if contents.first.kind == "files" else label_dtype(contents))
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.size = self.crc32c = 0
 
-    def add(self, sample: int, files: tuple[tuple[str, bytes], ...]) -> None:
-        """Append the files of a sample."""
-        before, text = self._bytes, self._contents.ids[sample].decode("utf-8", "surrogateescape")
-        places = {}
+    def add(self, name: str, files: Encoded) -> dict[str, FileExtent]:
+        """Append the files of a sample, whose names begin so; return where each lies, by suffix."""
+        places, pieces, at = {}, list[bytes](), self.size
         for suffix, data in files:
-            head = header(text + suffix, len(data))
-            places[suffix] = (self._bytes + len(head), len(data), _native.crc32c(data))
-            self._put(head, data, bytes(padding(len(data))))
-            if self._held >= _WRITE or len(self._pieces) > _PIECES:
-                self._flush()
-        if self._labelled:
-            self._put(label_member(self._contents, sample))
-        images = self._contents.first.kind in ("images", "pixels")
-        self._add_row(sample, places, image_size(files[0][1]) if images else (0, 0), dict(files).get(LABEL))
-        self._after(self._bytes - before, 1)
+            head = header(name + suffix, len(data))
+            places[suffix] = (at + len(head), len(data), _native.crc32c(data))
+            pieces += (head, data, bytes(padding(len(data))))
+            at += sum(map(len, pieces[-3:]))
+        self.append(b"".join(pieces))
+        return places
 
-    def copy(self, leaf: Leaf, samples: list[int], stamps: NDArray[np.int64]) -> None:
-        """Append the files of some samples of one leaf as they are. Raises SampleError, DatasetChanged.
-
-        stamps: int64, shape (samples of all, 2): the size and time that each file must have.
-        """
-        assert leaf.table is not None
-        contents, files, placed, at = self._contents, [], [], self._bytes
-        for sample in samples:
-            size, time_ns = stamps[sample].tolist()
-            before = header(contents.ids[sample].decode("utf-8", "surrogateescape") + leaf.suffix, size)
-            after = bytes(padding(size)) + (label_member(contents, sample) if self._labelled else b"")
-            files.append((int(contents.local[sample]), size, time_ns, before, after))
-            placed.append((at + len(before), size, len(before) + size + len(after)))
-            at += placed[-1][2]
-        done = _native.pack_files(self._descriptor, leaf.table, files, self._crc32c)
-        if len(done) == 3:
-            raise self._error(samples[done[0]], done[1], writing=done[2])
-        each, self._crc32c = done
-        self._bytes = at
-        for sample, (crc, width, height), (offset, size, added) in zip(samples, each, placed, strict=True):
-            if not width and contents.first.kind == "images":
-                width, height = image_size(os.pread(self._descriptor, size, offset))
-            self._add_row(sample, {leaf.suffix: (offset, size, crc)}, (width, height))
-            self._after(added, 1)
-
-    def finish(self, file_name: str, samples: int) -> ShardRecord:
-        """Write what ends an archive; return what is kept of the shard. file_name: the final name of the file."""
-        self._put(END)
-        self._flush()
-        written = Shard(file_name, self._bytes, self._crc32c, samples)
-        return self._rows.record(written)
-
-    def _add_row(
-        self, sample: int, files: dict[str, FileExtent], extent: tuple[int, int], label: bytes | None = None
-    ) -> None:
-        """Add the row of a sample: where its files lie, by suffix; width and height; the bytes of its file LABEL."""
-        contents, length = self._contents, len(self._contents.ids[sample])
-        known = class_number(label) if contents.labels is None else contents.labels[sample]
-        self._rows.add((self._id_offset, length, self._shard, *extent), files, known)
-        self._id_offset += length + 1
-
-    def _put(self, *pieces: bytes) -> None:
-        for piece in pieces:
-            if piece:
-                self._pieces.append(piece)
-                self._held += len(piece)
-                self._bytes += len(piece)
-                self._crc32c = _native.crc32c(piece, self._crc32c)
-
-    def _flush(self) -> None:
-        written = os.writev(self._descriptor, self._pieces)
-        if written < self._held:
-            rest = memoryview(b"".join(self._pieces))[written:]
-            while rest:
-                rest = rest[os.write(self._descriptor, rest) :]
-        self._pieces.clear()
-        self._held = 0
-
-    def _error(self, sample: int, code: int, *, writing: bool) -> Exception:
-        """Return the error of a file that could not be copied."""
-        if writing:
-            return OSError(code, os.strerror(code))
-        try:
-            self._contents.read(sample)
-        except Exception as error:
-            return error
-        name = os.fsdecode(self._contents.ids[sample])
-        return DatasetChanged(f"{name} was changed while it was packed: run the same again when nobody writes it")
+    def append(self, data: bytes) -> None:
+        """Append bytes."""
+        write_all(self._descriptor, data)
+        self.size += len(data)
+        self.crc32c = _native.crc32c(data, self.crc32c)
 
 
 def label_dtype(contents: Contents) -> str | None:

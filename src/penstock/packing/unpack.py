@@ -11,7 +11,7 @@ import numpy as np
 import penstock._native as _native
 from penstock.errors import CorruptShards, InvalidOption, OutsideRoot, SampleError
 from penstock.sources.shards import Shards
-from penstock.storage.durable import FULL, out_of_space
+from penstock.storage.durable import FULL, out_of_space, write_all
 from penstock.storage.index import crc32c_of, open_regular
 
 
@@ -87,9 +87,7 @@ def _write(root: int, target: str, name: str, data: bytes, made: set[str], datas
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(name, flags, 0o666, dir_fd=root)
     try:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
+        write_all(descriptor, data)
     except OSError as error:
         with suppress(OSError):
             os.unlink(name, dir_fd=root)

@@ -71,15 +71,12 @@ def describe_decoded(leaves: Sequence[NativeSource], caches: Caches) -> list[str
 
 def _chosen(leaves: Sequence[NativeSource], caches: Caches) -> Iterator[_Kept]:
     numbers = [number for number, leaf in enumerate(leaves) if leaf.files is not None and leaf.size]
-    samples = sum(leaves[number].size for number in numbers)
     for number in numbers:
         leaf = leaves[number]
         names = SampleNames.of(leaf.size, partial(_path, leaf))
         pixels = kept_pixels(leaf.recipe) if caches.decoded else ""
         if isinstance(pixels, KeptPixels):
-            of_pixels = replace(names, form=pixels.form)
-            why = caches.why_not(of_pixels, pixels.bytes, leaf.size / samples)
-            names, pixels = (of_pixels, pixels) if why is None else (names, why)
+            names = replace(names, form=pixels.form)
         yield _Kept(number, names, pixels)
 
 

@@ -49,8 +49,8 @@ class CachedShard:
     url: str
     size: int
     """In bytes."""
-    checksum: int | None = None
-    """CRC-32C of the object; None: none is known."""
+    checksum: int
+    """CRC-32C of the object."""
 
     @property
     def file(self) -> str:
@@ -108,7 +108,7 @@ class CacheFolder:
     def begin(self, shard: CachedShard) -> HeldFile | None:
         """Return the unfinished file of a shard, open for writing and locked; None: somebody else fetches it now.
 
-        What an earlier attempt has written is in it. Raises OSError where the file system has no locks.
+        Raises OSError where the file system has no locks.
         """
         name = f"{shard.file}.part"
         descriptor = open_own_file(os.O_RDWR | os.O_CREAT, name, self._folder)

@@ -1,33 +1,29 @@
-"""One shard on its way from an object store into the cache: in parts by ranges, resumed, verified.
+"""One shard on its way from an object store into the cache: in parts by ranges, of one object, verified.
 
-The unfinished file holds the bytes of the shard at their places and, behind them, a header and a byte for each part
-that is written. A later attempt, in this process or another, goes on with the parts that are missing where the
-object's etag and size are the same. Whatever an unfinished file holds, the checksum of all bytes has the last word.
+A part whose request fails is asked for again; a download that was ended begins anew. Whatever an unfinished file holds,
+the checksum of all bytes has the last word.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import penstock._native as _native
-from penstock.errors import ChangedObject, CorruptDownload, StorageError, StoreUnreachable
+from penstock.errors import ChangedObject, CorruptDownload, StoreUnreachable
 from penstock.storage.cache_folder import CachedShard, CacheFolder, HeldFile
 from penstock.storage.objects import ObjectInfo, ObjectStore
 from penstock.system.words import counted
 
 #: Bytes of one request.
 PART_BYTES = 8 << 20
-#: Requests for one part that bring no byte, one after the other, before the download fails.
+#: Requests for one part that fail, one after the other, before the download does.
 ATTEMPTS = 8
 # Of a request that failed to the next one: the first pause, doubled each time, up to the longest one, in seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
-#: Bytes that an unfinished file has behind the shard, beside one for each part.
-_HEADER_BYTES = 512
 #: Pauses while another process, or another thread, fetches the same shard, in seconds.
 _FIRST_LOOK, _LONGEST_LOOK = 0.005, 0.1
 _CHECKED_AT_ONCE = 4 << 20
@@ -40,7 +36,7 @@ class Traffic:
     bytes: int = 0
     requests: int = 0
     retries: int = 0
-    """Requests that followed one that failed or was cut off."""
+    """Requests that followed one that failed."""
     shards: int = 0
     """Whole shards that were fetched."""
     ranges: int = 0
@@ -69,7 +65,6 @@ class Download:
     ) -> None:
         self._store, self._name, self._shard, self._cache = store, name, shard, cache
         self._requests, self._traffic = requests, traffic
-        self._parts = max(1, -(-shard.size // PART_BYTES))
 
     async def run(self, urgent: Callable[[], bool]) -> HeldFile | None:
         """Return the shard's file, fetched by this process or another; None: the cache has no space for it now.
@@ -80,13 +75,13 @@ class Download:
             StorageError: it cannot be fetched.
             OSError: it cannot be written.
         """
-        for fresh in (False, True):
+        for _ in range(2):
             held, part = await self._found()
             if part is None:
                 return held
             try:
-                return await self._complete(part, urgent, fresh=fresh)
-            except _WrongChecksum:  # once more, without what was there
+                return await self._complete(part, urgent)
+            except _WrongChecksum:
                 continue
         raise CorruptDownload(
             f"{self._shard.url}: the {counted(self._shard.size, 'byte')} that the store gives do not have the checksum "
@@ -113,30 +108,27 @@ class Download:
             part = None
         return held, part
 
-    async def _complete(self, part: HeldFile, urgent: Callable[[], bool], *, fresh: bool) -> HeldFile | None:
+    async def _complete(self, part: HeldFile, urgent: Callable[[], bool]) -> HeldFile | None:
         """Return the whole shard, or None. Raises _WrongChecksum, StorageError, OSError."""
         try:
-            total = self._shard.size + _HEADER_BYTES + self._parts
-            room = await asyncio.to_thread(self._cache.reserve, part, total)
+            size = self._shard.size
+            room = await asyncio.to_thread(self._cache.reserve, part, size)
             if not room and urgent():
-                room = await asyncio.to_thread(self._cache.reserve, part, total, beyond=True)
+                room = await asyncio.to_thread(self._cache.reserve, part, size, beyond=True)
             if not room:
-                if os.fstat(part.descriptor).st_size < total:
-                    self._cache.discard(self._shard, part)
+                self._cache.discard(self._shard, part)
                 return None
             info = await self._store.info_soon(self._name)
             self._check(info)
-            done = self._progress(part, info, fresh=fresh)
             try:
                 async with asyncio.TaskGroup() as group:
-                    for number in [number for number in range(self._parts) if not done[number]]:
-                        group.create_task(self._fetch_part(part, info, number))
+                    for begin in range(0, size, PART_BYTES):
+                        group.create_task(self._fetch_part(part, info.etag, begin, min(begin + PART_BYTES, size)))
             except* OSError as failed:
                 raise failed.exceptions[0] from None
             if not await asyncio.to_thread(self._verified, part):
                 self._cache.discard(self._shard, part)
                 raise _WrongChecksum
-            os.ftruncate(part.descriptor, self._shard.size)
             self._traffic.shards += 1
             return await asyncio.to_thread(self._cache.finish, self._shard, part)
         finally:
@@ -150,52 +142,29 @@ class Download:
                 url=self._shard.url,
             )
 
-    def _progress(self, part: HeldFile, info: ObjectInfo, *, fresh: bool) -> bytes:
-        """Return a byte for each part, 1 where an earlier attempt has written it; begin anew for another object."""
-        says = {"etag": info.etag, "size": info.size, "part": PART_BYTES, "checksum": self._shard.checksum}
-        header = json.dumps(says).encode().ljust(_HEADER_BYTES)[:_HEADER_BYTES]
-        done = os.pread(part.descriptor, _HEADER_BYTES + self._parts, info.size)
-        if not fresh and info.etag is not None and done[:_HEADER_BYTES] == header:
-            return done[_HEADER_BYTES:]
-        none = bytes(self._parts)
-        _write(part.descriptor, header + none, info.size)
-        return none
-
-    async def _fetch_part(self, part: HeldFile, info: ObjectInfo, number: int) -> None:
-        """Fetch one part; what is cut off goes on where it stopped."""
-        at, end = number * PART_BYTES, min((number + 1) * PART_BYTES, info.size)
-        attempts = 0
-        error: StorageError | None = None
-        while at < end:
-            before = at
+    async def _fetch_part(self, part: HeldFile, etag: str | None, begin: int, end: int) -> None:
+        """Fetch the bytes from begin to end - 1. Raises StorageError, OSError."""
+        for attempt in range(1, ATTEMPTS + 1):
             try:
                 async with self._requests:
                     self._traffic.requests += 1
-                    async for buffer in self._store.stream(self._name, at, end, info.etag):
-                        bytes_left = memoryview(buffer)[: end - at]
-                        _write(part.descriptor, bytes_left, at)
-                        at += len(bytes_left)
-                        self._traffic.bytes += len(bytes_left)
-            except StoreUnreachable as failed:
-                error = failed
-            if at == end:
+                    data = await self._store.read_part(self._name, begin, end, etag)
                 break
-            attempts = 0 if at > before else attempts + 1
-            if attempts >= ATTEMPTS:
-                url = self._shard.url
-                raise StoreUnreachable(
-                    f"{url}: {counted(attempts, 'request')} in a row for its bytes from {at:,} to {end - 1:,} brought "
-                    f"none; the last one: {error or 'the connection was closed'}",
-                    url=url,
-                ) from error
+            except StoreUnreachable as failed:
+                if attempt == ATTEMPTS:
+                    url = self._shard.url
+                    raise StoreUnreachable(
+                        f"{url}: {counted(attempt, 'request')} in a row for its bytes from {begin:,} to {end - 1:,} "
+                        f"brought none; the last one: {failed}",
+                        url=url,
+                    ) from failed
             self._traffic.retries += 1
-            await asyncio.sleep(_pause(attempts))
-        _write(part.descriptor, b"\1", info.size + _HEADER_BYTES + number)
+            await asyncio.sleep(_pause(attempt))
+        self._traffic.bytes += len(data)
+        _write(part.descriptor, data, begin)
 
     def _verified(self, part: HeldFile) -> bool:
         """Return whether the bytes have their checksum."""
-        if self._shard.checksum is None:
-            return True
         value = 0
         for begin in range(0, self._shard.size, _CHECKED_AT_ONCE):
             wanted = min(_CHECKED_AT_ONCE, self._shard.size - begin)
@@ -213,9 +182,9 @@ def _pause(attempts: int) -> float:
     return longest * (0.5 + secrets.randbelow(1 << 16) / (1 << 17))
 
 
-def _write(descriptor: int, buffer: bytes | memoryview, offset: int) -> None:
-    """Write all of a buffer at an offset."""
-    view = memoryview(buffer)
+def _write(descriptor: int, data: bytes, offset: int) -> None:
+    """Write bytes at an offset."""
+    view = memoryview(data)
     while view:
         written = os.pwrite(descriptor, view, offset)
         view, offset = view[written:], offset + written

@@ -27,6 +27,13 @@ def sync_folder(folder: str) -> None:
         os.close(descriptor)
 
 
+def write_all(descriptor: int, data: bytes | memoryview) -> None:
+    """Write all of some bytes. Raises OSError."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
 @contextmanager
 def durably(path: str, temporary: str) -> Iterator[BinaryIO]:
     """Give an empty file under a temporary name of the same file system; it is synced and renamed to `path` in the end.

@@ -61,18 +61,6 @@ class FolderTier:
             os.close(index)
             os.close(data)
 
-    def begun(self, key: str) -> bool:
-        return os.path.exists(self.folder / f"{key}.index")  # False where the folder may not be read
-
-    def room(self, share: float) -> int:
-        if self.limit is not None:
-            return self.limit
-        there = next((folder for folder in (self.folder, *self.folder.parents) if os.path.isdir(folder)), Path("/"))
-        try:
-            return self._free(there)
-        except OSError:  # what is wrong with it is said where the tier is opened
-            return 0
-
     def _free(self, folder: Path | int) -> int:
         """Return how many bytes a tier may take in a folder where no limit is given."""
         status = os.statvfs(folder)

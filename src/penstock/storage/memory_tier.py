@@ -23,9 +23,3 @@ class MemoryTier:
     def open(self, key: str, samples: int, share: float) -> _native.CacheTier:
         limit = min(self.limit, int(available_bytes() * (1 - LEFT_OF_MEMORY)))
         return _native.CacheTier.in_memory(samples, int(limit * share))
-
-    def begun(self, key: str) -> bool:
-        return False
-
-    def room(self, share: float) -> int:
-        return int(self.limit * share)

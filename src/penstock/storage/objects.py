@@ -10,7 +10,7 @@ import asyncio
 import os
 import re
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -41,7 +41,6 @@ T = TypeVar("T")
 #: URLs that are read from an object store.
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "https", "http", "file", "memory")
 
-# The client repeats a request that failed before its first byte; storage.download goes on where a body was cut off.
 _RETRIES: Any = {
     "max_retries": 4,
     "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5), "base": 2.0},
@@ -291,18 +290,18 @@ class ObjectStore:
         if names:
             run_alone(delete())
 
-    async def stream(self, name: str, begin: int, end: int, etag: str | None) -> AsyncIterator[Any]:
-        """Yield the bytes of an object from begin to end - 1 as they come, in buffers. Raises StorageError.
-
-        A body that is cut off may end without an error: the caller counts the bytes.
-        """
+    async def read_part(self, name: str, begin: int, end: int, etag: str | None) -> bytes:
+        """Return the bytes from begin to end - 1 of the object with this etag. Raises StorageError."""
         options: dict[str, Any] = {"range": (begin, end)}
         if etag is not None:
             options["if_match"] = etag
         with self._meaning(name):
             answer = await client().get_async(self._store, name, options=options)
-            async for buffer in answer.stream(min_chunk_size=_CHUNK):
-                yield buffer
+            data = bytes(await answer.bytes_async())
+        if len(data) != end - begin:
+            url = self.url_of(name)
+            raise StoreUnreachable(f"{url}: the connection was closed after {len(data):,} bytes", url=url)
+        return data
 
     def _raise(self, error: Exception, name: str) -> NoReturn:
         """Raise what an error of the client means."""
@@ -320,8 +319,8 @@ class ObjectStore:
         return f"<ObjectStore {self.url}>"
 
 
-#: Bytes of a stream that are handed on at a time, at least; and of an object that are sent by one request.
-_CHUNK, _PART = 256 << 10, 8 << 20
+#: Bytes of an object that are sent by one request.
+_PART = 8 << 20
 
 
 def _one_line(text: str) -> str:

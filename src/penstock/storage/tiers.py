@@ -23,7 +23,7 @@ from penstock.stats import TierCounts
 from penstock.storage.folder_tier import FolderTier
 from penstock.storage.memory_tier import MemoryTier
 from penstock.system.warn_user import warn_user
-from penstock.system.words import bytes_in, counted, size_of
+from penstock.system.words import bytes_in, size_of
 
 CacheOption = str | int | os.PathLike[str] | Sequence[Any] | None
 
@@ -58,12 +58,6 @@ class Tier(Protocol):
             share: of the tier's memory, that the dataset gets.
         """
 
-    def begun(self, key: str) -> bool:
-        """Return whether there is such a part already. Nothing is made."""
-
-    def room(self, share: float) -> int:
-        """Return about how many bytes the part of a dataset may take. Nothing is made."""
-
 
 @dataclass(frozen=True)
 class SampleNames:
@@ -86,11 +80,6 @@ class SampleNames:
         """Return a hash over the form and the paths, sizes and times of change of the files: 32 hexadecimal digits."""
         named = [1, self.size, self.paths, self._facts, *([self.form] if self.form else [])]
         return hashlib.sha256(json.dumps(named).encode()).hexdigest()[:32]
-
-    def mean_bytes(self) -> float:
-        """Return the mean size of the files that are there."""
-        sizes = [size for size, _ in self._facts if size >= 0]
-        return sum(sizes) / max(1, len(sizes))
 
     @cached_property
     def _facts(self) -> list[tuple[int, int]]:
@@ -149,26 +138,6 @@ class Caches:
         """Return the caches without those in memory, None where no tier is left."""
         tiers = tuple(tier for tier in self.tiers if tier.outlives)
         return Caches(tiers, self.decoded) if tiers else None
-
-    def why_not(self, names: SampleNames, each: int, share: float) -> str | None:
-        """Return why a dataset's files are kept rather than its samples in another form, None where the form is.
-
-        The form is kept where a sample of it takes no more bytes than a file, where the tiers hold all of it, and where
-        a folder or this object has a part for it already. Nothing is made.
-
-        Args:
-            names: of the dataset in that form.
-            each: the bytes that a sample takes in it.
-            share: of the tiers' memory that the dataset gets.
-        """
-        whole, file = names.size * each, names.mean_bytes()
-        if each <= file:
-            return None
-        key = names.key()
-        room = sum(tier.room(share) for tier in self.tiers)
-        if key in self._held or any(tier.begun(key) for tier in self.tiers) or whole <= room:
-            return None
-        return f"{counted(names.size, 'image')} take {size_of(whole)} as pixels, and the tiers hold {size_of(room)}"
 
     def counts(self) -> dict[str, TierCounts]:
         """Return what each tier keeps, by its name: "memory", or the folder."""

@@ -2,49 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from penstock.cluster.option import Ray
 from penstock.loop_model import FillerWork
 from penstock.stats import FillerCounts, TierCounts
 from penstock.storage.tiers import tier_words
 from penstock.system.words import counted, size_of
-
-
-class Arriving:
-    """How long batches were coming in: the time in which of one at least some bytes were here, and not all.
-
-    Threads that receive call begin and end, each for its own batch.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()  # a garbage collection in any line may log the verdict of a loader
-        self._coming: set[int] = set()
-        self._since = self._before = 0.0
-
-    def begin(self, name: int) -> None:
-        """Take note of the first bytes of a batch; name: of who sends it. A second call does nothing."""
-        with self._lock:
-            if not self._coming:
-                self._since = time.perf_counter()
-            self._coming.add(name)
-
-    def end(self, name: int) -> None:
-        """Take note that all of a batch is here, or that its sender is lost. It need not have begun."""
-        with self._lock:
-            if name in self._coming:
-                self._coming.remove(name)
-                self._before += 0.0 if self._coming else time.perf_counter() - self._since
-
-    @property
-    def seconds(self) -> float:
-        """Return the seconds so far."""
-        with self._lock:
-            return self._before + (time.perf_counter() - self._since if self._coming else 0.0)
 
 
 @dataclass(slots=True)
@@ -65,52 +31,51 @@ class FillerReport:
     bytes: int = 0
     largest: int = 0
     """The most bytes of a batch."""
-    arriving: Arriving = field(default_factory=Arriving)
+    seconds: float = 0.0
+    """In which batches were taken out of Ray's object store."""
     _tiers: dict[int, tuple[str, Mapping[str, TierCounts]]] = field(default_factory=dict)
     """Of each filler: its node, and what its tiers keep."""
-    _before: dict[tuple[str, str], TierCounts] = field(default_factory=dict)
-    """What the tiers of earlier fillers kept, by name and node."""
+    _before: tuple[int, int] = (0, 0)
+    """What was lost, and asked again, in earlier passes."""
 
     def begin(self, wanted: int) -> None:
         """Take note of new fillers."""
-        self._before = {key: self._joined(key) for key in self._keys()}
         self._tiers = {}
+        self._before = self.lost, self.again
         self.wanted, self.places, self.running = wanted, {}, True
 
-    def came(self, name: int, place: str, size: int, tiers: Mapping[str, TierCounts]) -> None:
-        """Take note of a batch of a filler; tiers: what it keeps."""
+    def follow(self, places: dict[int, str], lost: int, again: int) -> None:
+        """Take note of where the fillers are, and of what was lost and asked again in this pass."""
+        self.places = places
+        self.lost, self.again = self._before[0] + lost, self._before[1] + again
+
+    def came(self, number: int, place: str, size: int, tiers: Mapping[str, TierCounts], seconds: float) -> None:
+        """Take note of a batch of a filler. tiers: what it keeps; seconds: that taking it took."""
         self.batches += 1
         self.bytes += size
+        self.seconds += seconds
         self.largest = max(self.largest, size)
         if tiers:
-            self._tiers[name] = place, tiers
+            self._tiers[number] = place, tiers
 
     def counts(self) -> FillerCounts:
         """Return what the fillers did, over all passes."""
         nodes = dict(Counter(list(self.places.values()))) if self.running else {}
-        return FillerCounts(nodes, self.lost, self.again, self.batches, self.bytes, self.arriving.seconds)
+        return FillerCounts(nodes, self.lost, self.again, self.batches, self.bytes, self.seconds)
 
     def tiers(self) -> dict[str, TierCounts]:
-        """Return what the tiers of all fillers keep, by name and node; a folder is one for all fillers of a node."""
-        return {f"{name} on {place}": self._joined((name, place)) for name, place in self._keys()}
+        """Return what the tiers of the fillers keep, by name and node; a folder is one for all fillers of a node."""
+        found: dict[tuple[str, str], list[TierCounts]] = {}
+        for place, tiers in list(self._tiers.values()):
+            for name, counts in tiers.items():
+                found.setdefault((name, place), []).append(counts)
+        return {f"{name} on {place}": _joined(found[name, place], name) for name, place in sorted(found)}
 
     def work(self, cluster: Ray, steps: int) -> FillerWork:
         """Return what the model of a loop is to know, in numbers a step."""
         at_once = cluster.limit // self.largest if self.largest else 0
         each = max(1, steps)
-        return FillerWork(cluster.threads, self.arriving.seconds / each, self.bytes / each, max(1, at_once))
-
-    def _keys(self) -> list[tuple[str, str]]:
-        now = [(name, place) for place, tiers in list(self._tiers.values()) for name in tiers]
-        return sorted({*now, *self._before})
-
-    def _joined(self, key: tuple[str, str]) -> TierCounts:
-        name, place = key
-        now = [tiers[name] for node, tiers in list(self._tiers.values()) if node == place and name in tiers]
-        before = [self._before[key]] if key in self._before else []
-        if name == MEMORY:  # each filler has its own, which ends with it
-            return _joined([*now, *(replace(one, samples=0, bytes=0, limit=0, decoded=0) for one in before)], sum)
-        return _joined([*now, *before], max)
+        return FillerWork(cluster.threads, self.seconds / each, self.bytes / each, max(1, at_once))
 
     def lines(self, cluster: Ray, wanted: int) -> list[str]:
         """Return the fillers in words. wanted: fillers of the next pass."""
@@ -133,7 +98,8 @@ class FillerReport:
 MEMORY = "memory"
 
 
-def _joined(found: Sequence[TierCounts], join: Callable[[list[int]], int]) -> TierCounts:
+def _joined(found: Sequence[TierCounts], name: str) -> TierCounts:
+    join: Callable[[list[int]], int] = sum if name == MEMORY else max  # memory is each filler's own
     return TierCounts(
         samples=join([one.samples for one in found]),
         bytes=join([one.bytes for one in found]),
