@@ -14,7 +14,7 @@ import pytest
 import penstock
 from penstock.cli import doctor, main
 from penstock.insight.check import Check, State
-from penstock.insight.machine import DatasetFiles, disk
+from penstock.insight.machine import DatasetFiles
 from tests.photos import noise_image
 from tests.sample_datasets import tensor_files
 
@@ -65,7 +65,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "own_broken.py").write_text("raise ValueError('first line\\nsecond line')\n")
     (tmp_path / "own_exits.py").write_text("import sys\nsys.exit(3)\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(disk, "MOST", 1 << 20)
     yield tmp_path
     sys.path[:] = path
     for name in set(sys.modules) - modules:
@@ -150,7 +149,7 @@ def test_a_folder_of_tensors_really_measured(folder: Path, capsys: Captured) -> 
     code, out, _ = run(capsys, "data", "--json")
     found = json.loads(out)
     names = [check["name"] for check in found["machine"]]
-    assert {"page cache", "file system", "cold reads"} <= set(names) and "GPU" not in names
+    assert {"page cache", "file system"} <= set(names) and "GPU" not in names
     assert code == int(found["bad"]) and found["lint"] == [] and found["dataset"] == "data"
     assert sorted(os.listdir(folder / "data")) == before
 
