@@ -19,9 +19,8 @@ import pytest
 import penstock
 from penstock.errors import PenstockError
 from penstock.insight import live_files, publish, publishing
-from penstock.insight.jobs import Job, job_of, jobs
+from penstock.insight.jobs import Job, Reading, job_of, jobs
 from penstock.insight.live_files import ProcessName, machine, read_all, started_at, this_process
-from penstock.insight.recording import Reading
 from tests.forking import assert_in_child
 from tests.sample_datasets import Made, Numbers, rows
 from tests.waiting import wait_until

@@ -12,14 +12,33 @@ import types
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from penstock.errors import PenstockError
 from penstock.insight.live_files import FORMAT, MOST_BYTES, ProcessName, live_folder, read_all
-from penstock.insight.recording import Reading
 
 #: Seconds without a batch, at the least, after which a loop stands still; and how many of its steps.
 _STILL_SECONDS, _STILL_STEPS = 5.0, 3.0
+
+
+class Reading(NamedTuple):
+    """What stats() said at one moment: sums since the loader was made."""
+
+    time: float
+    """By time.time()."""
+    batches: int
+    samples: int
+    waited: float
+    first_waited: float
+    """Of the seconds waited, those for the first batches of passes."""
+    worked: float
+    depth: int = 0
+    """Readers at work ahead of the workers at that moment."""
+
+    @property
+    def steady(self) -> float:
+        """Seconds waited, but for first batches."""
+        return self.waited - self.first_waited
 
 
 @dataclass(frozen=True)

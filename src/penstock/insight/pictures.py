@@ -145,7 +145,8 @@ def _colours() -> Pixels:
     """Return the colours of a mask's values: 0 is black, 255 (and below 0) grey, neighbours far from each other."""
     golden = 0.618033988749895
     bright = [colorsys.hsv_to_rgb(value * golden % 1, 0.75, 1.0 if value % 2 else 0.75) for value in range(1, 255)]
-    return np.rint(255 * np.array([(0, 0, 0), *bright, (0.5, 0.5, 0.5)])).astype(np.uint8)
+    colours: Pixels = np.rint(255 * np.array([(0, 0, 0), *bright, (0.5, 0.5, 0.5)])).astype(np.uint8)
+    return colours
 
 
 _PALETTE = _colours()

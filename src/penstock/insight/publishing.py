@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
@@ -26,6 +27,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
+from penstock.insight.jobs import Reading
 from penstock.insight.live_files import (
     FORMAT,
     ProcessName,
@@ -36,10 +38,9 @@ from penstock.insight.live_files import (
     this_process,
     write,
 )
-from penstock.insight.recording import LoaderRecord
 from penstock.loader import DataLoader
-from penstock.loop_times import LoopMeter
 from penstock.observe import follow
+from penstock.stats import Stats
 
 #: Seconds from a process's first pass to its first file, and between two writes at the least.
 FIRST_AFTER, EVERY = 1.0, 0.5
@@ -53,13 +54,67 @@ MOST_LOADERS = 16
 _log = logging.getLogger("penstock")
 
 
+class _Followed:
+    """A loader that a live file tells of."""
+
+    def __init__(self, loader: DataLoader[Any], number: int) -> None:
+        self._number, self._loops = number, loader.loop_meter
+        self._loader = weakref.ref(loader)
+        # Alive while the loader or one of its passes is.
+        self.read_stats: Callable[[], Callable[[], Stats] | None] = weakref.WeakMethod(loader.stats_reader())
+        self._history: list[Reading] = []
+        self._describe(loader)
+
+    def _describe(self, loader: DataLoader[Any]) -> None:
+        """Keep what the loader says of itself, which a program may change."""
+        self._said = {
+            "dataset": type(loader.dataset).__name__,
+            "batch_size": None if loader.batch_size is None else int(loader.batch_size),  # one of numpy's, perhaps
+            "workers": int(loader.num_workers),
+            "read_by": loader.read_by,
+        }
+
+    def state(self, wall: float, offset: float) -> dict[str, Any] | None:
+        """Return what the file says of the loader, the fields of LiveLoader; None: it is gone.
+
+        wall: the time, by time.time(). offset: from time.perf_counter() to time.time().
+        """
+        if (read_stats := self.read_stats()) is None:
+            return None
+        if (loader := self._loader()) is not None:
+            self._describe(loader)
+        stats, history, loops = read_stats(), self._history, self._loops
+        if len(history) > 2 and wall - history[-2].time < HISTORY_EVERY:
+            history.pop()
+        times = (stats.loop.waited, stats.loop.first_waited, stats.loop.worked)
+        history.append(Reading(round(wall, 2), stats.batches, stats.samples, *times, stats.reading.depth))
+        del history[:-HISTORY]
+        calls = {
+            name: (one.answered, sum(why.calls for why in one.refused.values())) for name, one in stats.calls.items()
+        }
+        return {
+            "number": self._number,
+            **self._said,
+            "passes": loops.passes,
+            "open": loops.open,
+            "got": loops.looked + offset if loops.looked else None,
+            "failed": loops.failed,
+            "now": history[-1],
+            "history": history,
+            "stages": {name: (time.seconds, time.samples) for name, time in stats.stages.items()},
+            "deepest": stats.reading.deepest,
+            "calls": calls,
+            "cache": {name: (tier.hits, tier.samples, tier.bytes, tier.limit) for name, tier in stats.cache.items()},
+        }
+
+
 class Publisher:
     """Writes the live file of one process."""
 
     def __init__(self) -> None:
         self.end = follow(self._follow)
         self._pid = os.getpid()
-        self._loaders: list[tuple[LoaderRecord, LoopMeter]] = []
+        self._loaders: list[_Followed] = []
         self._count = 0
         self._due = float("inf")
         self._began: float | None = None  # by time.time()
@@ -74,23 +129,23 @@ class Publisher:
             return None
         with self._lock:
             self._count += 1
-            followed = LoaderRecord.of(loader, self._count), loader.loop_meter
+            followed = _Followed(loader, self._count)
             if self._began is None:
                 self._began = wall_clock()
                 self._due = perf_counter() + FIRST_AFTER
         self._keep(followed)
         return partial(self._looked, followed)
 
-    def _looked(self, followed: tuple[LoaderRecord, LoopMeter], now: float) -> None:
+    def _looked(self, followed: _Followed, now: float) -> None:
         if self._loaders[-1] is not followed:
             self._keep(followed)
         if now >= self._due:
             self._publish(now)
 
-    def _keep(self, followed: tuple[LoaderRecord, LoopMeter]) -> None:
+    def _keep(self, followed: _Followed) -> None:
         """Make a loader the last one, whose loops went on last."""
         with self._lock:
-            others = [one for one in self._loaders if one is not followed and one[0].read_stats() is not None]
+            others = [one for one in self._loaders if one is not followed and one.read_stats() is not None]
             self._loaders = [*others[-MOST_LOADERS + 1 :], followed]
 
     def _publish(self, now: float) -> None:
@@ -124,7 +179,7 @@ class Publisher:
             "began": self._began,
             "written": wall,
             "every": self._every,
-            "loaders": [found for one in self._loaders if (found := _state(*one, now, wall - now)) is not None],
+            "loaders": [found for one in self._loaders if (found := one.state(wall, wall - now)) is not None],
         }
         return json.dumps(said, allow_nan=False).encode()
 
@@ -134,36 +189,6 @@ class Publisher:
         self._due = float("inf")
         if self._name is not None and self._pid == os.getpid() and (folder := live_folder()) is not None:
             remove(folder, self._name)
-
-
-def _state(known: LoaderRecord, loops: LoopMeter, now: float, offset: float) -> dict[str, Any] | None:
-    """Return what the file says of a loader, the fields of LiveLoader; None: it is gone.
-
-    offset: from time.perf_counter() to time.time().
-    """
-    stats = known.read(now, HISTORY_EVERY)
-    if stats is None:
-        return None
-    del known.readings[:-HISTORY]
-    readings = [one._replace(time=round(one.time + offset, 2)) for one in known.readings]
-    calls = {name: (one.answered, sum(why.calls for why in one.refused.values())) for name, one in stats.calls.items()}
-    return {
-        "number": known.number,
-        "dataset": known.title,
-        "batch_size": known.batch_size,
-        "workers": known.workers,
-        "read_by": known.read_by,
-        "passes": loops.passes,
-        "open": loops.open,
-        "got": loops.looked + offset if loops.looked else None,
-        "failed": loops.failed,
-        "now": readings[-1],
-        "history": readings,
-        "stages": {name: (time.seconds, time.samples) for name, time in stats.stages.items()},
-        "deepest": stats.reading.deepest,
-        "calls": calls,
-        "cache": {name: (tier.hits, tier.samples, tier.bytes, tier.limit) for name, tier in stats.cache.items()},
-    }
 
 
 _publisher: Publisher | None = None

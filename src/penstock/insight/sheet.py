@@ -120,7 +120,8 @@ def contact_sheet(
     for name, number in (("most", most), ("columns", columns)):
         if number is not None and number < 1:
             raise InvalidOption(f"{name}={number}: a sheet has at least 1")
-    samples, whole = ([flat(one) for one in batch], {}) if listed else taken_apart(batch, ids and len(ids))
+    count = None if ids is None else len(ids)
+    samples, whole = ([flat(one) for one in batch], {}) if listed else taken_apart(batch, count)
     names, lines = list(ids or ()), list(notes)
     if not samples:  # nothing in the batch has a part for each sample
         samples, whole, names = [whole], {}, ["the batch"]
