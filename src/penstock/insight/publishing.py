@@ -19,15 +19,15 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from time import perf_counter
 from time import time as wall_clock
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import get_worker_info
 
-from penstock.insight.jobs import Reading
 from penstock.insight.live_files import (
     FORMAT,
     ProcessName,
@@ -41,6 +41,8 @@ from penstock.insight.live_files import (
 from penstock.loader import DataLoader
 from penstock.observe import follow
 from penstock.stats import Stats
+from penstock.system.words import compact, counted, size_of
+from penstock.verdict import WAITING
 
 #: Seconds from a process's first pass to its first file, and between two writes at the least.
 FIRST_AFTER, EVERY = 1.0, 0.5
@@ -48,31 +50,52 @@ FIRST_AFTER, EVERY = 1.0, 0.5
 _SHARE = 1000
 #: Seconds between two readings of a loader's history, and readings that are kept: the last ten minutes.
 HISTORY_EVERY, HISTORY = 10.0, 60
+#: The last seconds, about, that rates and the share of waiting are of.
+RECENT = 15.0
 #: Loaders in a file: those whose passes began last.
 MOST_LOADERS = 16
 
+#: Stages that have a bar, those that took most, and its longest; and what a share of waiting looks like.
+_MOST_STAGES, _BAR, _SPARKS = 8, 32, "▁▂▃▄▅▆▇█"
+
 _log = logging.getLogger("penstock")
+
+
+class _Reading(NamedTuple):
+    """What stats() said at one moment: sums since the loader was made."""
+
+    time: float
+    batches: int = 0
+    samples: int = 0
+    waited: float = 0.0
+    """But for first batches."""
+    worked: float = 0.0
+
+    def share(self, before: _Reading) -> float | None:
+        """Return the share of the time since an earlier reading that the loop waited; None: it did not run."""
+        waited, worked = self.waited - before.waited, self.worked - before.worked
+        return min(1.0, max(0.0, waited / (waited + worked))) if waited + worked > 1e-9 else None
 
 
 class _Followed:
     """A loader that a live file tells of."""
 
     def __init__(self, loader: DataLoader[Any], number: int) -> None:
-        self._number, self._loops = number, loader.loop_meter
-        self._loader = weakref.ref(loader)
+        self.number, self._loops = number, loader.loop_meter
         # Alive while the loader or one of its passes is.
         self.read_stats: Callable[[], Callable[[], Stats] | None] = weakref.WeakMethod(loader.stats_reader())
-        self._history: list[Reading] = []
-        self._describe(loader)
+        self._history: list[_Reading] = []
+        self._loader = weakref.ref(loader)
+        self._dataset = self._about = ""
+        self._describe()
 
-    def _describe(self, loader: DataLoader[Any]) -> None:
+    def _describe(self) -> None:
         """Keep what the loader says of itself, which a program may change."""
-        self._said = {
-            "dataset": type(loader.dataset).__name__,
-            "batch_size": None if loader.batch_size is None else int(loader.batch_size),  # one of numpy's, perhaps
-            "workers": int(loader.num_workers),
-            "read_by": loader.read_by,
-        }
+        if (loader := self._loader()) is not None:
+            self._dataset, size = type(loader.dataset).__name__, loader.batch_size
+            batches = "batches by batch_sampler" if size is None else f"batches of {size:,}"
+            workers = counted(loader.num_workers, "worker") if loader.num_workers else "no workers"
+            self._about = f"{self._dataset}, {batches}, {workers}, read by {loader.read_by}"
 
     def state(self, wall: float, offset: float) -> dict[str, Any] | None:
         """Return what the file says of the loader, the fields of LiveLoader; None: it is gone.
@@ -81,31 +104,61 @@ class _Followed:
         """
         if (read_stats := self.read_stats()) is None:
             return None
-        if (loader := self._loader()) is not None:
-            self._describe(loader)
+        self._describe()
         stats, history, loops = read_stats(), self._history, self._loops
         if len(history) > 2 and wall - history[-2].time < HISTORY_EVERY:
             history.pop()
-        times = (stats.loop.waited, stats.loop.first_waited, stats.loop.worked)
-        history.append(Reading(round(wall, 2), stats.batches, stats.samples, *times, stats.reading.depth))
+        now = _Reading(wall, stats.batches, stats.samples, stats.loop.steady_waited, stats.loop.worked)
+        history.append(now)
         del history[:-HISTORY]
-        calls = {
-            name: (one.answered, sum(why.calls for why in one.refused.values())) for name, one in stats.calls.items()
-        }
+        before = next((one for one in reversed(history) if one.time <= wall - RECENT), history[0])
+        if now.batches <= before.batches:
+            before = _Reading(wall)
+        spent = max(now.waited + now.worked - before.waited - before.worked, 1e-9)
+        waiting = now.share(before) or 0.0
         return {
-            "number": self._number,
-            **self._said,
-            "passes": loops.passes,
+            "number": self.number,
+            "dataset": self._dataset,
             "open": loops.open,
-            "got": loops.looked + offset if loops.looked else None,
-            "failed": loops.failed,
-            "now": history[-1],
-            "history": history,
-            "stages": {name: (time.seconds, time.samples) for name, time in stats.stages.items()},
-            "deepest": stats.reading.deepest,
-            "calls": calls,
-            "cache": {name: (tier.hits, tier.samples, tier.bytes, tier.limit) for name, tier in stats.cache.items()},
+            "got": loops.looked + offset if loops.looked else 0.0,
+            "step": (stats.loop.waited + now.worked) / max(now.batches, 1),
+            "waiting": waiting,
+            "rate": (now.samples - before.samples) / spent,
+            "lines": [
+                f"loader {self.number}: {self._about}",
+                f"  rate      {compact((now.batches - before.batches) / spent)} batches/s, "
+                f"{compact((now.samples - before.samples) / spent)} samples/s; "
+                f"{counted(now.batches, 'batch', 'batches')} in {counted(loops.passes, 'pass', 'passes')}",
+                f"{'! ' if waiting > WAITING else '  '}waiting   {waiting:4.0%} of the time  {self._course()}".rstrip(),
+                *([f"! errors    {loops.failed:,} came in the place of a batch"] if loops.failed else []),
+                *_stage_lines(stats),
+            ],
         }
+
+    def _course(self) -> str:
+        """Return a character for each reading of the history: the share of waiting since the one before."""
+        shares = [now.share(before) for before, now in pairwise(self._history)]
+        return "".join(
+            " " if one is None else _SPARKS[min(len(_SPARKS) - 1, int(one * len(_SPARKS)))] for one in shares
+        )
+
+
+def _stage_lines(stats: Stats) -> Iterator[str]:
+    total = sum(one.seconds for one in stats.stages.values())
+    most = sorted(stats.stages.items(), key=lambda item: -item[1].seconds)[:_MOST_STAGES]
+    for place, (name, one) in enumerate(most):
+        share = one.seconds / total if total else 0.0
+        each = f"{compact(one.seconds / one.samples * 1e3)} ms a sample" if one.samples else ""
+        head = "" if place else "stages"
+        yield f"  {head:<9} {name[:12]:<12} {share:4.0%}  {'█' * round(_BAR * share):<{_BAR}} {each}".rstrip()
+    if stats.reading.deepest:
+        yield f"  reading   {stats.reading.depth} readers at work, {stats.reading.deepest} at the most"
+    for name, tier in stats.cache.items():
+        kept = f"{tier.samples:,} samples kept, {size_of(tier.bytes)} of {size_of(tier.limit)}"
+        yield f"  cache     {name}: {tier.hits:,} samples came from it; {kept}"
+    for name, calls in stats.calls.items():
+        left = sum(why.calls for why in calls.refused.values())
+        yield f"  calls     {name}: {calls.answered:,} natively, {left:,} by the original"
 
 
 class Publisher:
