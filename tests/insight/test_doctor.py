@@ -128,13 +128,6 @@ def test_exit_code_and_json_of_a_bad_machine(monkeypatch: pytest.MonkeyPatch, ca
     assert run(capsys)[0] == 0
 
 
-def test_lines_of_a_narrow_terminal() -> None:
-    report = doctor.Report([Check("CPUs", State.LOOK, "many words " * 20, "do this " * 20)])
-    lines = doctor._text(report, 60)
-    assert max(map(len, lines)) <= 60 and sum("->" in line for line in lines) == 1
-    assert len({len(line) - len(line.lstrip()) for line in lines[1:4]}) == 1
-
-
 def test_an_image_folder(folder: Path, healthy: list[Any], capsys: Captured) -> None:
     (folder / "photos" / "cat").mkdir(parents=True)
     noise_image(1, 8, 8).save(folder / "photos" / "cat" / "1.png")

@@ -59,7 +59,7 @@ class Loop:
         rows, spans, errors: in detail: the batches; the pieces of work of worker threads; when the loop got an error in
             a batch's place, and its type.
         options, explained: the loader's arguments as text, and what explain() said last.
-        stats: what stats() of a penstock.DataLoader said last.
+        stats: what stats() of the latest penstock.DataLoader said last.
     """
 
     def __init__(self, loader: LoaderFacts, number: int) -> None:
@@ -74,9 +74,8 @@ class Loop:
         self.explained = ""
         self.stats: Stats | None = None
         self.lock = threading.RLock()  # a garbage collection in any line may end a pass
-        self._read: list[tuple[Any, Stats]] = []  # what returns stats(), weakly, and what it said first
-        self._last: dict[Any, Stats] = {}  # what each of them said last
-        self._gone: dict[str, tuple[float, int]] = {}  # stages of loaders that are gone
+        self._first: Stats | None = None  # what stats() said when the first pass of the latest loader began
+        self._read_stats: Callable[[], Callable[[], Stats] | None] = lambda: None  # alive while that loader is
         self._loader: Callable[[], Any] = lambda: None
         self._ends: list[Callable[[], None]] = []
 
@@ -91,20 +90,15 @@ class Loop:
             self.options = options_of(loader) if detail else {}
             if isinstance(loader, DataLoader):
                 self.read_by = loader.read_by
-                self._read.append((weakref.WeakMethod(loader.stats_reader()), loader.stats()))
+                self._first, self._read_stats = loader.stats(), weakref.WeakMethod(loader.stats_reader())
                 if detail:
                     self._ends.append(loader.record_spans(self.spans))
 
     def read(self) -> None:
         """Keep what stats() says now, and once what explain() says."""
         with self.lock:
-            for entry in tuple(self._read):
-                method, first = entry
-                if (read_stats := method()) is not None:
-                    self.stats = self._last[method] = read_stats()
-                else:
-                    self._read.remove(entry)
-                    self._gone = _added(self._gone, first, self._last.pop(method, first))
+            if (read_stats := self._read_stats()) is not None:
+                self.stats = read_stats()
             if self._ends and not self.explained:
                 self._explain()
 
@@ -123,26 +117,21 @@ class Loop:
 
     @property
     def stages(self) -> dict[str, tuple[float, int]]:
-        """Seconds and samples of each stage while the loaders were recorded."""
-        found = self._gone
-        for method, first in self._read:
-            found = _added(found, first, self._last.get(method, first))
-        return {name: spent for name, spent in found.items() if spent[1] > 0}
+        """Seconds and samples of each stage of the latest loader while it was recorded."""
+        if self.stats is None or self._first is None:
+            return {}
+        before = {name: (one.seconds, one.samples) for name, one in self._first.stages.items()}
+        found = {}
+        for name, now in self.stats.stages.items():
+            seconds, samples = before.get(name, (0.0, 0))
+            if now.samples > samples:
+                found[name] = max(0.0, now.seconds - seconds), now.samples - samples
+        return found
 
     @property
     def times(self) -> LoopTimes:
         """What the loops did with their time."""
         return self.meter.times()
-
-
-def _added(stages: dict[str, tuple[float, int]], first: Stats, last: Stats) -> dict[str, tuple[float, int]]:
-    found = dict(stages)
-    for name, now in last.stages.items():
-        seconds, samples = found.get(name, (0.0, 0))
-        before = first.stages.get(name)
-        old = (0.0, 0) if before is None else (before.seconds, before.samples)
-        found[name] = seconds + max(0.0, now.seconds - old[0]), samples + now.samples - old[1]
-    return found
 
 
 class _PassRecorder(Observer):

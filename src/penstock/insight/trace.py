@@ -3,7 +3,7 @@
 The format is the JSON of the "Trace Event Format"
 (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU), which Perfetto opens as a legacy
 format (https://perfetto.dev/docs/getting-started/other-formats): complete events ("X"), nestable
-asynchronous ones ("b", "e"), counters ("C") and metadata ("M"), with times in microseconds.
+asynchronous ones ("b", "e") and metadata ("M"), with times in microseconds.
 
 A process of the trace is a loader. Its first tracks are the loop's: slices `wait` and `work`, and where a long run was
 recorded slices that stand for several batches. A batch's making, from when the sampler gave it until the loop got it,
@@ -20,9 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.insight.loop_rows import COLUMNS, Lane, column
-from penstock.insight.recording import EVERY, Loop, Recording
-from penstock.insight.report import time_shares
+from penstock.insight.loop_rows import COLUMNS, Lane
+from penstock.insight.recording import Loop, Recording
 from penstock.showing import shown
 from penstock.system.output_files import OutputFile
 
@@ -30,8 +29,6 @@ Event = dict[str, Any]
 
 #: Where the tracks of worker threads begin among the numbers of a loader's tracks.
 _THREADS = 1000
-#: The most values of a counter.
-MOST_PARTS = 2400
 
 
 def write_trace(recording: Recording, file: OutputFile, facts: dict[str, str]) -> None:
@@ -51,7 +48,7 @@ class _LoopTrace:
 
     def __init__(self, recording: Recording, loop: Loop) -> None:
         self._loop, self._pid = loop, loop.number
-        self._began, self._ended = recording.began, recording.ended or recording.began
+        self._began = recording.began
 
     def events(self) -> Iterator[Event]:
         """Yield all of them."""
@@ -60,7 +57,6 @@ class _LoopTrace:
         yield self._metadata("process_sort_index", 0, sort_index=loop.number)
         yield from self._batches()
         yield from self._threads()
-        yield from self._counters()
 
     # --- the loop -----------------------------------------------------------------------------------------------
 
@@ -118,27 +114,6 @@ class _LoopTrace:
             end = max(end, ended)
             if ended >= start:
                 yield self._slice(shown(lane.stages[int(stage)]), start, ended, track, {"samples": int(samples)})
-
-    # --- counters -----------------------------------------------------------------------------------------------
-
-    def _counters(self) -> Iterator[Event]:
-        parts = int((self._ended - self._began) / EVERY)
-        shares = time_shares(self._loop, self._began, self._ended, min(MOST_PARTS, max(1, parts)))
-        spent = shares.waited + shares.worked
-        length = float(shares.edges[1] - shares.edges[0])
-        for at, waited, total, samples in zip(shares.edges[:-1], shares.waited, spent, shares.samples, strict=True):
-            yield self._counter("waited, %", float(at), 100 * float(waited / total) if total > 0 else 0.0)
-            yield self._counter("samples/s", float(at), float(samples / length))
-        table = self._loop.rows.table()
-        making = table[column(table, "begun") > 0]
-        times = np.concatenate([column(making, "begun"), column(making, "got")])
-        steps = np.repeat([1, -1], len(making))
-        order = np.argsort(times, kind="stable")
-        for at, count in zip(times[order].tolist(), np.cumsum(steps[order]).tolist(), strict=True):
-            yield self._counter("batches in the making", at, count)
-
-    def _counter(self, name: str, at: float, value: float) -> Event:
-        return self._event("C", name, at, args={"value": round(value, 3)})
 
     # --- events -------------------------------------------------------------------------------------------------
 
