@@ -13,7 +13,8 @@ from PIL import Image
 from torch.utils.data import ChainDataset, ConcatDataset, StackDataset, Subset, TensorDataset, random_split
 
 import penstock
-from penstock.insight.lint import lint, state
+from penstock.insight import lint as state
+from penstock.insight.lint import lint
 from tests.photos import in_memory, noise_image
 from tests.sample_datasets import tensor_files
 

@@ -26,7 +26,7 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 import penstock
-from penstock.insight.loops import Loop, Loops
+from penstock.insight.recording import Loop, Recording
 from penstock.insight.run_report import RunReport, plain_sentence
 from penstock.system.words import duration
 from tests.forking import assert_in_child
@@ -84,12 +84,12 @@ class Endless(DataLoader[Any]):
 
 
 @pytest.fixture
-def loops() -> Iterator[Loops]:
+def loops() -> Iterator[Recording]:
     before = surroundings()
-    found = Loops()
-    end = found.start()
+    found = Recording(detail=False, torch=True)
+    found.begin()
     yield found
-    end()
+    found.end()
     assert surroundings() == before
 
 
@@ -102,8 +102,8 @@ def surroundings() -> list[Any]:
     return [getattr(kind, name) for kind, name in names]
 
 
-def only(loops: Loops) -> Loop:
-    (record,) = loops.records()
+def only(loops: Recording) -> Loop:
+    (record,) = loops.loops()
     return record
 
 
@@ -119,7 +119,7 @@ def here(offset: int = 0) -> str:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [DataLoader, torch.utils.data.DataLoader, DataLoader[Any], penstock.DataLoader])
-def test_each_loader_counts_once(loops: Loops, kind: Any, workers: int) -> None:
+def test_each_loader_counts_once(loops: Recording, kind: Any, workers: int) -> None:
     loader, place = kind(Squares(), 4, num_workers=workers), here()
     for _ in range(2):
         assert len(list(loader)) == 3
@@ -137,25 +137,25 @@ def test_each_loader_counts_once(loops: Loops, kind: Any, workers: int) -> None:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_workers_and_passes_of_torch(loops: Loops, persistent: bool) -> None:
+def test_workers_and_passes_of_torch(loops: Recording, persistent: bool) -> None:
     loader = DataLoader(Squares(), 4, num_workers=2, persistent_workers=persistent)
     next(iter(loader))  # a pass that is left early
     for number, (one, two) in enumerate(zip(loader, DataLoader(Squares(), 4), strict=True)):
         assert torch.equal(one, two), number
-    records = loops.records()
+    records = loops.loops()
     assert sorted((one.passes, one.times.batches, one.samples) for one in records) == [(1, 3, 10), (2, 4, 14)]
 
 
-def test_the_start_of_workers_is_part_of_the_first_wait(loops: Loops) -> None:
+def test_the_start_of_workers_is_part_of_the_first_wait(loops: Recording) -> None:
     for loader in (DataLoader(Squares(), 4, num_workers=1), penstock.DataLoader(Squares(), 4, num_workers=1)):
         list(loader)
-    for record in loops.records():
+    for record in loops.loops():
         # What a fork takes is more than the way of a batch that is there.
         assert record.times.first_waited > 0
         assert record.times.first_waited > record.times.steady_waited / 1000
 
 
-def test_loaders_of_one_line_are_one_record(loops: Loops) -> None:
+def test_loaders_of_one_line_are_one_record(loops: Recording) -> None:
     for _ in range(3):
         loader, place = DataLoader(Squares(), 4), here()
         list(loader)
@@ -163,14 +163,14 @@ def test_loaders_of_one_line_are_one_record(loops: Loops) -> None:
     assert (record.loader.place, record.loaders, record.passes, record.times.batches) == (place, 3, 3, 9)
 
 
-def test_derived_classes_name_the_line_that_made_them(loops: Loops) -> None:
+def test_derived_classes_name_the_line_that_made_them(loops: Recording) -> None:
     loader, place = Derived(Subset(Squares(), range(5))), here()
     list(loader)
     assert str(only(loops).loader) == f"Derived(Subset of Squares, batch_size=3, num_workers=0) at {place}"
 
 
 @pytest.mark.parametrize("kind", ["'/x/site-packages/library/data.py'", "'/x/dist-packages/library.py'"])
-def test_a_library_that_makes_a_loader_is_called_by_a_line_of_the_program(loops: Loops, kind: str) -> None:
+def test_a_library_that_makes_a_loader_is_called_by_a_line_of_the_program(loops: Recording, kind: str) -> None:
     names: dict[str, Any] = {"DataLoader": DataLoader, "ROWS": ROWS}
     exec(compile("def made():\n    return DataLoader(ROWS, 4)", kind.strip("'"), "exec"), names)
     loader, place = names["made"](), here()
@@ -179,17 +179,17 @@ def test_a_library_that_makes_a_loader_is_called_by_a_line_of_the_program(loops:
     thread = threading.Thread(target=lambda made=names["made"]: list(made()))
     thread.start()
     thread.join()
-    assert {one.loader.place for one in loops.records()} == {place, here(-3)}
+    assert {one.loader.place for one in loops.loops()} == {place, here(-3)}
 
 
-def test_a_loader_that_keeps_its_iterator(loops: Loops) -> None:
+def test_a_loader_that_keeps_its_iterator(loops: Recording) -> None:
     loader = Endless(Squares(), 1)
     for _ in range(2):
         assert len(list(loader)) == 2
     assert (only(loops).passes, only(loops).times.batches) == (1, 4)
 
 
-def test_kinds_of_batches(loops: Loops) -> None:
+def test_kinds_of_batches(loops: Recording) -> None:
     cases = [
         (DataLoader(Stream(), 3), "batch_size=3", 7),
         (DataLoader(ROWS, batch_sampler=[[0, 1], [2]]), "batch_sampler=list", 3),
@@ -202,23 +202,24 @@ def test_kinds_of_batches(loops: Loops) -> None:
     ]
     for loader, batching, samples in cases:
         batches = len(list(loader))
-        found = loops.records()
+        found = loops.loops()
         loops._loops.clear()
+        loops._of.clear()
         assert [(one.loader.batching, one.samples, one.times.batches) for one in found] == [
             (batching, samples, batches)
         ]
 
 
-def test_nested_loops_and_a_copy(loops: Loops) -> None:
+def test_nested_loops_and_a_copy(loops: Recording) -> None:
     inner, outer = DataLoader(Squares(), 5), DataLoader(ROWS, 4)
     for _ in outer:
         list(inner)
     list(copy.copy(outer))
-    counts = {(one.loader.dataset, one.loader.place != ""): (one.passes, one.times.batches) for one in loops.records()}
+    counts = {(one.loader.dataset, one.loader.place != ""): (one.passes, one.times.batches) for one in loops.loops()}
     assert counts == {("Squares", True): (3, 6), ("TensorDataset", True): (1, 3), ("TensorDataset", False): (1, 3)}
 
 
-def test_a_background_thread(loops: Loops) -> None:
+def test_a_background_thread(loops: Recording) -> None:
     thread = threading.Thread(target=lambda: list(DataLoader(Squares(), 4)))
     thread.start()
     thread.join()
@@ -226,37 +227,37 @@ def test_a_background_thread(loops: Loops) -> None:
     assert plain_sentence(only(loops)).startswith("A background thread waited")
 
 
-def test_install(loops: Loops) -> None:
+def test_install(loops: Recording) -> None:
     with penstock.install():
         for loader, ours in ((DataLoader(ROWS, 4), True), (Derived(ROWS), False)):
             assert isinstance(loader, penstock.DataLoader) is ours
             list(loader)
-    assert sorted((one.loader.name, one.passes) for one in loops.records()) == [
+    assert sorted((one.loader.name, one.passes) for one in loops.loops()) == [
         ("Derived", 1),
         ("penstock.DataLoader", 1),
     ]
     assert type(DataLoader(ROWS)) is DataLoader
 
 
-def test_prefetch_on_top(loops: Loops) -> None:
+def test_prefetch_on_top(loops: Recording) -> None:
     assert len(list(penstock.prefetch(DataLoader(ROWS, 4), "cpu"))) == 3
     assert (only(loops).passes, only(loops).times.batches, only(loops).samples) == (1, 3, 12)
 
 
-def test_a_loader_is_not_kept(loops: Loops) -> None:
+def test_a_loader_is_not_kept(loops: Recording) -> None:
     for kind in (DataLoader, penstock.DataLoader):
         loader = kind(ROWS, 4)
         list(loader)
         assert len(loops._places) == 1
         del loader
         assert not loops._places
-    assert len(loops.records()) == 2
+    assert len(loops.loops()) == 2
 
 
-def test_a_forked_process_is_not_observed(loops: Loops) -> None:
+def test_a_forked_process_is_not_observed(loops: Recording) -> None:
     def check() -> None:
         list(DataLoader(ROWS, 4))
-        assert not loops.records()
+        assert not loops.loops()
 
     assert_in_child(check)
 
@@ -272,15 +273,16 @@ def test_batches_and_errors_are_the_same(dataset: Any, workers: int) -> None:
         return DataLoader(dataset, 2, None if isinstance(dataset, Stream) else True, num_workers=workers)
 
     wanted = outcomes(made())
-    end = Loops().start()
+    recording = Recording(detail=False, torch=True)
+    recording.begin()
     try:
         found = outcomes(made())
     finally:
-        end()
+        recording.end()
     assert_same([str(one) for one in found], [str(one) for one in wanted])
 
 
-def test_torchs_warnings_name_the_same_lines(loops: Loops) -> None:
+def test_torchs_warnings_name_the_same_lines(loops: Recording) -> None:
     loader = DataLoader(Stream(), pin_memory=not torch.accelerator.is_available())
     len(loader)
     with warnings.catch_warnings(record=True) as caught:
@@ -291,7 +293,7 @@ def test_torchs_warnings_name_the_same_lines(loops: Loops) -> None:
     assert files == [*(["dataloader.py"] if loader.pin_memory else []), "test_loops.py"]
 
 
-def test_a_persistent_iterator_left_in_the_middle(loops: Loops) -> None:
+def test_a_persistent_iterator_left_in_the_middle(loops: Recording) -> None:
     loader = DataLoader(Squares(), 4, num_workers=1, persistent_workers=True)
     batches = iter(loader)
     next(batches)
@@ -301,22 +303,22 @@ def test_a_persistent_iterator_left_in_the_middle(loops: Loops) -> None:
 
 
 def test_an_error_of_observation_is_logged(
-    loops: Loops, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    loops: Recording, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: Any) -> None:
         raise RuntimeError("observed badly")
 
-    monkeypatch.setattr("penstock.insight.loops.LoopClock.delivered", fails)
+    monkeypatch.setattr("penstock.insight.recording.LoopClock.delivered", fails)
     with caplog.at_level(logging.ERROR, "penstock"):
         assert len(list(DataLoader(ROWS, 4))) == 3
-        monkeypatch.setattr("penstock.insight.loops.facts_of", fails)
+        monkeypatch.setattr("penstock.insight.recording.facts_of", fails)
         assert len(list(DataLoader(ROWS, 4))) == 3
-        monkeypatch.setattr("penstock.insight.loops._place_of", fails)
+        monkeypatch.setattr("penstock.insight.recording.place_of", fails)
         assert len(list(DataLoader(ROWS, 4))) == 3
     assert caplog.text.count("RuntimeError: observed badly") == 4  # the last loader has no place, and no facts
 
 
-def test_one_frame_more(loops: Loops) -> None:
+def test_one_frame_more(loops: Recording) -> None:
     with pytest.raises(LookupError) as caught:
         list(DataLoader(Bad(), 10))
     files = [entry.filename for entry in traceback.extract_tb(caught.value.__traceback__)]
@@ -336,31 +338,31 @@ def test_steps_end_the_program(kind: Any) -> None:
             for _ in kind(ROWS, 4):
                 seen += 1
 
-    loops = Loops(steps=4)
-    end = loops.start()
+    loops = Recording(detail=False, torch=True, steps=4)
+    loops.begin()
     with pytest.raises(SystemExit) as stop:
         passes()
-    end()
+    loops.end()
     assert (stop.value.code, seen, only(loops).times.batches) == (0, 4, 4)
 
 
-def test_report(loops: Loops) -> None:
-    assert RunReport(2.5, loops.records()).lines() == ["no DataLoader was used, in 2.5 s"]
+def test_report(loops: Recording) -> None:
+    assert RunReport(2.5, loops.loops()).lines() == ["no DataLoader was used, in 2.5 s"]
     failing, place = DataLoader(Bad(), 8), here()
     with pytest.raises(LookupError):
         next(iter(failing))
-    (line,) = RunReport(2.5, loops.records(), loops.without_batches()).lines()
+    (line,) = RunReport(2.5, loops.loops(), loops.without_batches()).lines()
     assert line == f"no batch came from DataLoader(Bad, batch_size=8, num_workers=0) at {place}, in 2.5 s"
     loader, place = DataLoader(ROWS, 4), here()
     next(iter(loader))
-    (line,) = RunReport(1.0, loops.records()).lines()
+    (line,) = RunReport(1.0, loops.loops()).lines()
     assert line.startswith("The consumer took 1 batch in 1 pass, ") and line.endswith(f"num_workers=0) at {place}")
     list(loader)
-    (line,) = RunReport(1.0, loops.records()).lines()
+    (line,) = RunReport(1.0, loops.loops()).lines()
     assert "% of the time (" in line and "4 batches in 2 passes" in line
     for size in range(1, 13):
         list(DataLoader(ROWS, size))
-    lines = RunReport(1.0, loops.records()).lines()
+    lines = RunReport(1.0, loops.loops()).lines()
     assert len(lines) == 11 and lines[-1] == "and 3 loaders more, for which it waited less"
 
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import penstock
-from penstock.errors import InvalidOption
-from penstock.insight.prometheus import text_format, write_textfile
 from penstock.loop_times import WAIT_CLASSES, LoopTimes
 from tests.pages import ROOT, rows_of
 from tests.sample_datasets import Made, tensor_files
@@ -109,51 +105,3 @@ def test_weights_and_biases_takes_them(tmp_path: Path) -> None:
     run = Wandb()
     run.log({"loss": 0.5, **loader_of(tmp_path / "data").stats().metrics()})
     assert run.logged[0]["penstock/samples"] == 20.0
-
-
-# --- Prometheus ------------------------------------------------------------------------------------------------------
-
-VALUES = {"penstock/a": 1.5, "b-c d": float("inf"), "8x": float("-inf"), "": float("nan"), "large": 1e300}
-LABELS = {"job": 'a "b"\\c\nd', "rank": "0"}
-
-
-def test_text_format() -> None:
-    assert text_format({"penstock/stage/read/seconds": 0.25, "penstock/batches": 3}) == (
-        "# TYPE penstock_stage_read_seconds untyped\npenstock_stage_read_seconds 0.25\n"
-        "# TYPE penstock_batches untyped\npenstock_batches 3.0\n"
-    )
-    lines = text_format(VALUES, LABELS).splitlines()
-    own = r'{job="a \"b\"\\c\nd",rank="0"}'
-    assert lines[1::2] == [
-        f"penstock_a{own} 1.5", f"b_c_d{own} +Inf", f"_8x{own} -Inf", f"_{own} NaN", f"large{own} 1e+300"
-    ]  # fmt: skip
-    assert text_format({}) == ""
-    for labels in ({"a-b": "x"}, {"": "x"}, {"8": "x"}):
-        with pytest.raises(InvalidOption, match="no name of a label"):
-            text_format(VALUES, labels)
-    with pytest.raises(InvalidOption, match="two metrics have the name 'a_b'"):
-        text_format({"a/b": 1.0, "a.b": 2.0})
-
-
-def test_prometheus_reads_it(tmp_path: Path) -> None:
-    parser = pytest.importorskip("prometheus_client.parser", reason="prometheus_client is not installed")
-    metrics = loader_of(tmp_path / "data").stats().metrics()
-    read = list(parser.text_string_to_metric_families(text_format(metrics, LABELS)))
-    assert [family.samples[0].value for family in read] == list(metrics.values())
-    assert all(family.samples[0].labels == LABELS for family in read)
-
-
-def test_a_file_for_the_textfile_collector(tmp_path: Path) -> None:
-    path = tmp_path / "penstock.prom"
-    before = os.umask(0o022)
-    try:
-        write_textfile(path, {"a": 1.0})
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o644  # its reader is another user
-    path.chmod(0o600)
-    write_textfile(str(path), {"a": 2.0}, {"rank": "1"})
-    assert path.read_text().splitlines()[1] == 'a{rank="1"} 2.0'
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and os.listdir(tmp_path) == ["penstock.prom"]
-    with pytest.raises(FileNotFoundError):
-        write_textfile(tmp_path / "none" / "a.prom", {"a": 1.0})

@@ -21,7 +21,6 @@ from penstock.errors import PenstockError
 from penstock.insight import live_files, publish, publishing
 from penstock.insight.jobs import Job, job_of, jobs
 from penstock.insight.live_files import ProcessName, machine, read_all, started_at, this_process
-from penstock.insight.recording import Reading
 from tests.forking import assert_in_child
 from tests.sample_datasets import Made, Numbers, rows
 from tests.waiting import wait_until
@@ -68,13 +67,13 @@ def test_a_recording_says_what_the_loader_does(folder: Path) -> None:
     job = read(folder)
     assert (job.name, job.host) == (this_process(), os.uname().nodename)
     (found,) = job.loaders
-    assert (found.dataset, found.batch_size, found.workers, found.read_by) == ("Numbers", 4, 0, "Python")
-    assert (found.passes, found.open, found.failed) == (1, True, 1)
-    assert (found.now.batches, found.now.samples) == (3, 12)
-    assert found.stages["getitem"][1] == 12
-    assert found.now.waited == loader.stats().loop.waited
+    assert found.lines[0] == "loader 1: Numbers, batches of 4, no workers, read by Python"
+    assert found.lines[1].endswith("; 3 batches in 1 pass") and found.lines[1].startswith("  rate ")
+    assert (found.dataset, found.open) == ("Numbers", True)
+    assert "! errors    1 came in the place of a batch" in found.lines
+    assert any("getitem" in line for line in found.lines)
     assert not job.ended and found.still(time.time(), 0.5) is None
-    assert found.got is not None and found.still(found.got + 100, 0.5) == pytest.approx(100)
+    assert found.got and found.still(found.got + 100, 0.5) == pytest.approx(100)
 
 
 def test_a_pass_that_was_left_is_not_open(folder: Path) -> None:
@@ -83,7 +82,7 @@ def test_a_pass_that_was_left_is_not_open(folder: Path) -> None:
         break
     list(loader)
     (found,) = read(folder).loaders
-    assert (found.passes, found.open) == (2, False)
+    assert "in 2 passes" in found.lines[1] and not found.open
     assert found.still(time.time() + 100, 0.5) is None
 
 
@@ -219,7 +218,7 @@ def test_a_loader_that_only_its_pass_keeps(folder: Path) -> None:
     batches = iter(penstock.DataLoader(rows(), batch_size=4, num_workers=1))
     next(batches), next(batches)
     (found,) = read(folder).loaders
-    assert found.now.batches == 2
+    assert "2 batches in 1 pass" in found.lines[1]
 
 
 # --- other processes --------------------------------------------------------------------------------------------------
@@ -291,14 +290,14 @@ def test_damaged_files_are_left_out(folder: Path) -> None:
         b"[" * 100_000,
         b" " * (live_files.MOST_BYTES + 1),
         data[:-10],
-        data.replace(b'"format": 2', b'"format": 1'),
+        data.replace(b'"format": 3', b'"format": 2'),
         json.dumps({**said, "began": float("nan")}).encode(),
-        json.dumps({**said, "loaders": {}}).encode(),
         json.dumps({**said, "program": 5}).encode(),
-        json.dumps({**said, "loaders": [{**said["loaders"][0], "stages": {"decode": [1]}}]}).encode(),
-        json.dumps({**said, "loaders": [{**said["loaders"][0], "batch_size": -1}]}).encode(),
-        json.dumps({**said, "loaders": [{**said["loaders"][0], "now": [0, 0, 0]}]}).encode(),
-        b'{"format": 2, "began": 1e999}',
+        json.dumps({**said, "loaders": [{**said["loaders"][0], "lines": [1]}]}).encode(),
+        json.dumps({**said, "loaders": [{**said["loaders"][0], "step": "no"}]}).encode(),
+        json.dumps({**said, "loaders": [{"lines": []}]}).encode(),
+        json.dumps({**said, "loaders": 5}).encode(),
+        b'{"format": 3, "began": 1e999}',
     ):
         with pytest.raises(PenstockError):
             job_of(name, spoiled)
@@ -307,13 +306,14 @@ def test_damaged_files_are_left_out(folder: Path) -> None:
 
 
 def test_rates_and_shares(folder: Path) -> None:
-    list(penstock.DataLoader(rows()))
-    (loader,) = read(folder).loaders
-    points = (Reading(0, 0, 0, 0, 0, 0), Reading(10, 100, 800, 3, 1, 6), Reading(20, 200, 1600, 5, 1, 14))
-    now = Reading(30, 300, 2400, 13, 1, 16)
-    loader = loader.__class__(**{**vars(loader), "history": (*points, now), "now": now})
-    assert loader.wait_shares() == pytest.approx([0.25, 0.2, 0.8])
-    assert loader.wait_share(5.0) == pytest.approx(0.8)
-    assert loader.wait_share(15.0) == pytest.approx(10 / 20)
-    assert loader.rates(5.0) == pytest.approx((10, 80))
-    assert loader.still(loader.now.time, 0.5) is None
+    loader = penstock.DataLoader(rows())
+    followed = publishing._Followed(loader, 1)
+    followed._history = [publishing._Reading(*one) for one in ((0,), (10, 100, 800, 2, 6), (20, 200, 1600, 3, 10))]
+    followed._history.append(publishing._Reading(30, 300, 2400, 11, 12))
+    assert followed._course() == "▃▂▇" and followed._history[-1].share(followed._history[0]) == pytest.approx(11 / 23)
+    followed._history = [publishing._Reading(0)]
+    list(loader)
+    state = followed.state(100.0, 0.0)
+    assert state is not None and state["rate"] == pytest.approx(
+        loader.stats().samples / (loader.stats().loop.steady_waited + loader.stats().loop.worked)
+    )

@@ -14,61 +14,52 @@ import torch
 
 import penstock
 from penstock import loop_times
-from penstock.insight import batch_rows, record, recording
-from penstock.insight.batch_rows import BatchRow, BatchRows, WorkSpans, column
+from penstock.insight import loop_rows, record, recording
+from penstock.insight.loop_rows import Rows, WorkSpans, column
 from penstock.insight.recording import Recording
-from penstock.loop_times import LoopClock, LoopMeter
 from penstock.observe import Delivery
 from tests.forking import assert_in_child
 from tests.sample_datasets import Made, Numbers, Stream, rows
 
 
-def row(number: int, waited: float = 0.25, worked: float = 0.5) -> BatchRow:
-    start = float(number)
-    return BatchRow(start, start + waited + worked, waited, 0.0, worked, 4, 1, 1, start)
-
-
 def table_of(recorded: Recording, number: int = 0) -> Any:
-    return recorded.loaders[number].rows.table()
+    return recorded.all_loops()[number].rows.table()
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
+def kept(count: int, most: int = 8, *, passes: bool = False) -> Any:
+    """Return the table of so many batches, one a second, of one pass or of one each."""
+    found = Rows(most)
+    for number in range(count):
+        found.add(number + 0.75, (0.25, 0.0, 0.5, 4, 1), number if passes else 1, 1 if passes else number + 1, number)
+    return found.table()
+
+
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 100, 1001])
 def test_merged_rows_lose_no_second(count: int) -> None:
-    kept = BatchRows(most=8)
-    for number in range(count):
-        kept.add(row(number))
-    table = kept.table()
-    assert len(table) < 8
+    table = kept(count)
+    assert len(table) <= 8
     for name, each in {"waited": 0.25, "worked": 0.5, "samples": 4, "batches": 1}.items():
         assert column(table, name).sum() == count * each
     if count:
-        assert column(table, "start").min() == 0
+        assert column(table, "start").min() >= 0
         assert column(table, "got").max() == count - 0.25
         assert (np.diff(column(table, "got")) > 0).all()
 
 
 def test_rows_of_a_long_run_are_even() -> None:
-    kept = BatchRows(most=8)
-    for number in range(1000):
-        kept.add(row(number))
-    assert set(column(kept.table(), "batches")[:-1]) == {256.0}
+    assert set(column(kept(1000), "batches")[:-1]) == {128.0}
 
 
 def test_many_short_passes_are_bounded() -> None:
-    kept = BatchRows(most=8)
-    for number in range(1000):
-        kept.add(row(number)._replace(number=number))
-    assert len(kept.table()) < 8 and column(kept.table(), "waited").sum() == 250
+    table = kept(1000, passes=True)
+    assert len(table) <= 8 and column(table, "waited").sum() == 250
 
 
 def test_merged_rows_have_no_beginning() -> None:
-    kept = BatchRows(most=4)
-    for number in range(4):
-        kept.add(row(number))
-    assert column(kept.table(), "begun").tolist() == [0, 0]
+    assert column(kept(4, most=4), "begun").tolist() == [0, 0]
 
 
 # --- the loop ---------------------------------------------------------------------------------------------------------
@@ -82,23 +73,19 @@ def test_rows_agree_with_the_loop_times(monkeypatch: pytest.MonkeyPatch) -> None
             monkeypatch.setattr(module, name, tick)
     made = Recording()
     loader = penstock.DataLoader(rows())
-    meter = LoopMeter()
     for waits in ([0.5, 0.25, 4.0], [1.0], [], [0.125] * 5):
-        recorder = made.observe(loader)
-        assert recorder is not None
-        observers = (LoopClock(meter), recorder)
+        observer = made.observe(loader)
+        assert observer is not None
         for waited in waits:
             now[0] += 3.0 + waited
-            for observer in observers:
-                observer.delivered(Delivery(None, 7, waited))
+            observer.delivered(Delivery(None, 7, waited))
         now[0] += 2.0
-        for observer in observers:
-            observer.ended()
-    table, times = table_of(made), meter.times()
+        observer.ended()
+    table, times = table_of(made), made.all_loops()[0].times
     assert column(table, "batches").sum() == times.batches == 9
     assert column(table, "samples").sum() == 63
-    assert column(table, "waited").sum() == times.waited
-    assert column(table, "first_waited").sum() == times.first_waited
+    assert column(table, "waited").sum() == times.waited == 0.25 + 4.0 + 3.5 + 4.0 + 3.125 + 4 * 0.125
+    assert column(table, "first_waited").sum() == times.first_waited == 3.5 + 4.0 + 3.125
     assert column(table, "worked").sum() == times.worked
 
 
@@ -119,13 +106,13 @@ def test_each_way_to_read_is_recorded(options: dict[str, Any]) -> None:
         for _ in range(2):
             samples = sum(len(batch[0] if isinstance(batch, list) else batch) for batch in loader)
     stats, table = loader.stats(), table_of(made)
-    (recorded,) = made.loaders
-    assert (recorded.passes, recorded.failed, recorded.read_by) == (2, 0, loader.read_by)
+    (recorded,) = made.all_loops()
+    assert (recorded.passes, recorded.meter.failed, recorded.read_by) == (2, 0, loader.read_by)
     assert column(table, "batches").sum() == stats.batches
     assert column(table, "samples").sum() == stats.samples == 2 * samples
-    assert column(table, "waited").sum() == pytest.approx(stats.loop.waited, abs=1e-9)
+    assert column(table, "waited").sum() == pytest.approx(recorded.times.waited, abs=1e-9)
+    assert recorded.times.steady_waited == pytest.approx(stats.loop.steady_waited, abs=1e-9)
     assert (column(table, "first_waited") > 0).sum() == 2
-    assert recorded.readings[0].batches == 0 and recorded.readings[-1].batches == stats.batches
     assert recorded.stats is not None and recorded.stats.batches == stats.batches
     assert recorded.explained.startswith("plan ")
     assert loader._executors.counters.meter.sinks == ()
@@ -135,7 +122,7 @@ def test_threads_record_their_work() -> None:
     with record() as made:
         loader = penstock.DataLoader(Made(), batch_size=4, num_workers=2, worker_method="thread")
         list(loader)
-    lanes = made.loaders[0].spans.lanes()
+    lanes = made.all_loops()[0].spans.lanes()
     assert {lane.thread for lane in lanes} <= {"penstock-worker-0", "penstock-worker-1", "MainThread"}
     samples = {"getitem": 0.0, "collate": 0.0}
     for lane in lanes:
@@ -161,8 +148,8 @@ def test_errors_are_recorded_by_type_alone() -> None:
         with pytest.raises(ValueError, match="number 5"):
             next(loader)
         assert len(list(loader)) == 4
-    (recorded,) = made.loaders
-    assert (recorded.failed, [kind for _, kind in recorded.errors]) == (1, ["ValueError"])
+    (recorded,) = made.all_loops()
+    assert (recorded.meter.failed, [kind for _, kind in recorded.errors]) == (1, ["ValueError"])
 
 
 def test_passes_before_and_after_are_not_recorded() -> None:
@@ -172,8 +159,7 @@ def test_passes_before_and_after_are_not_recorded() -> None:
         list(loader)
     list(loader)
     assert column(table_of(made), "batches").sum() == len(before)
-    readings = made.loaders[0].readings
-    assert readings[-1].batches - readings[0].batches == len(before)
+    assert {count for _, count in made.all_loops()[0].stages.values()} == {53}
 
 
 def test_two_recordings_at_once_and_loops_in_loops() -> None:
@@ -184,9 +170,9 @@ def test_two_recordings_at_once_and_loops_in_loops() -> None:
                 for _ in loader:
                     pass
         list(loader)
-    assert inner.loaders[0].passes == 1 + len(loader)
-    assert outer.loaders[0].passes == 2 + len(loader)
-    gathered = [sum(lane.table[:, 3].sum() for lane in made.loaders[0].spans.lanes()) for made in (inner, outer)]
+    assert inner.all_loops()[0].passes == 1 + len(loader)
+    assert outer.all_loops()[0].passes == 2 + len(loader)
+    gathered = [sum(lane.table[:, 3].sum() for lane in made.all_loops()[0].spans.lanes()) for made in (inner, outer)]
     assert gathered == [2 * 53 * 5, 2 * 53 * 6]  # rows are read, and a batch is made of them
 
 
@@ -202,27 +188,17 @@ def test_a_recording_keeps_no_loader_and_no_sample() -> None:
         del loader, witness
         gc.collect()
         assert alive() is None
-    assert made.loaders[0].readings[-1].batches == 6
-    assert made.loaders[0].explained
+    assert made.all_loops()[0].times.batches == 6
+    assert made.all_loops()[0].explained
 
 
 def test_further_loaders_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "MOST_LOADERS", 2)
+    monkeypatch.setattr(recording, "MOST_LOOPS", 2)
     with record() as made:
         loaders = [penstock.DataLoader(rows(), batch_size=32) for _ in range(4)]
         for loader in loaders:
             list(loader)
-    assert (len(made.loaders), made.unrecorded) == (2, 2)
-
-
-def test_readings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "MOST_READINGS", 10)
-    monkeypatch.setattr(recording, "EVERY", 0.0)
-    with record() as made:
-        for _ in penstock.DataLoader(rows(500), batch_size=4):
-            pass
-    times = [reading.time for reading in made.loaders[0].readings]
-    assert 3 <= len(times) <= 10 and times == sorted(times)
+    assert (len(made.all_loops()), made.unrecorded) == (2, 2)
 
 
 def test_a_forked_child_leaves_the_recording_alone(tmp_path: Path) -> None:
@@ -232,7 +208,7 @@ def test_a_forked_child_leaves_the_recording_alone(tmp_path: Path) -> None:
         list(penstock.DataLoader(rows(), batch_size=4, num_workers=0))
         block.__exit__(None, None, None)
         assert not file.exists()
-        assert made.loaders == []
+        assert made.all_loops() == []
 
     block = record(trace=file)
     made = block.__enter__()
@@ -257,14 +233,10 @@ def test_pieces_that_follow_each_other_are_one() -> None:
 
 
 def test_spans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_rows, "MOST_SPANS", 8)
+    monkeypatch.setattr(loop_rows, "MOST_SPANS", 8)
     spans = WorkSpans()
     for number in range(101):
         spans("read", 0.5, 1, float(number))
     (lane,) = spans.lanes()
     assert len(lane.table) < 8 and lane.table[-1, 2] == 100
     assert len(lane.table) + spans.lost == 101
-
-
-def test_limits_are_documented() -> None:
-    assert batch_rows.MOST_ROWS * len(BatchRow._fields) * 8 < 4 << 20

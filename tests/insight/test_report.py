@@ -14,9 +14,11 @@ import pytest
 
 import penstock
 from penstock.insight import record
-from penstock.insight.batch_rows import BatchRow, BatchRows
-from penstock.insight.recording import LoaderRecord, Recording
-from penstock.insight.report import page, plain_verdict, time_shares
+from penstock.insight.loop_rows import Rows
+from penstock.insight.recording import Loop, Recording
+from penstock.insight.report import page, time_shares
+from penstock.insight.run_report import plain_sentence
+from penstock.observe import Delivery
 from tests.sample_datasets import Made, rows
 
 #: A name that is none of a good citizen.
@@ -55,7 +57,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a report of two loaders, one of which has a name that is none of a good citizen."""
     file = tmp_path_factory.mktemp("report") / "report.html"
     kind = type(BAD.replace("\x00", "").replace("\udcff", ""), (Made,), {})
-    with record(report=file, verdict=lambda one: f"{plain_verdict(one)} {BAD}"):
+    with record(report=file, verdict=lambda one: f"{plain_sentence(one)} {BAD}"):
         list(penstock.DataLoader(kind(size=64), batch_size=4, num_workers=2, worker_method="thread"))
         list(penstock.DataLoader(rows(), batch_size=4))
     return file
@@ -78,9 +80,9 @@ def test_the_page_is_well_formed_and_stands_alone(report: Path) -> None:
 def test_the_page_says_what_was_recorded(report: Path) -> None:
     text = Page(report.read_text(encoding="utf-8")).text
     for words in (
-        "Loader 1: </script>",
-        "Loader 2: TensorDataset",
-        "The loop waited",
+        "Loader 1: penstock.DataLoader(</script>",
+        "Loader 2: penstock.DataLoader(TensorDataset, batch_size=4",
+        "The consumer waited",
         "16 batches, 64 samples, 1 pass",
     ):
         assert words in text
@@ -92,14 +94,14 @@ def test_a_run_without_loaders_has_a_report(tmp_path: Path) -> None:
     with record(report=tmp_path / "report.html"):
         iter(penstock.DataLoader(rows()))
     text = Page((tmp_path / "report.html").read_text(encoding="utf-8")).text
-    assert "No batch was handed out." in text
+    assert "no batch came from penstock.DataLoader(TensorDataset" in text
     with record(report=tmp_path / "none.html"):
         pass
     assert "No loader of Penstock's" in (tmp_path / "none.html").read_text(encoding="utf-8")
 
 
 def test_a_verdict_that_fails_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def fail(_: LoaderRecord) -> str:
+    def fail(_: Loop) -> str:
         raise RuntimeError("no idea")
 
     with record(report=tmp_path / "report.html", verdict=fail):
@@ -111,58 +113,46 @@ def test_a_verdict_that_fails_is_logged(tmp_path: Path, caplog: pytest.LogCaptur
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-def recorded_rows(*made: BatchRow, most: int = 1000) -> Any:
-    loader = penstock.DataLoader(rows())
+def recorded_rows(*made: tuple[Any, ...], most: int = 1000) -> Loop:
     recording = Recording()
-    recording.observe(loader)
-    (recorded,) = recording.loaders
-    recorded.rows = BatchRows(most)
+    recording.observe(penstock.DataLoader(rows()))
+    (recorded,) = recording.all_loops()
+    recorded.rows = Rows(most)
     for row in made:
-        recorded.rows.add(row)
+        recorded.rows.add(*row)
     return recorded
 
 
 def test_time_is_divided_where_it_was_spent() -> None:
     recorded = recorded_rows(
-        BatchRow(0.0, 2.0, 2.0, 2.0, 0.0, 4, 1, 1, 0),
-        BatchRow(2.0, 6.0, 3.0, 0.0, 1.0, 4, 1, 1, 0),
-        BatchRow(6.0, 8.0, 0.0, 0.0, 2.0, 0, 0, 1, 0),
+        (2.0, (2.0, 2.0, 0.0, 4, 1), 1, 1), (6.0, (3.0, 0.0, 1.0, 4, 1), 1, 2), (8.0, (0.0, 0.0, 2.0, 0, 0), 1, 2)
     )
     shares = time_shares(recorded, 0.0, 10.0, 10)
     assert shares.first_waited == pytest.approx([1, 1, 0, 0, 0, 0, 0, 0, 0, 0])
     assert shares.waited == pytest.approx([0, 0, 0, 1, 1, 1, 0, 0, 0, 0])
     assert shares.worked == pytest.approx([0, 0, 1, 0, 0, 0, 1, 1, 0, 0])
     assert shares.samples == pytest.approx([0, 0, 4, 0, 0, 0, 4, 0, 0, 0])
+    assert shares.batches == pytest.approx([0, 0, 1, 0, 0, 0, 1, 0, 0, 0])
 
 
 def test_merged_rows_and_passes_side_by_side_keep_their_sums() -> None:
-    made = [BatchRow(t, t + 1, 0.25, 0.0, 0.75, 1, 1, number, 0) for t in map(float, range(100)) for number in (1, 2)]
-    recorded = recorded_rows(*made, most=16)
-    shares = time_shares(recorded, 0.0, 100.0, 7)
+    made = [(t + 1, (0.25, 0.0, 0.75, 1, 1), number, 1) for t in map(float, range(100)) for number in (1, 2)]
+    shares = time_shares(recorded_rows(*made, most=16), 0.0, 100.0, 7)
     assert shares.waited.sum() == pytest.approx(50)
     assert shares.worked.sum() == pytest.approx(150)
     assert shares.samples.sum() == 200
 
 
-def test_plain_verdict() -> None:
-    assert plain_verdict(recorded_rows()) == "No batch was handed out."
-    recorded = recorded_rows(
-        BatchRow(0.0, 2.0, 2.0, 2.0, 0.0, 4, 1, 1, 0), BatchRow(2.0, 6.0, 3.0, 0.0, 1.0, 4, 1, 1, 0)
-    )
-    assert plain_verdict(recorded) == (
-        "The loop waited 75% of the time (3,000 ms a step) for 2 batches, and 2 s for the first batch of each pass, in "
-        "which workers start."
-    )
-
-
 def test_odd_numbers_make_no_odd_page() -> None:
-    recorded = recorded_rows(BatchRow(5.0, 5.0, 0.0, 0.0, 0.0, 0, 1, 1, 0))
     recording = Recording()
-    recording.loaders, recording.ended = [recorded], recording.began
-    text = page(recording, {}, plain_verdict)
+    observer = recording.observe(penstock.DataLoader(rows()))
+    assert observer is not None
+    observer.delivered(Delivery(None, 0))
+    recording.ended = recording.began
+    text = page(recording, {}, None)
     Page(text)
-    assert "nan" not in text.lower().replace("tenant", "") or not re.search(r"\bnan\b", text.lower())
-    assert np.isfinite(time_shares(recorded, 5.0, 5.0, 4).waited).all()
+    assert not re.search(r"\bnan\b", text.lower())
+    assert np.isfinite(time_shares(recording.all_loops()[0], 5.0, 5.0, 4).waited).all()
 
 
 # --- a real browser ---------------------------------------------------------------------------------------------------

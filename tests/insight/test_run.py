@@ -20,7 +20,8 @@ import torch
 import penstock
 from penstock.cli import run as verb
 from penstock.cli import run_twice
-from penstock.insight.loops import Loop, facts_of
+from penstock.insight.loader_facts import facts_of
+from penstock.insight.recording import Loop
 from penstock.insight.run_report import LiveLine
 from tests.frameworks.launching import TORCHRUN
 from tests.frameworks.launching import run as launched
@@ -221,7 +222,7 @@ def test_live_line(tmp_path: Path) -> None:
 def test_a_terminal_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter(range(100))
     monkeypatch.setattr("penstock.insight.run_report.time.monotonic", lambda: float(next(times)))
-    loop = Loop(facts_of(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(1)))))
+    loop = Loop(facts_of(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(1)))), 1)
     with terminal() as (ours, name), open(name, "w") as stream:
         live = LiveLine(stream)
         live(loop)

@@ -14,8 +14,7 @@ from PIL import Image
 
 from penstock.errors import InvalidOption
 from penstock.insight import sheet as sheets
-from penstock.insight.fields import Form
-from penstock.insight.pictures import MAGENTA, Normalisation, colour_of
+from penstock.insight.pictures import _PALETTE, MAGENTA, Normalisation
 from penstock.insight.sheet import Sheet, contact_sheet, html_of, image_of, write_sheet
 
 DRAW = np.random.default_rng(3)
@@ -63,7 +62,7 @@ def test_pixels_are_those_of_the_batch(images: Any, expected: Any) -> None:
     sheet = contact_sheet([images, torch.arange(4)])
     assert len(sheet.cells) == 4
     for number, cell in enumerate(sheet.cells):
-        assert np.array_equal(cell.pictures[0].pixels, expected[number]) and not cell.pictures[0].note
+        assert np.array_equal(cell.pictures[0].pixels, expected[number])
         assert cell.id == f"#{number}" and cell.texts == (str(number),)
 
 
@@ -98,10 +97,9 @@ def test_nan_and_infinite_elements_are_magenta() -> None:
     shown = pixels(sheet)
     assert [tuple(shown[at]) for at in ((2, 3), (0, 0), (5, 5))] == [MAGENTA] * 3
     assert (shown.reshape(-1, 3).sum(axis=1) == 510).sum() == 3
-    assert sheet.cells[0].pictures[0].note == "3 of 192 elements NaN or infinite (magenta)"
-    assert not sheet.cells[1].pictures[0].note
+    assert "values 0 .. 0; 3 of 384 elements NaN or infinite (magenta)" in sheet.notes[0]
     none = contact_sheet([torch.full((1, 1, 8, 8), torch.nan)])
-    assert "no finite value" in none.notes[0] and (pixels(none) == MAGENTA).all()
+    assert "64 of 64 elements" in none.notes[0] and (pixels(none) == MAGENTA).all()
     wide = torch.tensor([-1.7e308, 1.7e308], dtype=torch.float64).repeat(1, 1, 8, 4)
     assert pixels(contact_sheet([wide])).shape == (8, 8, 3)
 
@@ -114,7 +112,7 @@ def test_a_normalisation_is_undone() -> None:
     assert all(np.array_equal(pixels(sheet, n), last(BYTES)[n]) for n in range(4))
     assert "after a normalisation was undone (mean 0.4, 0.5, 0.6; std 0.2, 0.3, 0.1)" in sheet.notes[0]
     beyond = contact_sheet([((plain * 1.5 - 0.2) - mean) / std], undo=undo)
-    assert "clipped to 0 .. 1" in beyond.notes[0] and "clipped: " in beyond.cells[0].pictures[0].note
+    assert "clipped to 0 .. 1" in beyond.notes[0]
     expected = np.rint((last(plain * 1.5 - 0.2)[0].astype(np.float64) * 255).clip(0, 255))
     assert np.abs(pixels(beyond).astype(int) - expected).max() <= 1  # float32 and float64 round some apart
     grey = contact_sheet([torch.rand(2, 1, 8, 8)], undo=undo)  # of other channels: nothing is undone
@@ -129,8 +127,8 @@ def test_masks_have_a_colour_for_each_value() -> None:
     shown = pixels(sheet, 0, 1)
     assert sheet.cells[0].pictures[1].name == "mask" and "a colour for each value" in sheet.notes[1]
     assert tuple(shown[0, 0]) == (0, 0, 0) and tuple(shown[6, 1]) == (128, 128, 128)
-    assert tuple(shown[3, 9]) == colour_of(1) and tuple(pixels(sheet, 1, 1)[3, 0]) == colour_of(7)
-    assert len({colour_of(value) for value in range(255)}) > 200
+    assert tuple(shown[3, 9]) == tuple(_PALETTE[1]) and tuple(pixels(sheet, 1, 1)[3, 0]) == tuple(_PALETTE[7])
+    assert len({tuple(colour) for colour in _PALETTE.tolist()}) > 200
     bytes_ = contact_sheet({"image": torch.from_numpy(BYTES[:2]), "mask": mask.to(torch.uint8)})
     assert np.array_equal(pixels(bytes_, 0, 1), shown)
     alone = contact_sheet([mask.to(torch.uint8)])  # a grey picture, as far as anybody can see
@@ -142,13 +140,13 @@ def test_videos_show_their_first_picture() -> None:
     for value in (frames, frames.permute(0, 1, 3, 4, 2), frames.permute(0, 2, 1, 3, 4)):
         sheet = contact_sheet([value, torch.arange(2)])
         assert np.array_equal(pixels(sheet, 1), last(frames)[1, 0])
-        assert "the first of 5 pictures" in sheet.notes[0]
+        assert "the first picture of each" in sheet.notes[0]
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16", "I", "F"])
 def test_pil_images_of_every_mode(mode: str) -> None:
     image = Image.new("L", (9, 8), 200).convert(mode) if mode != "I;16" else Image.new(mode, (9, 8), 200)
-    sheet = contact_sheet([image, image], form=Form.SAMPLES)
+    sheet = contact_sheet([image, image], listed=True)
     assert pixels(sheet).shape == (8, 9, 3) and len(sheet.cells) == 2
     if mode in ("L", "RGB"):
         assert set(pixels(sheet).ravel().tolist()) == {200}
@@ -173,8 +171,8 @@ def test_batches_of_every_structure() -> None:
 
 def test_lists_of_samples_and_lists_of_fields() -> None:
     images = list(torch.from_numpy(BYTES))
-    for form in Form.SAMPLES, Form.BATCH:
-        sheet = contact_sheet([(image, 3) for image in images], form=form)
+    for listed in True, False:
+        sheet = contact_sheet([(image, 3) for image in images], listed=listed)
         assert len(sheet.cells) == 4 and sheet.cells[1].texts == ("3",)
         assert np.array_equal(pixels(sheet, 2), last(BYTES)[2])
     targets = [{"boxes": torch.ones(n, 4), "labels": torch.ones(n, dtype=torch.int64)} for n in range(4)]
@@ -184,17 +182,8 @@ def test_lists_of_samples_and_lists_of_fields() -> None:
     assert detection.cells[2].texts[1] == "1.labels: [1, 1]"
     two = contact_sheet([torch.from_numpy(BYTES[:2]), torch.arange(2)], ["a", "b"])  # as many fields as samples
     assert len(two.cells) == 2 and two.cells[1].texts == ("1",)
-    three = contact_sheet(images[:3], form=Form.SAMPLES)  # as many samples as channels
+    three = contact_sheet(images[:3], listed=True)  # as many samples as channels
     assert len(three.cells) == 3 and np.array_equal(pixels(three, 1), last(BYTES)[1])
-
-
-def test_unbatched() -> None:
-    one = contact_sheet((torch.from_numpy(BYTES[0]), 1), ["a"], form=Form.UNBATCHED)
-    assert [cell.id for cell in one.cells] == ["a"] and np.array_equal(pixels(one), last(BYTES)[0])
-    grey = contact_sheet(torch.rand(1, 28, 28), ["a"], form=Form.UNBATCHED)
-    assert len(grey.cells) == 1 and "(1, 28, 28)" in grey.notes[0]
-    made = contact_sheet((torch.from_numpy(BYTES), torch.arange(4)), form=Form.UNBATCHED)
-    assert len(made.cells) == 4 and made.cells[3].texts == ("3",)
 
 
 def test_what_has_no_part_for_each_sample_is_one_text() -> None:
@@ -241,9 +230,7 @@ def test_labels() -> None:
         return [cell.texts[0] for cell in contact_sheet([images, labels], classes=classes).cells]
 
     hot = torch.eye(3)[[2, 0, 1, 1]]
-    assert texts(hot, ["cat", "dog", "owl"]) == ["2 owl (one-hot)", "0 cat (one-hot)", *["1 dog (one-hot)"] * 2]
-    assert texts(hot)[0] == "2 (one-hot)" and texts(hot.bool())[1] == "0 (one-hot)"
-    assert texts(hot.long(), ["cat", "dog", "owl"])[0] == "2 owl (one-hot)"
+    assert texts(hot, ["cat", "dog", "owl"]) == ["1.00 of 2 owl", "1.00 of 0 cat", *["1.00 of 1 dog"] * 2]
     assert texts(hot.long())[0] == "[0, 0, 1]"  # or three labels
     assert texts(hot * 0.7 + hot.flip(0) * 0.3, ["cat", "dog", "owl"])[0] == "0.70 of 2 owl, 0.30 of 1 dog"
     assert texts(torch.tensor([-1, 7, 0, 1]), ["cat", "dog"]) == ["-1", "7", "0 cat", "1 dog"]

@@ -179,7 +179,7 @@ def test_mistakes_are_one_line(module: str, tmp_path: Path, capsys: Captured) ->
         ([f"{module}:dataset", "--mean", "1,2", "--std", "1,2,3"], "one a channel"),
         ([f"{module}:dataset", "--mean", "1", "--as-is"], "exclude each other"),
         ([f"{module}:Holder.loader", "--batch-size", "2"], "options of a dataset"),
-        ([f"{module}:bad"], "sample 'c' of batch 0 failed: RuntimeError: two is bad"),
+        ([f"{module}:bad"], "failed: RuntimeError: two is bad (in __getitem__ of sample 2)"),
         ([f"{module}:empty"], "the dataset, a Empty, is empty"),
         ([f"{module}:stops"], "SystemExit"),
         ([str(tmp_path)], "class"),

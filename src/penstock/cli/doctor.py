@@ -6,14 +6,13 @@ import argparse
 import contextlib
 import json
 import sys
-import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import penstock
 from penstock.cli.arguments import add_verb, count, number, positive
-from penstock.cli.terminal import say, shown, width, write_lines
+from penstock.cli.terminal import say, shown, table, write_lines
 from penstock.errors import InvalidOption
 from penstock.insight.check import Check, Remark, State
 from penstock.insight.diagnosis import Diagnosis, diagnose, loader_maker
@@ -25,18 +24,15 @@ from penstock.system.words import counted, duration, size_of
 from penstock.verdict import WORTH
 
 _DESCRIPTION = (
-    "Without DATASET: checks what this machine gives to a loader: CPUs, memory, limits, the temporary folder's disk, "
-    "GPUs. With DATASET: checks what of it concerns the dataset, and looks at the dataset's own Python "
-    "code and state for what costs time or memory, or fails, in workers; then measures a loop over it, in its parts, "
-    "and says what holds it up and what would help. Takes some seconds, because disks and copies are measured with "
-    "files and buffers of its own, which are removed. Exit code 1: something is bad."
+    "Without DATASET: checks what this machine gives to a loader: CPUs, memory, limits, the temporary folder's file "
+    "system, GPUs. With DATASET: checks what of it concerns the dataset, and looks at the dataset's own "
+    "state for what costs time or memory, or fails, in workers; then measures a loop over it, in its parts, "
+    "and says what holds it up and what would help. Exit code 1: something is bad."
 )
 _STEP = "what the loop does with a batch: it is called with one, and must not leave work behind on an accelerator"
 _APPLY = "make the changes that arguments of the loader make, and measure them too"
 #: Arguments that are of a measured loop.
 _MEASURING = ("step", "apply", "batch_size", "num_workers", "no_measure")
-#: Columns that a narrow terminal still gives to what was found.
-_LEAST = 40
 
 
 def add_parser(verbs: Any) -> None:
@@ -76,7 +72,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.dataset is None and (given := [name for name in _MEASURING if getattr(arguments, name)]):
         raise InvalidOption(f"--{given[0].replace('_', '-')} needs a DATASET, whose loop is measured")
     report = Report(list(examine())) if arguments.dataset is None else _dataset(arguments)
-    write_lines(_json(report) if arguments.json else _text(report, width()))
+    write_lines(_json(report) if arguments.json else _text(report))
     return 1 if State.BAD in report.states else 0
 
 
@@ -157,18 +153,17 @@ def _plain(found: Iterable[Any]) -> list[dict[str, str]]:
 # --- as text ---------------------------------------------------------------------------------------------------------
 
 
-def _text(report: Report, columns: int | None) -> list[str]:
-    """Return the lines of the report. columns: of the terminal; None: there is none, and no line is broken."""
-    lines = _table(report.checks, columns)
+def _text(report: Report) -> list[str]:
+    lines = _table(report.checks)
     if report.dataset is not None:
         said = counted(len(report.remarks), "remark") if report.remarks else "no remark"
         remarks = [
             Check(one.rule, one.state, f"{one.where}: {one.what}\n{one.why}", one.change) for one in report.remarks
         ]
-        lines += ["", f"{shown(report.dataset)}: {said} of the lint", *_table(remarks, columns)]
+        lines += ["", f"{shown(report.dataset)}: {said} of the lint", *_table(remarks)]
     if (found := report.diagnosis) is not None:
-        lines += ["", "the loop, measured", *_table(_parts(found), columns)]
-        lines += ["", "findings, the one that would help most first", *_table(_findings(found), columns)]
+        lines += ["", "the loop, measured", *_table(_parts(found))]
+        lines += ["", "findings, the one that would help most first", *_table(_findings(found))]
         lines += ["", found.verdict]
     states = report.states
     return [*lines, "", ", ".join(f"{states.count(state):,} {state.value}" for state in State if state in states)]
@@ -201,23 +196,10 @@ def _findings(found: Diagnosis) -> Iterator[Check]:
         yield Check(str(finding.cause), state, finding.evidence, change)
 
 
-def _table(checks: Iterable[Check], columns: int | None) -> list[str]:
-    """Return aligned lines: the state, a name, and paragraphs, broken where a terminal has so many columns."""
-    checks = list(checks)
-    states = max((len(one.state.value) for one in checks), default=0)
-    names = max((len(one.name) for one in checks), default=0)
-    margin, lines = states + names + 4, []
+def _table(checks: Iterable[Check]) -> list[str]:
+    """Return aligned lines: the state, a name, and what was found, with a line for what to do."""
+    rows: list[tuple[str, str, str]] = []
     for one in checks:
-        paragraphs = [*one.found.split("\n"), *([f"-> {one.change}"] if one.change else [])]
-        body = [line for paragraph in paragraphs for line in _broken(shown(paragraph), columns, margin)]
-        lines.append(f"{one.state.value:<{states}}  {shown(one.name):<{names}}  {body[0]}")
-        lines += [" " * margin + line for line in body[1:]]
-    return lines
-
-
-def _broken(text: str, columns: int | None, margin: int) -> list[str]:
-    if columns is None:
-        return [text]
-    indent = "   " if text.startswith("-> ") else ""
-    room = max(_LEAST, columns - margin)
-    return textwrap.wrap(text, room, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [""]
+        found, *more = [*one.found.split("\n"), *([f"-> {one.change}"] if one.change else [])]
+        rows += [(one.state.value, shown(one.name), shown(found)), *(("", "", shown(line)) for line in more)]
+    return table(rows) if rows else []

@@ -15,9 +15,8 @@ from penstock.cli.arguments import positive
 from penstock.cli.run_twice import run_twice
 from penstock.cli.terminal import say, say_last, shown
 from penstock.errors import PenstockError
-from penstock.insight.loops import Loops
 from penstock.insight.program import NoSuchProgram, Program, run
-from penstock.insight.recording import record
+from penstock.insight.recording import Recording, recorded
 from penstock.insight.run_report import LiveLine, RunReport
 from penstock.system.launched import rank_here
 
@@ -101,18 +100,15 @@ def _run_here(arguments: argparse.Namespace, program: Program) -> int:
     """Run a program; its report comes behind all that Python does at the end: its last line, its error, its threads."""
     stream = sys.stderr
     live = LiveLine(stream) if _shows_live(arguments, stream) else None
-    loops = Loops(live, arguments.steps)
-    recorded, recording = _recorded(arguments), contextlib.ExitStack()
+    files = _recorded(arguments)
+    loops = Recording(detail=bool(files), torch=True, progress=live, steps=arguments.steps)
+    recording = contextlib.ExitStack()
     try:
-        if recorded:
-            recording.enter_context(record(arguments.trace, arguments.report))
+        recording.enter_context(recorded(loops, arguments.trace, arguments.report))
     except (PenstockError, OSError) as error:
         return _refuse(str(error))
-    with contextlib.ExitStack() as stack:
-        stack.callback(loops.start())
-        if arguments.replace:
-            stack.enter_context(penstock.install())
-        undo = stack.pop_all()
+    if arguments.replace:
+        recording.enter_context(penstock.install())
     began, process = time.perf_counter(), os.getpid()
 
     def report() -> None:
@@ -120,9 +116,10 @@ def _run_here(arguments: argparse.Namespace, program: Program) -> int:
             return
         if live is not None:
             live.end()
-        found = RunReport(time.perf_counter() - began, loops.records(), loops.without_batches())
+        seconds = time.perf_counter() - began
         recording.close()
-        lines = [f"the {what} is in {path}" for what, path in recorded]
+        found = RunReport(seconds, loops.loops(), loops.without_batches())
+        lines = [f"the {what} is in {path}" for what, path in files]
         if arguments.json is not None:
             lines += _write_json(arguments.json, found)
         if rank_here() == 0:
@@ -135,7 +132,7 @@ def _run_here(arguments: argparse.Namespace, program: Program) -> int:
         run(program)
     except NoSuchProgram as error:
         atexit.unregister(report)
-        undo.close()
+        recording.close()
         return _refuse(str(error))
     finally:
         if live is not None:

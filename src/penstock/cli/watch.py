@@ -7,13 +7,13 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.cli.arguments import add_verb
 from penstock.cli.terminal import say, shown, table, width, write_lines
 from penstock.errors import InvalidOption
-from penstock.insight.jobs import Job, LiveLoader, jobs
-from penstock.system.words import compact, counted, duration, size_of
+from penstock.insight.jobs import Job, jobs
+from penstock.system.words import compact, duration
 
 try:
     from rich.console import Console
@@ -24,10 +24,6 @@ except ImportError:
 
 #: Seconds between two pictures.
 _EVERY = 0.5
-#: Columns where stdout is not a terminal.
-_WIDTH = 100
-#: Stages that have a bar: those that took most. And what a share of waiting looks like.
-_MOST_STAGES, _SPARKS = 8, "▁▂▃▄▅▆▇█"
 
 _HOW = (
     "no process of this user goes through penstock loaders now. One that does can be watched a second after its first "
@@ -62,7 +58,7 @@ def _run(arguments: argparse.Namespace) -> int:
         write_lines([*_table_of(found), "", "penstock watch PID shows one of them."])
         return 0
     if arguments.once or width() is None:
-        write_lines([line.text for line in job_lines(found[0])])
+        write_lines([line for line, _ in job_lines(found[0])])
         return 0
     with contextlib.suppress(KeyboardInterrupt):
         _follow(found[0])
@@ -89,90 +85,39 @@ def _follow(job: Job) -> None:
             ended = not now
             job = now[0] if now else job
             text = Text(no_wrap=True, overflow="ellipsis")  # without rich's markup
-            for line in job_lines(job, ended=ended):
-                text.append(f"{line.text}\n", style=line.style)
+            for line, style in job_lines(job, ended=ended):
+                text.append(f"{line}\n", style=style)
             view.update(text, refresh=True)
             if not ended:
                 time.sleep(_EVERY)
     say(f"penstock watch: the live recording of process {job.name.pid} ({shown(job.program)}) has ended")
 
 
-# --- the view ---------------------------------------------------------------------------------------------------------
-
-
-class Line(NamedTuple):
-    """A line of the view, whose text cannot disturb a terminal."""
-
-    text: str
-    style: str = ""
-    """As rich has it."""
-
-
-def job_lines(job: Job, *, ended: bool = False) -> Iterator[Line]:
-    """Yield the view of a job."""
-    now, columns = time.time(), width() or _WIDTH
+def job_lines(job: Job, *, ended: bool = False) -> Iterator[tuple[str, str]]:
+    """Yield the lines of the view of a job, which cannot disturb a terminal, each with its style as rich has it."""
+    now = time.time()
     state = "ended" if ended else f"running for {duration(now - job.began)}"
     rank = f", rank {shown(job.rank)}" if job.rank else ""
-    yield Line(f"{shown(job.program)}  (process {job.name.pid}{rank} on {shown(job.host)}, {state})", "bold")
+    yield f"{shown(job.program)}  (process {job.name.pid}{rank} on {shown(job.host)}, {state})", "bold"
     if not ended and (quiet := now - job.written) > 10 * job.every:
-        yield Line(f"what follows is {duration(quiet)} old", "dim")
+        yield f"what follows is {duration(quiet)} old", "dim"
     for loader in job.loaders:
-        yield Line("")
-        yield from _loader_lines(loader, None if ended else loader.still(now, job.every), columns)
-
-
-def _loader_lines(loader: LiveLoader, still: float | None, columns: int) -> Iterator[Line]:
-    size = "batches by batch_sampler" if loader.batch_size is None else f"batches of {loader.batch_size:,}"
-    workers = counted(loader.workers, "worker") if loader.workers else "no workers"
-    head = f"loader {loader.number}: {shown(loader.dataset)}, {size}, {workers}, read by {shown(loader.read_by)}"
-    yield Line(head, "bold")
-    if still is not None:
-        yield Line(f"  no batch for {duration(still)}", "red")
-    batches, samples = loader.rates()
-    done = f"{counted(loader.now.batches, 'batch', 'batches')} in {counted(loader.passes, 'pass', 'passes')}"
-    yield Line(f"  {'rate':<9} {compact(batches)} batches/s, {compact(samples)} samples/s; {done}")
-    share = loader.wait_share()
-    style = "red" if share > 0.05 else "green"
-    yield Line(f"  {'waiting':<9} {share:4.0%} of the time  {_sparkline(loader, columns)}".rstrip(), style)
-    if loader.failed:
-        yield Line(f"  {'errors':<9} {loader.failed:,} came in the place of a batch", "red")
-    yield from _stage_lines(loader, columns)
-    if loader.deepest:
-        yield Line(f"  {'reading':<9} {loader.now.depth} readers at work, {loader.deepest} at the most")
-    for name, (hits, held, taken, limit) in loader.cache.items():
-        share = hits / max(loader.now.samples, 1)
-        kept = f"{held:,} samples kept, {size_of(taken)} of {size_of(limit)}"
-        yield Line(f"  {'cache':<9} {shown(name)}: {hits:,} samples came from it ({share:.0%}); {kept}")
-    for name, (answered, left) in loader.calls.items():
-        yield Line(f"  {'calls':<9} {shown(name)}: {answered:,} natively, {left:,} by the original")
-
-
-def _stage_lines(loader: LiveLoader, columns: int) -> Iterator[Line]:
-    total = sum(seconds for seconds, _ in loader.stages.values())
-    most = sorted(loader.stages.items(), key=lambda item: -item[1][0])[:_MOST_STAGES]
-    room = max(4, min(32, columns - 48))
-    for place, (name, (seconds, samples)) in enumerate(most):
-        share = seconds / total if total else 0.0
-        bar = "█" * round(room * share)
-        each = f"{compact(seconds / samples * 1e3)} ms a sample" if samples else ""
-        yield Line(
-            f"  {'' if place else 'stages':<9} {shown(name)[:12]:<12} {share:4.0%}  {bar:<{room}} {each}".rstrip()
-        )
-
-
-def _sparkline(loader: LiveLoader, columns: int) -> str:
-    shares = loader.wait_shares()[-max(8, min(60, columns - 32)) :]
-    return "".join(" " if one is None else _SPARKS[min(len(_SPARKS) - 1, int(one * len(_SPARKS)))] for one in shares)
+        yield "", ""
+        if not ended and (still := loader.still(now, job.every)) is not None:
+            yield f"  no batch for {duration(still)}", "red"
+        for line in loader.lines:
+            warns = line.startswith("! ")
+            yield shown(f"  {line[2:]}" if warns else line), "red" if warns else ""
 
 
 def _table_of(found: Sequence[Job]) -> list[str]:
     """Return the lines of a table of jobs."""
     rows = [("PID", "RANK", "FOR", "WAITING", "SAMPLES/S", "PROGRAM", "DATASET")]
     for job in found:
-        busiest = max(job.loaders, key=lambda loader: loader.got or 0.0, default=None)
+        busiest = max(job.loaders, key=lambda loader: loader.got, default=None)
         waiting = rate = dataset = "-"
         if busiest is not None:
-            waiting, rate, dataset = f"{busiest.wait_share():.0%}", compact(busiest.rates()[1]), shown(busiest.dataset)
+            waiting, rate, dataset = f"{busiest.waiting:.0%}", compact(busiest.rate), shown(busiest.dataset)
         facts = (str(job.name.pid), shown(job.rank) or "-", duration(time.time() - job.began), waiting, rate)
         rows.append((*facts, shown(job.program), dataset))
     return table(rows)

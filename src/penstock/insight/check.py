@@ -48,11 +48,11 @@ class Remark:
     """One thing in a dataset that costs time or memory, or makes it fail, and what to change."""
 
     rule: str
-    """The name of the rule: "python-objects", "open-handle", "global-random" or "opencv-threads"."""
+    """The name of the rule: "python-objects", "open-handle" or "opencv-threads"."""
     state: State
     """BAD: it fails, or gives wrong samples, in worker processes. LOOK: it costs."""
     where: str
-    """The class or function, with file and line as far as they are known: "Photos.__getitem__ (train.py:12)"."""
+    """The class, with file and line as far as they are known: "Photos (train.py:12)"."""
     what: str
     why: str
     """What it costs."""

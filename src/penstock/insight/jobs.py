@@ -1,4 +1,4 @@
-"""The running jobs of this user, as their live recordings say, and what is worth showing of them.
+"""The running jobs of this user, as their live files say.
 
 A file is read as one that anybody may have written: each value is checked.
 """
@@ -8,18 +8,17 @@ from __future__ import annotations
 import json
 import math
 import time
-import types
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from penstock.errors import PenstockError
 from penstock.insight.live_files import FORMAT, MOST_BYTES, ProcessName, live_folder, read_all
-from penstock.insight.recording import Reading
 
 #: Seconds without a batch, at the least, after which a loop stands still; and how many of its steps.
 _STILL_SECONDS, _STILL_STEPS = 5.0, 3.0
+#: The types of JSON that a field of such an annotation takes.
+_JSON: dict[str, tuple[type, ...]] = {"str": (str,), "int": (int,), "bool": (bool,), "float": (float, int)}
 
 
 @dataclass(frozen=True)
@@ -28,56 +27,25 @@ class LiveLoader:
 
     number: int
     dataset: str
-    batch_size: int | None
-    workers: int
-    read_by: str
-    passes: int
     open: bool
     """A pass of it is not at its end."""
-    got: float | None
-    """When its loop got its latest batch, by time.time()."""
-    failed: int
-    now: Reading
-    """Its time, and that of the others, is by time.time()."""
-    history: tuple[Reading, ...]
-    """Of the last ten minutes, the latest one last."""
-    stages: dict[str, tuple[float, int]]
-    deepest: int
-    """The most readers that were at work."""
-    calls: dict[str, tuple[int, int]]
-    """Of functions of the dataset's own code: answered natively, and left to the original function."""
-    cache: dict[str, tuple[int, int, int, int]]
-    """Of each tier: hits, samples, bytes and limit."""
-
-    def since(self, seconds: float) -> Reading:
-        """Return the latest reading that is at least so old, or the oldest one."""
-        old = [reading for reading in self.history if reading.time <= self.now.time - seconds]
-        return old[-1] if old else (self.history[0] if self.history else self.now)
-
-    def rates(self, seconds: float = 15.0) -> tuple[float, float]:
-        """Return batches and samples a second of the time in loops, over about the last `seconds` of them."""
-        before, now = self.since(seconds), self.now
-        if now.batches <= before.batches:
-            before = Reading(now.time, 0, 0, 0, 0, 0)
-        spent = max(now.waited + now.worked - before.waited - before.worked, 1e-9)
-        return (now.batches - before.batches) / spent, (now.samples - before.samples) / spent
-
-    def wait_share(self, seconds: float = 15.0) -> float:
-        """Return the share of the loop's time that it waited, over about the last `seconds`: 0 to 1."""
-        found = _share(self.since(seconds), self.now)
-        return _share(Reading(0, 0, 0, 0, 0, 0), self.now) or 0.0 if found is None else found
-
-    def wait_shares(self) -> list[float | None]:
-        """Return the shares between the readings of the history; None: the loop did not run."""
-        return [_share(a, b) for a, b in pairwise(self.history)]
+    got: float
+    """When its loop got its latest batch, by time.time(); 0: never."""
+    step: float
+    """Seconds of a step of the loop, on average."""
+    waiting: float
+    """The share of the last seconds that the loop waited: 0 to 1."""
+    rate: float
+    """Samples a second of them."""
+    lines: tuple[str, ...]
+    """What the process says of it; "! " before one that is a warning."""
 
     def still(self, now: float, every: float) -> float | None:
         """Return for how many seconds there was no batch, where that is long. every: seconds between two writings."""
-        if self.got is None or not self.open:
+        if not self.got or not self.open:
             return None
-        step = (self.now.waited + self.now.worked) / max(self.now.batches, 1)
         seconds = now - self.got
-        return seconds if seconds > max(_STILL_SECONDS, _STILL_STEPS * step, 3 * every) else None
+        return seconds if seconds > max(_STILL_SECONDS, _STILL_STEPS * self.step, 3 * every) else None
 
 
 @dataclass(frozen=True)
@@ -127,35 +95,23 @@ def job_of(name: ProcessName, data: bytes) -> Job:
         said = json.loads(data[: MOST_BYTES + 1])
         if len(data) > MOST_BYTES or said["format"] != FORMAT:
             raise ValueError("it is too large, or has another format")
-        return Job(name, **{one: _as(kind, said[one]) for one, kind in get_type_hints(Job).items() if one != "name"})
+        loaders = []
+        for one in said["loaders"]:
+            if not all(isinstance(line, str) for line in one["lines"]):
+                raise TypeError("lines are texts")
+            loaders.append(LiveLoader(**_checked(LiveLoader, one), lines=tuple(one["lines"])))
+        return Job(name, **_checked(Job, said), loaders=tuple(loaders))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise PenstockError(f"{name.file} is not a live recording: {error}") from error
 
 
-def _as(kind: Any, said: Any) -> Any:
-    """Return a value of JSON as one of a type. Raises TypeError, ValueError, KeyError."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin is types.UnionType:  # with None
-        return None if said is None else _as(inner[0], said)
-    if kind is LiveLoader:
-        return LiveLoader(**{name: _as(inside, said[name]) for name, inside in get_type_hints(kind).items()})
-    if origin is dict and isinstance(said, dict):
-        return {name: _as(inner[1], value) for name, value in said.items()}
-    if kind is Reading and isinstance(said, list):
-        return Reading(*(_as(one, value) for one, value in zip(get_type_hints(Reading).values(), said, strict=True)))
-    if origin is tuple and isinstance(said, list):
-        return tuple(_as(one, value) for one, value in zip(_kinds(inner, len(said)), said, strict=True))
-    known = type(said) in (int, float) and math.isfinite(said) if kind is float else type(said) is kind
-    if not known or (kind is int and not 0 <= said < 1 << 63):
-        raise TypeError(f"{kind} was expected")
-    return float(said) if kind is float else said
-
-
-def _kinds(inner: tuple[Any, ...], count: int) -> tuple[Any, ...]:
-    return (inner[0],) * count if inner[-1] is ... else inner
-
-
-def _share(before: Reading, after: Reading) -> float | None:
-    waited, worked = after.steady - before.steady, after.worked - before.worked
-    total = waited + worked
-    return min(1.0, max(0.0, waited / total)) if total > 1e-9 else None
+def _checked(kind: Any, said: Any) -> dict[str, Any]:
+    """Return the plain fields of a dataclass as JSON has them. Raises TypeError, ValueError, KeyError."""
+    found = {}
+    for field in fields(kind):
+        if (types := _JSON.get(str(field.type))) is not None:
+            value = said[field.name]
+            if type(value) not in types or (float in types and not math.isfinite(value)):
+                raise TypeError(f"{field.name} is not a {field.type}")
+            found[field.name] = value
+    return found

@@ -24,7 +24,7 @@ from penstock.storage.private_folder import open_own_file, open_private_folder
 from penstock.system.cache_folder import folder_of
 
 #: Of the format of the files.
-FORMAT = 2
+FORMAT = 3
 #: Bytes of a file that is read, at the most.
 MOST_BYTES = 1 << 20
 

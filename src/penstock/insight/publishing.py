@@ -18,11 +18,13 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import pairwise
 from time import perf_counter
 from time import time as wall_clock
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import get_worker_info
 
@@ -36,10 +38,11 @@ from penstock.insight.live_files import (
     this_process,
     write,
 )
-from penstock.insight.recording import LoaderRecord
 from penstock.loader import DataLoader
-from penstock.loop_times import LoopMeter
 from penstock.observe import follow
+from penstock.stats import Stats
+from penstock.system.words import compact, counted, size_of
+from penstock.verdict import WAITING
 
 #: Seconds from a process's first pass to its first file, and between two writes at the least.
 FIRST_AFTER, EVERY = 1.0, 0.5
@@ -47,10 +50,115 @@ FIRST_AFTER, EVERY = 1.0, 0.5
 _SHARE = 1000
 #: Seconds between two readings of a loader's history, and readings that are kept: the last ten minutes.
 HISTORY_EVERY, HISTORY = 10.0, 60
+#: The last seconds, about, that rates and the share of waiting are of.
+RECENT = 15.0
 #: Loaders in a file: those whose passes began last.
 MOST_LOADERS = 16
 
+#: Stages that have a bar, those that took most, and its longest; and what a share of waiting looks like.
+_MOST_STAGES, _BAR, _SPARKS = 8, 32, "▁▂▃▄▅▆▇█"
+
 _log = logging.getLogger("penstock")
+
+
+class _Reading(NamedTuple):
+    """What stats() said at one moment: sums since the loader was made."""
+
+    time: float
+    batches: int = 0
+    samples: int = 0
+    waited: float = 0.0
+    """But for first batches."""
+    worked: float = 0.0
+
+    def share(self, before: _Reading) -> float | None:
+        """Return the share of the time since an earlier reading that the loop waited; None: it did not run."""
+        waited, worked = self.waited - before.waited, self.worked - before.worked
+        return min(1.0, max(0.0, waited / (waited + worked))) if waited + worked > 1e-9 else None
+
+
+class _Followed:
+    """A loader that a live file tells of."""
+
+    def __init__(self, loader: DataLoader[Any], number: int) -> None:
+        self.number, self._loops = number, loader.loop_meter
+        # Alive while the loader or one of its passes is.
+        self.read_stats: Callable[[], Callable[[], Stats] | None] = weakref.WeakMethod(loader.stats_reader())
+        self._history: list[_Reading] = []
+        self._loader = weakref.ref(loader)
+        self._dataset = self._about = ""
+        self._describe()
+
+    def _describe(self) -> None:
+        """Keep what the loader says of itself, which a program may change."""
+        if (loader := self._loader()) is not None:
+            self._dataset, size = type(loader.dataset).__name__, loader.batch_size
+            batches = "batches by batch_sampler" if size is None else f"batches of {size:,}"
+            workers = counted(loader.num_workers, "worker") if loader.num_workers else "no workers"
+            self._about = f"{self._dataset}, {batches}, {workers}, read by {loader.read_by}"
+
+    def state(self, wall: float, offset: float) -> dict[str, Any] | None:
+        """Return what the file says of the loader, the fields of LiveLoader; None: it is gone.
+
+        wall: the time, by time.time(). offset: from time.perf_counter() to time.time().
+        """
+        if (read_stats := self.read_stats()) is None:
+            return None
+        self._describe()
+        stats, history, loops = read_stats(), self._history, self._loops
+        if len(history) > 2 and wall - history[-2].time < HISTORY_EVERY:
+            history.pop()
+        now = _Reading(wall, stats.batches, stats.samples, stats.loop.steady_waited, stats.loop.worked)
+        history.append(now)
+        del history[:-HISTORY]
+        before = next((one for one in reversed(history) if one.time <= wall - RECENT), history[0])
+        if now.batches <= before.batches:
+            before = _Reading(wall)
+        spent = max(now.waited + now.worked - before.waited - before.worked, 1e-9)
+        waiting = now.share(before) or 0.0
+        return {
+            "number": self.number,
+            "dataset": self._dataset,
+            "open": loops.open,
+            "got": loops.looked + offset if loops.looked else 0.0,
+            "step": (stats.loop.waited + now.worked) / max(now.batches, 1),
+            "waiting": waiting,
+            "rate": (now.samples - before.samples) / spent,
+            "lines": [
+                f"loader {self.number}: {self._about}",
+                f"  rate      {compact((now.batches - before.batches) / spent)} batches/s, "
+                f"{compact((now.samples - before.samples) / spent)} samples/s; "
+                f"{counted(now.batches, 'batch', 'batches')} in {counted(loops.passes, 'pass', 'passes')}",
+                f"{'! ' if waiting > WAITING else '  '}waiting   {waiting:4.0%} of the time  {self._course()}".rstrip(),
+                *([f"! errors    {loops.failed:,} came in the place of a batch"] if loops.failed else []),
+                *_stage_lines(stats),
+            ],
+        }
+
+    def _course(self) -> str:
+        """Return a character for each reading of the history: the share of waiting since the one before."""
+        shares = [now.share(before) for before, now in pairwise(self._history)]
+        return "".join(
+            " " if one is None else _SPARKS[min(len(_SPARKS) - 1, int(one * len(_SPARKS)))] for one in shares
+        )
+
+
+def _stage_lines(stats: Stats) -> Iterator[str]:
+    total = sum(one.seconds for one in stats.stages.values())
+    most = sorted(stats.stages.items(), key=lambda item: -item[1].seconds)[:_MOST_STAGES]
+    for place, (name, one) in enumerate(most):
+        share = one.seconds / total if total else 0.0
+        each = f"{compact(one.seconds / one.samples * 1e3)} ms a sample" if one.samples else ""
+        head = "" if place else "stages"
+        yield f"  {head:<9} {name[:12]:<12} {share:4.0%}  {'█' * round(_BAR * share):<{_BAR}} {each}".rstrip()
+    if stats.reading.deepest:
+        yield f"  reading   {stats.reading.depth} readers at work, {stats.reading.deepest} at the most"
+    for name, tier in stats.cache.items():
+        kept = f"{tier.samples:,} samples kept, {size_of(tier.bytes)} of {size_of(tier.limit)}"
+        yield f"  cache     {name}: {tier.hits:,} samples came from it; {kept}"
+    for name, calls in stats.calls.items():
+        left = sum(why.calls for why in calls.refused.values())
+        yield f"  calls     {name}: {calls.answered:,} natively, {left:,} by the original"
 
 
 class Publisher:
@@ -59,7 +167,7 @@ class Publisher:
     def __init__(self) -> None:
         self.end = follow(self._follow)
         self._pid = os.getpid()
-        self._loaders: list[tuple[LoaderRecord, LoopMeter]] = []
+        self._loaders: list[_Followed] = []
         self._count = 0
         self._due = float("inf")
         self._began: float | None = None  # by time.time()
@@ -74,23 +182,23 @@ class Publisher:
             return None
         with self._lock:
             self._count += 1
-            followed = LoaderRecord.of(loader, self._count), loader.loop_meter
+            followed = _Followed(loader, self._count)
             if self._began is None:
                 self._began = wall_clock()
                 self._due = perf_counter() + FIRST_AFTER
         self._keep(followed)
         return partial(self._looked, followed)
 
-    def _looked(self, followed: tuple[LoaderRecord, LoopMeter], now: float) -> None:
+    def _looked(self, followed: _Followed, now: float) -> None:
         if self._loaders[-1] is not followed:
             self._keep(followed)
         if now >= self._due:
             self._publish(now)
 
-    def _keep(self, followed: tuple[LoaderRecord, LoopMeter]) -> None:
+    def _keep(self, followed: _Followed) -> None:
         """Make a loader the last one, whose loops went on last."""
         with self._lock:
-            others = [one for one in self._loaders if one is not followed and one[0].read_stats() is not None]
+            others = [one for one in self._loaders if one is not followed and one.read_stats() is not None]
             self._loaders = [*others[-MOST_LOADERS + 1 :], followed]
 
     def _publish(self, now: float) -> None:
@@ -124,7 +232,7 @@ class Publisher:
             "began": self._began,
             "written": wall,
             "every": self._every,
-            "loaders": [found for one in self._loaders if (found := _state(*one, now, wall - now)) is not None],
+            "loaders": [found for one in self._loaders if (found := one.state(wall, wall - now)) is not None],
         }
         return json.dumps(said, allow_nan=False).encode()
 
@@ -134,36 +242,6 @@ class Publisher:
         self._due = float("inf")
         if self._name is not None and self._pid == os.getpid() and (folder := live_folder()) is not None:
             remove(folder, self._name)
-
-
-def _state(known: LoaderRecord, loops: LoopMeter, now: float, offset: float) -> dict[str, Any] | None:
-    """Return what the file says of a loader, the fields of LiveLoader; None: it is gone.
-
-    offset: from time.perf_counter() to time.time().
-    """
-    stats = known.read(now, HISTORY_EVERY)
-    if stats is None:
-        return None
-    del known.readings[:-HISTORY]
-    readings = [one._replace(time=round(one.time + offset, 2)) for one in known.readings]
-    calls = {name: (one.answered, sum(why.calls for why in one.refused.values())) for name, one in stats.calls.items()}
-    return {
-        "number": known.number,
-        "dataset": known.title,
-        "batch_size": known.batch_size,
-        "workers": known.workers,
-        "read_by": known.read_by,
-        "passes": loops.passes,
-        "open": loops.open,
-        "got": loops.looked + offset if loops.looked else None,
-        "failed": loops.failed,
-        "now": readings[-1],
-        "history": readings,
-        "stages": {name: (time.seconds, time.samples) for name, time in stats.stages.items()},
-        "deepest": stats.reading.deepest,
-        "calls": calls,
-        "cache": {name: (tier.hits, tier.samples, tier.bytes, tier.limit) for name, tier in stats.cache.items()},
-    }
 
 
 _publisher: Publisher | None = None

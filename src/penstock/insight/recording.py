@@ -1,9 +1,6 @@
-"""The recorder: what the loops over the loaders of this process do, for the live file, the trace and the report.
+"""The recorder: what the loops over the loaders of this process do, for `penstock run`, the trace and the report.
 
-A Recording follows passes by one watcher (penstock.observe.watch), and keeps what stats() says of each loader, twice a
-second at most. In detail it keeps the rows of the batches and the pieces of work of the worker threads too, in a
-bounded memory. The thread that calls next() does all of it. Neither a sample, nor its ID, nor the name of its file
-enters a recording.
+The thread that calls next() does all of it. Neither a sample, nor its ID, nor the name of its file enters a recording.
 """
 
 from __future__ import annotations
@@ -11,21 +8,25 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import replace
 from time import perf_counter
 from time import time as wall_clock
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.utils.data import get_worker_info
 
 from penstock.errors import InvalidOption
-from penstock.insight.batch_rows import BatchRow, BatchRows, WorkSpans
 from penstock.insight.live_files import program_name
+from penstock.insight.loader_facts import LoaderFacts, facts_of, options_of, place_of
+from penstock.insight.loop_rows import Rows, WorkSpans
+from penstock.insight.torch_passes import watch_torch
 from penstock.loader import DataLoader
+from penstock.loop_times import LoopClock, LoopMeter, LoopTimes
 from penstock.observe import Delivery, Observer, watch
 from penstock.showing import shown
 from penstock.stats import Stats
@@ -33,223 +34,265 @@ from penstock.system.output_files import OutputFile
 
 #: Seconds between two readings of stats(), at the least.
 EVERY = 0.5
-#: Readings that a loader keeps: when there are so many, every second one goes, and they are made half as often.
-MOST_READINGS = 2400
-#: Loaders of a process that are recorded in detail, and errors of each that are kept.
-MOST_LOADERS, MOST_ERRORS = 64, 1000
-#: Characters of an option's value that are kept.
-_LONGEST = 120
-#: Options of torch's loader whose values are kept, and those of which only the type is.
-_VALUES = ("batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "drop_last", "in_order")
-_TYPES = ("dataset", "sampler", "batch_sampler", "collate_fn")
-#: Arguments whose values are said; of any other object only the type.
-_PLAIN = (bool, int, float, str, bytes, type(None))
+#: Loops of a process that are recorded in detail, and errors of each that are kept.
+MOST_LOOPS, MOST_ERRORS = 64, 1000
 
 _log = logging.getLogger("penstock")
 
-
-class Reading(NamedTuple):
-    """What stats() said at one moment: sums since the loader was made."""
-
-    time: float
-    """By time.perf_counter(); in a live file by time.time()."""
-    batches: int
-    samples: int
-    waited: float
-    first_waited: float
-    """Of the seconds waited, those for the first batches of passes."""
-    worked: float
-    depth: int = 0
-    """Readers at work ahead of the workers at that moment."""
-
-    @property
-    def steady(self) -> float:
-        """Seconds waited, but for first batches."""
-        return self.waited - self.first_waited
+#: Called with a loop when a batch of it has come, by the thread that called next().
+Progress = Callable[["Loop"], None]
 
 
-@dataclass(eq=False)
-class LoaderRecord:
-    """What is recorded of one loader."""
+class Loop:
+    """What is recorded of the loops over a loader, or over those of one kind that one line of a program made.
 
-    number: int
-    """Of the loader in its process, from 1 on, in the order of their first passes."""
-    loader: weakref.ref[DataLoader[Any]]
-    read_stats: weakref.WeakMethod[Callable[[], Stats]]
-    """Alive while the loader or one of its recorded passes is."""
-    title: str = ""
-    """The type of its dataset."""
-    read_by: str = ""
-    """Who reads the dataset: "native threads" or "Python"."""
-    batch_size: int | None = None
-    workers: int = 0
-    passes: int = 0
-    failed: int = 0
-    """Errors that the loop got in a batch's place."""
-    readings: list[Reading] = field(default_factory=list)
-    """What stats() said, from the beginning of the first recorded pass on."""
-    first: Stats | None = None
-    """All that stats() said first."""
-    stats: Stats | None = None
-    """All that stats() said last."""
-    rows: BatchRows = field(default_factory=BatchRows)
-    spans: WorkSpans = field(default_factory=WorkSpans)
-    errors: list[tuple[float, str]] = field(default_factory=list)
-    """When the loop got an error, and its type."""
-    options: dict[str, str] = field(default_factory=dict)
-    explained: str = ""
-    """What explain() said last."""
+    Any thread may call any method.
 
-    @classmethod
-    def of(cls, loader: DataLoader[Any], number: int) -> LoaderRecord:
-        """Return the record of a loader."""
-        method: Any = weakref.WeakMethod(loader.stats_reader())
-        found = cls(number, weakref.ref(loader), method)
-        found.describe(loader)
-        return found
+    Attributes:
+        loader: what tells these loaders from others.
+        number: of the loop in its recording, from 1 on.
+        meter: the times.
+        loaders, passes, samples: how many made a pass, how many passes began, and the samples in all batches; 0 where
+            their number is not known.
+        background: a thread beside the main one called next().
+        read_by: who reads the dataset.
+        rows, spans, errors: in detail: the batches; the pieces of work of worker threads; when the loop got an error in
+            a batch's place, and its type.
+        options, explained: the loader's arguments as text, and what explain() said last.
+        stats: what stats() of the latest penstock.DataLoader said last.
+    """
 
-    def describe(self, loader: DataLoader[Any]) -> None:
-        """Keep what the loader says of itself, which a program may change."""
-        self.title, self.read_by, self.workers = type(loader.dataset).__name__, loader.read_by, int(loader.num_workers)
-        self.batch_size = None if loader.batch_size is None else int(loader.batch_size)  # one of numpy's integers, say
+    def __init__(self, loader: LoaderFacts, number: int) -> None:
+        self.loader, self.number = loader, number
+        self.meter = LoopMeter()
+        self.loaders = self.passes = self.samples = 0
+        self.background = False
+        self.read_by = loader.method
+        self.rows, self.spans = Rows(), WorkSpans()
+        self.errors: list[tuple[float, str]] = []
+        self.options: dict[str, str] = {}
+        self.explained = ""
+        self.stats: Stats | None = None
+        self.lock = threading.RLock()  # a garbage collection in any line may end a pass
+        self._first: Stats | None = None  # what stats() said when the first pass of the latest loader began
+        self._read_stats: Callable[[], Callable[[], Stats] | None] = lambda: None  # alive while that loader is
+        self._loader: Callable[[], Any] = lambda: None
+        self._ends: list[Callable[[], None]] = []
 
-    def read(self, now: float, every: float) -> Stats | None:
-        """Keep what stats() says, and return it; None: loader and passes are gone. every: seconds between readings."""
-        if (read_stats := self.read_stats()) is None:
-            return None
-        if (loader := self.loader()) is not None:
-            self.describe(loader)
-        self.stats = stats = read_stats()
-        self.first, loop = self.first or stats, stats.loop
-        if len(self.readings) > 2 and now - self.readings[-2].time < every:
-            self.readings.pop()
-        times = (loop.waited, loop.first_waited, loop.worked)
-        self.readings.append(Reading(now, stats.batches, stats.samples, *times, stats.reading.depth))
-        return stats
+    def begin(self, loader: Any, *, new: bool, detail: bool) -> None:
+        """Count a pass of a loader."""
+        with self.lock:
+            self.passes += 1
+            self.loaders += new
+            if not new:
+                return
+            self._loader = weakref.ref(loader)
+            self.options = options_of(loader) if detail else {}
+            if isinstance(loader, DataLoader):
+                self.read_by = loader.read_by
+                self._first, self._read_stats = loader.stats(), weakref.WeakMethod(loader.stats_reader())
+                if detail:
+                    self._ends.append(loader.record_spans(self.spans))
 
-    def explain(self) -> None:
-        """Keep what explain() says, where the loader is still alive and can."""
-        if (loader := self.loader()) is not None:
+    def read(self) -> None:
+        """Keep what stats() says now, and once what explain() says."""
+        with self.lock:
+            if (read_stats := self._read_stats()) is not None:
+                self.stats = read_stats()
+            if self._ends and not self.explained:
+                self._explain()
+
+    def end(self) -> None:
+        """Record no more of the work of threads; read stats() and explain() for the last time."""
+        self.read()
+        if self._ends:
+            self._explain()
+        while self._ends:
+            self._ends.pop()()
+
+    def _explain(self) -> None:
+        if (loader := self._loader()) is not None:
             with contextlib.suppress(Exception):  # of a dataset of the user's, which has changed
                 self.explained = loader.explain()
 
+    @property
+    def stages(self) -> dict[str, tuple[float, int]]:
+        """Seconds and samples of each stage of the latest loader while it was recorded."""
+        if self.stats is None or self._first is None:
+            return {}
+        before = {name: (one.seconds, one.samples) for name, one in self._first.stages.items()}
+        found = {}
+        for name, now in self.stats.stages.items():
+            seconds, samples = before.get(name, (0.0, 0))
+            if now.samples > samples:
+                found[name] = max(0.0, now.seconds - seconds), now.samples - samples
+        return found
 
-class PassRecorder(Observer):
-    """Records the loop over one pass, in detail."""
+    @property
+    def times(self) -> LoopTimes:
+        """What the loops did with their time."""
+        return self.meter.times()
 
-    def __init__(self, recording: Recording, loader: LoaderRecord, read_stats: Callable[[], Stats]) -> None:
-        self._recording, self._loader, self._number = recording, loader, loader.passes + 1
-        self._read_stats = read_stats  # kept alive
+
+class _PassRecorder(Observer):
+    """Records the loop over one pass."""
+
+    def __init__(self, recording: Recording, loop: Loop) -> None:
+        self._recording, self._loop, self._number = recording, loop, loop.passes
+        self._clock = LoopClock(loop.meter)
+        self._main = threading.main_thread().ident
+        # Of torch's loader the first wait has the start of the pass in it.
+        self._begun = perf_counter() if loop.loader.penstock else 0.0
         self._left: float | None = None  # when the loop got its latest batch, or an error in its place
-        loader.passes += 1
+        self._done = 0
 
     def delivered(self, delivery: Delivery) -> None:
-        """Record a batch, and read stats() where that is due."""
-        now, waited, left = perf_counter(), delivery.waited, self._left
-        asked = now - waited
-        first = left is None
-        worked = 0.0 if left is None else max(0.0, asked - left)
-        times = (asked if left is None else left, now, waited, waited if first else 0.0, worked)
-        self._loader.rows.add(BatchRow(*times, delivery.samples, 1, self._number, delivery.begun))
-        self._left = now
-        if now >= self._recording.due:
-            self._recording.read(now)
+        """Record a batch. Raises SystemExit behind the last step that is wanted."""
+        recording, loop, main = self._recording, self._loop, threading.get_ident() == self._main
+        if recording.steps is not None and main and loop.times.batches >= recording.steps:
+            self.ended()
+            raise SystemExit(0)
+        now = perf_counter()
+        if self._begun:
+            delivery, self._begun = replace(delivery, waited=now - self._begun), 0.0
+        self._clock.delivered(delivery)
+        waited, left = delivery.waited, self._left
+        with loop.lock:
+            loop.samples += delivery.samples
+            loop.background |= not main
+            self._left, self._done = now, self._done + 1
+        if recording.detail:
+            worked = 0.0 if left is None else max(0.0, now - waited - left)
+            amounts = (waited, waited if left is None else 0.0, worked, delivery.samples, 1)
+            loop.rows.add(now, amounts, self._number, self._done, delivery.begun)
+            recording.look(now)
+        if recording.progress is not None:
+            recording.progress(loop)
 
     def failed(self, error: Exception) -> None:
         """Record an error that the loop gets in a batch's place."""
-        self._loader.failed += 1
+        self._clock.failed(error)
         self._left = now = perf_counter()
-        if len(self._loader.errors) < MOST_ERRORS:
-            self._loader.errors.append((now, type(error).__name__))
+        if len(self._loop.errors) < MOST_ERRORS:
+            self._loop.errors.append((now, type(error).__name__))
 
     def ended(self) -> None:
         """Record the loop's work on the last batch, and read stats(): the loader may be gone soon."""
-        now = perf_counter()
-        if self._left is not None:
-            self._loader.rows.add(BatchRow(self._left, now, 0, 0, now - self._left, 0, 0, self._number, 0))
-        self._left = None
-        self._recording.read(now, self._loader)
+        self._clock.ended()
+        now, left, self._left = perf_counter(), self._left, None
+        if self._recording.detail and left is not None:
+            self._loop.rows.add(now, (0.0, 0.0, now - left, 0, 0), self._number, self._done)
+        self._recording.read(self._loop)
 
 
 class Recording:
-    """Records the loaders of this process in detail between begin() and end(). Any thread may call any method.
+    """Records the loops over loaders of this process between begin() and end(). Any thread may call any method.
+
+    Args:
+        detail: each batch and each piece of work is recorded, for a trace and a report.
+        torch: loops over torch's own loaders are recorded too, and where the program made each loader.
+        progress: called at each batch.
+        steps: the program ends by SystemExit where a loop of the main thread continues behind so many batches of one
+            loader; None: it does not.
 
     Attributes:
         began, began_at: when, by time.perf_counter() and by time.time().
         ended: when end() was called, by time.perf_counter(); None before.
         pid: the process that is recorded.
-        loaders: what is recorded of each loader: of the first ones.
         unrecorded: how many passes of further loaders were not recorded.
-        due: when readings of stats() are due, by time.perf_counter().
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        *,
+        detail: bool = True,
+        torch: bool = False,
+        progress: Progress | None = None,
+        steps: int | None = None,
+    ) -> None:
+        self.detail, self.progress, self.steps = detail, progress, steps
         self.began, self.began_at = perf_counter(), wall_clock()
         self.ended: float | None = None
         self.pid = os.getpid()
-        self.loaders: list[LoaderRecord] = []
         self.unrecorded = 0
-        self.due = float("inf")
-        self._every = EVERY
+        self._torch, self._folder = torch, ""
+        with contextlib.suppress(FileNotFoundError):  # it was removed
+            self._folder = os.path.join(os.getcwd(), "")
+        self._due = 0.0
+        self._loops: list[Loop] = []
+        self._of: weakref.WeakKeyDictionary[Any, Loop] = weakref.WeakKeyDictionary()
+        self._places: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._lock = threading.RLock()  # explain() calls code of the dataset's, which may begin a pass
-        self._stop: Callable[[], None] | None = None
-        self._ends: list[Callable[[], None]] = []  # what ends the recording of each loader's work
+        self._ends: list[Callable[[], None]] = []
 
     def begin(self) -> None:
         """Record each pass that begins from now on."""
         self.began, self.began_at = perf_counter(), wall_clock()
-        self.due = self.began + self._every
-        self._stop = watch(self.observe)
+        self._ends.append(watch(self.observe))
+        if self._torch:
+            self._ends.append(watch_torch(self.observe, self._note))
 
-    def observe(self, loader: DataLoader[Any]) -> PassRecorder | None:
+    def end(self) -> None:
+        """Record no pass that begins from now on, and read stats() and explain() for the last time."""
+        while self._ends:
+            self._ends.pop()()
+        if self.ended is None and self.pid == os.getpid():
+            try:
+                for loop in self.all_loops():
+                    loop.end()
+            except Exception:
+                _log.exception("the last numbers of the loaders could not be recorded")
+            self.ended = perf_counter()
+
+    def all_loops(self) -> list[Loop]:
+        """Return the loops, in the order of their first passes."""
+        return list(self._loops)
+
+    def loops(self) -> list[Loop]:
+        """Return the loops that got batches, those that waited longest first."""
+        return sorted((one for one in self.all_loops() if one.times.batches), key=lambda one: -one.times.waited)
+
+    def without_batches(self) -> list[LoaderFacts]:
+        """Return the loaders of which a pass began, and that gave no batch."""
+        return [loop.loader for loop in self.all_loops() if not loop.times.batches]
+
+    def _note(self, loader: Any) -> None:
+        file, line = place_of(loader, sys._getframe(1))
+        if file is not None:
+            self._places[loader] = f"{file.removeprefix(self._folder)}:{line}"
+
+    def observe(self, loader: Any) -> _PassRecorder | None:
         """Return what records a pass that begins; None in the workers of a loader, and in a child forked off."""
         if get_worker_info() is not None or self.pid != os.getpid():
             return None
         with self._lock:
-            found = next((one for one in self.loaders if one.loader() is loader), None)
-            if found is None and len(self.loaders) >= MOST_LOADERS:
-                self.unrecorded += 1
-                return None
-            return PassRecorder(self, found or self._new(loader), loader.stats_reader())
+            found, known = self._of.get(loader), loader in self._of
+            if found is None:
+                facts = facts_of(loader, self._places.get(loader, ""))
+                found = next((one for one in self._loops if facts.place and one.loader == facts), None)
+                if found is None and self.detail and len(self._loops) >= MOST_LOOPS:
+                    self.unrecorded += 1
+                    return None
+                if found is None:
+                    found = Loop(facts, len(self._loops) + 1)
+                    self._loops.append(found)
+                self._of[loader] = found
+            found.begin(loader, new=not known, detail=self.detail)
+            if isinstance(loader, DataLoader) and self._torch:
+                loader.log_nothing()
+            return _PassRecorder(self, found)
 
-    def _new(self, loader: DataLoader[Any]) -> LoaderRecord:
-        found = LoaderRecord.of(loader, len(self.loaders) + 1)
-        self.loaders.append(found)
-        found.options = options_of(loader)
-        found.read(perf_counter(), 0.0)
-        self._ends.append(loader.record_spans(found.spans))
-        return found
+    def look(self, now: float) -> None:
+        """Read stats() of all loaders where that is due."""
+        if now >= self._due:
+            self._due = now + EVERY
+            for loop in self.all_loops():
+                self.read(loop)
 
-    def read(self, now: float, only: LoaderRecord | None = None) -> None:
-        """Keep what stats() of each loader says, or of one."""
-        with self._lock:
-            if self.ended is not None or self.pid != os.getpid():  # a child that was forked off: its parent writes
-                return
-            for recorded in tuple(self.loaders) if only is None else (only,):
-                recorded.read(now, self._every)
-                if not recorded.explained:
-                    recorded.explain()
-            if only is None:
-                self.due = now + self._every
-            if any(len(recorded.readings) >= MOST_READINGS for recorded in self.loaders):
-                self._every *= 2
-                for recorded in self.loaders:
-                    recorded.readings = recorded.readings[::2]
-
-    def end(self) -> None:
-        """Record no pass that begins from now on, and read stats() and explain() for the last time."""
-        if self._stop is None or self.ended is not None or self.pid != os.getpid():
-            return
-        self._stop()
-        try:
-            self.read(perf_counter())
-            for recorded in tuple(self.loaders):
-                recorded.explain()
-        except Exception:
-            _log.exception("the last numbers of the loaders could not be recorded")
-        self.ended = perf_counter()
-        for end in self._ends:
-            end()
+    def read(self, loop: Loop) -> None:
+        """Keep what stats() of a loop's loaders says, while this records, and not in a child that was forked off."""
+        if self.ended is None and self.pid == os.getpid():
+            loop.read()
 
 
 @contextmanager
@@ -257,9 +300,9 @@ def record(
     trace: str | os.PathLike[str] | None = None,
     report: str | os.PathLike[str] | None = None,
     *,
-    verdict: Callable[[LoaderRecord], str] | None = None,
+    verdict: Callable[[Loop], str] | None = None,
 ) -> Iterator[Recording]:
-    """Record the loaders of this process while a block of code runs: a context manager, which gives the Recording.
+    """Record the penstock.DataLoaders of this process while a block of code runs: a context manager.
 
     Passes that begin in the block are recorded; no sample, ID or file name is. The files are written when the block
     ends, also by an exception or Ctrl-C; one that cannot be written then is logged, and nothing is raised.
@@ -267,11 +310,23 @@ def record(
     Args:
         trace: a file for ui.perfetto.dev; gzip compresses it where its name ends in .gz.
         report: a file for one HTML page. In both "{rank}" is the RANK of torchrun, or 0.
-        verdict: returns the sentence that the report begins with for each loader; None: a plain one.
+        verdict: returns the sentence that the report begins with for each loop; None: a plain one.
 
     Raises:
         InvalidOption: a file that cannot be written, or the same one for both.
     """
+    with recorded(Recording(), trace, report, verdict) as recording:
+        yield recording
+
+
+@contextmanager
+def recorded(
+    recording: Recording,
+    trace: str | os.PathLike[str] | None,
+    report: str | os.PathLike[str] | None,
+    verdict: Callable[[Loop], str] | None = None,
+) -> Iterator[Recording]:
+    """Record by a given recording: see `record`."""
     # When they are asked for: `import penstock` does not load them.
     from penstock.insight import report as reports  # noqa: PLC0415
     from penstock.insight import trace as traces  # noqa: PLC0415
@@ -280,7 +335,6 @@ def record(
     report_file = None if report is None else OutputFile(report, "report")
     if trace_file is not None and report_file is not None and trace_file.path == report_file.path:
         raise InvalidOption(f"trace and report are the same file, {trace_file.path}: give each its own")
-    recording = Recording()
     recording.begin()
     try:
         yield recording
@@ -293,7 +347,7 @@ def record(
                     traces.write_trace(recording, trace_file, facts)
             if report_file is not None:
                 with _logged(report_file):
-                    reports.write_report(recording, report_file, facts, verdict or reports.plain_verdict)
+                    reports.write_report(recording, report_file, facts, verdict)
 
 
 @contextmanager
@@ -303,22 +357,3 @@ def _logged(file: OutputFile) -> Iterator[None]:
         yield
     except Exception as error:
         _log.error("%s could not be written: %s", shown(file.path), shown(str(error)))
-
-
-def options_of(loader: DataLoader[Any]) -> dict[str, str]:
-    """Return the options of a loader as text: values that are numbers and texts, of other objects the type."""
-    options = {name: _value(getattr(loader, name, None)) for name in _VALUES}
-    options |= {name: _type(getattr(loader, name, None)) for name in _TYPES}
-    return options | {name: _value(value) for name, value in loader.own_options().items()}
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, tuple | list) and len(value) <= 4:
-        return f"({', '.join(map(_value, value))})"[:_LONGEST]
-    text = repr(value) if isinstance(value, _PLAIN) else _type(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
-
-
-def _type(value: Any) -> str:
-    name = getattr(value, "__qualname__", None) if callable(value) else None
-    return (name if isinstance(name, str) else type(value).__name__)[:_LONGEST]

@@ -12,37 +12,34 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
-from numpy.typing import NDArray
 
-from penstock.insight.batch_rows import PassRows, column, passes_of
-from penstock.insight.recording import LoaderRecord, Recording
+from penstock.insight.loop_rows import Numbers, column
+from penstock.insight.recording import Loop, Recording
+from penstock.insight.run_report import plain_sentence
 from penstock.insight.templates import page_of
 from penstock.showing import shown
 from penstock.system.output_files import OutputFile
 from penstock.system.words import compact, counted
 
-Numbers = NDArray[np.float64]
-#: Returns what a report says of a loader in one sentence.
-Verdict = Callable[[LoaderRecord], str]
+#: Returns what a report says of a loop in one sentence.
+Verdict = Callable[[Loop], str]
 
 #: Parts that the time of a chart is cut into.
 PARTS = 200
 #: Of a chart, in units of its viewBox.
 _WIDTH, _HEIGHT = 896, 120
-#: Stages that the sentence names, at the most.
-_MOST_STAGES = 3
 
 #: Layers of the chart of the loop's time, by the classes of their colours.
 _KEYS = (("worked", "worked"), ("waited", "waited"), ("waited for the first batch of a pass", "first"))
 
 
-def write_report(recording: Recording, file: OutputFile, facts: Mapping[str, str], verdict: Verdict) -> None:
+def write_report(recording: Recording, file: OutputFile, facts: Mapping[str, str], verdict: Verdict | None) -> None:
     """Write a recording as a page. facts: of the run, by name. Raises OSError."""
     with file.opened() as opened:
         opened.write(page(recording, facts, verdict).encode("utf-8", "backslashreplace"))
 
 
-def page(recording: Recording, facts: Mapping[str, str], verdict: Verdict) -> str:
+def page(recording: Recording, facts: Mapping[str, str], verdict: Verdict | None) -> str:
     """Return the page."""
     end = recording.began if recording.ended is None else recording.ended
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(recording.began_at))
@@ -52,55 +49,55 @@ def page(recording: Recording, facts: Mapping[str, str], verdict: Verdict) -> st
         "report.html",
         title=f"Penstock report: {facts.get('program', '')}",
         facts=whole.items(),
-        loaders=[_of_loader(loader, verdict, recording.began, end) for loader in recording.loaders],
+        loaders=[_of_loop(loop, verdict or plain_sentence, recording.began, end) for loop in recording.all_loops()],
         keys=_KEYS,
         unrecorded=counted(missing, "pass", "passes") if missing else "",
     )
 
 
-def _of_loader(loader: LoaderRecord, verdict: Verdict, begin: float, end: float) -> dict[str, Any]:
-    """Return what the page says of a loader, with charts of the time from begin to end."""
-    table, readings = loader.rows.table(), loader.readings
-    samples = int(column(table, "samples").sum()) or (readings[-1].samples - readings[0].samples if readings else 0)
-    done = [counted(int(column(table, "batches").sum()), "batch", "batches"), counted(samples, "sample")]
-    done += [counted(loader.passes, "pass", "passes"), f"read by {loader.read_by}"]
-    kinds = ", ".join(sorted({kind for _, kind in loader.errors}))
-    stages = sorted(stage_seconds(loader).items(), key=lambda item: -item[1][0])
+def _of_loop(loop: Loop, verdict: Verdict, begin: float, end: float) -> dict[str, Any]:
+    """Return what the page says of a loop, with charts of the time from begin to end."""
+    stages = sorted(loop.stages.items(), key=lambda item: -item[1][0])
+    samples = loop.samples or max((count for _, (_, count) in stages), default=0)
+    done = [counted(loop.times.batches, "batch", "batches"), counted(samples, "sample")]
+    done += [counted(loop.passes, "pass", "passes"), f"read by {loop.read_by}"]
     total = sum(seconds for _, (seconds, _) in stages) or 1.0
+    failed, kinds = loop.meter.failed, ", ".join(sorted({kind for _, kind in loop.errors}))
     return {
-        "number": loader.number,
-        "title": loader.title,
-        "verdict": verdict(loader),
+        "number": loop.number,
+        "title": str(loop.loader),
+        "verdict": verdict(loop),
         "done": ", ".join(done),
-        "errors": f"{counted(loader.failed, 'error')} came in the place of a batch: {kinds}" if loader.failed else "",
-        "charts": list(_charts(loader, begin, end)) if len(table) else [],
-        "waits": _waits(loader),
+        "errors": f"{counted(failed, 'error')} came in the place of a batch: {kinds}" if failed else "",
+        "charts": list(_charts(loop, begin, end)) if loop.times.batches else [],
+        "waits": _waits(loop.times.waits),
         "stages": [
             (name, f"{s / total:.1%}", compact(s), f"{n:,}", compact(s / n * 1e6), 100 * s / total)
             for name, (s, n) in stages
         ],
-        "explained": Markup("\n").join(map(shown, loader.explained.splitlines())),
-        "options": sorted(loader.options.items()),
+        "explained": Markup("\n").join(map(shown, loop.explained.splitlines())),
+        "options": sorted(loop.options.items()),
     }
 
 
-def _charts(loader: LoaderRecord, begin: float, end: float) -> Iterator[Chart]:
-    shares = time_shares(loader, begin, end, PARTS)
+def _charts(loop: Loop, begin: float, end: float) -> Iterator[Chart]:
+    shares = time_shares(loop, begin, end, PARTS)
     length = float(shares.edges[1] - shares.edges[0])
     layers = [amount / length for amount in (shares.worked, shares.waited, shares.first_waited)]
     yield _stacked("What the loop did", layers, shares.edges)
-    yield _curve("Samples a second", shares.samples / length, shares.edges, "samples/s")
+    if loop.samples:
+        yield _curve("Samples a second", shares.samples / length, shares.edges, "samples/s")
+    else:  # those of batches that go to a device are not known
+        yield _curve("Batches a second", shares.batches / length, shares.edges, "batches/s")
     spent = shares.waited + shares.worked
     waits = np.divide(100 * shares.waited, spent, out=np.zeros_like(spent), where=spent > 0)
     yield _curve("Share of waiting, %", waits, shares.edges, "%")
 
 
-def _waits(loader: LoaderRecord) -> list[tuple[str, str, float]]:
-    """Return how many batches were waited for, in classes of length: of all passes of the loader."""
-    if loader.stats is None or not any(waits := loader.stats.loop.waits):
-        return []
+def _waits(waits: Sequence[int]) -> list[tuple[str, str, float]]:
+    """Return how many batches were waited for, in classes of length."""
     known = [place for place, count in enumerate(waits) if count]
-    places = range(known[0], known[-1] + 1)
+    places = range(known[0], known[-1] + 1) if known else ()
     return [(f"{compact(2**place / 1e3)} ms", f"{waits[place]:,}", 100 * waits[place] / max(waits)) for place in places]
 
 
@@ -168,69 +165,23 @@ class TimeShares(NamedTuple):
     """Seconds waited for the other batches."""
     worked: Numbers
     samples: Numbers
-    """Handed to the loop."""
+    """Handed to the loop, in as many batches:"""
+    batches: Numbers
 
 
-def time_shares(recorded: LoaderRecord, begin: float, end: float, parts: int) -> TimeShares:
+def time_shares(loop: Loop, begin: float, end: float, parts: int) -> TimeShares:
     """Return how the time from begin to end divides, which are times of time.perf_counter()."""
     edges = np.linspace(begin, max(end, begin + 1e-6), parts + 1)
-    sums = np.zeros((4, parts))
-    for one in passes_of(recorded.rows.table()):
+    sums = np.zeros((5, parts))
+    for table in loop.rows.passes():
+        start, got = np.maximum(column(table, "start"), begin), column(table, "got")
+        asked = np.clip(got - column(table, "waited"), start, got)
+        times, zeros = np.stack([start, asked, got], axis=1).ravel(), np.zeros_like(got)
         for place, name in enumerate(("first_waited", "waited", "worked")):
-            sums[place] += _in_parts(one, name, edges)
-        sums[3] += np.histogram(column(one.table, "got"), edges, weights=column(one.table, "samples"))[0]
+            amount = column(table, name)
+            steps = [zeros, amount, zeros] if name == "worked" else [zeros, zeros, amount]
+            sums[place] += np.diff(np.interp(edges, times, np.cumsum(np.stack(steps, axis=1))))
+        for place, name in enumerate(("samples", "batches"), 3):
+            sums[place] += np.histogram(got, edges, weights=column(table, name))[0]
     sums[1] -= sums[0]
-    if not sums[3].any() and len(recorded.readings) > 1:  # batches that go to a device: their executor counts samples
-        times, counts = zip(*((reading.time, reading.samples) for reading in recorded.readings), strict=True)
-        sums[3] = np.diff(np.interp(edges, times, counts))
     return TimeShares(edges, *np.maximum(sums, 0))
-
-
-def _in_parts(one: PassRows, name: str, edges: Numbers) -> Numbers:
-    """Return how many of a column's seconds lie in each part: evenly within each wait, and each piece of work."""
-    table, starts = one.table, one.starts
-    got, amount = column(table, "got"), column(table, name)
-    asked = np.clip(got - column(table, "waited"), starts, got)
-    merged = column(table, "batches") > 1  # waits and work take turns within such a row
-    middle = np.where(merged, (starts + got) / 2, asked)
-    early = np.where(merged, amount / 2, amount if name == "worked" else 0.0)
-    times = np.stack([starts, middle, got], axis=1).ravel()
-    steps = np.stack([np.zeros_like(early), early, amount - early], axis=1).ravel()
-    return np.diff(np.interp(edges, times, np.cumsum(steps)))
-
-
-def stage_seconds(recorded: LoaderRecord) -> dict[str, tuple[float, int]]:
-    """Return the seconds and samples of each stage while the loader was recorded."""
-    if recorded.first is None or recorded.stats is None:
-        return {}
-    found = {}
-    for name, time_ in recorded.stats.stages.items():
-        seconds, samples = time_.seconds, time_.samples
-        if (old := recorded.first.stages.get(name)) is not None:
-            seconds, samples = seconds - old.seconds, samples - old.samples
-        if samples > 0:
-            found[name] = (max(0.0, seconds), samples)
-    return found
-
-
-def plain_verdict(recorded: LoaderRecord) -> str:
-    """Return how long the loop waited, and in which stages the workers spent most of their time."""
-    if recorded.stats is not None and recorded.stats.verdict:
-        return recorded.stats.verdict
-    table = recorded.rows.table()
-    if not len(table):
-        return "No batch was handed out."
-    first = column(table, "first_waited").sum()
-    waited, worked = column(table, "waited").sum() - first, column(table, "worked").sum()
-    batches = int(column(table, "batches").sum())
-    steps = max(batches - recorded.passes, 1)
-    share = waited / (waited + worked) if waited + worked > 0 else 0.0
-    said = f"The loop waited {share:.0%} of the time ({compact(waited / steps * 1e3)} ms a step)"
-    said += f" for {counted(batches, 'batch', 'batches')}"
-    if first > 0.05 * (first + waited + worked):
-        said += f", and {compact(first)} s for the first batch of each pass, in which workers start"
-    found = stage_seconds(recorded)
-    if (total := sum(seconds for seconds, _ in found.values())) > 0:
-        most = sorted(found.items(), key=lambda item: -item[1][0])[:_MOST_STAGES]
-        said += f"; of the workers' time {', '.join(f'{name} took {s / total:.0%}' for name, (s, _) in most)}"
-    return f"{said}."

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TextIO
 
-from penstock.insight.loops import LoaderFacts, Loop
+from penstock.insight.loader_facts import LoaderFacts
+from penstock.insight.recording import Loop
 from penstock.system.words import counted, duration
 from penstock.verdict import WAITING
 
@@ -55,9 +56,11 @@ class RunReport:
 
 def plain_sentence(loop: Loop) -> str:
     """Return a sentence of the loop's own times: first that of the batches but for the first one of each pass."""
-    if loop.stats is not None and loop.stats.verdict:
+    if loop.stats is not None and loop.loaders == 1 and loop.stats.verdict:
         return f"{loop.loader}: {loop.stats.verdict}"
     times, who = loop.times, "A background thread" if loop.background else "The consumer"
+    if not times.batches:
+        return f"no batch came from {loop.loader}"
     seconds = max(times.waited + times.worked, 1e-9)
     amount = f"{counted(times.batches, 'batch', 'batches')} in {counted(loop.passes, 'pass', 'passes')}"
     amount += f", {times.batches / seconds:,.1f} batches/s"

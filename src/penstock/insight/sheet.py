@@ -3,52 +3,60 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import io
 import math
 import os
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from penstock.errors import InvalidOption
-from penstock.insight.fields import Fields, Form, Path, line_of, name_of, taken_apart, text_of
-from penstock.insight.pictures import Drawn, Normalisation, Pixels, Raw, drawn, raw_of
+from penstock.insight.pictures import Normalisation, Pixels, drawn, dtype_of, numpy_of, raw_of
 from penstock.insight.templates import page_of
 from penstock.showing import shown
 from penstock.system.output_files import write_whole
 from penstock.system.words import counted
 
+#: The keys that lead to a field: positions in tuples and lists, keys of mappings, names of attributes.
+Path = tuple[Any, ...]
+Fields = dict[Path, Any]
+
 #: Samples of a sheet, and the most pixels of a side of a sample's picture, where nothing else is said.
 MOST, SIDE = 64, 256
+#: Names of fields that are labels.
+LABELS = ("label", "labels", "target", "targets", "class", "cls", "y", "category")
+
 _PAGES = (".html", ".htm")
 _SUFFIXES = (".png", *_PAGES)
+_DEEPEST = 8  # containers within containers
+_LONGEST, _WHOLE = 200, 8  # characters of a text; elements of an array that are shown, not summed up
 _SMALL = 96  # pixels of a side up to which pictures are enlarged, by a whole factor
 _GAP, _LINE, _LETTER = 8, 16, 7  # pixels between cells, of a line's height, and of a letter's width, about
 _TITLE = 16  # pixels of the title's font; the others have 12
-_LEAST_WIDTHS = (120, 280)  # of a cell, so that its text can be read: beside pictures, of text alone
+_LEAST_WIDTHS = (120, 280)  # of a cell, so that its text can be read: beside pictures, of text only
 _LEAST_SHEET = 480  # pixels of a sheet's width
 _LINES = 6  # of text below the ID of a cell
 _MOST_PIXELS = 100_000_000  # of a sheet; viewers and Pillow itself refuse much larger ones
-_PAPER, _INK, _FAINT, _WARNING = (246, 246, 246), (20, 20, 20), (90, 90, 90), (176, 0, 32)
+_PAPER, _INK, _FAINT = (246, 246, 246), (20, 20, 20), (90, 90, 90)
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """A picture of a sample."""
 
     name: str
     """Of its field: "0", "image", "target.mask"; empty where the sample is the picture."""
     pixels: Pixels
-    """(height, width, 3) of 8 bits, in the size that the sample has."""
-    note: str
-    """What a user must know of it, such as elements that are NaN; or ""."""
+    """(height, width, 3), in the size that the sample has."""
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """A sample on a sheet."""
 
     id: str
@@ -56,15 +64,8 @@ class Cell:
     texts: tuple[str, ...]
     """Its other fields, a line each, "name: value"; a label of a sample of two fields has no name."""
 
-    def captions(self) -> list[tuple[str, bool]]:
-        """Return the lines below the pictures, but for the ID; True: it is a warning."""
-        named = len(self.pictures) > 1
-        notes = [(f"{one.name}: {one.note}" if named else one.note, True) for one in self.pictures if one.note]
-        return [*((text, False) for text in self.texts), *notes]
 
-
-@dataclass(frozen=True)
-class Sheet:
+class Sheet(NamedTuple):
     """A contact sheet of a batch. All texts are of one line, of printable characters."""
 
     title: str
@@ -92,7 +93,7 @@ def contact_sheet(
     batch: Any,
     ids: Sequence[str] | None = None,
     *,
-    form: Form = Form.BATCH,
+    listed: bool = False,
     classes: Sequence[str] | None = None,
     undo: Normalisation | None = None,
     most: int = MOST,
@@ -105,7 +106,7 @@ def contact_sheet(
     Args:
         batch: of any structure: tensors, arrays and PIL images in tuples, lists, mappings, named tuples, dataclasses.
         ids: the ID of each sample; None: their positions in the batch, and as many as the batch shows.
-        form: of the batch: samples put together, a list of samples, or something of a loader without a batch size.
+        listed: the batch is a list of samples, which were not put together.
         classes: names of the classes by label.
         undo: the normalisation that was applied to pictures of floats.
         most: samples of the sheet at most, from the first on.
@@ -119,7 +120,8 @@ def contact_sheet(
     for name, number in (("most", most), ("columns", columns)):
         if number is not None and number < 1:
             raise InvalidOption(f"{name}={number}: a sheet has at least 1")
-    samples, whole = taken_apart(batch, form, None if ids is None else len(ids))
+    count = None if ids is None else len(ids)
+    samples, whole = ([flat(one) for one in batch], {}) if listed else taken_apart(batch, count)
     names, lines = list(ids or ()), list(notes)
     if not samples:  # nothing in the batch has a part for each sample
         samples, whole, names = [whole], {}, ["the batch"]
@@ -131,38 +133,162 @@ def contact_sheet(
         lines.append(f"the first {most:,} of {counted(len(samples), 'sample')}")
     pictures, about = _pictures(samples[:most], undo)
     lines += about
-    lines += [f"{name_of(path) or 'batch'}: {text_of(value)}" for path, value in whole.items()]
+    lines += [f"{_name_of(path) or 'batch'}: {text_of(value)}" for path, value in whole.items()]
     cells = []
     for id_, fields, own in zip(names, samples, pictures, strict=False):
-        texts = [line_of(path, value, list(fields), classes or ()) for path, value in fields.items() if path not in own]
+        texts = [_line_of(path, value, fields, classes or ()) for path, value in fields.items() if path not in own]
         cells.append(Cell(shown(str(id_)), tuple(own.values()), tuple(texts)))
     columns = min(len(cells), columns or math.ceil(math.sqrt(len(cells))))
     return Sheet(shown(title) or "a batch", tuple(map(shown, lines)), tuple(cells), columns)
+
+
+# --- fields -----------------------------------------------------------------------------------------------------------
+
+
+def taken_apart(batch: Any, number: int | None = None) -> tuple[list[Fields], Fields]:
+    """Return the fields of each sample of a batch, and those that belong to no sample.
+
+    Arrays, and lists and tuples of one value a sample, are cut along their first dimension; a list of whole samples, as
+    some collate functions return it, is one too.
+
+    number: of the samples; None: the first dimension of most arrays.
+    """
+    number = _number(batch) if number is None else number
+    if not number:
+        return [], flat(batch)
+    samples: list[Fields] = [{} for _ in range(number)]
+    whole: Fields = {}
+
+    def of_columns(one: Any) -> bool:
+        return _length(one) == number and (_is_array(one) or len({type(inner) for inner in one}) == 1)
+
+    def cut(value: Any, path: Path) -> None:
+        # A list of columns, which may be just as many as the samples, is a structure and no column itself.
+        if _length(value) == number and (_is_array(value) or not all(map(of_columns, value))):
+            for fields, one in zip(samples, value, strict=True):
+                fields |= flat(one, path)
+        elif parts := _parts(value, path):
+            for key, part in parts:
+                cut(part, (*path, key))
+        else:
+            whole[path] = value
+
+    cut(batch, ())
+    return (samples if any(samples) else []), whole
+
+
+def flat(value: Any, path: Path = ()) -> Fields:
+    """Return the leaves of a structure by their paths; the value itself, at the empty path, where it is one."""
+    parts = _parts(value, path)
+    return {inner: leaf for key, part in parts for inner, leaf in flat(part, (*path, key)).items()} or {path: value}
+
+
+def _parts(value: Any, path: Path) -> Iterable[tuple[Any, Any]]:
+    """Return what a container holds, by key; nothing for all else, and for one too deep."""
+    if len(path) >= _DEEPEST:
+        return ()
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, tuple | list):
+        return list(zip(getattr(value, "_fields", range(len(value))), value, strict=True))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    return ()
+
+
+def _length(value: Any) -> int | None:
+    """Return how many values an array, a list or a tuple holds; None: it is something else."""
+    if _is_array(value):
+        return len(value) if value.ndim else None
+    return len(value) if isinstance(value, list | tuple) and not hasattr(value, "_fields") else None
+
+
+def _is_array(value: Any) -> bool:
+    return numpy_of(value) is not None and not isinstance(value, np.generic)
+
+
+def _number(batch: Any) -> int | None:
+    """Return the number of samples that a batch shows; None: it shows none."""
+    if isinstance(batch, list) and all(type(one) is tuple or isinstance(one, Mapping) for one in batch):
+        return len(batch)
+    lengths = Counter(len(leaf) for leaf in flat(batch).values() if _is_array(leaf) and leaf.ndim)
+    return lengths.most_common(1)[0][0] if lengths else None
+
+
+def _name_of(path: Path) -> str:
+    return ".".join(map(str, path))
+
+
+def _line_of(path: Path, value: Any, fields: Fields, classes: Sequence[str]) -> str:
+    """Return a field of a sample as a line, "name: value"; a label, as the second of two fields, has no name."""
+    second = path == (1,) and {one[0] for one in fields if one} == {0, 1}
+    label = second or (path and str(path[-1]).lower() in LABELS)
+    text = text_of(value, classes if label else ())
+    return text if second or not path else f"{shown(_name_of(path))}: {text}"
+
+
+def text_of(value: Any, classes: Sequence[str] = ()) -> str:
+    """Return a value in one line: an array of many elements is its dtype, shape and range.
+
+    classes: of a label, which is the number of a class or a vector of a weight a class.
+    """
+    try:
+        text = shown(_text(value, classes))
+    except Exception:  # of a class of the user's, whose __repr__ may raise anything
+        text = type(value).__name__
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+
+
+def _text(value: Any, classes: Sequence[str]) -> str:
+    array = numpy_of(value)
+    if array is not None and array.ndim == 0:
+        value = array.item()
+    elif array is not None or (isinstance(value, torch.Tensor) and not value.is_nested):
+        return _array_text(f"{dtype_of(value)} {tuple(value.shape)}", array, classes)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(classes):
+        return f"{value} {classes[value]}"
+    return f"{len(value):,} bytes" if isinstance(value, bytes) else " ".join(repr(value).split())
+
+
+def _array_text(about: str, array: NDArray[Any] | None, classes: Sequence[str]) -> str:
+    if array is None or array.dtype.kind not in "biufUSO":
+        return about
+    if not array.size:
+        return f"{about}, empty"
+    if array.dtype.kind in "biuf" and array.shape == (len(classes),):
+        likely = np.argsort(-array.astype(np.float64), kind="stable")[:2].tolist()
+        return ", ".join(f"{array[one]:.2f} of {one} {classes[one]}" for one in likely if array[one])
+    if array.size <= _WHOLE:
+        rounded = np.round(array.astype(np.float64), 4) if array.dtype.kind == "f" else array
+        return " ".join(str(rounded.tolist()).split())
+    if array.dtype.kind not in "biuf":
+        return about
+    finite = array[np.isfinite(array)]
+    if not finite.size:
+        return f"{about}: no finite value"
+    odd = f"; {array.size - finite.size:,} of {array.size:,} NaN or infinite" if finite.size < array.size else ""
+    return f"{about}: {finite.min():.4g} .. {finite.max():.4g}, mean {finite.mean(dtype=np.float64):.4g}{odd}"
 
 
 def _pictures(samples: Sequence[Fields], undo: Normalisation | None) -> tuple[list[dict[Path, Picture]], list[str]]:
     """Return the pictures of each sample by their paths, and a line for each field of pictures."""
     raws = [{path: raw for path, value in fields.items() if (raw := raw_of(value)) is not None} for fields in samples]
     pictures: list[dict[Path, Picture]] = [{} for _ in samples]
-    about = []
+    lines = []
     for path in dict.fromkeys(path for found in raws for path in found):
         having = [number for number, found in enumerate(raws) if path in found]
-        result = _drawn(path, [raws[number] for number in having], undo)
-        about.append(f"{name_of(path) or 'picture'}: {result.about}")
-        for number, pixels, note in zip(having, result.pixels, result.notes, strict=True):
-            pictures[number][path] = Picture(name_of(path), pixels, note)
-    return pictures, about
-
-
-def _drawn(path: Path, samples: Sequence[dict[Path, Raw]], undo: Normalisation | None) -> Drawn:
-    """Return the pictures of a field; planes of uint8 beside another picture of their size are masks."""
-
-    def beside(found: dict[Path, Raw]) -> bool:
-        values = found[path].values
-        others = [raw.values for other, raw in found.items() if other != path]
-        return values.ndim == 2 and any(one.ndim == 3 and one.shape[:2] == values.shape for one in others)
-
-    return drawn([found[path] for found in samples], undo, mask=all(map(beside, samples)))
+        field = [raws[number][path] for number in having]
+        beside = all(len(raws[number]) > 1 for number in having)
+        pixels, how = drawn([one.values for one in field], undo, beside=beside)
+        about = field[0].about if len({one.about for one in field}) == 1 else f"{field[0].about} and other shapes"
+        lines.append(f"{_name_of(path) or 'picture'}: {about}, {how}")
+        for number, own in zip(having, pixels, strict=True):
+            pictures[number][path] = Picture(_name_of(path), own)
+    return pictures, lines
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
@@ -202,11 +328,11 @@ def html_of(sheet: Sheet, side: int = SIDE) -> str:
     images, zoom = sheet.pictures(side)
     cells = []
     for cell, row in zip(sheet.cells, images, strict=True):
-        drawn_ = [
+        tiles = [
             (f"{cell.id} {one.name}".strip(), base64.b64encode(_png(image)).decode(), *(zoom * n for n in image.size))
             for one, image in zip(cell.pictures, row, strict=True)
         ]
-        cells.append((cell, drawn_, cell.captions()))
+        cells.append((cell, tiles))
     return page_of("sheet.html", title=sheet.title, columns=sheet.columns, notes=sheet.head(side), cells=cells)
 
 
@@ -234,41 +360,34 @@ def image_of(sheet: Sheet, side: int = SIDE) -> Image.Image:
         )
     image = Image.new("RGB", (width, height), _PAPER)
     draw = ImageDraw.Draw(image)
-    _write(draw, (_GAP, _GAP), sheet.title, inside, _INK, _TITLE)
+
+    def write(
+        at: tuple[int, int], text: str, room: int, *, ink: Any = _FAINT, size: int = 12, tail: bool = False
+    ) -> None:
+        font, fitting = ImageFont.load_default(size), text
+        while font.getlength(fitting) > room:  # of an ID, which may be a path, the end is kept
+            text = text[1:] if tail else text[:-1]
+            fitting = f"...{text}" if tail else f"{text}..."
+        draw.text(at, fitting, ink, font)
+
+    write((_GAP, _GAP), sheet.title, inside, ink=_INK, size=_TITLE)
     for number, line in enumerate(head):
-        _write(draw, (_GAP, _GAP + _TITLE + 6 + number * _LINE), line, inside, _FAINT)
+        write((_GAP, _GAP + _TITLE + 6 + number * _LINE), line, inside)
     for number, (row, lines) in enumerate(zip(pictures, texts, strict=True)):
         left, y = _GAP + number % sheet.columns * (wide + _GAP), top + number // sheet.columns * (high + _GAP)
         x = left
         for picture in row:
             image.paste(picture, (x, y))
             x += picture.width + _GAP
-        for place, (line, colour) in enumerate(lines):
-            _write(draw, (left, y + tallest + 2 + place * _LINE), line, wide, colour, tail=place == 0)
+        for place, line in enumerate(lines):
+            at = left, y + tallest + 2 + place * _LINE
+            write(at, line, wide, ink=_FAINT if place else _INK, tail=not place)
     return image
 
 
-def _lines(cell: Cell) -> list[tuple[str, tuple[int, int, int]]]:
-    """Return the lines of text of a cell, with their colours."""
-    lines = [(line, _WARNING if warns else _FAINT) for line, warns in cell.captions()]
+def _lines(cell: Cell) -> list[str]:
+    """Return the lines of text of a cell."""
+    lines = list(cell.texts)
     if len(lines) > _LINES:
-        lines = [*lines[: _LINES - 1], (f"and {len(lines) - _LINES + 1} more lines", _FAINT)]
-    return [(cell.id, _INK), *lines]
-
-
-def _write(
-    draw: ImageDraw.ImageDraw,
-    at: tuple[int, int],
-    text: str,
-    width: int,
-    colour: tuple[int, int, int],
-    size: int = 12,
-    *,
-    tail: bool = False,
-) -> None:
-    """Write one line, as much of it as fits; tail: its end is kept, as of a path, not its beginning."""
-    font, fitting = ImageFont.load_default(size), text
-    while font.getlength(fitting) > width:
-        text = text[1:] if tail else text[:-1]
-        fitting = f"...{text}" if tail else f"{text}..."
-    draw.text(at, fitting, colour, font)
+        lines[_LINES - 1 :] = [f"and {len(lines) - _LINES + 1} more lines"]
+    return [cell.id, *lines]

@@ -3,7 +3,7 @@
 The format is the JSON of the "Trace Event Format"
 (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU), which Perfetto opens as a legacy
 format (https://perfetto.dev/docs/getting-started/other-formats): complete events ("X"), nestable
-asynchronous ones ("b", "e"), counters ("C") and metadata ("M"), with times in microseconds.
+asynchronous ones ("b", "e") and metadata ("M"), with times in microseconds.
 
 A process of the trace is a loader. Its first tracks are the loop's: slices `wait` and `work`, and where a long run was
 recorded slices that stand for several batches. A batch's making, from when the sampler gave it until the loop got it,
@@ -16,13 +16,12 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from penstock.insight.batch_rows import BatchRow, Lane, column, passes_of
-from penstock.insight.recording import LoaderRecord, Recording
+from penstock.insight.loop_rows import COLUMNS, Lane
+from penstock.insight.recording import Loop, Recording
 from penstock.showing import shown
 from penstock.system.output_files import OutputFile
 
@@ -38,68 +37,65 @@ def write_trace(recording: Recording, file: OutputFile, facts: dict[str, str]) -
         other = json.dumps({**facts, "recorded by": "penstock"})
         opened.write(f'{{"displayTimeUnit": "ms", "otherData": {other}, "traceEvents": [\n'.encode())
         separator = b""
-        for event in (event for loader in recording.loaders for event in _LoaderTrace(recording, loader).events()):
+        for event in (event for loop in recording.all_loops() for event in _LoopTrace(recording, loop).events()):
             opened.write(separator + json.dumps(event, allow_nan=False).encode())
             separator = b",\n"
         opened.write(b"\n]}\n")
 
 
-class _LoaderTrace:
-    """The events of one loader, a process of the trace."""
+class _LoopTrace:
+    """The events of the loops over one loader, a process of the trace."""
 
-    def __init__(self, recording: Recording, loader: LoaderRecord) -> None:
-        self._loader = loader
+    def __init__(self, recording: Recording, loop: Loop) -> None:
+        self._loop, self._pid = loop, loop.number
         self._began = recording.began
-        self._pid = loader.number
 
     def events(self) -> Iterator[Event]:
         """Yield all of them."""
-        loader = self._loader
-        title = f"loader {loader.number}: {shown(loader.title)}, read by {loader.read_by}"
-        yield self._metadata("process_name", 0, name=title)
-        yield self._metadata("process_labels", 0, labels=f"{loader.options.get('num_workers')} workers")
-        yield self._metadata("process_sort_index", 0, sort_index=loader.number)
-        yield from self._loops()
+        loop = self._loop
+        yield self._metadata("process_name", 0, name=f"{shown(str(loop.loader))}, read by {loop.read_by}")
+        yield self._metadata("process_sort_index", 0, sort_index=loop.number)
+        yield from self._batches()
         yield from self._threads()
-        yield from self._counters()
 
     # --- the loop -----------------------------------------------------------------------------------------------
 
-    def _loops(self) -> Iterator[Event]:
-        passes = passes_of(self._loader.rows.table())
-        tracks = tracks_for([(float(one.starts[0]), float(column(one.table, "got")[-1])) for one in passes])
+    def _batches(self) -> Iterator[Event]:
+        passes = self._loop.rows.passes()
+        tracks = tracks_for([(float(table[0, 0]), float(table[-1, 1])) for table in passes])
         for track in sorted(set(tracks)):
             yield from self._track(track, "loop" if track == 0 else f"loop of another pass ({track})")
-        for one, track in zip(passes, tracks, strict=True):
-            for numbers, start, first in zip(one.table, one.starts, one.first, strict=True):
-                row = BatchRow(*numbers.tolist())
-                yield from self._row(row, float(start), one.number, int(first), track)
-        for at, kind in self._loader.errors:
+        for table, track in zip(passes, tracks, strict=True):
+            for row in table.tolist():
+                yield from self._row(dict(zip(COLUMNS, row, strict=True)), track)
+        for at, kind in self._loop.errors:
             yield self._event("i", f"error: {shown(kind)}", at, s="p")
 
-    def _row(self, row: BatchRow, start: float, number: int, first: int, track: int) -> Iterator[Event]:
-        about: Event = {"pass": number, "batch": first, "samples": int(row.samples)}
-        if row.batches > 1:
-            share = row.waited / (row.waited + row.worked) if row.waited + row.worked > 0 else 0.0
-            about |= {"batches": int(row.batches), "waited_s": row.waited, "worked_s": row.worked}
-            yield self._slice(f"{int(row.batches)} batches, {share:.0%} waited", start, row.got, track, about)
+    def _row(self, row: dict[str, float], track: int) -> Iterator[Event]:
+        start, got, waited, worked = row["start"], row["got"], row["waited"], row["worked"]
+        number, batches, first = int(row["number"]), int(row["batches"]), int(row["done"] - row["batches"])
+        about: Event = {"pass": number, "batch": first, "samples": int(row["samples"])}
+        if batches > 1:
+            share = waited / (waited + worked) if waited + worked > 0 else 0.0
+            about |= {"batches": batches, "waited_s": waited, "worked_s": worked}
+            yield self._slice(f"{batches} batches, {share:.0%} waited", start, got, track, about)
             return
-        asked = max(start, row.got - row.waited)
-        if row.worked:
+        asked = max(start, got - waited)
+        if worked:
             yield self._slice("work", start, asked, track, {"pass": number, "before_batch": first})
-        if not row.batches:
+        if not batches:
             return
-        yield self._slice("wait", asked, row.got, track, {**about, "waited_s": row.waited})
-        if row.begun and row.begun <= row.got:
+        yield self._slice("wait", asked, got, track, {**about, "waited_s": waited})
+        if 0 < row["begun"] <= got:
             identity: Event = {"cat": "batch", "id": f"{self._pid}.{number}.{first}"}
-            yield self._event("b", f"batch {first}", row.begun, args=about, **identity)
-            yield self._event("e", f"batch {first}", row.got, **identity)
+            yield self._event("b", f"batch {first}", row["begun"], args=about, **identity)
+            yield self._event("e", f"batch {first}", got, **identity)
 
     # --- threads ------------------------------------------------------------------------------------------------
 
     def _threads(self) -> Iterator[Event]:
         track = _THREADS
-        lanes = [lane for lane in self._loader.spans.lanes() if len(lane.table)]
+        lanes = [lane for lane in self._loop.spans.lanes() if len(lane.table)]
         for name in sorted({lane.thread for lane in lanes}):
             alike = [lane for lane in lanes if lane.thread == name]
             places = tracks_for([(float(lane.table[0, 1]), float(lane.table[:, 2].max())) for lane in alike])
@@ -108,7 +104,7 @@ class _LoaderTrace:
             for lane, place in zip(alike, places, strict=True):
                 yield from self._lane(lane, track + place)
             track += max(places) + 1
-        if lost := self._loader.spans.lost:
+        if lost := self._loop.spans.lost:
             yield self._metadata("thread_name", track, name=f"{lost:,} earlier pieces of work are not kept")
 
     def _lane(self, lane: Lane, track: int) -> Iterator[Event]:
@@ -118,28 +114,6 @@ class _LoaderTrace:
             end = max(end, ended)
             if ended >= start:
                 yield self._slice(shown(lane.stages[int(stage)]), start, ended, track, {"samples": int(samples)})
-
-    # --- counters -----------------------------------------------------------------------------------------------
-
-    def _counters(self) -> Iterator[Event]:
-        for before, now in pairwise(self._loader.readings):
-            waited = now.steady - before.steady
-            total = waited + now.worked - before.worked
-            if total > 0:
-                yield self._counter("waited, %", now.time, 100 * min(1.0, max(0.0, waited / total)))
-            if now.time > before.time:
-                yield self._counter("samples/s", now.time, (now.samples - before.samples) / (now.time - before.time))
-            yield self._counter("readers at work", now.time, now.depth)
-        table = self._loader.rows.table()
-        making = table[column(table, "begun") > 0]
-        times = np.concatenate([column(making, "begun"), column(making, "got")])
-        steps = np.repeat([1, -1], len(making))
-        order = np.argsort(times, kind="stable")
-        for at, count in zip(times[order].tolist(), np.cumsum(steps[order]).tolist(), strict=True):
-            yield self._counter("batches in the making", at, count)
-
-    def _counter(self, name: str, at: float, value: float) -> Event:
-        return self._event("C", name, at, args={"value": round(value, 3)})
 
     # --- events -------------------------------------------------------------------------------------------------
 

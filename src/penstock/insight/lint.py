@@ -1,6 +1,6 @@
-"""What a dataset holds: a walk over its objects, and the rules about open files and many Python objects among them.
+"""Looks at a dataset of the user's own for what costs time or memory, or fails, in workers; none of its code runs.
 
-No code of an object's class runs: attributes are read as they lie, and elements as built-in types give them.
+Attributes are read as they lie, and elements as built-in types give them.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from penstock.insight.check import Remark, State, place
 from penstock.recipe.unseeded_generators import attributes, parts
 from penstock.system.words import size_of
+
+__all__ = ["Remark", "lint"]
 
 #: Python objects in one attribute that take this many bytes, or more, are worth a remark: each worker copies them.
 COSTLY_BYTES = 16 << 20
@@ -41,6 +43,20 @@ _PLAIN: tuple[Any, ...] = (str, bytes, bytearray, int, float, complex)
 _CONTAINERS = (np.ndarray, dict, list, tuple, set, frozenset, deque)
 _NO_DATA = (torch.Tensor, type, types.ModuleType, types.FunctionType)
 _CLOSED = (*_PLAIN, type(None), torch.Tensor, np.ndarray, type, types.ModuleType)
+
+
+def lint(dataset: Any) -> list[Remark]:
+    """Return remarks on a dataset's state: what fails first, then what costs.
+
+    Objects of the user's own classes are looked at, also as transforms, in a Subset, ConcatDataset or any other object
+    that the dataset holds; those of libraries are not. Nothing of the dataset's code is called. A loader stands for its
+    dataset.
+    """
+    root = dataset.dataset if issubclass(type(dataset), DataLoader) else dataset
+    own = Ownership(root)
+    held = list(held_objects(root, own))
+    return [*open_handles(held), *python_objects(held, own), *opencv_threads(held, own)]
+
 
 # --- whose code it is ------------------------------------------------------------------------------------------------
 
@@ -64,13 +80,13 @@ class Ownership:
         package = type(root).__module__.partition(".")[0]
         self._packages = {"__main__", package} - _LIBRARIES
 
-    def of(self, thing: type | types.FunctionType) -> bool:
-        """Return whether a class or function is the user's own."""
-        module = str(thing.__module__ or "__main__")  # None: of one made by hand
+    def of(self, kind: type) -> bool:
+        """Return whether a class is the user's own."""
+        module = str(kind.__module__ or "__main__")  # None: of one made by hand
         package = module.partition(".")[0]
         if package in self._packages or package in _LIBRARIES:
             return package in self._packages
-        file = thing.__code__.co_filename if isinstance(thing, types.FunctionType) else _file_of(module)
+        file = _file_of(module)
         return file is None or {"site-packages", "dist-packages"}.isdisjoint(os.path.realpath(file).split(os.sep))
 
 
@@ -150,56 +166,53 @@ def python_objects(held: Iterable[Held], own: Ownership) -> Iterator[Remark]:
     Those are containers, arrays and tables of objects, and datasets of libraries.
     """
     for one in held:
-        if one.direct and _may_be_costly(one.value, own):
-            objects, bytes_ = weight(one.value)
-            if bytes_ >= COSTLY_BYTES:
-                kind = type(one.value).__name__
-                yield Remark(
-                    "python-objects",
-                    State.LOOK,
-                    one.where,
-                    f"{one.path}, {'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind}, holds about "
-                    f"{float(f'{objects:.2g}'):,.0f} Python objects, {size_of(int(bytes_))}",
-                    "A forked worker shares them at first; reading an object counts references in it, so that each "
-                    "worker copies their pages, up to all of them. A spawned worker gets a copy at once.",
-                    "Keep numbers in one NumPy array or tensor and texts in one bytes buffer with offsets "
-                    "(np.array(paths, dtype=np.bytes_) does for paths); penstock.TensorFolder, ImageFolder and Shards "
-                    "hold their names so.",
-                )
+        if one.direct and _may_be_costly(one.value, own) and (bytes_ := weight(one.value)) >= COSTLY_BYTES:
+            kind = type(one.value).__name__
+            yield Remark(
+                "python-objects",
+                State.LOOK,
+                one.where,
+                f"{one.path}, {'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind}, holds Python objects of about "
+                f"{size_of(int(bytes_))}",
+                "A forked worker shares them at first; reading an object counts references in it, so that each "
+                "worker copies their pages, up to all of them. A spawned worker gets a copy at once.",
+                "Keep numbers in one NumPy array or tensor and texts in one bytes buffer with offsets "
+                "(np.array(paths, dtype=np.bytes_) does for paths); penstock.TensorFolder, ImageFolder and Shards "
+                "hold their names so.",
+            )
 
 
 def _may_be_costly(value: Any, own: Ownership) -> bool:
     kind = type(value)
-    if issubclass(kind, Dataset):
-        return not own.of(kind)
-    return issubclass(kind, _CONTAINERS) or _object_columns(value) is not None
+    return not own.of(kind) if issubclass(kind, Dataset) else issubclass(kind, _CONTAINERS) or _is_table(value)
 
 
-def weight(value: Any) -> tuple[float, float]:
-    """Return about how many Python objects a value consists of, and the bytes of their pages that reading them copies.
+def weight(value: Any) -> float:
+    """Return about how many bytes of pages reading all Python objects of a value copies.
 
     Of long containers some elements stand for all. Nothing of an object's class runs.
     """
     return _weigh(value, set(), _WEIGHED_DEPTH)
 
 
-def _weigh(value: Any, seen: set[int], depth: int) -> tuple[float, float]:
+def _weigh(value: Any, seen: set[int], depth: int) -> float:
     kind = type(value)
     small = value is None or kind is bool or (kind is int and -5 <= value <= 256)
     if id(value) in seen or small or issubclass(kind, _NO_DATA):
-        return 0.0, 0.0
+        return 0.0
     seen.add(id(value))
     if kind in _PLAIN:
-        return 1.0, float(min(sys.getsizeof(value), _PAGE))
+        return float(min(sys.getsizeof(value), _PAGE))
+    if _is_table(value):
+        columns = value.select_dtypes("object") if hasattr(value, "columns") else value
+        return float(np.sum(columns.memory_usage(index=False, deep=True))) if columns.size else 0.0
     bare_size: Callable[[Any], int] = object.__sizeof__  # that of its class is not called
-    objects, bytes_ = 1.0, float(bare_size(value) + _GC_BYTES)
+    bytes_ = float(bare_size(value) + _GC_BYTES)
     inside = _contents(value)
     if depth and len(inside):
         sampled = [_weigh(one, seen, depth - 1) for one in inside[:: max(1, len(inside) // _SAMPLED)]]
-        scale = len(inside) / len(sampled)
-        objects += scale * sum(one for one, _ in sampled)
-        bytes_ += scale * sum(size for _, size in sampled)
-    return objects, bytes_
+        bytes_ += len(inside) / len(sampled) * sum(sampled)
+    return bytes_
 
 
 def _contents(value: Any) -> Any:
@@ -208,17 +221,12 @@ def _contents(value: Any) -> Any:
         return value.reshape(-1) if value.dtype == object else ()
     if issubclass(type(value), dict):
         return [*dict.keys(value), *dict.values(value)]
-    columns = _object_columns(value)
-    return gc.get_referents(value) if columns is None else np.concatenate(columns) if columns else ()
+    return gc.get_referents(value)
 
 
-def _object_columns(value: Any) -> list[Any] | None:
-    """Return the columns of a table of pandas that are arrays of Python objects; None: it is not such a table."""
+def _is_table(value: Any) -> bool:
     pandas: Any = sys.modules.get("pandas")
-    if pandas is None or type(value) not in (pandas.DataFrame, pandas.Series):
-        return None
-    columns = [value] if type(value) is pandas.Series else [value.iloc[:, i] for i in range(value.shape[1])]
-    return [column.to_numpy() for column in columns if column.dtype == object]
+    return pandas is not None and type(value) in (pandas.DataFrame, pandas.Series)
 
 
 # --- open files and connections -----------------------------------------------------------------------------------
@@ -288,3 +296,28 @@ def _handle(value: Any) -> str | None:
             except Exception:  # of the library, for a handle that is half open
                 return what
     return None
+
+
+# --- OpenCV ----------------------------------------------------------------------------------------------------------
+
+
+def opencv_threads(held: Iterable[Held], own: Ownership) -> Iterator[Remark]:
+    """Yield a remark where a module with a class of the user's has imported OpenCV, whose pool of threads is on."""
+    cv2: Any = sys.modules.get("cv2")
+    if cv2 is None or cv2.getNumThreads() <= 1:
+        return
+    for kind in {type(one.value): None for one in held if own.of(type(one.value))}:
+        names = vars(sys.modules[kind.__module__]) if kind.__module__ in sys.modules else {}
+        functions = [part for part in (*names.values(), *vars(kind).values()) if type(part) is types.FunctionType]
+        limited = any("setNumThreads" in function.__code__.co_names for function in functions)
+        if any(part is cv2 for part in names.values()) and not limited:
+            yield Remark(
+                "opencv-threads",
+                State.LOOK,
+                place(kind.__name__, _file_of(kind.__module__), None),
+                "its module uses OpenCV, which has a pool of threads of its own",
+                "Each worker starts as many threads as the machine has CPUs, which compete with the other workers; and "
+                "a pool that was used before a fork may hang in the child.",
+                "Call cv2.setNumThreads(0) where cv2 is imported.",
+            )
+            return

@@ -1,25 +1,33 @@
-"""Checks of CPUs and of the threads that compete for them, of memory, of limits, and of GPUs and their NUMA nodes."""
+"""What the machine gives to a loader: CPUs, memory, limits, file systems and GPUs; or what of it concerns a dataset."""
 
 from __future__ import annotations
 
 import os
+import re
 import resource
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from threadpoolctl import threadpool_info
+from torch.utils.data import DataLoader, IterableDataset
 
 from penstock.executors.workers.shm_space import FOLDER, HELD, REMEDY
-from penstock.insight.check import Check, judged
+from penstock.insight.check import Check, State, checked, judged
+from penstock.sources.naming import names_of
+from penstock.sources.shards import Shards
+from penstock.storage.objects import is_url
 from penstock.system.cgroup import MEMBERSHIP, MOUNT, exact_quota, memory, throttled_share
 from penstock.system.words import counted, size_of
 
+#: The most samples whose files are looked at.
+LOOKED_AT = 1024
 #: Less memory than this is too little for torch, workers and batches.
 LEAST, FEW = 512 << 20, 2 << 30
-#: A process whose machine has swapped out this share of its memory waits for pages.
-SWAPPED = 0.1
 #: The share of the available memory that files may fill before pages of the dataset push each other out.
 FILLED = 0.8
 #: A batch of a usual job: 64 images of 3 x 224 x 224 float32.
@@ -29,10 +37,85 @@ ENOUGH_FILES, FEW_FILES, MANY_FILES = 1024, 512, 65536
 
 PCI_DEVICES = "/sys/bus/pci/devices"
 NODES = "/sys/devices/system/node"
+#: The GPUs that NVIDIA's driver knows.
+DRIVEN = "/proc/driver/nvidia/gpus"
+#: The kernel's table of mounts, and the file systems whose bytes come over a network.
+TABLE = "/proc/self/mountinfo"
+REMOTE = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "ceph", "glusterfs", "gpfs", "beegfs", "afs", "wekafs")
 
-_NVIDIA, _DISPLAY = "0x10de", "0x03"  # PCI's numbers of the vendor, and of the class of display controllers
 
-# --- CPUs ------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class DatasetFiles:
+    """What the checks know of a dataset, and of its loader."""
+
+    folder: str | None = None
+    """Where its files lie; None: it has none, or does not say."""
+    bytes: int | None = None
+    """Of all its files; None: it is not known."""
+    exact: bool = True
+    """All files were looked at; else some of them."""
+    workers: int | None = None
+    """Worker processes of its loader; None: no loader says."""
+    prefetch_factor: int = 2
+
+
+def examine(dataset: DatasetFiles | None = None) -> Iterator[Check]:
+    """Yield the checks, one after the other, each when it is done.
+
+    Args:
+        dataset: only what concerns this dataset is checked; None: the whole machine, with a usual job in mind.
+    """
+    of = dataset or DatasetFiles()
+    cpus = read_processors()
+    workers = max(1, int(cpus.usable)) if of.workers is None else of.workers  # of a usual job one a CPU
+    yield checked("CPUs", lambda: check_processors(cpus))
+    yield checked("OpenMP threads", lambda: check_openmp(read_pools(), cpus.usable))
+    yield checked("memory", lambda: check_memory(read_memory()))
+    if (size := of.bytes) is not None:
+        yield checked("page cache", lambda: check_page_cache(read_memory(), size, exact=of.exact))
+    yield checked(FOLDER, lambda: check_shared_memory(read_space(), workers, of.prefetch_factor))
+    yield checked("open files", lambda: check_open_files(*read_open_files()))
+    if dataset is None or of.folder is not None:
+        folder = of.folder or tempfile.gettempdir()
+        yield checked("file system", lambda: check_file_system(folder))
+    if dataset is None:
+        yield checked("GPU", lambda: check_gpus(read_gpus(), len(list(Path(DRIVEN).glob("*"))), torch.version.cuda))
+        for one in read_gpus():
+            yield checked(f"NUMA of GPU {one.index}", partial(check_node, one))
+
+
+def dataset_files(dataset: Any) -> DatasetFiles:
+    """Return what the file system says of the files of a dataset, or of a loader's; no sample is read.
+
+    A dataset of the user's own that has neither lists of files nor a folder under a well-known name has no files here.
+    Its __len__ is called.
+    """
+    if isinstance(dataset, DataLoader):
+        found, workers = dataset_files(dataset.dataset), dataset.num_workers
+        return replace(found, workers=workers, prefetch_factor=dataset.prefetch_factor or 2) if workers else found
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        return DatasetFiles()
+    if type(dataset) is Shards:  # those in an object store are not files of this machine
+        whole = sum(shard.bytes for shard in dataset.description.shards)
+        return DatasetFiles() if is_url(dataset.root) else DatasetFiles(dataset.root, whole)
+    size = len(dataset)
+    step = max(1, -(-size // LOOKED_AT))  # samples evenly spread
+    paths = [path for _, path in names_of(dataset, range(0, size, step)) if path is not None]
+    sizes = {path: bytes_ for path in paths if (bytes_ := _size(path)) is not None}
+    if not sizes:
+        return DatasetFiles()
+    several = len(sizes) < len(paths)  # samples that share a file, or whose files are not there
+    total = sum(sizes.values()) if several or step == 1 else int(sum(sizes.values()) / len(sizes) * size)
+    folder = os.path.commonpath([os.path.abspath(path) for path in sizes])
+    folder = folder if os.path.isdir(folder) else os.path.dirname(folder)
+    return DatasetFiles(folder, total, exact=step == 1 and not several)
+
+
+def _size(path: str) -> int | None:
+    try:
+        return os.stat(path).st_size
+    except (OSError, ValueError):  # ValueError: a NUL in the name
+        return None
 
 
 class Processors(NamedTuple):
@@ -101,17 +184,12 @@ def check_openmp(pools: list[tuple[str, int]], usable: float) -> Check:
     return judged("OpenMP threads", words, change)
 
 
-# --- memory ----------------------------------------------------------------------------------------------------------
-
-
 class HostMemory(NamedTuple):
     """Memory of the machine and of this process's cgroup, in bytes."""
 
     total: int
     available: int
     """What programs may still take: free memory, and caches that give way. At most the cgroup's limit."""
-    swap: int = 0
-    swapped: int = 0
     limit: int | None = None
     """Of the cgroup; None: there is none."""
     oom_kills: int = 0
@@ -125,17 +203,13 @@ def read_memory(meminfo: str = "/proc/meminfo", membership: str = MEMBERSHIP, mo
         values = {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) > 1}
     group = memory(membership, mount)
     available = values["MemAvailable"] if group.limit is None else min(values["MemAvailable"], group.limit)
-    swap = values.get("SwapTotal", 0)
-    swapped = swap - values.get("SwapFree", 0)
-    return HostMemory(values["MemTotal"], available, swap, swapped, group.limit, group.oom_kills or 0)
+    return HostMemory(values["MemTotal"], available, group.limit, group.oom_kills or 0)
 
 
 def check_memory(found: HostMemory) -> Check:
-    """Check that there is memory for workers and batches, and that little of it is swapped out."""
+    """Check that there is memory for workers and batches."""
     limit = "no cgroup limit" if found.limit is None else f"a cgroup limit of {size_of(found.limit)}"
     words = f"{size_of(found.available)} available of {size_of(found.total)}, {limit}"
-    if found.swap:
-        words += f"; {size_of(found.swapped)} of {size_of(found.swap)} of swap in use"
     if found.oom_kills:
         words += f"; the kernel has ended {counted(found.oom_kills, 'process', 'processes')} of the group so far"
     change = ""
@@ -145,8 +219,6 @@ def check_memory(found: HostMemory) -> Check:
         change = "Raise the limit, or lower num_workers=, prefetch_factor= or batch_size=."
     elif found.available < FEW:
         change = "Start few workers, and keep batches small."
-    elif found.swapped > SWAPPED * found.total:
-        change = "Use less memory (fewer workers, smaller caches): a page that was swapped out is read from the disk."
     return judged("memory", words, change, bad=found.available < LEAST)
 
 
@@ -164,9 +236,6 @@ def check_page_cache(found: HostMemory, dataset: int, *, exact: bool) -> Check:
         "local disk help, where the disk is what holds the loop up."
     )
     return judged("page cache", f"{words}: it does not fit", change)
-
-
-# --- limits ----------------------------------------------------------------------------------------------------------
 
 
 def read_space(folder: str = FOLDER) -> tuple[int, int] | None:
@@ -214,7 +283,43 @@ def check_open_files(soft: float, hard: float) -> Check:
     return judged("open files", words, change, bad=soft < FEW_FILES)
 
 
-# --- GPUs ------------------------------------------------------------------------------------------------------------
+def mount_of(path: str, table: str = TABLE) -> tuple[str, str]:
+    """Return (the file system's kind, the folder that it is mounted at) of a path: proc_pid_mountinfo(5).
+
+    Both are empty where the system does not say.
+    """
+    try:
+        with open(table, encoding="utf-8", errors="surrogateescape") as file:
+            lines = [line.split() for line in file]
+    except OSError:
+        return "", ""
+    resolved, kind, point = os.path.realpath(path), "", ""
+    for words in lines:
+        if "-" not in words[6:] or len(words) < 10:
+            continue
+        mounted = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), words[4])  # spaces are octal numbers
+        below = resolved == mounted or resolved.startswith(mounted.rstrip("/") + "/")
+        if below and len(mounted) >= len(point):  # a later mount covers an earlier one at the same point
+            kind, point = words[words.index("-", 6) + 1], mounted
+    return kind, point
+
+
+def check_file_system(folder: str, table: str = TABLE) -> Check:
+    """Check the kind of a folder's file system."""
+    name, (kind, point) = "file system", mount_of(folder, table)
+    if not kind:
+        return Check(name, State.UNKNOWN, f"{folder}: /proc/self/mountinfo does not say what it lies on")
+    words = f"{folder} lies on {kind}, mounted at {point}"
+    if kind in REMOTE:
+        change = (
+            "Pack many small files into shards (penstock pack), keep them on a local disk (cache=FOLDER), or copy "
+            "them: each file costs round trips over the network."
+        )
+        return judged(name, f"{words}: over a network", change)
+    if kind.startswith("fuse") or kind in ("9p", "virtiofs", "vboxsf"):
+        change = "Copy the files to a disk of this machine: each call passes through another program."
+        return judged(name, f"{words}: through a program in user space or a host", change)
+    return judged(name, words)
 
 
 @dataclass(frozen=True)
@@ -240,18 +345,6 @@ def read_gpus() -> list[Gpu]:
     return found
 
 
-def read_installed(devices: str = PCI_DEVICES) -> int:
-    """Return how many GPUs of NVIDIA the PCI bus has."""
-    found = 0
-    for device in Path(devices).glob("*"):
-        try:
-            vendor, kind = (Path(device, name).read_text("ascii").strip() for name in ("vendor", "class"))
-        except OSError:
-            continue
-        found += vendor == _NVIDIA and kind.startswith(_DISPLAY)
-    return found
-
-
 def check_gpus(gpus: list[Gpu], installed: int, cuda_version: str | None) -> Check:
     """Check that torch, built for a version of CUDA or for none, can use the GPUs that are installed."""
     built = "built without CUDA" if cuda_version is None else f"built for CUDA {cuda_version}"
@@ -260,7 +353,7 @@ def check_gpus(gpus: list[Gpu], installed: int, cuda_version: str | None) -> Che
         return judged("GPU", f"{counted(len(gpus), 'GPU')} ({shown}); torch is {built}")
     if not installed:
         return judged("GPU", f"none, of those that torch reaches by CUDA; torch is {built}")
-    words = f"{counted(installed, 'GPU')} of NVIDIA on the PCI bus, and torch can use none; torch is {built}"
+    words = f"NVIDIA's driver knows {counted(installed, 'GPU')}, and torch can use none; torch is {built}"
     change = "Install a torch with CUDA."
     if cuda_version is not None:
         change = (
