@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import InvalidOption, TooManyBadSamples
 from penstock.state.manifest import BadSample, Manifest
-from penstock.state.quarantine import Quarantine, Replace
+from penstock.state.substitutes import Quarantine, Replace
 from tests.waiting import run_in_threads, wait_until
 
 ODD_NAMES = {
