@@ -25,7 +25,6 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset
 
 from penstock.errors import InvalidOption
@@ -48,9 +47,9 @@ class Mix(ConcatDataset[T_co]):
     would give each sample of each dataset once. (For that, give it ``ConcatDataset(mix.datasets)``.)
 
     Of any n consecutive positions, within an epoch or over the end of one, the number that fall to a dataset differs
-    from n * share by less than `bound`: 1 for two datasets, at most 2 for three, and below 3 for all of the 20,000 lists
-    of up to 16 shares that were tried. Each batch is such a window, and so is each rank's part of it where ranks take
-    contiguous parts. Any position is found at once, in constant memory.
+    from n * share by less than `bound`: 1 for two datasets, at most 2 for three, and below 3 for all of the 20,000
+    lists of up to 16 shares that were tried. Each batch is such a window, and so is each rank's part of it where ranks
+    take contiguous parts. Any position is found at once, in constant memory.
 
     Each dataset is gone through in rounds: every sample once, by a permutation keyed by (seed, dataset, round) or in
     sequence; then the next round begins. Epochs of one seed go on where the epoch before stopped. So a small dataset
@@ -63,8 +62,8 @@ class Mix(ConcatDataset[T_co]):
             fraction that it prints as: 0.7, 0.2 and 0.1 are exactly 7 : 2 : 1. Shares whose common denominator is over
             2^52 are rounded to multiples of 2^-52.
         length: samples in an epoch. None: as many as the first epoch can have before a sample of any dataset comes a
-            second time, which is about min(len(dataset) / share). To go through every dataset in the first epoch, as torchdata's weighted sampler
-            does, give max((len(dataset) + bound) / share), rounded up.
+            second time, which is about min(len(dataset) / share). To go through every dataset in the first epoch, give
+            max((len(dataset) + bound) / share), rounded up.
 
     Attributes:
         names: of the datasets; datasets, cumulative_sizes: as in ConcatDataset.

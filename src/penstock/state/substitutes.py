@@ -103,7 +103,6 @@ class Quarantine:
             self.manifest.check()
             self.entries = self.manifest.read()
         self._bad: dict[str, BadSample] = {}  # of this dataset, in the order in which they became known
-        self._unwritten: deque[BadSample] = deque()
 
     def take_up(self, ids: Iterable[str]) -> None:
         """Count the manifest's entries with these IDs as bad; IDs that it does not hold are passed over.
@@ -116,37 +115,25 @@ class Quarantine:
     def report(self, *news: BadSample) -> None:
         """Make bad samples known and write them to the manifest; those that are known already change nothing.
 
-        A manifest that cannot be written now (a full disk) is a warning, and tried again at the next report.
-        Raises TooManyBadSamples while more are known than the limit, also where there is no news.
+        One that cannot be written (a full disk) is a warning. Raises TooManyBadSamples while more are known than the
+        limit, also where there is no news.
         """
         for bad in news:
-            if self._bad.setdefault(bad.id, bad) is bad and bad.id not in self.entries:
-                self._unwritten.append(bad)
-        if news and self.manifest is not None:
-            self._write(self.manifest)
+            if self._bad.setdefault(bad.id, bad) is bad and bad.id not in self.entries and self.manifest is not None:
+                try:
+                    self.manifest.add(bad)
+                except (OSError, InvalidOption) as error:
+                    warn_user(
+                        f"bad sample {bad.id!r} could not be written to the manifest {self.manifest.path!r}: {error}; "
+                        "it is replaced all the same, and a later run finds it anew",
+                        RuntimeWarning,
+                    )
         self._check_limit()
 
     @property
     def known(self) -> frozenset[str]:
         """The IDs known to be bad: of the manifest, as far as taken up, and found since."""
         return frozenset(self._bad)
-
-    def _write(self, manifest: Manifest) -> None:
-        while True:
-            try:
-                bad = self._unwritten.popleft()
-            except IndexError:  # another thread writes the last one
-                return
-            try:
-                manifest.add(bad)
-            except (OSError, InvalidOption) as error:
-                self._unwritten.appendleft(bad)
-                warn_user(
-                    f"bad sample {bad.id!r} could not be written to the manifest {manifest.path!r}: {error}; "
-                    "it is replaced all the same, and written with the next one",
-                    RuntimeWarning,
-                )
-                return
 
     def _check_limit(self) -> None:
         if len(self._bad) <= self.limit:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch.distributed
@@ -15,7 +16,7 @@ from penstock.order.keyed import KeyedSampler, draw_seed
 from penstock.order.schedule import Share
 from penstock.settings import Settings
 from penstock.state.progress import Progress, is_count
-from penstock.state.samplers import Copies, Origin, Source, between_passes, drawn_from, is_origin
+from penstock.state.samplers import Origin, Source, between_passes, drawn_from, encoded, generator_copy, is_origin
 from penstock.state.streams import Streams, check_streams, is_stateful_dataset, state_of
 from penstock.system.warn_user import warn_user
 
@@ -119,14 +120,15 @@ class UserStates:
             base: the base seed, where the pass draws none.
             begun: the pass has begun, and has drawn its base seed; else it would begin now.
         """
-        settings, copies = self._settings, Copies()
+        settings, copied = self._settings, cache(generator_copy)
         drawn = {} if base is None else {"base": base}
         keyed = settings.seed is not None or isinstance(settings.dataset, IterDataPipe | MapDataPipe)
         if not (keyed or begun or drawn):
-            drawn["base"] = draw_seed(copies.of(settings.generator))
-        known = copies.as_state(self._generators())
+            drawn["base"] = draw_seed(copied(settings.generator))
+        generators = self._generators() or ()
+        known = {"generators": [encoded(copied(one).get_state()) for one in generators]} if generators else None
         if not keyed and self.order.draws_itself() and type(settings.sampler) is not SequentialSampler:
-            drawn["order"] = draw_seed(copies.of(settings.sampler.generator))
+            drawn["order"] = draw_seed(copied(settings.sampler.generator))
         return {} if keyed else drawn, known
 
     def origin(self, own: Mapping[str, Any], *, inside: bool) -> Origin | None:
@@ -136,29 +138,28 @@ class UserStates:
             own: of the state that the pass goes on from; empty: from none.
             inside: it goes on in the middle of an epoch.
         """
-        settings, ours = self._settings, self.order.draws_itself()
-        if settings.iterable or (
-            ours and (settings.seed is not None or not isinstance(settings.sampler, KeyedSampler))
-        ):
-            return None
         generators = self._generators()
+        if generators is None:
+            return None
         given = dict(own.get("origin", {}))
         if "place" in own and own["place"][0] != self.place().rank:
             given.pop("first", None)  # of another rank's share
-        if not ours:  # the sampler may draw from torch's global generator too
-            generators = (*generators, None) if None not in generators else generators
-            return Origin(settings.index_sampler, generators, given, inside=inside)
-        return Origin(settings.sampler, generators, given, inside=inside)
+        if self.order.draws_itself():
+            return Origin(self._settings.sampler, generators, given, inside=inside)
+        if None not in generators:  # the sampler may draw from torch's global generator too
+            generators = (*generators, None)
+        return Origin(self._settings.index_sampler, generators, given, inside=inside)
 
-    def _generators(self) -> tuple[Source, ...]:
-        """Return the generators that the sampler is known to draw the order of a pass from."""
+    def _generators(self) -> tuple[Source, ...] | None:
+        """Return the generators that the sampler is known to draw the order of a pass from; None: as in origin()."""
         settings = self._settings
         if settings.iterable:
-            return ()
+            return None
         if not self.order.draws_itself():
             return drawn_from(settings.index_sampler, keyed=settings.seed is not None)
-        keyed = settings.seed is not None or not isinstance(settings.sampler, KeyedSampler)
-        return () if keyed else drawn_from(settings.sampler, keyed=False)
+        if settings.seed is not None or not isinstance(settings.sampler, KeyedSampler):
+            return None
+        return drawn_from(settings.sampler, keyed=False)
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raise InvalidOption where a state was cut otherwise than this loader cuts, or is none of state_dict()."""
