@@ -49,7 +49,7 @@ from penstock.observe import before_first_pass as _before_first_pass
 from penstock.order.buckets import Buckets
 from penstock.order.mix import Mix
 from penstock.order.weighted import Weighted
-from penstock.state.quarantine import Replace
+from penstock.state.substitutes import Replace
 from penstock.stats import Stats
 from penstock.system.deferred import attributes_of as _attributes_of
 

@@ -1,38 +1,6 @@
 """Every exception that Penstock raises of its own.
 
-PenstockError
-├── InvalidID (ValueError)                    an ID that is no name inside its root
-├── InvalidOption (ValueError)                arguments that exclude each other or make no sense
-├── DatasetChanged (ValueError)               not the dataset that a state was taken of
-├── CorruptShards (RuntimeError)              packed shards, or their index, are not what dataset.json says
-├── OutOfSpace (OSError)                      a disk is full: so many bytes more are needed
-├── OutOfMemory (MemoryError)                 not even a batch of one sample fits
-├── TooManyBadSamples (RuntimeError)          more of them than on_error=Replace(max_share=) allows
-├── StorageError (OSError)                    an object store, or the cache of its shards, does not do what it must
-│   ├── MissingBucket (FileNotFoundError)     the bucket is not there
-│   ├── MissingObject (FileNotFoundError)     an object is not there
-│   ├── MissingCredentials (PermissionError)  nothing says who asks
-│   ├── AccessRefused (PermissionError)       the store refuses whoever asks
-│   ├── StoreFull (OutOfSpace)                the store has no space, or no quota, for another object
-│   ├── StoreUnreachable (ConnectionError)    the store does not answer, or not in full, after all retries
-│   ├── ChangedObject                         an object is not what it was when the dataset was opened
-│   ├── CorruptDownload                       the bytes of an object are not those that its checksum is of
-│   └── UnsafeCache (PermissionError)         others could write into the cache folder, or it is not Penstock's
-├── ClusterError (RuntimeError)               a Ray cluster, or a node of it, cannot do its part
-│   └── ClusterUnreachable (ConnectionError)  no Ray cluster is there, or it does not answer
-├── WorkerDied (RuntimeError)                 a worker process ended before its work was done
-├── WorkerStuck (RuntimeError)                no batch came within timeout= seconds
-└── SampleError                               one sample could not become a row; raised at its batch
-    ├── MissingSample (FileNotFoundError)     its file is not there
-    ├── UnreadableSample (OSError)            the system refused to open or read it
-    ├── CorruptSample (RuntimeError)          empty, truncated, changed, or not in the format that it should have
-    │   ├── ChecksumMismatch                  its bytes are not those that were packed
-    │   └── ImageTooLarge                     over Pillow's limit for decompression bombs
-    ├── ShapeMismatch (RuntimeError)          its shape or dtype is not that of the batch
-    ├── MissingLabel (KeyError)               the labels have no entry for its ID
-    └── OutsideRoot (PermissionError)         its name or a symbolic link leads out of the root folder
-
-Each also derives from the built-in exception in brackets, so that code written for the plain Python dataset
+Each derives from PenstockError and from a built-in exception too, so that code written for the plain Python dataset
 keeps catching what it caught.
 
 An error of a sample's file is, beyond that, an instance of what Pillow, torch.load, numpy or open() raised, or would

@@ -13,7 +13,6 @@ from penstock.executors.selection import Executors, can_pin, gathers_rows, reads
 from penstock.executors.workers.own_fetch import can_be_copied, describe_copies
 from penstock.observe import ProcessTimes, StageTime
 from penstock.order.batch_order import BatchOrder
-from penstock.order.blocks import quality
 from penstock.order.keyed import KeyedSampler
 from penstock.order.leftover import Remainder
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
@@ -75,7 +74,6 @@ class Explained:
                 yield "cache    files as they are: Python calls the transforms, or a part of them, on each image"
         if plan.assisted is not None and (known := self.executors.indexes.describe(plan.assisted.photos())) is not None:
             yield f"index    {known}"
-        yield from self._shuffle_quality()
         yield from self._of_python(plan, threads=bool(self.settings.num_workers) and threads)
         yield from self._bad_samples_and_device()
         yield from self._measured(stats)
@@ -94,7 +92,6 @@ class Explained:
         yield f"plan     {who} {fill} {size} in place, in order"
         yield from self._fillers()
         yield f"order    {self._order_name()}{self._rest_name()}{self._share_name()}"
-        yield from self._shuffle_quality()
         for number, leaf in enumerate(plan.leaves):
             if len(plan.leaves) > 1:
                 yield f"part {number + 1} of {len(plan.leaves)}"
@@ -244,19 +241,6 @@ class Explained:
         if within:
             return f"shuffled{within} by a seed that torch's generator gives, any position at once"
         return "shuffled as torch's loader would, evaluated as far as needed"
-
-    def _shuffle_quality(self) -> Iterator[str]:
-        """Yield how well an order within a window of shards shuffles, measured in a few batches of an epoch."""
-        settings = self.settings
-        blocks = BatchOrder(settings).blocks()
-        if blocks is None or blocks.full:
-            return
-        found = quality(blocks, blocks.order(settings.seed or 0, 0), settings.batch_size or 1)
-        yield (
-            f"shuffle  samples that follow each other lie {found.distance:.0%} as far apart in the dataset as in a "
-            f"full shuffle; two samples of a batch are of one of {len(blocks.sizes):,} shards with a chance of "
-            f"{found.sharing:.1%}, in a full shuffle {found.full_sharing:.1%}"
-        )
 
     def _rest_name(self) -> str:
         if self.rest is None:

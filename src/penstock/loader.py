@@ -34,8 +34,7 @@ from penstock.sources.blocks import blocks_of
 from penstock.state.checkpoint import Checkpoint, OnChange
 from penstock.state.ledger import LoaderLedger
 from penstock.state.progress import is_count
-from penstock.state.quarantine import Replace
-from penstock.state.substitutes import register_of
+from penstock.state.substitutes import Replace, register_of
 from penstock.stats import Stats
 from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import CacheOption, caches_of

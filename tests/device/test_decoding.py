@@ -41,8 +41,7 @@ from penstock.executors.native import NativeFiller
 from penstock.order.batches import as_indices, with_sample_numbers
 from penstock.plan import NativePlan, plan
 from penstock.sample_notes import add_note
-from penstock.state.quarantine import Replace
-from penstock.state.substitutes import register_of
+from penstock.state.substitutes import Replace, register_of
 from penstock.stats import Counters
 from penstock.storage.tiers import caches_of
 from tests.accelerator import OnHost

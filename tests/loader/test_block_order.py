@@ -90,14 +90,6 @@ def test_subsets_and_concatenations_keep_the_blocks() -> None:
     assert blocks_of(ConcatDataset([[1, 2], [3]])) is None  # type: ignore[list-item]
 
 
-def test_explain_measures_the_shuffle() -> None:
-    text = loader().explain()
-    assert "two samples of a batch are of one of 12 shards with a chance of" in text
-    assert "in a full shuffle 7.9%" in text
-    assert "shuffle  " not in loader(InShards(SHARDS)).explain()
-    assert "shuffle  " not in loader(shuffle=False).explain()
-
-
 def test_samplers_of_ones_own_are_followed() -> None:
     given = list(range(SHARDS * EACH))[::-1]
     assert numbers(loader(shuffle=None, sampler=given, seed=None)) == given

@@ -168,6 +168,7 @@ def test_a_samplers_batches_are_skipped_without_being_read() -> None:
     [
         {},
         {"format": 2},
+        {"format": 1},
         {"format": 1, "epoch": -1},
         {"format": 1, "epoch": 0, "position": 0, "batches": "x"},
         {**loader().state_dict(), "past": None},

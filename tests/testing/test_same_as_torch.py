@@ -107,7 +107,7 @@ def warning(number: int, batch: Any) -> Iterator[Any]:
         (keys, "batch has the keys ['more', 'x'], and ['x', 'more'] with torch's loader"),
         (fewer, "there are 2 batches, and 3 with torch's loader"),
         (more, "there are 4 batches, and 3 with torch's loader"),
-        (raising, "batch 2, samples 8, 9, 10: batch raises ValueError('nothing is here'), and is a dict with torch's"),
+        (raising, "batch 2, samples 8, 9, 10: batch raises ValueError: nothing is here, and is a dict with torch's"),
         (drawing, "the pass leaves the global generators of numpy.random in other states than torch's loader"),
         (warning, "warns RuntimeWarning: something is odd, RuntimeWarning: something is odd"),
     ],
@@ -225,7 +225,7 @@ def test_words_of_errors() -> None:
         "occurred:\n\nTraceback (most recent call last):\n  File x\nKeyError: 'k'\nin __getitem__ of sample 9\n"
     )
     assert words_of(RuntimeError(carried)) == words_of(ValueError(carried.replace("ValueError: first\n", "")))
-    assert words_of(ValueError("one\ntwo")) == "one\ntwo"
+    assert words_of(ValueError("one\ntwo")) == "ValueError: one\ntwo"
 
 
 @pytest.mark.parametrize(("option", "words"), [({"batch_size": -1}, "positive"), ({"batchsize": 2}, "batchsize")])

@@ -14,7 +14,7 @@ from penstock.order.batches import length, order_of
 from penstock.order.blocks import Blocks
 from penstock.order.buckets import LengthBuckets
 from penstock.order.keyed import KeyedSampler, checked_epoch
-from penstock.order.leftover import WHOLE, Leftover
+from penstock.order.leftover import WHOLE, Leftover, step_of
 from penstock.order.permutations import Indices, Order, Positions, TorchShuffle
 from penstock.order.schedule import BucketSchedule, Schedule, Share, Steps, indices_of, positions_of, share_of
 from penstock.settings import Settings
@@ -75,29 +75,28 @@ class BatchOrder:
     ) -> Steps:
         """Return which positions the batches of an epoch, or of the rest of one, hold; share: None for this rank's.
 
-        Positions are counted without those that were handed out early. order: returns the order, the same at each call;
-        None: only the number of batches from the start of an epoch on is asked for.
+        order: returns the order, the same at each call; None: only the number of batches from the start of an epoch on
+        is asked for.
         """
         settings = self.settings
-        size = (self.size() if left.rest is None else left.rest.end) - left.early.count
+        size = self.size() if left.rest is None else left.rest.end
         share = share or self.share() or Share()
         if not settings.own_order and isinstance(settings.sampler, LengthBuckets):
-            batches = None if left.early.ranges else settings.sampler.cut.count
-            return BucketSchedule(size, batches, order or _no_order, share, left.start)
+            return BucketSchedule(size, settings.sampler.cut.count, order or _no_order, share, left.start)
         drop_last = settings.drop_last and settings.batch_size is not None
         return Schedule(size, settings.batch_size or 1, drop_last, share, left.start)
 
     def order(self, seed: int, epoch: int, drawn: dict[str, int], left: Leftover = WHOLE) -> Callable[[], Order]:
-        """Return what makes the order of an epoch, or of the rest of one, without what was handed out early.
+        """Return what makes the order of an epoch, or of the rest of one.
 
         drawn: without a seed, holds the seed that the sampler draws for the order; see `order_of`.
         """
         sampler, keyed, rest = self.settings.sampler, self.settings.seed is not None, left.rest
         if rest is None:
-            return left.early.order(partial(order_of, sampler, keyed, self.size(), seed, epoch, drawn, self.blocks()))
+            return partial(order_of, sampler, keyed, self.size(), seed, epoch, drawn, self.blocks())
         key = drawn.get("order", 0) if self.settings.seed is None else self.settings.seed
         make = partial(order_of, sampler, True, len(rest.indices), key, epoch, {})
-        return left.early.order(partial(rest.order, make))
+        return partial(rest.order, make)
 
     def blocks(self) -> Blocks | None:
         """Return the blocks that the samples are shuffled in; None: they are not shuffled, or as a whole."""
@@ -136,8 +135,8 @@ class BatchOrder:
                 raise InvalidOption(f"rank={rank}: {there_are(share.world, 'rank')}")
             share = Share(rank, share.world)
         order = cache(self.order(seed, checked_epoch(epoch), {}, left))
-        part = self.schedule(left, share, order).part(step)
-        return indices_of(order(), part), left.early.numbers(positions_of(part))
+        part = self.schedule(left, share, order).part(step_of(left.early, step))
+        return indices_of(order(), part), positions_of(part)
 
     # --- whose order it is ------------------------------------------------------------------------------------------
 

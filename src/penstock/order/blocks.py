@@ -195,31 +195,3 @@ def _permutation(size: int, seed: int, epoch: int, what: int, number: int) -> In
     if size:
         _keyed(size, seed, epoch, what, number).take(0, out)
     return out
-
-
-@dataclass(frozen=True)
-class Quality:
-    """How well an order shuffles, measured against a full shuffle of as many samples."""
-
-    distance: float
-    """The mean distance in the dataset between samples that follow each other, divided by a full shuffle's mean."""
-    sharing: float
-    """The share of pairs of samples of one batch that come from one block."""
-    full_sharing: float
-    """The same share in a full shuffle."""
-
-
-def quality(blocks: Blocks, order: Order, batch_size: int, batches: int = 64) -> Quality:
-    """Return the quality of an order, measured in a few batches spread evenly over the epoch."""
-    size, count = blocks.samples, min(max(batch_size, 2), blocks.samples)
-    if count < 2:
-        return Quality(1.0, 1.0, 1.0)
-    distances, pairs, shared = [], 0, 0
-    for begin in np.unique(np.linspace(0, size - count, batches).astype(np.int64)).tolist():
-        indices = order.take(begin, count)
-        distances.append(np.abs(np.diff(indices)).mean())
-        together = np.bincount(blocks.of_samples(indices))
-        pairs += count * (count - 1)
-        shared += int((together * (together - 1)).sum())
-    full = float((blocks.sizes * (blocks.sizes - 1.0)).sum()) / (size * (size - 1.0))
-    return Quality(float(np.mean(distances)) / ((size + 1) / 3), shared / pairs, full)

@@ -1,101 +1,27 @@
-"""What is left of an epoch: without what was handed out early (in_order=False), or of a dataset that has changed.
-
-Numbers are positions of an epoch's order, or numbers of batches where a sampler makes the order. Everything before some
-number was handed out, and behind it a few ranges: these came early. What is "left" is counted without these ranges.
-"""
+"""What is left of an epoch: without what was handed out early (in_order=False), or of a dataset that has changed."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
-
-from penstock.order.permutations import Indices, Order, Positions
+from penstock.order.permutations import Indices, Order
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Early:
-    """Ranges of numbers that were handed out early: ascending, disjoint, none of them empty."""
-
-    ranges: tuple[tuple[int, int], ...] = ()
-    """The first number of each range, and the number behind its last."""
-
-    @classmethod
-    def of(cls, ranges: Iterable[tuple[int, int]]) -> Early:
-        """Return these ranges sorted, and joined where they touch."""
-        joined: list[tuple[int, int]] = []
-        for begin, end in sorted(ranges):
-            if joined and begin <= joined[-1][1]:
-                joined[-1] = joined[-1][0], max(end, joined[-1][1])
-            elif begin < end:
-                joined.append((begin, end))
-        return cls(tuple(joined))
-
-    @property
-    def count(self) -> int:
-        """Return how many numbers the ranges hold."""
-        return sum(end - begin for begin, end in self.ranges) if self.ranges else 0
-
-    def spans(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """Return the ranges of numbers that the `begin`-th to `end`-th number left are."""
-        found = []
-        shift = 0
-        for first, behind in self.ranges:
-            edge = first - shift
-            if begin < edge:
-                found.append((begin + shift, min(end, edge) + shift))
-                begin = min(end, edge)
-            if begin >= end:
-                return found
-            shift += behind - first
-        return [*found, (begin + shift, end + shift)]
-
-    def numbers(self, left: range) -> Positions:
-        """Return the number of each of some that are left, given by their counts."""
-        if not self.ranges:
-            return left
-        return [number for span in self.spans(left.start, left.stop) for number in range(*span)]
-
-    def number(self, left: int) -> int:
-        """Return the number of one that is left, given by its count."""
-        return self.spans(left, left + 1)[0][0]
-
-    def order(self, make: Callable[[], Order]) -> Callable[[], Order]:
-        """Return what makes the order of the positions that are left."""
-        return (lambda: _OrderOfTheLeft(self, make())) if self.ranges else make
-
-    def leave_out(self, items: Iterator[T], first: int) -> Iterator[T]:
-        """Yield those of the items, numbered from `first` on, that are left."""
-        if not self.ranges:
-            return items
-        taken = [range(*one) for one in self.ranges]
-        return (item for number, item in enumerate(items, first) if not any(number in one for one in taken))
+def step_of(early: Sequence[int], number: int) -> int:
+    """Return the step that a batch is of, which has a number in a pass without some steps, given in ascending order."""
+    for step in early:
+        number += step <= number
+    return number
 
 
-NONE_EARLY = Early()
-
-
-class _OrderOfTheLeft:
-    def __init__(self, early: Early, order: Order) -> None:
-        self._early = early
-        self._order = order
-
-    @property
-    def ends(self) -> Indices:
-        """Return where the batches end that are left, of an order that has batches of its own."""
-        ends: Indices = self._order.ends  # type: ignore[attr-defined]
-        for first, behind in reversed(self._early.ranges):  # of whole batches
-            ends = np.where(ends >= behind, ends - (behind - first), np.minimum(ends, first))
-        return np.unique(ends[ends > 0])
-
-    def take(self, begin: int, count: int) -> Indices:
-        parts = [self._order.take(first, behind - first) for first, behind in self._early.spans(begin, begin + count)]
-        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int64), *parts])
+def without(early: Sequence[int], batches: Iterator[T]) -> Iterator[T]:
+    """Yield the batches of a pass, but for those of some steps."""
+    return (batch for step, batch in enumerate(batches) if step not in early) if early else batches
 
 
 class Arrivals:
@@ -170,8 +96,8 @@ class Leftover:
 
     start: int = 0
     """The position of the epoch that the pass begins at."""
-    early: Early = NONE_EARLY
-    """What was handed out behind it."""
+    early: tuple[int, ...] = ()
+    """Which steps of what comes behind it were handed out, in ascending order."""
     rest: Remainder | None = None
     """None: the dataset is what it was when the epoch began."""
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 import penstock._native as _native
 
-#: Positions of samples in an epoch's order: a range, unless some positions within it were handed out before.
+#: Positions of samples in an epoch's order: a range, unless a sampler cuts the order among ranks by itself.
 Positions: TypeAlias = range | list[int]
 
 Indices = NDArray[np.int64]

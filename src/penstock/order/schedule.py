@@ -130,14 +130,14 @@ class BucketSchedule:
 
     Args:
         size: samples of the epoch.
-        batches: of the epoch from its start on; None: only the order knows.
+        batches: of the epoch from its start on.
         order: returns the order, the same at each call. It is asked for with the first batch.
         share: this rank.
         start: the position to begin at: what comes before it was handed out before.
     """
 
     size: int
-    batches: int | None
+    batches: int
     order: Callable[[], Any]
     share: Share
     start: int
@@ -158,8 +158,7 @@ class BucketSchedule:
     @property
     def steps(self) -> int:
         """Return the number of batches, the same on every rank."""
-        known = self.batches if not self.start and self.batches is not None else len(self._ends)
-        return -(-(known - self._first) // self.share.world)
+        return -(-(self.batches - self._first) // self.share.world)
 
     def step_at(self, position: int) -> int:
         """Return how many of the epoch's steps lie before a position, where its ranks were as many all the time."""

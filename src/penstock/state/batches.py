@@ -13,6 +13,7 @@ from torch.utils.data import BatchSampler, DistributedSampler
 from penstock.errors import InvalidOption
 from penstock.order.batch_order import BatchOrder
 from penstock.order.batches import as_indices, as_list, seeded, share_of_sampler, with_sample_numbers, without_skip
+from penstock.order.leftover import without
 from penstock.order.permutations import Indices, Order, Positions, once
 from penstock.order.schedule import Steps, cut, cut_to_lists
 from penstock.recipe.unseeded_generators import SeedWarnings
@@ -58,7 +59,7 @@ class PassBatches:
 
     def without_positions(self, seed: int, epoch: int) -> Iterator[Any]:
         """Return what the sampler gives for each batch of the pass."""
-        if not self.native and self.order.cuts_itself() and not self.progress.left.early.ranges:
+        if not self.native and self.order.cuts_itself() and not self.progress.left.early:
             return cut_to_lists(*self._schedule(seed, epoch))
         return map(itemgetter(0), self(seed, epoch))
 
@@ -70,7 +71,7 @@ class PassBatches:
         progress = self.progress
         order = once(self.order.order(seed, epoch, progress.drawn, progress.left))
         schedule = self.order.schedule(progress.left, order=order)
-        return (indices for indices, _ in cut(order, schedule))
+        return (indices for indices, _ in without(progress.left.early, cut(order, schedule)))
 
     def samples_left(self) -> int:
         """Return the number of samples of a pass in an order of Penstock's, on all ranks."""
@@ -102,27 +103,22 @@ class PassBatches:
         if settings.seed is not None:
             items = self.reach.watched(items, inner if type(batches) is BatchSampler else batches)
         skipped = left_out if states.resumes else left_out + progress.skipped
-        placed_items: Batches
+        placed: Batches
         if order.counts_samples():
-            items = progress.left.early.leave_out(islice(items, skipped, None), progress.skipped)
+            items = islice(items, skipped, None)
             if cut_by_torch:
                 progress.unit = settings.batch_sampler.batch_size
                 items = iter(BatchSampler(items, progress.unit, settings.batch_sampler.drop_last))
-            found = with_sample_numbers(items, progress.skipped, batched=cut_by_torch)
-            placed_items = ((item, progress.left.early.numbers(count)) for item, count in found)
+            placed = with_sample_numbers(items, progress.skipped, batched=cut_by_torch)
         else:
-            found = with_sample_numbers(items, states.samples, batched=True)
-            placed_items = progress.left.early.leave_out(islice(found, skipped, None), progress.skipped)
-        followed = states.followed(placed_items)
+            placed = islice(with_sample_numbers(items, states.samples, batched=True), skipped, None)
+        followed = without(progress.left.early, states.followed(placed))
         if (share.start, share.step) == (0, 1):
             return followed
         return ((item, [share.start + share.step * number for number in numbers]) for item, numbers in followed)
 
     def _cut(self, seed: int, epoch: int) -> Iterator[tuple[Indices, Positions]]:
-        batches, early = cut(*self._schedule(seed, epoch)), self.progress.left.early
-        if not early.ranges:
-            return batches
-        return ((indices, early.numbers(positions)) for indices, positions in batches)
+        return without(self.progress.left.early, cut(*self._schedule(seed, epoch)))
 
     def _schedule(self, seed: int, epoch: int) -> tuple[Callable[[], Order], Steps]:
         """Return the order of the pass, and which of its positions the batches hold."""

@@ -19,9 +19,9 @@ from penstock.settings import Settings
 from penstock.sources.catalogue import Catalogue, kept, place_of
 from penstock.sources.naming import catalogue, ids_of
 from penstock.state.changes import differences, remaining
-from penstock.state.progress import FORMAT, FORMAT_WITH_OWN, Progress, checked_state
+from penstock.state.progress import FORMAT, Progress, checked_state
 from penstock.state.samplers import SamplerStates
-from penstock.state.user_states import BEYOND_FORMAT_1, UserStates, early_of
+from penstock.state.user_states import UserStates, early_of
 from penstock.system.warn_user import warn_user
 from penstock.system.words import counted
 
@@ -133,7 +133,7 @@ class Checkpoint:
         drawn |= now.drawn
         own = user_states.of_pass(progress, now, coming)
         state: dict[str, Any] = {
-            "format": FORMAT_WITH_OWN if own is not None and own.keys() & BEYOND_FORMAT_1 else FORMAT,
+            "format": FORMAT,
             "seed": settings.seed,
             "order": BatchOrder(settings).kind(),
             "epoch": now.epoch,
@@ -182,7 +182,7 @@ class Checkpoint:
         self._own(settings).check(state)
         if state["position"] and not _draws_independently(settings):
             end = BatchOrder(settings).size() if rest is None else rest.end
-            if max(state["position"], *(behind for _, behind in early_of(state).ranges), 0) > end:
+            if state["position"] > end:
                 raise InvalidOption(
                     f"a state at position {state['position']:,} of an epoch of {counted(end, 'sample')}"
                 )
@@ -227,7 +227,7 @@ class Checkpoint:
 
     def _refuse_to_continue(self, settings: Settings, state: Mapping[str, Any]) -> None:
         """Raise InvalidOption where the samples that are left of an epoch are not known."""
-        if early_of(state).ranges:
+        if early_of(state):
             raise InvalidOption(
                 "on_change='continue' needs a state whose batches came in order: this one was taken with "
                 "in_order=False while a batch was missing"
@@ -289,7 +289,7 @@ class Checkpoint:
         own: Mapping[str, Any] = {} if state is None else state.get("dataset") or {}
         before = None if self.progress is None else self.progress.streams
         streams = user_states.streams(own, before, resumed=state is not None)
-        inside = state is not None and bool(state["position"] or state["batches"] or early_of(state).ranges)
+        inside = state is not None and bool(state["position"] or state["batches"] or early_of(state))
         origin = user_states.origin(own, inside=inside)
         progress = Progress(self.epochs.number, Leftover(rest=rest), streams=streams, origin=origin)
         if not settings.in_order and settings.num_workers and not settings.iterable:

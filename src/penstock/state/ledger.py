@@ -298,7 +298,7 @@ class Recorder(Observer):
             seed, order = self.settings.seed or 0, BatchOrder(self.settings)
             self.order = order.order(seed, progress.epoch, progress.drawn, progress.left)()
         indices = indices_of(self.order, schedule.part(progress.latest)).tolist()
-        step = schedule.step_at(progress.left.start + progress.left.early.count) + progress.handed - 1
+        step = schedule.step_at(progress.left.start) + len(progress.left.early) + progress.handed - 1
         self.ledger.append(progress.epoch, step, ids_of(self.dataset, indices))
 
 

@@ -8,15 +8,13 @@ from typing import Any
 
 from penstock.errors import InvalidOption
 from penstock.observe import Delivery, Observer
-from penstock.order.leftover import WHOLE, Arrivals, Early, Leftover
+from penstock.order.leftover import WHOLE, Arrivals, Leftover, step_of
 from penstock.order.schedule import Steps
 from penstock.state.samplers import Origin, SamplerStates
 from penstock.state.streams import Streams
 
-#: The format of states that an earlier version reads too.
+#: The format of states.
 FORMAT = 1
-#: The format of states with what that version would ignore: batches handed out early, states of samplers, ranks.
-FORMAT_WITH_OWN = 2
 
 
 @dataclass
@@ -53,46 +51,37 @@ class Progress(Observer):
 
     @property
     def latest(self) -> int:
-        """Return which batch of the schedule was handed out last, -1 before the first."""
-        return self.handed - 1 if self.arrivals is None else self.arrivals.latest
+        """Return which step of the schedule was handed out last, -1 before the first."""
+        latest = self.handed - 1 if self.arrivals is None else self.arrivals.latest
+        return step_of(self.left.early, latest)
+
+    @property
+    def missing(self) -> int:
+        """Return the first step, counted from where the pass began, that was not handed out."""
+        return step_of(self.left.early, self.handed if self.arrivals is None else self.arrivals.prefix)
 
     @property
     def position(self) -> int:
         """Return how many of the epoch's samples lie before the first that is missing, on all ranks."""
-        if self.schedule is None:
-            return self.left.start
-        return self.left.early.number(self.schedule.position_after(self._prefix))
+        return self.left.start if self.schedule is None else self.schedule.position_after(self.missing)
 
     @property
     def given(self) -> int:
         """Return how many samples, or batches, of a user's sampler lie before the first that is missing."""
-        return 0 if self.schedule is not None else self.left.early.number(self._before(self._prefix))
+        return 0 if self.schedule is not None else self.skipped + self.missing * self.unit
 
-    def handed_early(self) -> Early:
-        """Return what was handed out behind the first that is missing: positions, or as `given`."""
-        if self.arrivals is None and not self.left.early.ranges:
-            return self.left.early
-        ranges = list(self.left.early.ranges)
-        for batch in () if self.arrivals is None else self.arrivals.early():
-            ranges += self.left.early.spans(*map(self._before, (batch, batch + 1)))
-        first = self.given if self.schedule is None else self.position
-        return Early.of(one for one in ranges if one[0] >= first)
-
-    @property
-    def _prefix(self) -> int:
-        """Return how many batches of the pass lie before the first that is missing."""
-        return self.handed if self.arrivals is None else self.arrivals.prefix
-
-    def _before(self, batch: int) -> int:
-        """Return what lies before a batch, of what was left as the pass began."""
-        return self.skipped + batch * self.unit if self.schedule is None else self.schedule.position_after(batch)
+    def handed_early(self) -> list[int]:
+        """Return which of the steps behind the first that is missing were handed out, counted from that one."""
+        early, missing = self.left.early, self.missing
+        came = [] if self.arrivals is None else [step_of(early, batch) for batch in self.arrivals.early()]
+        return sorted(step - missing for step in (*early, *came) if step > missing)
 
     def delivered(self, delivery: Delivery) -> None:
         """Count a batch that came."""
         self._took(handed=True)
         self.handed = self.taken
         if self.samplers is not None:
-            self.samplers.handed(self._prefix)
+            self.samplers.handed(self.missing)
 
     def failed(self, error: Exception) -> None:
         """Count a batch whose error was raised."""
@@ -116,10 +105,8 @@ def checked_state(state: Any) -> Mapping[str, Any]:
     """Return a state that state_dict() has made. Raises TypeError, InvalidOption."""
     if not isinstance(state, Mapping):
         raise TypeError(f"a state is what state_dict() returns, not {type(state).__name__}")
-    if state.get("format") not in (FORMAT, FORMAT_WITH_OWN):
-        raise InvalidOption(
-            f"a state of format {state.get('format')!r}: this version reads formats {FORMAT} and {FORMAT_WITH_OWN}"
-        )
+    if state.get("format") != FORMAT:
+        raise InvalidOption(f"a state of format {state.get('format')!r}: this version reads format {FORMAT}")
     wrong = [name for name in ("epoch", "position", "batches") if not is_count(state.get(name))]
     wrong += [name for name in ("data", "drawn") if not isinstance(state.get(name), Mapping)]
     past = state.get("past")

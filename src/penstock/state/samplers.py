@@ -157,23 +157,11 @@ class Origin:
         return {**state, "epoch": self._epoch, "first": [_digest(item) for item in self._first]}
 
 
-class Copies:
-    """Copies of generators, which draw in their place: what a pass would draw that began now."""
-
-    def __init__(self) -> None:
-        self._made: dict[Source, torch.Generator] = {}
-
-    def of(self, generator: Source) -> torch.Generator:
-        """Return the copy of a generator: the same at each call."""
-        if generator not in self._made:
-            source = _source(generator)
-            self._made[generator] = torch.Generator(source.device)
-            self._made[generator].set_state(source.get_state())
-        return self._made[generator]
-
-    def as_state(self, generators: tuple[Source, ...]) -> dict[str, Any] | None:
-        """Return what a loader's state holds of an order that these generators are yet to draw; None: nothing."""
-        return {"generators": [encoded(self.of(one).get_state()) for one in generators]} if generators else None
+def generator_copy(generator: Source) -> torch.Generator:
+    """Return a generator that draws what another one would."""
+    source = _source(generator)
+    copied = torch.Generator(source.device)
+    return copied.set_state(source.get_state())
 
 
 def is_origin(given: Any) -> bool:

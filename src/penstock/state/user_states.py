@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch.distributed
@@ -12,16 +13,12 @@ from torch.utils.data import DistributedSampler, IterDataPipe, MapDataPipe, Sequ
 from penstock.errors import InvalidOption
 from penstock.order.batch_order import BatchOrder
 from penstock.order.keyed import KeyedSampler, draw_seed
-from penstock.order.leftover import Early
 from penstock.order.schedule import Share
 from penstock.settings import Settings
 from penstock.state.progress import Progress, is_count
-from penstock.state.samplers import Copies, Origin, Source, between_passes, drawn_from, is_origin
+from penstock.state.samplers import Origin, Source, between_passes, drawn_from, encoded, generator_copy, is_origin
 from penstock.state.streams import Streams, check_streams, is_stateful_dataset, state_of
 from penstock.system.warn_user import warn_user
-
-#: What a version that reads states of FORMAT alone would pass over.
-BEYOND_FORMAT_1 = frozenset({"ahead", "sampler", "place", "origin"})
 
 
 @dataclass(frozen=True)
@@ -80,10 +77,11 @@ class UserStates:
         if now.given and self.order.counts_samples():
             own["samples"] = now.given
         place = self.place()
-        if now.handed and place.world > 1 and (now.arrivals is not None or now.given):
-            own["place"] = [place.rank, place.world, settings.batch_size, now.arrivals is not None]
-        if ranges := now.handed_early().ranges:
-            own["ahead"] = [list(one) for one in ranges]
+        early = now.handed_early()
+        if early or (now.handed and place.world > 1 and (now.arrivals is not None or now.given)):
+            own["place"] = [place.rank, place.world, settings.batch_size, bool(early) or now.arrivals is not None]
+        if early:
+            own["ahead"] = early
         return own or None
 
     def _streams_now(self, progress: Progress | None) -> dict[str, Any] | None:
@@ -122,14 +120,15 @@ class UserStates:
             base: the base seed, where the pass draws none.
             begun: the pass has begun, and has drawn its base seed; else it would begin now.
         """
-        settings, copies = self._settings, Copies()
+        settings, copied = self._settings, cache(generator_copy)
         drawn = {} if base is None else {"base": base}
         keyed = settings.seed is not None or isinstance(settings.dataset, IterDataPipe | MapDataPipe)
         if not (keyed or begun or drawn):
-            drawn["base"] = draw_seed(copies.of(settings.generator))
-        known = copies.as_state(self._generators())
+            drawn["base"] = draw_seed(copied(settings.generator))
+        generators = self._generators() or ()
+        known = {"generators": [encoded(copied(one).get_state()) for one in generators]} if generators else None
         if not keyed and self.order.draws_itself() and type(settings.sampler) is not SequentialSampler:
-            drawn["order"] = draw_seed(copies.of(settings.sampler.generator))
+            drawn["order"] = draw_seed(copied(settings.sampler.generator))
         return {} if keyed else drawn, known
 
     def origin(self, own: Mapping[str, Any], *, inside: bool) -> Origin | None:
@@ -139,29 +138,28 @@ class UserStates:
             own: of the state that the pass goes on from; empty: from none.
             inside: it goes on in the middle of an epoch.
         """
-        settings, ours = self._settings, self.order.draws_itself()
-        if settings.iterable or (
-            ours and (settings.seed is not None or not isinstance(settings.sampler, KeyedSampler))
-        ):
-            return None
         generators = self._generators()
+        if generators is None:
+            return None
         given = dict(own.get("origin", {}))
         if "place" in own and own["place"][0] != self.place().rank:
             given.pop("first", None)  # of another rank's share
-        if not ours:  # the sampler may draw from torch's global generator too
-            generators = (*generators, None) if None not in generators else generators
-            return Origin(settings.index_sampler, generators, given, inside=inside)
-        return Origin(settings.sampler, generators, given, inside=inside)
+        if self.order.draws_itself():
+            return Origin(self._settings.sampler, generators, given, inside=inside)
+        if None not in generators:  # the sampler may draw from torch's global generator too
+            generators = (*generators, None)
+        return Origin(self._settings.index_sampler, generators, given, inside=inside)
 
-    def _generators(self) -> tuple[Source, ...]:
-        """Return the generators that the sampler is known to draw the order of a pass from."""
+    def _generators(self) -> tuple[Source, ...] | None:
+        """Return the generators that the sampler is known to draw the order of a pass from; None: as in origin()."""
         settings = self._settings
         if settings.iterable:
-            return ()
+            return None
         if not self.order.draws_itself():
             return drawn_from(settings.index_sampler, keyed=settings.seed is not None)
-        keyed = settings.seed is not None or not isinstance(settings.sampler, KeyedSampler)
-        return () if keyed else drawn_from(settings.sampler, keyed=False)
+        if settings.seed is not None or not isinstance(settings.sampler, KeyedSampler):
+            return None
+        return drawn_from(settings.sampler, keyed=False)
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raise InvalidOption where a state was cut otherwise than this loader cuts, or is none of state_dict()."""
@@ -184,7 +182,7 @@ class UserStates:
                 f"a state of an iterable dataset that does not say where it is, read in batches of "
                 f"{own['batch_size']}, cannot go on with batch_size={settings.batch_size}"
             )
-        if early_of(state).ranges and "samples" in own and not self.order.counts_samples():
+        if early_of(state) and "samples" in own and not self.order.counts_samples():
             raise InvalidOption(
                 "a state whose batches came out of order, cut by the loader, cannot go on with a batch_sampler"
             )
@@ -195,8 +193,8 @@ class UserStates:
         if unordered and (rank, world, batch_size) != (place.rank, place.world, settings.batch_size):
             raise InvalidOption(
                 f"a state of rank {rank} of {world} with in_order=False and batches of {batch_size} goes on there "
-                f"only, not on rank {place.rank} of {place.world} with batch_size={settings.batch_size}: each rank had "
-                "handed out other batches. Save the state of every rank, or give in_order=True"
+                f"only, not on rank {place.rank} of {place.world} with batch_size={settings.batch_size}: its batches "
+                "came out of order. Save the state of every rank, or give in_order=True"
             )
         if world != place.world:
             raise InvalidOption(
@@ -241,18 +239,19 @@ class UserStates:
         )
 
 
-def early_of(state: Mapping[str, Any]) -> Early:
-    """Return what was handed out early, of a state."""
-    return Early.of((begin, end) for begin, end in (state.get("dataset") or {}).get("ahead", ()))
+def early_of(state: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return which steps behind the position of a state were handed out."""
+    return tuple(sorted((state.get("dataset") or {}).get("ahead", ())))
 
 
 def _is_sound(own: Mapping[str, Any]) -> bool:
     """Return whether the parts of a state that have a form have it."""
-    ranges, place = own.get("ahead", []), own.get("place", [0, 1, 1, False])
+    ahead, place = own.get("ahead", []), own.get("place", [0, 1, 1, False])
     return (
         bool(own)
-        and isinstance(ranges, list | tuple)
-        and all(isinstance(one, list | tuple) and len(one) == 2 and all(map(is_count, one)) for one in ranges)
+        and isinstance(ahead, list | tuple)
+        and all(map(is_count, ahead))
+        and (not ahead or "place" in own)
         and isinstance(place, list | tuple)
         and len(place) == 4
         and is_count(own.get("samples", 0))

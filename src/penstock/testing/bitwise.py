@@ -5,29 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import struct
-from collections.abc import Callable, Mapping
-from operator import attrgetter
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
-
-#: What is compared with layout=True, by the class of a value: names, and what reads them.
-_LAYOUT: tuple[tuple[type, dict[str, Callable[[Any], Any]]], ...] = (
-    (
-        torch.Tensor,
-        {
-            "strides": lambda tensor: tensor.stride() if tensor.layout == torch.strided else None,
-            "device": lambda tensor: str(tensor.device),
-            "requires_grad": attrgetter("requires_grad"),
-            "a lazy conjugate": lambda tensor: tensor.is_conj(),
-            "the attributes": lambda tensor: dict(vars(tensor)),
-        },
-    ),
-    (np.ndarray, {"strides": attrgetter("strides"), "writeable": attrgetter("flags.writeable")}),
-    (Image.Image, {"format": attrgetter("format"), "info": attrgetter("info")}),
-)
 
 
 class Difference(NamedTuple):
@@ -60,7 +43,8 @@ def difference(a: Any, b: Any, path: str = "", row: int | None = None, *, layout
         return _layout_difference(a, b, path, row) if layout and found is None else found
     ours, theirs = _parts(a), _parts(b)
     if ours is None or theirs is None:
-        if not _equal(a, b):
+        equals = getattr(a, "equals", None)  # of pandas: == compares each element
+        if not (equals(b) if callable(equals) else _leaf(a) == _leaf(b)):
             return Difference(path, row, f"is {_short(a)}, and {_short(b)}")
         return _layout_difference(a, b, path, row) if layout else None
     if list(ours) != list(theirs):
@@ -110,34 +94,41 @@ def digest(value: Any) -> bytes:
 
 
 def _array_difference(a: Any, b: Any, path: str, row: int | None) -> Difference | None:
-    for name in ("dtype", "shape"):
-        ours, theirs = getattr(a, name), getattr(b, name)
+    for name, ours, theirs in (("dtype", a.dtype, b.dtype), ("shape", tuple(a.shape), tuple(b.shape))):
         if ours != theirs:
-            shown = (tuple(ours), tuple(theirs)) if name == "shape" else (ours, theirs)
-            return Difference(path, row, f"has {name} {shown[0]}, and {shown[1]}")
+            return Difference(path, row, f"has {name} {ours}, and {theirs}")
     if isinstance(a, np.ndarray) and a.dtype.hasobject:
-        flat = zip(a.ravel().tolist(), b.ravel().tolist(), strict=True)
-        at = next((i for i, (x, y) in enumerate(flat) if difference(x, y) is not None), None)
+        unequal = np.array([digest(x) != digest(y) for x, y in zip(a.flat, b.flat, strict=True)], dtype=bool)
     else:
-        unequal = _bytes(a) != _bytes(b)
-        at = int(unequal.argmax()) // a.itemsize if unequal.any() else None
-    if at is None:
+        unequal = (_bytes(a) != _bytes(b)).reshape(-1, a.itemsize).any(1)
+    if not unequal.any():
         return None
-    where = tuple(int(i) for i in np.unravel_index(at, tuple(a.shape)))
-    inside = f"[{', '.join(map(str, where))}]" if where else ""
+    where = tuple(map(int, np.unravel_index(int(unequal.argmax()), tuple(a.shape))))
     values = [_short(one[where].item() if hasattr(one[where], "item") else one[where]) for one in (a, b)]
+    inside = f"[{', '.join(map(str, where))}]" if where else ""
     return Difference(path + inside, where[0] if where and row is None else row, f"is {values[0]}, and {values[1]}")
+
+
+def _layout(value: Any) -> dict[str, Any]:
+    """Return what is compared of a value beside its elements."""
+    if isinstance(value, torch.Tensor):
+        return {
+            "strides": value.stride() if value.layout == torch.strided else None,
+            "device": str(value.device),
+            "requires_grad": value.requires_grad,
+            "a lazy conjugate": value.is_conj(),
+            "the attributes": dict(vars(value)),
+        }
+    if isinstance(value, np.ndarray):
+        return {"strides": value.strides, "writeable": value.flags.writeable}
+    return {"format": value.format, "info": value.info} if isinstance(value, Image.Image) else {}
 
 
 def _layout_difference(a: Any, b: Any, path: str, row: int | None) -> Difference | None:
     """Return the first difference of two equal values in what is no element of them."""
-    for kind, looks in _LAYOUT:
-        if isinstance(a, kind):
-            for name, read in looks.items():
-                ours, theirs = read(a), read(b)
-                if difference(ours, theirs) is not None:
-                    return Difference(path, row, f"has {name} {_short(ours)}, and {_short(theirs)}")
-    return None
+    pairs = zip(_layout(a).items(), _layout(b).values(), strict=True)
+    said = (f"has {name} {_short(x)}, and {_short(y)}" for (name, x), y in pairs if difference(x, y) is not None)
+    return next((Difference(path, row, what) for what in said), None)
 
 
 def _bytes(value: Any) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -165,12 +156,6 @@ def _parts(value: Any) -> Mapping[str, Any] | None:
     state: Any = object.__getstate__(value)
     held = state if isinstance(state, tuple) else (state,)  # attributes; those, and what is in __slots__
     return None if state is None else {f".{name}": part for one in held for name, part in (one or {}).items()}
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if callable(equals := getattr(a, "equals", None)):  # of pandas: == compares each element
-        return bool(equals(b))
-    return bool(_leaf(a) == _leaf(b))
 
 
 def _leaf(value: Any) -> Any:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import cache, partial
-from itertools import product
-from typing import Any
+from functools import cache
+from itertools import islice, product
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -83,7 +84,7 @@ def assert_same_as_torch(
     if not isinstance(dataset, IterableDataset) and not any(name in options for name in _CHOOSING):
         given.update(_sampler(dataset, samples))
     limit = samples if isinstance(samples, int) else len(samples) if samples is not None else None
-    check = _Check(Maker(dataset, given, 1 << 62 if limit is None else -(-limit // size)), tuple(num_workers))
+    check = _Check(Passes(dataset, given, 1 << 62 if limit is None else -(-limit // size)), num_workers[0])
     with generators_kept():
         for method, workers in product(worker_methods, num_workers):
             check.compare(method, workers, None)
@@ -99,22 +100,19 @@ class _Check:
     """Compares passes of one dataset.
 
     Args:
-        maker: makes the loaders.
-        workers: numbers of workers.
+        passes: makes them.
+        workers: the first number of workers.
     """
 
-    def __init__(self, maker: Maker, workers: tuple[int, ...]) -> None:
-        self._maker = maker
+    def __init__(self, passes: Passes, workers: int) -> None:
+        self._passes = passes
         self._workers = workers
         self._oracle = cache(self._read_oracle)
 
     def compare(self, method: str | None, workers: int, seed: int | None) -> None:
         """Compare a pass of Penstock's loader with that of its oracle."""
         options: dict[str, Any] = {} if seed is None else {"seed": seed}
-        ours = self._maker.read(DataLoader, num_workers=workers, worker_method=method, **options)
-        for outcome in ours.outcomes[:2]:
-            if isinstance(outcome.error, InvalidOption):  # not a difference of batches: there are none
-                raise outcome.error
+        ours = self._passes.read(DataLoader, num_workers=workers, worker_method=method, **options)
         theirs = self._oracle(workers, seed)
         if theirs.refused is not None and ours.refused is not None:  # no loader, thus nothing to compare
             raise theirs.refused
@@ -131,9 +129,7 @@ class _Check:
             return
         if workers == 0 and ours.warned != theirs.warned:
             fail(f"{subject}: warns {_listed(ours.warned)}, and {whose} {_listed(theirs.warned)}")
-        if any(
-            not one.ended or any(outcome.error is not None for outcome in one.outcomes[1:2]) for one in (ours, theirs)
-        ):
+        if any(not one.ended or any(outcome.error for outcome in one.outcomes[1:2]) for one in (ours, theirs)):
             return  # a pass that did not begin, or end, has not drawn all
         if drawn := generators_drawn_from(theirs.after, ours.after):
             names = " and ".join(drawn)
@@ -147,12 +143,12 @@ class _Check:
 
     def _read_oracle(self, workers: int, seed: int | None, draw: int = 0) -> Pass:
         if seed is None:
-            return self._maker.read(_TORCHS, draw, num_workers=workers)
-        return self._maker.read(DataLoader, draw, num_workers=workers, worker_method="process", seed=seed)
+            return self._passes.read(_TORCHS, draw, num_workers=workers)
+        return self._passes.read(DataLoader, draw, num_workers=workers, worker_method="process", seed=seed)
 
     def _depends_on_workers(self, workers: int, seed: int | None) -> bool:
         """Return whether a sample depends on which worker makes it, and when: by its draws, say, or by counting."""
-        if self._maker.iterable:
+        if self._passes.iterable:
             return self._draws(workers)
         return not self._oracle(workers, seed).same(self._oracle(0, seed))
 
@@ -165,9 +161,8 @@ class _Check:
     ) -> None:
         for number, (mine, other) in enumerate(zip(ours.outcomes, theirs.outcomes, strict=False)):
             if loose:
-                mine, other = (Outcome(form_of(one.value), one.error) for one in (mine, other))
-            found = mine.difference(other, across=across)
-            if found is not None:
+                mine, other = (one._replace(value=form_of(one.value)) for one in (mine, other))
+            if (found := mine.difference(other, across=across)) is not None:
                 fail(f"{subject}: {self._place(number, found)} with {whose}{self._advice()}")
         if len(ours.outcomes) != len(theirs.outcomes):
             counts = [max(0, len(one.outcomes) - 1) for one in (ours, theirs)]
@@ -179,7 +174,7 @@ class _Check:
             return f"the loader{found.path} {found.what}"
         indices: list[Any] = []
         with suppress(Exception):  # a sampler of the user's
-            indices = self._maker.indices(number - 1)
+            indices = self._passes.indices(number - 1)
         if found.row is not None and found.row < len(indices):
             return f"batch {number - 1}, sample {indices[found.row]}: sample{found.path_in_sample()} {found.what}"
         named = f", samples {', '.join(map(str, indices))}" if indices else ""
@@ -187,7 +182,7 @@ class _Check:
 
     def _advice(self) -> str:
         """Return what is known of a dataset that differs from itself."""
-        if self._oracle(self._workers[0], None).same(self._read_oracle(self._workers[0], None)):
+        if self._oracle(self._workers, None).same(self._read_oracle(self._workers, None)):
             return ""
         return ". (Two passes of torch's loader differ too: the samples depend on more than the global generators)"
 
@@ -214,39 +209,29 @@ _TRACEBACKS = ("Original Traceback (most recent call last):", "Traceback (most r
 _NOTE = re.compile(r"in (__getitem__ of sample |a batch of samples |the batch of |\S+, sample )")
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What one request for a batch gave."""
 
     value: Any = None
     """The batch, or what else a call returned."""
-    error: Exception | None = None
-    """The error that it raised, None where it returned."""
+    error: str = ""
+    """The class and words of the error that it raised, empty where it returned."""
+    kind: type[BaseException] | None = None
+    """The class of the error, which torch cannot always keep for one of a worker process."""
 
     def difference(self, other: Outcome, *, across: bool = False) -> Difference | None:
         """Return the first difference to another outcome.
 
-        across: one of the two may have come through a worker process, so that its error has torch's words around its
-            own.
+        across: one of the two may have come through a worker process.
         """
-        if self.error is None and other.error is None:
+        if not self.error and not other.error:
             return difference(self.value, other.value, layout=True)
-        if self.error is not None and other.error is not None:
-            if across and (_carries(self.error, other.error) or _carries(other.error, self.error)):
-                return None
-            same = type(self.error) is type(other.error) and words_of(self.error) == words_of(other.error)
-            if same and (_in_worker(self.error) or difference(self.error.args, other.error.args) is None):
-                return None
+        if self.error == other.error and (across or self.kind is other.kind):
+            return None
         return Difference("", None, f"{self._said()}, and {other._said()}")
 
     def _said(self) -> str:
-        if self.error is None:
-            return f"is a {type(self.value).__name__}"
-        return f"raises {type(self.error).__name__}({words_of(self.error)!r})"
-
-
-#: What stands behind the outcomes of a pass that was not read to its end.
-_MORE = Outcome()
+        return f"raises {self.error}" if self.error else f"is a {type(self.value).__name__}"
 
 
 @dataclass(frozen=True)
@@ -273,8 +258,8 @@ class Pass:
         )
 
 
-class Maker:
-    """Makes loaders over copies of one dataset, as each pass is to begin with what the dataset is now.
+class Passes:
+    """Makes passes over copies of one dataset, as each pass is to begin with what the dataset is now.
 
     Args:
         dataset: what is read. One that cannot be copied is read itself, pass after pass.
@@ -287,7 +272,7 @@ class Maker:
         self._most = most
         self.iterable = isinstance(dataset, IterableDataset)
 
-    def copied(self) -> tuple[Any, dict[str, Any]]:
+    def _copied(self) -> tuple[Any, dict[str, Any]]:
         """Return the dataset and the options, copied as for a worker thread, where that is possible."""
         try:
             return copied(self._given, type(self._given[0]).__qualname__, iterable=self.iterable)  # type: ignore[no-any-return]
@@ -295,74 +280,72 @@ class Maker:
             return self._given[0], dict(self._given[1])
 
     def read(self, kind: Any, draw: int = 0, **options: Any) -> Pass:
-        """Return what a pass of a loader of a class gives, behind global generators that are a function of `draw`."""
-        dataset, given = self.copied()
+        """Return what a pass of a loader of a class gives, behind global generators that are a function of `draw`.
+
+        Raises InvalidOption: Penstock's loader does not take the dataset, or the options.
+        """
+        dataset, given = self._copied()
         seed_globals(draw, 0, 0, 0)
-        with warnings.catch_warnings(record=True) as caught:
+        loader, refused, outcomes, ended = None, None, [], False
+        with ExitStack() as stack:
+            caught = stack.enter_context(warnings.catch_warnings(record=True))
             warnings.simplefilter("always")
             warnings.simplefilter("ignore", ResourceWarning)  # of what the garbage collector finds, at any time
-            with without_advice(), _each_warning():
-                loader = _outcome(partial(kind, dataset, **given), **options)
-                outcomes = [loader] if loader.error is not None else list(self._outcomes(loader.value))
-        return Pass(
-            [outcome for outcome in outcomes if outcome is not _MORE],
-            outcomes[-1] is not _MORE,
-            [(one.category, str(one.message)) for one in caught],
-            generator_states(),
-            repr(loader.value).endswith("read by native threads>"),
-            loader.error,
-        )
+            stack.enter_context(without_advice())
+            stack.callback(torch.set_warn_always, torch.is_warn_always_enabled())
+            torch.set_warn_always(True)  # else torch's C++ warns the first pass only
+            try:
+                loader = kind(dataset, **given, **options)
+            except InvalidOption:
+                raise
+            except Exception as error:
+                refused = error
+                outcomes = [Outcome(error=words_of(error), kind=type(error))]
+            else:
+                outcomes, ended = self._outcomes(loader)
+        warned = [(one.category, str(one.message)) for one in caught]
+        native = repr(loader).endswith("read by native threads>")
+        return Pass(outcomes, ended, warned, generator_states(), native, refused)
 
     def indices(self, batch: int) -> list[Any]:
         """Return the indices of a batch of a pass, as the loader's sampler gives them; nothing where none does."""
-        dataset, options = self.copied()
+        dataset, options = self._copied()
         seed_globals(0, 0, 0, 0)
         loader: torch.utils.data.DataLoader[Any] = torch.utils.data.DataLoader(dataset, **options)
         if self.iterable:
             return []
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)  # the seed that torch's iterator draws
         batches = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-        for number, given in enumerate(batches):
-            if number == batch:
-                return list(given) if isinstance(given, list | tuple) else [given]
-        return []
+        given = next(islice(batches, batch, None), [])
+        return list(given) if isinstance(given, list | tuple) else [given]
 
-    def _outcomes(self, loader: Any) -> Iterator[Outcome]:
-        """Yield what len() and each request for a batch give, and _MORE where there may be more batches."""
-        yield _outcome(len, loader)
-        batches = _outcome(iter, loader)
-        if batches.error is not None:
-            yield batches
-            return
-        for _ in range(self._most):
-            found = _outcome(next, batches.value, _MORE)
-            if found.value is _MORE:
-                return
-            yield found
-        yield _MORE
+    def _outcomes(self, loader: Any) -> tuple[list[Outcome], bool]:
+        """Return what len() and each request for a batch give, and whether there are no more batches."""
+        batches, end = _outcome(iter, loader), object()
+        found = [_outcome(len, loader)]
+        if batches.error:
+            return [*found, batches], True
+        while len(found) <= self._most:
+            outcome = _outcome(next, batches.value, end)
+            if outcome.value is end:
+                return found, True
+            found.append(outcome)
+        return found, False
 
 
 def words_of(error: BaseException) -> str:
-    """Return an error's text without the frames of tracebacks, errors before it, and the notes of a loader."""
-    lines = [line.rstrip() for line in str(error).rstrip().splitlines()]
-    last = max((number for number, line in enumerate(lines) if line in _TRACEBACKS), default=0)
-    kept = lines[:1] + [line for line in lines[max(1, last + 1) :] if not line.startswith("  ")]
+    """Return an error's class and text, without the frames of tracebacks, errors before it, and notes of a loader.
+
+    An error that came through a worker process has the same words as in it.
+    """
+    carried = str(error).startswith("Caught ")
+    text = str(error) if carried else "".join(traceback.format_exception_only(error))
+    lines = [line.rstrip() for line in text.rstrip().splitlines()]
+    last = max((number for number, line in enumerate(lines) if line in _TRACEBACKS), default=-1)
+    kept = [line for line in lines[last + 1 :] if not line.startswith("  ")]
     while kept and _NOTE.match(kept[-1]):
         kept.pop()
     return "\n".join(kept)
-
-
-def _in_worker(error: BaseException) -> bool:
-    return str(error).startswith("Caught ")
-
-
-def _carries(error: BaseException, own: BaseException) -> bool:
-    """Return whether an error is the other one, as it comes through a worker process: of its class where it can be."""
-    if not _in_worker(error):
-        return type(error) is type(own) and words_of(error) == words_of(own)
-    kind = type(own).__name__
-    same = type(error) is type(own) or (type(error) is RuntimeError and str(error).startswith(f"Caught {kind} in "))
-    return same and words_of(error).endswith(words_of(own))
 
 
 def form_of(value: Any) -> Any:
@@ -376,28 +359,10 @@ def form_of(value: Any) -> Any:
     return type(value).__name__
 
 
-@contextmanager
-def _each_warning() -> Iterator[None]:
-    """Have torch's C++ give each of its warnings every time, not to the first pass only."""
-    before = torch.is_warn_always_enabled()
-    torch.set_warn_always(True)
+def _outcome(call: Any, *arguments: Any) -> Outcome:
     try:
-        yield
-    finally:
-        torch.set_warn_always(before)
-
-
-def _outcome(call: Any, *arguments: Any, **named: Any) -> Outcome:
-    try:
-        return Outcome(call(*arguments, **named))
+        return Outcome(call(*arguments))
+    except InvalidOption:
+        raise
     except Exception as error:
-        return _raised(error)
-
-
-def _raised(error: Exception) -> Outcome:
-    """Return the outcome of a request that raised, without the frames, which would keep a pass and its workers."""
-    behind: BaseException | None = error
-    while behind is not None and behind.__traceback__ is not None:
-        behind.__traceback__ = None
-        behind = behind.__cause__ or behind.__context__
-    return Outcome(error=error)
+        return Outcome(error=words_of(error), kind=type(error))
