@@ -24,11 +24,7 @@ def in_memory(name: str, transform: Any, samples: int = 50, *, planar: bool = Tr
     torchvision.datasets.VisionDataset.__init__(dataset, "nowhere", transform=transform)
     dataset.train = True
     targets = draw.integers(0, 10, samples)
-    if name in ("SVHN", "STL10"):  # which hold columns, but for the split "train+unlabeled" of STL10
-        side = 32 if name == "SVHN" else 96
-        columns = draw.integers(0, 256, (samples, 3, side, side), dtype=np.uint8).transpose(0, 1, 3, 2)
-        dataset.data, dataset.labels = columns if planar else np.ascontiguousarray(columns), targets.astype(np.int64)
-    elif name.startswith("CIFAR"):
+    if name.startswith("CIFAR"):
         view = draw.integers(0, 256, (samples, 3, 32, 32), dtype=np.uint8).transpose(0, 2, 3, 1)
         dataset.data, dataset.targets = view if planar else np.ascontiguousarray(view), targets.tolist()
     else:

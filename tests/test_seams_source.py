@@ -17,7 +17,6 @@ from penstock.sources import tree
 from penstock.sources.naming import catalogue
 from penstock.sources.native_source import Field, NativeSource
 from penstock.sources.source import Source
-from penstock.sources.unchanged import same_attributes
 from tests.values import resumed
 
 
@@ -52,7 +51,6 @@ class RecordsSource(Source):
             identify=self.name,
             rescue=lambda position: torch.from_numpy(records[position]),
             apply=lambda position: torch.from_numpy(records[position]),
-            still=same_attributes(self.dataset, "records"),
         )
 
 

@@ -76,38 +76,24 @@ class Owning final : public Filler {
       return images.stride(0) == height * width * channels && images.stride(1) == y && images.stride(2) == x &&
              (images.ndim() == 3 || images.stride(3) == c);
     };
-    auto layout = PixelLayout::interleaved;
-    if (!strides(width * channels, channels, 1)) {
-      layout = strides(width, 1, width * height) ? PixelLayout::planar : PixelLayout::columns;
-      const bool apart = layout == PixelLayout::planar || strides(1, height, width * height);
-      if (channels == 1 || !apart) throw nb::value_error("the images' layout is not native");
-    }
+    const bool interleaved = strides(width * channels, channels, 1);
+    if (!interleaved && (channels == 1 || !strides(width, 1, width * height)))
+      throw nb::value_error("the images' layout is not native");
+    const auto layout = interleaved ? PixelLayout::interleaved : PixelLayout::planar;
     return {images.data(), images.shape(0), static_cast<int>(height), static_cast<int>(width),
             static_cast<int>(channels), layout, std::move(recipe)};
   }
 
-  static ListOffsets offsets_in(nb::handle array) {
-    const auto offsets = as_it_is<nb::ndarray<nb::numpy, nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>>(array);
-    const bool wide = offsets.dtype() == nb::dtype<std::int64_t>();
-    if (!wide && offsets.dtype() != nb::dtype<std::int32_t>()) throw nb::type_error("offsets are of int32 or int64");
-    return {static_cast<const std::uint8_t*>(offsets.data()), offsets.shape(0), wide};
-  }
-
   static ColumnFiller make(nb::handle chunks, const std::string& dtype, const TensorSpec& spec) {
     const DType stored = dtype_named(dtype);
+    const std::size_t elements = bytes_of(spec) / info(spec.dtype).size;
     std::vector<ColumnChunk> found;
     for (nb::handle given : chunks) {
-      // (rows, offsets of lists, bytes of the elements, place of the first element)
-      const auto values = as_it_is<ByteArray>(given[2]);
-      ColumnChunk chunk{nb::cast<std::size_t>(given[0]), {}, values.data(), nb::cast<std::int64_t>(given[3]), 0};
-      for (nb::handle lists : nb::cast<nb::list>(given[1])) chunk.lists.push_back(offsets_in(lists));
-      if (chunk.first < 0 || chunk.first > (stored == DType::boolean ? 7 : 0)) throw nb::value_error("no such first element");
-      const std::size_t size = values.size();
-      chunk.elements = stored == DType::boolean ? static_cast<std::int64_t>(size * 8) - chunk.first
-                                                : static_cast<std::int64_t>(size / info(stored).size);
-      found.push_back(std::move(chunk));
+      const auto rows = as_it_is<ByteArray>(given);
+      if (rows.ndim() != 2 || rows.shape(1) != elements * info(stored).size) throw nb::value_error("rows and spec do not agree");
+      found.push_back({rows.data(), rows.shape(0)});
     }
-    return {std::move(found), stored, spec};
+    return {std::move(found), elements, stored, spec};
   }
 
   nb::object owner_;
@@ -117,22 +103,6 @@ class Owning final : public Filler {
 using OwnedColumn = Owning<ColumnFiller>;
 using OwnedGather = Owning<GatherFiller>;
 using OwnedImages = Owning<ImageArrayFiller>;
-
-using Integers = nb::ndarray<nb::numpy, std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-void take(const OwnedColumn& column, const IndexArray& rows, const Integers& out) {
-  if (rows.size() != out.size() || rows.size() > 0x7fffffff) throw nb::value_error("rows and out have different lengths");
-  const TensorSpec number{DType::i64, 0, {}};
-  TensorSpec got;
-  Scratch scratch;
-  bool failed = false;
-  for (std::size_t i = 0; i < rows.size(); ++i) {
-    auto* const to = reinterpret_cast<std::uint8_t*>(out.data() + i);
-    const SampleKey key{static_cast<std::size_t>(rows.data()[i]), 0, 0, {}};
-    if (!column.fill(key, nullptr, number, to, got, scratch).ok()) failed = true;
-  }
-  if (failed) throw nb::index_error("a row that the column does not have, or that cannot be read");
-}
 
 bool keep_pixels(const PixelCacheFiller& filler, std::uint64_t sample, const nb::bytes& name, const ByteArray& pixels) {
   if (pixels.ndim() != 2 && pixels.ndim() != 3) throw nb::value_error("pixels are height x width (x channels)");
@@ -183,8 +153,7 @@ void bind_fillers(nb::module_& m) {
   nb::class_<OwnedGather, Filler>(m, "GatherFiller")
       .def(nb::init<nb::object, const TensorSpec&>(), nb::arg("rows"), nb::arg("spec"));
   nb::class_<OwnedColumn, Filler>(m, "ColumnFiller")
-      .def(nb::init<nb::list, const std::string&, const TensorSpec&>(), nb::arg("chunks"), nb::arg("dtype"), nb::arg("spec"))
-      .def("take", &take, nb::arg("rows"), nb::arg("out"));
+      .def(nb::init<nb::list, const std::string&, const TensorSpec&>(), nb::arg("chunks"), nb::arg("dtype"), nb::arg("spec"));
   nb::class_<OwnedImages, Filler>(m, "ImageArrayFiller")
       .def(nb::init<nb::object, std::shared_ptr<const Recipe>>(), nb::arg("images"), nb::arg("recipe"));
   nb::class_<TensorFileFiller, Filler>(m, "TensorFileFiller")

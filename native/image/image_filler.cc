@@ -184,8 +184,7 @@ Outcome ImageArrayFiller::fill(const SampleKey& key, const FileTable*, const Ten
   if (key.local >= count_) return Outcome::io_error(ERANGE, "index");
   return without_throwing([&] {
     ImageScratch& scratch = all.part<ImageScratch>();
-    const std::uint8_t* image = all.staged != nullptr ? all.staged : base_ + key.local * memory_bytes();
-    if (layout_ == PixelLayout::columns) image = turned(image, scratch);
+    const std::uint8_t* const image = all.staged != nullptr ? all.staged : base_ + key.local * memory_bytes();
     MemorySource source = layout_ == PixelLayout::interleaved ? MemorySource(image, height_, width_, channels_)
                                                               : MemorySource::planar(image, height_, width_, channels_);
     const Outcome outcome = run(*recipe_, source, key.draws(), want, row, got, scratch.recipe);
@@ -197,17 +196,6 @@ Outcome ImageArrayFiller::fill(const SampleKey& key, const FileTable*, const Ten
     }
     return outcome;
   });
-}
-
-// An image whose channels lie column after column, row after row in the scratch's memory.
-const std::uint8_t* ImageArrayFiller::turned(const std::uint8_t* image, ImageScratch& scratch) const {
-  if (scratch.copy.size() < memory_bytes()) scratch.copy.resize(memory_bytes());
-  const auto height = static_cast<std::size_t>(height_), width = static_cast<std::size_t>(width_);
-  std::uint8_t* to = scratch.copy.data();
-  for (int channel = 0; channel < channels_; ++channel, to += height * width)
-    for (std::size_t x = 0; x < width; ++x)
-      for (std::size_t y = 0; y < height; ++y) to[y * width + x] = *image++;
-  return scratch.copy.data();
 }
 
 void ImageArrayFiller::stage(std::size_t local, std::uint8_t* to) const noexcept {

@@ -30,7 +30,7 @@ struct ImageScratch final : ScratchPart {
   RecipeScratch recipe;
   jpeg::RowStates states;          // of the rows of an encoded image
   std::vector<std::uint8_t> file;  // the encoded image
-  std::vector<std::uint8_t> copy;  // of one in memory, or the one that a cache is to keep
+  std::vector<std::uint8_t> copy;  // of the one that a cache is to keep
 };
 
 // Where an index knows states of a file's rows, and is told of others; none where `index` is null.
@@ -159,7 +159,6 @@ class PixelFileFiller final : public Filler {
 enum class PixelLayout {
   interleaved,  // the channels of a pixel side by side, row after row
   planar,       // channel after channel, row after row
-  columns,      // channel after channel, column after column
 };
 
 // Decoded images in memory: count images of height x width x channels, uint8, one after the other.
@@ -182,8 +181,6 @@ class ImageArrayFiller final : public Filler {
   void stage(std::size_t local, std::uint8_t* to) const noexcept override;
 
  private:
-  [[nodiscard]] const std::uint8_t* turned(const std::uint8_t* image, ImageScratch& scratch) const;
-
   const std::uint8_t* base_;
   std::size_t count_;
   int height_, width_, channels_;

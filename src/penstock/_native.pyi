@@ -366,25 +366,15 @@ class GatherFiller(Filler):
 class ColumnFiller(Filler):
     """Rows of a column of an Arrow table, converted to the dtype of the spec.
 
-    A row whose number of elements is not that of the spec has the shape (elements,).
-
     Args:
-        chunks: of each chunk the number of its rows; the offsets of its lists, int32 or int64, the outermost first;
-            the bytes of its elements; and the place of its first element there, other than 0 only in a bitmap.
-        dtype: of the stored elements; "bool" is a bitmap.
+        chunks: the bytes of the rows of each chunk: (rows, bytes of a row).
+        dtype: of the stored elements.
 
     Raises:
-        ValueError: a dtype that is not converted to that of the spec; bytes that do not hold all rows.
+        ValueError: a dtype that is not converted to that of the spec; rows of other bytes than the spec's elements.
     """
 
-    def __init__(
-        self, chunks: list[tuple[int, list[NDArray[Any]], NDArray[np.uint8], int]], dtype: str, spec: Spec
-    ) -> None: ...
-    def take(self, rows: NDArray[np.int64], out: NDArray[np.int64]) -> None:
-        """Write the numbers in these rows to `out`, in the calling thread, where the spec is one int64.
-
-        Raises IndexError for a row that the column does not have, or whose memory cannot be read.
-        """
+    def __init__(self, chunks: list[NDArray[np.uint8]], dtype: str, spec: Spec) -> None: ...
 
 class ImageArrayFiller(Filler):
     def __init__(self, images: NDArray[np.uint8] | torch.Tensor, recipe: Recipe) -> None: ...

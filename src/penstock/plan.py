@@ -82,7 +82,7 @@ class NativePlan:
     @cached_property
     def unmoved(self) -> Unchanged:
         """Whether the memory that the native core reads, where it reads any, is where it was."""
-        return all_of(*(memory.unmoved for memory in self._memories))
+        return all_of(*(leaf.unmoved for leaf in self.leaves))
 
     @cached_property
     def in_memory(self) -> bool:

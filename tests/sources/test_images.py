@@ -196,18 +196,6 @@ def flowers(root: Path) -> Any:
         return datasets.Flowers102(str(root), "train", EVAL)
 
 
-def pets(root: Path, **named: Any) -> Any:
-    lines = []
-    for i in range(6):
-        kind, number = ("Cat_a", 1) if i % 2 else ("Dog_b", 2)
-        draw(root / f"oxford-iiit-pet/images/{kind}_{i}.jpg", i)
-        lines.append(f"{kind}_{i} {number} {i % 2 + 1} 1")
-    labels_of(root, "oxford-iiit-pet/annotations/trainval.txt", *lines)
-    for i in range(6):
-        draw(root / f"oxford-iiit-pet/annotations/trimaps/{'Cat_a' if i % 2 else 'Dog_b'}_{i}.png", i)
-    return datasets.OxfordIIITPet(str(root), transform=EVAL, **named)
-
-
 def aircraft(root: Path) -> Any:
     data = root / "fgvc-aircraft-2013b/data"
     for i in range(6):
@@ -250,9 +238,7 @@ def scenes(root: Path) -> Any:
     return datasets.SUN397(str(root), EVAL)
 
 
-MADE = {
-    made.__name__: made for made in (folder, imagenet, food, flowers, pets, aircraft, cars, textures, signs, scenes)
-}
+MADE = {made.__name__: made for made in (folder, imagenet, food, flowers, aircraft, cars, textures, signs, scenes)}
 
 
 @pytest.mark.parametrize("made", MADE)
@@ -260,15 +246,12 @@ def test_datasets_by_name(tmp_path, made):
     dataset = MADE[made](tmp_path)
     assert_same_batches(*loaders(dataset, dataset))
     dataset.target_transform = lambda label: label * 2.5
-    if made != "pets":  # whose transforms are joined when it is made
-        assert_same_batches(*loaders(dataset, dataset))
+    assert_same_batches(*loaders(dataset, dataset))
 
 
-@pytest.mark.parametrize("made", ["food", "cars", "pets"])
+@pytest.mark.parametrize("made", ["food", "cars"])
 def test_dataset_samples_that_end_in_python(tmp_path, made):
     dataset = MADE[made](tmp_path)
-    if made == "pets":
-        dataset = datasets.OxfordIIITPet(str(tmp_path), transform=np.array)
     dataset.transform = np.array
     ours, theirs = penstock.DataLoader(dataset, batch_size=1), torch.utils.data.DataLoader(dataset, batch_size=1)
     assert "JPEG decoded" in ours.explain()
@@ -282,19 +265,6 @@ def test_names_of_samples(tmp_path):
     Path(dataset._image_files[1]).write_bytes(b"no image")
     with pytest.raises(penstock.CorruptSample, match=r"a/2\.jpg is not an image"):
         list(loader)
-
-
-def test_targets_that_are_no_labels(tmp_path):
-    binary = pets(tmp_path, target_types="binary-category")
-    assert_same_batches(*loaders(binary, binary))
-    for types in ("segmentation", ["category", "binary-category"]):
-        dataset = datasets.OxfordIIITPet(str(tmp_path), target_types=types, transform=EVAL)
-        explained = penstock.DataLoader(dataset, batch_size=2).explain()
-        assert "a segmentation is no label" in explained
-    joint = datasets.OxfordIIITPet(str(tmp_path), transforms=lambda image, label: (EVAL(image), label + 1))
-    ours, theirs = loaders(joint, joint)
-    assert "image and label together" in ours.explain()
-    assert_same(list(ours), list(theirs))
 
 
 def test_loaders_of_ones_own(tmp_path):

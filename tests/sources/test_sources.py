@@ -22,7 +22,6 @@ from penstock.sources.naming import catalogue, id_of, ids_of, name_of, names_of
 from penstock.sources.native_source import NativeSource
 from penstock.sources.source import Source
 from penstock.sources.tree import SOURCES, build, source_of
-from tests.photos import in_memory as noise
 
 IMAGE = v2.Compose([v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)])
 
@@ -72,7 +71,6 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "arrays": penstock.Arrays(np.arange(5)),
         "CIFAR10": in_memory(torchvision.datasets.CIFAR10, rgb),
         "MNIST": in_memory(torchvision.datasets.MNIST, torch.from_numpy(rgb[..., 0].copy())),
-        "SVHN": noise("SVHN", IMAGE, 5),
         "shards": penstock.Shards(root / "packed", "data"),
         "packed photos": penstock.Shards(root / "packed", "photos", IMAGE),
         "subset": Subset(folder, [4, -5, 2]),
@@ -81,7 +79,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 NAMES = ["tensor files", "our photos", "photos", "rows", "arrays", "CIFAR10", "MNIST", "subset", "concat"]
-NAMES += ["SVHN", "shards", "packed photos", "listed photos", "named photos"]
+NAMES += ["shards", "packed photos", "listed photos", "named photos"]
 
 
 def test_each_adapter_is_tried_here(datasets: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from penstock.sources.catalogue import Catalogue
 from penstock.sources.native_source import DeviceArrays, Field, Memory, NativeSource
 from penstock.sources.reading import tensor_of
 from penstock.sources.source import Source
-from penstock.sources.unchanged import Unchanged, all_of, same_attributes, same_items, same_memory
+from penstock.sources.unchanged import Unchanged, all_of, same_memory
 from penstock.system.words import counted
 
 ArrayLike = np.ndarray | torch.Tensor | str | os.PathLike[str]
@@ -199,12 +199,11 @@ class ArraysSource(Source):
         if isinstance(native, Refusal) or native.memory is None:
             return native
         placed = all_of(dataset.holds, dataset._whole) if dataset._files else dataset.holds
-        memory = native.memory._replace(
-            unmoved=all_of(native.memory.unmoved, placed),
-            reads_ahead=len(dataset._files) == len(dataset.tensors),  # whose maps the dataset holds
+        mapped = len(dataset._files) == len(dataset.tensors)  # and the dataset holds the maps
+        lasting = None if dataset._files else native.lasting
+        return replace(
+            native, still=placed, unmoved=placed, memory=native.memory._replace(reads_ahead=mapped), lasting=lasting
         )
-        still = all_of(native.still, same_attributes(dataset, "transform"), placed)
-        return replace(native, still=still, memory=memory, lasting=None if dataset._files else native.lasting)
 
 
 class TensorDatasetSource(Source):
@@ -222,15 +221,14 @@ class TensorDatasetSource(Source):
 
 def _rows(dataset: object, tensors: Sequence[torch.Tensor]) -> NativeSource | Refusal:
     """Return how the native core copies the rows of tensors, which a dataset has as `tensors`, or why it cannot."""
-    fields, aliases, shapes = [], [], []
+    fields, shapes = [], []
     for number, tensor in enumerate(tensors):
         why = _not_gatherable(tensor) or (len(tensor) != len(tensors[0]) and "it has another number of rows") or None
         if why is not None:
             what = f"{type(dataset).__name__}, array {number}"
             return Refusal(what, why, "a plain tensor on the CPU whose rows are contiguous")
         spec = _native.Spec(str(tensor.dtype).removeprefix("torch."), list(tensor.shape[1:]))
-        aliases.append(_as_bytes(tensor, spec.nbytes))
-        fields.append(Field(_native.GatherFiller(aliases[-1], spec), spec))
+        fields.append(Field(_native.GatherFiller(_as_bytes(tensor, spec.nbytes), spec), spec))
         shapes.append(f"{spec.dtype}{list(spec.shape)}")
     size = len(tensors[0])
     return NativeSource(
@@ -240,11 +238,7 @@ def _rows(dataset: object, tensors: Sequence[torch.Tensor]) -> NativeSource | Re
         identify=numbered,
         rescue=lambda position: tensors[0][position],
         apply=lambda position: tensors[0][position],
-        still=all_of(same_attributes(dataset, "tensors"), same_items(tensors), same_memory(tensors)),
-        memory=Memory(
-            same_memory(aliases),
-            held=DeviceArrays(tuple(tensors)),
-        ),
+        memory=Memory(held=DeviceArrays(tuple(tensors))),
         lasting=lambda: all(map(within_storage, tensors)),
     )
 

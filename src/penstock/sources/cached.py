@@ -23,7 +23,6 @@ import penstock._native as _native
 from penstock.recipe.prefix import reads_part
 from penstock.recipe.recipe import DRAWING, Recipe
 from penstock.sources.native_source import Field, NativeSource, Rescued
-from penstock.sources.unchanged import all_of
 from penstock.storage.jpeg_index import JpegIndexes, Photos, known_of
 from penstock.storage.tiers import Caches, SampleNames
 from penstock.system.words import size_of
@@ -123,8 +122,7 @@ def _decoded(leaf: NativeSource, cache: _native.SampleCache, pixels: KeptPixels)
             filler.keep(position, name, np.ascontiguousarray(found))
         return found
 
-    still = all_of(leaf.still, lambda: lenient == ImageFile.LOAD_TRUNCATED_IMAGES)
-    return replace(leaf, fields=(Field(filler, field.spec),), rescue=rescue, still=still)
+    return replace(leaf, fields=(Field(filler, field.spec),), rescue=rescue)
 
 
 def _file_of(content: bytes) -> BinaryIO:

@@ -24,72 +24,38 @@ from penstock.system import cache_folder
 KIND = "catalogues"
 
 _HASH_BYTES = 8  # two datasets share a hash by chance once in 2**64 pairs
-_VERSION = 1
-
-
-@dataclass(frozen=True)
-class Names:
-    """IDs, in order; compact."""
-
-    prefix: str
-    """What each ID begins with: "0/" in the first part of a ConcatDataset."""
-    size: int
-    texts: bytes | None = None
-    """The IDs without the prefix, each followed by a NUL."""
-    numbers: Indices | None = None
-    """IDs that are numbers: int64, shape (size,). Without texts and numbers the IDs are 0 to size - 1."""
-
-    def as_texts(self) -> list[bytes]:
-        """Return each ID."""
-        prefix = self.prefix.encode()
-        if self.texts is not None:
-            listed = self.texts.split(b"\0")[:-1]
-            return [prefix + text for text in listed] if prefix else listed
-        numbers: Iterable[int] = range(self.size) if self.numbers is None else self.numbers.tolist()
-        return [prefix + str(number).encode() for number in numbers]
-
-    def chosen(self, indices: Indices) -> Names:
-        """Return the IDs at some indices."""
-        if self.texts is None:
-            numbers = indices if self.numbers is None else self.numbers[indices]
-            return Names(self.prefix, len(indices), numbers=numbers)
-        listed = self.texts.split(b"\0")[:-1]
-        return Names(self.prefix, len(indices), texts=_joined([listed[index] for index in indices.tolist()]))
+_VERSION = 2
 
 
 @dataclass(frozen=True)
 class Catalogue:
     """What is known of a dataset's samples, in order."""
 
-    names: tuple[Names, ...]
+    size: int
+    ids: bytes | Indices | None = None
+    """The ID of each sample: texts, each followed by a NUL; or numbers, int64; None: 0 to size - 1."""
     labels: NDArray[Any] | None = None
     """One 64-bit value for each sample: its number, or a hash of what it is."""
     sizes: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     """The shapes of rows that lie in memory; sizes in bytes of the files that were looked at, -1 for a missing file."""
 
-    @property
-    def size(self) -> int:
-        return sum(part.size for part in self.names)
-
     def texts(self) -> list[bytes]:
         """Return the ID of each sample."""
-        return [text for part in self.names for text in part.as_texts()]
+        if isinstance(self.ids, bytes):
+            return self.ids.split(b"\0")[:-1]
+        numbers: Iterable[int] = range(self.size) if self.ids is None else self.ids.tolist()
+        return [str(number).encode() for number in numbers]
 
     def chosen(self, indices: Indices) -> Catalogue:
         """Return the catalogue of a Subset with these indices; negative indices count from the end."""
         indices = np.where(indices < 0, indices + self.size, indices)
-        if len(self.names) == 1:
-            names: tuple[Names, ...] = (self.names[0].chosen(indices),)
-        else:
+        ids: bytes | Indices = indices
+        if isinstance(self.ids, bytes):
             listed = self.texts()
-            names = (Names("", len(indices), _joined([listed[index] for index in indices.tolist()])),)
-        return Catalogue(names, None if self.labels is None else self.labels[indices], self.sizes)
-
-    @property
-    def nameless(self) -> bool:
-        """Return whether no sample has an ID but its index."""
-        first = self.names[0]
-        return len(self.names) == 1 and not first.prefix and first.texts is None and first.numbers is None
+            ids = _joined([listed[index] for index in indices.tolist()])
+        elif self.ids is not None:
+            ids = self.ids[indices]
+        return Catalogue(len(indices), ids, None if self.labels is None else self.labels[indices], self.sizes)
 
     @cached_property
     def fingerprint(self) -> dict[str, Any]:
@@ -97,34 +63,34 @@ class Catalogue:
 
         `size`: of the dataset; `ids`, `labels`, `sizes`: hashes, None where there are none.
         """
-        ids = hashlib.blake2b(digest_size=_HASH_BYTES)
-        for part in self.names:
-            kind = "t" if part.texts is not None else "r" if part.numbers is None else "n"
-            ids.update(json.dumps([part.prefix, part.size, kind]).encode())
-            ids.update(part.texts or b"")
-            if part.numbers is not None:
-                ids.update(part.numbers.tobytes())
+        ids = None
+        if self.ids is not None:
+            data, kind = (self.ids, "t") if isinstance(self.ids, bytes) else (self.ids.tobytes(), "r")
+            ids = _hash(json.dumps(["", self.size, kind]).encode() + data)
         return {
             "size": self.size,
-            "ids": None if self.nameless else ids.hexdigest(),
-            "labels": None if self.labels is None else _hash(self.labels),
-            "sizes": _hash(self.sizes) if len(self.sizes) else None,
+            "ids": ids,
+            "labels": None if self.labels is None else _hash(self.labels.tobytes()),
+            "sizes": _hash(self.sizes.tobytes()) if len(self.sizes) else None,
         }
 
     def numbers(self) -> Indices | None:
         """Return the ID of each sample where all are numbers, and no two the same; else None."""
-        first = self.names[0]
-        if len(self.names) != 1 or first.texts is not None or first.prefix:
+        if self.ids is None:
+            return np.arange(self.size, dtype=np.int64)
+        if isinstance(self.ids, bytes):
             return None
-        if first.numbers is None:
-            return np.arange(first.size, dtype=np.int64)
-        return first.numbers if len(np.unique(first.numbers)) == first.size else None
+        return self.ids if len(np.unique(self.ids)) == self.size else None
 
     def keep(self) -> None:
         """Write the catalogue to the user's cache folder, if samples have IDs or labels."""
-        if self.nameless and self.labels is None:
+        if self.ids is None and self.labels is None:
             return
-        arrays = self._arrays()
+        arrays = {"version": np.array([_VERSION], np.int64), "sizes": self.sizes}
+        if self.ids is not None:
+            arrays["ids"] = np.frombuffer(self.ids, np.uint8) if isinstance(self.ids, bytes) else self.ids
+        if self.labels is not None:
+            arrays["labels"] = self.labels
         entry = cache_folder.entry(KIND, _key(self.fingerprint))
         if entry is None or sum(array.nbytes for array in arrays.values()) > cache_folder.MAX_BYTES:
             return
@@ -133,45 +99,23 @@ class Catalogue:
         else:
             cache_folder.store(entry, arrays)
 
-    def _arrays(self) -> dict[str, NDArray[Any]]:
-        heads = [
-            [part.prefix, part.size, part.texts is not None, part.numbers is not None, self.labels is not None]
-            for part in self.names
-        ]
-        arrays: dict[str, NDArray[Any]] = {
-            "version": np.array([_VERSION], np.int64),
-            "heads": np.frombuffer(json.dumps(heads).encode(), np.uint8),
-            "sizes": self.sizes,
-        }
-        for number, part in enumerate(self.names):
-            if part.texts is not None:
-                arrays[f"texts{number}"] = np.frombuffer(part.texts, np.uint8)
-            if part.numbers is not None:
-                arrays[f"numbers{number}"] = part.numbers
-        if self.labels is not None:
-            arrays["labels"] = self.labels
-        return arrays
-
 
 def kept(fingerprint: Mapping[str, Any]) -> Catalogue | None:
     """Return the catalogue of a dataset that had this fingerprint, None where none is kept."""
     size = fingerprint.get("size")
-    if fingerprint.get("ids") is None and fingerprint.get("labels") is None and isinstance(size, int):
-        return Catalogue((Names("", size),))  # its size is all that there is
+    if not isinstance(size, int):
+        return None
+    if fingerprint.get("ids") is None and fingerprint.get("labels") is None:
+        return Catalogue(size)  # its size is all that there is
     entry = cache_folder.entry(KIND, _key(fingerprint))
     arrays = None if entry is None else cache_folder.load(entry)
-    if entry is None or arrays is None:
+    if entry is None or arrays is None or "version" not in arrays:
         return None
-    try:
-        heads = json.loads(arrays["heads"].tobytes())
-        names = []
-        for number, (prefix, size, texts, numbers, _) in enumerate(heads):
-            listed = arrays[f"texts{number}"].tobytes() if texts else None
-            names.append(Names(prefix, size, listed, arrays[f"numbers{number}"] if numbers else None))
-        found = Catalogue(tuple(names), arrays.get("labels"), arrays["sizes"])
-        if arrays["version"].tolist() != [_VERSION] or found.fingerprint != dict(fingerprint):
-            return None
-    except (KeyError, ValueError, TypeError):  # damaged, or of another version
+    ids: Any = arrays.get("ids")
+    if ids is not None and ids.dtype == np.uint8:
+        ids = ids.tobytes()
+    found = Catalogue(size, ids, arrays.get("labels"), arrays.get("sizes", np.empty(0, np.int64)))
+    if arrays["version"].tolist() != [_VERSION] or found.fingerprint != dict(fingerprint):
         return None
     cache_folder.used(entry)
     return found
@@ -182,8 +126,8 @@ def place_of(fingerprint: Mapping[str, Any]) -> str:
     return str(cache_folder.entry(KIND, _key(fingerprint)) or "a cache folder")
 
 
-def _hash(array: NDArray[Any]) -> str:
-    return hashlib.blake2b(array.tobytes(), digest_size=_HASH_BYTES).hexdigest()
+def _hash(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=_HASH_BYTES).hexdigest()
 
 
 def _key(fingerprint: Mapping[str, Any]) -> bytes:
@@ -192,16 +136,12 @@ def _key(fingerprint: Mapping[str, Any]) -> bytes:
 
 def concatenated(parts: Sequence[Catalogue]) -> Catalogue:
     """Return the catalogue of a ConcatDataset: IDs begin with the number of their part; some parts may lack labels."""
-    names = tuple(
-        Names(f"{number}/{names.prefix}", names.size, names.texts, names.numbers)
-        for number, part in enumerate(parts)
-        for names in part.names
-    )
-    sizes = np.concatenate([part.sizes for part in parts])
-    if all(part.labels is None for part in parts):
-        return Catalogue(names, None, sizes)
-    columns = [np.zeros(part.size, np.int64) if part.labels is None else part.labels for part in parts]
-    return Catalogue(names, np.concatenate(columns), sizes)
+    ids = _joined([b"%d/%s" % (number, text) for number, part in enumerate(parts) for text in part.texts()])
+    labels = None
+    if any(part.labels is not None for part in parts):
+        columns = [np.zeros(part.size, np.int64) if part.labels is None else part.labels for part in parts]
+        labels = np.concatenate(columns)
+    return Catalogue(sum(part.size for part in parts), ids, labels, np.concatenate([part.sizes for part in parts]))
 
 
 def joined_ids(names: Iterable[str]) -> bytes:

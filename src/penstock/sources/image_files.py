@@ -31,7 +31,7 @@ from penstock.sources.native_source import Field, Form, ImageSteps, NativeSource
 from penstock.sources.reading import read_image
 from penstock.sources.sample_reader import Draw, FolderReader, SampleFile, function_name, target_steps
 from penstock.sources.source import label_step
-from penstock.sources.unchanged import TransformState, Unchanged, all_of, same_attributes
+from penstock.sources.unchanged import DatasetState
 from penstock.storage.jpeg_index import Photos
 from penstock.system.words import counted
 
@@ -107,7 +107,6 @@ class ImageReader(FolderReader):
         located: returns the path and the label of the sample at a position; None for a path: the table has it, and
             the dataset's `samples`, or its `path`, say which it is.
         sample: called with label and image, returns the sample; None: (image, label), by the target_transform.
-        alike: attributes of the dataset that must stay as they are, beside the transform and the loader.
     """
 
     def __init__(
@@ -116,11 +115,8 @@ class ImageReader(FolderReader):
         paths: _native.FileTable | None,
         located: Callable[[int], tuple[Any, Any]],
         sample: Callable[[Any, Any], Any] | None = None,
-        *,
-        alike: tuple[str, ...] = (),
     ) -> None:
-        state = TransformState(dataset.transform)
-        super().__init__(dataset, all_of(same_attributes(dataset, "transform", "loader", *alike), state.holds))
+        super().__init__(dataset, DatasetState(dataset).holds)
         self._prefix = read_prefix(dataset.transform, mode="RGB")
         self._rest = Pipeline(self._prefix.rest)
         # Then nobody sees the image itself, and no more of it need be decoded than the crop.
@@ -212,17 +208,6 @@ def foreign_decoder() -> Refusal | None:
         return refusal
     remedy = "a Pillow whose libjpeg-turbo gives the native core's pixels"
     return Refusal("JPEG", "decoded by Pillow: this Pillow's libjpeg gives other pixels", remedy)
-
-
-def transformed_as_now(dataset: Any, *names: str) -> Unchanged:
-    """Return whether these attributes, the transforms and all else that recipes depend on stay as they are."""
-    state = TransformState(dataset.transform)
-    dtype, most = torch.get_default_dtype(), Image.MAX_IMAGE_PIXELS
-    return all_of(
-        same_attributes(dataset, "transform", "target_transform", *names),
-        state.holds,
-        lambda: torch.get_default_dtype() is dtype and most == Image.MAX_IMAGE_PIXELS,
-    )
 
 
 def max_pixels() -> int:

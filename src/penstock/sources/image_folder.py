@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 
 import penstock._native as _native
 from penstock.showing import shown
-from penstock.sources.labels import Labels, LazySequence
+from penstock.sources.labels import LazySequence
 from penstock.sources.reading import open_sample, read_image
 from penstock.system import cache_folder
 from penstock.system.words import there_are
@@ -67,7 +67,7 @@ class ImageTable(Dataset[Any]):
     transform: Callable[[Any], Any] | None
     target_transform: Callable[[Any], Any] | None
     labels: Any
-    """An array or Labels, by position; None without."""
+    """An array, by position; None without."""
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -82,14 +82,10 @@ class ImageTable(Dataset[Any]):
 
     def labelled(self, position: int, image: Any) -> Any:
         """Return the sample at a position, whose image has been transformed."""
-        held, change = self.held_labels, self.target_transform
-        if held is None:
+        if self.labels is None:
             return image
-        return image, held[position] if change is None else change(held[position])
-
-    @property
-    def held_labels(self) -> Labels | None:
-        return Labels(self.labels) if isinstance(self.labels, np.ndarray) else self.labels
+        (label,) = self.labels[position : position + 1].tolist()
+        return image, label if self.target_transform is None else self.target_transform(label)
 
     def path(self, position: int) -> str:
         """Return the file of the sample at a position."""

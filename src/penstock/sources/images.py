@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,14 @@ from numpy.typing import NDArray
 import penstock._native as _native
 from penstock.errors import InvalidID, InvalidOption
 from penstock.recipe.steps import Refusal
-from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, transformed_as_now
+from penstock.sources.catalogue import label_values
+from penstock.sources.image_files import ImageReader, foreign_decoder, native_images
 from penstock.sources.image_folder import ImageFolder, ImageTable
-from penstock.sources.labels import Labels, compact
+from penstock.sources.labels import array_of, taken
 from penstock.sources.native_source import Form, NativeSource, SampleFiles
 from penstock.sources.reading import read_image
 from penstock.sources.sample_reader import SampleReader
-from penstock.sources.source import Source, label_reader, label_values_of
+from penstock.sources.source import Source, label_reader
 from penstock.system.words import counted
 
 
@@ -65,7 +67,7 @@ class Images(ImageTable):
         else:
             folder = os.fsencode(self.root)
         self.paths = _native.PathTable(folder, b"".join(os.fsencode(name) + b"\0" for name in names))
-        self.labels = None if labels is None else Labels(compact(_listed(labels)))
+        self.labels = None if labels is None else array_of(_listed(labels))
         if self.labels is not None and len(self.labels) != len(self.paths):
             raise InvalidOption(
                 f"labels= has {len(self.labels):,} labels for {counted(len(self.paths), 'path')}: give one for each"
@@ -114,10 +116,10 @@ class ImageTableSource(Source):
         return self.dataset.paths.names()
 
     def labels(self) -> NDArray[Any] | None:
-        return label_values_of(self.dataset.held_labels)
+        return None if self.dataset.labels is None else label_values(self.dataset.labels)
 
     def native(self, raw: bool) -> NativeSource | Refusal:
-        dataset, held = self.dataset, self.dataset.held_labels
+        dataset, held = self.dataset, self.dataset.labels
         if (refusal := foreign_decoder()) is not None:
             return refusal
         dataset.paths.refresh()
@@ -133,8 +135,7 @@ class ImageTableSource(Source):
                 dataset.paths.name, lambda file, position: np.asarray(read_image(file, dataset.path(position)))
             ),
             form=Form(pair=held is not None),
-            labels=label_reader(held, dataset),
-            still=transformed_as_now(dataset, "paths", "labels"),
+            labels=None if held is None else label_reader(partial(taken, held), dataset),
         )
 
     def sample_reader(self) -> SampleReader:

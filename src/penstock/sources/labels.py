@@ -15,8 +15,6 @@ from penstock.system.words import counted, there_are
 LabelColumn = NDArray[Any] | list[Any]
 """Labels of some samples: an array where all are numbers."""
 
-_MISSING = object()
-
 T = TypeVar("T")
 
 
@@ -57,50 +55,28 @@ class LazySequence(Sequence[T]):
         return f"{type(self).__name__}({counted(len(self), self.noun)}: [{first}{', ...' if len(self) > 1 else ''}])"
 
 
-class Labels:
-    """The labels of a dataset, by position.
+class Missing:
+    """Stands, as the class itself, for the label of a sample that has none."""
 
-    Python integers are held as int64 and floats as float64; anything else (strings, arrays, tuples, big
-    integers) as the objects they are.
-    """
 
-    def __init__(self, values: NDArray[Any] | Sequence[Any], missing: frozenset[int] = frozenset()) -> None:
-        self._values = values
-        self._missing = missing
+def array_of(labels: LabelColumn) -> NDArray[Any]:
+    """Return Python integers as int64 and floats as float64; anything else as an array of the objects."""
+    found = compact(labels) if isinstance(labels, list) else labels
+    return found if isinstance(found, np.ndarray) else np.fromiter(found, dtype=object, count=len(found))
 
-    @classmethod
-    def from_mapping(cls, labels: Mapping[str, Any], ids: Iterable[str]) -> Labels:
-        """Look up each ID. A missing label raises an error only when it is taken."""
-        values: list[Any]
-        try:
-            values = list(map(labels.__getitem__, ids))
-            missing: frozenset[int] = frozenset()
-        except KeyError:
-            values = [labels.get(name, _MISSING) for name in ids]
-            missing = frozenset(i for i, value in enumerate(values) if value is _MISSING)
-            for position in missing:
-                values[position] = 0
-        return cls(compact(values), missing)
 
-    def __len__(self) -> int:
-        return len(self._values)
+def looked_up(labels: Mapping[str, Any], ids: Iterable[str]) -> NDArray[Any]:
+    """Return the label of each ID, as `array_of` does; an ID without one has `Missing`."""
+    try:
+        return array_of(list(map(labels.__getitem__, ids)))
+    except KeyError:
+        return array_of([labels.get(name, Missing) for name in ids])
 
-    def __getitem__(self, index: int) -> Any:
-        """Return the label at a position, as the Python object that was given. Raises KeyError when missing."""
-        if index in self._missing:
-            raise KeyError(index)
-        value = self._values[index]
-        return value.item() if isinstance(self._values, np.ndarray) else value
 
-    def take(self, positions: NDArray[np.int64]) -> LabelColumn:
-        """Return the labels at these positions: an array where they are numbers. Raises KeyError(position)."""
-        if self._missing:
-            for position in positions.tolist():
-                if position in self._missing:
-                    raise KeyError(position)
-        if isinstance(self._values, np.ndarray):
-            return self._values[positions]
-        return [self._values[position] for position in positions.tolist()]
+def taken(labels: NDArray[Any], positions: NDArray[np.int64]) -> LabelColumn:
+    """Return the labels at these positions: an array where they are numbers."""
+    found = labels[positions]
+    return found.tolist() if found.dtype == object else found
 
 
 def as_objects(labels: LabelColumn) -> list[Any]:

@@ -15,7 +15,7 @@ from penstock.order.permutations import Indices
 from penstock.recipe.recipe import Recipe
 from penstock.recipe.steps import Step
 from penstock.sources.labels import LabelColumn
-from penstock.sources.unchanged import Unchanged
+from penstock.sources.unchanged import Unchanged, always
 from penstock.storage.remote_shards import Range, RemoteShards
 
 Rescued = NDArray[np.uint8] | torch.Tensor
@@ -111,8 +111,6 @@ class DeviceArrays:
 class Memory(NamedTuple):
     """Samples in memory of the user's, or in mapped files."""
 
-    unmoved: Unchanged
-    """Whether the memory that the fillers read is where it was, and as long."""
     reads_ahead: bool = False
     """Whether threads may work ahead on samples: nobody can move them, or they are copied when submitted."""
     held: DeviceArrays | None = None
@@ -146,8 +144,10 @@ class NativeSource:
     """Reads the first field of one sample in Python: the decoded pixels of an image, else the tensor itself."""
     apply: Callable[[int], torch.Tensor]
     """Returns the first field of one sample from the dataset's own __getitem__, transform and all."""
-    still: Unchanged
+    still: Unchanged = always
     """Whether the dataset is what it was when this was made, but for the elements of its arrays and lists."""
+    unmoved: Unchanged = always
+    """Whether the memory of the user's that the fillers read is where it was, and as long."""
     form: Form = Form()
     labels: LabelReader | None = None
     """None: samples have no labels."""

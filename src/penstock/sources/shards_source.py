@@ -13,13 +13,13 @@ from penstock.order.permutations import Indices
 from penstock.recipe.originals import replaced_in
 from penstock.recipe.reader import read as read_recipe
 from penstock.recipe.steps import Refusal, Step
-from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, spec_of, transformed_as_now
+from penstock.sources.catalogue import label_values
+from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, spec_of
 from penstock.sources.native_source import Field, Form, ImageSteps, NativeSource, RemoteSamples
 from penstock.sources.sample_reader import FolderReader, SampleReader
 from penstock.sources.shards import Shards
-from penstock.sources.source import Source, label_reader, label_step, label_values_of
+from penstock.sources.source import Source, label_reader, label_step
 from penstock.sources.tensor_folder import TensorReader, replaced_tensor_reading
-from penstock.sources.unchanged import same_attributes
 from penstock.storage.index import ABSENT
 from penstock.storage.remote_shards import Range, RemoteShards
 from penstock.system.words import counted
@@ -42,7 +42,8 @@ class ShardsSource(Source):
         return self.dataset.index.ids()
 
     def labels(self) -> NDArray[Any] | None:
-        return label_values_of(self.dataset.labels)
+        labels = self.dataset.labels
+        return None if labels is None else label_values(labels.take(np.arange(len(labels))))
 
     def native(self, raw: bool) -> NativeSource | Refusal:
         dataset, kind = self.dataset, self.dataset.description.kind
@@ -64,7 +65,6 @@ class ShardsSource(Source):
             self._table(),
             jpeg_index=dataset.index.states,
             packed_bytes=sum(shard.bytes for shard in dataset.files.shards) / max(1, len(dataset)),
-            still=transformed_as_now(dataset, "index", "files", "verify"),
             **self._common(),
         )
         if isinstance(native, Refusal):
@@ -91,7 +91,6 @@ class ShardsSource(Source):
             steps=(self._read_step(f"; decoded images, mode {mode}"), *recipe.steps, *labelled),
             apply=self._transformed,
             images=ImageSteps((recipe,)),
-            still=transformed_as_now(dataset, "index", "files", "verify"),
             **self._common(),
         )
 
@@ -113,7 +112,6 @@ class ShardsSource(Source):
             fields=(Field(_native.TensorFileFiller(self._table()), None),),
             steps=(self._read_step(""), *labelled),
             apply=dataset.read,
-            still=same_attributes(dataset, "index", "files", "verify", "transform", "target_transform"),
             **self._common(),
         )
 
@@ -125,7 +123,7 @@ class ShardsSource(Source):
             "identify": self.name,
             "rescue": (lambda position: np.asarray(dataset.read(position))) if encoded else dataset.read,
             "form": Form(pair=dataset.description.pair),
-            "labels": label_reader(dataset.labels, dataset),
+            "labels": None if dataset.labels is None else label_reader(dataset.labels.take, dataset),
             "remote": self.remote(),
         }
 

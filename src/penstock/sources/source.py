@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,15 @@ import torch
 from numpy.typing import NDArray
 
 from penstock.errors import CorruptSample
+from penstock.order.permutations import Indices
 from penstock.recipe.inverse import Inverse
 from penstock.recipe.originals import READING, own_class, replaced_in_class
 from penstock.recipe.steps import Refusal, Step
-from penstock.sources.catalogue import Catalogue, Names, joined_ids, label_values
-from penstock.sources.labels import transformed
+from penstock.sources.catalogue import Catalogue, joined_ids, label_values
+from penstock.sources.labels import LabelColumn, transformed
 from penstock.sources.native_source import LabelReader, NativeSource, RemoteSamples, Rescued
 from penstock.sources.sample_reader import SampleReader
-from penstock.sources.unchanged import all_of
+from penstock.sources.unchanged import DatasetState, all_of
 
 _READING = frozenset(READING.split())
 
@@ -105,7 +105,7 @@ class Source:
 
     def catalogue(self) -> Catalogue:
         """Return the IDs and labels of all samples, and the shapes of rows that lie in memory."""
-        return Catalogue((Names("", len(self.dataset), self.ids()),), self.labels())
+        return Catalogue(len(self.dataset), self.ids(), self.labels())
 
     def parts(self, most: int | None = None) -> Iterator[Source]:
         """Yield the sources that the samples come from; most: of each ConcatDataset only so many."""
@@ -167,8 +167,17 @@ def native_of(source: Source, raw: bool) -> NativeSource | Refusal:
         native = source.native(raw)
         if isinstance(native, Refusal):
             return native
-        still = native.still if kind in source.kinds() else all_of(native.still, partial(_reads_as_known, source))
-        native = replace(native, still=lambda: type(dataset) is kind and still() and replaced(dataset) is None)
+        state, more, exact = DatasetState(dataset), native.still, kind in source.kinds()
+
+        def still() -> bool:
+            known = type(dataset) is kind and (exact or _reads_as_known(source))
+            return known and state.holds() and more() and replaced(dataset) is None
+
+        native = replace(
+            native,
+            still=still,
+            unmoved=all_of(state.unmoved, native.unmoved),
+        )
         return native if native.table is None else _giving_pixels(native, Inverse(native.table))
     except Exception as error:  # a dataset in an unusual state is torch's to read, or to refuse
         return Refusal(kind.__name__, f"planning raised {type(error).__name__}: {error}", "the class as it is")
@@ -213,19 +222,9 @@ def replaced(dataset: object) -> Refusal | None:
     return replaced_in_class(type(dataset), READING)
 
 
-def label_reader(held: Any, dataset: Any) -> LabelReader | None:
-    """Return what reads labels by their `take`, and calls the dataset's target_transform; None: there are no labels."""
-    if held is None:
-        return None
-    return LabelReader(lambda positions: transformed(held.take(positions), dataset.target_transform))
-
-
-def label_values_of(held: Any) -> NDArray[Any] | None:
-    """Return the labels that `held` takes by position, a 64-bit value each; None: none, or one is missing."""
-    try:
-        return None if held is None else label_values(held.take(np.arange(len(held), dtype=np.int64)))
-    except KeyError:  # a missing label is an error of its batch
-        return None
+def label_reader(take: Callable[[Indices], LabelColumn], dataset: Any) -> LabelReader:
+    """Return what takes labels by their positions, and calls the dataset's target_transform."""
+    return LabelReader(lambda positions: transformed(take(positions), dataset.target_transform))
 
 
 def label_step(target_transform: object) -> Step:

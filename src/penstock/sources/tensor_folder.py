@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
@@ -19,12 +20,12 @@ from penstock.order.permutations import Indices
 from penstock.recipe.originals import replaced_in
 from penstock.recipe.steps import Refusal, Step
 from penstock.showing import shown
-from penstock.sources.labels import LabelColumn, Labels, LazySequence, transformed
-from penstock.sources.native_source import Field, Form, LabelReader, NativeSource, SampleFiles
+from penstock.sources.catalogue import label_values
+from penstock.sources.labels import LabelColumn, LazySequence, Missing, as_objects, looked_up, taken, transformed
+from penstock.sources.native_source import Field, Form, NativeSource, SampleFiles
 from penstock.sources.reading import holds_mappings, open_sample, read_mapping, read_tensor
 from penstock.sources.sample_reader import Draw, FolderReader, SampleReader, function_name, target_steps
-from penstock.sources.source import Source, label_step, label_values_of
-from penstock.sources.unchanged import same_attributes
+from penstock.sources.source import Source, label_reader, label_step
 from penstock.system.words import counted
 
 
@@ -102,10 +103,10 @@ class TensorFolder(Dataset[Any]):
             )
         self.paths = _native.PathTable(os.fsencode(self.root), names, os.fsencode(suffix), True)
         self.ids = IDs(self.paths)
-        self.labels: Labels | None = None
+        self.labels: NDArray[Any] | None = None
         if labels is not None:
             listed = ids if isinstance(ids, (list, tuple)) else self.ids  # the caller's list spares decoding the IDs
-            self.labels = Labels.from_mapping(labels, listed)
+            self.labels = looked_up(labels, listed)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -123,16 +124,18 @@ class TensorFolder(Dataset[Any]):
 
     def label(self, position: int) -> Any:
         """Return the label of the sample at a position. Raises MissingLabel."""
-        assert self.labels is not None
-        try:
-            return self.labels[position]
-        except KeyError:
-            raise self.missing_label(position) from None
+        return as_objects(self.take_labels(np.array([position])))[0]
 
-    def missing_label(self, position: int) -> MissingLabel:
-        """Return the error for a sample without a label."""
+    def take_labels(self, positions: Indices) -> LabelColumn:
+        """Return the labels of the samples at these positions. Raises MissingLabel."""
+        assert self.labels is not None
+        found = taken(self.labels, positions)
+        without = [] if isinstance(found, np.ndarray) else [n for n, label in enumerate(found) if label is Missing]
+        if not without:
+            return found
+        position = int(positions[without[0]])
         name = self.ids[position]
-        return MissingLabel(
+        raise MissingLabel(
             f"sample {name!r} ({self.path(position)}) has no label: labels= has no key {name!r}; "
             "add it, or leave the ID out of ids=",
             sample_id=name,
@@ -193,7 +196,7 @@ class TensorFolderSource(Source):
         return self.dataset.paths.names()
 
     def labels(self) -> NDArray[Any] | None:
-        return label_values_of(self.dataset.labels)
+        return None if self.dataset.labels is None else label_values(self.dataset.labels)
 
     def native(self, raw: bool) -> NativeSource | Refusal:
         dataset = self.dataset
@@ -213,14 +216,6 @@ class TensorFolderSource(Source):
             return refusal
         dataset.paths.refresh()
         held = dataset.labels
-
-        def labels(positions: Indices) -> LabelColumn:
-            assert held is not None
-            try:
-                return transformed(held.take(positions), dataset.target_transform)
-            except KeyError as error:
-                raise dataset.missing_label(error.args[0]) from None
-
         return NativeSource(
             size=len(dataset),
             fields=(Field(_native.TensorFileFiller(dataset.paths), None),),
@@ -230,8 +225,7 @@ class TensorFolderSource(Source):
             files=SampleFiles(dataset.paths.name, dataset._read),
             apply=dataset.read,
             form=Form(pair=held is not None),
-            labels=None if held is None else LabelReader(labels),
-            still=same_attributes(dataset, "paths", "labels", "transform", "target_transform"),
+            labels=None if held is None else label_reader(dataset.take_labels, dataset),
         )
 
     def sample_reader(self) -> SampleReader:
@@ -253,7 +247,8 @@ class TensorReader(FolderReader):
     """
 
     def __init__(self, dataset: Any, files: _native.FileTable, step: Step, *, by_name: bool = False) -> None:
-        super().__init__(dataset, same_attributes(dataset, "transform"))
+        transform = dataset.transform
+        super().__init__(dataset, lambda: dataset.transform is transform)
         self.filler = _native.TensorFileFiller(files)
         self._spec = _native.Spec("float32", [0])  # of the tensor read before
         self._by_name = by_name

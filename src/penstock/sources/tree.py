@@ -6,12 +6,10 @@ The sources of Subset and ConcatDataset hand each question on to the sources of 
 
 from __future__ import annotations
 
-import operator
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,7 +26,7 @@ from penstock.sources.catalogue import Catalogue, as_array, concatenated
 from penstock.sources.native_source import NativeSource, RemoteSamples
 from penstock.sources.sample_reader import Draw, FolderReader, SampleFile, SampleReader, whole
 from penstock.sources.source import Source, native_of, replaced, sample_reader_of, unknown
-from penstock.sources.unchanged import Unchanged, all_of, same_attributes, same_items
+from penstock.sources.unchanged import DatasetState, Unchanged, all_of, always, same_items
 from penstock.system.deferred import deferred
 
 if TYPE_CHECKING:
@@ -73,45 +71,82 @@ class Node(NamedTuple):
     """What the dataset is, where it is not made of others."""
 
 
+MakeLeaf = Callable[[Source], Node | Refusal]
+"""Returns the node of a dataset that is not made of others, or why there is none."""
+
+
 # --- the adapters of Subset and ConcatDataset -------------------------------------------------------------------------
 
 
-class SubsetSource(Source):
-    """The adapter of torch.utils.data.Subset; `node` reaches the dataset in it."""
+class _Compound(Source):
+    """The adapter of a dataset that is made of others; `node` reaches these."""
+
+    def __init__(self, dataset: Any) -> None:
+        super().__init__(dataset)
+        self._children: dict[int, Source] = {}
+
+    @property
+    def inner(self) -> Sequence[Any]:
+        """The datasets in it."""
+        raise NotImplementedError
+
+    def find(self, index: int) -> tuple[int, int] | None:
+        """Return the number of the dataset in it that has a sample, and the index there; None: only it itself knows."""
+        raise NotImplementedError
+
+    def node(self, make_leaf: MakeLeaf) -> Node | Refusal:
+        """Return the node of the dataset, or why Python must read it."""
+        raise NotImplementedError
+
+    def still(self) -> Unchanged:
+        """Return whether it is made of the datasets that it is made of now."""
+        return all_of(DatasetState(self.dataset).holds, same_items(self.inner))
+
+    def child(self, part: int) -> Source:
+        """Return the adapter of a dataset in it."""
+        if part not in self._children:
+            self._children[part] = source_of(self.inner[part])
+        return self._children[part]
+
+    def locate(self, index: int) -> tuple[str, Source, int]:
+        found = self.find(index)
+        if found is None:
+            raise IndexError(f"sample index {index} is out of range")
+        prefix, source, inside = self.child(found[0]).locate(found[1])
+        return (f"{found[0]}/{prefix}" if isinstance(self, ConcatSource) else prefix), source, inside
+
+    def parts(self, most: int | None = None) -> Iterator[Source]:
+        for part in range(len(self.inner))[:most]:
+            yield from self.child(part).parts(most)
+
+    def sample_reader(self) -> SampleReader:
+        return _InnerReader(self)
+
+
+class SubsetSource(_Compound):
+    """The adapter of torch.utils.data.Subset."""
 
     classes = (Subset,)
 
-    @cached_property
-    def _child(self) -> Source:
-        return source_of(self.dataset.dataset)
+    @property
+    def inner(self) -> Sequence[Any]:
+        return (self.dataset.dataset,)
 
-    def locate(self, index: int) -> tuple[str, Source, int]:
-        return self._child.locate(operator.index(self.dataset.indices[index]))
+    def find(self, index: int) -> tuple[int, int] | None:
+        number = whole(self.dataset.indices[index])
+        return None if number is None else (0, number)
 
     def catalogue(self) -> Catalogue:
-        return self._child.catalogue().chosen(np.asarray(as_array(self.dataset.indices), dtype=np.int64))
+        return self.child(0).catalogue().chosen(np.asarray(as_array(self.dataset.indices), dtype=np.int64))
 
-    def parts(self, most: int | None = None) -> Iterator[Source]:
-        return self._child.parts(most)
-
-    def sample_reader(self) -> SampleReader:
-        dataset = self.dataset
-
-        def find(index: int) -> tuple[int, int] | None:
-            number = whole(dataset.indices[index])
-            return None if number is None else (0, number)
-
-        return _InnerReader(dataset, [dataset.dataset], same_attributes(dataset, "dataset"), find)
-
-    def node(self, leaves: list[NativeSource], raw: bool) -> Node | Refusal:
-        """Return the node of the dataset, and append its leaves; or return why Python must read it."""
+    def node(self, make_leaf: MakeLeaf) -> Node | Refusal:
         chosen: Any = self.dataset.indices  # read for each batch: its elements may be exchanged at any time
         if isinstance(chosen, np.ndarray | torch.Tensor) and (chosen.ndim != 1 or not _is_of_whole_numbers(chosen)):
             return Refusal("Subset", f"its indices are {chosen.ndim}-d of {chosen.dtype}", "a list of whole numbers")
         # Of a long list only the first are looked at; each batch looks at its own, and raises Unresolved.
         if isinstance(chosen, list) and any(type(i) is bool or not hasattr(i, "__index__") for i in chosen[:1000]):
             return Refusal("Subset", "its indices are no whole numbers", "a list of whole numbers")
-        child = _node(self.dataset.dataset, leaves, raw)
+        child = _node(self.child(0), make_leaf)
         if isinstance(child, Refusal):
             return child
 
@@ -125,54 +160,44 @@ class SubsetSource(Source):
                 inside = _whole_numbers([chosen[i] for i in positions.tolist()])
             return child.resolve(inside)
 
-        return Node(len(chosen), resolve, all_of(same_attributes(self.dataset, "indices", "dataset"), child.still))
+        return Node(len(chosen), resolve, all_of(self.still(), child.still))
 
 
-class ConcatSource(Source):
-    """The adapter of torch.utils.data.ConcatDataset and penstock.Mix; `node` reaches the datasets in it."""
+class ConcatSource(_Compound):
+    """The adapter of torch.utils.data.ConcatDataset and penstock.Mix."""
 
     classes = (ConcatDataset, Mix)
 
-    def __init__(self, dataset: Any) -> None:
-        super().__init__(dataset)
-        self._children: dict[int, Source] = {}
+    @property
+    def inner(self) -> Sequence[Any]:
+        return self.dataset.datasets  # type: ignore[no-any-return]
 
-    def locate(self, index: int) -> tuple[str, Source, int]:
-        part, inside = _part(self.dataset, index % len(self.dataset))
-        if part not in self._children:
-            self._children[part] = source_of(self.dataset.datasets[part])
-        prefix, source, inside = self._children[part].locate(inside)
-        return f"{part}/{prefix}", source, inside
+    def find(self, index: int) -> tuple[int, int] | None:
+        ends = self.dataset.cumulative_sizes
+        if not -ends[-1] <= index < ends[-1]:
+            return None
+        number = index % ends[-1]
+        part = bisect_right(ends, number)
+        return part, number - (ends[part - 1] if part else 0)
 
     def catalogue(self) -> Catalogue:
-        return concatenated([source_of(part).catalogue() for part in self.dataset.datasets])
+        return concatenated([source_of(part).catalogue() for part in self.inner])
 
-    def parts(self, most: int | None = None) -> Iterator[Source]:
-        for part in self.dataset.datasets[:most]:
-            yield from source_of(part).parts(most)
+    def node(self, make_leaf: MakeLeaf) -> Node | Refusal:
+        def make_single(source: Source) -> Node | Refusal:  # the samples of a ConcatDataset are read one by one
+            leaf = make_leaf(source)
+            if isinstance(leaf, Refusal) or leaf.leaf is None or leaf.leaf.form.keys is None:
+                return leaf
+            why = "single samples of Hugging Face datasets may have other dtypes than their batches"
+            return Refusal(type(self.dataset).__name__, why, "datasets.concatenate_datasets")
 
-    def sample_reader(self) -> SampleReader:
-        dataset = self.dataset
-
-        def find(index: int) -> tuple[int, int] | None:
-            size = dataset.cumulative_sizes[-1]
-            return _part(dataset, index % size) if -size <= index < size else None
-
-        return _InnerReader(dataset, dataset.datasets, _same_parts(dataset), find)
-
-    def node(self, leaves: list[NativeSource], raw: bool) -> Node | Refusal:
-        """Return the node of the dataset, and append its leaves; or return why Python must read it."""
-        dataset, children = self.dataset, []
-        for part in dataset.datasets:
-            node = _node(part, leaves, raw)
+        children = []
+        for part in range(len(self.inner)):
+            node = _node(self.child(part), make_single)
             if isinstance(node, Refusal):
                 return node
             children.append(node)
-        if any(leaf.form.keys is not None for leaf in leaves):  # samples are read one by one
-            why = "single samples of Hugging Face datasets may have other dtypes than their batches"
-            return Refusal(type(dataset).__name__, why, "datasets.concatenate_datasets")
-        cumulative = list(dataset.cumulative_sizes)
-        ends = np.asarray(cumulative, dtype=np.int64)
+        ends = np.asarray(self.dataset.cumulative_sizes, dtype=np.int64)
         size = int(ends[-1])
 
         def resolve(indices: Indices) -> tuple[LeafNumbers, Indices]:
@@ -190,30 +215,16 @@ class ConcatSource(Source):
                     numbers[chosen] = inner
             return numbers, local
 
-        still = all_of(
-            _same_parts(dataset),
-            lambda: dataset.cumulative_sizes == cumulative,
-            *(child.still for child in children),
-        )
-        return Node(size, resolve, still)
+        return Node(size, resolve, all_of(self.still(), *(child.still for child in children)))
 
 
 class _InnerReader(SampleReader):
-    """Reads samples of the datasets in a Subset or ConcatDataset.
+    """Reads samples of the datasets in a Subset or ConcatDataset, which reads all itself once it holds others."""
 
-    Args:
-        dataset: itself; it reads what is not found, and all once it holds other datasets.
-        parts: the datasets in it.
-        still: whether it holds them still.
-        find: returns the number of a part and the index in it; None: only the dataset itself knows, or raises.
-    """
-
-    def __init__(
-        self, dataset: Any, parts: Sequence[Any], still: Unchanged, find: Callable[[int], tuple[int, int] | None]
-    ) -> None:
-        super().__init__(dataset)
-        self._still, self._find = still, find
-        self._parts = [sample_reader_of(source_of(part)) for part in parts]
+    def __init__(self, source: _Compound) -> None:
+        super().__init__(source.dataset)
+        self._still, self._find = source.still(), source.find
+        self._parts = [sample_reader_of(source_of(part)) for part in source.inner]
         self.gains = any(part.gains for part in self._parts)
         self.steps = tuple(step for part in self._parts for step in part.steps)
 
@@ -228,18 +239,6 @@ class _InnerReader(SampleReader):
     def read(self, index: int, draw: Draw) -> Any:
         found = self._find(index) if self._still() else None
         return self.dataset[index] if found is None else self._parts[found[0]].read(found[1], draw)
-
-
-def _same_parts(dataset: ConcatDataset[Any]) -> Unchanged:
-    """Return whether a ConcatDataset keeps the datasets that it holds now."""
-    return all_of(same_attributes(dataset, "datasets"), same_items(dataset.datasets))
-
-
-def _part(dataset: ConcatDataset[Any], number: int) -> tuple[int, int]:
-    """Return which dataset of a ConcatDataset has a sample, counted from its start, and the sample's index there."""
-    ends = dataset.cumulative_sizes
-    part = bisect_right(ends, number)
-    return part, number - (ends[part - 1] if part else 0)
 
 
 #: The adapters, in the order in which they are tried, each behind the module without which no dataset is of its kind.
@@ -280,7 +279,15 @@ def build(dataset: object, raw: bool = False) -> tuple[Node, list[NativeSource]]
     raw: images stay pixels, where every leaf has the same table of what they become.
     """
     leaves: list[NativeSource] = []
-    root = _node(dataset, leaves, raw)
+
+    def make_leaf(source: Source) -> Node | Refusal:
+        leaf = native_of(source, raw)
+        if isinstance(leaf, Refusal):
+            return leaf
+        leaves.append(leaf)
+        return _leaf_node(len(leaves) - 1, leaf.size, leaf)
+
+    root = _node(source_of(dataset), make_leaf)
     if isinstance(root, Refusal):
         return root
     if not all(same_table(leaf.table, leaves[0].table) for leaf in leaves):
@@ -298,25 +305,24 @@ def build(dataset: object, raw: bool = False) -> tuple[Node, list[NativeSource]]
     return root, leaves
 
 
-def _node(dataset: object, leaves: list[NativeSource], raw: bool) -> Node | Refusal:
-    source = source_of(dataset)
-    if isinstance(source, SubsetSource | ConcatSource):
-        if type(dataset) not in source.kinds():
-            return unknown(dataset)
-        return replaced(dataset) or source.node(leaves, raw)
-    leaf = native_of(source, raw)
-    if isinstance(leaf, Refusal):
-        return leaf
-    number, size = len(leaves), leaf.size
-    leaves.append(leaf)
+def _node(source: Source, make_leaf: MakeLeaf) -> Node | Refusal:
+    if not isinstance(source, _Compound):
+        return make_leaf(source)
+    if type(source.dataset) not in source.kinds():
+        return unknown(source.dataset)
+    return replaced(source.dataset) or source.node(make_leaf)
+
+
+def _leaf_node(number: int, size: int, leaf: NativeSource | None = None) -> Node:
+    rows = None if leaf is None else leaf.rows
 
     def resolve(indices: Indices) -> tuple[LeafNumbers | None, Indices]:
         inside = _from_start(indices, size)
-        if leaf.rows is not None:
-            inside = leaf.rows(inside)
+        if rows is not None:
+            inside = rows(inside)
         return None if number == 0 else np.full(len(inside), number, dtype=np.int32), inside
 
-    return Node(size, resolve, all_of(), leaf)
+    return Node(size, resolve, always, leaf)
 
 
 def same_table(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
@@ -368,24 +374,14 @@ class RemoteLeaves:
 
 def remote_leaves(dataset: object) -> RemoteLeaves | None:
     """Return the remote parts of a dataset that Python reads; None: no part is known to lie in an object store."""
-    source = source_of(dataset)
-    parts: list[Source] = []
-    for part in source.parts():
-        if not any(part.dataset is one.dataset for one in parts):
-            parts.append(part)
-    leaves = tuple(part.remote() for part in parts)
-    if not any(leaves):
+    sources: list[Source] = []
+
+    def make_leaf(source: Source) -> Node:
+        sources.append(source)
+        return _leaf_node(len(sources) - 1, len(source.dataset))
+
+    root = _node(source_of(dataset), make_leaf)
+    leaves = tuple(source.remote() for source in sources)
+    if isinstance(root, Refusal) or not any(leaves):
         return None
-    numbers = {id(part.dataset): number for number, part in enumerate(parts)}
-
-    def resolve(indices: Indices) -> tuple[LeafNumbers | None, Indices]:
-        leaf, local = np.empty(len(indices), np.int32), np.empty(len(indices), np.int64)
-        for place, index in enumerate(indices.tolist()):
-            _, part, inside = source.locate(index)
-            size = len(part.dataset)
-            if not -size <= inside < size:
-                raise IndexError(f"sample index {inside} is out of range")
-            leaf[place], local[place] = numbers[id(part.dataset)], inside % size
-        return leaf, local
-
-    return RemoteLeaves(leaves, resolve, sum(len(part.dataset) for part in parts))
+    return RemoteLeaves(leaves, root.resolve, sum(len(source.dataset) for source in sources))

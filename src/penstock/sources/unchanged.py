@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image, ImageFile
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 import penstock._native as _native
@@ -25,27 +26,19 @@ from penstock.recipe.torchvision import classes
 Unchanged = Callable[[], bool]
 """Returns whether something is what it was when this function was made."""
 
-_ABSENT = object()
-
-
-def same_attributes(owner: object, *names: str) -> Unchanged:
-    """Return whether these attributes of an object stay the objects that they are now."""
-    held = vars(owner)
-    kept = [(name, held.get(name, _ABSENT)) for name in names]
-
-    def same() -> bool:
-        for name, value in kept:  # noqa: SIM110  called for each batch, and a generator costs more
-            if held.get(name, _ABSENT) is not value:
-                return False
-        return True
-
-    return same
+#: Lists and dictionaries of at most so many items are compared item by item, longer ones by their length.
+_SHORT = 64
 
 
 def same_items(owner: Sequence[Any]) -> Unchanged:
     """Return whether a sequence keeps the objects that it holds now."""
     kept = list(owner)
     return lambda: len(owner) == len(kept) and all(map(operator.is_, owner, kept))
+
+
+def always() -> bool:
+    """Return True: nothing can change."""
+    return True
 
 
 def all_of(*parts: Unchanged) -> Unchanged:
@@ -64,47 +57,78 @@ def all_of(*parts: Unchanged) -> Unchanged:
 
 def same_memory(arrays: Sequence[torch.Tensor | np.ndarray]) -> Unchanged:
     """Return whether arrays keep their addresses, shapes, strides and dtypes."""
-    return all_of(*(_place_of_array(one) if isinstance(one, np.ndarray) else _place(one) for one in arrays))
+    kept = [(one, _place(one)) for one in arrays]
+
+    def same() -> bool:
+        for one, place in kept:  # noqa: SIM110  called for each batch, and a generator costs more
+            if _place(one) != place:
+                return False
+        return True
+
+    return same
 
 
-def _place(tensor: torch.Tensor) -> Unchanged:
-    address, shape, strides = tensor.data_ptr(), tensor.shape, tensor.stride()
-    dtype, requires_grad = tensor.dtype, tensor.requires_grad
-    return lambda: (
-        tensor.data_ptr() == address
-        and tensor.shape == shape
-        and tensor.stride() == strides
-        and tensor.dtype is dtype
-        and tensor.requires_grad is requires_grad
-    )
+def _place(array: torch.Tensor | np.ndarray) -> tuple[Any, ...]:
+    if isinstance(array, np.ndarray):
+        return _native.address(array), array.shape, array.strides, array.dtype
+    return array.data_ptr(), array.shape, array.stride(), array.dtype, array.requires_grad
 
 
-def _place_of_array(array: np.ndarray) -> Unchanged:
-    address, shape, strides, dtype = _native.address(array), array.shape, array.strides, array.dtype
-    return lambda: (
-        _native.address(array) == address and array.shape == shape and array.strides == strides and array.dtype == dtype
-    )
+class DatasetState:
+    """What a dataset was: its attributes, what its transforms hold, and the settings of torch and Pillow.
 
+    Attributes:
+        unmoved: returns whether the arrays among its attributes, and in tuples of these, are where they were.
+    """
 
-class TransformState:
-    """What the attributes of a transform, and of all transforms in it, were."""
-
-    def __init__(self, transform: object) -> None:
-        self._states: dict[int, tuple[object, AttributeState]] = {}
-        self._kinds: set[type] = set()
-        waiting = [transform]
-        while waiting:
-            part = waiting.pop()
-            if _is_transform(part) and id(part) not in self._states:
-                state = AttributeState(part)
-                self._states[id(part)] = part, state
-                self._kinds.add(type(part))
-                waiting += state.objects
+    def __init__(self, dataset: object) -> None:
+        self._attributes = vars(dataset)
+        self._kept = list(self._attributes.items())
+        values = [one for _, value in self._kept for one in (value if type(value) is tuple else (value,))]
+        containers = [value for value in values if isinstance(value, list | dict)]
+        self._short = [(value, value.copy()) for value in containers if len(value) <= _SHORT]
+        self._long = [(value, len(value)) for value in containers if len(value) > _SHORT]
+        self.unmoved = same_memory([value for value in values if _has_address(value)])
+        self._transforms = list(_states_of(self._attributes.get("transform")).values())
+        self._kinds = {type(part) for part, _ in self._transforms}
+        self._settings = _settings()
 
     def holds(self) -> bool:
-        """Return whether the attributes are what they were, and the methods of the classes their packages' own."""
-        same = all(state.same(part) for part, state in self._states.values())
-        return same and not hooked() and all(replaced_in_class(kind) is None for kind in self._kinds)
+        """Return whether the dataset is what it was, but for the elements of its arrays and longer lists."""
+        held = self._attributes
+        for name, value in self._kept:
+            if name not in held or held[name] is not value:
+                return False
+        try:
+            same = all(now == then for now, then in self._short) and all(len(now) == then for now, then in self._long)
+        except Exception:  # of a comparison
+            return False
+        if not (same and self.unmoved() and self._settings == _settings()) or (self._transforms and hooked()):
+            return False
+        same = all(state.same(part) for part, state in self._transforms)
+        return same and all(replaced_in_class(kind) is None for kind in self._kinds)
+
+
+def _has_address(value: object) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.layout == torch.strided and type(value) in (torch.Tensor, torch.nn.Parameter)
+    return isinstance(value, np.ndarray) and value.dtype.kind in "biufc"
+
+
+def _settings() -> tuple[Any, ...]:
+    return torch.get_default_dtype(), Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
+
+
+def _states_of(transform: object) -> dict[int, tuple[object, AttributeState]]:
+    """Return what a transform, and all transforms in it, hold, by their identity."""
+    found: dict[int, tuple[object, AttributeState]] = {}
+    waiting = [transform]
+    while waiting:
+        part = waiting.pop()
+        if _is_transform(part) and id(part) not in found:
+            found[id(part)] = part, AttributeState(part)
+            waiting += found[id(part)][1].objects
+    return found
 
 
 def _is_transform(value: object) -> bool:
