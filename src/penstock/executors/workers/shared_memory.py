@@ -29,8 +29,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-import penstock._native as _native
-from penstock.executors.buffers import tensor_on
+from penstock.executors.buffers import storage_on, tensor_on
 from penstock.executors.workers.lease_states import FREES, Event, State, state_after
 from penstock.executors.workers.shm_space import ShmSpace
 
@@ -203,11 +202,6 @@ def memory_file(nbytes: int) -> int:
 def storage_in(descriptor: int, nbytes: int) -> torch.UntypedStorage:
     """Return a storage in a file of memory. Raises RuntimeError."""
     return torch.UntypedStorage._new_shared_fd_cpu(descriptor, nbytes)  # type: ignore[attr-defined, no-any-return]
-
-
-def storage_on(holder: object, address: int, nbytes: int) -> torch.UntypedStorage:
-    """Return a storage on memory of somebody else's, of at least one byte, which it holds as long as it is held."""
-    return torch.frombuffer(_native.bytes_of(holder, address, nbytes), dtype=torch.uint8).untyped_storage()
 
 
 #: Leaves of a batch that are no tensors: there may be thousands.

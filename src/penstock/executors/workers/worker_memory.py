@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from penstock.executors.buffers import Buffers, Field, Rows, tensor_on
+from penstock.executors.buffers import Buffers, Field, Rows, storage_on, tensor_on
 from penstock.executors.plain_data import has_storage
 from penstock.executors.workers.shared_memory import (
     SHARED_BYTES,
@@ -26,7 +26,6 @@ from penstock.executors.workers.shared_memory import (
     mapped,
     memory_file,
     storage_in,
-    storage_on,
 )
 
 #: Batches after which a block that none of them used is not mapped any more.
