@@ -50,7 +50,9 @@ class TaskDataset:
             raise
         self.begin(WorkerStage.DONE, None)
         bad = [] if self.fetch.replacing is None else self.fetch.replacing.take_news()
-        needed, kept = (0, False) if self._builder is None else (self._builder.needed, self._builder.kept)
+        needed, kept = (
+            (0, False) if self._builder is None else (self._builder.buffers.needed, self._builder.buffers.kept)
+        )
         if self._states is None and not (bad or needed or kept):
             return batch
         state = None if self._states is None else state_of(self.dataset)
