@@ -128,9 +128,7 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
             self._tasks = Tasks(loader._index_sampler, batched=fetch.batched, shared=self._shared)
         if self._shared is not None:
             self._shared.expect(loader.num_workers * loader.prefetch_factor)
-        super().__init__(
-            self._view(loader, fetch, composes, StreamBatches(loader.collate_fn) if ours else loader.collate_fn)
-        )
+        super().__init__(self._view(loader, fetch, composes, StreamBatches(loader.collate_fn, packs=ours)))
         self._dataset, self._collate_fn = loader.dataset, loader.collate_fn
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"  # traces are read by it
 
@@ -275,8 +273,11 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
     def _process_data(self, data: Any, worker_idx: int) -> Any:
         batch = super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
         needed, state = 0, None
-        if isinstance(batch, Delivered):
-            batch, self._bad, state, needed = batch.batch, batch.bad, batch.state, batch.needed
+        while isinstance(batch, Delivered):
+            if batch.calls:
+                self._board.counted[worker_idx] = batch.calls
+            self._bad, state, needed = batch.bad, state or batch.state, batch.needed
+            batch = batch.batch
         if self._shared is not None:
             self._shared.learn(needed)
         if self.streams is not None:

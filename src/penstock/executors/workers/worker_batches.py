@@ -8,10 +8,11 @@ from typing import Any
 
 from torch.utils.data import default_collate
 
+from penstock.call_counts import counted_here
 from penstock.executors.collating import Build, layout_of
 from penstock.executors.fetch import Fetch
-from penstock.executors.workers.worker_memory import WorkerBuffers
-from penstock.state.delivery import Task
+from penstock.executors.workers.worker_memory import Packed, WorkerBuffers
+from penstock.state.delivery import Delivered, Task
 
 
 class WorkerBatches:
@@ -47,17 +48,23 @@ class WorkerBatches:
 
 
 class StreamBatches:
-    """The collate_fn of a worker process for an iterable dataset: the small tensors of its batches are sent by value.
+    """The collate_fn of a worker process for an iterable dataset: its batches come with the calls that it has counted.
 
-    Torch would send a descriptor of shared memory for each, which takes some 200 us.
+    packs: the small tensors of its batches are sent by value. Torch would send a descriptor of shared memory for each,
+    which takes some 200 us.
     """
 
-    def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
-        self._collate_fn = collate_fn
+    def __init__(self, collate_fn: Callable[[Any], Any], *, packs: bool) -> None:
+        self._collate_fn, self._packs = collate_fn, packs
         self._buffers: WorkerBuffers | None = None
 
     def __call__(self, samples: Any) -> Any:
         """Return the batch, as it is sent."""
+        batch = self._packed(samples) if self._packs else self._collate_fn(samples)
+        calls = counted_here()
+        return Delivered(batch, calls=calls) if calls else batch
+
+    def _packed(self, samples: Any) -> Packed:
         buffers = self._buffers = self._buffers or WorkerBuffers()
         buffers.begin(None)
         built = self._built(samples, buffers) if self._collate_fn is default_collate else None
