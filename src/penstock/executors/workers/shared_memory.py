@@ -30,7 +30,6 @@ import torch
 import penstock._native as _native
 from penstock.executors.buffers import storage_on
 from penstock.executors.workers.lease_states import FREES, Event, State, state_after
-from penstock.executors.workers.shm_space import ShmSpace
 
 #: Bytes of a tensor from which on it lies in a block: below, sending it costs less.
 SHARED_BYTES = 16 << 10
@@ -103,8 +102,6 @@ class SharedBuffers:
     """The blocks of one loader, in the parent. A forked child begins with none of its parent's."""
 
     def __init__(self) -> None:
-        self.space = ShmSpace()
-        """For the batches that come torch's way."""
         self._sizes: deque[int] = deque(maxlen=RECENT)
         self._in_flight = 0
         self._begin()
