@@ -1,8 +1,8 @@
 """Batches built in place: what torch's default_collate gives, without a list of all samples and a copy of it.
 
 The tensors and arrays of a few samples at a time are stacked into their rows of the batch as soon as they are there. In
-the samples marks stand in for them, which default_collate is told to make the rows of. Where the samples of a batch do
-not agree, it gets them as they were.
+the samples `Collated` stands for them, of which default_collate makes the rows. Where the samples of a batch do not
+agree, it gets them as they were.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import default_collate
-from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 import penstock._native as _native
 from penstock.executors.buffers import Field, Rows
+from penstock.recipe.collate_fn import Collated
 from penstock.sample_notes import collated, note_batch
 
 # torch.stack takes a microsecond or two a tensor, apart from copying it.
@@ -122,13 +123,6 @@ class BatchMemory(Protocol):
         """Return uninitialised memory for a field of a batch."""
 
 
-class _Mark:
-    """Stands in the samples of a batch for what lies in the rows of a field."""
-
-    def __init__(self, rows: torch.Tensor) -> None:
-        self.rows = rows
-
-
 class Build:
     """One batch while its samples come in.
 
@@ -142,7 +136,7 @@ class Build:
         self.agrees = True
         self._layout = layout
         self._rows = [memory.rows(samples, field) for field in layout.fields]
-        self._marks = [_Mark(rows.tensor) for rows in self._rows]
+        self._marks = [Collated(partial(getattr, rows, "tensor")) for rows in self._rows]
         self._samples: list[Any] = [None] * samples
 
     def take(self, samples: Sequence[Any], begin: int) -> None:
@@ -154,7 +148,7 @@ class Build:
         if not self.agrees:
             return collated(default_collate, given, self._taken())
         try:
-            return torch_collate(self._samples, collate_fn_map={**default_collate_fn_map, _Mark: _rows_of})
+            return default_collate(self._samples)
         except Exception as error:
             note_batch(error, given, self._taken())
             raise
@@ -190,14 +184,9 @@ class Build:
         if isinstance(template, _Container) and template.fits([value]):
             columns = zip(template.parts, template.columns([value]), strict=True)
             return template.joined([[self._value(part, one, position)] for part, (one,) in columns])[0]
-        if isinstance(template, _Stacked) and type(value) is _Mark:
+        if isinstance(template, _Stacked) and type(value) is Collated:
             return self._values(template)[position]
         return value
-
-
-def _rows_of(batch: Sequence[_Mark], *, collate_fn_map: Any = None) -> torch.Tensor:
-    """Return the rows that samples lie in. It is called by torch's collate."""
-    return batch[0].rows
 
 
 def _stack_tensors(rows: torch.Tensor, values: Sequence[Any], begin: int) -> bool:
