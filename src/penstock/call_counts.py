@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 #: Distinct reasons that are kept for a function; calls refused for further ones count under OTHER_REASONS.
 MOST_REASONS = 8
@@ -51,18 +51,8 @@ class CallRow(NamedTuple):
 CallReader = Callable[[], Iterable[CallRow]]
 
 
-class CallSink(Protocol):
-    """Counts the calls of one thread, or of one worker process."""
-
-    def answer(self, function: str) -> None:
-        """Count a call that was answered natively."""
-
-    def refuse(self, function: str, reason: str, example: str) -> None:
-        """Count a call that the original function does."""
-
-
 class _ThreadState(threading.local):
-    sink: CallSink | None = None
+    sink: ThreadCalls | None = None
     """Counts the calls of this thread; None: the thread works for no loader."""
 
 
@@ -89,7 +79,7 @@ def refused(function: str, reason: str, example: str = "") -> None:
         sink.refuse(function, reason, example)
 
 
-def count_in_this_process(sink: CallSink | None) -> None:
+def count_in_this_process(sink: ThreadCalls | None) -> None:
     """Have all threads of a process that is a loader's own count into one object, for the life of the process.
 
     Two threads that the user's code starts in a worker process may meet in an increment; a count may be lost then.
@@ -97,8 +87,14 @@ def count_in_this_process(sink: CallSink | None) -> None:
     _ThreadState.sink = this_thread.sink = sink
 
 
+def counted_here() -> list[CallRow]:
+    """Return what the calling thread, or a process that is a loader's own, has counted so far."""
+    sink = this_thread.sink
+    return [] if sink is None else sink.rows()
+
+
 class ThreadCalls:
-    """What one thread has counted; another thread may read it at any time."""
+    """What one thread, or one worker process, has counted; another thread may read it at any time."""
 
     def __init__(self) -> None:
         self._answers: dict[str, int] = {}

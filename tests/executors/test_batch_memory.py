@@ -64,14 +64,6 @@ def is_right(batch: Any, number: int) -> bool:
     return all(torch.equal(torch.as_tensor(field), batch_of(number)) for field in batch)
 
 
-def free_and_make(tensor: torch.Tensor) -> None:
-    storage = tensor.untyped_storage()
-    size = storage.nbytes()
-    storage.resize_(0)
-    storage.resize_(size)
-    tensor.fill_(-1)
-
-
 def differentiate(tensor: torch.Tensor) -> None:
     tensor.requires_grad_()
     (tensor * tensor).sum().backward()
@@ -79,10 +71,7 @@ def differentiate(tensor: torch.Tensor) -> None:
 
 
 CHANGES: dict[str, Callable[[Any], Any]] = {
-    "grow": lambda tensor: tensor.resize_(3 * BATCH * WIDTH).fill_(-1),
     "shrink": lambda tensor: tensor.resize_(2),
-    "free, as FSDP does": lambda tensor: tensor.untyped_storage().resize_(0),
-    "free and make": free_and_make,
     "exchange": lambda tensor: tensor.set_(torch.full((3,), -1.0)),
     "exchange the data": lambda tensor: setattr(tensor, "data", torch.full((3,), -1.0)),
     "share": torch.Tensor.share_memory_,

@@ -354,7 +354,8 @@ def test_a_dataset_that_changes_for_a_batch(dataset):
 
 
 def test_samples_that_are_seen(dataset):
-    seen = filled(Filling(dataset, Kept(), unseen=False), task(3, 4)).samples(unseen=False)
+    batch = filled(Filling(dataset, Kept(), unseen=False), task(3, 4))
+    seen = batch.samples_of(batch.columns())
     assert_same(seen, [dataset[3], dataset[4]])
     assert [image.untyped_storage().nbytes() for image, _ in seen] == [image.nbytes for image, _ in seen]
     dataset.transform = v1.Compose([v1.Resize((9, 9)), v1.PILToTensor()])

@@ -120,10 +120,10 @@ class Life(RuleBasedStateMachine):
         del rows
         if fails and not keeps:
             return task, None, True
-        packed, kept = worker.packed(made, of_user=True)
-        assert kept == (keeps and task.name.nbytes >= 4 * self.elements)
+        packed = worker.packed(made)
+        assert worker.kept == (keeps and task.name.nbytes >= 4 * self.elements)
         self.buffers.learn(worker.needed)
-        return task, bytes(ForkingPickler.dumps(packed)), kept
+        return task, bytes(ForkingPickler.dumps(packed)), worker.kept
 
     @rule(target=received, message=consumes(messages))
     def receive(self, message: Any) -> Any:
@@ -324,25 +324,6 @@ def test_one_large_batch_leaves_no_memory_behind() -> None:
     ours = penstock.DataLoader(of_sizes(sizes), 1, num_workers=2, persistent_workers=True)
     assert most_bytes(ours) > 4 << 20
     assert bytes_of_blocks(ours) <= (4 + MOST_KEPT) * (4 << 13) * 2
-
-
-class Collating:
-    """Returns a part of one large tensor, which it keeps."""
-
-    def __init__(self) -> None:
-        self.large = torch.arange(float(1 << 20))
-
-    def __call__(self, samples: list[Any]) -> Any:
-        return self.large[samples[0][1] :][: 1 << 13]
-
-
-def test_a_view_of_a_large_tensor_is_sent_without_the_rest() -> None:
-    ours = penstock.DataLoader(rows(200), 8, num_workers=2, collate_fn=Collating())
-    for number, batch in enumerate(two_epochs(ours)):
-        first = 8 * (number % 25)
-        assert batch.tolist() == list(range(first, first + (1 << 13)))
-        assert batch.untyped_storage().nbytes() == batch.nbytes
-    assert 0 < ours._executors.shared.block_bytes <= 40 << 10
 
 
 def lazily(samples: list[Any]) -> Any:

@@ -225,20 +225,25 @@ def test_a_parent_without_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None
     assert [batch[:, -1].tolist() for batch, _ in ours] == [[*range(n, n + 4)] for n in range(0, SIZE, 4)]
 
 
+def test_what_is_torchs_own_way_stays_it() -> None:
+    ours = loader(large, batch_size=None)
+    for _ in range(2):
+        list(map(len, ours))
+    assert ours._executors.shared.counts() == (0, 0)
+
+
 def in_a_dict(samples: list[torch.Tensor]) -> Any:
     return OrderedDict(values=torch.stack(samples))
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"collate_fn": in_a_dict}, {"batch_size": None}],
-    ids=lambda given: next(iter(given)),
-)
-def test_what_is_torchs_own_way_stays_it(options: dict[str, Any]) -> None:
-    ours = loader(large, **options)
+def test_batches_in_any_container() -> None:
+    ours = loader(large, collate_fn=in_a_dict)
     for _ in range(2):
-        list(map(len, ours))
-    assert ours._executors.shared.counts() == (0, 0)
+        for number, batch in enumerate(ours):
+            assert type(batch) is OrderedDict and batch["values"][:, -1].tolist() == [
+                4.0 * number + i for i in range(4)
+            ]
+    assert ours._executors.shared.counts() != (0, 0)
 
 
 def error_of(batches: Any) -> type[Exception] | None:

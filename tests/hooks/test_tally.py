@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import mmap
 import os
 import pickle
 import signal
@@ -21,7 +20,6 @@ import penstock
 from penstock import call_counts
 from penstock.call_counts import MOST_REASONS, OTHER_REASONS, CallCounts, CallMeter, RefusedCalls, this_thread
 from penstock.errors import WorkerDied
-from penstock.executors.workers.progress import SLOTS, TABLE, SlotCalls, read_slots
 from penstock.hooks.answers import example_of
 from penstock.hooks.calls import natively
 from tests.executors_under_test import options
@@ -167,11 +165,11 @@ def test_a_loader_in_a_dataset_counts_for_itself(folder: Path) -> None:
     assert inner.stats().calls == counts_of(2, folder)
 
 
-def test_a_worker_that_dies_leaves_its_counts(folder: Path) -> None:
+def test_a_worker_that_dies_leaves_the_counts_of_its_batches(folder: Path) -> None:
     loader = penstock.DataLoader(Dying(folder), 4, num_workers=1)
     with pytest.raises(WorkerDied):
         go_through(loader)
-    assert loader.stats().calls["torch.load"].answered == 6
+    assert loader.stats().calls["torch.load"].answered == 4
 
 
 def test_a_copy_counts_anew(folder: Path) -> None:
@@ -257,26 +255,6 @@ def test_a_meter_keeps_so_many_reasons() -> None:
     assert len(counts["f"].refused) == MOST_REASONS + 1
     assert counts["f"].refused[OTHER_REASONS].calls == 2 * MOST_REASONS
     assert counts["g"].refused == {"one": RefusedCalls(3 * MOST_REASONS, "")}
-
-
-def test_slots_of_a_worker() -> None:
-    memory = mmap.mmap(-1, 2 * TABLE)
-    slots = SlotCalls(memory, TABLE)
-    for number in range(2 * SLOTS):
-        slots.answer(f"function {number}")
-        slots.answer(f"function {number}")
-    assert read_slots(memory, 0) == []
-    assert [(row.function, row.calls) for row in read_slots(memory, TABLE)] == [
-        (f"function {number}", 2) for number in range(SLOTS)
-    ]
-    memory = mmap.mmap(-1, TABLE)
-    slots = SlotCalls(memory, 0)
-    for number in range(3 * MOST_REASONS):
-        slots.refuse("f", f"{number} " + "ü" * 200, "example")
-    rows = read_slots(memory, 0)
-    assert sum(row.calls for row in rows) == 3 * MOST_REASONS
-    assert [row.reason.partition(" ")[0] for row in rows] == [*map(str, range(MOST_REASONS)), "other"]
-    assert rows[-1].example == "example"
 
 
 def unchanged(image: Any) -> Any:

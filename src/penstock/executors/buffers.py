@@ -1,21 +1,18 @@
 """Batch memory: one tensor a field, filled in place, never overwritten while anybody holds it or a view of it.
 
-Pageable memory is recycled here: a torch storage, which a batch may resize, share or exchange as its user likes. It is
-lent again when nobody else holds it, which its use count says, and only where it is still what was lent. Small batches
-come from torch's allocator, for the C library recycles small blocks by itself. Pinned memory comes from torch's caching
-host allocator, which recycles by itself and, other than Penstock, knows of the copies to the device that still read a
-block.
+Pageable memory is recycled here: the storage of a batch holds its block, which is free again when the storage ends.
+Small batches come from torch's allocator, for the C library recycles small blocks by itself. Pinned memory comes from
+torch's caching host allocator, which recycles by itself and, other than Penstock, knows of the copies to the device
+that still read a block.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import sys
 import weakref
 from collections import deque
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,8 +25,6 @@ _HUGE_PAGE = 2 << 20
 #: Bytes from which on blocks are recycled here: the C library takes large ones from the system, fault by fault.
 _RECYCLED = 64 << 10
 _CPU = torch.device("cpu")
-# How many users in C++ a storage has; not in builds of torch without CUDA.
-_use_count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -90,133 +85,61 @@ def tensor_on(
     return torch.empty(0, dtype=dtype, device=_CPU).set_(storage, offset, shape, strides)
 
 
-class Block:
-    """A storage of torch, and where its memory lay when it was made."""
-
-    def __init__(self, storage: torch.UntypedStorage) -> None:
-        self.storage = storage
-        self.nbytes = storage.nbytes()
-        self.address = storage.data_ptr()
-
-    def tensor(
-        self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, offset: int = 0
-    ) -> torch.Tensor:
-        """Return a tensor on this memory, from an element on."""
-        return tensor_on(self.storage, shape, strides, dtype, offset)
-
-    def holders(self) -> tuple[int, int]:
-        """Return how many hold the storage: in C++, and its one Python object."""
-        storage = self.storage
-        return 0 if _use_count is None else _use_count(storage._cdata), sys.getrefcount(storage)
-
-    @property
-    def is_held(self) -> bool:
-        """Whether anybody but its owner holds the storage."""
-        return self.holders() != _ALONE
-
-    @property
-    def sound(self) -> bool:
-        """Whether the storage has the memory that it was made with, and has it alone.
-
-        Its user may have resized it, or moved it to memory that processes share.
-        """
-        storage = self.storage
-        return storage.nbytes() == self.nbytes and storage.data_ptr() == self.address and not storage.is_shared()
+def storage_on(holder: object, address: int, nbytes: int) -> torch.UntypedStorage:
+    """Return a storage on memory of somebody else's, of at least one byte, which it holds as long as it is held."""
+    return torch.frombuffer(_native.bytes_of(holder, address, nbytes), dtype=torch.uint8).untyped_storage()
 
 
-def _new_block(nbytes: int) -> Block:
-    """Return a block of torch's allocator. Raises MemoryError."""
-    try:
-        block = Block(torch.UntypedStorage(nbytes))  # type: ignore[no-untyped-call]
-    except RuntimeError as error:
-        raise MemoryError(f"a batch of {nbytes:,} bytes: {str(error).splitlines()[0]}") from None
-    if nbytes >= _HUGE_PAGE:
-        _native.advise_huge_pages(block.address, nbytes)
-    return block
+class _Block:
+    """Memory of torch's allocator. Raises MemoryError."""
+
+    def __init__(self, nbytes: int) -> None:
+        try:
+            self._memory = torch.UntypedStorage(nbytes)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            raise MemoryError(f"a batch of {nbytes:,} bytes: {str(error).splitlines()[0]}") from None
+        self.nbytes, self.address = nbytes, self._memory.data_ptr()
+        if nbytes >= _HUGE_PAGE:
+            _native.advise_huge_pages(self.address, nbytes)
 
 
-def _holders_alone() -> tuple[int, int] | None:
-    """Return what holders() of a block gives that nobody else holds; None: this torch does not tell.
+class _Loan:
+    """The right to a block, which the storage of a batch holds: with its end the block is free."""
 
-    It tells by the use count, or by the Python object, which all users in C++ hold together (torch from 2.10 on).
-    """
-    block = _new_block(8)
-    tensor = block.tensor((8,), (1,), torch.uint8)
-    used = block.holders()
-    user = tensor.untyped_storage()  # the very object that the block holds
-    held = block.holders()
-    del tensor
-    named = block.holders()
-    del user
-    alone = block.holders()
-    return alone if alone not in (used, held, named) else None
+    def __init__(self, block: _Block, free: _Free) -> None:
+        self.block, self._free = block, free
+
+    def __del__(self) -> None:
+        self._free.add(self.block)
 
 
-_ALONE = _holders_alone()
-
-
-class _Loan(weakref.ref[torch.Tensor]):
-    """Tells when the tensor of a block is gone; views of it may still hold the block."""
-
-    __slots__ = ("block",)
-    block: Block
-
-
-class Shelf:
-    """Which blocks are lent, and which have come back.
-
-    Any thread may call any method, and the garbage collector in the middle of one: there is no lock, and each step on
-    a dict or deque is one that the interpreter does at once.
-    """
+class _Free:
+    """Blocks that nobody holds, at most `keep`. Any thread may call any method, and the garbage collector in one."""
 
     def __init__(self, keep: int) -> None:
         self.keep = keep
-        self._lent: dict[int, _Loan] = {}  # by id: hashing a weak reference asks what it refers to
-        self._back: deque[Block] = deque()  # their tensors are gone; in the order in which they went
+        self._blocks: deque[_Block] = deque()
 
-    def lend(self, block: Block, tensor: torch.Tensor) -> None:
-        """Take note that a tensor rests on a block."""
-        loan = _Loan(tensor, self._came_back)
-        loan.block = block
-        self._lent[id(loan)] = loan
+    def __len__(self) -> int:
+        return len(self._blocks)
 
-    def take(self, nbytes: int) -> Block | None:
-        """Return a block of that size that nobody holds: of several the last that came back, which caches may hold."""
-        back = self._back
-        passed: list[Block] = []
-        found = None
-        while back and found is None:
-            try:
-                block = back.pop()
-            except IndexError:  # another thread has taken it
-                break
-            if block.nbytes != nbytes or block.is_held:
-                passed.append(block)
-            elif block.sound:  # else it is not ours any more
-                found = block
-        if passed:
-            back.extend(reversed(passed))
-        return found
-
-    def give_back(self, block: Block) -> None:
-        """Take a block that is free, or whose tensor is gone: whoever takes it looks whether a view holds it."""
-        if _ALONE is None:
-            return
-        self._back.append(block)
-        if len(self._back) > self.keep:
+    def add(self, block: _Block) -> None:
+        """Take a block; the oldest goes where there are too many."""
+        self._blocks.append(block)
+        if len(self._blocks) > self.keep:
             with contextlib.suppress(IndexError):  # another thread has taken it
-                self._back.popleft()
+                self._blocks.popleft()
 
-    def counts(self) -> tuple[int, int]:
-        """Return how many blocks are lent and free."""
-        back = list(self._back)
-        held = sum(block.is_held for block in back)
-        return len(self._lent) + held, len(back) - held
-
-    def _came_back(self, loan: Any) -> None:
-        # The tensor holds its memory until this returns, and views of it longer: whoever takes the block looks.
-        self._lent.pop(id(loan), None)
-        self.give_back(loan.block)
+    def take(self, nbytes: int) -> _Block | None:
+        """Return a block of that size: of several the last that was used, which caches may hold."""
+        passed: list[_Block] = []
+        found = None
+        with contextlib.suppress(IndexError):  # there is none
+            while (block := self._blocks.pop()).nbytes != nbytes:
+                passed.append(block)
+            found = block
+        self._blocks.extend(reversed(passed))
+        return found
 
 
 class Buffers:
@@ -230,7 +153,8 @@ class Buffers:
     def __init__(self, *, pinned: bool, keep: int) -> None:
         self.pinned = pinned
         self._keep = keep
-        self._shelf = Shelf(keep)
+        self._free = _Free(keep)
+        self._blocks: weakref.WeakSet[_Block] = weakref.WeakSet()
         self._created = 0
 
     def rows(self, samples: int, field: Field) -> Rows:
@@ -250,21 +174,22 @@ class Buffers:
             else:
                 tensor = torch.empty(shape, dtype=field.dtype, device=_CPU, pin_memory=self.pinned)
             return Rows(tensor, tensor.data_ptr(), nbytes)
-        block = self._shelf.take(nbytes)
+        block = self._free.take(nbytes)
         if block is None:
-            block = _new_block(nbytes)
+            block = _Block(nbytes)
+            self._blocks.add(block)
             self._created += 1
-        tensor = block.tensor(shape, field.strides, field.dtype)
-        self._shelf.lend(block, tensor)
-        return Rows(tensor, block.address, nbytes)
+        storage = storage_on(_Loan(block, self._free), block.address, nbytes)
+        return Rows(tensor_on(storage, shape, field.strides, field.dtype), block.address, nbytes)
 
     def keep_times(self, factor: float) -> None:
         """Keep so many times as many free blocks as `keep` says, for more batches in flight; no fewer than `keep`."""
-        self._shelf.keep = max(self._keep, math.ceil(factor * self._keep))
+        self._free.keep = max(self._keep, math.ceil(factor * self._keep))
 
     def counts(self) -> tuple[int, int, int]:
         """Return how many pageable blocks are lent, free, and were ever created."""
-        return *self._shelf.counts(), self._created
+        free = len(self._free)
+        return len(self._blocks) - free, free, self._created
 
     def __repr__(self) -> str:
         lent, free, created = self.counts()

@@ -24,7 +24,7 @@ from penstock.executors.filling import FilledBatch, Filling
 from penstock.executors.plain_data import is_refused_write
 from penstock.executors.stacking import Stacking
 from penstock.recipe import drawing
-from penstock.recipe.collate_fn import with_answer
+from penstock.recipe.collate_fn import Collated
 from penstock.recipe.patches import Lease, Patches
 from penstock.recipe.unseeded_generators import reseed, seedable
 from penstock.recipe.working import working
@@ -173,7 +173,7 @@ class Fetch:
             return collated(lambda _: filled.batch(), task.given, None)
         if not self.only_collates:
             return self._stacking.collated(partial(self.collate, task), filled)
-        return self.collate(task, with_answer(filled.samples(unseen=True), filled.batch))
+        return self.collate(task, [Collated(filled.batch)] * len(task.given))
 
     def load_samples(self, task: Task, collate: Callable[[Task, Any], Any] | None = None) -> Any:
         """Return the batch of a task, sample by sample. collate: in the place of this object's own method."""

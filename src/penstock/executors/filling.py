@@ -47,19 +47,10 @@ class FilledBatch:
     """A tensor a field."""
     labels: LabelColumn | None
 
-    @property
-    def row_bytes(self) -> tuple[int, ...]:
-        """Bytes of a sample in each field."""
-        return tuple(rows[0].nbytes for rows in self.rows)
-
     def batch(self) -> Any:
         """Return what default_collate makes of the samples. Raises what it raises."""
         labels = [] if self.labels is None else [collated_labels(self.labels)]
         return self.plan.leaves[0].form.batch([*self.rows, *labels])
-
-    def samples(self, *, unseen: bool) -> list[Any]:
-        """Return the samples, whose tensors lie in the rows. unseen: they may be views; else each has its storage."""
-        return self.samples_of([rows.unbind(0) for rows in self.rows] if unseen else self.columns())
 
     def columns(self) -> list[list[torch.Tensor]]:
         """Return the tensors of the samples field by field: they lie in the rows, and each has its storage."""

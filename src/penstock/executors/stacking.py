@@ -2,8 +2,8 @@
 
 The samples that such a function is given lie in one piece of memory already: where it stacks all of them in their
 order, torch.stack answers with that piece. Both then share memory, which nobody can see: as soon as torch is asked for
-more than a harmless property of a sample, or for anything that may write to the batch or show its memory, and where a
-sample outlives the call, the samples get memory of their own. torch's functions are watched by a mode, in the thread
+more than a harmless property of a sample or of the batch, and where a sample outlives the call, the samples get memory
+of their own. torch's functions are watched by a mode, in the thread
 that collates alone.
 """
 
@@ -28,14 +28,6 @@ _LOOKS = frozenset(
         *("nelement", "numel", "requires_grad", "shape", "size", "stride"),
     ]
 )
-#: Functions that only read what they are given. What they return may be a view, which is known by its storage.
-_READS = _LOOKS.union(
-    [f"__{side}{name}__" for name in ("add", "sub", "mul", "truediv") for side in ("", "r")],
-    ("__getitem__", "__repr__", "__format__", "chunk", "narrow", "select", "split", "unbind", "permute", "transpose"),
-    ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "add", "sub", "mul", "div", "abs", "eq"),
-    ("equal", "amax", "amin", "argmax", "max", "min", "mean", "std", "sum", "var", "bfloat16", "bool", "double"),
-    ("float", "half", "int", "item", "long", "to", "type", "clone", "contiguous", "flip", "roll"),
-)
 _ALONE = sys.getrefcount([object()][0]) + 1  # the list's reference, and the one that getrefcount is given
 
 
@@ -53,7 +45,7 @@ class Stacking:
     def collated(self, collate: Callable[[Any], Any], filled: FilledBatch) -> Any:
         """Return what a function returns for the samples of a filled batch. Raises what it raises."""
         if self._misses >= _TRIES:
-            return collate(filled.samples(unseen=False))
+            return collate(filled.samples_of(filled.columns()))
         columns = filled.columns()
         answers = _Answers(filled.rows, columns)
         try:
@@ -87,7 +79,7 @@ class _Answers(TorchFunctionMode):
         self._rows, self._columns = rows, columns
         self._samples = {id(sample) for column in columns for sample in column}
         self._shown = False  # the memory of a sample may be known to somebody
-        self._shared: dict[int, int] = {}  # the fields that were answered, by the address of their rows
+        self._shared: set[int] = set()  # the fields that were answered, whose samples lie in the batch
         self.answered = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -95,7 +87,7 @@ class _Answers(TorchFunctionMode):
         if func is torch.stack and not self._shown:
             field = self._field(args, named)
             if field is not None:
-                self._shared[self._rows[field].data_ptr()] = field
+                self._shared.add(field)
                 self.answered = True
                 return self._rows[field]
         name = _name(func)
@@ -103,7 +95,7 @@ class _Answers(TorchFunctionMode):
             return False  # a stack of torch's lies in memory of this process
         if name not in _LOOKS:
             for tensor in _tensors((args, named)):
-                self._note(tensor, name, named)
+                self._note(tensor)
         return func(*args, **named)
 
     def _field(self, args: tuple[Any, ...], named: dict[str, Any]) -> int | None:
@@ -116,23 +108,21 @@ class _Answers(TorchFunctionMode):
             return None
         for field, column in enumerate(self._columns):
             if len(given) == len(column) and all(one is other for one, other in zip(given, column, strict=True)):
-                known = self._rows[field].data_ptr() in self._shared
-                return None if known or any(sample._version for sample in column) else field
+                return None if field in self._shared or any(sample._version for sample in column) else field
         return None
 
-    def _note(self, tensor: torch.Tensor, name: str, named: dict[str, Any]) -> None:
+    def _note(self, tensor: torch.Tensor) -> None:
         """Take note that torch is asked for something of a tensor."""
         if id(tensor) in self._samples:
             self.part()
             self._shown = True
-        elif self._shared and (name not in _READS or "out" in named) and _address(tensor) in self._shared:
+        elif any(tensor is rows for rows in self._rows):
             self.part()
 
     def part(self) -> None:
         """Give the samples of the fields that were answered memory of their own."""
         while self._shared:
-            _, field = self._shared.popitem()
-            for sample in self._columns[field]:
+            for sample in self._columns[self._shared.pop()]:
                 with torch.no_grad():
                     sample.data = sample.clone()
 
@@ -141,13 +131,6 @@ def _name(func: Any) -> str:
     """Return the name of one of torch's functions, or of the property that it gets."""
     name = getattr(func, "__name__", "")
     return getattr(func.__self__, "__name__", "") if name == "__get__" else name
-
-
-def _address(tensor: torch.Tensor) -> int:
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):  # of a kind without one
-        return 0
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:

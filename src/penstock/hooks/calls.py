@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from penstock import call_counts
-from penstock.call_counts import CallMeter, CallSink, count_in_this_process
+from penstock.call_counts import CallMeter, ThreadCalls, count_in_this_process
 from penstock.hooks import image_folder, numpy_load, pillow, torch_load
 from penstock.hooks.answers import Refused, example_of
 from penstock.recipe import compose_hook
@@ -35,7 +35,7 @@ def natively(calls: CallMeter | None = None) -> Iterator[None]:
         yield
 
 
-def natively_in_this_process(sink: CallSink | None = None) -> None:
+def natively_in_this_process(sink: ThreadCalls | None = None) -> None:
     """Do so in all threads, for the life of a process that is a loader's own. sink: counts the calls."""
     _for_life.append(Lease(ANSWERED))
     count_in_this_process(sink)

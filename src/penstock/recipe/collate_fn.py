@@ -2,8 +2,8 @@
 
 MixUp and CutMix are applied so: ``return mixup(*default_collate(batch))``. Such a function looks at no sample, which
 its code shows: its argument is mentioned once, as the one argument of a call of default_collate outside of any loop;
-the result may take its name. Its samples may then lie in one piece of memory. The first of them is of a class that
-torch's own table of collate functions knows, whose function returns that piece.
+the result may take its name. It is given a list of one object of a class that torch's own table of collate functions
+knows, whose function returns the batch.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ import dis
 import functools
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch.utils.data import default_collate
-from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 #: Names by which a function may look at its own variables.
@@ -95,53 +93,18 @@ def _before(function: types.FunctionType, steps: list[dis.Instruction]) -> Any:
     return value
 
 
-# --- what default_collate returns -------------------------------------------------------------------------------------
+class Collated:
+    """Stands for each sample of a batch, or each value of a field, that default_collate need not make.
 
-
-class _Tuple(tuple[Any, ...]):
-    """The first sample of a batch that is collated already."""
-
-
-class _List(list[Any]):
-    """The same, of samples that are lists."""
-
-
-class _Dict(dict[Any, Any]):
-    """The same, of samples that are dictionaries."""
-
-
-class _Tensor(torch.Tensor):
-    """The same, of samples that are tensors."""
-
-
-_MARKED: dict[type, Callable[[Any], Any]] = {
-    tuple: _Tuple,
-    list: _List,
-    dict: _Dict,
-    torch.Tensor: lambda tensor: tensor.as_subclass(_Tensor),
-}
-
-
-def with_answer(samples: list[Any], collate: Callable[[], Any]) -> list[Any]:
-    """Return samples for which default_collate returns what `collate` returns, where it is called with this very list.
-
-    It does so once: a second batch of them is another one. samples: in a list of the caller's, which is returned.
+    batch: returns what default_collate returns for a list of this object.
     """
-    first = samples[0]
-    mark = _MARKED.get(type(first))
-    if mark is not None:
-        samples[0] = marked = mark(first)
-        marked.answer = samples, first, collate
-    return samples
+
+    def __init__(self, batch: Callable[[], Any]) -> None:
+        self.batch = batch
 
 
-def _collated(batch: list[Any], *, collate_fn_map: Any = None) -> Any:
-    """Return the batch of samples the first of which is marked. It is called by default_collate."""
-    samples, first, collate = batch[0].answer
-    if batch is not samples:
-        return torch_collate([first, *batch[1:]], collate_fn_map=collate_fn_map)
-    samples[0] = first
-    return collate()
+def _batch(batch: Sequence[Collated], *, collate_fn_map: Any = None) -> Any:
+    return batch[0].batch()
 
 
-default_collate_fn_map.update(dict.fromkeys((_Tuple, _List, _Dict, _Tensor), _collated))
+default_collate_fn_map[Collated] = _batch

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 import penstock._native as _native
-from penstock.recipe import drawing, result_memory
+from penstock.recipe import drawing
 from penstock.recipe.encoded_image import view_of
 from penstock.recipe.prefix import picture, reads_part
 from penstock.recipe.reader import Reader
@@ -178,9 +178,7 @@ class Run:
         dtype = torch.uint8 if self.mode is not None else self.like.dtype
         channels = len(self.mode) if self.mode is not None else int(self.like.shape[0])  # of modes "RGB" and "L"
         shape = (height, width, channels) if interleaved else (channels, height, width)
-        if self.mode is not None:
-            return torch.empty(shape, dtype=dtype, device="cpu")
-        return result_memory.empty(shape, dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 def _transform(recipe: _native.Recipe, image: Image.Image, draws: Sequence[Any], out: torch.Tensor) -> bool | str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from penstock.call_counts import CallRow
 from penstock.order.permutations import Positions
 from penstock.state.manifest import BadSample
 
@@ -53,9 +54,11 @@ class Delivered:
     """Bytes of shared memory that the batch takes, or would have taken."""
     kept: bool = False
     """The user's code in the worker has kept a part of that memory."""
+    calls: list[CallRow] = field(default_factory=list)
+    """Those that the worker has counted since it began."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Delivered, (self.batch, self.bad, self.state, self.needed, self.kept)
+        return Delivered, (self.batch, self.bad, self.state, self.needed, self.kept, self.calls)
 
     def pin_memory(self) -> Delivered:
         """Pin the batch: torch's pinning thread calls this."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data._utils import worker as torch_worker
 
+from penstock.call_counts import ThreadCalls, counted_here
 from penstock.executors.fetch import Fetch
 from penstock.executors.workers.progress import Board, WorkerStage
 from penstock.executors.workers.worker_batches import WorkerBatches
@@ -50,11 +51,12 @@ class TaskDataset:
             raise
         self.begin(WorkerStage.DONE, None)
         bad = [] if self.fetch.replacing is None else self.fetch.replacing.take_news()
-        needed, kept = (0, False) if self._builder is None else (self._builder.needed, self._builder.kept)
-        if self._states is None and not (bad or needed or kept):
+        memory, calls = None if self._builder is None else self._builder.buffers, counted_here()
+        needed, kept = (0, False) if memory is None else (memory.needed, memory.kept)
+        if self._states is None and not (bad or needed or kept or calls):
             return batch
         state = None if self._states is None else state_of(self.dataset)
-        return Delivered(batch, bad, state, needed, kept)
+        return Delivered(batch, bad, state, needed, kept, calls)
 
     __getitems__ = __getitem__
 
@@ -74,7 +76,7 @@ class WorkerStart:
 
     def __call__(self, worker: int) -> None:
         if self.composes:
-            natively_in_this_process(self.board.count_calls(worker))
+            natively_in_this_process(ThreadCalls())
         begin, each = self.board.report(worker)
         begin(WorkerStage.INIT, None)
         tasked = torch_worker._worker_info.dataset  # type: ignore[union-attr]

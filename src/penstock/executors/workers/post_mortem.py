@@ -9,8 +9,8 @@ import contextlib
 import fcntl
 import mmap
 import os
+import re
 import select
-import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -84,10 +84,7 @@ def end(processes: Iterable[Any]) -> None:
 
 def clear_away(board: Board, pids: list[int]) -> None:
     """Remove what workers that were killed could not: torch's shared memory without a user, and sockets' folders."""
-    for worker in range(len(pids)):
-        folder = board.folder(worker)
-        if os.path.basename(folder).startswith("pymp-"):
-            shutil.rmtree(folder, ignore_errors=True)
+    board.remove_folders()
     own = tuple(f"torch_{pid}_" for pid in pids)
     with contextlib.suppress(OSError):
         for name in os.listdir(FOLDER):
@@ -112,16 +109,8 @@ def _remove_unused(path: str) -> None:
 
 _STACKS_TOLD = 4  # of stuck workers; each may take a second to answer
 _FRAMES_TOLD = 20
-# Of a stack, most recent call first, what comes after is the way to the user's code.
-_MACHINERY = (
-    os.path.join("penstock", "sample_notes.py"),
-    os.path.join("executors", "fetch.py"),
-    os.path.join("executors", "workers", "in_process.py"),
-    os.path.join("data", "_utils", "fetch.py"),
-    os.path.join("data", "_utils", "worker.py"),
-)
-# Threads of every worker, in which nothing of the user's runs.
-_HELPERS = ("in _feed\n", "in _serve\n")
+# Of a stack, most recent call first, what comes from here on is the way to the user's code.
+_MACHINERY = re.compile(r"penstock/(executors/|sample_notes)|torch/utils/data/_utils/")
 
 
 class WorkerWatch:
@@ -246,7 +235,7 @@ def _named(progress: WorkerProgress, identify: Identify) -> str:
     index = progress.index
     if index is None:
         return "a sample that it had only begun"
-    if isinstance(index, str) and not progress.exact:
+    if isinstance(index, str):
         return f"{'samples' if index.startswith('[') else 'sample'} {index}"
     try:
         name, path = identify(index)
@@ -256,15 +245,11 @@ def _named(progress: WorkerProgress, identify: Identify) -> str:
 
 
 def _stack_lines(dump: str) -> list[str]:
-    """Return the lines of faulthandler's dump that tell about the user's code."""
-    lines = []
-    for thread in dump.split("\n\n"):
-        head, *frames = thread.strip("\n").split("\n")
-        if not head.endswith("(most recent call first):") or any(helper in thread + "\n" for helper in _HELPERS):
-            continue
-        way = (number for number, frame in enumerate(frames) if number and any(part in frame for part in _MACHINERY))
-        lines += [f"  {head}", *(f"  {frame}" for frame in frames[: min(next(way, _FRAMES_TOLD), _FRAMES_TOLD)])]
-    return lines
+    """Return the lines of faulthandler's dump that tell about the user's code, in the thread that had the signal."""
+    _, found, stack = dump.rpartition("Current thread ")
+    head, *frames = (found + stack).split("\n\n")[0].strip("\n").split("\n")
+    way = (number for number, frame in enumerate(frames) if number and _MACHINERY.search(frame))
+    return [f"  {line}" for line in (head, *frames[: min(next(way, _FRAMES_TOLD), _FRAMES_TOLD)]) if frames]
 
 
 def _guard(start_method: str) -> str:

@@ -36,7 +36,7 @@ from penstock.executors.workers.post_mortem import Identify, WorkerWatch, clear_
 from penstock.executors.workers.progress import Board
 from penstock.executors.workers.queues import FailingQueue, QueueContext, close_unread, is_ending
 from penstock.executors.workers.shared_memory import Lease, SharedBuffers
-from penstock.executors.workers.shm_space import ShmSpace, note_space
+from penstock.executors.workers.shm_space import note_space
 from penstock.executors.workers.tasks import Batches, MakeStaging, Tasks, makes_own_batches
 from penstock.executors.workers.worker_batches import StreamBatches
 from penstock.observe import Delivery, Meter
@@ -118,9 +118,8 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         self._meter.open(self._stages, self._board.calls)
         self._context = QueueContext(loader.multiprocessing_context or torch.multiprocessing)
         self.batches, self.staging = batches, staging
-        self._ours = ours = makes_own_batches()
+        ours = makes_own_batches()
         self._shared = shared if ours and fetch is not None and fetch.batched else None
-        self._space = ShmSpace() if shared is None else shared.space
         self._leases: dict[int, Lease] = {}  # of tasks whose batches have not come, by the number of the task
         self._needed: dict[int, BatchShards | None] = {}  # shards, by the number of the task
         self._tasks = None
@@ -128,9 +127,7 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
             self._tasks = Tasks(loader._index_sampler, batched=fetch.batched, shared=self._shared)
         if self._shared is not None:
             self._shared.expect(loader.num_workers * loader.prefetch_factor)
-        super().__init__(
-            self._view(loader, fetch, composes, StreamBatches(loader.collate_fn) if ours else loader.collate_fn)
-        )
+        super().__init__(self._view(loader, fetch, composes, StreamBatches(loader.collate_fn, packs=ours)))
         self._dataset, self._collate_fn = loader.dataset, loader.collate_fn
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"  # traces are read by it
 
@@ -191,7 +188,6 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
                 None, clear_away, (self._board, self._watch.pids), exitpriority=-1
             )
         began = self._left_at if first_iter else perf_counter()
-        self._space.begin()
         seed, epoch = self._key()
         if self._tasks is not None:
             self._tasks.seed, self._tasks.epoch = int(self._base_seed) if seed is None else seed, epoch
@@ -234,7 +230,6 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         return samples_in(batch, self._size, iterable=iterable, stacks=self._collate_fn is default_collate)
 
     def __next__(self) -> Any:
-        self._space.warn()  # here a warning that is an error loses no batch
         thread = threading.get_ident()
         if thread in self._inside:  # an interrupt reaches the workers too: what they did with their batches is unknown
             raise RuntimeError(_INTERRUPTED)
@@ -275,8 +270,11 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
     def _process_data(self, data: Any, worker_idx: int) -> Any:
         batch = super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
         needed, state = 0, None
-        if isinstance(batch, Delivered):
-            batch, self._bad, state, needed = batch.batch, batch.bad, batch.state, batch.needed
+        while isinstance(batch, Delivered):
+            if batch.calls:
+                self._board.counted[worker_idx] = batch.calls
+            self._bad, state, needed = batch.bad, state or batch.state, batch.needed
+            batch = batch.batch
         if self._shared is not None:
             self._shared.learn(needed)
         if self.streams is not None:
@@ -289,8 +287,6 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
             self.streams.read(worker_idx, state)
         if self.arrivals is not None:
             self.arrivals.read(self._came)
-        pinned = self._pin_memory and not self._ours
-        self._space.look(batch, self._num_workers, self._prefetch_factor, pinned=pinned)
         return batch
 
     def _mark_worker_as_unavailable(self, worker_id: int, shutdown: bool = False) -> None:

@@ -2,7 +2,7 @@
 
 The parent reserves a block for each batch and names it in the task. The worker (worker_memory.py) builds the batch's
 large tensors in it, one behind the other, and sends no memory, only where each storage lies. Small tensors are sent by
-value. All else goes torch's way, each tensor in a new file of shared memory.
+value. What finds no place goes torch's way, in new files of shared memory.
 
 A reservation is a `Lease`. The record of the task holds it until the batch has come, and each storage that is made on
 the block holds it for as long as a tensor, a view or an array has that storage. The end of the lease frees the block;
@@ -14,7 +14,7 @@ others torch's way. At most one for each batch in flight, and two more, are free
 system and need no space in /dev/shm; a worker opens its parent's descriptors by /proc.
 
 Processes: SharedBuffers, Lease and the functions that make tensors of messages are the parent's, where any thread may
-use them; a worker makes what it sends, OnBlock, TensorOn and ByValue.
+use them; a worker makes what it sends, OnBlock and InMessage.
 """
 
 from __future__ import annotations
@@ -23,16 +23,13 @@ import itertools
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 import penstock._native as _native
-from penstock.executors.buffers import tensor_on
+from penstock.executors.buffers import storage_on
 from penstock.executors.workers.lease_states import FREES, Event, State, state_after
-from penstock.executors.workers.shm_space import ShmSpace
 
 #: Bytes of a tensor from which on it lies in a block: below, sending it costs less.
 SHARED_BYTES = 16 << 10
@@ -105,8 +102,6 @@ class SharedBuffers:
     """The blocks of one loader, in the parent. A forked child begins with none of its parent's."""
 
     def __init__(self) -> None:
-        self.space = ShmSpace()
-        """For the batches that come torch's way."""
         self._sizes: deque[int] = deque(maxlen=RECENT)
         self._in_flight = 0
         self._begin()
@@ -205,51 +200,8 @@ def storage_in(descriptor: int, nbytes: int) -> torch.UntypedStorage:
     return torch.UntypedStorage._new_shared_fd_cpu(descriptor, nbytes)  # type: ignore[attr-defined, no-any-return]
 
 
-def storage_on(holder: object, address: int, nbytes: int) -> torch.UntypedStorage:
-    """Return a storage on memory of somebody else's, of at least one byte, which it holds as long as it is held."""
-    return torch.frombuffer(_native.bytes_of(holder, address, nbytes), dtype=torch.uint8).untyped_storage()
-
-
-#: Leaves of a batch that are no tensors: there may be thousands.
-_PLAIN = frozenset([int, float, bool, str, bytes, type(None)])
-
-
-def mapped(
-    function: Callable[[Any], Any], batch: Any, *, whole: bool = False, known: dict[int, Any] | None = None
-) -> Any:
-    """Return a batch with a function's value in the place of each leaf of its dictionaries, lists and tuples, but for
-    numbers, strings and None.
-
-    One of these that comes twice, or that holds itself, does so in what is returned.
-
-    whole: a class derived from a named tuple is a leaf: its constructor may look at what it gets.
-    known: what was returned for the containers so far, by their id.
-    """
-    if type(batch) in _PLAIN:
-        return batch
-    known = {} if known is None else known
-    if id(batch) in known:
-        return known[id(batch)]
-    kind, inner = type(batch), partial(mapped, function, whole=whole, known=known)
-    if kind is dict or kind is list:
-        made: Any = kind()
-        known[id(batch)] = made
-        if kind is dict:
-            made.update((key, inner(value)) for key, value in batch.items())
-        else:
-            made.extend(batch if _PLAIN.issuperset(map(type, batch)) else map(inner, batch))
-        return made
-    if kind is tuple:
-        made = tuple(map(inner, batch))
-    elif isinstance(batch, tuple) and hasattr(batch, "_fields") and (not whole or kind.__bases__ == (tuple,)):
-        made = kind(*map(inner, batch))
-    else:
-        return function(batch)
-    return known.setdefault(id(batch), made)
-
-
 class OnBlock:
-    """A storage in a block, on its way to the parent: pickled once, however many tensors of a message are on it."""
+    """A storage in a block, on its way to the parent."""
 
     def __init__(self, lease: int, begin: int, nbytes: int) -> None:
         self.place = lease, begin, nbytes
@@ -258,26 +210,15 @@ class OnBlock:
         return _storage, self.place
 
 
-class TensorOn:
-    """A tensor on its way to the parent, on a storage in a block."""
+class InMessage:
+    """A small storage on its way to the parent."""
 
-    def __init__(self, storage: OnBlock, tensor: torch.Tensor) -> None:
-        self.storage = storage
-        self.layout = tuple(tensor.shape), tensor.stride(), tensor.dtype, int(tensor.storage_offset())
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return tensor_on, (self.storage, *self.layout)
-
-
-class ByValue:
-    """A small tensor on its way to the parent."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        elements = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-        self._arguments = (elements, tensor.dtype, tuple(tensor.shape))
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        nbytes = storage.nbytes()
+        self._bytes = _native.bytes_of(storage, storage.data_ptr(), nbytes).tobytes() if nbytes else b""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _by_value, self._arguments
+        return _stored, (self._bytes,)
 
 
 def _storage(lease: int, begin: int, nbytes: int) -> torch.UntypedStorage:
@@ -286,8 +227,7 @@ def _storage(lease: int, begin: int, nbytes: int) -> torch.UntypedStorage:
     return found.storage(begin, nbytes)
 
 
-def _by_value(elements: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    tensor = torch.empty(shape, dtype=dtype, device="cpu")
-    if elements:
-        tensor.view(-1).view(torch.uint8).numpy()[:] = memoryview(elements)
-    return tensor
+def _stored(values: bytes) -> torch.UntypedStorage:
+    if not values:
+        return torch.UntypedStorage(0)  # type: ignore[no-untyped-call]
+    return torch.frombuffer(bytearray(values), dtype=torch.uint8).untyped_storage()
