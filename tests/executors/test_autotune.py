@@ -8,7 +8,6 @@ import itertools
 import logging
 import pickle
 import random
-import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ import penstock
 from penstock.executors.buffers import Buffers, Field
 from penstock.executors.filler import IN_FLIGHT, Setting
 from penstock.executors.tuning import Autotune, Controller, State, TuningObserver
-from penstock.executors.workers.pace import Pace
 from penstock.stats import Tuning, TuningStep
 from tests.accelerator import replaced_by_late_streams
 from tests.forking import assert_in_child
@@ -136,36 +134,6 @@ def test_the_depth_of_python_threads() -> None:
         next(batches)
         assert len(batches._queue) == (12 if batches is rows else depth)
         assert (batches.knobs().batch_bytes > 0) == (batches is rows)
-
-
-class Crowd(Made):
-    """Counts how many threads fetch at a time."""
-
-    def __init__(self) -> None:
-        super().__init__(int, 200)
-        self.now = self.most = 0
-        self.lock = threading.Lock()
-
-    def __getitem__(self, index: int) -> Any:
-        with self.lock:
-            self.now += 1
-            self.most = max(self.most, self.now)
-        try:
-            return sum(range(2000)) + index
-        finally:
-            with self.lock:
-                self.now -= 1
-
-
-def test_no_more_python_threads_work() -> None:
-    crowd = Crowd()
-    loader = penstock.DataLoader(crowd, 10, worker_method="thread", share_dataset=True)
-    batches: Any = iter(loader)
-    batches.tune(Setting(1))
-    assert [one.tolist() for one in batches] == [
-        [sum(range(2000)) + i for i in range(at, at + 10)] for at in range(0, 200, 10)
-    ]
-    assert crowd.most == 1
 
 
 @pytest.mark.parametrize(
@@ -331,32 +299,3 @@ def test_buffers_keep_what_a_deeper_setting_needs() -> None:
     assert kept() == 10
     buffers.keep_times(0.5)
     assert kept() == 4
-
-
-def test_a_pace_with_a_limit() -> None:
-    pace = Pace(4, clock=lambda: 0.0)
-    pace.limit(2)
-    assert pace.active == 2
-    pace.limit(1)
-    assert pace.active == 1 and pace.alone
-    pace.limit(4)
-    assert pace.active == 4
-    pace.active = pace._settled = 1  # which was measured
-    pace.limit(3)
-    assert pace.active == 1
-    pace.limit(4)
-    assert pace.active == 1
-
-
-@pytest.mark.parametrize("limits", [(4, 2, 4), (4, 1, 3, 4), (2, 4)])
-@pytest.mark.parametrize("seconds", [1e-5, 1e-2])
-def test_a_pace_goes_up_to_its_limit(limits: tuple[int, ...], seconds: float) -> None:
-    now = [0.0]
-    pace = Pace(4, clock=lambda: now[0])
-    for limit in limits:
-        pace.limit(limit)
-        for _ in range(3000):
-            now[0] += 0.01
-            pace.did(100 * pace.active, 100 * pace.active * seconds)
-            assert pace.active <= limit
-    assert pace.active == 4

@@ -347,9 +347,8 @@ def test_functions_that_reach_the_dataset_reach_the_copy() -> None:
     assert list(loader) == [True] * 3
 
 
-@pytest.mark.parametrize("caller", [False, True])
-def test_a_thread_that_sqlite_knows(caller: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection may be used by one thread only, and the caller that works as worker 0 is another one."""
+def test_a_thread_that_sqlite_knows(tmp_path: Path) -> None:
+    """A connection may be used by one thread only."""
     with sqlite3.connect(tmp_path / "db") as made:
         made.execute("create table numbers (number integer)")
         made.executemany("insert into numbers values (?)", [(i,) for i in range(48)])
@@ -366,22 +365,17 @@ def test_a_thread_that_sqlite_knows(caller: bool, tmp_path: Path, monkeypatch: p
                 self.connection.execute("select number from numbers where rowid = ?", (index + 1,)).fetchone()[0]
             )
 
-    monkeypatch.setattr("penstock.executors.workers.pace.Pace.alone", caller)
-    monkeypatch.setattr("penstock.executors.workers.pace.IDLE_SHARE", 1e9)
     opened: list[Any] = []
     loader = penstock.DataLoader(Rows(), 4, num_workers=2, worker_method="thread")
     assert torch.cat(list(loader)).tolist() == list(range(48))
 
 
-@pytest.mark.parametrize("caller", [False, True])
-def test_a_worker_has_one_worker_info_whoever_works_in_its_place(caller: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_has_one_worker_info() -> None:
     class Infos(Sized):
         def __getitem__(self, index: int) -> int:
             infos.append(tud.get_worker_info())
             return index
 
-    monkeypatch.setattr("penstock.executors.workers.pace.Pace.alone", caller)
-    monkeypatch.setattr("penstock.executors.workers.pace.IDLE_SHARE", 1e9)
     infos: list[Any] = []
     list(penstock.DataLoader(Infos(), 4, num_workers=2, worker_method="thread", share_dataset=True))
     assert len(infos) == 48 and len({id(info) for info in infos}) <= 2

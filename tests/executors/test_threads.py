@@ -220,10 +220,6 @@ def test_a_stuck_sample_is_named_with_its_stack() -> None:
     assert next(batches).tolist() == [4, 5, 6, 7]
 
 
-def do_nothing(worker: int) -> None:
-    pass
-
-
 def test_a_cycle_that_holds_an_iterator_may_be_collected_by_its_own_threads() -> None:
     in_cycle = threading.Event()
 
@@ -237,8 +233,7 @@ def test_a_cycle_that_holds_an_iterator_may_be_collected_by_its_own_threads() ->
     for _ in range(8):
         collect()
         in_cycle.clear()
-        # With a worker_init_fn the caller fetches nothing in the threads' place.
-        batches = iter(in_threads(make, size=60, share_dataset=True, worker_init_fn=do_nothing))
+        batches = iter(in_threads(make, size=60, share_dataset=True))
         next(batches)
         cycle: list[Any] = [batches]
         cycle.append(cycle)
@@ -278,101 +273,6 @@ def test_the_fewest_threads_that_do_as_much_as_any() -> None:
     assert settled({1: 100e3, 2: 105e3}, 2) == 1
     assert settled({1: 100e3, 2: 150e3, 3: 220e3}, 3) == 3
     assert settled({1: 2e3, 2: 2e3}, 2, sample_seconds=2e-3) == 2  # slow samples: not worth a trial
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_caller_may_work_in_the_threads_place(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = threading.get_ident()
-    # As if it were settled that one thread does as much as two, and no stall of the machine counted as a sample's cost.
-    monkeypatch.setattr("penstock.executors.workers.pace.Pace.alone", True)
-    monkeypatch.setattr("penstock.executors.workers.pace.CALLER_SECONDS", float("inf"))
-
-    def make(i: int) -> tuple[int, bool, int, float]:
-        info = get_worker_info()
-        return i, threading.get_ident() == here, info.id, info.rng.random_generator.random()
-
-    def run(share: float, *, go_on_with: float) -> list[Any]:
-        monkeypatch.setattr("penstock.executors.workers.pace.IDLE_SHARE", share)
-        batches = iter(in_threads(make, size=400, num_workers=workers, seed=1))
-        got = []
-        for number in range(100):
-            if number == 50:
-                monkeypatch.setattr("penstock.executors.workers.pace.IDLE_SHARE", go_on_with)
-            got.append(next(batches))
-        return got
-
-    never, always, changing = run(0, go_on_with=0), run(1e9, go_on_with=1e9), run(1e9, go_on_with=0)
-    for got in (always, changing):
-        assert_same([[i, x] for i, _, _, x in got], [[i, x] for i, _, _, x in never])
-    assert not any(bool(by_caller.any()) for _, by_caller, _, _ in never)
-    assert all(bool(by_caller.all()) for _, by_caller, _, _ in always[20:])
-    assert all(not ids.any() for _, _, ids, _ in always[20:])  # as worker 0
-    assert not any(bool(by_caller.any()) for _, by_caller, _, _ in changing[55:])
-    assert get_worker_info() is None
-
-
-@pytest.mark.parametrize("in_order", [True, False])
-@pytest.mark.parametrize("held", [1, 4])
-def test_the_caller_does_not_wait_until_threads_rest(
-    in_order: bool, held: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A sample in a thread may wait for another thread's, or for what the caller does with the batch before it."""
-    begun = {i: threading.Event() for i in range(40)}
-    got_first = threading.Event()
-
-    def come_back(caller: Any) -> None:
-        assert begun[held].wait(30)  # before the caller decides whether it works in the threads' place
-
-    monkeypatch.setattr("penstock.executors.workers.pace.CallerTime.come_back", come_back)
-    monkeypatch.setattr("penstock.executors.workers.pace.CallerTime.suffices", lambda caller, cost: True)
-    monkeypatch.setattr("penstock.executors.workers.pace.Pace.alone", True)
-
-    def make(i: int) -> int:
-        begun[i].set()
-        if i == held:
-            assert (begun[5] if held < 4 else got_first).wait(30)
-        return i
-
-    batches = iter(in_threads(make, size=40, share_dataset=True, in_order=in_order))
-    first = next(batches).tolist()
-    got_first.set()
-    assert first == [0, 1, 2, 3] or not in_order
-    assert sorted(i for batch in batches for i in batch.tolist()) == sorted({*range(40)} - {*first})
-
-
-def test_a_trial_of_one_thread_is_the_callers() -> None:
-    clock = [0.0]
-    pace = Pace(2, clock=lambda: clock[0])
-    seen = set()
-    for _ in range(200):
-        seen.add((pace.active, pace.alone))
-        clock[0] += 0.001
-        pace.did(100, 1e-3)
-    assert seen == {(2, False), (1, True)}
-
-
-@pytest.mark.parametrize("bound", [False, True])
-def test_whether_the_caller_may_use_a_copy_is_found_out_once(bound: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy of the dataset a batch would cost more than the caller's work saves."""
-    asked = []
-
-    def can_be_copied(fetch: Any) -> bool:
-        asked.append(fetch)
-        return not bound
-
-    monkeypatch.setattr("penstock.executors.workers.worker_thread.can_be_copied", can_be_copied)
-    monkeypatch.setattr("penstock.executors.workers.pace.Pace.alone", True)
-    monkeypatch.setattr("penstock.executors.workers.pace.IDLE_SHARE", 1e9)
-    monkeypatch.setattr("penstock.executors.workers.worker_thread.COPY_SECONDS", 1e9)
-    here = threading.get_ident()
-
-    def by_caller() -> list[bool]:
-        return [bool(batch.all()) for batch in in_threads(lambda i: threading.get_ident() == here, size=400)]
-
-    assert any(by_caller()) is not bound
-    assert not bound or len(asked) <= 1
-    monkeypatch.setattr("penstock.executors.workers.worker_thread.COPY_SECONDS", 0)
-    assert not any(by_caller())
 
 
 # --- batches in place ------------------------------------------------------------------------------------------------

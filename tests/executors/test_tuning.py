@@ -12,7 +12,7 @@ from itertools import count
 import pytest
 
 from penstock.executors.filler import Knobs, Setting
-from penstock.executors.tuning import Controller, State, Work, span_between
+from penstock.executors.tuning import Controller, State, span_between
 from penstock.loop_times import LoopMeter
 
 GIGABYTE = 1 << 30
@@ -40,7 +40,7 @@ class Simulated:
     paced: bool = False
 
     def __post_init__(self) -> None:
-        self.now = self.busy = self._worked = 0.0
+        self.now = self._worked = 0.0
         self.meter = LoopMeter()
         self.controller = Controller(self.cpus, self.cpus, lambda: self.room, lambda: self.now)
         self.settings = [self.setting]
@@ -69,7 +69,6 @@ class Simulated:
         begun = max(heapq.heappop(self._free), slot)
         cost = self.make(number, threads)
         heapq.heappush(self._free, begun + cost)
-        self.busy += cost
         took = max(self.now, begun + cost)
         waited, self.now = took - self.now, took
         self.meter.add(waited, None if number == 0 else self._worked)
@@ -80,8 +79,7 @@ class Simulated:
         if self.now >= self._asked + 0.1:
             self._asked = self.now
             before = self.setting
-            work = Work(self.now, self.busy, self.now * self.cpus * self.cpu)
-            self.controller.look(self.meter.times(), lambda: work, knobs)
+            self.controller.look(self.meter.times(), self.now * self.cpus * self.cpu, knobs)
             if self.setting != before:
                 self.settings.append(self.setting)
         self._worked = self.work(number, threads)
@@ -154,9 +152,9 @@ def test_threads_with_a_pace_of_their_own_are_not_made_fewer_for_that() -> None:
 def test_cores_are_left_to_a_loop_that_keeps_all_busy() -> None:
     loop = Simulated(evenly(0.01), slower)
     assert loop.until(State.FROZEN) < 10
-    assert loop.setting.threads == 1
-    assert loop.run(5) == pytest.approx(1 / 0.02, rel=0.01)
-    assert "the CPUs were 100% busy; with 1 thread it took 9% more batches a second than with 4" in loop.reasons[0]
+    assert loop.setting.threads == 2
+    assert loop.run(5) == pytest.approx(1 / 0.0206, rel=0.01)
+    assert "the CPUs were 100% busy; with 2 threads it took 6% more batches a second than with 4" in loop.reasons[0]
 
 
 def test_no_core_is_left_where_the_loop_would_wait() -> None:
@@ -208,30 +206,17 @@ def test_depth_stays_within_its_part_of_the_memory() -> None:
     assert loop.depth == USUAL
 
 
-def test_memory_that_becomes_short_is_given_back() -> None:
-    loop = Simulated(bursts, evenly(0.01), cpu=0.5)
-    loop.run(30)
-    assert loop.depth > USUAL
-    loop.room = 1 << 20
-    loop.run(10)
-    assert loop.depth == USUAL and any("part of the memory that is left" in why for why in loop.reasons)
-    assert loop.controller.tuning().in_flight == USUAL
-
-
 def test_a_loop_that_changes_much_is_tuned_anew() -> None:
     making = [0.01]
 
     loop = Simulated(lambda number, threads: making[0], slower)
     loop.until(State.FROZEN)
-    assert loop.setting.threads == 1
+    assert loop.setting.threads == 2
     making[0] = 0.07  # the images are larger now
     loop.run(120)
     assert loop.setting.threads == 4
     assert loop.run(60) == pytest.approx(1 / 0.0218, rel=0.02)
-    making[0] = 0.01
-    loop.run(300)
-    assert loop.setting.threads == 1
-    assert "with 1 thread the loop came to wait" in str(loop.reasons)
+    assert "the loop has changed: it takes" in str(loop.reasons)
 
 
 def test_a_loop_that_works_longer_is_tuned_anew() -> None:
@@ -241,7 +226,7 @@ def test_a_loop_that_works_longer_is_tuned_anew() -> None:
     assert loop.setting.threads == 4
     working[0] = 0.02
     loop.run(15)
-    assert loop.setting.threads == 1
+    assert loop.setting.threads == 2
     assert "the loop has changed: it takes 89% fewer batches a second than before, and waits 0%" in str(loop.reasons)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from penstock.errors import InvalidOption, WorkerStuck
 from penstock.executors.copies import NotCopied
 from penstock.executors.fetch import Fetch
-from penstock.executors.filler import Filler, Knobs, PassInput, PassResources, Setting, pinned
+from penstock.executors.filler import Filler, Knobs, PassInput, PassResources, pinned
 from penstock.executors.iterator import Pass
 from penstock.executors.job import Job
 from penstock.executors.staging import Staging
@@ -264,7 +264,6 @@ class ThreadFiller(Filler):
         return pinned(out) if self.resources.buffers.pinned else out
 
     def delivery(self, batch: FetchedBatch, out: Any) -> Delivery:
-        self._crew.leave()
         return Delivery(out, self._samples(batch, out))
 
     def _samples(self, batch: FetchedBatch, out: Any) -> int:
@@ -293,12 +292,6 @@ class ThreadFiller(Filler):
             return None
         deepens = self.resources.in_flight is None and self.reads_ahead
         return Knobs(workers, self._in_flight, self._batch_bytes if deepens else 0, paced=True)
-
-    def tune(self, setting: Setting) -> None:
-        super().tune(setting)
-        with self._crew.parked:
-            self._crew.pace.limit(setting.threads)
-            self._crew.parked.notify_all()
 
 
 class ThreadExecutor:

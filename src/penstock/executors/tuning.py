@@ -1,10 +1,10 @@
 """num_workers=None: how many threads fill batches and how many batches are in flight, found by the loop's clocks.
 
 A `Controller` is numbers only: it reads no clock of its own and touches no thread. In windows of the loop's time it
-compares the setting in use with another one, in turns, and keeps the better one. Where the loop hardly waits and the
-CPUs have time to spare there is nothing to gain, and nothing is tried. What has settled is frozen, until the loop's
-times are much different. `Autotune` gives it the loop's times, and its setting to the pass, as an observer of what the
-loop gets: all of it is done by the thread that calls next().
+compares the setting in use with another one, in turns, and keeps the better one (`Comparison`, which Python threads use
+too to find how many of them get on: `workers.pace`). What has settled is frozen, until the loop's times are much
+different. `Autotune` gives it the loop's times, and its setting to the pass, as an observer of what the loop gets: all
+of it is done by the thread that calls next().
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, Generic, TypeVar
 
 from penstock.executors.filler import Knobs, Setting
 from penstock.loop_times import LoopTimes
@@ -27,8 +27,10 @@ from penstock.system.cpus import usable_cpus
 from penstock.system.host_memory import available_bytes
 from penstock.system.words import counted
 
-#: By this factor a loop must be faster to be worth a change, and by this one it may be slower for fewer threads.
-FASTER, AS_FAST = 1.05, 0.99
+S = TypeVar("S")
+
+#: By this factor a loop must be faster to be worth a change.
+FASTER = 1.05
 #: A setting that makes the loop so much slower is not tried for another window.
 HOPELESS = 0.8
 #: Windows of either setting of a trial, in turns.
@@ -46,7 +48,7 @@ MOST_IN_FLIGHT, MEMORY_PART = 64, 8
 #: A loop has changed where a batch takes it so many times as long, or as short, or it waits for so much more or less of
 #: the time, in so many windows one after the other.
 CHANGED, CHANGED_SHARE, CHANGED_WINDOWS = 1.5, 0.1, 3
-#: Seconds for which nothing more is tried, the first time and at the most: they double where the loop changes often.
+#: Seconds for which nothing more is tried, the first time and at the most: they double with each change of the loop.
 FIRST_HOLD, LONGEST_HOLD = 2.0, 300.0
 #: Steps that are kept.
 MOST_STEPS = 32
@@ -56,8 +58,6 @@ LONG_WINDOW = 2.0
 PASSED_OVER = 2
 #: The controller is asked no more often than once in so many seconds.
 LOOK_SECONDS = 0.1
-#: The stage in which readers work, which fill no batches.
-_READERS = "read_ahead"
 
 
 class State(Enum):
@@ -115,27 +115,19 @@ def span_between(begin: LoopTimes, end: LoopTimes) -> Span:
 
 
 @dataclass
-class Comparison:
-    """Two settings in turns, in windows of the loop's time: the one in use, another one, the one in use, ..."""
+class Comparison(Generic[S]):
+    """Two settings that are measured in turns: the one in use, another one, the one in use, ..."""
 
-    before: Setting
-    other: Setting
-    least: float
-    """The rate that the other one must reach, as a factor of the rate with the one in use."""
-    why: str
-    batches: int = 0
-    """The batches of a window, where long waits are rare; 0: as usual."""
+    before: S
+    other: S
+    hopeless: float = 0.0
+    """The comparison ends where the other one has less than this factor of the rate in a round."""
     rates: list[float] = field(default_factory=list)
 
     @property
-    def setting(self) -> Setting:
+    def setting(self) -> S:
         """Whose turn it is."""
         return self.other if len(self.rates) % 2 else self.before
-
-    @property
-    def deepens(self) -> bool:
-        """Whether the settings differ in the number of batches in flight."""
-        return self.other.in_flight != self.before.in_flight
 
     @property
     def factors(self) -> list[float]:
@@ -145,24 +137,33 @@ class Comparison:
     @property
     def decided(self) -> bool:
         """Whether nothing more need be measured."""
-        return len(self.factors) == ROUNDS or (bool(self.factors) and self.factors[-1] < HOPELESS)
+        return len(self.factors) == ROUNDS or (bool(self.factors) and self.factors[-1] < self.hopeless)
+
+    @property
+    def factor(self) -> float:
+        """How many times as fast the other one is."""
+        return median(self.factors)
+
+
+@dataclass
+class Trial(Comparison[Setting]):
+    """Another setting of a pass, which may be better."""
+
+    hopeless: float = HOPELESS
+    why: str = ""
+    """What was seen of the loop."""
+    batches: int = 0
+    """The batches of a window, where long waits are rare; 0: as usual."""
+
+    @property
+    def deepens(self) -> bool:
+        """Whether the settings differ in the number of batches in flight."""
+        return self.other.in_flight != self.before.in_flight
 
     @property
     def better(self) -> bool:
-        """Whether the other one is better: threads that are to be faster are so in every round."""
-        factors = self.factors
-        every = self.least < 1 or self.deepens or min(factors) > 1
-        return len(factors) == ROUNDS and median(factors) >= self.least and every
-
-
-class Work(NamedTuple):
-    """What was worked until now, in seconds."""
-
-    now: float
-    busy: float
-    """Of all threads that fill batches."""
-    cpu: float
-    """CPU time of this process."""
+        """Whether the other one is worth a change: another number of threads must be faster in every round."""
+        return self.factor >= FASTER and len(self.factors) == ROUNDS and (self.deepens or min(self.factors) > 1)
 
 
 class Controller:
@@ -188,58 +189,44 @@ class Controller:
         self._began = clock()
         self._steps: tuple[TuningStep, ...] = ()
         self._usual = 0  # batches in flight as chosen by their size
-        self._window: tuple[LoopTimes, Work | None] | None = None
+        self._window: tuple[LoopTimes, float, float] | None = None  # its begin, with the clock and the CPU time then
         self._passed_over = PASSED_OVER  # batches until the window begins
-        self._trial: Comparison | None = None
+        self._trial: Trial | None = None
         self._tried: set[frozenset[Setting]] = set()  # pairs, since the loop changed
-        self._full: Setting | None = None  # the setting before threads were taken away to leave CPUs to the loop
-        self._gave_back = False  # these threads, after a time without them; they are taken away when that may do
         self._frozen_with: Span | None = None
         self._windows_changed = 0
         self._hold, self._held_until = FIRST_HOLD, 0.0
 
-    def look(self, loop: LoopTimes, work: Callable[[], Work], knobs: Knobs) -> None:
-        """Choose the setting from here on by the loop's times until now. work: is called where it is needed."""
+    def look(self, loop: LoopTimes, cpu_seconds: float, knobs: Knobs) -> None:
+        """Choose the setting from here on by the loop's times, and the CPU time of this process, until now."""
         if self.setting.in_flight is None:
             self._usual = knobs.in_flight
+        now = loop, self._clock(), cpu_seconds
         if self._window is None:
-            self._window = loop, None
+            self._window = now
             return
-        begun, work_begun = self._window
+        begun, begun_at, cpu_begun = self._window
         span = span_between(begun, loop)
         if self._passed_over:
             if span.batches >= self._passed_over:
-                self._passed_over = 0
-                self._window = loop, work() if self.state is State.OBSERVING else None
+                self._passed_over, self._window = 0, now
             return
         if not self._suffices(span):
             return
-        if self._short_of_memory(knobs):
-            self._give_memory_back()
-        elif self.state is not State.TRYING and self._full is not None and span.share >= STARVED:
-            self._give_threads_back(self._full, span)
-        elif self.state is State.TRYING:
-            self._go_on(span)
+        if self._trial is not None:
+            self._go_on(self._trial, span)
         elif self.state is State.FROZEN:
             self._check(span)
         else:
-            assert work_begun is not None
-            self._observe(span, work_begun, work(), knobs)
-        self._begin_window(loop)
+            self._observe(span, (cpu_seconds - cpu_begun) / (max(now[1] - begun_at, 1e-9) * self._cpus), knobs)
+        self._window, trial = now, self._trial
+        deeper = trial.other.in_flight if trial is not None and trial.deepens else None
+        self._passed_over = max(PASSED_OVER, deeper or 0)
 
     def tuning(self) -> Tuning:
         """Return what was done so far."""
         in_flight = self.setting.in_flight or self._usual
         return Tuning(self.setting.threads, self._threads, in_flight, self.state is State.FROZEN, self._steps)
-
-    # --- windows ------------------------------------------------------------------------------------------------------
-
-    def _begin_window(self, loop: LoopTimes) -> None:
-        """Begin a window behind the batches that were made with the setting before."""
-        self._window = loop, None
-        self._passed_over = PASSED_OVER
-        if self._trial is not None and self._trial.deepens:
-            self._passed_over = max(PASSED_OVER, self._trial.other.in_flight or 0)
 
     def _suffices(self, span: Span) -> bool:
         """Return whether a window is long enough."""
@@ -252,71 +239,53 @@ class Controller:
 
     # --- what a window comes to ---------------------------------------------------------------------------------------
 
-    def _observe(self, span: Span, begun: Work, ended: Work, knobs: Knobs) -> None:
-        wall = max(ended.now - begun.now, 1e-9)
-        busy = (ended.busy - begun.busy) / span.seconds
-        full = (ended.cpu - begun.cpu) / (wall * self._cpus)
-        for setting, least, why, *batches in self._candidates(span, busy, full, knobs):
-            if frozenset((self.setting, setting)) not in self._tried:
-                self._trial, self.state = Comparison(self.setting, setting, least, why, *batches), State.TRYING
+    def _observe(self, span: Span, full: float, knobs: Knobs) -> None:
+        """Begin a trial, or freeze the setting where none is left. full: the share of the CPUs that is in use."""
+        for trial in self._candidates(span, full, knobs):
+            if frozenset((trial.before, trial.other)) not in self._tried:
+                self._trial, self.state = trial, State.TRYING
                 return
         self._frozen_with, self._windows_changed = span, 0
-        self._gave_back &= self._full is None
         self._held_until = self._clock() + self._hold
         self.state = State.FROZEN
 
-    def _candidates(self, span: Span, busy: float, full: float, knobs: Knobs) -> Iterator[tuple[Any, ...]]:
-        """Yield the settings that may be better, as a Comparison has them.
-
-        busy: threads at work on average. full: the CPUs' share in use.
-        """
+    def _candidates(self, span: Span, full: float, knobs: Knobs) -> Iterator[Trial]:
+        """Yield the settings that may be better."""
         threads, in_flight = self.setting.threads, self.setting.in_flight
-        waited = f"the loop waited {span.share:.0%} of the time"
-        competing = full >= FULL and span.share < 0.8  # the loop and the threads take CPUs from each other
-        filled = f"{waited} and the CPUs were {min(full, 1.0):.0%} busy"
-        one_left = threads - 1 if threads == self._cpus else threads
+        why = f"the loop waited {span.share:.0%} of the time"
+        fewer = Setting((threads + 1) // 2, in_flight)
         if span.share < STARVED:
-            fewer = max(1, min(one_left, math.ceil(busy)))
-            if competing and fewer < threads:
-                yield Setting(fewer, in_flight), AS_FAST, filled
+            if full >= FULL and threads > 1 and not knobs.paced:
+                yield Trial(self.setting, fewer, why=f"{why} and the CPUs were {min(full, 1.0):.0%} busy")
             return
         if threads < self._threads:
-            yield Setting(min(self._threads, 2 * threads), in_flight), FASTER, waited
+            yield Trial(self.setting, Setting(min(self._threads, 2 * threads), in_flight), why=why)
         if span.rare <= RARE:
             deeper = min(2 * knobs.in_flight, self._deepest(knobs))
             if deeper > knobs.in_flight:
                 apart = round(1 / max(span.rare, 1e-3))
-                why = f"{waited}, half of it for one batch in {apart}"
-                yield Setting(threads, deeper), FASTER, why, BURSTS * apart
+                rarely = f"{why}, half of it for one batch in {apart}"
+                yield Trial(self.setting, Setting(threads, deeper), why=rarely, batches=BURSTS * apart)
         if threads > 1 and not knobs.paced:
-            yield Setting((threads + 1) // 2, in_flight), FASTER, waited
-        if competing and 0 < one_left < threads:
-            yield Setting(one_left, in_flight), FASTER, filled
+            yield Trial(self.setting, fewer, why=why)
 
-    def _go_on(self, span: Span) -> None:
+    def _deepest(self, knobs: Knobs) -> int:
+        """Return how many batches may be in flight: 0 where the pass does not let more be so."""
+        if not knobs.batch_bytes:
+            return 0
+        return min(MOST_IN_FLIGHT, self._room() // MEMORY_PART // knobs.batch_bytes)
+
+    def _go_on(self, trial: Trial, span: Span) -> None:
         """Take note of a window of a trial."""
-        trial = self._trial
-        assert trial is not None
         trial.rates.append(span.rate)
         self.setting = trial.setting
         if not trial.decided:
             return
-        better = trial.better
-        if better and trial.least < 1:
-            self._full = self._full or trial.before
-        self.setting = trial.other if better else trial.before
+        self.setting = trial.other if trial.better else trial.before
         self._tried.add(frozenset((trial.before, trial.other)))
         new, old = (self._words(setting, trial.deepens) for setting in (trial.other, trial.before))
-        self._note(f"{trial.why}; with {new} it took {_compared(median(trial.factors))} with {old}")
+        self._note(f"{trial.why}; with {new} it took {_compared(trial.factor)} with {old}")
         self._trial, self.state = None, State.OBSERVING
-
-    def _give_threads_back(self, full: Setting, span: Span) -> None:
-        """Go back to all threads: what was in flight had hidden that fewer are too few, or the loop is faster now."""
-        lean, self._full, self.setting = self.setting, None, Setting(full.threads, self.setting.in_flight)
-        self._tried.add(frozenset((lean, self.setting)))
-        self._gave_back |= self.state is State.FROZEN
-        self._note(f"with {self._words(lean, False)} the loop came to wait {span.share:.0%} of the time")
-        self.state = State.OBSERVING
 
     def _check(self, span: Span) -> None:
         """Look whether the loop does something else than when its setting was frozen."""
@@ -325,40 +294,16 @@ class Controller:
         factor, difference = span.rate / before.rate, abs(span.share - before.share)
         turned = difference >= CHANGED_SHARE and (span.share >= STARVED) != (before.share >= STARVED)
         changed = not 1 / CHANGED < factor < CHANGED or turned
-        waits_no_more = self._gave_back and span.share < STARVED
-        self._windows_changed = self._windows_changed + 1 if changed or waits_no_more else 0
-        now = self._clock()
-        if self._windows_changed < CHANGED_WINDOWS or now < self._held_until:
+        self._windows_changed = self._windows_changed + 1 if changed else 0
+        if self._windows_changed < CHANGED_WINDOWS or self._clock() < self._held_until:
             return
-        quiet = now - (self._held_until - self._hold) > 10 * self._hold
-        self._hold = FIRST_HOLD if quiet else min(2 * self._hold, LONGEST_HOLD)
+        self._hold = min(2 * self._hold, LONGEST_HOLD)
         self._tried.clear()
-        if changed:
-            self._note(
-                f"the loop has changed: it takes {_compared(factor)} before, and waits {span.share:.0%} of the time, "
-                f"before {before.share:.0%}; other settings are tried"
-            )
+        self._note(
+            f"the loop has changed: it takes {_compared(factor)} before, and waits {span.share:.0%} of the time, "
+            f"before {before.share:.0%}; other settings are tried"
+        )
         self.state = State.OBSERVING
-
-    # --- memory -------------------------------------------------------------------------------------------------------
-
-    def _deepest(self, knobs: Knobs) -> int:
-        """Return how many batches may be in flight: 0 where the pass does not let more be so."""
-        if not knobs.batch_bytes:
-            return 0
-        return min(MOST_IN_FLIGHT, self._room() // MEMORY_PART // knobs.batch_bytes)
-
-    def _short_of_memory(self, knobs: Knobs) -> bool:
-        """Return whether the batches of a deeper setting would take twice their part of the memory that is left."""
-        depth = self.setting.in_flight
-        return depth is not None and depth * knobs.batch_bytes > self._room() // MEMORY_PART * 2
-
-    def _give_memory_back(self) -> None:
-        """Go back to the usual depth."""
-        if self._trial is not None:
-            self._trial, self.state = None, State.OBSERVING
-        depth, self.setting = self.setting.in_flight, Setting(self.setting.threads)
-        self._note(f"{depth} batches in flight would take too large a part of the memory that is left")
 
     # --- words --------------------------------------------------------------------------------------------------------
 
@@ -417,7 +362,7 @@ class Autotune:
             return
         try:
             before = controller.setting
-            controller.look(self._counters.loop.times(), self._work, knobs)
+            controller.look(self._counters.loop.times(), time.process_time(), knobs)
             if controller.setting != before:
                 made.tune(controller.setting)
         finally:
@@ -427,11 +372,6 @@ class Autotune:
         """Return what was done so far; None: no pass was tuned."""
         controller = self._controller
         return None if controller is None else controller.tuning()
-
-    def _work(self) -> Work:
-        stages = self._counters.meter.stages()
-        busy = sum(spent.seconds for name, spent in stages.items() if name != _READERS)
-        return Work(self._clock(), busy, time.process_time())
 
 
 class TuningObserver(Observer):
