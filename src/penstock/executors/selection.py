@@ -348,8 +348,6 @@ class Executors:
                 settings.batch_size or 1,
                 settings.num_workers,
                 init=settings.worker_init_fn,
-                in_flight=settings.in_flight,
-                prefetch_factor=settings.prefetch_factor,
                 shared=settings.share_dataset,
             )
             batches = None if settings.persistent_workers else BatchOrder(settings).length()

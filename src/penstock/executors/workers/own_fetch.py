@@ -130,15 +130,6 @@ def _warn_of_no_array() -> None:
         torch.from_numpy(array)
 
 
-def can_be_copied(fetch: Fetch) -> bool:
-    """Return whether a thread's own fetch could be copied again: it then holds nothing that is bound to its thread."""
-    try:
-        _snapshot(fetch, None)
-    except NotCopied:
-        return False
-    return True
-
-
 def describe_copies(fetch: Fetch, init: Init | None, *, shared: bool) -> str:
     """Return whose dataset each thread uses, for explain()."""
     if shared:
