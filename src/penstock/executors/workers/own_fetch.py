@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset
 
 from penstock.executors.copies import NotCopied, Snapshot
 from penstock.executors.fetch import Fetch
@@ -96,7 +95,7 @@ class OwnFetches:
 
 
 def _snapshot(fetch: Fetch, init: Init | None) -> Snapshot:
-    snapshot = Snapshot(iterable=isinstance(fetch.dataset, IterableDataset), read_only=True)
+    snapshot = Snapshot(read_only=True)
     _copied(snapshot.add, fetch, init)
     return snapshot
 
