@@ -119,15 +119,7 @@ class Explained:
             yield f"so far   {done}; your loop waited {stats.wait_seconds:.2f} s for them"
         if stats.verdict:
             yield f"verdict  {stats.verdict}"
-        tuning, reading = stats.tuning, stats.reading
-        if tuning is not None and self.settings.workers_chosen and (tuning.frozen or tuning.steps):
-            why = (
-                f"because {tuning.steps[-1].why}"
-                if tuning.steps
-                else "as there was nothing to gain from another number"
-            )
-            depth = f"{counted(tuning.in_flight, 'batch', 'batches')} in flight"
-            yield f"tuned    {tuning.threads} of {counted(tuning.of, 'thread')} at work, {depth}, {why}"
+        reading = stats.reading
         if reading.deepest:
             brought = reading.ahead + reading.awaited
             now = f" ({reading.depth} at work now)" if reading.depth else ""

@@ -21,6 +21,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import penstock
 from penstock.executors.buffers import Buffers
 from penstock.executors.collating import Build, layout_of
+from penstock.executors.filler import IN_FLIGHT
 from penstock.executors.workers.pace import Pace
 from tests import python_processes
 from tests.resources import collect
@@ -249,6 +250,33 @@ def test_explain_says_who_reads() -> None:
     assert native.explain().startswith("plan     2 native threads")
     asked = penstock.DataLoader(penstock.Arrays(np.zeros((9, 2))), num_workers=2, worker_method="process")
     assert "2 worker processes" in asked.explain() and "worker_method=None" in asked.explain()
+
+
+@pytest.mark.parametrize("persistent_workers", [False, True])
+@pytest.mark.parametrize(
+    ("dataset", "options", "depth"),
+    [
+        (tud.TensorDataset(torch.arange(600.0).reshape(200, 3), torch.arange(200)), {}, 0),  # rows wait for the loop
+        (Made(image, 90), {"worker_method": "thread"}, IN_FLIGHT),
+        (Made(image, 90), {"worker_method": "thread", "collate_fn": list}, 7),
+        (Made(image, 90), {"worker_method": "thread", "prefetch_factor": 4}, 12),
+    ],
+    ids=["rows", "threads", "objects", "prefetch_factor"],
+)
+def test_without_num_workers_there_is_one_for_each_cpu(
+    dataset: Any, options: dict[str, Any], depth: int, persistent_workers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.executors.selection.usable_cpus", lambda: 3)
+    monkeypatch.setattr("penstock.executors.selection.SMALL_BATCH", 0)  # threads fill the smallest batch too
+    loader: Any = penstock.DataLoader(dataset, 4, persistent_workers=persistent_workers, **options)
+    fixed = penstock.DataLoader(dataset, 4, num_workers=2, **options)
+    for _ in range(2):
+        assert_same(list(loader), list(fixed))
+    batches: Any = iter(loader)
+    for _ in range(2):
+        next(batches)
+    assert batches.filler.workers == 3 and len(batches._queue) == depth
+    batches._shutdown_workers()
 
 
 # --- how many threads work at a time --------------------------------------------------------------------------------

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-
-from penstock.executors.tuning import Comparison
+from statistics import median
 
 #: Samples cheaper than this are worth measuring how many threads fetch them best, in seconds.
 CHEAP_SECONDS = 1e-3
@@ -21,6 +20,7 @@ class Pace:
     """
 
     WINDOW_SECONDS = 0.01
+    ROUNDS = 3  # of windows for either number
     FIRST_PAUSE = 25  # windows till the next trials
     LONGEST_PAUSE = 400
     GAIN = 1.1  # by which more threads must be faster
@@ -28,7 +28,8 @@ class Pace:
     def __init__(self, threads: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self.active = self._settled = self._threads = threads
         self._clock = clock
-        self._trial: Comparison[int] | None = None
+        self._few = 0  # compared with twice as many; 0: nothing is tried
+        self._rates: list[float] = []  # of few, many, few, many, ...
         self._pause = self.FIRST_PAUSE
         self._left = 1  # windows till the next trials
         self._begin_window()
@@ -47,10 +48,10 @@ class Pace:
         if elapsed < self.WINDOW_SECONDS or self._chunks < 2 * self.active:
             return
         if seconds / samples >= CHEAP_SECONDS:
-            self.active, self._trial = self._threads, None
-        elif self._trial is not None:
-            self._trial.rates.append(self._samples / elapsed)
-            self._go_on(self._trial)
+            self.active, self._few = self._threads, 0
+        elif self._few:
+            self._rates.append(self._samples / elapsed)
+            self._go_on()
         else:
             self._left -= 1
             if self._left <= 0:
@@ -58,19 +59,19 @@ class Pace:
         self._begin_window()
 
     def _try(self, few: int) -> None:
-        self._trial = Comparison(few, min(2 * few, self._threads))
-        self.active = few
+        self._rates, self._few, self.active = [], few, few
 
-    def _go_on(self, trial: Comparison[int]) -> None:
-        if not trial.decided:
-            self.active = trial.setting
-        elif trial.factor <= self.GAIN:
-            self._settle(trial.before)
-        elif trial.other == self._threads:
-            self._settle(trial.other)
+    def _go_on(self) -> None:
+        few, many = self._few, min(2 * self._few, self._threads)
+        if len(self._rates) < 2 * self.ROUNDS:
+            self.active = many if len(self._rates) % 2 else few
+        elif median(self._rates[1::2]) <= self.GAIN * median(self._rates[::2]):
+            self._settle(few)
+        elif many == self._threads:
+            self._settle(many)
         else:
-            self._try(trial.other)
+            self._try(many)
 
     def _settle(self, count: int) -> None:
         self._pause = min(2 * self._pause, self.LONGEST_PAUSE) if count == self._settled else self.FIRST_PAUSE
-        self._left, self._trial, self._settled, self.active = self._pause, None, count, count
+        self._left, self._few, self._settled, self.active = self._pause, 0, count, count
