@@ -1,4 +1,4 @@
-"""num_workers=None beside fixed numbers of threads on five workloads: whether as many threads as CPUs are as fast as the best number.
+"""num_workers=None beside fixed numbers of threads on five workloads: whether a thread for each CPU is fast enough.
 
 The same loader and samples everywhere; fixed numbers from 1 to twice the CPUs. Before anything is measured, the loop of
 "None" has run for 10 seconds (of its own time). Passes of all alternate, in one process, for half a second each:
