@@ -1,4 +1,4 @@
-"""num_workers=None beside fixed numbers of threads on five workloads: whether autotuning finds the best number.
+"""num_workers=None beside fixed numbers of threads on five workloads: whether a thread for each CPU is fast enough.
 
 The same loader and samples everywhere; fixed numbers from 1 to twice the CPUs. Before anything is measured, the loop of
 "None" has run for 10 seconds (of its own time). Passes of all alternate, in one process, for half a second each:
@@ -148,7 +148,7 @@ def files_of(setup: Setup) -> Any:
 
 # --- what is asked ----------------------------------------------------------------------------------------------------
 
-HOW = f"num_workers=None, after {TUNED_SECONDS:.0f} s of tuning; fixed: {', '.join(map(str, NUMBERS))}."
+HOW = f"num_workers=None, after {TUNED_SECONDS:.0f} s; fixed: {', '.join(map(str, NUMBERS))}."
 
 
 def table(

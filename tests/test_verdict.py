@@ -21,7 +21,7 @@ from penstock.loop_model import Cause, FillerWork, Measured, Workers, measured, 
 from penstock.loop_times import WAIT_CLASSES, LoopClock, LoopMeter, LoopTimes
 from penstock.observe import Delivery, Meter, StageTime
 from penstock.system.cpus import machine_cpu_seconds
-from penstock.verdict import WAITING, findings, larger_batches, verdict
+from penstock.verdict import WAITING, findings, verdict
 from tests.forking import assert_in_child
 from tests.photos import noise_image
 from tests.sample_datasets import Made
@@ -82,7 +82,8 @@ def test_the_first_finding(name: str) -> None:
     first = findings(found)[0]
     assert first.cause is cause, findings(found)
     assert first.evidence.endswith(".")
-    assert (first.gain == 1.0 and not first.change) if cause is Cause.COMPUTE else first.gain > 1.1
+    nothing_helps = name in ("compute", "tiny batches")
+    assert (first.gain == 1.0 and not first.change) if nothing_helps else first.gain > 1.1
     assert verdict(found).startswith(f"The consumer waited {found.wait / found.step:.0%} of the time (")
 
 
@@ -180,13 +181,6 @@ def test_python_that_waits_for_the_cpus_of_its_quota_does_not_read() -> None:
     (first, *_) = findings(found)
     assert first.cause is Cause.CPUS and first.change.startswith("a CPU limit of ")
     assert first.gain == pytest.approx(found.step / (found.work + found.overhead))
-
-
-def test_larger_batches_save_the_step_of_an_empty_loop_too() -> None:
-    us = 1e-6
-    found = Measured(1000, 26 * us, 6.5 * us, 2, Workers.NATIVE, 2, 1, {Cause.COPY: 0.3 * us}, {}, other_cpu=30 * us)
-    assert larger_batches(found) == pytest.approx(7.8, rel=0.02)
-    assert larger_batches(replace(found, work=5000 * us)) < 1.01, "the loop's own work is what takes the time"
 
 
 def test_the_machines_cpu_time(tmp_path: Path) -> None:

@@ -115,13 +115,6 @@ class PyPool {
     pool_->run_here(number);
   }
 
-  void set_active(unsigned threads) {
-    check_process();
-    pool_->set_active(threads);
-  }
-
-  [[nodiscard]] unsigned active() const { return pool_->active(); }
-
   // Waits in slices, so that Ctrl-C is seen.
   const char* wait(std::uint64_t number, double seconds) {
     check_process();
@@ -312,8 +305,6 @@ void bind_pool(nb::module_& m) {
       .def("prepare", &PyPool::prepare, nb::arg("seed"), nb::arg("epoch"), nb::arg("local"), nb::arg("sample"),
            nb::arg("position"), nb::arg("source").none(), nb::arg("names").none())
       .def("submit", &PyPool::submit, nb::arg("batch"), nb::arg("fields"), nb::arg("staged") = false)
-      .def("set_active", &PyPool::set_active, nb::arg("threads"))
-      .def_prop_ro("active", &PyPool::active)
       .def("run_here", &PyPool::run_here, nb::arg("number"))
       .def("wait", &PyPool::wait, nb::arg("number"), nb::arg("seconds"))
       .def("retire", &PyPool::retire, nb::arg("number"))

@@ -57,7 +57,6 @@ Pool::Pool(std::shared_ptr<const Program> program, unsigned threads, unsigned re
       process_(getpid()),
       grain_(choose_grain(*program_)),
       in_memory_(reads_memory(*program_)),
-      active_(threads),
       states_(std::make_unique<Worker[]>(std::size_t{threads} + 1)),
       has_readers_(readers > 0 && reads_files(*program_)),
       readers_(has_readers_ ? readers : 0, ahead_bytes, recorded) {
@@ -102,7 +101,6 @@ void Pool::close() {
     stop_.store(true, std::memory_order_relaxed);
   }
   work_.notify_all();
-  parked_.notify_all();
   done_.notify_all();
   python_.notify_all();
   readers_.close();  // first: workers wait for them
@@ -163,34 +161,21 @@ void Pool::stage(Batch& batch) {
 // awake has done so.
 bool Pool::one_grain(const Batch& batch) const { return in_memory_ && batch.local.size() <= grain_; }
 
-void Pool::set_active(unsigned workers) {
-  {
-    const std::lock_guard hold(lock_);
-    active_.store(std::clamp(workers, std::min(1U, thread_count_), thread_count_), std::memory_order_relaxed);
-  }
-  parked_.notify_all();  // those beyond the number park at their next look for samples
-}
-
 void Pool::work(unsigned number) {
   Scratch scratch(counters_of(number));
   while (true) {
     std::shared_ptr<Batch> batch;
     {
       std::unique_lock hold(lock_);
-      while (!closed_ && (parks(number) || open_.empty())) (parks(number) ? parked_ : work_).wait(hold);
+      work_.wait(hold, [&] { return closed_ || !open_.empty(); });
       if (closed_) return;
       batch = open_.front();
     }
     fill(*batch, scratch, number);
     const std::lock_guard hold(lock_);
-    if (!open_.empty() && open_.front() == batch && all_taken(*batch)) open_.pop_front();
+    if (!open_.empty() && open_.front() == batch) open_.pop_front();
     if (closed_) return;
   }
-}
-
-// A worker that parks leaves a batch in the middle, for those that go on.
-bool Pool::all_taken(const Batch& batch) noexcept {
-  return batch.next.load(std::memory_order_relaxed) >= batch.local.size();
 }
 
 void Pool::run_here(std::uint64_t number) {
@@ -212,17 +197,13 @@ void Pool::fill_here(const std::shared_ptr<Batch>& batch) {
   fill(*batch, *own_scratch_, thread_count_);
 }
 
-// Fills samples of the batch for as long as it has any left to take, and the worker of that number is an active one.
+// Fills samples of the batch for as long as it has any left to take.
 void Pool::fill(Batch& batch, Scratch& scratch, unsigned number) {
   Worker& worker = states_[number];
   if (worker.timeline) worker.timeline->begin(worker.stages);
   scratch.clock.start();
   std::uint32_t samples = 0;
-  while (!parks(number)) {
-    const std::uint32_t some = fill_some(batch, scratch, worker);
-    if (some == 0) break;
-    samples += some;
-  }
+  while (const std::uint32_t some = fill_some(batch, scratch, worker)) samples += some;
   scratch.clock.flush();
   worker.rest();
   if (worker.timeline && samples > 0) worker.timeline->end(worker.stages, samples);

@@ -7,10 +7,7 @@
 // What a sample is, and how it is filled, only its Filler knows (tensor/filler.h). Files that do not lie in memory are
 // brought by reader threads, ahead of the workers (read_ahead.h).
 //
-// At most set_active() of the workers take samples; the others park on a condition variable of their own, which nothing
-// signals but a change of that number and the end of the pool.
-//
-// Threads: submit, wait, take_python, run_here, set_active and the rest may be called from any thread; none of them
+// Threads: submit, wait, take_python, run_here and the rest may be called from any thread; none of them
 // needs Python's lock, and wait and take_python block. The destructor joins the workers; in a process that
 // was forked off it leaves them alone, because they do not exist there (see abandoned()).
 // Memory: a Pool owns its threads, their Scratch, and the Batch objects in flight. A batch's rows, and the
@@ -150,11 +147,6 @@ class Pool {
   // staged: samples in memory are copied here, where they can be (Filler::stage), and their rows made from the copies.
   std::uint64_t submit(std::shared_ptr<Batch> batch, bool staged = false);
 
-  // Lets at most so many workers take samples: at least one and at most all of them. One that is beyond the number goes
-  // on with the samples that it has taken, and takes no more. Neither run_here() nor readers are counted.
-  void set_active(unsigned workers);
-  [[nodiscard]] unsigned active() const noexcept { return active_.load(std::memory_order_relaxed); }
-
   // Fills what is left of a batch in the calling thread; workers do too.
   void run_here(std::uint64_t number);
 
@@ -207,8 +199,6 @@ class Pool {
   using Fillers = Program::Fillers;
 
   void work(unsigned number);
-  [[nodiscard]] bool parks(unsigned number) const noexcept { return number < thread_count_ && number >= active(); }
-  [[nodiscard]] static bool all_taken(const Batch& batch) noexcept;
   [[nodiscard]] bool one_grain(const Batch& batch) const;
   void fill_here(const std::shared_ptr<Batch>& batch);
   void fill(Batch& batch, Scratch& scratch, unsigned number);
@@ -234,7 +224,6 @@ class Pool {
 
   std::mutex lock_;
   std::condition_variable work_;    // for workers
-  std::condition_variable parked_;  // for workers beyond the active ones
   std::condition_variable done_;    // for wait()
   std::condition_variable python_;  // for Python's threads
   std::deque<std::shared_ptr<Batch>> open_;  // batches that may have samples left to take
@@ -243,7 +232,6 @@ class Pool {
   std::vector<std::vector<std::uint8_t>> spare_;  // memory for Batch::staged
   std::uint64_t next_number_ = 0;
   unsigned python_servers_ = 0;
-  std::atomic<unsigned> active_;    // written under lock_
   bool closed_ = false;             // under lock_
   std::atomic<bool> stop_{false};   // the same for workers inside a batch
   std::mutex own_lock_;                   // held by run_here

@@ -646,13 +646,6 @@ class Pool:
         Raises ValueError.
         """
 
-    def set_active(self, threads: int) -> None:
-        """Let at most so many threads take samples, from 1 to all of them: the others park. Does not wait."""
-
-    @property
-    def active(self) -> int:
-        """How many threads may take samples."""
-
     def run_here(self, number: int) -> None:
         """Fill what is left of a batch in the calling thread; the workers do too."""
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe, SequentialSampler, default_collate
 
 from penstock.executors.selection import Executors, can_pin, gathers_rows, reads_ahead
-from penstock.executors.workers.own_fetch import can_be_copied, describe_copies
-from penstock.observe import ProcessTimes, StageTime
+from penstock.executors.workers.own_fetch import describe_copies
 from penstock.order.batch_order import BatchOrder
 from penstock.order.keyed import KeyedSampler
 from penstock.order.leftover import Remainder
@@ -30,12 +29,6 @@ from penstock.system.words import and_join, counted
 _ALIKE = 8
 #: Reasons that the line of a function's calls names.
 _MOST_REASONS = 4
-#: What threads spend on a batch beside fetching and collating its samples, in seconds: twice what was measured.
-THREAD_BATCH_SECONDS = 1e-4
-#: Batches of worker processes from which on passes are judged: fewer show little but the start of the workers.
-FEWEST_BATCHES = 50
-#: How many times as fast threads must be at least, so that they are advised.
-WORTH_A_CHANGE = 1.2
 
 
 @dataclass(frozen=True)
@@ -78,7 +71,7 @@ class Explained:
         yield from self._bad_samples_and_device()
         yield from self._measured(stats)
         yield f"advice   with {self._remedies(plan)} the native core could read it"
-        yield from self._advice(plan, stats)
+        yield from self._advice()
 
     def _native(self, plan: NativePlan, stats: Stats) -> Iterator[str]:
         settings = self.settings
@@ -123,15 +116,7 @@ class Explained:
             yield f"so far   {done}; your loop waited {stats.wait_seconds:.2f} s for them"
         if stats.verdict:
             yield f"verdict  {stats.verdict}"
-        tuning, reading = stats.tuning, stats.reading
-        if tuning is not None and self.settings.workers_chosen and (tuning.frozen or tuning.steps):
-            why = (
-                f"because {tuning.steps[-1].why}"
-                if tuning.steps
-                else "as there was nothing to gain from another number"
-            )
-            depth = f"{counted(tuning.in_flight, 'batch', 'batches')} in flight"
-            yield f"tuned    {tuning.threads} of {counted(tuning.of, 'thread')} at work, {depth}, {why}"
+        reading = stats.reading
         if reading.deepest:
             brought = reading.ahead + reading.awaited
             now = f" ({reading.depth} at work now)" if reading.depth else ""
@@ -194,33 +179,15 @@ class Explained:
             yield self.executors.register.explain()
         yield from self.device
 
-    def _advice(self, plan: PythonPlan, stats: Stats) -> Iterator[str]:
+    def _advice(self) -> Iterator[str]:
         """Yield what might make it faster where Python reads the dataset."""
         settings = self.settings
         if settings.method is not None or settings.iterable or isinstance(settings.dataset, IterDataPipe | MapDataPipe):
-            return
-        if threads := self._measured_threads(plan, stats):
-            yield threads
             return
         workers = "" if settings.num_workers or settings.workers_chosen else " with num_workers above 0"
         others = "worker processes" if settings.num_workers else "the caller's thread"
         question = f"whether threads of this process are faster than {others}"
         yield f"advice   worker_method='auto'{workers} would measure {question}"
-
-    def _measured_threads(self, plan: PythonPlan, stats: Stats) -> str | None:
-        """Return what passes in worker processes have shown of threads, where these would be faster."""
-        settings = self.settings
-        measured = one_thread(self.executors.counters.meter.processes, stats.stages, stats.samples)
-        if not settings.num_workers or settings.seed is not None or measured is None:
-            return None  # the draws of a seed follow the sample in worker processes only
-        took, alone = measured
-        if took < WORTH_A_CHANGE * alone or not can_be_copied(self.executors.fetch(settings, plan)):
-            return None
-        return (
-            f"advice   worker_method='thread' would be at least about {took / alone:.1f} times as fast: passes in "
-            f"worker processes took {took:.2g} s, of which one thread would need {alone:.2g} s; "
-            "penstock.testing.assert_same_as_torch(dataset) checks the dataset in threads"
-        )
 
     # --- the order --------------------------------------------------------------------------------------------------
 
@@ -264,18 +231,6 @@ def _steps(plan: PythonPlan) -> Iterator[Step]:
                 yield step if step.who == "native" else Step("label   target_transform, on each label", step.who)
     elif plan.assisted is not None:
         yield from plan.assisted.steps
-
-
-def one_thread(times: ProcessTimes, stages: Mapping[str, StageTime], samples: int) -> tuple[float, float] | None:
-    """Return the seconds that passes in worker processes took, with the loop's own work, and those that one thread, in
-    turn with the loop, would need for the same samples; None: too little is known.
-
-    Threads are at least as fast as one of them. times, stages, samples: of the loader so far, by whoever read it.
-    """
-    if times.batches < FEWEST_BATCHES or times.samples != samples:
-        return None
-    fetching = sum(stages[stage].seconds for stage in ("getitem", "collate") if stage in stages)
-    return times.loader + times.loop, fetching + times.loop + times.batches * THREAD_BATCH_SECONDS
 
 
 def _given_on(settings: Settings, *, unseen: bool) -> str:

@@ -62,8 +62,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     Args:
         num_workers: native threads, or workers of `worker_method` where Python reads the dataset. None (the
             default): as many threads as CPUs this process may use, and 0 worker processes, torch's
-            default; how many of the threads work at a time, and how many batches are in flight, is tuned by what the
-            loop's clocks say (stats().tuning). 0: the caller's thread.
+            default. 0: the caller's thread.
         seed: makes the order a function of (seed, epoch), and every random draw one of (seed, epoch, sample, position),
             where position is the sample's place in the epoch's order: the same batches for any number of workers and
             ranks and after any resume; a sample that comes several times draws anew. torchvision's RandomResizedCrop,
@@ -277,16 +276,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         followers += watching(self)
         if feed is None or target is None:
             batches = self._batches(settings, None)
-            tuners = executors.autotune.begin(batches, chosen=settings.workers_chosen)
-            batches.observers = (*executors.observers, *followers, *tuners)
+            batches.observers = (*executors.observers, *followers)
             return batches
         stream = target.copy_stream()
         with target.current(stream):
             batches = self._batches(settings, target.prepare(feed, self._plan, stream), sends=sends)
             batches.observers = executors.observers
         feeding = self._device_feed.feeding(batches, feed, target, stream, settings, self._plan, executors.counters)
-        tuners = executors.autotune.begin(batches, chosen=settings.workers_chosen)
-        feeding.observers = (target, *followers, *tuners)
+        feeding.observers = (target, *followers)
         return feeding
 
     def _get_iterator(self) -> Any:

@@ -28,8 +28,6 @@ LEAST_STEPS, LEAST_SECONDS = 10, 1.0
 SATURATED = 0.85
 #: Batches that are waited for this many times as long as the median one, and at least so many seconds, stand out.
 OUTLYING, OUTLYING_SECONDS = 8, 1e-3
-#: A step of the loop up to so many seconds is a call or two, and takes as long for a larger batch.
-CALL = 20e-6
 #: A thread that could run takes up to so many times its CPU time where all CPUs are taken.
 CROWDED = 4
 

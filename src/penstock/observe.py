@@ -272,25 +272,6 @@ class ReadMeter:
         return sum((*self._finished, *(Reading(**read()) for read in list(self._working))), Reading())
 
 
-@dataclass(slots=True)
-class ProcessTimes:
-    """What passes in worker processes took the thread that calls next(), in seconds."""
-
-    loader: float = 0.0
-    """In the loader: the start of the workers, and next()."""
-    loop: float = 0.0
-    """In the loop between two calls of next()."""
-    batches: int = 0
-    samples: int = 0
-
-    def add(self, loader: float, loop: float, samples: int) -> None:
-        """Count a batch."""
-        self.loader += loader
-        self.loop += loop
-        self.batches += 1
-        self.samples += samples
-
-
 class Instant(NamedTuple):
     """A moment by the clocks of a thread, in seconds."""
 
@@ -331,7 +312,6 @@ class Meter:
         self.counter = _native.LoopCounter()
         """Counts the passes in the caller's thread, batch by batch, and the loops over all passes."""
         self.calls = CallMeter()
-        self.processes = ProcessTimes()
         self.reading = ReadMeter()
         self.sinks: tuple[SpanSink, ...] = ()
         """Called for each piece of work that is added, where somebody records them."""

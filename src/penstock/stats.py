@@ -81,36 +81,6 @@ class FillerCounts:
 
 
 @dataclass(frozen=True)
-class TuningStep:
-    """A step of the autotuning of a loader."""
-
-    seconds: float
-    """When it was made: seconds since the first pass of the loader began."""
-    threads: int
-    """Threads that may work from then on."""
-    in_flight: int
-    """Batches that are kept in flight from then on."""
-    why: str
-    """The reason, in a sentence: what was measured, and of a setting that was tried, how it did."""
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """What autotuning has chosen for a loader without num_workers=. It never changes which batches come."""
-
-    threads: int
-    """Threads that may work, of those that there are."""
-    of: int
-    """The threads that there are."""
-    in_flight: int
-    """Batches that are kept in flight; 0: no batch has come yet."""
-    frozen: bool
-    """Nothing is tried, until the loop's times are much different."""
-    steps: tuple[TuningStep, ...]
-    """The latest steps, up to 32: settings that were tried, be they kept or not, and changes of the loop."""
-
-
-@dataclass(frozen=True)
 class Stats:
     """A snapshot of a loader's counters, over all of its epochs."""
 
@@ -146,8 +116,6 @@ class Stats:
     """What reader threads did ahead of native and Python threads, where reads of files block."""
     loop: LoopTimes
     """What the loops over the loader's batches did with their time."""
-    tuning: Tuning | None
-    """What was tuned; None: num_workers= was given, or no threads have begun a pass."""
     measured: Measured | None
     """What the passes have shown of why their loops wait; None: they were too short to tell."""
     jpeg_index: IndexCounts | None = None
@@ -233,18 +201,17 @@ class Counters(Observer):
         self,
         buffers: tuple[int, int, int],
         cache: dict[str, TierCounts],
-        tuning: Tuning | None,
         found: Measured | None,
         jpeg_index: IndexCounts | None = None,
         fillers: FillerCounts | None = None,
     ) -> Stats:
-        """Return the counters now, with the given (lent, free, created) buffers, tiers, tuning and so on."""
+        """Return the counters now, with the given (lent, free, created) buffers, tiers and so on."""
         with self._lock:
             batches, samples, read_by_python = self.batches, self.samples, dict(self._read_by_python)
         meter, loop = self.meter, self.loop.times()
         stages, calls, reading = meter.stages(), meter.calls.counts(), meter.reading.counts()
         counted = (batches, samples, loop.waited, read_by_python)
-        return Stats(*counted, *buffers, stages, calls, cache, reading, loop, tuning, found, jpeg_index, fillers)
+        return Stats(*counted, *buffers, stages, calls, cache, reading, loop, found, jpeg_index, fillers)
 
 
 def samples_given(given: Any) -> int:

@@ -6,12 +6,12 @@ import logging
 import math
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.cluster.option import REQUESTS
-from penstock.loop_model import CALL, SATURATED, Cause, FillerWork, Measured, Workers
+from penstock.loop_model import SATURATED, Cause, FillerWork, Measured, Workers
 from penstock.system.words import counted, duration, size_of
 
 #: A loop that waits for less than this share of its time is not held up by its batches.
@@ -20,8 +20,6 @@ WAITING = 0.05
 WORTH = 1.05
 #: Batches that stand out are few: at most this share of the batches; and most of the wait is for them.
 FEW, MOST = 0.05, 0.5
-#: What batches are made larger by where the cost of each batch, beside its samples, is the limit.
-LARGER = 8
 #: What a cache is given to try it out: files that do not fit are read as before.
 ROOM = "1GiB"
 #: Workers that are advised at the most, where there are no more CPUs: each process takes memory.
@@ -83,30 +81,22 @@ def _outliers(found: Measured) -> Iterator[Finding]:
 
 
 def _overhead(found: Measured) -> Iterator[Finding]:
-    """Yield the finding that the cost of each batch, beside its samples, is the limit."""
-    if found.overhead - found.outlying_wait < MOST * found.wait:
-        return
-    gain = larger_batches(found)
-    if gain >= WORTH:
+    """Yield the finding that the cost of each batch, beside its samples, is the limit. Larger ones train otherwise."""
+    if found.overhead - found.outlying_wait >= MOST * found.wait:
         evidence = (
             f"A batch of {found.batch_size:.3g} samples costs {duration(found.overhead)} beside the work on its "
             f"samples, which takes {duration(found.modelled)} of the {duration(found.step)} a step."
         )
-        size = max(1, round(found.batch_size)) * LARGER
-        yield Finding(Cause.OVERHEAD, evidence, f"batch_size={size}", gain, {"batch_size": size})
+        yield Finding(Cause.OVERHEAD, evidence, "", 1.0)
 
 
-def larger_batches(found: Measured) -> float:
-    """Return how many times as fast the loop would be, by the model, with batches LARGER times as large.
-
-    What is paid for a batch, whatever its size, is paid less often: the overhead, with the time that it runs on a CPU,
-    and a step of the loop as far as that is no more than a call.
-    """
-    call = min(found.work, CALL)
-    work = found.work - call
-    cpu = min(found.wait + call, max(0.0, found.other_cpu - work))
-    samples = replace(found, work=work, other_cpu=found.other_cpu - cpu).modelled
-    return found.step / (samples + (found.step - samples) / LARGER)
+def _fewest(numbers: Iterable[int], gain: Callable[[int], float]) -> tuple[int, float]:
+    """Return the fewest that make a loop about as fast as any number would, and how many times as fast. 0: none."""
+    best, most = 0, 1.0
+    for number in numbers:
+        if (more := gain(number)) > 1.02 * most:
+            best, most = number, more
+    return best, most
 
 
 def _lock(found: Measured) -> Iterator[Finding]:
@@ -129,11 +119,14 @@ def _cpus(found: Measured) -> Iterator[Finding]:
     if running < SATURATED * found.free_cpus * found.step or found.kind is Workers.CALLER or found.locked:
         return
     quota = found.host_cpus > found.cpus
-    wanted = found.cpus + 1
     most = found.host_cpus if quota else MOST_CPUS * found.cpus
-    while wanted < most and _with_cpus(found, wanted) < _with_cpus(found, wanted + 1) / 1.02:
-        wanted += 1
-    if (gain := _with_cpus(found, wanted)) < WORTH:
+
+    def with_more(cores: int) -> float:
+        cpus = found.cpus + cores
+        return found.gain(cpus=cpus, workers=max(found.workers, math.ceil(cpus)))
+
+    more, gain = _fewest(range(1, math.ceil(most - found.cpus) + 1), with_more)
+    if gain < WORTH:
         return
     largest = _largest(found.cpu)
     evidence = (
@@ -142,7 +135,6 @@ def _cpus(found: Measured) -> Iterator[Finding]:
     )
     if found.foreign_cpus > 0.1:
         evidence += f" Other processes took {found.foreign_cpus:.2g} CPUs."
-    more = math.ceil(wanted - found.cpus)
     if quota:
         evidence += f" Its cgroup leaves it {found.cpus:.3g} of {found.host_cpus} CPUs."
         yield Finding(Cause.CPUS, evidence, f"a CPU limit of {found.cpus + more:.3g} CPUs", gain)
@@ -150,17 +142,14 @@ def _cpus(found: Measured) -> Iterator[Finding]:
         yield Finding(largest, evidence, counted(more, "more core"), gain)
 
 
-def _with_cpus(found: Measured, cpus: float) -> float:
-    return found.gain(cpus=cpus, workers=max(found.workers, math.ceil(cpus)))
-
-
 def _workers(found: Measured) -> Iterator[Finding]:
     """Yield the finding that there are fewer workers than could work, on CPUs or at files."""
     if found.locked:
         return
-    best = best_workers(found)
-    gain = found.gain(workers=best, kind=found.advised_kind)
-    if gain < WORTH or (best == found.workers and found.kind is found.advised_kind):
+    first = found.workers + 1 if found.workers else 1
+    last = max(MOST_WORKERS, math.ceil(found.cpus))
+    best, gain = _fewest(range(first, last + 1), lambda workers: found.gain(workers=workers, kind=found.advised_kind))
+    if gain < WORTH:
         return
     who = f"{counted(found.workers, 'worker')} " if found.workers else "the loop itself "
     evidence = (
@@ -168,16 +157,6 @@ def _workers(found: Measured) -> Iterator[Finding]:
         f"on a CPU; {found.cpus:.3g} CPUs may be used."
     )
     yield Finding(_largest(found.busy), evidence, f"num_workers={best}", gain, {"num_workers": best})
-
-
-def best_workers(found: Measured) -> int:
-    """Return the fewest workers that make the loop about as fast as any number would, by the model."""
-    best = max(1, found.workers)
-    gain = found.gain(workers=best, kind=found.advised_kind)
-    for workers in range(best + 1, max(MOST_WORKERS, math.ceil(found.cpus)) + 1):
-        if (more := found.gain(workers=workers, kind=found.advised_kind)) > 1.02 * gain:
-            best, gain = workers, more
-    return best
 
 
 def _of_fillers(found: Measured, fillers: FillerWork) -> Iterator[Finding]:
@@ -192,13 +171,10 @@ def _of_fillers(found: Measured, fillers: FillerWork) -> Iterator[Finding]:
             )
             change = f'penstock.Ray(bytes_in_flight="{math.ceil(needed / (1 << 20))}MiB")'
             yield Finding(Cause.OVERHEAD, evidence, change, gain)
-    best = found.workers
-    gain = 1.0
-    for workers in range(best + 1, MOST_FILLERS * found.workers + 1):
-        if (more := found.gain(workers=workers, fillers=replace(fillers, at_once=max(workers, fillers.at_once)))) > (
-            1.02 * gain
-        ):
-            best, gain = workers, more
+    best, gain = _fewest(
+        range(found.workers + 1, MOST_FILLERS * found.workers + 1),
+        lambda number: found.gain(workers=number, fillers=replace(fillers, at_once=max(number, fillers.at_once))),
+    )
     if gain >= WORTH:
         evidence = (
             f"The batches kept {counted(found.workers, 'filler')} busy for {duration(found.total_busy)} a step, with "

@@ -92,3 +92,19 @@ def test_pinned_memory_needs_an_accelerator() -> None:
         pytest.skip("no CUDA device: page-locked memory cannot be had")
     rows = Buffers(pinned=True, keep=1).rows(4, Field(_native.Spec("float32", [8])))
     assert rows.tensor.is_pinned()
+
+
+def test_more_blocks_are_kept_for_more_batches_in_flight() -> None:
+    buffers = Buffers(pinned=False, keep=4)
+    field = Field(_native.Spec("uint8", [1 << 17]))
+
+    def kept() -> int:
+        lent = [buffers.rows(1, field) for _ in range(12)]
+        del lent
+        return buffers.counts()[1]
+
+    assert kept() == 4
+    buffers.keep_times(2.5)
+    assert kept() == 10
+    buffers.keep_times(0.5)
+    assert kept() == 4

@@ -24,7 +24,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock
-from penstock.executors.copies import LARGE, MANY, SCRATCH_BYTES, NotCopied, copied
+from penstock.executors.copies import MANY, SCRATCH_BYTES, NotCopied, copied
 from penstock.executors.method import Choice
 from penstock.settings import Method
 from tests.same import assert_same
@@ -347,9 +347,8 @@ def test_functions_that_reach_the_dataset_reach_the_copy() -> None:
     assert list(loader) == [True] * 3
 
 
-@pytest.mark.parametrize("caller", [False, True])
-def test_a_thread_that_sqlite_knows(caller: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection may be used by one thread only, and the caller that works as worker 0 is another one."""
+def test_a_thread_that_sqlite_knows(tmp_path: Path) -> None:
+    """A connection may be used by one thread only."""
     with sqlite3.connect(tmp_path / "db") as made:
         made.execute("create table numbers (number integer)")
         made.executemany("insert into numbers values (?)", [(i,) for i in range(48)])
@@ -366,22 +365,17 @@ def test_a_thread_that_sqlite_knows(caller: bool, tmp_path: Path, monkeypatch: p
                 self.connection.execute("select number from numbers where rowid = ?", (index + 1,)).fetchone()[0]
             )
 
-    monkeypatch.setattr("penstock.executors.workers.pace.Pace.alone", caller)
-    monkeypatch.setattr("penstock.executors.workers.pace.IDLE_SHARE", 1e9)
     opened: list[Any] = []
     loader = penstock.DataLoader(Rows(), 4, num_workers=2, worker_method="thread")
     assert torch.cat(list(loader)).tolist() == list(range(48))
 
 
-@pytest.mark.parametrize("caller", [False, True])
-def test_a_worker_has_one_worker_info_whoever_works_in_its_place(caller: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_has_one_worker_info() -> None:
     class Infos(Sized):
         def __getitem__(self, index: int) -> int:
             infos.append(tud.get_worker_info())
             return index
 
-    monkeypatch.setattr("penstock.executors.workers.pace.Pace.alone", caller)
-    monkeypatch.setattr("penstock.executors.workers.pace.IDLE_SHARE", 1e9)
     infos: list[Any] = []
     list(penstock.DataLoader(Infos(), 4, num_workers=2, worker_method="thread", share_dataset=True))
     assert len(infos) == 48 and len({id(info) for info in infos}) <= 2
@@ -577,7 +571,7 @@ def copied_thing(**parts: Any) -> tuple[Any, Any]:
         np.zeros(SCRATCH_BYTES),
         torch.zeros(SCRATCH_BYTES),
         torch.nn.Parameter(torch.zeros(2)),
-        "text",
+        "text" * 250,
         b"bytes",
         range(3),
         Path("here"),
@@ -587,10 +581,6 @@ def copied_thing(**parts: Any) -> tuple[Any, Any]:
         Thing,
         itertools,
         threading.local(),
-        list(map(str, range(LARGE))),
-        {i: {"box": [1.0, 2.0]} for i in range(LARGE)},
-        defaultdict(list, {i: [i] for i in range(LARGE)}),
-        [Record("a", [1.0])] * LARGE,
     ],
     ids=lambda data: type(data).__name__,
 )
@@ -665,16 +655,48 @@ def test_containers_and_objects_are_copied_with_what_they_share() -> None:
     assert next(own.iterator) == 1 == next(thing.iterator)
 
 
-def test_containers_of_many_records_are_copied_without_them() -> None:
-    records = [Record("a", [1.0]) for _ in range(MANY)]
-    own, _ = copied_thing(records=records, names=["a"] * 10)
-    assert own.records is not records and own.records[-1] is records[-1]
-    large = list(map(str, range(LARGE)))
-    assert copied(large, "list", iterable=True) is not large  # its __iter__ may shuffle it
+@pytest.mark.parametrize(
+    "large",
+    [
+        list(map(str, range(MANY))),
+        {i: {"box": [1.0, 2.0]} for i in range(MANY)},
+        defaultdict(list, {i: [i] for i in range(MANY)}),
+        [Record("a", [1.0]) for _ in range(MANY)],
+    ],
+    ids=["paths", "dicts", "defaultdict", "records"],
+)
+def test_containers_of_many_records_are_copied_without_them(large: Any) -> None:
+    own, _ = copied_thing(large=large)
+    assert own.large is not large and type(own.large) is type(large) and len(own.large) == MANY
+    assert own.large[MANY - 1] is large[MANY - 1]
+
+
+def test_few_records_are_copied() -> None:
     few = [Record("a", [1.0])]
     assert copied(few, "list")[0] is not few[0]
     with pytest.raises(NotCopied):
         copied([threading.Lock() for _ in range(MANY)], "list")
+
+
+def test_functions_that_find_themselves_and_what_they_share() -> None:
+    state = [0]
+
+    def down(number: int) -> int:
+        return down(number - 1) + 1 if number else len(state)
+
+    def add() -> None:
+        state.append(1)
+
+    def later() -> int:
+        return unset
+
+    own, _ = copied_thing(down=down, add=add, later=later)
+    own.add()
+    assert own.down(3) == 5 and down(3) == 4
+    with pytest.raises(NameError):
+        own.later()
+    unset = 1
+    assert later() == 1
 
 
 def test_objects_that_copy_themselves_do() -> None:

@@ -21,6 +21,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import penstock
 from penstock.executors.buffers import Buffers
 from penstock.executors.collating import Build, layout_of
+from penstock.executors.filler import IN_FLIGHT
 from penstock.executors.workers.pace import Pace
 from tests import python_processes
 from tests.resources import collect
@@ -220,10 +221,6 @@ def test_a_stuck_sample_is_named_with_its_stack() -> None:
     assert next(batches).tolist() == [4, 5, 6, 7]
 
 
-def do_nothing(worker: int) -> None:
-    pass
-
-
 def test_a_cycle_that_holds_an_iterator_may_be_collected_by_its_own_threads() -> None:
     in_cycle = threading.Event()
 
@@ -237,8 +234,7 @@ def test_a_cycle_that_holds_an_iterator_may_be_collected_by_its_own_threads() ->
     for _ in range(8):
         collect()
         in_cycle.clear()
-        # With a worker_init_fn the caller fetches nothing in the threads' place.
-        batches = iter(in_threads(make, size=60, share_dataset=True, worker_init_fn=do_nothing))
+        batches = iter(in_threads(make, size=60, share_dataset=True))
         next(batches)
         cycle: list[Any] = [batches]
         cycle.append(cycle)
@@ -254,6 +250,33 @@ def test_explain_says_who_reads() -> None:
     assert native.explain().startswith("plan     2 native threads")
     asked = penstock.DataLoader(penstock.Arrays(np.zeros((9, 2))), num_workers=2, worker_method="process")
     assert "2 worker processes" in asked.explain() and "worker_method=None" in asked.explain()
+
+
+@pytest.mark.parametrize("persistent_workers", [False, True])
+@pytest.mark.parametrize(
+    ("dataset", "options", "depth"),
+    [
+        (tud.TensorDataset(torch.arange(600.0).reshape(200, 3), torch.arange(200)), {}, 0),  # rows wait for the loop
+        (Made(image, 90), {"worker_method": "thread"}, IN_FLIGHT),
+        (Made(image, 90), {"worker_method": "thread", "collate_fn": list}, 7),
+        (Made(image, 90), {"worker_method": "thread", "prefetch_factor": 4}, 12),
+    ],
+    ids=["rows", "threads", "objects", "prefetch_factor"],
+)
+def test_without_num_workers_there_is_one_for_each_cpu(
+    dataset: Any, options: dict[str, Any], depth: int, persistent_workers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.executors.selection.usable_cpus", lambda: 3)
+    monkeypatch.setattr("penstock.executors.selection.SMALL_BATCH", 0)  # threads fill the smallest batch too
+    loader: Any = penstock.DataLoader(dataset, 4, persistent_workers=persistent_workers, **options)
+    fixed = penstock.DataLoader(dataset, 4, num_workers=2, **options)
+    for _ in range(2):
+        assert_same(list(loader), list(fixed))
+    batches: Any = iter(loader)
+    for _ in range(2):
+        next(batches)
+    assert batches.filler.workers == 3 and len(batches._queue) == depth
+    batches._shutdown_workers()
 
 
 # --- how many threads work at a time --------------------------------------------------------------------------------
@@ -278,101 +301,6 @@ def test_the_fewest_threads_that_do_as_much_as_any() -> None:
     assert settled({1: 100e3, 2: 105e3}, 2) == 1
     assert settled({1: 100e3, 2: 150e3, 3: 220e3}, 3) == 3
     assert settled({1: 2e3, 2: 2e3}, 2, sample_seconds=2e-3) == 2  # slow samples: not worth a trial
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_caller_may_work_in_the_threads_place(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = threading.get_ident()
-    # As if it were settled that one thread does as much as two, and no stall of the machine counted as a sample's cost.
-    monkeypatch.setattr("penstock.executors.workers.pace.Pace.alone", True)
-    monkeypatch.setattr("penstock.executors.workers.pace.CALLER_SECONDS", float("inf"))
-
-    def make(i: int) -> tuple[int, bool, int, float]:
-        info = get_worker_info()
-        return i, threading.get_ident() == here, info.id, info.rng.random_generator.random()
-
-    def run(share: float, *, go_on_with: float) -> list[Any]:
-        monkeypatch.setattr("penstock.executors.workers.pace.IDLE_SHARE", share)
-        batches = iter(in_threads(make, size=400, num_workers=workers, seed=1))
-        got = []
-        for number in range(100):
-            if number == 50:
-                monkeypatch.setattr("penstock.executors.workers.pace.IDLE_SHARE", go_on_with)
-            got.append(next(batches))
-        return got
-
-    never, always, changing = run(0, go_on_with=0), run(1e9, go_on_with=1e9), run(1e9, go_on_with=0)
-    for got in (always, changing):
-        assert_same([[i, x] for i, _, _, x in got], [[i, x] for i, _, _, x in never])
-    assert not any(bool(by_caller.any()) for _, by_caller, _, _ in never)
-    assert all(bool(by_caller.all()) for _, by_caller, _, _ in always[20:])
-    assert all(not ids.any() for _, _, ids, _ in always[20:])  # as worker 0
-    assert not any(bool(by_caller.any()) for _, by_caller, _, _ in changing[55:])
-    assert get_worker_info() is None
-
-
-@pytest.mark.parametrize("in_order", [True, False])
-@pytest.mark.parametrize("held", [1, 4])
-def test_the_caller_does_not_wait_until_threads_rest(
-    in_order: bool, held: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A sample in a thread may wait for another thread's, or for what the caller does with the batch before it."""
-    begun = {i: threading.Event() for i in range(40)}
-    got_first = threading.Event()
-
-    def come_back(caller: Any) -> None:
-        assert begun[held].wait(30)  # before the caller decides whether it works in the threads' place
-
-    monkeypatch.setattr("penstock.executors.workers.pace.CallerTime.come_back", come_back)
-    monkeypatch.setattr("penstock.executors.workers.pace.CallerTime.suffices", lambda caller, cost: True)
-    monkeypatch.setattr("penstock.executors.workers.pace.Pace.alone", True)
-
-    def make(i: int) -> int:
-        begun[i].set()
-        if i == held:
-            assert (begun[5] if held < 4 else got_first).wait(30)
-        return i
-
-    batches = iter(in_threads(make, size=40, share_dataset=True, in_order=in_order))
-    first = next(batches).tolist()
-    got_first.set()
-    assert first == [0, 1, 2, 3] or not in_order
-    assert sorted(i for batch in batches for i in batch.tolist()) == sorted({*range(40)} - {*first})
-
-
-def test_a_trial_of_one_thread_is_the_callers() -> None:
-    clock = [0.0]
-    pace = Pace(2, clock=lambda: clock[0])
-    seen = set()
-    for _ in range(200):
-        seen.add((pace.active, pace.alone))
-        clock[0] += 0.001
-        pace.did(100, 1e-3)
-    assert seen == {(2, False), (1, True)}
-
-
-@pytest.mark.parametrize("bound", [False, True])
-def test_whether_the_caller_may_use_a_copy_is_found_out_once(bound: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy of the dataset a batch would cost more than the caller's work saves."""
-    asked = []
-
-    def can_be_copied(fetch: Any) -> bool:
-        asked.append(fetch)
-        return not bound
-
-    monkeypatch.setattr("penstock.executors.workers.worker_thread.can_be_copied", can_be_copied)
-    monkeypatch.setattr("penstock.executors.workers.pace.Pace.alone", True)
-    monkeypatch.setattr("penstock.executors.workers.pace.IDLE_SHARE", 1e9)
-    monkeypatch.setattr("penstock.executors.workers.worker_thread.COPY_SECONDS", 1e9)
-    here = threading.get_ident()
-
-    def by_caller() -> list[bool]:
-        return [bool(batch.all()) for batch in in_threads(lambda i: threading.get_ident() == here, size=400)]
-
-    assert any(by_caller()) is not bound
-    assert not bound or len(asked) <= 1
-    monkeypatch.setattr("penstock.executors.workers.worker_thread.COPY_SECONDS", 0)
-    assert not any(by_caller())
 
 
 # --- batches in place ------------------------------------------------------------------------------------------------

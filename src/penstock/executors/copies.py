@@ -11,9 +11,8 @@ by their name. Two rules keep copies cheap and safe:
 
 - an array or tensor of at most SCRATCH_BYTES that an object or a closure holds is copied, for code writes into such
   memory while it reads a sample;
-- entries of a list, dict or set of at least MANY entries are shared where a thousand of them, spread over it, hold
-  nothing that is refused. One of at least LARGE entries is itself shared then, unless the dataset is iterable: such a
-  one may shuffle its list of files when it begins.
+- entries of a list, dict, set or tuple of at least MANY entries are shared where a thousand of them, spread over it,
+  hold nothing that is refused; each copy has the container for itself.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ import io
 import pickle
 import types
 import weakref
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -36,19 +36,18 @@ import torch
 from PIL import Image
 
 from penstock.errors import InvalidOption
-from penstock.executors.plain_data import DATA, DATA_KINDS, are_data, as_shared, has_storage, in_shared_memory, is_named
+from penstock.executors.plain_data import DATA, DATA_KINDS, as_shared, has_storage, in_shared_memory, is_named
 
 #: Memory up to this size, in bytes, is copied where an object holds it as an attribute.
 SCRATCH_BYTES = 1 << 20
-#: Entries of a container of so many are shared,
+#: Entries of a container of so many are shared.
 MANY = 10_000
-#: and the container itself where it has so many.
-LARGE = 100_000
+#: Strings of fewer characters are written.
+SHORT = 1000
 #: So many entries of a large container are looked at.
 LOOKED_AT = 1000
 _AS_VALUES = {type(None), bool, int, float}
-_CONTAINERS = (list, tuple, dict, set, frozenset)
-_NOTHING = object()
+_CONTAINERS = {list, tuple, dict, set, frozenset, defaultdict, OrderedDict}
 #: Modules whose objects are made to be used by several processes or threads, or cannot be changed.
 _SHARING = (
     "penstock._native",
@@ -84,7 +83,6 @@ class Snapshot:
     """Values as they are now, of which each thread takes a copy: what two of them share, their copies share.
 
     Args:
-        iterable: the dataset is: large containers of its are not shared.
         read_only: arrays that the copies share are read-only in them.
 
     Attributes:
@@ -92,9 +90,9 @@ class Snapshot:
         shared: the tensors and arrays that the copies share, of which other processes would have their own.
     """
 
-    def __init__(self, *, iterable: bool = False, read_only: bool = False) -> None:
+    def __init__(self, *, read_only: bool = False) -> None:
         self._file = io.BytesIO()
-        writing = _Writing(self._file, iterable=iterable, read_only=read_only)
+        writing = _Writing(self._file, read_only=read_only)
         self._writing: _Writing | None = writing
         self._kept, self.kinds, self.shared = writing.kept, writing.kinds, writing.shared
 
@@ -128,9 +126,9 @@ class Snapshot:
         return take
 
 
-def copied(value: Any, name: str, *, iterable: bool = False) -> Any:
+def copied(value: Any, name: str) -> Any:
     """Return a copy of a value, which shares its data. name: what it is called in errors. Raises NotCopied."""
-    snapshot = Snapshot(iterable=iterable)
+    snapshot = Snapshot()
     snapshot.add(value, name)
     return snapshot.copies()(value, name)
 
@@ -140,24 +138,26 @@ class _Writing(pickle.Pickler):
 
     Attributes:
         at: the object that is being written.
+
+    Args:
+        probing: whether some entries of a large container can be written.
     """
 
     at: Any = None
 
-    def __init__(self, file: io.BytesIO, *, iterable: bool, read_only: bool) -> None:
+    def __init__(self, file: io.BytesIO, *, read_only: bool, probing: bool = False) -> None:
         super().__init__(file, protocol=5)
         self.kept: list[Kept] = []
         self.kinds: set[type] = set()
         self.shared: list[Any] = []
-        self._iterable, self._read_only = iterable, read_only
+        self._read_only, self._probing = read_only, probing
         self._numbers: dict[int, int] = {}  # in `kept`, by the ids of
         self._originals: list[Any] = []  # these
         self._blocks: list[torch.Tensor] = []  # small memory
-        self._probing = False  # whether the entries of a large container can be written
 
     def persistent_id(self, value: Any) -> int | None:
         """Return the number of a value that is kept, None of one that is written."""
-        if type(value) in _AS_VALUES:
+        if type(value) in _AS_VALUES or (type(value) is str and len(value) < SHORT):
             return None
         number = self._numbers.get(id(value))
         if number is None and (kept := self._keep(value, type(value))) is not None:
@@ -175,8 +175,8 @@ class _Writing(pickle.Pickler):
         """Return what is kept of a value, None of one that is written."""
         if kind in DATA:
             return value, None
-        if isinstance(value, _CONTAINERS):
-            return self._keep_container(value, kind)
+        if kind in _CONTAINERS:
+            return self._keep_container(value) if len(value) >= MANY else None
         if isinstance(value, DATA_KINDS):
             return value, None
         if isinstance(value, (np.ndarray, torch.Tensor)):
@@ -201,31 +201,16 @@ class _Writing(pickle.Pickler):
         """Return memory, or a container of data, that copies share, as the copies have it."""
         return as_shared(value, self.shared) if self._read_only else value
 
-    def _keep_container(self, value: Any, kind: type) -> Kept | None:
-        """Return the same for a container: it is kept where its entries need no copies."""
-        memory: list[Any] = []
-        if len(value) < MANY:
-            if (
-                kind is tuple
-                or kind not in _CONTAINERS
-                or not are_data([*value, *(value.values() if kind is dict else ())])
-            ):
-                return None
-        elif self._probing:
+    def _keep_container(self, value: Any) -> Kept | None:
+        """Return the same for a large container: its entries are shared where some of them can be written."""
+        if self._probing:
             return value, None
-        else:
-            probe = _Writing(io.BytesIO(), iterable=self._iterable, read_only=self._read_only)
-            probe._probing = True
-            try:
-                probe.dump(_spread(value))
-            except Exception:  # raised again, where the entry is written
-                return None
-            memory = probe.shared
-        if len(value) >= LARGE and not self._iterable:
-            return self._as_shared(value) if memory else value, None
-        if kind not in _CONTAINERS:
+        probe = _Writing(io.BytesIO(), read_only=self._read_only, probing=True)
+        try:
+            probe.dump(_spread(value))
+        except Exception:  # raised again, where the entry is written
             return None
-        return self._as_shared(value) if memory else copy.copy(value), copy.copy
+        return copy.copy(self._as_shared(value) if probe.shared else value), copy.copy
 
     def reducer_override(self, value: Any) -> Any:
         """Return how an object is made again, as copyreg does."""
@@ -233,7 +218,8 @@ class _Writing(pickle.Pickler):
         if kind is types.FunctionType:
             return self._function(value)
         if kind is types.CellType:
-            return types.CellType, ()  # which the functions that have it fill
+            contents = None if _is_empty(value) else (self._own(value.cell_contents),)
+            return types.CellType, (), contents, None, None, _fill_cell
         if kind is types.MethodType:
             return types.MethodType, (value.__func__, value.__self__)
         if kind is weakref.ref:
@@ -249,13 +235,11 @@ class _Writing(pickle.Pickler):
         return make, arguments, state, items, pairs, fill or (None if state is None else _fill_object)
 
     def _function(self, value: types.FunctionType) -> Any:
-        contents = [_NOTHING if _is_empty(cell) else self._own(cell.cell_contents) for cell in value.__closure__ or ()]
-        for shared in (value.__globals__, _NOTHING):
-            if id(shared) not in self._numbers:
-                self._number(shared, shared)
+        if id(value.__globals__) not in self._numbers:
+            self._number(value.__globals__, value.__globals__)
         made = (value.__code__, value.__globals__, value.__name__, None, value.__closure__)
         attributes = [(name, getattr(value, name)) for name in _OF_FUNCTIONS]
-        return types.FunctionType, made, (contents, attributes), None, None, _fill
+        return types.FunctionType, made, attributes, None, None, _fill_function
 
     # --- memory that each copy has for itself -----------------------------------------------------------------------
 
@@ -317,14 +301,15 @@ def _fill_object(made: Any, state: Any) -> None:
         setattr(made, name, value)
 
 
-def _fill(function: types.FunctionType, state: tuple[Any, Any]) -> None:
-    """Give a function that was made the contents of its cells, and its attributes."""
-    contents, attributes = state
-    for cell, content in zip(function.__closure__ or (), contents, strict=True):
-        if content is not _NOTHING and _is_empty(cell):
-            cell.cell_contents = content
+def _fill_function(function: types.FunctionType, attributes: list[tuple[str, Any]]) -> None:
+    """Give a function that was made its attributes."""
     for name, value in attributes:
         setattr(function, name, value)
+
+
+def _fill_cell(cell: types.CellType, contents: tuple[Any]) -> None:
+    """Give a cell that was made what functions find in it."""
+    (cell.cell_contents,) = contents
 
 
 class _View:
@@ -370,11 +355,6 @@ def _path(part: Any, whole: Any, name: str) -> str:
             steps = [(f"[{key!r:.40}]" if type(key) in DATA else "[...]", item) for key, item in value.items()]
         elif isinstance(value, (list, tuple)):
             steps = [(f"[{position}]", item) for position, item in enumerate(value)]
-        elif isinstance(value, types.FunctionType):
-            steps = [
-                (f"'s {name}", cell)
-                for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-            ]
         else:
             steps = [(f".{name}", item) for name, item in getattr(value, "__dict__", {}).items()]
             held = gc.get_referents(value)
@@ -385,9 +365,10 @@ def _path(part: Any, whole: Any, name: str) -> str:
 
 def _is_empty(cell: types.CellType) -> bool:
     try:
-        return cell.cell_contents is _NOTHING
+        cell.cell_contents  # noqa: B018
     except ValueError:
         return True
+    return False
 
 
 def _is_found(value: Any) -> bool:

@@ -193,35 +193,11 @@ class PassResources:
     """Is told where the fillers of a Ray cluster are."""
 
 
-@dataclass(frozen=True)
-class Knobs:
-    """What of a pass may be tuned."""
-
-    threads: int
-    """The threads that it has."""
-    in_flight: int
-    """Batches in flight now."""
-    batch_bytes: int = 0
-    """Of a batch, where more may be in flight; 0: they may not."""
-    paced: bool = False
-    """The threads find by themselves how many of them hinder each other (Pace)."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What is tuned."""
-
-    threads: int
-    """How many threads may fill batches."""
-    in_flight: int | None = None
-    """Batches in flight; None: as chosen by their size."""
-
-
 class Filler:
     """Makes the batches of passes in one way, and is told by the pass what comes and what goes.
 
-    It never holds the pass, which can be collected: the filler is closed then. All but `close` and `tune` are called by
-    the thread that is in the pass's next(). A queue holds the batches that were begun and are not handed out.
+    It never holds the pass, which can be collected: the filler is closed then. All but `close` are called by the thread
+    that is in the pass's next(). A queue holds the batches that were begun and are not handed out.
     """
 
     ended: threading.Event
@@ -233,8 +209,6 @@ class Filler:
         """Its threads, for programs that ask."""
         self.reads_ahead = bool(resources.workers) and resources.ahead
         """Batches are begun before the user calls next() for them."""
-        self._setting = Setting(resources.workers)
-        self._batch_bytes = 0  # of a batch, once that is known
 
     # --- the life of a pass -----------------------------------------------------------------------------------------
 
@@ -298,24 +272,10 @@ class Filler:
     def drop(self, batch: Any) -> None:
         """Take note that a batch is not in flight any more."""
 
-    # --- tuning -----------------------------------------------------------------------------------------------------
-
-    def knobs(self) -> Knobs | None:
-        """Return what may be tuned while the pass runs; None: nothing."""
-        return None
-
-    def tune(self, setting: Setting) -> None:
-        """Go on with another setting, which changes no batch. Any thread may call it."""
-        self._setting = setting
-        if setting.in_flight is not None:
-            self.resources.buffers.keep_times((setting.in_flight + 2) / (IN_FLIGHT + 2))
-
     def _in_flight_of(self, size: int) -> int:
         """Return how many batches of so many bytes are to be in flight."""
-        self._batch_bytes = size
-        if self.resources.in_flight is not None:
-            return max(1, self.resources.in_flight)
-        return self._setting.in_flight or batches_that_fit(size)
+        given = self.resources.in_flight
+        return batches_that_fit(size) if given is None else max(1, given)
 
 
 def pinned(batch: Any) -> Any:

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from penstock.errors import WorkerStuck
-from penstock.executors.filler import Batch, BatchRequest, Filler, Knobs, PassInput, Setting
+from penstock.executors.filler import Batch, BatchRequest, Filler, PassInput
 from penstock.executors.workers.native import ThreadWorker
 from penstock.observe import Delivery, Observers, observed
 from penstock.order.leftover import Arrivals
@@ -106,14 +106,6 @@ class Pass(_BaseDataLoaderIter):
     def reusable(self) -> bool:
         """Whether another pass can be made with the same threads."""
         return self.filler.reusable
-
-    def knobs(self) -> Knobs | None:
-        """Return what of the pass may be tuned while it runs; None: nothing."""
-        return self.filler.knobs()
-
-    def tune(self, setting: Setting) -> None:
-        """Go on with another setting, which changes no batch. Any thread may call it."""
-        self.filler.tune(setting)
 
     # --- batches in flight ------------------------------------------------------------------------------------------
 

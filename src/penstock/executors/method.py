@@ -1,9 +1,9 @@
 """worker_method=: who calls a dataset that only Python can read, and why "auto" took whom.
 
-"auto" has both executors fetch a few batches of the loader's own, in turn, and compares their times. They are the real
-ones: torch's worker processes with a Fetch in them, and the crew of threads. What a pass pays for each batch they pay
-here, the way from a process to this one included; how long their start takes is seen by the first batch. The batches
-are the loader's, or smaller where those would take longer than there is time.
+"auto" has threads make a few batches of the loader's own in a forked child, one of them at work and all of them in
+turns. That shows whether samples hold Python's lock. What worker processes would do follows: each works as one thread
+does, and a batch costs its way to this process. The batches are the loader's, or smaller where those would take longer
+than there is time.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import contextlib
 import multiprocessing.connection
 import os
 import signal
-import time
+import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import cycle
 from multiprocessing.connection import Connection
@@ -22,26 +23,23 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-import torch.utils.data
 from torch.utils.data import IterableDataset
 
-from penstock.executors.buffers import Buffers
+from penstock.executors.collating import layout_of
 from penstock.executors.copies import NotCopied
 from penstock.executors.fetch import Fetch
-from penstock.executors.filler import IN_FLIGHT, PassInput, PassResources
-from penstock.executors.iterator import Pass
-from penstock.executors.threads import ThreadFiller
 from penstock.executors.workers.own_fetch import Init, OwnFetches
-from penstock.executors.workers.processes import ProcessPass
 from penstock.executors.workers.worker_thread import WORKER_INFO, ThreadWorkerInfo, as_worker
 from penstock.hooks.calls import natively_in_this_process
-from penstock.order.batches import with_sample_numbers
+from penstock.observe import Instant
+from penstock.recipe import drawing
 from penstock.recipe.keyed_methods import HOOKS
 from penstock.recipe.patches import Lease
 from penstock.settings import Method
 from penstock.state.delivery import Task
-from penstock.system.randomness import generator_states, generators_drawn_from, generators_kept
-from penstock.system.words import and_join
+from penstock.system.cpus import usable_cpus
+from penstock.system.randomness import generator_states, generators_drawn_from
+from penstock.system.words import and_join, counted
 
 T = TypeVar("T")
 
@@ -52,14 +50,16 @@ LIMIT_EACH_SECONDS = 0.02
 #: How many times as fast as processes threads must be at least, to be chosen: code may do in a thread what shows in no
 #: trial.
 WORTH_THREADS = 1.3
-#: Time for the rounds where the samples allow it, in seconds; the start of both executors comes on top.
-BUDGET_SECONDS = 0.2
-#: Rounds, each of processes and of threads; of each the fastest counts, for what else runs can only slow it down.
-ROUNDS = 3
+#: Windows, each of one thread and of all, and their seconds. The fastest counts: what else runs only slows them down.
+ROUNDS, WINDOW_SECONDS = 3, 0.03
 #: A trial's batch is made smaller where it would take one worker longer, in seconds.
 BATCH_SECONDS = 0.01
 #: Samples that take longer, in seconds, are not tried: beside them neither start nor transfer counts.
 SLOW_SECONDS = 0.1
+#: What the start of a worker process takes, in seconds, the way of a batch from one, and a batch in threads.
+START_SECONDS, TRANSFER_SECONDS, THREAD_BATCH_SECONDS = 0.025, 2e-4, 1e-4
+#: Bytes a second that a process copies from its samples to their batch; threads do so while caches hold them.
+COPIED_BYTES = 5e9
 
 
 @dataclass(frozen=True)
@@ -70,38 +70,26 @@ class Trial:
     batch_size: int
     workers: int
     init: Init | None = None
-    in_flight: int | None = None
-    """Batches in flight in threads; None: as the pass chooses."""
-    prefetch_factor: int | None = None
-    """Batches in flight for each process."""
     shared: bool = False
     """All threads use one dataset."""
 
 
 @dataclass(frozen=True)
-class Speed:
-    """How an executor did."""
-
-    start: float
-    """Seconds till its first batch, less what such a batch takes one worker."""
-    sample: float
-    """Seconds a sample, in the fastest round."""
-
-    def epoch(self, samples: int) -> float:
-        """Return the seconds of an epoch."""
-        return self.start + samples * self.sample
-
-
-@dataclass(frozen=True)
 class Measurement:
-    """What a trial has found so far."""
+    """What a trial has found, in seconds a sample."""
 
     draws: tuple[str, ...]
     """Global generators that the dataset draws from."""
-    sample_seconds: float = 0.0
+    sample: float
     """Of a single sample."""
-    processes: Speed | None = None
-    threads: Speed | None = None
+    one: float | None = None
+    """Of one thread; None: samples are too slow to be tried."""
+    cpu: float = 0.0
+    """Of these, on a CPU."""
+    all: float = 0.0
+    """Of all threads at once."""
+    bytes: int = 0
+    """Bytes of a sample, where samples are copied to their batch."""
 
 
 @dataclass(frozen=True)
@@ -112,11 +100,11 @@ class Choice:
     why: str
 
 
-def choose(found: Measurement, samples: int | None, *, seeded: bool) -> Choice:
+def choose(found: Measurement, trial: Trial, samples: int | None, *, seeded: bool) -> Choice:
     """Return threads where they are so much faster that it pays, else processes, and the figures behind it.
 
     Args:
-        found: what a trial found.
+        found: what the trial found.
         samples: of an epoch, for which workers are started anew; None: their start does not count.
         seeded: the loader has a seed, and global generators must be functions of the sample, which threads cannot give.
     """
@@ -124,30 +112,33 @@ def choose(found: Measurement, samples: int | None, *, seeded: bool) -> Choice:
         return Choice(
             Method.PROCESS, f"processes: with seed= the draws from {and_join(found.draws)} must follow the sample"
         )
-    threads, processes = found.threads, found.processes
-    if threads is None or processes is None:
+    if found.one is None:
         return Choice(
             Method.PROCESS,
-            f"processes: a sample took {found.sample_seconds:.2g} s, and beside that neither start nor transfer counts",
+            f"processes: a sample took {found.sample:.2g} s, and beside that neither start nor transfer counts",
         )
-    figures = (
-        f"tried for a moment, threads fetched {1 / threads.sample:,.0f} samples/s after a start of "
-        f"{1e3 * threads.start:.0f} ms, processes {1 / processes.sample:,.0f} after {1e3 * processes.start:.0f} ms"
+    workers, size = trial.workers, trial.batch_size
+    threads = min(found.one, found.all) + THREAD_BATCH_SECONDS / size
+    copying = found.bytes / COPIED_BYTES
+    cpus = min(workers, usable_cpus())
+    processes = max((found.one + copying) / workers, (found.cpu + copying) / cpus, TRANSFER_SECONDS / size)
+    start = START_SECONDS * workers
+    why = (
+        f"tried for a moment, one thread fetched {1 / found.one:,.0f} samples/s and {counted(workers, 'thread')} "
+        f"{1 / found.all:,.0f}; processes would fetch about {1 / processes:,.0f} after a start of {1e3 * start:.0f} ms"
     )
-    ratio = processes.sample / threads.sample
+    ratio = processes / threads
     if samples is not None:
-        ratio = processes.epoch(samples) / threads.epoch(samples)
-        figures += (
-            f"; an epoch of {samples:,} samples takes {threads.epoch(samples):.2g} s and "
-            f"{processes.epoch(samples):.2g} s so"
-        )
+        epochs = samples * threads, start + samples * processes
+        ratio = epochs[1] / epochs[0]
+        why += f"; an epoch of {samples:,} samples takes {epochs[0]:.2g} s and {epochs[1]:.2g} s so"
     if ratio >= WORTH_THREADS:
-        return Choice(Method.THREAD, f"threads: {figures}; threads are {ratio:.1f} times as fast")
-    return Choice(Method.PROCESS, f"processes: {figures}; threads pay from {WORTH_THREADS} times as fast on")
+        return Choice(Method.THREAD, f"threads: {why}; threads are {ratio:.1f} times as fast")
+    return Choice(Method.PROCESS, f"processes: {why}; threads pay from {WORTH_THREADS} times as fast on")
 
 
 def try_out(trial: Trial, samples: int | None, *, seeded: bool) -> Choice:
-    """Return the method for a dataset, after both have fetched some batches of it for a moment.
+    """Return the method for a dataset, after threads have fetched some batches of it for a moment.
 
     It takes at most LIMIT_SECONDS, and LIMIT_EACH_SECONDS more for each worker, whatever the samples take.
 
@@ -162,24 +153,21 @@ def try_out(trial: Trial, samples: int | None, *, seeded: bool) -> Choice:
         return Choice(Method.THREAD, "the caller's thread, as num_workers=0 says")
     if multiprocessing.current_process().daemon:
         return Choice(Method.THREAD, "threads: this process is a worker, and may have no worker processes")
+    seconds = LIMIT_SECONDS + LIMIT_EACH_SECONDS * trial.workers
     try:
         if len(dataset) == 0:
             return Choice(Method.THREAD, "threads: the dataset is empty")
-        OwnFetches(trial.fetch, trial.init, shared=trial.shared)
+        own = OwnFetches(trial.fetch, trial.init, shared=trial.shared)
+        found = _apart(lambda: measure(trial, own), seconds)
     except NotCopied as error:
         return not_copied(error)
     except TypeError as error:
         return Choice(Method.PROCESS, f"processes: a few samples cannot be tried, {error}")
-    seconds = LIMIT_SECONDS + LIMIT_EACH_SECONDS * trial.workers
-    try:
-        found, over = _apart(lambda: try_both(trial), seconds)
-    except NotCopied as error:  # as its first samples show
-        return not_copied(error)
     except _Failed as error:  # the dataset's own, or it takes other indices
         return Choice(Method.PROCESS, f"processes: trying a few samples failed, {error}")
-    if over and (not found or found[-1].threads is None):
-        return Choice(Method.PROCESS, f"processes: a trial of both was not over after {seconds:.1f} s")
-    return choose(found[-1], samples, seeded=seeded)
+    if found is None:
+        return Choice(Method.PROCESS, f"processes: a trial of threads was not over after {seconds:.1f} s")
+    return choose(found, trial, samples, seeded=seeded)
 
 
 def not_copied(error: NotCopied) -> Choice:
@@ -187,19 +175,34 @@ def not_copied(error: NotCopied) -> Choice:
     return Choice(Method.PROCESS, f"processes: {error.what}, and each thread needs a copy of the dataset")
 
 
+def draws_in_threads(fetch: Fetch) -> tuple[str, ...]:
+    """Return which global generators a dataset draws from, as its first sample shows."""
+
+    def find() -> tuple[str, ...]:
+        with as_worker(ThreadWorkerInfo(0, 1, 0, fetch.dataset)):  # with generators of its own, for those who ask
+            return _draws_of(fetch, 0)
+
+    try:
+        return _apart(find, LIMIT_SECONDS) or ()
+    except _Failed:  # whatever ails the dataset is raised where its batch is
+        return ()
+
+
+# --- in a forked child ------------------------------------------------------------------------------------------------
+
+
 class _Failed(Exception):
     """What went wrong in the child."""
 
 
-def _apart(work: Callable[[], Iterable[T]], seconds: float) -> tuple[list[T], bool]:
-    """Return what a generator yields in a forked child within some time, and whether that was over before its end.
+def _apart(work: Callable[[], T], seconds: float) -> T | None:
+    """Return what a function returns in a forked child; None: that is not over after so many seconds.
 
     Files that it opens and what it counts end with the child, and so do all processes that it starts: a file that a
     dataset opens at its first sample would be shared, with its position, by all processes forked later. Raises
     NotCopied as it does, and _Failed for what else it raises.
     """
     reader, writer = multiprocessing.connection.Pipe(duplex=False)
-    deadline = time.monotonic() + seconds
     pid = os.fork()
     if pid == 0:
         try:
@@ -210,221 +213,120 @@ def _apart(work: Callable[[], Iterable[T]], seconds: float) -> tuple[list[T], bo
     with contextlib.suppress(OSError):  # the child does so too, and may have ended
         os.setpgid(pid, pid)
     writer.close()
-    found: list[T] = []
     try:
-        while reader.poll(max(0.0, deadline - time.monotonic())):
-            what, content = reader.recv()
-            if what == "refused":
-                raise NotCopied(content)
-            if what == "failed":
-                raise _Failed(content)
-            if what == "end":
-                return found, False
-            found.append(content)
-        return found, True
+        if not reader.poll(seconds):
+            return None
+        found, error = reader.recv()
     except (EOFError, OSError):
         raise _Failed("the process that tried them ended without a word") from None
     finally:
         reader.close()
-        for kill in (os.killpg, os.kill):  # the workers too
+        for kill in (os.killpg, os.kill):  # processes that the dataset has started too
             with contextlib.suppress(OSError):
                 kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+    if error is not None:
+        raise error
+    return found  # type: ignore[no-any-return]
 
 
-def _work_apart(work: Callable[[], Iterable[Any]], writer: Connection) -> None:
-    """Send what a generator yields to the parent."""
-    os.setpgid(0, 0)  # its workers are ended with it
+def _work_apart(work: Callable[[], Any], writer: Connection) -> None:
+    """Send what a function returns, or raises, to the parent."""
+    os.setpgid(0, 0)  # what it starts is ended with it
     warnings.simplefilter("ignore")  # the loader itself gives them
     torch.set_num_threads(1)  # OpenMP's threads do not exist in the child
     natively_in_this_process()
     try:
         with Lease(HOOKS, WORKER_INFO):
-            for found in work():
-                writer.send(("found", found))
-        writer.send(("end", None))
+            writer.send((work(), None))
     except NotCopied as error:
-        writer.send(("refused", error.what))
+        writer.send((None, error))
     except Exception as error:
-        writer.send(("failed", f"{type(error).__name__}: {error}"))
+        writer.send((None, _Failed(f"{type(error).__name__}: {error}")))
 
 
-def draws_in_threads(fetch: Fetch) -> tuple[str, ...]:
-    """Return which global generators a dataset draws from, as its first sample shows."""
-    try:
-        found, _ = _apart(lambda: [_draws_as_thread(fetch)], LIMIT_SECONDS)
-    except _Failed:  # whatever ails the dataset is raised where its batch is
-        return ()
-    return found[0] if found else ()
+def _draws_of(fetch: Fetch, index: Any) -> tuple[str, ...]:
+    """Return which global generators one sample, or its collate_fn, draws from."""
+    before, task = generator_states(), Task(None, 0, 0)
+    sample = fetch.sample(task, index)
+    if fetch.batched and not fetch.stacks:
+        with contextlib.suppress(Exception):  # what ails it is raised at its batch
+            fetch.collate(replace(task, given=[index, index]), [sample, sample])
+    return generators_drawn_from(before)
 
 
-def _draws_as_thread(fetch: Fetch) -> tuple[str, ...]:
-    """Return the same, where get_worker_info() says that this is a worker thread, with generators of its own."""
-    with as_worker(ThreadWorkerInfo(0, 1, 0, fetch.dataset)):
-        return draws_of(fetch, Task(None, 0, 0), 0)
+def measure(trial: Trial, own: OwnFetches) -> Measurement:
+    """Return what a trial finds. Raises what the dataset raises, NotCopied where threads are refused.
 
-
-# --- the trial --------------------------------------------------------------------------------------------------------
-
-
-def draws_of(fetch: Fetch, task: Task, index: Any) -> tuple[str, ...]:
-    """Return which global generators one sample, or its collate_fn, draws from; they are given back as they were."""
-    with generators_kept():
-        before = generator_states()
-        sample = fetch.sample(task, index)
-        if fetch.batched and not fetch.stacks:
-            with contextlib.suppress(Exception):  # what ails it is raised at its batch
-                fetch.collate(replace(task, given=[index, index]), [sample, sample])
-        return generators_drawn_from(before)
-
-
-def try_both(trial: Trial) -> Iterator[Measurement]:
-    """Yield what is found, more and more of it. Raises what the dataset raises, NotCopied where threads are refused.
-
-    The process that calls it must be one that ends then: workers are forked, samples are fetched.
+    The process that calls it must be one that ends then: samples are fetched. own: what each thread fetches with.
     """
-    own = OwnFetches(trial.fetch, trial.init, shared=trial.shared)
-    indices = cycle(some_indices(len(trial.fetch.dataset)))
-    task = Task(None, 0, 0)
-    draws = draws_of(trial.fetch, task, next(indices))  # the first one also opens and imports what later ones need not
-    began = time.perf_counter()
-    with generators_kept():
-        trial.fetch.sample(task, next(indices))
-    seconds = time.perf_counter() - began
-    yield Measurement(draws, seconds)
+    fetch, indices = trial.fetch, cycle(some_indices(len(trial.fetch.dataset)))
+    draws = _draws_of(fetch, next(indices))  # the first one also opens and imports what later ones need not
+    began = Instant.now()
+    fetch.sample(Task(None, 0, 0), next(indices))
+    seconds = Instant.now().time - began.time
     if seconds > SLOW_SECONDS:
-        return
-    with generators_kept():
-        own.try_copy(lambda fetch: fetch.sample(task, next(indices)))
-    count = min(trial.batch_size, max(1, int(BATCH_SECONDS / max(seconds, 1e-9))))
-    batches = _Batches(indices, count if trial.fetch.batched else None, least=trial.workers)
-    runs = _in_processes(trial, batches), _in_threads(trial, own, batches)  # processes first: no thread is forked then
-    try:
-        firsts = [run.first() for run in runs]
-        spent = 0.0
-        for _ in range(ROUNDS):
-            for run in runs:
-                spent += run.round(BUDGET_SECONDS / ROUNDS / len(runs))
-            speeds = [
-                Speed(max(0.0, first - batches.count * seconds), run.best)
-                for run, first in zip(runs, firsts, strict=True)
-            ]
-            yield Measurement(draws, seconds, *speeds)
-            if spent > BUDGET_SECONDS:
-                break  # samples so slow that a round tells enough
-    finally:
-        for run in runs:
-            run.end()
+        return Measurement(draws, seconds)
+    samples: list[Any] = []
+    own.try_copy(lambda copy: samples.append(copy.sample(Task(None, 0, 0), next(indices))))
+    nbytes = layout_of(samples.pop()).nbytes if fetch.stacks else 0
+    size = min(trial.batch_size, max(1, int(BATCH_SECONDS / max(seconds, 1e-9))))
+    windows = _in_threads(trial, own, indices, size)
+    one, cpu = min((1 / rate, cpu) for rate, cpu in windows[::2])
+    return Measurement(draws, seconds, one, cpu, min(1 / rate for rate, _ in windows[1::2]), nbytes)
 
 
-class _Batches:
-    """A sampler whose passes end after some time, or at once after one batch for each worker."""
+def _in_threads(trial: Trial, own: OwnFetches, indices: Iterator[Any], size: int) -> list[tuple[float, float]]:
+    """Return the samples a second, and the CPU time a sample, of windows in which one thread works, and all, in turns.
 
-    def __init__(self, indices: Iterator[Any], count: int | None, least: int) -> None:
-        self._indices = indices
-        self._batched = count is not None
-        self._least = least
-        self.count = count or 1
-        self.until = 0.0
-        self.given = 0
-        """Batches of the pass."""
-
-    def __iter__(self) -> Iterator[Any]:
-        self.given = 0
-        while self.given < self._least or time.perf_counter() < self.until:
-            self.given += 1
-            yield [next(self._indices) for _ in range(self.count)] if self._batched else next(self._indices)
-
-    def __len__(self) -> int:
-        raise TypeError("it is not known before")
-
-
-class _Run:
-    """One executor, pass after pass with the same workers.
-
-    Args:
-        batches: of each pass.
-        begin: returns the iterator of a pass, given that of the pass before, or None.
+    size: samples of a batch.
     """
+    begins = threading.Barrier(trial.workers)
 
-    def __init__(self, batches: _Batches, begin: Callable[[Any], Any]) -> None:
-        self.batches = batches
-        self.best = float("inf")
-        """Seconds a sample in the fastest round."""
-        self._begin = begin
-        self._iterator: Any = None
+    def work(number: int) -> list[tuple[float, float]]:
+        fetch, init = own.take()
+        with as_worker(ThreadWorkerInfo(number, trial.workers, number, fetch.dataset)), drawing.beside_others():
+            if init is not None:
+                init(number)
+                fetch.renew()
+            windows = []
+            for working in (1, trial.workers) * ROUNDS:
+                begins.wait()
+                windows.append(_fetch_for(fetch, indices, size) if number < working else (0.0, 0.0))
+            return windows
 
-    def first(self) -> float:
-        """Start the workers, have them fetch a batch each, and return the seconds till the first one."""
-        began = time.perf_counter()
-        self.batches.until = 0.0
-        self._iterator = self._begin(None)
-        next(self._iterator)
-        seconds = time.perf_counter() - began
-        for _ in self._iterator:
-            pass
-        return seconds
+    def work_or_end(number: int) -> list[tuple[float, float]]:
+        try:
+            return work(number)
+        except BaseException:
+            begins.abort()
+            raise
 
-    def round(self, seconds: float) -> float:
-        """Fetch for about so long, and return how long it took."""
-        began = time.perf_counter()
-        self.batches.until = began + seconds
-        self._iterator = self._begin(self._iterator)
-        for _ in self._iterator:
-            pass
-        spent = time.perf_counter() - began
-        self.best = min(self.best, spent / (self.batches.given * self.batches.count))
-        return spent
-
-    def end(self) -> None:
-        """End the workers."""
-        if self._iterator is not None:
-            self._iterator._shutdown_workers()
+    own.begin()
+    with ThreadPoolExecutor(trial.workers) as pool:
+        running = [pool.submit(work_or_end, number) for number in range(trial.workers)]
+    errors = [error for one in running if (error := one.exception()) is not None]
+    if errors:
+        first = next(error for error in errors if not isinstance(error, threading.BrokenBarrierError))
+        raise own.explained(first)
+    own.check()
+    windows = zip(*(one.result() for one in running), strict=True)
+    return [(sum(rate for rate, _ in window), window[0][1]) for window in windows]
 
 
-def _in_threads(trial: Trial, own: OwnFetches, batches: _Batches) -> _Run:
-    resources = PassResources(
-        workers=trial.workers,
-        in_flight=trial.in_flight,
-        buffers=Buffers(pinned=False, keep=2 * (IN_FLIGHT + 2)),
-        persistent=True,
-    )
-
-    def begin(before: Pass | None) -> Pass:
-        pass_input = PassInput(with_sample_numbers(iter(batches), 0, batched=trial.fetch.batched), None, 0, 0)
-        if before is None:
-            filler = ThreadFiller(trial.fetch, resources, 0, init=trial.init, own=own)
-            return Pass(filler, pass_input, eager=True)
-        before.begin(pass_input, eager=True)
-        return before
-
-    return _Run(batches, begin)
-
-
-def _in_processes(trial: Trial, batches: _Batches) -> _Run:
-    sampler: Any = batches
-    init: Any = trial.init
-    loader = _Loader(
-        trial.fetch.dataset,
-        **({"batch_sampler": sampler} if trial.fetch.batched else {"batch_size": None, "sampler": sampler}),
-        num_workers=trial.workers,
-        collate_fn=trial.fetch.collate_fn,
-        worker_init_fn=init,
-        prefetch_factor=trial.prefetch_factor,
-        persistent_workers=True,
-        multiprocessing_context="fork",
-    )
-    loader.fetch = trial.fetch
-    return _Run(batches, lambda before: iter(loader))
-
-
-class _Loader(torch.utils.data.DataLoader[Any]):
-    """torch's loader, with our worker processes."""
-
-    fetch: Fetch
-
-    def _get_iterator(self) -> Any:
-        return ProcessPass(self, self.fetch, key=lambda: (0, 0), composes=self.fetch.composes)
+def _fetch_for(fetch: Fetch, indices: Iterator[Any], size: int) -> tuple[float, float]:
+    """Fetch batches for a window, and return the samples a second and the CPU time a sample."""
+    begun, now, samples = (start := Instant.now()), start, 0
+    while now.time - begun.time < WINDOW_SECONDS:
+        given = [next(indices) for _ in range(size)] if fetch.batched else next(indices)
+        if fetch.stacks and fetch.one_by_one:
+            for index in given:
+                fetch.sample(Task(given, 0, 0), index)  # and writes it to its row while caches hold it
+        else:
+            fetch.load(Task(given, 0, 0, range(size)))
+        samples += size
+        now = Instant.now()
+    return samples / (now.time - begun.time), (now.cpu_time - begun.cpu_time) / samples
 
 
 def some_indices(size: int, count: int = 256) -> list[int]:

@@ -27,7 +27,7 @@ from penstock.errors import WorkerStuck
 from penstock.executors.buffers import Field
 from penstock.executors.failures import agreed_fields, error_of, put_others, was_interrupted, why_stuck
 from penstock.executors.fetch import Fetch
-from penstock.executors.filler import IN_FLIGHT, BatchShards, Filler, Knobs, PassInput, PassResources, Setting, pinned
+from penstock.executors.filler import IN_FLIGHT, BatchShards, Filler, PassInput, PassResources, pinned
 from penstock.executors.iterator import Pass
 from penstock.executors.job import Job, fetcher
 from penstock.executors.staging import Staging
@@ -114,8 +114,6 @@ class NativeFiller(Filler):
             self._plan_anew(queue)
 
     def depth(self, queue: deque[NativeBatch]) -> int:
-        if self._target > 1:
-            self._target = self._in_flight_of(self._batch_bytes)
         return self._target + self._known_ahead(queue)
 
     def _known_ahead(self, queue: deque[NativeBatch]) -> int:
@@ -173,17 +171,6 @@ class NativeFiller(Filler):
     def drop(self, batch: NativeBatch) -> None:
         batch.let_shards_go()
 
-    def knobs(self) -> Knobs | None:
-        if self._fetch is not None or not self.workers:  # it is the caller's thread that works
-            return None
-        deepens = self.resources.in_flight is None and self._target > 1
-        return Knobs(self.workers, self._target, self._batch_bytes if deepens else 0)
-
-    def tune(self, setting: Setting) -> None:
-        super().tune(setting)
-        if not self._pool.abandoned:
-            self._pool.set_active(setting.threads)
-
     # --- changes of the dataset -----------------------------------------------------------------------------
 
     def _adopt(self, plan: NativePlan) -> None:
@@ -193,7 +180,6 @@ class NativeFiller(Filler):
         self._coming = None  # a plan that is made in the middle of the pass has batches behind it
         self._crew = NativeCrew(plan, self.workers, self.resources.meter)
         self._pool, self.ended = self._crew.pool, self._crew.ended
-        self._pool.set_active(self._setting.threads)
         self._plan = plan
         self._fields = [None if spec is None else Field(spec) for spec in plan.specs()]
         self._target = 1

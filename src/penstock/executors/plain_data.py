@@ -11,7 +11,6 @@ import threading
 import types
 from contextvars import ContextVar
 from enum import Enum
-from itertools import chain
 from pathlib import PurePath
 from typing import Any
 
@@ -24,13 +23,6 @@ DATA: set[type] = {
     *(types.ModuleType, types.CodeType, property, threading.local, ContextVar),
 }
 DATA_KINDS = (type, Enum, PurePath, np.generic, np.dtype, torch.TypedStorage)
-
-
-def are_data(values: list[Any]) -> bool:
-    """Return whether all values are immutable; tuples are looked into."""
-    kinds = set(map(type, values)) - DATA
-    within = [*chain.from_iterable(value for value in values if type(value) is tuple)] if tuple in kinds else []
-    return all(issubclass(kind, DATA_KINDS) for kind in kinds - {tuple}) and (not within or are_data(within))
 
 
 def as_shared(value: Any, shared: list[Any]) -> Any:

@@ -19,7 +19,6 @@ from penstock.executors.fetch import Fetch
 from penstock.executors.filler import IN_FLIGHT, Filler, PassInput, PassResources
 from penstock.executors.iterator import Pass
 from penstock.executors.job import Executor, Job, fetch_of
-from penstock.executors.tuning import Autotune
 from penstock.executors.workers.filler_report import FillerReport
 from penstock.executors.workers.shared_memory import SharedBuffers
 from penstock.loop_model import Measured, Workers, measured
@@ -103,7 +102,6 @@ class Executors:
         self.caches = caches
         self.indexes = JpegIndexes() if indexes is None else indexes
         self.counters = Counters()
-        self.autotune = Autotune(self.counters)
         self.observers: Observers = (self.counters,) if register is None else (register, self.counters)
         """Know of each batch that an executor delivers, on whatever way it goes on to its user."""
         self.buffers: Buffers | None = None
@@ -132,9 +130,7 @@ class Executors:
         fillers = None
         if self._cluster is not None:
             cache, fillers = self.fillers.tiers(), self.fillers.counts()
-        return self.counters.snapshot(
-            buffers, cache, self.autotune.tuning(), self.measured(), self.indexes.counts(), fillers
-        )
+        return self.counters.snapshot(buffers, cache, self.measured(), self.indexes.counts(), fillers)
 
     def log_nothing(self) -> None:
         """Let nothing be logged of why the loop waited: whoever measures it says so."""
@@ -158,7 +154,7 @@ class Executors:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what `copied` makes anew."""
-        made = ("counters", "autotune", "observers", "buffers", "shared", "fillers")
+        made = ("counters", "observers", "buffers", "shared", "fillers")
         of_passes = ("_base_seed", "_workers", "_cluster", "_files", "_logs", "_job", "_latest")
         return {name: value for name, value in vars(self).items() if name not in (*made, *of_passes)}
 
@@ -348,8 +344,6 @@ class Executors:
                 settings.batch_size or 1,
                 settings.num_workers,
                 init=settings.worker_init_fn,
-                in_flight=settings.in_flight,
-                prefetch_factor=settings.prefetch_factor,
                 shared=settings.share_dataset,
             )
             batches = None if settings.persistent_workers else BatchOrder(settings).length()

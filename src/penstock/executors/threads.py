@@ -10,7 +10,7 @@ from typing import Any
 from penstock.errors import InvalidOption, WorkerStuck
 from penstock.executors.copies import NotCopied
 from penstock.executors.fetch import Fetch
-from penstock.executors.filler import Filler, Knobs, PassInput, PassResources, Setting, pinned
+from penstock.executors.filler import Filler, PassInput, PassResources, pinned
 from penstock.executors.iterator import Pass
 from penstock.executors.job import Job
 from penstock.executors.staging import Staging
@@ -65,7 +65,6 @@ class ThreadFiller(Filler):
         remote: RemoteLeaves | None = None,
     ) -> None:
         super().__init__(resources)
-        self._in_flight = 1  # batches, as chosen last
         self._in_order, self._iterable = in_order, iterable
         stacks = fetch.batched and fetch.stacks and collates_as_torch()
         self._rows = SampleRows(resources.buffers) if stacks else None
@@ -197,10 +196,6 @@ class ThreadFiller(Filler):
             self._staging.submit_ready(queue, self._submit)
 
     def depth(self, queue: deque[FetchedBatch]) -> int:
-        self._in_flight = self._choose_depth(queue)
-        return self._in_flight
-
-    def _choose_depth(self, queue: deque[FetchedBatch]) -> int:
         workers = self.workers
         if self._owners is not None and not self._owners:
             return 0  # all threads are at the end of the dataset
@@ -264,7 +259,6 @@ class ThreadFiller(Filler):
         return pinned(out) if self.resources.buffers.pinned else out
 
     def delivery(self, batch: FetchedBatch, out: Any) -> Delivery:
-        self._crew.leave()
         return Delivery(out, self._samples(batch, out))
 
     def _samples(self, batch: FetchedBatch, out: Any) -> int:
@@ -284,21 +278,6 @@ class ThreadFiller(Filler):
         if self._ahead is not None and batch.task is not None:
             self._ahead.forget(batch, batch.task.positions)
         batch.let_shards_go()
-
-    # --- tuning -----------------------------------------------------------------------------------------------------
-
-    def knobs(self) -> Knobs | None:
-        workers = self.workers
-        if self._iterable or not workers:
-            return None
-        deepens = self.resources.in_flight is None and self.reads_ahead
-        return Knobs(workers, self._in_flight, self._batch_bytes if deepens else 0, paced=True)
-
-    def tune(self, setting: Setting) -> None:
-        super().tune(setting)
-        with self._crew.parked:
-            self._crew.pace.limit(setting.threads)
-            self._crew.parked.notify_all()
 
 
 class ThreadExecutor:

@@ -275,7 +275,7 @@ class Passes:
     def _copied(self) -> tuple[Any, dict[str, Any]]:
         """Return the dataset and the options, copied as for a worker thread, where that is possible."""
         try:
-            return copied(self._given, type(self._given[0]).__qualname__, iterable=self.iterable)  # type: ignore[no-any-return]
+            return copied(self._given, type(self._given[0]).__qualname__)  # type: ignore[no-any-return]
         except Exception:  # of open files and locks, and code of the user's
             return self._given[0], dict(self._given[1])
 

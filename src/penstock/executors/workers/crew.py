@@ -21,12 +21,11 @@ from penstock.executors.fetch import Fetch
 from penstock.executors.workers.loading import Activity, FetchedBatch, IterableReader, SampleRows
 from penstock.executors.workers.native import MeteredReaders
 from penstock.executors.workers.own_fetch import OwnFetches
-from penstock.executors.workers.pace import PATIENCE_SECONDS, CallerTime, Pace
+from penstock.executors.workers.pace import Pace
 from penstock.executors.workers.thread_lifetime import context_here, end_crew, one_core_each
 from penstock.executors.workers.worker_thread import (
     ThreadWorkerInfo,
     WorkerThread,
-    as_worker,
     generators_here,
     set_for_this_thread,
 )
@@ -35,7 +34,6 @@ from penstock.recipe import drawing
 from penstock.recipe.working import working
 from penstock.state.delivery import Task
 from penstock.stats import samples_given
-from penstock.system.modes import outside_inference
 from penstock.system.randomness import Generators
 
 #: Work that a thread takes at a time, in seconds: long beside taking it, short beside a batch.
@@ -83,7 +81,7 @@ class ThreadCrew:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
-        self.parked = threading.Condition(self._lock)  # of threads that the pace keeps from work
+        self._parked = threading.Condition(self._lock)  # of threads that the pace keeps from work
         self._done = threading.Condition(self._lock)
         self._open: deque[FetchedBatch] = deque()
         self._sample_seconds = GRAIN_SECONDS
@@ -92,13 +90,11 @@ class ThreadCrew:
         self._context = context_here()  # of the pass; a new pass has new ones
         self.pace = Pace(max(1, count))
         self.ended = threading.Event()
-        self._busy, self._caller_works = 0, False  # threads with a part of a batch; the caller works in their place
-        self._caller = CallerTime(GRAIN_SECONDS)
         self._caller_activity = Activity()
         self._meter = meter
         self.readers = readers
         infos = (ThreadWorkerInfo(number, count, seed + number, fetch.dataset) for number in range(count))
-        self._workers = [WorkerThread(info, self._context, own, self._run) for info in infos]
+        self._workers = [WorkerThread(info, self._context, self._run) for info in infos]
         self._threads = [worker.thread for worker in self._workers]
 
     def start(self) -> None:
@@ -133,11 +129,6 @@ class ThreadCrew:
         """Wait until one of the batches is done and return it; None: `timeout` seconds (0: no limit) went by."""
         if not self._workers:
             self._work_as_caller(batches[0], self._fetch, generators_here())
-        elif not timeout and self._caller_should_work(batches):
-            worker = self._workers[0]
-            fetch = worker.take_fetch(self._fetch)
-            with as_worker(worker.info), outside_inference(), drawing.beside_others():  # where the threads are
-                self._work_as_caller(batches[0], fetch, worker.info.rng)
         deadline = time.monotonic() + timeout
         with self._lock:
             while (found := next((batch for batch in batches if batch.done), None)) is None:
@@ -148,45 +139,6 @@ class ThreadCrew:
                     return None
                 self._done.wait(remaining if timeout else None)
         return found
-
-    def leave(self) -> None:
-        """Take note that the caller goes away with a batch."""
-        self._caller.leave()
-
-    def _caller_should_work(self, batches: list[FetchedBatch]) -> bool:
-        """Return whether the caller fetches the first of the batches itself, as worker 0, while all threads rest.
-
-        That is faster where more than one at a time do not get on (Python's lock goes to and fro) and the caller does
-        next to nothing else. Not where worker_init_fn has prepared the threads, or the dataset is iterable.
-        """
-        self._caller.come_back()
-        with self._lock:
-            before, paced = self._caller_works, self.pace.alone and not (self._own.prepares or self._iterable)
-            seconds = self._sample_seconds * len(batches[0].indices or ())
-            suffices = paced and self._caller.suffices(seconds)
-            self._let_caller_work(suffices and (before or self._workers[0].unbound()))
-            deadline = time.monotonic() + PATIENCE_SECONDS
-            while works := self._caller_works and not self._closed and not any(batch.done for batch in batches):
-                if not self._busy:  # threads take no more, and have finished what they had
-                    if before or self._workers[0].unbound():  # its last sample may have opened a connection
-                        break
-                    self._let_caller_work(False)
-                elif not self._done.wait(deadline - time.monotonic()):
-                    self._let_caller_work(False)  # one is in a long sample: it may wait for what the caller does next
-                    self._caller.defer()
-            return works
-
-    def _let_caller_work(self, works: bool) -> None:
-        """Have the caller fetch in the threads' place, or the threads again; the lock is held."""
-        if works:
-            self._caller.bind()
-        if works != self._caller_works:
-            self.pace.restart()
-        before, self._caller_works = self._caller_works, works
-        if before and not works:
-            self.parked.notify_all()
-            if not self._workers[0].unbound():
-                self._workers[0].fetch = None  # the thread makes another one
 
     def begin(self, fetch: Fetch, states: list[Any] | None = None) -> None:
         """Begin a pass, in the caller's context.
@@ -199,7 +151,7 @@ class ThreadCrew:
             self._fetch, self._states, self._context = fetch, states, context
             self._open.clear()
             self._work.notify_all()
-            self.parked.notify_all()
+            self._parked.notify_all()
 
     def describe(self) -> list[str]:
         """Return what each thread that is at work does, for how long, and its stack."""
@@ -213,7 +165,7 @@ class ThreadCrew:
         with self._lock:
             self._closed = True
             self._open.clear()
-            for waiting in (self._work, self.parked, self._done):
+            for waiting in (self._work, self._parked, self._done):
                 waiting.notify_all()
         if self.readers is not None:
             self.readers.close()
@@ -241,7 +193,6 @@ class ThreadCrew:
         fetch = self._fetch
         try:
             fetch, init = self._own.take()
-            worker.fetch = fetch
             worker.info.dataset = fetch.dataset
             if init is not None:
                 init(worker.number)
@@ -253,11 +204,9 @@ class ThreadCrew:
         begun, settled = time.monotonic(), False
         while (work := (yield from self._taken(worker))) is not None:
             batch, begin, end = work
-            if (failed is None and worker.fetch is not fetch) or self._own.shared:
-                try:
-                    fetch = worker.take_fetch(self._fetch)
-                except BaseException as error:
-                    failed = error
+            if self._own.shared:
+                fetch = self._fetch  # of the pass
+                worker.info.dataset = fetch.dataset
             if failed is not None:
                 self._fail(batch, begin, failed)
                 failed = None
@@ -273,7 +222,6 @@ class ThreadCrew:
                 one_core_each()
                 settled = True
             del work, batch  # a thread that waits holds no batch
-            self._rest()
 
     def _taken(self, worker: WorkerThread) -> Generator[None, None, tuple[FetchedBatch, int, int] | None]:
         """Return the next work of a thread, in the context of its pass. None: the crew is closed."""
@@ -285,12 +233,11 @@ class ThreadCrew:
         """Return the next work of a thread: a batch and a part of its samples. None: closed, or another pass began."""
         with self._lock:
             while not self._closed and worker.context is self._context:
-                if (worker.number >= self.pace.active or self._caller_works) and not self._iterable:
-                    self.parked.wait()
+                if worker.number >= self.pace.active and not self._iterable:
+                    self._parked.wait()
                     continue
                 for batch in self._open:
                     if batch.owner in (None, worker.number):
-                        self._busy += 1
                         return self._take_from(batch)
                 self._work.wait()
         return None
@@ -348,13 +295,6 @@ class ThreadCrew:
         with self._lock:
             batch.fail(position, self._own.explained(error))
 
-    def _rest(self) -> None:
-        """Take note that a thread has nothing in work."""
-        with self._lock:
-            self._busy -= 1
-            if self._caller_works:
-                self._done.notify_all()
-
     def _finish(
         self, batch: FetchedBatch, samples: int, fetch: Fetch, begun: Instant | None = None, *, by_caller: bool = False
     ) -> None:
@@ -364,10 +304,10 @@ class ThreadCrew:
             before = self.pace.active
             if seconds:
                 self._sample_seconds += 0.3 * (seconds / samples - self._sample_seconds)
-            if seconds and not (self._caller_works and not self.pace.alone):  # else the caller ends its batch
+            if seconds:
                 self.pace.did(samples, seconds)
                 if self.pace.active > before:
-                    self.parked.notify_all()
+                    self._parked.notify_all()
             batch.unfinished -= samples
             if batch.unfinished:
                 return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -12,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset
 
 from penstock.executors.copies import NotCopied, Snapshot
 from penstock.executors.fetch import Fetch
@@ -38,26 +36,19 @@ class OwnFetches:
         fetch: the pass's.
         init: the loader's worker_init_fn: where it reaches the dataset, it gets the thread's own.
         shared: nothing is copied.
-
-    Attributes:
-        prepares: each thread calls a worker_init_fn first.
-        seconds: that the copy took.
     """
 
     def __init__(self, fetch: Fetch, init: Init | None, *, shared: bool = False) -> None:
         self._lock = threading.Lock()
         self.shared = shared
-        self.prepares = init is not None
         self._looked_at = 0
         self._versions: Iterator[tuple[torch.Tensor, int]] = iter(())
         self._unseen: set[type] = set()
-        started = time.perf_counter()
         self._given = (fetch, init)
         self._snapshot = Snapshot() if shared else _snapshot(fetch, init)
         self._data = self._snapshot.shared
         self._classes = self._snapshot.kinds
         _refuse_handles(self._classes)
-        self.seconds = time.perf_counter() - started
         if any(isinstance(part, np.ndarray) for part in self._data):
             _warn_of_no_array()
 
@@ -104,7 +95,7 @@ class OwnFetches:
 
 
 def _snapshot(fetch: Fetch, init: Init | None) -> Snapshot:
-    snapshot = Snapshot(iterable=isinstance(fetch.dataset, IterableDataset), read_only=True)
+    snapshot = Snapshot(read_only=True)
     _copied(snapshot.add, fetch, init)
     return snapshot
 
@@ -136,15 +127,6 @@ def _warn_of_no_array() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.from_numpy(array)
-
-
-def can_be_copied(fetch: Fetch) -> bool:
-    """Return whether a thread's own fetch could be copied again: it then holds nothing that is bound to its thread."""
-    try:
-        _snapshot(fetch, None)
-    except NotCopied:
-        return False
-    return True
 
 
 def describe_copies(fetch: Fetch, init: Init | None, *, shared: bool) -> str:

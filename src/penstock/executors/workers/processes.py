@@ -13,7 +13,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from time import monotonic, perf_counter
+from time import monotonic
 from typing import Any
 
 import torch.multiprocessing
@@ -39,7 +39,7 @@ from penstock.executors.workers.shared_memory import Lease, SharedBuffers
 from penstock.executors.workers.shm_space import note_space
 from penstock.executors.workers.tasks import Batches, MakeStaging, Tasks, makes_own_batches
 from penstock.executors.workers.worker_batches import StreamBatches
-from penstock.observe import Delivery, Meter
+from penstock.observe import Meter
 from penstock.order.leftover import Arrivals
 from penstock.state.delivery import Delivered, Task
 from penstock.state.streams import End, StatefulStream, Streams
@@ -99,7 +99,7 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         shared: SharedBuffers | None = None,
         staging: MakeStaging | None = None,
     ) -> None:
-        self._owner, self._left_at = os.getpid(), perf_counter()  # when the caller went away with a batch
+        self._owner = os.getpid()
         self._sizes: dict[int, int] = {}  # what the sampler gave, by the number of the task
         self._size = 0  # of the batch that came last
         self.follow(streams)
@@ -187,7 +187,6 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
             self._clear_away = multiprocessing.util.Finalize(
                 None, clear_away, (self._board, self._watch.pids), exitpriority=-1
             )
-        began = self._left_at if first_iter else perf_counter()
         seed, epoch = self._key()
         if self._tasks is not None:
             self._tasks.seed, self._tasks.epoch = int(self._base_seed) if seed is None else seed, epoch
@@ -196,8 +195,6 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
             self._tasks.bring_shards(self, self.staging)
         self._sizes.clear()
         super()._reset(loader, first_iter)
-        self._left_at = perf_counter()
-        self._meter.processes.loader += self._left_at - began
         del self._inside[threading.get_ident()]
 
     def _try_put_index(self) -> None:
@@ -215,13 +212,6 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         given = index.given if isinstance(index, Task) else index
         self._sizes[self._send_idx] = samples_given(given) if self._auto_collation else 1
         return index.message() if isinstance(index, Task) else index
-
-    def _delivery(self) -> Delivery:
-        came_at = perf_counter()
-        delivery = super()._delivery()
-        left_at, self._left_at = self._left_at, perf_counter()
-        self._meter.processes.add(self._left_at - came_at, came_at - left_at, delivery.samples)
-        return delivery
 
     def _samples(self, batch: Any) -> int:
         for number in [number for number in self._sizes if number not in self._task_info]:

@@ -18,15 +18,10 @@ import torch.utils.data.dataloader
 from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
-from penstock.executors.fetch import Fetch
 from penstock.executors.workers.loading import Activity
-from penstock.executors.workers.own_fetch import OwnFetches, can_be_copied
 from penstock.executors.workers.thread_lifetime import Context
 from penstock.recipe.patches import Patches, standing_in
 from penstock.system.randomness import Generators
-
-#: A thread's fetch is copied once more, to see whether it is unbound, where the first copy took less time, in seconds.
-COPY_SECONDS = 2e-3
 
 
 class WorkerThread:
@@ -34,47 +29,20 @@ class WorkerThread:
 
     Attributes:
         context: that of the pass which the thread works for.
-        fetch: what the thread fetches with; None: it has not begun.
-        info: what get_worker_info() returns in the thread, and in the caller that works in its place.
+        info: what get_worker_info() returns in the thread.
     """
 
     def __init__(
         self,
         info: ThreadWorkerInfo,
         context: Context,
-        own: OwnFetches,
         run: Callable[[WorkerThread], None],
     ) -> None:
         self.info = info
         self.number = info.id
         self.context = context
-        self.fetch: Fetch | None = None
-        self._own = own
-        self._bound: Fetch | None = None  # one that holds a connection or a file, which only this thread may use
         self.activity = Activity()
         self.thread = threading.Thread(target=run, args=(self,), name=f"penstock-worker-{info.id}", daemon=True)
-
-    def take_fetch(self, shared: Fetch) -> Fetch:
-        """Return what the thread fetches with: the shared one where all threads use one dataset. Raises NotCopied."""
-        if not self._own.shared and self.fetch is None:
-            self.fetch, _ = self._own.take()
-        fetch = self.fetch if self.fetch is not None and not self._own.shared else shared
-        self.info.dataset = fetch.dataset
-        return fetch
-
-    def unbound(self) -> bool:
-        """Return whether another thread may use what this one fetches with: it holds no connection or file of its own.
-
-        The connections of some databases may be used only in the thread that has opened them.
-        """
-        if self._own.shared:
-            return True
-        if self.fetch is None or self.fetch is self._bound or self._own.seconds > COPY_SECONDS:
-            return False
-        if can_be_copied(self.fetch):
-            return True
-        self._bound = self.fetch
-        return False
 
     def describe(self) -> str:
         """Return what the thread does, for how long, and its stack; empty where it waits for work."""
