@@ -250,7 +250,8 @@ def transformed(picture: torch.Tensor, recipe: Recipe, drawn: Sequence[Any]) -> 
         elif kind == "RandomFlip" and drawn[number]:
             picture = picture.flip(-1 if operation["horizontal"] else -2)
         elif kind in ("RandomResizedCrop", "Resize"):
-            picture = _scaled(rounded(picture), tuple(sizes[number + 1]), operation)
+            height, width = sizes[number + 1]
+            picture = _scaled(rounded(picture), (height, width), operation)
     return picture
 
 

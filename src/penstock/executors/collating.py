@@ -42,7 +42,7 @@ class _Stacked:
 class _Container:
     """Tuples, named ones too, lists, and dicts with equal keys in one order."""
 
-    kind: type
+    kind: Any
     keys: tuple[Any, ...] | None
     parts: tuple[_Stacked | _Container | None, ...]
 
