@@ -110,8 +110,8 @@ class Stats:
     answered, and how many it left to the original function, by reason. "torchvision transforms" counts images; one
     whose transforms are done natively in part counts as answered and under what was not."""
     cache: dict[str, TierCounts]
-    """What each tier of cache= keeps, by its name: "memory", or the folder; with fillers of a Ray cluster theirs, by
-    name and node: "memory on node 3f6a1c20 (10.0.0.4)". Empty without one."""
+    """What each tier of cache= keeps, by its name: "memory", or the folder. Empty without one, and with fillers of
+    a Ray cluster."""
     reading: Reading
     """What reader threads did ahead of native and Python threads, where reads of files block."""
     loop: LoopTimes

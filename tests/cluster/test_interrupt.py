@@ -41,18 +41,31 @@ def at_work() -> set[str]:
     return {name for name, state in actors().items() if state != "DEAD"}
 
 
-@pytest.mark.parametrize("what", ["start", "load", "catch", "pack"])
-def test_an_interrupt_leaves_no_actor(nodes: Nodes, tmp_path: Path, what: str) -> None:
+def started(nodes: Nodes, folder: Path, what: str) -> subprocess.Popen[str]:
+    """Return a program of interrupted.py that is at work."""
     assert not at_work()
     process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("interrupted.py")), nodes.address, what, str(tmp_path)],
+        [sys.executable, str(Path(__file__).with_name("interrupted.py")), nodes.address, what, str(folder)],
         start_new_session=True,
         stderr=subprocess.PIPE,
         text=True,
     )
-    begun = at_work if what == "start" else (tmp_path / "told").exists
+    begun = at_work if what == "start" else (folder / "told").exists
     assert wait_until(lambda: begun() or process.poll() is not None, 100)
     assert process.poll() is None, process.communicate()[1]
+    return process
+
+
+def test_a_trainer_that_is_killed_leaves_no_actor(nodes: Nodes, tmp_path: Path) -> None:
+    process = started(nodes, tmp_path, "load")
+    process.kill()
+    process.communicate()
+    assert wait_until(lambda: not at_work(), 10), actors()
+
+
+@pytest.mark.parametrize("what", ["start", "load", "catch", "pack"])
+def test_an_interrupt_leaves_no_actor(nodes: Nodes, tmp_path: Path, what: str) -> None:
+    process = started(nodes, tmp_path, what)
     os.killpg(process.pid, signal.SIGINT)
     _, said = process.communicate(timeout=60)
     if what == "catch":

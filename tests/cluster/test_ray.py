@@ -140,15 +140,9 @@ def test_what_stats_says_of_fillers(photos: Path, tmp_path: Path) -> None:
     assert sum(stats.fillers.nodes.values()) == 2
     assert stats.fillers.bytes > 3 * 60 * 3 * 16 * 16 * 4
     assert stats.fillers.arriving_seconds > 0
-    assert len(stats.cache) == 4, "two tiers on two nodes"
-    memory = [tier for name, tier in stats.cache.items() if name.startswith("memory on node ")]
-    folders = [tier for name, tier in stats.cache.items() if name.startswith(f"{tmp_path}/tier on node ")]
-    assert all(0 < tier.bytes <= 20 << 10 for tier in memory)
-    assert {tier.samples for tier in folders} <= set(range(1, 61)), "one folder, of which each node has seen the same"
-    assert sum(tier.hits for tier in stats.cache.values()) >= 60
+    assert not stats.cache, "the tiers are those of the nodes"
     assert stats.stages["decode"].samples >= 180
     assert stats.metrics()["penstock/fillers/bytes"] == stats.fillers.bytes
-    assert "cache    memory on node " in loader.explain()
     loader._iterator._shutdown_workers()
     assert not loader.stats().fillers.nodes
 

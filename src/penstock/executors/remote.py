@@ -187,7 +187,7 @@ class RemoteFiller(Filler):
             if filled.error is not None and filled.traceback:
                 filled.error.__cause__ = FillerTraceback(filled.traceback)
             self._stages[filled.filler], self._calls[filled.filler] = filled.stages, filled.calls
-            self._report.came(filled.filler, filled.place, answer.size, filled.tiers, time.perf_counter() - begun)
+            self._report.came(answer.size, time.perf_counter() - begun)
             batch.filled, batch.error = filled, filled.error
         self._crew.forget(batch.number)
         return True

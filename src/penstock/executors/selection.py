@@ -128,8 +128,8 @@ class Executors:
         cache = {} if self.caches is None else self.caches.counts()
         buffers = (0, 0, 0) if self.buffers is None else self.buffers.counts()
         fillers = None
-        if self._cluster is not None:
-            cache, fillers = self.fillers.tiers(), self.fillers.counts()
+        if self._cluster is not None:  # the tiers are those of the fillers' nodes
+            cache, fillers = {}, self.fillers.counts()
         return self.counters.snapshot(buffers, cache, self.measured(), self.indexes.counts(), fillers)
 
     def log_nothing(self) -> None:

@@ -19,10 +19,9 @@ from penstock.cluster.option import Ray
 from penstock.errors import ClusterError, WorkerDied
 from penstock.packing.contents import contents_of
 from penstock.packing.encoding import Encoding
-from penstock.packing.index_writer import ShardRecord
 from penstock.packing.places import Place
 from penstock.packing.plan import Plan, digest_of
-from penstock.packing.shard_writer import ShardWork
+from penstock.packing.shard_writer import ShardRecord, ShardWork
 from penstock.sources.naming import names_of
 from penstock.system.cpus import usable_cpus
 

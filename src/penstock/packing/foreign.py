@@ -10,20 +10,13 @@ from typing import NamedTuple
 
 import penstock._native as _native
 from penstock.errors import CorruptShards, InvalidOption
+from penstock.packing import shard_writer
 from penstock.packing.encoding import image_size
 from penstock.packing.engines import Packing
-from penstock.packing.index_writer import (
-    LABEL,
-    ShardRecord,
-    ShardRows,
-    class_number,
-    classified,
-    write_description,
-    write_index,
-)
 from penstock.packing.pack import SPLIT, Packed
 from penstock.packing.places import FolderPlace, alone, remove_unfinished, splits_of
 from penstock.packing.plan import check_split
+from penstock.packing.shard_writer import LABEL, ShardRecord, ShardRows, class_number
 from penstock.sources.image_folder import IMG_EXTENSIONS
 from penstock.storage import description
 from penstock.storage.description import Part, Shard, Split
@@ -156,9 +149,9 @@ def _write(folder: str, split: str, found: list[_Indexed], on_progress: Callable
         one.record.rows["id_offset"] += at
         at += sum(map(len, one.keys)) + len(one.keys)
     records = [one.record for one in found]
-    kind, labelled, table = classified(records)
+    kind, labelled, table = shard_writer.classified(records)
     place = FolderPlace(folder, split)
-    index, ids, fingerprint = write_index(place.write, split, table, keys, None)
+    index, ids, fingerprint = shard_writer.write_index(place.write, split, table, keys, None)
     made = Split(
         kind=kind,
         samples=len(keys),
@@ -175,7 +168,7 @@ def _write(folder: str, split: str, found: list[_Indexed], on_progress: Callable
         source="",
         options={"indexed": True},
     )
-    write_description(place.write, splits_of(place), split, made)
+    shard_writer.write_description(place.write, splits_of(place), split, made)
     remove_unfinished(place)
     total = sum(shard.bytes for shard in made.shards)
     if on_progress is not None:

@@ -16,22 +16,14 @@ import PIL
 import penstock._native as _native
 from penstock.cluster.option import Ray, ray_of
 from penstock.errors import InvalidOption, OutOfSpace
+from penstock.packing import places, shard_writer
 from penstock.packing import plan as planning
 from penstock.packing.contents import Contents, contents_of
 from penstock.packing.encoding import QUALITY, Encoding, Measured, measure
 from penstock.packing.engines import Engine, PackerEngine, Packing, Progress, ThreadEngine
-from penstock.packing.index_writer import ShardRecord, classified, joined, write_description, write_index
-from penstock.packing.places import (
-    BucketPlace,
-    FolderPlace,
-    Place,
-    check_out,
-    check_shards,
-    remove_unfinished,
-    splits_of,
-)
+from penstock.packing.places import BucketPlace, FolderPlace, Place
 from penstock.packing.plan import Plan, check_split, names, rows_name, shard_name, unfinished
-from penstock.packing.shard_writer import ShardWork, label_file
+from penstock.packing.shard_writer import ShardRecord, ShardWork
 from penstock.storage.description import Column, Part, Split
 from penstock.storage.durable import FULL, durably, free_bytes, out_of_space
 from penstock.storage.index import Index, column_of
@@ -179,7 +171,7 @@ class _Job:
         """Pack what is not packed yet."""
         place = self._place
         stored = planning.parse(place.read(unfinished(self._split)))
-        splits = check_out(place)
+        splits = places.check_out(place)
         if self._restart and self._split not in splits:
             self._remove_unfinished(stored)
             stored = None
@@ -230,14 +222,14 @@ class _Job:
                 f"{self._place.path} holds the split {self._split!r} already, of another source or with other options: "
                 "give another folder or another split=. Nothing was changed"
             )
-        check_shards(self._place, split)
-        remove_unfinished(self._place)
+        places.check_shards(self._place, split)
+        places.remove_unfinished(self._place)
         shards = len(split.shards)
         return Packed(self._place.path, self._split, split.samples, shards, sum(s.bytes for s in split.shards), shards)
 
     def _remove_unfinished(self, stored: Plan | None) -> None:
         self._place.remove(() if stored is None else names(self._split, stored))
-        remove_unfinished(self._place)
+        places.remove_unfinished(self._place)
 
     # --- shards
 
@@ -289,13 +281,15 @@ class _Job:
         contents, first = self._contents, self._contents.first
         kind, label = first.kind, first.label
         if kind == "files":
-            kind, labelled, table = classified(records)
+            kind, labelled, table = shard_writer.classified(records)
             label = "int" if labelled else None
         else:
-            kind, table = "pixels" if self._encoding.decoded else kind, joined(records)
+            kind, table = "pixels" if self._encoding.decoded else kind, shard_writer.joined(records)
         place = self._place
         try:
-            index, ids, fingerprint = write_index(place.write, self._split, table, contents.ids, contents.texts)
+            index, ids, fingerprint = shard_writer.write_index(
+                place.write, self._split, table, contents.ids, contents.texts
+            )
             parts = tuple(
                 Part(first.fields[place] if place < len(first.fields) else known[0], tuple(known))
                 for place, known in enumerate(table.fields)
@@ -303,19 +297,19 @@ class _Job:
             shards = tuple(record.shard for record in records)
             split = Split(
                 kind, contents.size, parts, label, contents.texts,
-                label_file(contents, 0)[0] if plan.labelled else None,
+                shard_writer.label_file(contents, 0)[0] if plan.labelled else None,
                 pair=first.pair if first.kind != "files" else label is not None,
                 classes=first.classes, shards=shards, index=index, ids=ids, fingerprint=fingerprint,
                 source=plan.source, options=plan.options,
             )  # fmt: skip
             if self._states:
                 split = replace(split, states=self._write_states(split))
-            write_description(place.write, splits_of(place), self._split, split)
+            shard_writer.write_description(place.write, places.splits_of(place), self._split, split)
         except OSError as error:
             if error.errno in FULL and not isinstance(error, OutOfSpace):
                 raise out_of_space(place.disk, 2 * sum(record.rows.nbytes for record in records)) from error
             raise
-        remove_unfinished(place)
+        places.remove_unfinished(place)
         return Packed(place.path, self._split, contents.size, len(shards), sum(s.bytes for s in shards), kept)
 
     def _write_states(self, split: Split) -> Column | None:

@@ -31,7 +31,6 @@ from penstock.recipe.patches import Lease
 from penstock.sample_notes import add_note
 from penstock.state.manifest import BadSample
 from penstock.state.substitutes import Substitutes
-from penstock.stats import TierCounts
 from penstock.storage.tiers import Caches
 from penstock.system.randomness import seed_process
 
@@ -66,8 +65,7 @@ class Filled:
     """The answer to a request."""
 
     filler: int = -1
-    """Its number, and its node as messages name it."""
-    place: str = ""
+    """Its number."""
     batch: Any = None
     samples: int = 0
     rescued: Sequence[str] = ()
@@ -79,8 +77,6 @@ class Filled:
     stages: list[tuple[Any, ...]] = field(default_factory=list)
     """What the filler has counted since it began, as observe.StageReader returns it."""
     calls: list[CallRow] = field(default_factory=list)
-    tiers: dict[str, TierCounts] = field(default_factory=dict)
-    """What the filler's caches keep."""
 
 
 class _Last(Observer):
@@ -112,7 +108,7 @@ class FillerActor:
     def open(self, job: bytes, files: Sequence[tuple[str, int]]) -> Facts:
         """Return what the trainer must know. files: of the dataset, with their sizes as the trainer sees them."""
         facts = here(files)
-        self._job, self._place, self._name = job, facts.place, f"filler {self._number} on {facts.place}"
+        self._job, self._name = job, f"filler {self._number} on {facts.place}"
         threading.current_thread().name = self._name  # which errors name
         return facts
 
@@ -135,8 +131,8 @@ class FillerActor:
             filled = self._failure(error)
         self._last.delivery = Delivery(None, 0)
         if self._work is not None:
-            filled.bad, filled.tiers = self._work.news(), self._work.tiers()
-        filled.filler, filled.place = self._number, self._place
+            filled.bad = self._work.news()
+        filled.filler = self._number
         filled.stages = [(stage, *time) for stage, time in self._meter.stages().items()]
         filled.calls = _call_rows(self._meter)
         try:
@@ -240,10 +236,6 @@ class _Work:
     def news(self) -> list[BadSample]:
         """Return the samples that were found bad since the last call."""
         return [] if self._job.substitutes is None else self._job.substitutes.take_news()
-
-    def tiers(self) -> dict[str, TierCounts]:
-        """Return what the filler's caches keep."""
-        return {} if self._job.caches is None else self._job.caches.counts()
 
 
 def _call_rows(meter: Meter) -> list[CallRow]:

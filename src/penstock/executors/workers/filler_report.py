@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.cluster.option import Ray
 from penstock.loop_model import FillerWork
-from penstock.stats import FillerCounts, TierCounts
-from penstock.storage.tiers import tier_words
+from penstock.stats import FillerCounts
 from penstock.system.words import counted, size_of
 
 
@@ -33,14 +31,11 @@ class FillerReport:
     """The most bytes of a batch."""
     seconds: float = 0.0
     """In which batches were taken out of Ray's object store."""
-    _tiers: dict[int, tuple[str, Mapping[str, TierCounts]]] = field(default_factory=dict)
-    """Of each filler: its node, and what its tiers keep."""
     _before: tuple[int, int] = (0, 0)
     """What was lost, and asked again, in earlier passes."""
 
     def begin(self, wanted: int) -> None:
         """Take note of new fillers."""
-        self._tiers = {}
         self._before = self.lost, self.again
         self.wanted, self.places, self.running = wanted, {}, True
 
@@ -49,27 +44,17 @@ class FillerReport:
         self.places = places
         self.lost, self.again = self._before[0] + lost, self._before[1] + again
 
-    def came(self, number: int, place: str, size: int, tiers: Mapping[str, TierCounts], seconds: float) -> None:
-        """Take note of a batch of a filler. tiers: what it keeps; seconds: that taking it took."""
+    def came(self, size: int, seconds: float) -> None:
+        """Take note of a batch, its bytes and how long taking it took."""
         self.batches += 1
         self.bytes += size
         self.seconds += seconds
         self.largest = max(self.largest, size)
-        if tiers:
-            self._tiers[number] = place, tiers
 
     def counts(self) -> FillerCounts:
         """Return what the fillers did, over all passes."""
         nodes = dict(Counter(list(self.places.values()))) if self.running else {}
         return FillerCounts(nodes, self.lost, self.again, self.batches, self.bytes, self.seconds)
-
-    def tiers(self) -> dict[str, TierCounts]:
-        """Return what the tiers of the fillers keep, by name and node; a folder is one for all fillers of a node."""
-        found: dict[tuple[str, str], list[TierCounts]] = {}
-        for place, tiers in list(self._tiers.values()):
-            for name, counts in tiers.items():
-                found.setdefault((name, place), []).append(counts)
-        return {f"{name} on {place}": _joined(found[name, place], name) for name, place in sorted(found)}
 
     def work(self, cluster: Ray, steps: int) -> FillerWork:
         """Return what the model of a loop is to know, in numbers a step."""
@@ -91,21 +76,4 @@ class FillerReport:
         if self.lost:
             again = counted(self.again, "batch", "batches")
             lines.append(f"ray      {counted(self.lost, 'filler')} lost; {again} asked for again elsewhere")
-        return lines + [f"cache    {tier_words(name, kept)}" for name, kept in self.tiers().items()]
-
-
-#: The name of a tier that is no folder.
-MEMORY = "memory"
-
-
-def _joined(found: Sequence[TierCounts], name: str) -> TierCounts:
-    join: Callable[[list[int]], int] = sum if name == MEMORY else max  # memory is each filler's own
-    return TierCounts(
-        samples=join([one.samples for one in found]),
-        bytes=join([one.bytes for one in found]),
-        limit=join([one.limit for one in found]),
-        hits=sum(one.hits for one in found),
-        dropped=sum(one.dropped for one in found),
-        decoded=join([one.decoded for one in found]),
-        error=next((one.error for one in found if one.error), None),
-    )
+        return lines
