@@ -48,9 +48,7 @@ class RecordsSource(Source):
             size=len(records),
             fields=(Field(_native.GatherFiller(records.view(np.uint8), spec), spec),),
             steps=(Step(f"gather  {len(records)} records", "native"),),
-            identify=self.name,
             rescue=lambda position: torch.from_numpy(records[position]),
-            apply=lambda position: torch.from_numpy(records[position]),
         )
 
 

@@ -54,7 +54,6 @@ def native_images(
         packed_bytes, jpeg_index: of the ImageSteps.
         own: the further attributes of the NativeSource.
     """
-    own.setdefault("apply", lambda position: dataset[position][0])
     labels = (label_step(dataset.target_transform),) if own.get("labels") is not None else ()
     if type(dataset.transform) is Views:
         return _native_views(dataset, dataset.transform, names, labels, own)

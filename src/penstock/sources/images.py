@@ -128,9 +128,7 @@ class ImageTableSource(Source):
             raw,
             dataset.paths,
             size=len(dataset),
-            identify=self.name,
             rescue=lambda position: np.asarray(dataset.read(position)),
-            apply=lambda position: dataset[position] if held is None else dataset[position][0],
             files=SampleFiles(
                 dataset.paths.name, lambda file, position: np.asarray(read_image(file, dataset.path(position)))
             ),

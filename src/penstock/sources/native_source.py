@@ -128,9 +128,16 @@ class RemoteSamples:
     """Returns the shard of each of these samples, and where its bytes begin and end in it."""
 
 
+def _unknown(position: int) -> Any:
+    raise NotImplementedError(position)
+
+
 @dataclass(frozen=True)
 class NativeSource:
-    """How the native core reads a dataset, as it was when a plan was made."""
+    """How the native core reads a dataset, as it was when a plan was made.
+
+    `native_of` adds what is the same for all adapters: `identify`, `apply`, `still` and `unmoved`.
+    """
 
     size: int
     """The number of samples."""
@@ -138,11 +145,11 @@ class NativeSource:
     """The fields of a sample, in order; at least one."""
     steps: tuple[Step, ...]
     """The steps that explain() shows."""
-    identify: Callable[[int], tuple[str, str | None]]
-    """Returns (ID, file) of a sample, for messages."""
     rescue: Callable[[int], Rescued]
     """Reads the first field of one sample in Python: the decoded pixels of an image, else the tensor itself."""
-    apply: Callable[[int], torch.Tensor]
+    identify: Callable[[int], tuple[str, str | None]] = _unknown
+    """Returns (ID, file) of a sample, for messages; the adapter's own `name`."""
+    apply: Callable[[int], Any] = _unknown
     """Returns the first field of one sample from the dataset's own __getitem__, transform and all."""
     still: Unchanged = always
     """Whether the dataset is what it was when this was made, but for the elements of its arrays and lists."""

@@ -73,9 +73,7 @@ class ShardsSource(Source):
             self._read_step("; JPEG decoded natively as far as needed, other formats by Pillow"),
             *native.steps[1:],
         )
-        if dataset.labels is not None:
-            return replace(native, steps=steps)
-        return replace(native, steps=steps[:-1], apply=self._transformed)
+        return replace(native, steps=steps if dataset.labels is not None else steps[:-1])
 
     def _pixels(self, raw: bool) -> NativeSource | Refusal:
         dataset = self.dataset
@@ -89,16 +87,9 @@ class ShardsSource(Source):
         return NativeSource(
             fields=(Field(_native.PixelFileFiller(self._table(), recipe.native), spec_of(recipe)),),
             steps=(self._read_step(f"; decoded images, mode {mode}"), *recipe.steps, *labelled),
-            apply=self._transformed,
             images=ImageSteps((recipe,)),
             **self._common(),
         )
-
-    def _transformed(self, position: int) -> Any:
-        """Return the image at a position as the transform makes it."""
-        dataset = self.dataset
-        value = dataset.read(position)
-        return value if dataset.transform is None else dataset.transform(value)
 
     def _tensors(self) -> NativeSource | Refusal:
         dataset = self.dataset
@@ -111,7 +102,6 @@ class ShardsSource(Source):
         return NativeSource(
             fields=(Field(_native.TensorFileFiller(self._table()), None),),
             steps=(self._read_step(""), *labelled),
-            apply=dataset.read,
             **self._common(),
         )
 
@@ -120,7 +110,6 @@ class ShardsSource(Source):
         dataset, encoded = self.dataset, self.dataset.description.kind != "tensors"
         return {
             "size": len(dataset),
-            "identify": self.name,
             "rescue": (lambda position: np.asarray(dataset.read(position))) if encoded else dataset.read,
             "form": Form(pair=dataset.description.pair),
             "labels": None if dataset.labels is None else label_reader(dataset.labels.take, dataset),

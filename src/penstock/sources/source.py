@@ -168,6 +168,7 @@ def native_of(source: Source, raw: bool) -> NativeSource | Refusal:
         if isinstance(native, Refusal):
             return native
         state, more, exact = DatasetState(dataset), native.still, kind in source.kinds()
+        pair = native.form.pair
 
         def still() -> bool:
             known = type(dataset) is kind and (exact or _reads_as_known(source))
@@ -175,6 +176,8 @@ def native_of(source: Source, raw: bool) -> NativeSource | Refusal:
 
         native = replace(
             native,
+            identify=source.name,
+            apply=lambda position: dataset[position][0] if pair else dataset[position],
             still=still,
             unmoved=all_of(state.unmoved, native.unmoved),
         )

@@ -220,10 +220,8 @@ class TensorFolderSource(Source):
             size=len(dataset),
             fields=(Field(_native.TensorFileFiller(dataset.paths), None),),
             steps=(_read_step(dataset), *(() if held is None else (label_step(dataset.target_transform),))),
-            identify=self.name,
             rescue=dataset.read,
             files=SampleFiles(dataset.paths.name, dataset._read),
-            apply=dataset.read,
             form=Form(pair=held is not None),
             labels=None if held is None else label_reader(dataset.take_labels, dataset),
         )
