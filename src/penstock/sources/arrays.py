@@ -21,7 +21,7 @@ from penstock.showing import shown
 from penstock.sources.catalogue import Catalogue
 from penstock.sources.native_source import DeviceArrays, Field, Memory, NativeSource
 from penstock.sources.reading import tensor_of
-from penstock.sources.source import Source
+from penstock.sources.source import Source, own_transform
 from penstock.sources.unchanged import always
 from penstock.system.words import counted
 
@@ -70,20 +70,17 @@ class Arrays(Dataset[tuple[Any, ...]]):
         # numpy does not resize an array that a weak reference leads to: the tensor lies in its memory.
         self._pins = [weakref.ref(array) for array in self._given if isinstance(array, np.ndarray)]
 
-    def _whole(self) -> bool:
-        """Return whether all mapped files are as long as they must be."""
-        return all(_mapped_bytes(array) >= _end(array, len(array) - 1) for _, array in self._files)
-
-    def truncated(self, position: int) -> CorruptSample | None:
-        """Return the error of a sample that lies beyond the end of a truncated file, else None."""
+    def truncated(self) -> CorruptSample | None:
+        """Return the error of a mapped file that is shorter than it must be, else None."""
         for path, array in self._files:
-            size = _mapped_bytes(array)
-            if _end(array, position) > size:
+            assert isinstance(array.base, mmap.mmap)
+            size, needed = array.base.size(), array.offset + array.nbytes
+            if size < needed:
                 return CorruptSample(
-                    f"sample number {position} is not in {path} any more: the file has {counted(size, 'byte')} now, "
-                    f"and {_end(array, len(array) - 1):,} are needed. Write it again, and make the dataset anew; "
-                    "replace such a file by renaming another to its name, not by writing into it",
-                    sample_id=f"number {position}",
+                    f"{path} was cut off: it has {counted(size, 'byte')} now, and {needed:,} are needed. Write it "
+                    "again, and make the dataset anew; replace such a file by renaming another to its name, not by "
+                    "writing into it",
+                    sample_id=path,
                     path=path,
                 )
         return None
@@ -93,7 +90,7 @@ class Arrays(Dataset[tuple[Any, ...]]):
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         position = range(len(self))[index]
-        if self._files and (error := self.truncated(position)) is not None:
+        if (error := self.truncated()) is not None:
             raise error
         row = tuple(tensor[position] for tensor in self.tensors)
         return row if self.transform is None else (self.transform(row[0]), *row[1:])
@@ -129,20 +126,6 @@ def _as_tensor(array: np.ndarray | torch.Tensor) -> torch.Tensor:
         raise TypeError(f"{_describe(array)} cannot be a tensor: {error}") from error
 
 
-def _mapped_bytes(array: np.memmap[Any, Any]) -> int:
-    """Return how many bytes the file of an array has now."""
-    assert isinstance(array.base, mmap.mmap)
-    return int(array.base.size())
-
-
-def _end(array: np.memmap[Any, Any], row: int) -> int:
-    """Return how many bytes a mapped file must have for a row of an array in it."""
-    if not array.size:
-        return 0
-    last = sum((extent - 1) * stride for extent, stride in zip(array.shape[1:], array.strides[1:], strict=True))
-    return int(array.offset + row * array.strides[0] + last + array.itemsize)
-
-
 def _map_file(path: str) -> NDArray[Any]:
     try:
         values = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -173,16 +156,14 @@ class ArraysSource(Source):
 
     def native(self, raw: bool) -> NativeSource | Refusal:
         dataset = self.dataset
-        if dataset.transform is not None:
-            return Refusal(
-                "Arrays.transform", "a function on tensors is Python's", "the function applied to the batch instead"
-            )
-        if not dataset._whole():
+        if (refusal := own_transform(dataset)) is not None:
+            return refusal
+        if dataset.truncated() is not None:
             return Refusal("Arrays", "a file that it maps was truncated", "the whole file")
         native = _rows(dataset, dataset.tensors)
         if isinstance(native, Refusal) or native.memory is None:
             return native
-        whole = dataset._whole if dataset._files else always
+        whole = (lambda: dataset.truncated() is None) if dataset._files else always
         mapped = len(dataset._files) == len(dataset.tensors)  # and the dataset holds the maps
         lasting = None if dataset._files else native.lasting
         return replace(
@@ -216,7 +197,6 @@ def _rows(dataset: object, tensors: Sequence[torch.Tensor]) -> NativeSource | Re
         shapes.append(f"{spec.dtype}{list(spec.shape)}")
     size = len(tensors[0])
     return NativeSource(
-        size=size,
         fields=tuple(fields),
         steps=(Step(f"gather  {counted(size, 'row')} of {', '.join(shapes)}", "native"),),
         rescue=lambda position: tensors[0][position],

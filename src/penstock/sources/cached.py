@@ -14,7 +14,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import PIL
@@ -36,8 +36,7 @@ _USUAL = 4 / 3
 _NAMED = 64
 
 
-@dataclass(frozen=True)
-class _Kept:
+class _Kept(NamedTuple):
     """What a cache keeps of one leaf of a plan."""
 
     number: int
@@ -55,10 +54,8 @@ def cached(leaves: Sequence[NativeSource], caches: Caches) -> list[NativeSource]
     chosen = list(_chosen(leaves, caches))
     found = list(leaves)
     for kept, cache in zip(chosen, caches.of([kept.names for kept in chosen]), strict=True):
-        leaf = leaves[kept.number]
-        found[kept.number] = (
-            _cached(leaf, cache) if isinstance(kept.pixels, str) else _decoded(leaf, cache, kept.pixels)
-        )
+        leaf, pixels = leaves[kept.number], kept.pixels
+        found[kept.number] = _cached(leaf, cache) if isinstance(pixels, str) else _decoded(leaf, cache, pixels)
     return found
 
 
@@ -112,11 +109,8 @@ def _decoded(leaf: NativeSource, cache: _native.SampleCache, pixels: KeptPixels)
         name = files.name(position)
         found = leaf.rescue(position)
         # A program may exchange the files in a dataset's list at any time.
-        if (
-            isinstance(found, np.ndarray)
-            and files.name(position) == name
-            and lenient == ImageFile.LOAD_TRUNCATED_IMAGES
-        ):
+        same = files.name(position) == name and lenient == ImageFile.LOAD_TRUNCATED_IMAGES
+        if same and isinstance(found, np.ndarray):
             filler.keep(position, name, np.ascontiguousarray(found))
         return found
 

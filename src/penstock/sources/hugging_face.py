@@ -54,7 +54,6 @@ class HuggingFaceSource(Source):
         shapes = ", ".join(f"{name} {spec.dtype}{list(spec.shape)}" for name, spec in specs)
         numbers = None if mapping is None else column_of(mapping.table, "indices").joined()
         return NativeSource(
-            size=len(dataset),
             fields=tuple(fields.values()),
             steps=(Step(f"gather  {counted(len(dataset), 'row')} of Arrow columns: {shapes}", "native"),),
             rescue=_never_needed,

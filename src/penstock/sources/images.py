@@ -120,14 +120,11 @@ class ImageTableSource(Source):
 
     def native(self, raw: bool) -> NativeSource | Refusal:
         dataset, held = self.dataset, self.dataset.labels
-        if (refusal := foreign_decoder()) is not None:
-            return refusal
         dataset.paths.refresh()
         return native_images(
             dataset,
             raw,
             dataset.paths,
-            size=len(dataset),
             rescue=lambda position: np.asarray(dataset.read(position)),
             files=SampleFiles(
                 dataset.paths.name, lambda file, position: np.asarray(read_image(file, dataset.path(position)))

@@ -136,17 +136,17 @@ def _unknown(position: int) -> Any:
 class NativeSource:
     """How the native core reads a dataset, as it was when a plan was made.
 
-    `native_of` adds what is the same for all adapters: `identify`, `apply`, `still` and `unmoved`.
+    `native_of` adds what is the same for all adapters: `size`, `identify`, `apply`, `still`, `unmoved`, a last step.
     """
 
-    size: int
-    """The number of samples."""
     fields: tuple[Field, ...]
     """The fields of a sample, in order; at least one."""
     steps: tuple[Step, ...]
-    """The steps that explain() shows."""
+    """The steps that explain() shows, but for that of the labels, which `native_of` adds."""
     rescue: Callable[[int], Rescued]
     """Reads the first field of one sample in Python: the decoded pixels of an image, else the tensor itself."""
+    size: int = 0
+    """The number of samples."""
     identify: Callable[[int], tuple[str, str | None]] = _unknown
     """Returns (ID, file) of a sample, for messages; the adapter's own `name`."""
     apply: Callable[[int], Any] = _unknown

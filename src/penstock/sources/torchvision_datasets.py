@@ -31,7 +31,7 @@ from penstock.sources.native_source import (
 )
 from penstock.sources.reading import open_path, read_image, tensor_of
 from penstock.sources.sample_reader import SampleReader
-from penstock.sources.source import Source, label_step, replaced
+from penstock.sources.source import Source, replaced
 from penstock.system.words import counted
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ class TorchvisionFolderSource(Source):
         dataset = self.dataset
         if (refusal := _foreign(dataset)) is not None:
             return refusal
-        size, located = len(dataset), _located(dataset)
+        located = _located(dataset)
 
         # Pairs are taken apart as torchvision does it, so that an entry which is no pair raises torchvision's error.
         def labels(positions: Indices) -> LabelColumn:
@@ -80,7 +80,6 @@ class TorchvisionFolderSource(Source):
             dataset,
             raw,
             None,
-            size=size,
             rescue=lambda position: np.asarray(read_image(open_path(path(position)), path(position))),
             files=SampleFiles(
                 lambda position: os.fsencode(path(position)),
@@ -165,9 +164,8 @@ class ImageArraySource(Source):
         column = cache(lambda: array_of(labels(np.arange(len(targets)))))  # made when the workers are busy already
         what = f"{counted(len(images), 'image')} of {images.shape[1]}x{images.shape[2]} in memory"
         return NativeSource(
-            size=len(images),
             fields=(Field(_native.ImageArrayFiller(alias, recipe.native), spec_of(recipe)),),
-            steps=(Step(f"gather  {what}", "native"), *recipe.steps, label_step(transform)),
+            steps=(Step(f"gather  {what}", "native"), *recipe.steps),
             rescue=lambda position: dataset[position][0],
             labels=LabelReader(
                 lambda positions: transformed(labels(positions), transform),
