@@ -20,7 +20,6 @@ from penstock.order.permutations import Indices
 from penstock.recipe.originals import replaced_in
 from penstock.recipe.steps import Refusal, Step
 from penstock.showing import shown
-from penstock.sources.catalogue import label_values
 from penstock.sources.labels import LabelColumn, LazySequence, Missing, as_objects, looked_up, taken, transformed
 from penstock.sources.native_source import Field, Form, NativeSource, SampleFiles
 from penstock.sources.reading import holds_mappings, open_sample, read_mapping, read_tensor
@@ -189,9 +188,6 @@ class TensorFolderSource(Source):
 
     def ids(self) -> bytes | None:
         return self.dataset.paths.names()
-
-    def labels(self) -> NDArray[Any] | None:
-        return None if self.dataset.labels is None else label_values(self.dataset.labels)
 
     def native(self, raw: bool) -> NativeSource | Refusal:
         dataset = self.dataset
