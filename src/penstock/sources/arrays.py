@@ -22,7 +22,7 @@ from penstock.sources.catalogue import Catalogue
 from penstock.sources.native_source import DeviceArrays, Field, Memory, NativeSource
 from penstock.sources.reading import tensor_of
 from penstock.sources.source import Source, own_transform
-from penstock.sources.unchanged import always
+from penstock.sources.unchanged import all_of, same_items, same_memory
 from penstock.system.words import counted
 
 ArrayLike = np.ndarray | torch.Tensor | str | os.PathLike[str]
@@ -163,11 +163,19 @@ class ArraysSource(Source):
         native = _rows(dataset, dataset.tensors)
         if isinstance(native, Refusal) or native.memory is None:
             return native
-        whole = (lambda: dataset.truncated() is None) if dataset._files else always
+        if not dataset._files:
+            return native
         mapped = len(dataset._files) == len(dataset.tensors)  # and the dataset holds the maps
-        lasting = None if dataset._files else native.lasting
+
+        def whole() -> bool:
+            return dataset.truncated() is None
+
         return replace(
-            native, still=whole, unmoved=whole, memory=native.memory._replace(reads_ahead=mapped), lasting=lasting
+            native,
+            still=whole,
+            unmoved=all_of(native.unmoved, whole),
+            memory=native.memory._replace(reads_ahead=mapped),
+            lasting=None,
         )
 
 
@@ -201,6 +209,8 @@ def _rows(dataset: object, tensors: Sequence[torch.Tensor]) -> NativeSource | Re
         steps=(Step(f"gather  {counted(size, 'row')} of {', '.join(shapes)}", "native"),),
         rescue=lambda position: tensors[0][position],
         memory=Memory(held=DeviceArrays(tuple(tensors))),
+        still=same_items(tensors),
+        unmoved=same_memory(tensors),
         lasting=lambda: all(map(within_storage, tensors)),
     )
 
