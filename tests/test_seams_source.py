@@ -45,12 +45,9 @@ class RecordsSource(Source):
     def native(self, raw: bool) -> NativeSource | Refusal:
         records, spec = self.dataset.records, _native.Spec("float32", [3])
         return NativeSource(
-            size=len(records),
             fields=(Field(_native.GatherFiller(records.view(np.uint8), spec), spec),),
             steps=(Step(f"gather  {len(records)} records", "native"),),
-            identify=self.name,
             rescue=lambda position: torch.from_numpy(records[position]),
-            apply=lambda position: torch.from_numpy(records[position]),
         )
 
 

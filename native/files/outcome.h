@@ -16,11 +16,10 @@ enum class Code : std::uint8_t {
   io,        // a system call failed; `error` holds errno
   escapes,   // the name leaves its root folder
   mismatch,  // the sample's shape or dtype is not the batch's
-  moved,     // the memory that held it could not be read
 };
 
 // Their names, in order.
-inline constexpr std::array<const char*, 6> kCodes{"ok", "python", "io", "escapes", "mismatch", "moved"};
+inline constexpr std::array<const char*, 5> kCodes{"ok", "python", "io", "escapes", "mismatch"};
 
 struct Outcome {
   Code code = Code::ok;
@@ -34,7 +33,6 @@ struct Outcome {
   static constexpr Outcome io_error(int error, const char* call) { return {Code::io, error, call}; }
   static constexpr Outcome escape(const char* reason) { return {Code::escapes, 0, reason}; }
   static constexpr Outcome mismatch(const char* reason) { return {Code::mismatch, 0, reason}; }
-  static constexpr Outcome moved(const char* reason) { return {Code::moved, 0, reason}; }
 };
 
 // What work() returns; whatever it throws is memory that there is not: bad_alloc, or a size that no vector can have.

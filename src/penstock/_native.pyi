@@ -518,7 +518,7 @@ class PythonJob:
     def reason(self) -> str: ...
 
 Failure = tuple[int, int, str, int, str | None, str, tuple[int, ...]]
-"""(position, field, code, errno, reason, dtype, shape); code is "python", "io", "escapes", "mismatch" or "moved"."""
+"""(position, field, code, errno, reason, dtype, shape); code is "python", "io", "escapes" or "mismatch"."""
 
 def count_stages(enabled: bool) -> None:
     """Set whether pools that are made from now on count what their stages take: for benchmarks of the count itself."""

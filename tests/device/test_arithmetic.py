@@ -192,7 +192,7 @@ def test_a_transform_changed_during_the_pass_is_an_error_of_its_sample() -> None
     sent = native_plan(dataset, raw=True)
     for other in (v1.Normalize((0.1307,), (0.3081,)), v1.ConvertImageDtype(torch.float64), v1.Lambda(lambda x: x[0])):
         dataset.transform = v1.Compose([v1.Pad(30, padding_mode="reflect"), v1.ToTensor(), other])
-        with pytest.raises(CorruptSample, match=r"number \d+.*in memory.*transform.* gave .*changed"):
+        with pytest.raises(CorruptSample, match=r"sample '\d+' \(in memory\).*transform.* gave .*changed"):
             batches(sent, workers=0)
 
 

@@ -102,7 +102,7 @@ def test_a_sample_that_is_read_for_ever_is_named(pngs: Path, monkeypatch: pytest
             go_on.wait()
         return read_image(file, path)
 
-    monkeypatch.setattr("penstock.sources.torchvision_folder.read_image", slow)
+    monkeypatch.setattr("penstock.sources.torchvision_datasets.read_image", slow)
     dataset = torchvision.datasets.ImageFolder(str(pngs), v1.ToTensor())
     batches = iter(penstock.DataLoader(dataset, batch_size=4, num_workers=2, timeout=0.3))
     next(batches)

@@ -5,11 +5,15 @@ A fault would end the test run, so that each test runs a script in a process of 
 
 from __future__ import annotations
 
+import pickle
 import signal
 import textwrap
+from typing import Any
 
+import numpy as np
 import pytest
 
+import penstock
 from tests import python_processes
 
 pytestmark = pytest.mark.native
@@ -125,18 +129,15 @@ def test_images_in_memory_that_move():
     """)
 
 
-def test_numpy_arrays_that_are_resized():
-    run("""
-        for options in WAYS:
-            x = np.ones((60_000, 64), dtype=np.float32)
-            dataset = penstock.Arrays(x)
-            batches = iter(DataLoader(dataset, batch_size=256, **options))
-            next(batches)
-            x.resize((100_000, 64), refcheck=False)
-            x[60_000:] = 1
-            assert all((batch == 1).all() for (batch,) in batches)
-            assert (dataset[5][0] == 1).all() and len(dataset) == 100_000
-    """)
+def test_numpy_does_not_resize_arrays_that_are_rows():
+    x = np.ones((60, 64), dtype=np.float32)
+    for dataset in (penstock.Arrays(x), pickle.loads(pickle.dumps(penstock.Arrays(x)))):
+        given: Any = dataset._given[0]
+        with pytest.raises(ValueError, match="cannot resize"):
+            given.resize((100, 64), refcheck=False)
+        del given
+    del dataset
+    x.resize((100, 64), refcheck=False)
 
 
 def test_the_same_tensors_in_two_loaders_of_which_one_spawns_workers():
@@ -194,7 +195,7 @@ def test_a_mapped_file_that_is_truncated(tmp_path):
                 (batch,) = next(batches)
                 assert (batch == 1).all()
                 os.truncate(path, left)
-                good = errors = 0
+                errors = 0
                 for _ in range(39):
                     try:
                         (batch,) = next(batches)
@@ -203,36 +204,15 @@ def test_a_mapped_file_that_is_truncated(tmp_path):
                         assert f"{{128 + 2_000 * 1024:,}}" in str(error) and error.path == path
                         errors += 1
                     else:
-                        assert (batch == 1).all()
-                        good += 1
-                assert good >= 19 if left else errors >= 30, (good, errors)
-                assert errors >= 20
+                        assert (batch == 1).all()  # read before the file was cut off
+                assert errors >= 30, errors
                 try:
                     dataset[1_500]
                 except penstock.CorruptSample as error:
                     assert path in str(error)
                 else:
                     raise AssertionError
-                assert not left or (dataset[999][0] == 1).all()
-
     """)
-
-
-def test_samples_of_a_truncated_file_are_replaced(tmp_path):
-    run(f"""
-        path = {str(tmp_path / "rows.npy")!r}
-        for options in WAYS[:2]:
-            np.save(path, np.arange(2_000, dtype=np.float32).repeat(256).reshape(2_000, 256))
-            dataset = penstock.Arrays(path)
-            loader = DataLoader(dataset, batch_size=50, seed=0, on_error=penstock.Replace(max_share=0.9), **options)
-            batches = iter(loader)
-            first = next(batches)
-            os.truncate(path, 128 + 1_990 * 1024)
-            rest = [batch for (batch,) in batches]
-            assert len(rest) == 39
-            values = torch.cat(rest)[:, 0]
-            assert (values[:1_940] == torch.arange(50, 1_990)).all() and (values < 1_990).all()
-        """)
 
 
 def test_memory_is_read_in_next_alone():

@@ -18,7 +18,7 @@ from torchvision import datasets
 from torchvision import transforms as v1
 
 import penstock
-from penstock.sources.torchvision_folder import TorchvisionFolderSource
+from penstock.sources.torchvision_datasets import TorchvisionFolderSource
 from tests.same import assert_same, assert_same_batches, assert_same_outcome
 
 pytestmark = pytest.mark.native

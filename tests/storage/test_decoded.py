@@ -257,11 +257,11 @@ def test_which_pixels_are_kept() -> None:
 @pytest.mark.parametrize(
     ("steps", "why"),
     [
-        ([transforms.RandomResizedCrop(20)], "RandomResizedCrop comes before any step"),
-        ([transforms.RandomHorizontalFlip(), transforms.Resize((20, 20))], "a random flip comes before any step"),
-        ([transforms.Pad(30), transforms.RandomCrop(40)], "RandomCrop comes before any step"),
-        ([transforms.Grayscale(3)], "no step before the conversion sets the size of the images"),
-        ([transforms.ToTensor(), transforms.CenterCrop(20)], "no step before the conversion sets the size"),
+        ([transforms.RandomResizedCrop(20)], "no step before the first draw"),
+        ([transforms.RandomHorizontalFlip(), transforms.Resize((20, 20))], "no step before the first draw"),
+        ([transforms.Pad(30), transforms.RandomCrop(40)], "no step before the first draw"),
+        ([transforms.Grayscale(3)], "no step before the first draw or conversion sets the size of the images"),
+        ([transforms.ToTensor(), transforms.CenterCrop(20)], "no step before the first draw or conversion"),
     ],
 )
 def test_where_files_are_kept_as_they_are(steps: list[Any], why: str, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from penstock.executors.buffers import Field
 from penstock.executors.workers.native import NativeBatch, NativeCrew
 from penstock.plan import NativePlan
 from penstock.sample_notes import add_note
-from penstock.sources.reading import outside_root, system_error, unreadable
+from penstock.sources.reading import outside_root, system_error
 from penstock.state.delivery import Task
 from penstock.state.substitutes import Substitutes
 
@@ -30,8 +30,6 @@ def error_of(plan: NativePlan, batch: NativeBatch, failures: list[_native.Failur
         return system_error(system, name, path or name)
     if code == "escapes":
         return outside_root(name, path or name)
-    if code == "moved":
-        return unreadable(name)
     return _mismatch(plan, batch, failures, number)
 
 

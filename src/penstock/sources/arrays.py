@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,8 +21,8 @@ from penstock.showing import shown
 from penstock.sources.catalogue import Catalogue
 from penstock.sources.native_source import DeviceArrays, Field, Memory, NativeSource
 from penstock.sources.reading import tensor_of
-from penstock.sources.source import Source
-from penstock.sources.unchanged import Unchanged, all_of, same_memory
+from penstock.sources.source import Source, own_transform
+from penstock.sources.unchanged import all_of, same_items, same_memory
 from penstock.system.words import counted
 
 ArrayLike = np.ndarray | torch.Tensor | str | os.PathLike[str]
@@ -52,20 +53,7 @@ class Arrays(Dataset[tuple[Any, ...]]):
         self.transform = transform
         self._given = tuple(_absolute(array) for array in arrays)
         self._open()
-        self._check()
-
-    def _open(self) -> None:
-        held = [_map_file(array) if isinstance(array, str) else array for array in self._given]
-        self.tensors = tuple(map(_as_tensor, held))
-        pairs = zip(self._given, held, strict=True)
-        self._files = [(path, array) for path, array in pairs if isinstance(path, str) and isinstance(array, np.memmap)]
-        # An array that owns its memory may exchange it under the tensor: ndarray.resize(refcheck=False) does.
-        self._placed: Unchanged | None = None
-        if owned := [array for array in self._given if isinstance(array, np.ndarray) and array.flags.owndata]:
-            self._placed = same_memory(owned)
-
-    def _check(self) -> None:
-        for tensor, array in zip(self.tensors, self._given, strict=True):
+        for tensor, array in zip(self.tensors, arrays, strict=True):
             if tensor.ndim == 0:
                 raise InvalidOption(f"{_describe(array)} is 0-dimensional: the first dimension is the samples")
             if len(tensor) != len(self.tensors[0]):
@@ -74,30 +62,25 @@ class Arrays(Dataset[tuple[Any, ...]]):
                     f"{len(self.tensors[0]):,}: all arrays must have one row a sample"
                 )
 
-    def holds(self) -> bool:
-        """Return whether the tensors still lie in the memory of the arrays that were given."""
-        return self._placed is None or self._placed()
+    def _open(self) -> None:
+        held = [_map_file(array) if isinstance(array, str) else array for array in self._given]
+        self.tensors = tuple(map(_as_tensor, held))
+        pairs = zip(self._given, held, strict=True)
+        self._files = [(path, array) for path, array in pairs if isinstance(path, str) and isinstance(array, np.memmap)]
+        # numpy does not resize an array that a weak reference leads to: the tensor lies in its memory.
+        self._pins = [weakref.ref(array) for array in self._given if isinstance(array, np.ndarray)]
 
-    def refresh(self) -> None:
-        """Make the tensors anew where the memory of an array was exchanged. Raises InvalidOption."""
-        if not self.holds():
-            self._open()
-            self._check()
-
-    def _whole(self) -> bool:
-        """Return whether all mapped files are as long as they must be."""
-        return all(_mapped_bytes(array) >= _end(array, len(array) - 1) for _, array in self._files)
-
-    def truncated(self, position: int) -> CorruptSample | None:
-        """Return the error of a sample that lies beyond the end of a truncated file, else None."""
+    def truncated(self) -> CorruptSample | None:
+        """Return the error of a mapped file that is shorter than it must be, else None."""
         for path, array in self._files:
-            size = _mapped_bytes(array)
-            if _end(array, position) > size:
+            assert isinstance(array.base, mmap.mmap)
+            size, needed = array.base.size(), array.offset + array.nbytes
+            if size < needed:
                 return CorruptSample(
-                    f"sample number {position} is not in {path} any more: the file has {counted(size, 'byte')} now, "
-                    f"and {_end(array, len(array) - 1):,} are needed. Write it again, and make the dataset anew; "
-                    "replace such a file by renaming another to its name, not by writing into it",
-                    sample_id=f"number {position}",
+                    f"{path} was cut off: it has {counted(size, 'byte')} now, and {needed:,} are needed. Write it "
+                    "again, and make the dataset anew; replace such a file by renaming another to its name, not by "
+                    "writing into it",
+                    sample_id=path,
                     path=path,
                 )
         return None
@@ -106,15 +89,14 @@ class Arrays(Dataset[tuple[Any, ...]]):
         return len(self.tensors[0])
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
-        self.refresh()
         position = range(len(self))[index]
-        if self._files and (error := self.truncated(position)) is not None:
+        if (error := self.truncated()) is not None:
             raise error
         row = tuple(tensor[position] for tensor in self.tensors)
         return row if self.transform is None else (self.transform(row[0]), *row[1:])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("tensors", "_files", "_placed")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("tensors", "_files", "_pins")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -142,20 +124,6 @@ def _as_tensor(array: np.ndarray | torch.Tensor) -> torch.Tensor:
         return tensor_of(array)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{_describe(array)} cannot be a tensor: {error}") from error
-
-
-def _mapped_bytes(array: np.memmap[Any, Any]) -> int:
-    """Return how many bytes the file of an array has now."""
-    assert isinstance(array.base, mmap.mmap)
-    return int(array.base.size())
-
-
-def _end(array: np.memmap[Any, Any], row: int) -> int:
-    """Return how many bytes a mapped file must have for a row of an array in it."""
-    if not array.size:
-        return 0
-    last = sum((extent - 1) * stride for extent, stride in zip(array.shape[1:], array.strides[1:], strict=True))
-    return int(array.offset + row * array.strides[0] + last + array.itemsize)
 
 
 def _map_file(path: str) -> NDArray[Any]:
@@ -188,21 +156,26 @@ class ArraysSource(Source):
 
     def native(self, raw: bool) -> NativeSource | Refusal:
         dataset = self.dataset
-        if dataset.transform is not None:
-            return Refusal(
-                "Arrays.transform", "a function on tensors is Python's", "the function applied to the batch instead"
-            )
-        dataset.refresh()
-        if not dataset._whole():
+        if (refusal := own_transform(dataset)) is not None:
+            return refusal
+        if dataset.truncated() is not None:
             return Refusal("Arrays", "a file that it maps was truncated", "the whole file")
         native = _rows(dataset, dataset.tensors)
         if isinstance(native, Refusal) or native.memory is None:
             return native
-        placed = all_of(dataset.holds, dataset._whole) if dataset._files else dataset.holds
+        if not dataset._files:
+            return native
         mapped = len(dataset._files) == len(dataset.tensors)  # and the dataset holds the maps
-        lasting = None if dataset._files else native.lasting
+
+        def whole() -> bool:
+            return dataset.truncated() is None
+
         return replace(
-            native, still=placed, unmoved=placed, memory=native.memory._replace(reads_ahead=mapped), lasting=lasting
+            native,
+            still=whole,
+            unmoved=all_of(native.unmoved, whole),
+            memory=native.memory._replace(reads_ahead=mapped),
+            lasting=None,
         )
 
 
@@ -232,20 +205,14 @@ def _rows(dataset: object, tensors: Sequence[torch.Tensor]) -> NativeSource | Re
         shapes.append(f"{spec.dtype}{list(spec.shape)}")
     size = len(tensors[0])
     return NativeSource(
-        size=size,
         fields=tuple(fields),
         steps=(Step(f"gather  {counted(size, 'row')} of {', '.join(shapes)}", "native"),),
-        identify=numbered,
         rescue=lambda position: tensors[0][position],
-        apply=lambda position: tensors[0][position],
         memory=Memory(held=DeviceArrays(tuple(tensors))),
+        still=same_items(tensors),
+        unmoved=same_memory(tensors),
         lasting=lambda: all(map(within_storage, tensors)),
     )
-
-
-def numbered(position: int) -> tuple[str, str | None]:
-    """Return (ID, file) of a sample in memory, for messages."""
-    return f"number {position}", None
 
 
 def within_storage(tensor: torch.Tensor) -> bool:

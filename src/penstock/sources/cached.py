@@ -8,12 +8,13 @@ above a crop.
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, BinaryIO
+from typing import Any, NamedTuple
 
 import numpy as np
 import PIL
@@ -21,7 +22,7 @@ from PIL import Image, ImageFile
 
 import penstock._native as _native
 from penstock.recipe.prefix import reads_part
-from penstock.recipe.recipe import DRAWING, Recipe
+from penstock.recipe.recipe import Recipe
 from penstock.sources.native_source import Field, NativeSource, Rescued
 from penstock.storage.jpeg_index import JpegIndexes, Photos, known_of
 from penstock.storage.tiers import Caches, SampleNames
@@ -35,8 +36,7 @@ _USUAL = 4 / 3
 _NAMED = 64
 
 
-@dataclass(frozen=True)
-class _Kept:
+class _Kept(NamedTuple):
     """What a cache keeps of one leaf of a plan."""
 
     number: int
@@ -54,10 +54,8 @@ def cached(leaves: Sequence[NativeSource], caches: Caches) -> list[NativeSource]
     chosen = list(_chosen(leaves, caches))
     found = list(leaves)
     for kept, cache in zip(chosen, caches.of([kept.names for kept in chosen]), strict=True):
-        leaf = leaves[kept.number]
-        found[kept.number] = (
-            _cached(leaf, cache) if isinstance(kept.pixels, str) else _decoded(leaf, cache, kept.pixels)
-        )
+        leaf, pixels = leaves[kept.number], kept.pixels
+        found[kept.number] = _cached(leaf, cache) if isinstance(pixels, str) else _decoded(leaf, cache, pixels)
     return found
 
 
@@ -72,7 +70,7 @@ def _chosen(leaves: Sequence[NativeSource], caches: Caches) -> Iterator[_Kept]:
     numbers = [number for number, leaf in enumerate(leaves) if leaf.files is not None and leaf.size]
     for number in numbers:
         leaf = leaves[number]
-        names = SampleNames.of(leaf.size, partial(_path, leaf))
+        names = SampleNames.of(leaf.size, lambda position, leaf=leaf: leaf.identify(position)[1])
         pixels = kept_pixels(leaf.recipe) if caches.decoded else ""
         if isinstance(pixels, KeptPixels):
             names = replace(names, form=pixels.form)
@@ -85,12 +83,6 @@ def _words(pixels: KeptPixels | str) -> str:
     return f"pixels as {pixels.after} leaves them, about {size_of(pixels.bytes)} an image"
 
 
-def _path(leaf: NativeSource, position: int) -> str:
-    path = leaf.identify(position)[1]
-    assert path is not None
-    return path
-
-
 def _cached(leaf: NativeSource, cache: _native.SampleCache) -> NativeSource:
     files = leaf.files
     assert files is not None
@@ -98,7 +90,7 @@ def _cached(leaf: NativeSource, cache: _native.SampleCache) -> NativeSource:
 
     def rescue(position: int) -> Rescued:
         kept = cache.find(position, files.name(position))
-        return leaf.rescue(position) if kept is None else files.read(_file_of(kept), position)
+        return leaf.rescue(position) if kept is None else files.read(io.BytesIO(kept), position)
 
     return replace(leaf, fields=fields, rescue=rescue)
 
@@ -114,23 +106,12 @@ def _decoded(leaf: NativeSource, cache: _native.SampleCache, pixels: KeptPixels)
         name = files.name(position)
         found = leaf.rescue(position)
         # A program may exchange the files in a dataset's list at any time.
-        if (
-            isinstance(found, np.ndarray)
-            and files.name(position) == name
-            and lenient == ImageFile.LOAD_TRUNCATED_IMAGES
-        ):
+        same = files.name(position) == name and lenient == ImageFile.LOAD_TRUNCATED_IMAGES
+        if same and isinstance(found, np.ndarray):
             filler.keep(position, name, np.ascontiguousarray(found))
         return found
 
     return replace(leaf, fields=(Field(filler, field.spec),), rescue=rescue)
-
-
-def _file_of(content: bytes) -> BinaryIO:
-    """Return an open file with this content, in memory."""
-    file = os.fdopen(os.memfd_create("penstock-sample", os.MFD_CLOEXEC), "w+b")
-    file.write(content)
-    file.seek(0)
-    return file
 
 
 # --- the pixels that are kept -----------------------------------------------------------------------------------------
@@ -160,7 +141,7 @@ def kept_pixels(recipe: Recipe | None) -> KeptPixels | str:
     operations = recipe.operations[: recipe.leading]
     size = _size_after(operations)
     if size is None:
-        return f"{_ends(recipe)}, and whole images take more as pixels"
+        return "no step before the first draw or conversion sets the size of the images, which take more as pixels"
     named = [{**one, "fill": recipe.leading_fills[one["fill"]].hex()} if "fill" in one else one for one in operations]
     channels = next((one["channels"] for one in reversed(operations) if one["op"] == "Grayscale"), 3)
     return KeptPixels(
@@ -187,28 +168,13 @@ def _size_after(operations: tuple[dict[str, Any], ...]) -> tuple[float, float] |
         if operation["op"] == "CenterCrop":
             size = operation["size"]
         elif operation["op"] == "Resize":
-            size = operation["size"] or _edges(operation["shorter"], operation["longest"])
+            shorter, longest = operation["shorter"], operation["longest"]
+            edges = (shorter, min(shorter * _USUAL, longest or math.inf)) if shorter else (longest / _USUAL, longest)
+            size = operation["size"] or edges
         elif operation["op"] == "Pad" and size is not None:
             left, top, right, bottom = operation["padding"]
             size = size[0] + top + bottom, size[1] + left + right
     return size
-
-
-def _edges(shorter: int, longest: int) -> tuple[float, float]:
-    """Return the usual height and width where a recipe sets the shorter edge, the longest one, or a limit of it."""
-    if not shorter:
-        return longest / _USUAL, longest
-    return shorter, min(shorter * _USUAL, longest or float("inf"))
-
-
-def _ends(recipe: Recipe) -> str:
-    """Return what ends the operations that could be done before pixels are kept."""
-    rest = recipe.operations[recipe.leading :]
-    drawing = next((one.get("name", one["op"]) for one in rest if one["op"] in DRAWING), None)
-    if drawing is None:
-        return "no step before the conversion sets the size of the images"
-    named = {"RandomFlip": "a random flip"}.get(drawing, drawing)
-    return f"{named} comes before any step that sets the size of the images without drawing"
 
 
 # --- indexes of decoder states ----------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ class Catalogue:
         """Write the catalogue to the user's cache folder, if samples have IDs or labels."""
         if self.ids is None and self.labels is None:
             return
-        arrays = {"version": np.array([_VERSION], np.int64), "sizes": self.sizes}
+        arrays: dict[str, NDArray[Any]] = {"sizes": self.sizes}
         if self.ids is not None:
             arrays["ids"] = np.frombuffer(self.ids, np.uint8) if isinstance(self.ids, bytes) else self.ids
         if self.labels is not None:
@@ -109,13 +109,13 @@ def kept(fingerprint: Mapping[str, Any]) -> Catalogue | None:
         return Catalogue(size)  # its size is all that there is
     entry = cache_folder.entry(KIND, _key(fingerprint))
     arrays = None if entry is None else cache_folder.load(entry)
-    if entry is None or arrays is None or "version" not in arrays:
+    if entry is None or arrays is None:
         return None
     ids: Any = arrays.get("ids")
     if ids is not None and ids.dtype == np.uint8:
         ids = ids.tobytes()
     found = Catalogue(size, ids, arrays.get("labels"), arrays.get("sizes", np.empty(0, np.int64)))
-    if arrays["version"].tolist() != [_VERSION] or found.fingerprint != dict(fingerprint):
+    if found.fingerprint != dict(fingerprint):
         return None
     cache_folder.used(entry)
     return found
@@ -131,7 +131,7 @@ def _hash(data: bytes) -> str:
 
 
 def _key(fingerprint: Mapping[str, Any]) -> bytes:
-    return json.dumps(fingerprint, sort_keys=True).encode()
+    return json.dumps([_VERSION, fingerprint], sort_keys=True).encode()
 
 
 def concatenated(parts: Sequence[Catalogue]) -> Catalogue:

@@ -19,7 +19,6 @@ from torch.utils.data import default_collate
 import penstock._native as _native
 from penstock.recipe.originals import own_class
 from penstock.recipe.steps import Refusal, Step
-from penstock.sources.arrays import numbered
 from penstock.sources.native_source import Field, Form, Memory, NativeSource
 from penstock.sources.source import Source
 from penstock.system.words import counted
@@ -55,12 +54,9 @@ class HuggingFaceSource(Source):
         shapes = ", ".join(f"{name} {spec.dtype}{list(spec.shape)}" for name, spec in specs)
         numbers = None if mapping is None else column_of(mapping.table, "indices").joined()
         return NativeSource(
-            size=len(dataset),
             fields=tuple(fields.values()),
             steps=(Step(f"gather  {counted(len(dataset), 'row')} of Arrow columns: {shapes}", "native"),),
-            identify=numbered,
             rescue=_never_needed,
-            apply=_never_needed,
             form=Form(keys=tuple(fields)),
             rows=None if numbers is None else lambda positions: (numbers[positions] % table.num_rows).astype(np.int64),
             memory=Memory(reads_ahead=True),

@@ -30,7 +30,6 @@ from penstock.sources.cached import photos_of
 from penstock.sources.native_source import Field, Form, ImageSteps, NativeSource
 from penstock.sources.reading import read_image
 from penstock.sources.sample_reader import Draw, FolderReader, SampleFile, function_name, target_steps
-from penstock.sources.source import label_step
 from penstock.sources.unchanged import DatasetState
 from penstock.storage.jpeg_index import Photos
 from penstock.system.words import counted
@@ -54,26 +53,26 @@ def native_images(
         packed_bytes, jpeg_index: of the ImageSteps.
         own: the further attributes of the NativeSource.
     """
-    own.setdefault("apply", lambda position: dataset[position][0])
-    labels = (label_step(dataset.target_transform),) if own.get("labels") is not None else ()
+    if (refusal := foreign_decoder()) is not None:
+        return refusal
     if type(dataset.transform) is Views:
-        return _native_views(dataset, dataset.transform, names, labels, own)
+        return _native_views(dataset, dataset.transform, names, own)
     recipe = read_recipe(dataset.transform, mode="RGB", raw=raw)
     if isinstance(recipe, Refusal):
         return recipe
     as_samples = partial(_are_samples, dataset.transform, recipe)
     return NativeSource(
         fields=(Field(_native.ImageFileFiller(names, recipe.native, max_pixels()), spec_of(recipe)),),
-        steps=(_read_step(dataset, " natively"), *recipe.steps, *labels),
+        steps=(_read_step(dataset, " natively"), *recipe.steps),
         images=ImageSteps((recipe,), as_samples, encoded=True, packed_bytes=packed_bytes, jpeg_index=jpeg_index),
         **own,
     )
 
 
 def _native_views(
-    dataset: Any, views: Views, names: _native.FileTable | None, labels: tuple[Step, ...], own: dict[str, Any]
+    dataset: Any, views: Views, names: _native.FileTable | None, own: dict[str, Any]
 ) -> NativeSource | Refusal:
-    """Return how the native core reads a folder of images for several views; as native_images(). labels: their step."""
+    """Return how the native core reads a folder of images for several views; as native_images()."""
     recipes = read_views(views, mode="RGB")
     if isinstance(recipes, Refusal):
         return recipes
@@ -85,7 +84,7 @@ def _native_views(
         steps += [Step(f"view    {of}", "native"), *(() if again else recipe.steps)]
     return NativeSource(
         fields=tuple(Field(filler, spec_of(recipe)) for filler, recipe in zip(fillers, recipes, strict=True)),
-        steps=(*steps, *labels),
+        steps=tuple(steps),
         images=ImageSteps(tuple(recipes), lambda: all(map(_are_samples, views.transforms, recipes)), encoded=True),
         **{**own, "form": replace(own.get("form", Form()), views=len(recipes))},
     )

@@ -39,15 +39,13 @@ RACY_NS = 2_000_000_000
 #: The folder of scans below the cache folder.
 KIND = "scans"
 
-_VERSION = 1
+_VERSION = "2"  # of the entries
 #: Listing waits for the disk or the network more than for the CPU.
 _THREADS = min(32, (os.cpu_count() or 1) + 4)
 
 
 class Samples(LazySequence[tuple[str, int]]):
     """The (path, class index) pairs of an image folder, made when they are taken; equal to a list of them."""
-
-    noun = "pair"
 
     def __init__(self, paths: _native.PathTable, labels: NDArray[np.int64]) -> None:
         self._paths = paths
@@ -227,24 +225,21 @@ def scan(root: str, extensions: tuple[str, ...]) -> Scan:
     damaged or cannot be written is as good as none.
     """
     raw_root = os.fsencode(root)
-    key = _key(root, extensions)
-    entry = cache_folder.entry(KIND, key)
+    entry = cache_folder.entry(KIND, b"\0".join(map(os.fsencode, (_VERSION, os.path.realpath(root), *extensions))))
     if entry is None:
-        return _listed(raw_root, key, extensions, None)
-    if (known := _load(entry, key, raw_root)) is not None:
+        return _listed(raw_root, extensions, None)
+    if (known := _load(entry, raw_root)) is not None:
         return known
     with cache_folder.alone(entry):  # of the ranks of a node one lists the tree, and the others read what it found
-        return _load(entry, key, raw_root) or _listed(raw_root, key, extensions, entry)
+        return _load(entry, raw_root) or _listed(raw_root, extensions, entry)
 
 
-def _listed(raw_root: bytes, key: bytes, extensions: tuple[str, ...], entry: Path | None) -> Scan:
+def _listed(raw_root: bytes, extensions: tuple[str, ...], entry: Path | None) -> Scan:
     """Return the files of a tree by listing it, and keep them in an entry."""
     paths, classes, counts, folders, stamps, started_ns = _native.scan_image_folder(
         raw_root, list(extensions), _THREADS
     )
     arrays: dict[str, NDArray[Any]] = {
-        "version": np.array([_VERSION], np.int64),
-        "key": np.frombuffer(key, np.uint8),
         "classes": np.frombuffer(classes, np.uint8),
         "counts": np.frombuffer(counts, np.int64),
         "folders": np.frombuffer(folders, np.uint8),
@@ -256,18 +251,14 @@ def _listed(raw_root: bytes, key: bytes, extensions: tuple[str, ...], entry: Pat
     return Scan(paths, _split(classes), np.frombuffer(counts, np.int64))
 
 
-def _key(root: str, extensions: tuple[str, ...]) -> bytes:
-    return b"\0".join(map(os.fsencode, (os.path.realpath(root), *extensions)))
-
-
 def _split(names: bytes) -> list[str]:
     return [os.fsdecode(name) for name in names.split(b"\0")[:-1]]
 
 
-def _load(entry: Path, key: bytes, root: bytes) -> Scan | None:
+def _load(entry: Path, root: bytes) -> Scan | None:
     """Return the kept scan, or None when there is none, it is damaged, or a folder changed."""
     arrays = cache_folder.load(entry)
-    if arrays is None or not _is_well_formed(arrays, key):
+    if arrays is None or not _is_well_formed(arrays):
         return None
     classes = _split(arrays["classes"].tobytes())
     counts: NDArray[np.int64] = arrays["counts"]
@@ -281,16 +272,16 @@ def _load(entry: Path, key: bytes, root: bytes) -> Scan | None:
 
 
 #: By name: the dtype and the number of dimensions of each array of an entry.
-_ARRAYS = dict.fromkeys(("key", "names", "classes", "folders"), ("uint8", 1))
-_ARRAYS |= {"version": ("int64", 1), "counts": ("int64", 1), "stamps": ("int64", 2)}
+_ARRAYS = dict.fromkeys(("names", "classes", "folders"), ("uint8", 1)) | {
+    "counts": ("int64", 1),
+    "stamps": ("int64", 2),
+}
 
 
-def _is_well_formed(arrays: dict[str, NDArray[Any]], key: bytes) -> bool:
+def _is_well_formed(arrays: dict[str, NDArray[Any]]) -> bool:
     return bool(
         {name: (array.dtype.name, array.ndim) for name, array in arrays.items()} == _ARRAYS
         and arrays["names"][-1:].tolist() in ([], [0])  # a NUL after the last name
-        and arrays["version"].tolist() == [_VERSION]
-        and arrays["key"].tobytes() == key
         and arrays["stamps"].shape[1] == 4
         and arrays["stamps"].flags.c_contiguous
     )

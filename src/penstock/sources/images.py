@@ -120,17 +120,12 @@ class ImageTableSource(Source):
 
     def native(self, raw: bool) -> NativeSource | Refusal:
         dataset, held = self.dataset, self.dataset.labels
-        if (refusal := foreign_decoder()) is not None:
-            return refusal
         dataset.paths.refresh()
         return native_images(
             dataset,
             raw,
             dataset.paths,
-            size=len(dataset),
-            identify=self.name,
             rescue=lambda position: np.asarray(dataset.read(position)),
-            apply=lambda position: dataset[position] if held is None else dataset[position][0],
             files=SampleFiles(
                 dataset.paths.name, lambda file, position: np.asarray(read_image(file, dataset.path(position)))
             ),

@@ -21,9 +21,6 @@ T = TypeVar("T")
 class LazySequence(Sequence[T]):
     """A sequence whose items are made when they are taken; equal to a list of them."""
 
-    noun = "item"
-    """What an item is called."""
-
     def _at(self, position: int) -> T:
         """Return the item at a position from 0 on."""
         raise NotImplementedError
@@ -51,8 +48,7 @@ class LazySequence(Sequence[T]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        first = ", ".join(map(repr, self[:1]))
-        return f"{type(self).__name__}({counted(len(self), self.noun)}: [{first}{', ...' if len(self) > 1 else ''}])"
+        return f"{type(self).__name__}({counted(len(self), 'sample')})"
 
 
 class Missing:

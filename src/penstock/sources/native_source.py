@@ -128,21 +128,28 @@ class RemoteSamples:
     """Returns the shard of each of these samples, and where its bytes begin and end in it."""
 
 
+def _unknown(position: int) -> Any:
+    raise NotImplementedError(position)
+
+
 @dataclass(frozen=True)
 class NativeSource:
-    """How the native core reads a dataset, as it was when a plan was made."""
+    """How the native core reads a dataset, as it was when a plan was made.
 
-    size: int
-    """The number of samples."""
+    `native_of` adds what is the same for all adapters: `size`, `identify`, `apply`, `still`, `unmoved`, a last step.
+    """
+
     fields: tuple[Field, ...]
     """The fields of a sample, in order; at least one."""
     steps: tuple[Step, ...]
-    """The steps that explain() shows."""
-    identify: Callable[[int], tuple[str, str | None]]
-    """Returns (ID, file) of a sample, for messages."""
+    """The steps that explain() shows, but for that of the labels, which `native_of` adds."""
     rescue: Callable[[int], Rescued]
     """Reads the first field of one sample in Python: the decoded pixels of an image, else the tensor itself."""
-    apply: Callable[[int], torch.Tensor]
+    size: int = 0
+    """The number of samples."""
+    identify: Callable[[int], tuple[str, str | None]] = _unknown
+    """Returns (ID, file) of a sample, for messages; the adapter's own `name`."""
+    apply: Callable[[int], Any] = _unknown
     """Returns the first field of one sample from the dataset's own __getitem__, transform and all."""
     still: Unchanged = always
     """Whether the dataset is what it was when this was made, but for the elements of its arrays and lists."""

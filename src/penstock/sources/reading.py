@@ -251,15 +251,6 @@ def first_line(error: Exception) -> str:
     return (lines[0] if lines and lines[0].strip() else type(error).__name__).rstrip(". ")
 
 
-def unreadable(name: str) -> CorruptSample:
-    """Return the error of a sample whose memory is gone."""
-    return CorruptSample(
-        f"sample {name!r} cannot be read: the memory that held it is gone, as that of a memory-mapped file is which "
-        "was truncated. Write the file again, and make the dataset anew",
-        sample_id=name,
-    )
-
-
 # --- damaged files ----------------------------------------------------------------------------------------------------
 
 

@@ -24,7 +24,7 @@ from penstock.order.permutations import Indices
 from penstock.showing import shown
 from penstock.sources.blocks import blocks_of_shards, check_window
 from penstock.sources.image_folder import IMG_EXTENSIONS
-from penstock.sources.labels import LabelColumn, LazySequence
+from penstock.sources.labels import LabelColumn, LazySequence, as_objects
 from penstock.sources.reading import read_image, read_tensor
 from penstock.storage import description
 from penstock.storage.cache_folder import DEFAULT_LIMIT, CacheFolder
@@ -48,14 +48,12 @@ class ShardLabels(LazySequence[Any]):
         return len(self._index)
 
     def _at(self, position: int) -> Any:
-        return self.of(self._index.rows([position])[0])
+        return self.objects(np.array([position]))[0]
 
-    def of(self, row: Any) -> Any:
-        """Return the label in a row of the index, as the Python object that was packed."""
-        value = row["label"]
-        if self._split.label == "text":
-            return self._text(int(value))
-        return torch.tensor(value) if self._split.label == "tensor" else value.item()
+    def objects(self, positions: Indices) -> list[Any]:
+        """Return the labels at these positions, as the Python objects that were packed."""
+        labels = self.take(positions)
+        return list(map(torch.tensor, labels)) if self._split.label == "tensor" else as_objects(labels)
 
     def take(self, positions: Indices) -> LabelColumn:
         """Return the labels at these positions: an array where they are numbers."""
@@ -179,7 +177,7 @@ class Shards(Dataset[Any]):
     @cached_property
     def targets(self) -> list[Any]:
         """The label of each sample, a list made at its first use."""
-        return [] if self.labels is None else list(map(self.labels.of, self.index.rows(np.arange(len(self)))))
+        return [] if self.labels is None else self.labels.objects(np.arange(len(self)))
 
     def __len__(self) -> int:
         return len(self.index)

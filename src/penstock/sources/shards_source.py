@@ -18,7 +18,7 @@ from penstock.sources.image_files import ImageReader, foreign_decoder, native_im
 from penstock.sources.native_source import Field, Form, ImageSteps, NativeSource, RemoteSamples
 from penstock.sources.sample_reader import FolderReader, SampleReader
 from penstock.sources.shards import Shards
-from penstock.sources.source import Source, label_reader, label_step
+from penstock.sources.source import Source, label_reader, own_transform
 from penstock.sources.tensor_folder import TensorReader, replaced_tensor_reading
 from penstock.storage.index import ABSENT
 from penstock.storage.remote_shards import Range, RemoteShards
@@ -57,8 +57,6 @@ class ShardsSource(Source):
 
     def _images(self, raw: bool) -> NativeSource | Refusal:
         dataset = self.dataset
-        if (refusal := foreign_decoder()) is not None:
-            return refusal
         native = native_images(
             dataset,
             raw,
@@ -69,13 +67,8 @@ class ShardsSource(Source):
         )
         if isinstance(native, Refusal):
             return native
-        steps = (
-            self._read_step("; JPEG decoded natively as far as needed, other formats by Pillow"),
-            *native.steps[1:],
-        )
-        if dataset.labels is not None:
-            return replace(native, steps=steps)
-        return replace(native, steps=steps[:-1], apply=self._transformed)
+        step = self._read_step("; JPEG decoded natively as far as needed, other formats by Pillow")
+        return replace(native, steps=(step, *native.steps[1:]))
 
     def _pixels(self, raw: bool) -> NativeSource | Refusal:
         dataset = self.dataset
@@ -85,33 +78,20 @@ class ShardsSource(Source):
             return recipe
         if (refusal := replaced_tensor_reading() or replaced_in("PIL.Image", "fromarray")) is not None:
             return refusal
-        labelled = () if dataset.labels is None else (label_step(dataset.target_transform),)
         return NativeSource(
             fields=(Field(_native.PixelFileFiller(self._table(), recipe.native), spec_of(recipe)),),
-            steps=(self._read_step(f"; decoded images, mode {mode}"), *recipe.steps, *labelled),
-            apply=self._transformed,
+            steps=(self._read_step(f"; decoded images, mode {mode}"), *recipe.steps),
             images=ImageSteps((recipe,)),
             **self._common(),
         )
 
-    def _transformed(self, position: int) -> Any:
-        """Return the image at a position as the transform makes it."""
-        dataset = self.dataset
-        value = dataset.read(position)
-        return value if dataset.transform is None else dataset.transform(value)
-
     def _tensors(self) -> NativeSource | Refusal:
         dataset = self.dataset
-        if dataset.transform is not None:
-            why = "a function on tensors is Python's"
-            return Refusal("Shards.transform", why, "the function applied to the batch instead")
-        if (refusal := replaced_tensor_reading()) is not None:
+        if (refusal := own_transform(dataset) or replaced_tensor_reading()) is not None:
             return refusal
-        labelled = () if dataset.labels is None else (label_step(dataset.target_transform),)
         return NativeSource(
             fields=(Field(_native.TensorFileFiller(self._table()), None),),
-            steps=(self._read_step(""), *labelled),
-            apply=dataset.read,
+            steps=(self._read_step(""),),
             **self._common(),
         )
 
@@ -119,8 +99,6 @@ class ShardsSource(Source):
         """Return what is the same whatever the files hold."""
         dataset, encoded = self.dataset, self.dataset.description.kind != "tensors"
         return {
-            "size": len(dataset),
-            "identify": self.name,
             "rescue": (lambda position: np.asarray(dataset.read(position))) if encoded else dataset.read,
             "form": Form(pair=dataset.description.pair),
             "labels": None if dataset.labels is None else label_reader(dataset.labels.take, dataset),

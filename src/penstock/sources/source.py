@@ -168,13 +168,19 @@ def native_of(source: Source, raw: bool) -> NativeSource | Refusal:
         if isinstance(native, Refusal):
             return native
         state, more, exact = DatasetState(dataset), native.still, kind in source.kinds()
+        pair = native.form.pair
 
         def still() -> bool:
             known = type(dataset) is kind and (exact or _reads_as_known(source))
             return known and state.holds() and more() and replaced(dataset) is None
 
+        labelled = () if native.labels is None else (_label_step(dataset.target_transform),)
         native = replace(
             native,
+            size=len(dataset),
+            steps=(*native.steps, *labelled),
+            identify=source.name,
+            apply=lambda position: dataset[position][0] if pair else dataset[position],
             still=still,
             unmoved=all_of(state.unmoved, native.unmoved),
         )
@@ -222,12 +228,20 @@ def replaced(dataset: object) -> Refusal | None:
     return replaced_in_class(type(dataset), READING)
 
 
+def own_transform(dataset: Any) -> Refusal | None:
+    """Return why the tensors of a dataset that has a transform are not native, or None."""
+    if dataset.transform is None:
+        return None
+    what, why = f"{type(dataset).__name__}.transform", "a function on tensors is Python's"
+    return Refusal(what, why, "the function applied to the batch instead")
+
+
 def label_reader(take: Callable[[Indices], LabelColumn], dataset: Any) -> LabelReader:
     """Return what takes labels by their positions, and calls the dataset's target_transform."""
     return LabelReader(lambda positions: transformed(take(positions), dataset.target_transform))
 
 
-def label_step(target_transform: object) -> Step:
+def _label_step(target_transform: object) -> Step:
     """Return the step of a dataset's labels."""
     if target_transform is None:
         return Step("label   from an array", "native")

@@ -20,19 +20,16 @@ from penstock.order.permutations import Indices
 from penstock.recipe.originals import replaced_in
 from penstock.recipe.steps import Refusal, Step
 from penstock.showing import shown
-from penstock.sources.catalogue import label_values
 from penstock.sources.labels import LabelColumn, LazySequence, Missing, as_objects, looked_up, taken, transformed
 from penstock.sources.native_source import Field, Form, NativeSource, SampleFiles
 from penstock.sources.reading import holds_mappings, open_sample, read_mapping, read_tensor
 from penstock.sources.sample_reader import Draw, FolderReader, SampleReader, function_name, target_steps
-from penstock.sources.source import Source, label_reader, label_step
+from penstock.sources.source import Source, label_reader, own_transform
 from penstock.system.words import counted
 
 
 class IDs(LazySequence[str]):
     """The IDs of a folder, held as one byte array and decoded when they are taken."""
-
-    noun = "name"
 
     def __init__(self, paths: _native.PathTable) -> None:
         self._paths = paths
@@ -165,18 +162,15 @@ def _join(ids: Iterable[str]) -> bytes:
         raise TypeError("ids must be a list of names, not one string")
     names = ids if isinstance(ids, (list, tuple)) else list(ids)
     try:
-        joined = os.fsencode("\0".join(names))
+        joined = os.fsencode("".join(f"{name}\0" for name in names))
     except UnicodeEncodeError as error:
         wrong = error.object[: error.start].rpartition("\0")[2] + error.object[error.start :].partition("\0")[0]
         raise InvalidID(f"ID {wrong!r} cannot be the name of a file: {error.reason}") from error
-    except TypeError:
-        wrong = next(name for name in names if not isinstance(name, str))
-        raise TypeError(f"an ID is a string, the file's name without its suffix; got {wrong!r}") from None
-    if names:
-        joined += b"\0"
-    if joined.count(b"\0") != len(names):
-        wrong = next(name for name in names if "\0" in name)
-        raise InvalidID(f"ID {wrong!r} contains a NUL character")
+    if joined.count(b"\0") != len(names) or not all(isinstance(name, str) for name in names):
+        wrong = next(name for name in names if not isinstance(name, str) or "\0" in name)
+        if isinstance(wrong, str):
+            raise InvalidID(f"ID {wrong!r} contains a NUL character")
+        raise TypeError(f"an ID is a string, the file's name without its suffix; got {wrong!r}")
     return joined
 
 
@@ -195,9 +189,6 @@ class TensorFolderSource(Source):
     def ids(self) -> bytes | None:
         return self.dataset.paths.names()
 
-    def labels(self) -> NDArray[Any] | None:
-        return None if self.dataset.labels is None else label_values(self.dataset.labels)
-
     def native(self, raw: bool) -> NativeSource | Refusal:
         dataset = self.dataset
         if holds_mappings(dataset.suffix):
@@ -206,24 +197,15 @@ class TensorFolderSource(Source):
                 "files of several tensors by name are read by Python",
                 "one tensor a file, as .pt or .npy",
             )
-        if dataset.transform is not None:
-            return Refusal(
-                "TensorFolder.transform",
-                "a function on tensors is Python's",
-                "the function applied to the batch instead",
-            )
-        if (refusal := replaced_tensor_reading()) is not None:
+        if (refusal := own_transform(dataset) or replaced_tensor_reading()) is not None:
             return refusal
         dataset.paths.refresh()
         held = dataset.labels
         return NativeSource(
-            size=len(dataset),
             fields=(Field(_native.TensorFileFiller(dataset.paths), None),),
-            steps=(_read_step(dataset), *(() if held is None else (label_step(dataset.target_transform),))),
-            identify=self.name,
+            steps=(_read_step(dataset),),
             rescue=dataset.read,
             files=SampleFiles(dataset.paths.name, dataset._read),
-            apply=dataset.read,
             form=Form(pair=held is not None),
             labels=None if held is None else label_reader(dataset.take_labels, dataset),
         )

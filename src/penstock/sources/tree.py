@@ -32,21 +32,19 @@ from penstock.system.deferred import deferred
 if TYPE_CHECKING:
     from penstock.sources import (
         hugging_face,
-        image_arrays,
         images,
         shards_source,
         tensor_folder,
-        torchvision_folder,
+        torchvision_datasets,
     )
 else:
-    hugging_face, image_arrays, images, shards_source, tensor_folder, torchvision_folder = deferred(
+    hugging_face, images, shards_source, tensor_folder, torchvision_datasets = deferred(
         "penstock.sources",
         "hugging_face",
-        "image_arrays",
         "images",
         "shards_source",
         "tensor_folder",
-        "torchvision_folder",
+        "torchvision_datasets",
     )
 
 LeafNumbers = NDArray[np.int32]
@@ -251,8 +249,8 @@ SOURCES: tuple[tuple[str, Callable[[], type[Source]]], ...] = (
     ("penstock.sources.shards", lambda: shards_source.ShardsSource),
     ("torch", lambda: TensorDatasetSource),
     ("torch", lambda: ArraysSource),
-    ("torchvision.datasets", lambda: torchvision_folder.TorchvisionFolderSource),
-    ("torchvision.datasets", lambda: image_arrays.ImageArraySource),
+    ("torchvision.datasets", lambda: torchvision_datasets.TorchvisionFolderSource),
+    ("torchvision.datasets", lambda: torchvision_datasets.ImageArraySource),
     ("datasets", lambda: hugging_face.HuggingFaceSource),
 )
 

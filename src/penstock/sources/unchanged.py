@@ -78,13 +78,13 @@ class DatasetState:
     """What a dataset was: its attributes, what its transforms hold, and the settings of torch and Pillow.
 
     Attributes:
-        unmoved: returns whether the arrays among its attributes, and in tuples of these, are where they were.
+        unmoved: returns whether the arrays among its attributes are where they were.
     """
 
     def __init__(self, dataset: object) -> None:
         self._attributes = vars(dataset)
         self._kept = list(self._attributes.items())
-        values = [one for _, value in self._kept for one in (value if type(value) is tuple else (value,))]
+        values = list(self._attributes.values())
         containers = [value for value in values if isinstance(value, list | dict)]
         self._short = [(value, value.copy()) for value in containers if len(value) <= _SHORT]
         self._long = [(value, len(value)) for value in containers if len(value) > _SHORT]
