@@ -118,6 +118,19 @@ def test_each_way_to_read_is_recorded(options: dict[str, Any]) -> None:
     assert loader._executors.counters.meter.sinks == ()
 
 
+def test_loaders_of_torch_are_recorded_where_that_is_asked_for() -> None:
+    made = Recording(torch=True)
+    made.begin()
+    for _ in range(2):  # loaders of one line are one
+        assert len(list(torch.utils.data.DataLoader(Made(), batch_size=4))) == 6
+    made.end()
+    (recorded,) = made.all_loops()
+    table = recorded.rows.table()
+    assert (recorded.loaders, recorded.passes, recorded.read_by) == (2, 2, "the caller's thread")
+    assert column(table, "batches").sum() == 12 and column(table, "samples").sum() == recorded.samples == 46
+    assert column(table, "waited").sum() == pytest.approx(recorded.times.waited)
+
+
 def test_threads_record_their_work() -> None:
     with record() as made:
         loader = penstock.DataLoader(Made(), batch_size=4, num_workers=2, worker_method="thread")

@@ -86,7 +86,7 @@ def test_the_page_says_what_was_recorded(report: Path) -> None:
         "16 batches, 64 samples, 1 pass",
     ):
         assert words in text
-    for words in ("getitem", "collate", "What explain() says", "plan     ", "num_workers", "Samples a second"):
+    for words in ("getitem", "collate", "What explain() says", "plan     ", "Samples a second"):
         assert words in text
 
 
@@ -97,7 +97,7 @@ def test_a_run_without_loaders_has_a_report(tmp_path: Path) -> None:
     assert "no batch came from penstock.DataLoader(TensorDataset" in text
     with record(report=tmp_path / "none.html"):
         pass
-    assert "No loader of Penstock's" in (tmp_path / "none.html").read_text(encoding="utf-8")
+    assert "No loader was gone through" in (tmp_path / "none.html").read_text(encoding="utf-8")
 
 
 def test_a_verdict_that_fails_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -178,7 +178,7 @@ def test_lists_of_samples_and_lists_of_fields() -> None:
     targets = [{"boxes": torch.ones(n, 4), "labels": torch.ones(n, dtype=torch.int64)} for n in range(4)]
     detection = contact_sheet((tuple(images), tuple(targets)), list("abcd"))
     assert np.array_equal(pixels(detection, 3), last(BYTES)[3])
-    assert detection.cells[0].texts == ("1.boxes: float32 (0, 4), empty", "1.labels: int64 (0,), empty")
+    assert detection.cells[0].texts == ("1.boxes: []", "1.labels: []")
     assert detection.cells[2].texts[1] == "1.labels: [1, 1]"
     two = contact_sheet([torch.from_numpy(BYTES[:2]), torch.arange(2)], ["a", "b"])  # as many fields as samples
     assert len(two.cells) == 2 and two.cells[1].texts == ("1",)
@@ -189,10 +189,10 @@ def test_lists_of_samples_and_lists_of_fields() -> None:
 def test_what_has_no_part_for_each_sample_is_one_text() -> None:
     sheet = contact_sheet({"x": torch.rand(7, 2), "edges": torch.ones(2, 30)}, ["g1", "g2", "g3"])
     assert [cell.id for cell in sheet.cells] == ["the batch"] and sheet.notes == ("of samples g1, g2, g3",)
-    assert sheet.cells[0].texts[1] == "edges: float32 (2, 30): 1 .. 1, mean 1"
+    assert sheet.cells[0].texts[1] == "edges: float32 (2, 30): 1 .. 1"
     assert contact_sheet(None).cells[0].texts == ("None",)
     assert contact_sheet([]).cells[0].texts == ("[]",)
-    assert contact_sheet(torch.zeros(0, 3, 8, 8)).cells[0].texts == ("float32 (0, 3, 8, 8), empty",)
+    assert contact_sheet(torch.zeros(0, 3, 8, 8)).cells[0].texts == ("[]",)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -211,11 +211,11 @@ def test_fields_that_are_no_pictures() -> None:
     }
     sheet = contact_sheet(batch, ["a", "b"])
     assert sheet.cells[0].texts == (
-        "wave: float32 (1000,): -1 .. 3, mean 1",
+        "wave: float32 (1000,): -1 .. 3",
         "text: one\\ntwo",
         "number: 0.5",
         "flags: [True, False]",
-        "odd: float32 (20,): no finite value",
+        "odd: float32 (20,)",
         "complex: complex64 (9, 9)",
     )
     assert sheet.cells[1].texts[1] == "text: \\x1b[31mred"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -57,15 +56,3 @@ class Remark:
     why: str
     """What it costs."""
     change: str
-
-
-def place(name: str, file: str | None, line: int | None) -> str:
-    """Return where something is: "NAME (FILE:LINE)". The file is shown as the working folder sees it."""
-    if not file:
-        return name
-    try:
-        seen = os.path.relpath(file)
-    except (OSError, ValueError):  # the working folder is gone
-        seen = file
-    shown = file if seen.startswith(os.pardir) else seen
-    return f"{name} ({shown}{'' if line is None else f':{line}'})"

@@ -5,6 +5,7 @@ Attributes are read as they lie, and elements as built-in types give them.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import io
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from penstock.insight.check import Remark, State, place
+from penstock.insight.check import Remark, State
 from penstock.recipe.unseeded_generators import attributes, parts
 from penstock.system.words import size_of
 
@@ -90,6 +91,19 @@ class Ownership:
         return file is None or {"site-packages", "dist-packages"}.isdisjoint(os.path.realpath(file).split(os.sep))
 
 
+def _place(kind: type) -> str:
+    """Return where a class is written, as the working folder sees it: "NAME (FILE:LINE)"."""
+    if not (file := _file_of(kind.__module__)):
+        return kind.__name__
+    line = ""
+    with contextlib.suppress(OSError, TypeError):
+        line = f":{inspect.getsourcelines(kind)[1]}"
+    with contextlib.suppress(OSError, ValueError):  # the working folder is gone
+        seen = os.path.relpath(file)
+        file = file if seen.startswith(os.pardir) else seen
+    return f"{kind.__name__} ({file}{line})"
+
+
 def _file_of(module: str) -> str | None:
     return getattr(sys.modules.get(module), "__file__", None)
 
@@ -110,16 +124,6 @@ class Held:
     """That attribute of the owner."""
     direct: bool = False
     """It is that attribute itself, and not in it."""
-
-    @property
-    def where(self) -> str:
-        """The owner's class, and where it is written."""
-        kind = type(self.owner)
-        try:
-            line: int | None = inspect.getsourcelines(kind)[1]
-        except (OSError, TypeError):
-            line = None
-        return place(kind.__name__, _file_of(kind.__module__), line)
 
 
 def held_objects(root: object, own: Ownership) -> Iterator[Held]:
@@ -171,7 +175,7 @@ def python_objects(held: Iterable[Held], own: Ownership) -> Iterator[Remark]:
             yield Remark(
                 "python-objects",
                 State.LOOK,
-                one.where,
+                _place(type(one.owner)),
                 f"{one.path}, {'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind}, holds Python objects of about "
                 f"{size_of(int(bytes_))}",
                 "A forked worker shares them at first; reading an object counts references in it, so that each "
@@ -273,7 +277,7 @@ def open_handles(held: Iterable[Held]) -> Iterator[Remark]:
         yield Remark(
             "open-handle",
             State.BAD,
-            one.where,
+            _place(type(one.owner)),
             f"{one.path} is {what}",
             "Forked workers share it with each other, with its position and its locks: they read each other's bytes, "
             "wait for ever, or crash. It cannot be pickled for a spawned one.",
@@ -314,7 +318,7 @@ def opencv_threads(held: Iterable[Held], own: Ownership) -> Iterator[Remark]:
             yield Remark(
                 "opencv-threads",
                 State.LOOK,
-                place(kind.__name__, _file_of(kind.__module__), None),
+                _place(kind),
                 "its module uses OpenCV, which has a pool of threads of its own",
                 "Each worker starts as many threads as the machine has CPUs, which compete with the other workers; and "
                 "a pool that was used before a fork may hang in the child.",

@@ -21,14 +21,6 @@ _PYTHONS = (os.path.dirname(os.path.abspath(os.__file__)) + os.sep, "<frozen ")
 #: Parts of the paths of installed libraries.
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
-#: Characters of an option's value that are kept.
-_LONGEST = 120
-#: Options of torch's loader whose values are kept, and those of which only the type is.
-_VALUES = ("batch_size", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "drop_last", "in_order")
-_TYPES = ("dataset", "sampler", "batch_sampler", "collate_fn")
-#: Arguments whose values are said; of any other object only the type.
-_PLAIN = (bool, int, float, str, bytes, type(None))
-
 
 @dataclass(frozen=True)
 class LoaderFacts:
@@ -97,23 +89,3 @@ def place_of(loader: Any, frame: FrameType | None) -> tuple[str | None, int]:
             return file, frame.f_lineno
         frame = frame.f_back
     return library
-
-
-def options_of(loader: Any) -> dict[str, str]:
-    """Return the options of a loader as text: values that are numbers and texts, of other objects the type."""
-    options = {name: _value(getattr(loader, name, None)) for name in _VALUES}
-    options |= {name: _type(getattr(loader, name, None)) for name in _TYPES}
-    own = loader.own_options() if isinstance(loader, DataLoader) else {}
-    return options | {name: _value(value) for name, value in own.items()}
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, tuple | list) and len(value) <= 4:
-        return f"({', '.join(map(_value, value))})"[:_LONGEST]
-    text = repr(value) if isinstance(value, _PLAIN) else _type(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
-
-
-def _type(value: Any) -> str:
-    name = getattr(value, "__qualname__", None) if callable(value) else None
-    return (name if isinstance(name, str) else type(value).__name__)[:_LONGEST]

@@ -21,7 +21,7 @@ from penstock.insight.check import Check, State, checked, judged
 from penstock.sources.naming import names_of
 from penstock.sources.shards import Shards
 from penstock.storage.objects import is_url
-from penstock.system.cgroup import MEMBERSHIP, MOUNT, exact_quota, memory, throttled_share
+from penstock.system.cgroup import MEMBERSHIP, MOUNT, exact_quota, memory
 from penstock.system.words import counted, size_of
 
 #: The most samples whose files are looked at.
@@ -79,8 +79,14 @@ def examine(dataset: DatasetFiles | None = None) -> Iterator[Check]:
         folder = of.folder or tempfile.gettempdir()
         yield checked("file system", lambda: check_file_system(folder))
     if dataset is None:
-        yield checked("GPU", lambda: check_gpus(read_gpus(), len(list(Path(DRIVEN).glob("*"))), torch.version.cuda))
-        for one in read_gpus():
+        gpus: list[Gpu] = []
+
+        def check_them() -> Check:
+            gpus.extend(read_gpus())
+            return check_gpus(gpus, len(list(Path(DRIVEN).glob("*"))), torch.version.cuda)
+
+        yield checked("GPU", check_them)
+        for one in gpus:
             yield checked(f"NUMA of GPU {one.index}", partial(check_node, one))
 
 
@@ -125,8 +131,6 @@ class Processors(NamedTuple):
     affinity: int
     quota: float | None = None
     """CPUs of the cgroup's quota; None: there is none."""
-    throttled: float | None = None
-    """The share of periods in which that quota stopped the process's group, 0 to 1."""
 
     @property
     def usable(self) -> float:
@@ -136,15 +140,12 @@ class Processors(NamedTuple):
 
 def read_processors(membership: str = MEMBERSHIP, mount: str = MOUNT) -> Processors:
     """Return the CPUs of this process."""
-    quota, throttled = exact_quota(membership, mount), throttled_share(membership, mount)
-    return Processors(os.cpu_count() or 1, len(os.sched_getaffinity(0)), quota, throttled)
+    return Processors(os.cpu_count() or 1, len(os.sched_getaffinity(0)), exact_quota(membership, mount))
 
 
 def check_processors(found: Processors) -> Check:
     """Check that the process may use the machine's CPUs."""
     quota = "no quota" if found.quota is None else f"a cgroup quota of {_cpus(found.quota)}"
-    if found.quota is not None and found.throttled is not None:
-        quota += f", which stopped the process in {found.throttled:.0%} of its periods"
     words = (
         f"{_cpus(found.usable)} usable: the machine has {found.online:,}, the affinity mask allows "
         f"{found.affinity:,}, {quota}"

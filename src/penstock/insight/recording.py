@@ -22,7 +22,7 @@ from torch.utils.data import get_worker_info
 
 from penstock.errors import InvalidOption
 from penstock.insight.live_files import program_name
-from penstock.insight.loader_facts import LoaderFacts, facts_of, options_of, place_of
+from penstock.insight.loader_facts import LoaderFacts, facts_of, place_of
 from penstock.insight.loop_rows import Rows, WorkSpans
 from penstock.insight.torch_passes import watch_torch
 from penstock.loader import DataLoader
@@ -58,7 +58,7 @@ class Loop:
         read_by: who reads the dataset.
         rows, spans, errors: in detail: the batches; the pieces of work of worker threads; when the loop got an error in
             a batch's place, and its type.
-        options, explained: the loader's arguments as text, and what explain() said last.
+        explained: what explain() said last.
         stats: what stats() of the latest penstock.DataLoader said last.
     """
 
@@ -70,7 +70,6 @@ class Loop:
         self.read_by = loader.method
         self.rows, self.spans = Rows(), WorkSpans()
         self.errors: list[tuple[float, str]] = []
-        self.options: dict[str, str] = {}
         self.explained = ""
         self.stats: Stats | None = None
         self.lock = threading.RLock()  # a garbage collection in any line may end a pass
@@ -87,7 +86,6 @@ class Loop:
             if not new:
                 return
             self._loader = weakref.ref(loader)
-            self.options = options_of(loader) if detail else {}
             if isinstance(loader, DataLoader):
                 self.read_by = loader.read_by
                 self._first, self._read_stats = loader.stats(), weakref.WeakMethod(loader.stats_reader())

@@ -70,13 +70,11 @@ def _of_loop(loop: Loop, verdict: Verdict, begin: float, end: float) -> dict[str
         "done": ", ".join(done),
         "errors": f"{counted(failed, 'error')} came in the place of a batch: {kinds}" if failed else "",
         "charts": list(_charts(loop, begin, end)) if loop.times.batches else [],
-        "waits": _waits(loop.times.waits),
         "stages": [
             (name, f"{s / total:.1%}", compact(s), f"{n:,}", compact(s / n * 1e6), 100 * s / total)
             for name, (s, n) in stages
         ],
         "explained": Markup("\n").join(map(shown, loop.explained.splitlines())),
-        "options": sorted(loop.options.items()),
     }
 
 
@@ -92,13 +90,6 @@ def _charts(loop: Loop, begin: float, end: float) -> Iterator[Chart]:
     spent = shares.waited + shares.worked
     waits = np.divide(100 * shares.waited, spent, out=np.zeros_like(spent), where=spent > 0)
     yield _curve("Share of waiting, %", waits, shares.edges, "%")
-
-
-def _waits(waits: Sequence[int]) -> list[tuple[str, str, float]]:
-    """Return how many batches were waited for, in classes of length."""
-    known = [place for place, count in enumerate(waits) if count]
-    places = range(known[0], known[-1] + 1) if known else ()
-    return [(f"{compact(2**place / 1e3)} ms", f"{waits[place]:,}", 100 * waits[place] / max(waits)) for place in places]
 
 
 # --- charts -------------------------------------------------------------------------------------------------------

@@ -241,37 +241,29 @@ def text_of(value: Any, classes: Sequence[str] = ()) -> str:
 
 def _text(value: Any, classes: Sequence[str]) -> str:
     array = numpy_of(value)
-    if array is not None and array.ndim == 0:
+    if array is not None and array.ndim:
+        return _array_text(array, f"{dtype_of(value)} {tuple(value.shape)}", classes)
+    if array is not None:
         value = array.item()
-    elif array is not None or (isinstance(value, torch.Tensor) and not value.is_nested):
-        return _array_text(f"{dtype_of(value)} {tuple(value.shape)}", array, classes)
-    if isinstance(value, str):
-        return value
-    if isinstance(value, float):
-        return f"{value:.6g}"
+    if isinstance(value, torch.Tensor) and not value.is_nested:  # sparse, quantized
+        return f"{dtype_of(value)} {tuple(value.shape)}"
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(classes):
         return f"{value} {classes[value]}"
-    return f"{len(value):,} bytes" if isinstance(value, bytes) else " ".join(repr(value).split())
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return value if isinstance(value, str) else " ".join(repr(value).split())
 
 
-def _array_text(about: str, array: NDArray[Any] | None, classes: Sequence[str]) -> str:
-    if array is None or array.dtype.kind not in "biufUSO":
-        return about
-    if not array.size:
-        return f"{about}, empty"
-    if array.dtype.kind in "biuf" and array.shape == (len(classes),):
+def _array_text(array: NDArray[Any], about: str, classes: Sequence[str]) -> str:
+    numbers = array.dtype.kind in "biuf"
+    if numbers and classes and array.shape == (len(classes),):
         likely = np.argsort(-array.astype(np.float64), kind="stable")[:2].tolist()
         return ", ".join(f"{array[one]:.2f} of {one} {classes[one]}" for one in likely if array[one])
     if array.size <= _WHOLE:
         rounded = np.round(array.astype(np.float64), 4) if array.dtype.kind == "f" else array
         return " ".join(str(rounded.tolist()).split())
-    if array.dtype.kind not in "biuf":
-        return about
-    finite = array[np.isfinite(array)]
-    if not finite.size:
-        return f"{about}: no finite value"
-    odd = f"; {array.size - finite.size:,} of {array.size:,} NaN or infinite" if finite.size < array.size else ""
-    return f"{about}: {finite.min():.4g} .. {finite.max():.4g}, mean {finite.mean(dtype=np.float64):.4g}{odd}"
+    finite = array[np.isfinite(array)] if numbers else array[:0]
+    return f"{about}: {finite.min():.4g} .. {finite.max():.4g}" if finite.size else about
 
 
 def _pictures(samples: Sequence[Fields], undo: Normalisation | None) -> tuple[list[dict[Path, Picture]], list[str]]:

@@ -47,22 +47,6 @@ def exact_quota(membership: str = MEMBERSHIP, mount: str = MOUNT) -> float | Non
     return min(quotas, default=None)
 
 
-def throttled_share(membership: str = MEMBERSHIP, mount: str = MOUNT) -> float | None:
-    """Return the share of periods, 0 to 1, in which the quota stopped the innermost group; None: nothing counts them.
-
-    Source: nr_periods and nr_throttled of cpu.stat, since the group was made.
-    """
-    share = None
-    for _, folders in _groups("cpu", membership, mount):
-        for folder in folders:
-            words = _read_words(folder, ("cpu.stat",))
-            counts = dict(zip(words[::2], words[1::2], strict=False))
-            periods, throttled = counts.get("nr_periods", "0"), counts.get("nr_throttled", "")
-            if periods.isdigit() and throttled.isdigit() and int(periods):
-                share = min(1.0, int(throttled) / int(periods))
-    return share
-
-
 def memory(membership: str = MEMBERSHIP, mount: str = MOUNT) -> Memory:
     """Return what this process's memory cgroups use, allow and count.
 
