@@ -111,15 +111,6 @@ class Catalogue:
             "sizes": _hash(self.sizes) if len(self.sizes) else None,
         }
 
-    def numbers(self) -> Indices | None:
-        """Return the ID of each sample where all are numbers, and no two the same; else None."""
-        first = self.names[0]
-        if len(self.names) != 1 or first.texts is not None or first.prefix:
-            return None
-        if first.numbers is None:
-            return np.arange(first.size, dtype=np.int64)
-        return first.numbers if len(np.unique(first.numbers)) == first.size else None
-
     def keep(self) -> None:
         """Write the catalogue to the user's cache folder, if samples have IDs or labels."""
         if self.nameless and self.labels is None:
