@@ -379,7 +379,7 @@ def test_rows_of_another_shape() -> None:
     state = loader(TensorDataset(torch.zeros(20, 3))).state_dict()
     loader(TensorDataset(torch.ones(20, 3))).load_state_dict(state)
     for other in (torch.zeros(20, 4), torch.zeros(20, 3, 1), torch.zeros(20, 3, dtype=torch.float64)):
-        with pytest.raises(penstock.DatasetChanged, match="of its .* sizes are others|its sizes are others"):
+        with pytest.raises(penstock.DatasetChanged, match="sizes are others"):
             loader(TensorDataset(other)).load_state_dict(state)
 
 

@@ -32,9 +32,9 @@ def differences(then: Mapping[str, Any], before: Catalogue | None, now: Catalogu
     if then.get("ids") != present["ids"]:
         found.append(_of_ids(before, now) if before is not None else "its IDs, or their order, are others")
     if then.get("labels") != present["labels"] and same_ids:
-        found.append(_of_values("labels", before and before.labels, now.labels))
+        found.append(_of_values("labels", None if before is None else before.labels, now.labels))
     if then.get("sizes") != present["sizes"] and same_ids:
-        found.append(_of_values("sizes", before and before.sizes, now.sizes))
+        found.append(_of_values("sizes", None if before is None else before.sizes, now.sizes))
     return "; ".join(found) or None
 
 

@@ -316,7 +316,7 @@ class Passes:
             return []
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)  # the seed that torch's iterator draws
         batches = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-        given = next(islice(batches, batch, None), [])
+        given: Any = next(islice(batches, batch, None), [])
         return list(given) if isinstance(given, list | tuple) else [given]
 
     def _outcomes(self, loader: Any) -> tuple[list[Outcome], bool]:
