@@ -268,7 +268,7 @@ def test_other_labels_alone_do_not_change_the_order() -> None:
     begun, _ = stopped(numbered(*BEFORE), 5)
     now = numbered(*BEFORE)
     now.labels["id-3"] = "another"
-    with pytest.raises(penstock.DatasetChanged, match="1 of 50 samples has another label"):
+    with pytest.raises(penstock.DatasetChanged, match="1 of its 50 labels are others"):
         loader(now).load_state_dict(stored(begun))
     again = gone_on(now, begun)
     assert again.state_dict()["past"] == []
@@ -339,9 +339,9 @@ def test_the_difference_is_said_in_numbers(tmp_path: Path, cache: Path) -> None:
         (folder(names[:-1], labels), r"has 7 \(-1\); 0 IDs are new, 1 is gone;"),
         (folder([*names[:-1], "other"], {**labels, "other": 1}), "taken: 1 ID is new, 1 is gone;"),
         (folder(names[::-1], labels), "taken: its IDs are the same, in another order;"),
-        (folder(names, {**labels, "id-3": 0, "id-4": 5}), "taken: 2 of 8 samples have another label;"),
-        (folder(names[1:], {**labels, "id-3": 0}), "1 of 7 samples has another label;"),
-        (folder(names, {**labels, "id-3": "x"}), "1 of 8 samples has another label"),
+        (folder(names, {**labels, "id-3": 0, "id-4": 5}), "taken: 2 of its 8 labels are others;"),
+        (folder(names[1:], {**labels, "id-3": 0}), r"\(-1\); 0 IDs are new, 1 is gone;"),
+        (folder(names, {**labels, "id-3": "x"}), "1 of its 8 labels are others"),
     ]
     for change, said in cases:
         with pytest.raises(penstock.DatasetChanged, match=said):
@@ -366,7 +366,7 @@ def test_files_of_other_sizes(tmp_path: Path) -> None:
     state = made().state_dict()
     for index in range(0, 3000, 2):
         (tmp_path / f"id-{index}.pt").write_bytes(b"another")
-    with pytest.raises(penstock.DatasetChanged, match=r"taken: 500 of the 1,000 sizes that are looked at differ;"):
+    with pytest.raises(penstock.DatasetChanged, match=r"taken: 500 of its 1,000 sizes are others;"):
         made().load_state_dict(state)
     made().load_state_dict(state, on_change="continue")
     for index in range(0, 3000, 3):
@@ -379,7 +379,7 @@ def test_rows_of_another_shape() -> None:
     state = loader(TensorDataset(torch.zeros(20, 3))).state_dict()
     loader(TensorDataset(torch.ones(20, 3))).load_state_dict(state)
     for other in (torch.zeros(20, 4), torch.zeros(20, 3, 1), torch.zeros(20, 3, dtype=torch.float64)):
-        with pytest.raises(penstock.DatasetChanged, match="its samples have other sizes"):
+        with pytest.raises(penstock.DatasetChanged, match="sizes are others"):
             loader(TensorDataset(other)).load_state_dict(state)
 
 

@@ -74,14 +74,6 @@ class Catalogue:
             "sizes": _hash(self.sizes.tobytes()) if len(self.sizes) else None,
         }
 
-    def numbers(self) -> Indices | None:
-        """Return the ID of each sample where all are numbers, and no two the same; else None."""
-        if self.ids is None:
-            return np.arange(self.size, dtype=np.int64)
-        if isinstance(self.ids, bytes):
-            return None
-        return self.ids if len(np.unique(self.ids)) == self.size else None
-
     def keep(self) -> None:
         """Write the catalogue to the user's cache folder, if samples have IDs or labels."""
         if self.ids is None and self.labels is None:
