@@ -7,6 +7,7 @@ A worker that dies, or does not deliver within timeout=, becomes an error that s
 
 from __future__ import annotations
 
+import errno
 import functools
 import multiprocessing.util
 import os
@@ -34,7 +35,7 @@ from penstock.executors.workers.in_process import TaskDataset, WorkerStart, iden
 from penstock.executors.workers.lease_states import Event
 from penstock.executors.workers.post_mortem import Identify, WorkerWatch, clear_away, end
 from penstock.executors.workers.progress import Board
-from penstock.executors.workers.queues import FailingQueue, QueueContext, close_unread, is_ending
+from penstock.executors.workers.queues import QueueContext, close_unread, is_ending
 from penstock.executors.workers.shared_memory import Lease, SharedBuffers
 from penstock.executors.workers.shm_space import note_space
 from penstock.executors.workers.tasks import Batches, MakeStaging, Tasks, makes_own_batches
@@ -318,15 +319,12 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
                 left = min(left, _PINNED_SLICE)
             elif dead:
                 left = 0.0
-            error: Exception | None
             try:
                 data = self._data_queue.get(timeout=left)
             except queue.Empty:
                 error = self._context.results.take_error()
-                if self._watch.notice() and error is None and not dead:
+                if error is None and self._watch.notice() and not dead:
                     continue  # what the dead have sent comes first
-            except Exception as caught:
-                error = caught
             else:
                 self._stuck = False
                 self._came = data[0]
@@ -341,17 +339,11 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
             if dead:
                 raise self._died() from error
             if error is not None:
-                return self._as_torch_says(error)
+                if isinstance(error, OSError) and error.errno == errno.EMFILE:
+                    error.add_note("Raise the limit of open files in the shell: `ulimit -n 65535`.")
+                raise error
             if over:
                 return False, None
-
-    def _as_torch_says(self, error: Exception) -> tuple[bool, Any]:
-        """Let torch explain an error of its queue while all workers live."""
-        given, self._data_queue = self._data_queue, FailingQueue(error)  # type: ignore[assignment]
-        try:
-            return super()._try_get_data(0)  # type: ignore[no-untyped-call, no-any-return]
-        finally:
-            self._data_queue = given
 
     def _died(self) -> WorkerDied:
         """Return the error for the workers that have ended, and end the others."""
