@@ -42,7 +42,7 @@ class _Stacked:
 class _Container:
     """Tuples, named ones too, lists, and dicts with equal keys in one order."""
 
-    kind: type
+    kind: Any
     keys: tuple[Any, ...] | None
     parts: tuple[_Stacked | _Container | None, ...]
 
@@ -187,6 +187,18 @@ class Build:
         if isinstance(template, _Stacked) and type(value) is Collated:
             return self._values(template)[position]
         return value
+
+
+def collate_in(memory: BatchMemory, given: Any, samples: Any) -> Any:
+    """Return what default_collate gives for the samples of what a sampler gave. Raises what it raises.
+
+    given: None: it is not known.
+    """
+    if type(samples) not in (list, tuple) or not samples or type(samples[0]) in (str, bytes):
+        return collated(default_collate, given, samples)
+    build = Build(layout_of(samples[0]), len(samples), memory)
+    build.take(samples, 0)
+    return build.finish(given)
 
 
 def _stack_tensors(rows: torch.Tensor, values: Sequence[Any], begin: int) -> bool:
