@@ -38,8 +38,10 @@ def note_sample(error: BaseException, index: Any) -> None:
 
 
 def note_batch(error: BaseException, given: Any, samples: Any = None) -> None:
-    """Note that an error came from a batch: of which samples, and where they differ first."""
+    """Note that an error came from a batch: of which samples, where that is known, and where they differ first."""
     with contextlib.suppress(Exception):
+        if given is None:
+            return
         if not isinstance(given, Sequence) or isinstance(given, str | bytes):
             add_note(error, f"in the batch of {_short(given)}")
             return

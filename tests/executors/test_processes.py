@@ -378,12 +378,6 @@ def plain(samples: list[torch.Tensor]) -> list[int]:
     return [int(sample[0]) for sample in samples]
 
 
-def test_what_is_in_the_queue_already_is_handed_out() -> None:
-    iterator = processes(loader_of(Numbers(), num_workers=1, prefetch_factor=6, collate_fn=plain))
-    kill_idle(iterator)
-    assert list(iterator) == whole()
-
-
 def slowly(batches: Any, seconds: float) -> Iterator[Any]:
     for batch in batches:
         yield batch
@@ -392,7 +386,7 @@ def slowly(batches: Any, seconds: float) -> Iterator[Any]:
 
 @pytest.mark.parametrize("seconds", [0.0, 0.02])  # with the longer ones a batch is always ready
 @pytest.mark.parametrize("in_order", [True, False])
-def test_no_pass_goes_on_for_long_without_its_dead(in_order: bool, seconds: float) -> None:
+def test_no_pass_goes_on_without_its_dead(in_order: bool, seconds: float) -> None:
     endless = iter(lambda: 1, 0)
     iterator = processes(loader_of(Numbers(), collate_fn=plain, sampler=endless, in_order=in_order))
     next(iterator)
@@ -400,9 +394,7 @@ def test_no_pass_goes_on_for_long_without_its_dead(in_order: bool, seconds: floa
     got: list[Any] = []
     with pytest.raises(WorkerDied):
         got.extend(slowly(iterator, seconds))
-    # prefetch_factor x num_workers were asked for when it died, which may have sent all of its own; then comes one of
-    # the other worker.
-    assert len(got) <= 4 + 1
+    assert len(got) <= 4  # those that had come, but not in their turn
 
 
 SCRIPT = """

@@ -189,6 +189,18 @@ class Build:
         return value
 
 
+def collate_in(memory: BatchMemory, given: Any, samples: Any) -> Any:
+    """Return what default_collate gives for the samples of what a sampler gave. Raises what it raises.
+
+    given: None: it is not known.
+    """
+    if type(samples) not in (list, tuple) or not samples or type(samples[0]) in (str, bytes):
+        return collated(default_collate, given, samples)
+    build = Build(layout_of(samples[0]), len(samples), memory)
+    build.take(samples, 0)
+    return build.finish(given)
+
+
 def _stack_tensors(rows: torch.Tensor, values: Sequence[Any], begin: int) -> bool:
     if not rows.is_complex() and _STACKER.stack(rows, begin, list(values)):  # complex ones may be conjugated lazily
         return not any(map(_requires_grad, values)) and not any(map(_is_neg, values))

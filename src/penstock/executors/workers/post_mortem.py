@@ -266,12 +266,10 @@ def _advice(death: Death, killed: int | None) -> str:
     number = -(death.code or 0)
     if number == signal.SIGKILL and killed:
         return "Lower num_workers=, batch_size= or prefetch_factor=, or raise the memory limit."
-    if number == signal.SIGKILL:
-        return "Who sent the signal is to be found outside: the job scheduler, a user, or the host's kernel (dmesg)."
+    if number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        return "Look outside for who sent the signal: the job scheduler, a user, or the host's kernel (dmesg)."
     if number == signal.SIGBUS:
         return REMEDY
-    if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        return "Who sent the signal is to be found outside: the job scheduler or a user."
     if number > 0:
         return "The crash is in native code: read that sample alone, with num_workers=0, to repeat it."
     return (

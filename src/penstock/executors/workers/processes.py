@@ -7,6 +7,7 @@ A worker that dies, or does not deliver within timeout=, becomes an error that s
 
 from __future__ import annotations
 
+import errno
 import functools
 import multiprocessing.util
 import os
@@ -30,15 +31,14 @@ from penstock.errors import WorkerDied, WorkerStuck
 from penstock.executors.fetch import Fetch
 from penstock.executors.filler import BatchShards
 from penstock.executors.torch_pass import LoaderView, TorchPass
-from penstock.executors.workers.in_process import TaskDataset, WorkerStart, identity
+from penstock.executors.workers.in_process import StreamBatches, TaskDataset, WorkerStart, identity
 from penstock.executors.workers.lease_states import Event
 from penstock.executors.workers.post_mortem import Identify, WorkerWatch, clear_away, end
 from penstock.executors.workers.progress import Board
-from penstock.executors.workers.queues import FailingQueue, QueueContext, close_unread, is_ending
+from penstock.executors.workers.queues import QueueContext, close_unread, is_ending
 from penstock.executors.workers.shared_memory import Lease, SharedBuffers
 from penstock.executors.workers.shm_space import note_space
 from penstock.executors.workers.tasks import Batches, MakeStaging, Tasks, makes_own_batches
-from penstock.executors.workers.worker_batches import StreamBatches
 from penstock.observe import Meter
 from penstock.order.leftover import Arrivals
 from penstock.state.delivery import Delivered, Task
@@ -106,7 +106,6 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         self._given_base = base_seed
         self._came = 0  # the number of the batch that came last
         self._key = key
-        self._grace: int | None = None  # batches that may still be taken from the queue after a death
         self._failure = ""  # the first sentence of what ended all workers
         self._stuck = False  # the last wait for a batch took too long
         self._inside: dict[int, bool] = {}  # threads in the middle of a call, or whose call was interrupted there
@@ -298,50 +297,32 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         """Wait for a batch, or for a worker's end. Raises WorkerDied."""
         deadline = monotonic() + timeout
         while True:
-            dead = bool(self._watch.notice())  # also where the living always have a batch ready
-            if dead and self._grace is None:
-                self._grace = self._tasks_outstanding
-            if self._grace == 0:
+            if self._watch.notice():  # also where the living always have a batch ready
                 raise self._died()
             left = max(0.0, deadline - monotonic())
             if self._pin_memory:  # torch's thread may hold what the dead have sent
                 left = min(left, _PINNED_SLICE)
-            elif dead:
-                left = 0.0
-            error: Exception | None
             try:
                 data = self._data_queue.get(timeout=left)
             except queue.Empty:
                 error = self._context.results.take_error()
-                if self._watch.notice() and error is None and not dead:
-                    continue  # what the dead have sent comes first
-            except Exception as caught:
-                error = caught
             else:
                 self._stuck = False
                 self._came = data[0]
                 self._note_arrival(data[0], data[1])
-                self._grace = None if self._grace is None else self._grace - 1
                 return True, data
             over = monotonic() >= deadline or (self._pin_memory and not self._pin_memory_thread.is_alive())
             if error is not None or over:
                 # Whose batch cannot be fetched from it is dying. A dead worker's children may hold its sentinel open.
-                dying = isinstance(error, (OSError, EOFError)) and not dead
-                dead = bool(self._watch.notice(_DYING if dying else 0.0, by_pid=True))
-            if dead:
-                raise self._died() from error
+                dying = isinstance(error, (OSError, EOFError)) and not self._watch.deaths
+                if self._watch.notice(_DYING if dying else 0.0, by_pid=True):
+                    raise self._died() from error
             if error is not None:
-                return self._as_torch_says(error)
+                if isinstance(error, OSError) and error.errno == errno.EMFILE:
+                    error.add_note("Raise the limit of open files in the shell: `ulimit -n 65535`.")
+                raise error
             if over:
                 return False, None
-
-    def _as_torch_says(self, error: Exception) -> tuple[bool, Any]:
-        """Let torch explain an error of its queue while all workers live."""
-        given, self._data_queue = self._data_queue, FailingQueue(error)  # type: ignore[assignment]
-        try:
-            return super()._try_get_data(0)  # type: ignore[no-untyped-call, no-any-return]
-        finally:
-            self._data_queue = given
 
     def _died(self) -> WorkerDied:
         """Return the error for the workers that have ended, and end the others."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import multiprocessing.queues
 import multiprocessing.reduction
@@ -18,7 +17,6 @@ from time import monotonic
 from typing import Any
 
 from torch._utils import ExceptionWrapper
-from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 from torch.utils.data._utils import worker as torch_worker
 
 _PIPE_BYTES = 1 << 16
@@ -49,8 +47,8 @@ class WorkerQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]
     def _reset(self, after_fork: bool = False) -> None:
         super()._reset(after_fork)  # type: ignore[misc]
         self._watched: set[int] = set()
-        self._keeps_errors = False
         self._error: Exception | None = None
+        self._ignore_epipe = True  # of the feeder thread, whose reader may be gone
         self._read = bytearray()
         """Of messages that are not returned yet."""
         self._ends: tuple[select.poll, select.poll] | None = None
@@ -104,9 +102,7 @@ class WorkerQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]
                 raise queue.Empty
         try:
             return multiprocessing.reduction.ForkingPickler.loads(message)
-        except Exception as error:
-            if not self._keeps_errors:
-                raise
+        except Exception as error:  # an error would end torch's pinning thread
             self._error = error
             raise queue.Empty from error
 
@@ -159,12 +155,8 @@ class Results(WorkerQueue):
             super().put((number, error))
 
     def watch(self, sentinels: Iterable[int]) -> None:
-        """Have get() raise Empty at once when one of these becomes readable.
-
-        Without any it is torch's pinning thread that gets: it would end at an error, which is kept instead.
-        """
+        """Have get() raise Empty at once when one of these becomes readable."""
         self._watched = set(sentinels)
-        self._keeps_errors = not self._watched
         for sentinel in self._watched:
             self._pollers[0].register(sentinel, select.POLLIN)
 
@@ -174,7 +166,7 @@ class Results(WorkerQueue):
             self._pollers[0].unregister(sentinel)
 
     def take_error(self) -> Exception | None:
-        """Return the error that was kept, once."""
+        """Return the error that a message could not be read for, once: get() has raised Empty in its place."""
         error, self._error = self._error, None
         return error
 
@@ -207,30 +199,7 @@ def is_ending(indices: Any) -> bool:
 
 
 def close_unread(indices: Any) -> None:
-    """Close a queue whose reader is gone, and end its feeder thread, which may be writing to a full pipe."""
+    """Close a queue whose readers are gone, and end its feeder thread, which may be writing to a full pipe."""
     indices.cancel_join_thread()
-    if indices._thread is None or is_ending(indices):
-        indices.close()
-        return
-    pipe = os.dup(indices._reader.fileno())  # the thread closes its own
-    try:
-        indices.close()
-        os.set_blocking(pipe, False)
-        deadline = monotonic() + MP_STATUS_CHECK_INTERVAL
-        while indices._thread.is_alive() and monotonic() < deadline:
-            with contextlib.suppress(BlockingIOError):
-                os.read(pipe, 1 << 16)
-            indices._thread.join(0.001)
-    finally:
-        os.close(pipe)
-
-
-class FailingQueue:
-    """A queue that fails."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def get(self, timeout: float) -> Any:
-        """Raise the error."""
-        raise self._error
+    indices._reader.close()
+    indices.close()
