@@ -19,12 +19,11 @@ using namespace nb::literals;
 namespace penstock {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, EffectKind>, 14> kEffects{{
+constexpr std::array<std::pair<std::string_view, EffectKind>, 12> kEffects{{
     {"brightness", EffectKind::brightness}, {"contrast", EffectKind::contrast}, {"saturation", EffectKind::saturation},
     {"sharpness", EffectKind::sharpness}, {"hue", EffectKind::hue}, {"posterize", EffectKind::posterize},
     {"solarize", EffectKind::solarize}, {"invert", EffectKind::invert}, {"autocontrast", EffectKind::autocontrast},
     {"equalize", EffectKind::equalize}, {"grayscale", EffectKind::grayscale}, {"affine", EffectKind::affine},
-    {"solarize_add", EffectKind::solarize_add}, {"perspective", EffectKind::perspective},
 }};
 constexpr std::array<std::pair<std::string_view, AutoOperation>, 15> kAutoOperations{{
     {"Identity", AutoOperation::identity}, {"ShearX", AutoOperation::shear_x}, {"ShearY", AutoOperation::shear_y},
@@ -78,18 +77,14 @@ Warp look_of(const nb::dict& from) {
 
 Effect effect_of(const nb::dict& from) {
   Effect effect{named("effect", nb::cast<std::string>(from["effect"]), kEffects), 0, {}, nullptr};
-  if (effect.kind == EffectKind::affine || effect.kind == EffectKind::perspective) {
+  if (effect.kind == EffectKind::affine) {
     effect.warp = look_of(from);
     for (std::size_t i = 0; i < 6; ++i) effect.warp.matrix[i] = number(from["matrix"][i]);
-    for (std::size_t i = 0; i < 2 && effect.kind == EffectKind::perspective; ++i)
-      effect.warp.depth[i] = number(from["matrix"][i + 6]);
   } else if (from.contains("value")) {
     effect.value = number(from["value"]);
   }
   if (effect.kind == EffectKind::posterize && !(effect.value >= 1 && effect.value <= 8))
     throw nb::value_error("posterize keeps 1 to 8 bits");
-  if (effect.kind == EffectKind::solarize_add && !(effect.value >= 0 && effect.value <= 255))
-    throw nb::value_error("what is added to a pixel is a byte");
   if (effect.kind == EffectKind::hue && !(effect.value >= 0 && effect.value <= 255))
     throw nb::value_error("a shift of the hue is a byte");
   return effect;
@@ -191,21 +186,6 @@ void give_weights(Effects& effects, std::size_t number,
                   {weights.data(), weights.data() + height * width}});
 }
 
-// Effects that Python has drawn, of a picture of this size; "rotate" turns it by `value` degrees.
-Effects effects_of(const nb::sequence& descriptions, int height, int width) {
-  if (height <= 0 || width <= 0) throw nb::value_error("a picture without pixels");
-  Effects effects;
-  for (nb::handle one : descriptions) {
-    const auto from = nb::cast<nb::dict>(one);
-    if (nb::cast<std::string>(from["effect"]) != "rotate") {
-      effects.push_back(effect_of(from));
-    } else if (auto turned = rotation_effect(number(from["value"]), std::nullopt, height, width, look_of(from))) {
-      effects.push_back(std::move(*turned));
-    }
-  }
-  return effects;
-}
-
 using Numbers = nb::ndarray<nb::numpy, const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // Of each sample from its operation `first` on: (height, width, sigma, second) of the blurs that lack weights.
@@ -275,24 +255,6 @@ AugmentationPtr augmentation_from(const nb::dict& from) {
     if (made->height % 2 == 0 || made->width % 2 == 0) throw nb::value_error("a blur has an odd number of weights");
     return made;
   }
-  if (kind == "all") {
-    auto made = std::make_shared<InTurn>();
-    made->parts = parts_of(from["parts"]);
-    return made;
-  }
-  if (kind == "chosen") {
-    auto made = std::make_shared<Chosen>();
-    made->parts = parts_of(from["parts"]);
-    for (nb::handle share : from["shares"]) made->shares.push_back(number(share));
-    if (made->parts.empty() || made->shares.size() != made->parts.size())
-      throw nb::value_error("there are not as many shares as augmentations");
-    return made;
-  }
-  if (kind == "shuffled") {
-    auto made = std::make_shared<Shuffled>();
-    made->parts = parts_of(from["parts"]);
-    return made;
-  }
   if (kind == "jitter") {
     auto made = std::make_shared<Jitter>();
     constexpr std::array kNames{"brightness", "contrast", "saturation", "hue"};
@@ -309,7 +271,6 @@ void bind_augmentation(nb::module_& m) {
       .def("__len__", [](const Effects& self) { return self.size(); })
       .def("blurs", &blurs_of)
       .def("give_weights", &give_weights, "number"_a, "weights"_a);
-  m.def("effects_of", &effects_of, "descriptions"_a, "height"_a, "width"_a);
   m.def("draw_effects", &draw_effects, "recipe"_a, "height"_a, "width"_a, "generator"_a);
   m.def("draw_effects_of_sample", [](const Recipe& recipe, int height, int width, SampleDraws& draws) {
     TorchGenerator generator(draws.next().word());

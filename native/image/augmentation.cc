@@ -54,23 +54,6 @@ void Maybe::draw(TorchGenerator& generator, int height, int width, Effects& effe
   for (const AugmentationPtr& one : then) one->draw(generator, height, width, effects);
 }
 
-void Shuffled::draw(TorchGenerator& generator, int height, int width, Effects& effects) const {
-  std::vector<std::uint32_t> order(parts.size());
-  generator.permutation(order);
-  for (const std::uint32_t number : order) parts[number]->draw(generator, height, width, effects);
-}
-
-void InTurn::draw(TorchGenerator& generator, int height, int width, Effects& effects) const {
-  for (const AugmentationPtr& one : parts) one->draw(generator, height, width, effects);
-}
-
-void Chosen::draw(TorchGenerator& generator, int height, int width, Effects& effects) const {
-  const double number = generator.rand();
-  std::size_t at = 0;
-  while (at + 1 < parts.size() && number >= shares[at]) ++at;
-  parts[at]->draw(generator, height, width, effects);
-}
-
 void Jitter::draw(TorchGenerator& generator, int, int, Effects& effects) const {
   constexpr std::array kKinds{EffectKind::brightness, EffectKind::contrast, EffectKind::saturation, EffectKind::hue};
   std::array<std::uint32_t, 4> order{};

@@ -44,25 +44,6 @@ struct Maybe final : Augmentation {
   void draw(TorchGenerator&, int, int, Effects&) const override;
 };
 
-// Augmentations in an order that is drawn first.
-struct Shuffled final : Augmentation {
-  std::vector<AugmentationPtr> parts;
-  void draw(TorchGenerator&, int, int, Effects&) const override;
-};
-
-// Augmentations in turn.
-struct InTurn final : Augmentation {
-  std::vector<AugmentationPtr> parts;
-  void draw(TorchGenerator&, int, int, Effects&) const override;
-};
-
-// One of some augmentations, by a number that is drawn first.
-struct Chosen final : Augmentation {
-  std::vector<double> shares;  // of each and those before it; the last one is 1
-  std::vector<AugmentationPtr> parts;
-  void draw(TorchGenerator&, int, int, Effects&) const override;
-};
-
 // ColorJitter.
 struct Jitter final : Augmentation {
   // Of brightness, contrast, saturation, hue; none: left out.

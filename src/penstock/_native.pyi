@@ -256,13 +256,6 @@ class Effects:
     def give_weights(self, number: int, weights: NDArray[np.float32]) -> None:
         """Give a blur its weights, without which no recipe does it. Raises ValueError: not on this processor."""
 
-def effects_of(descriptions: Sequence[dict[str, Any]], height: int, width: int) -> Effects:
-    """Return effects on a picture of this size, as augmentations.py describes them; "rotate" by `value` degrees, too.
-
-    Raises:
-        ValueError, TypeError, RuntimeError: a description is none.
-    """
-
 def draw_effects(recipe: Recipe, height: int, width: int, generator: torch.Generator) -> Effects:
     """Draw what a recipe's only operation, an augmentation, does to a picture, from a generator of torch's on the CPU.
 
