@@ -13,7 +13,7 @@ double drawn_between(TorchGenerator& generator, const std::array<double, 2>& ran
   return generator.uniform(range[0], range[1]);
 }
 
-Effect coloured(EffectKind kind, double value) { return {kind, value, {}, nullptr}; }
+Effect coloured(EffectKind kind, double value) { return {kind, value, {}}; }
 
 Effect translated(double x, double y, int height, int width, const Warp& look) {
   AffineTerms terms;
@@ -67,13 +67,6 @@ void Jitter::draw(TorchGenerator& generator, int, int, Effects& effects) const {
     const double value = kKinds[i] == EffectKind::hue ? static_cast<std::uint8_t>(static_cast<int>(values[i] * 255)) : values[i];
     effects.push_back(coloured(kKinds[i], value));
   }
-}
-
-void RandomBlur::draw(TorchGenerator& generator, int, int, Effects& effects) const {
-  Effect effect = coloured(EffectKind::blur, drawn_between(generator, sigma));
-  effect.weights = kept_weights(height, width, second, effect.value);
-  if (effect.weights == nullptr) effect.weights = std::make_shared<BlurWeights>(BlurWeights{height, width, second, {}});
-  effects.push_back(std::move(effect));
 }
 
 void RandomWarp::draw(TorchGenerator& generator, int height, int width, Effects& effects) const {

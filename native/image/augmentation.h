@@ -51,14 +51,6 @@ struct Jitter final : Augmentation {
   void draw(TorchGenerator&, int, int, Effects&) const override;
 };
 
-// GaussianBlur. Its weights are to be given: torch computes them from sigma, which is drawn.
-struct RandomBlur final : Augmentation {
-  std::array<double, 2> sigma{};
-  int height = 0, width = 0;
-  bool second = false;
-  void draw(TorchGenerator&, int, int, Effects&) const override;
-};
-
 // RandomRotation and RandomAffine.
 struct RandomWarp final : Augmentation {
   bool rotates = true;  // by Image.rotate alone

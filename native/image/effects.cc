@@ -127,8 +127,7 @@ void transpose(EffectKind kind, const ImagePart& picture, std::uint8_t* dst, std
 bool loses_info(const Effect& effect, int channels) {
   switch (effect.kind) {
     case EffectKind::brightness:
-    case EffectKind::contrast:
-    case EffectKind::blur: return true;
+    case EffectKind::contrast: return true;
     case EffectKind::hue:
     case EffectKind::grayscale: return channels == 3;
     default: return false;
@@ -157,7 +156,6 @@ void apply_effect(const Effect& effect, const ImagePart& picture, std::uint8_t* 
     case EffectKind::autocontrast: return by_histograms(stretched, picture, dst, dst_stride);
     case EffectKind::equalize: return by_histograms(equalized, picture, dst, dst_stride);
     case EffectKind::sharpness: return change_sharpness(factor, picture, dst, dst_stride);
-    case EffectKind::blur: return blur(*effect.weights, picture, dst, dst_stride);
     case EffectKind::affine: return apply_warp(effect.warp, picture, dst, dst_stride);
     case EffectKind::rotate_90:
     case EffectKind::rotate_180:

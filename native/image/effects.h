@@ -9,10 +9,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 
-#include "image/blur.h"
 #include "image/planes.h"
 #include "image/resize.h"
 
@@ -30,7 +28,6 @@ enum class EffectKind : std::uint8_t {
   autocontrast,
   equalize,
   grayscale,     // convert("L"), repeated to the channels of the picture
-  blur,          // functional.gaussian_blur by `weights`, of which `value` is sigma
   affine,        // Image.transform(AFFINE) by `warp`
   rotate_90,     // Image.transpose, counterclockwise
   rotate_180,
@@ -48,7 +45,6 @@ struct Effect {
   EffectKind kind = EffectKind::invert;
   double value = 0;
   Warp warp;
-  std::shared_ptr<const BlurWeights> weights;  // of a blur; their values are missing until somebody gives them
 };
 
 // The numbers that torchvision.transforms.functional.affine takes; angles in degrees.

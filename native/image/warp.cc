@@ -296,7 +296,7 @@ Effect affine_effect(const AffineTerms& terms, int height, int width, const Warp
   const double b = -std::cos(rotation - shear_y) * std::tan(shear_x) / std::cos(shear_y) - std::sin(rotation);
   const double c = std::sin(rotation - shear_y) / std::cos(shear_y);
   const double d = -std::sin(rotation - shear_y) * std::tan(shear_x) / std::cos(shear_y) + std::cos(rotation);
-  Effect effect{EffectKind::affine, 0, look, nullptr};
+  Effect effect{EffectKind::affine, 0, look};
   std::array<double, 6>& m = effect.warp.matrix;
   m = {d / terms.scale, -b / terms.scale, 0.0, -c / terms.scale, a / terms.scale, 0.0};
   const double x = -centre[0] - terms.translate_x, y = -centre[1] - terms.translate_y;
@@ -314,14 +314,14 @@ std::optional<Effect> rotation_effect(double angle, const std::optional<std::arr
   if (angle < 0) angle += 360.0;
   if (!given) {
     if (angle == 0) return std::nullopt;
-    if (angle == 180) return Effect{EffectKind::rotate_180, 0, {}, nullptr};
+    if (angle == 180) return Effect{EffectKind::rotate_180, 0, {}};
     if ((angle == 90 || angle == 270) && width == height)
-      return Effect{angle == 90 ? EffectKind::rotate_90 : EffectKind::rotate_270, 0, {}, nullptr};
+      return Effect{angle == 90 ? EffectKind::rotate_90 : EffectKind::rotate_270, 0, {}};
   }
   const std::array<double, 2> centre = given.value_or(std::array<double, 2>{width / 2.0, height / 2.0});
   const double turn = -(angle * kRadians);
   const double cosine = rounded_to_15(std::cos(turn)), sine = rounded_to_15(std::sin(turn));
-  Effect effect{EffectKind::affine, 0, look, nullptr};
+  Effect effect{EffectKind::affine, 0, look};
   std::array<double, 6>& m = effect.warp.matrix;
   m = {cosine, sine, 0.0, rounded_to_15(-std::sin(turn)), cosine, 0.0};
   m[2] = m[0] * -centre[0] + m[1] * -centre[1] + 0.0;

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from penstock.recipe import drawing, effects
-from penstock.recipe.blurring import describe_gaussian, draw_effects
 from penstock.recipe.effects import recipe_of
 from penstock.recipe.geometry import tensor_of
 from penstock.recipe.resampling import interpolation_of
@@ -30,10 +29,10 @@ def add(reader: Any, transform: Any) -> None:
         refuse(transform, "the native core has it for PIL images alone", "it before the conversion to a tensor")
     if not effects.draws_alike():
         refuse(transform, "this torch draws in another way", "another torch")
-    described, channels = reader.known(transform).describe(transform, reader), reader.channels()
+    described = reader.known(transform).describe(transform, reader)
     reader.add_operation(transform, "augment", op="Augment", name=type(transform).__name__, augmentation=described)
     if reader.drawn_by_python:
-        reader.draws[-1] = partial(draw_effects, recipe_of(described), channels)
+        reader.draws[-1] = partial(drawing.effects, recipe_of(described))
 
 
 def look_of(transform: Any, reader: Any) -> dict[str, Any]:
@@ -207,7 +206,6 @@ TRANSFORMS = {
         for name, effect in _EFFECTS.items()
     },
     "RandomApply": Known(add, _apply, keyed=drawing.WHOLE),
-    "GaussianBlur": Known(add, describe_gaussian, joint=True, keyed=drawing.PARAMETERS),
     "RandomRotation": Known(add, _rotation, keyed=drawing.PARAMETERS),
     "RandomAffine": Known(add, _affine, keyed=drawing.PARAMETERS),
     "RandomErasing": Known(_erasing, keyed=drawing.BY_CHANCE),

@@ -24,6 +24,7 @@ from penstock.recipe.transforms import TRANSFORMS
 
 #: What is keyed of torchvision's transforms that the native core does not do.
 _BY_TORCH = {
+    "GaussianBlur": drawing.PARAMETERS,
     "RandomPerspective": drawing.BY_CHANCE,
     "RandomChoice": {(V2, "forward"): drawing.of_operation},
     "RandomOrder": {(V2, "forward"): drawing.of_operation},
@@ -36,8 +37,7 @@ _met: set[str] = set()
 @contextmanager
 def of_sample(seed: int, epoch: int, sample: int, position: int) -> Iterator[None]:
     """Let the known transforms draw for a sample in this thread."""
-    with Lease(HOOKS), drawing.given_back():
-        drawing.turn_to(seed, epoch, sample, position)
+    with Lease(HOOKS), drawing.of_sample(seed, epoch, sample, position):
         yield
 
 
