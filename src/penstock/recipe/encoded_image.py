@@ -64,13 +64,14 @@ class Encoded:
             return None
         width, height = self.size
         out = torch.empty((height, width, 3), dtype=torch.uint8, device="cpu")
-        if isinstance(_native.transform_jpeg(_whole(), self.data, [], out), str):
+        if isinstance(_native.transform_jpeg(whole_image(), self.data, [], out), str):
             return None
         return getattr(Image.frombytes("RGB", self.size, out.numpy()), PIXELS)
 
 
 @functools.cache
-def _whole() -> _native.Recipe:
+def whole_image() -> _native.Recipe:
+    """Return the recipe of the pixels of an RGB image themselves."""
     return _native.Recipe(3, [], "uint8", "hwc", None, [])
 
 

@@ -183,12 +183,6 @@ class KnownTransforms:
             Debt.images = max(0, Debt.images - 1)
         return done
 
-    def crops_to_tensor(self, mode: str) -> bool:
-        """Return whether the first transforms make a tensor of a part of an image of this mode, in one native run."""
-        parts: list[Any] = [part.transform() for part in self._parts]
-        run = self._run_from(0, parts, Image.new(mode, (1, 1)))
-        return isinstance(run, Run) and run.crops and run.mode is None
-
     def _run_from(self, begin: int, parts: Sequence[Any], value: Any) -> Run | SampleRun | None:
         alone = isinstance(value, Image.Image)
         image = value if alone else _picture_in(value)
