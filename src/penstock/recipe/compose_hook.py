@@ -28,7 +28,7 @@ from penstock.recipe.known_transforms import TRANSFORMS, Debt, KnownTransforms, 
 from penstock.recipe.originals import Row, add_methods, hooked, look_again
 from penstock.recipe.patches import Patches
 from penstock.recipe.sample_run import find_picture
-from penstock.recipe.torchvision import PRESETS, V1, V2, classes
+from penstock.recipe.torchvision import PRESETS, V1, V2
 from penstock.recipe.working import works_here
 
 _NOT_FOLLOWED = "the Compose, or what its transforms call, was changed"
@@ -97,17 +97,6 @@ def find(patches: Patches) -> None:
     Passes.begun += 1
     look_again()
     add_methods(patches, _METHODS, works_here)
-
-
-def run_whole(compose: Any, image: Image.Image) -> Any:
-    """Return the tensor that a Compose makes of an image of which nobody else knows; or REFUSED, as a Run."""
-    found = _known_and_parts(compose, parts_of) if type(compose) in classes("Compose") else None
-    if found is None:
-        return REFUSED
-    done = found[0].run_whole(image)
-    if done is not REFUSED:
-        call_counts.answered(TRANSFORMS)
-    return done
 
 
 def _only(transform: Any) -> tuple[Any]:

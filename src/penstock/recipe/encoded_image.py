@@ -96,20 +96,6 @@ def encoded_of(image: Any) -> Encoded | None:
     return None if PIXELS in attributes else attributes.get(_ENCODED)
 
 
-def unopened(data: bytes) -> Image.Image | None:
-    """Return the image, in mode RGB and without info, of the bytes of a JPEG file; None: Pillow must open it."""
-    certified = _native.certify_jpeg(data)
-    if isinstance(certified, str) or certified[2] not in (1, 3):
-        return None
-    width, height, _, end = certified
-    if Image.MAX_IMAGE_PIXELS is not None and width * height > Image.MAX_IMAGE_PIXELS:
-        return None
-    image = Image.Image()
-    image._mode, image._size = "RGB", (width, height)
-    _set(image, Encoded(data if end == len(data) else data[:end], "RGB", (width, height)))
-    return image
-
-
 def is_encoded(image: Any) -> bool:
     """Return whether a value is a PIL image that no one has decoded yet, by itself or in a JPEG file."""
     if not isinstance(image, Image.Image):

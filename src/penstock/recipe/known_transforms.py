@@ -172,17 +172,6 @@ class KnownTransforms:
         run = self._run_from(0, transforms, value)
         return REFUSED if run is None else run(value, transforms[: run.length])
 
-    def run_whole(self, value: Any) -> Any:
-        """Return the tensor that one run of all transforms makes of a value; or REFUSED."""
-        parts: list[Any] = [part.transform() for part in self._parts]
-        run = None if any(part is None for part in parts) else self._run_from(0, parts, value)
-        if not isinstance(run, Run) or run.length != len(parts) or run.mode is not None:
-            return REFUSED
-        done = run(value, parts)
-        if done is not REFUSED:
-            Debt.images = max(0, Debt.images - 1)
-        return done
-
     def _run_from(self, begin: int, parts: Sequence[Any], value: Any) -> Run | SampleRun | None:
         alone = isinstance(value, Image.Image)
         image = value if alone else _picture_in(value)
