@@ -130,7 +130,7 @@ class ImageReader(FolderReader):
 
     def path(self, position: int) -> str:
         name = self._located(position)[0]
-        return self.dataset.path(position) if name is None else os.fsdecode(name)  # type: ignore[no-any-return]
+        return self.dataset.path(position) if name is None else os.fsdecode(name)
 
     def keep_in(self, cache: _native.SampleCache) -> None:
         super().keep_in(cache)
