@@ -15,8 +15,9 @@ from torchvision import transforms
 
 import penstock._native as _native
 from penstock import ImageFolder
-from penstock.recipe.prefix import read_prefix
+from tests.native_pool import SECONDS, pool_of, submit
 from tests.native_testing import own_jpeg_serves
+from tests.recipe.against_torchvision import recipe_of
 
 if not own_jpeg_serves():
     pytest.skip("JPEG stays libjpeg's here, which knows no states", allow_module_level=True)
@@ -88,7 +89,7 @@ class Reader:
             (root / f"{number}.jpg").write_bytes(encoded(number, **FORMS[number]))
         self.photos, self.slot = photos, slot
         self.dataset = ImageFolder(tmp_path / "some", recipe)
-        self.filler = _native.ImageFileFiller(self.dataset.paths, read_prefix(recipe, mode="RGB").native, 0)
+        self.filler = _native.ImageFileFiller(self.dataset.paths, recipe_of(recipe).native, 0)
         self.wanted = [np.asarray(self.dataset[i][0]) for i in range(photos)]
         self.path = tmp_path / "states"
 
@@ -103,6 +104,8 @@ class Reader:
         """Assert that all photos are Pillow's."""
         filler = self.filler.indexed(index)
         for number, wanted in enumerate(self.wanted):
-            found = _native.read_image(filler, number, None, 0, 0, number, number)
-            assert not isinstance(found, str), found
-            assert np.array_equal(found[0].transpose(2, 0, 1), wanted)
+            pool = pool_of(filler, threads=1)
+            batch, (memory,) = submit(pool, [number], _native.Spec("uint8", list(wanted.shape)))
+            assert pool.wait(batch, SECONDS) == "done"
+            assert not pool.retire(batch)
+            assert np.array_equal(memory.reshape(wanted.shape), wanted)

@@ -19,12 +19,11 @@ using namespace nb::literals;
 namespace penstock {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, EffectKind>, 14> kEffects{{
+constexpr std::array<std::pair<std::string_view, EffectKind>, 12> kEffects{{
     {"brightness", EffectKind::brightness}, {"contrast", EffectKind::contrast}, {"saturation", EffectKind::saturation},
     {"sharpness", EffectKind::sharpness}, {"hue", EffectKind::hue}, {"posterize", EffectKind::posterize},
     {"solarize", EffectKind::solarize}, {"invert", EffectKind::invert}, {"autocontrast", EffectKind::autocontrast},
     {"equalize", EffectKind::equalize}, {"grayscale", EffectKind::grayscale}, {"affine", EffectKind::affine},
-    {"solarize_add", EffectKind::solarize_add}, {"perspective", EffectKind::perspective},
 }};
 constexpr std::array<std::pair<std::string_view, AutoOperation>, 15> kAutoOperations{{
     {"Identity", AutoOperation::identity}, {"ShearX", AutoOperation::shear_x}, {"ShearY", AutoOperation::shear_y},
@@ -77,19 +76,15 @@ Warp look_of(const nb::dict& from) {
 }
 
 Effect effect_of(const nb::dict& from) {
-  Effect effect{named("effect", nb::cast<std::string>(from["effect"]), kEffects), 0, {}, nullptr};
-  if (effect.kind == EffectKind::affine || effect.kind == EffectKind::perspective) {
+  Effect effect{named("effect", nb::cast<std::string>(from["effect"]), kEffects), 0, {}};
+  if (effect.kind == EffectKind::affine) {
     effect.warp = look_of(from);
     for (std::size_t i = 0; i < 6; ++i) effect.warp.matrix[i] = number(from["matrix"][i]);
-    for (std::size_t i = 0; i < 2 && effect.kind == EffectKind::perspective; ++i)
-      effect.warp.depth[i] = number(from["matrix"][i + 6]);
   } else if (from.contains("value")) {
     effect.value = number(from["value"]);
   }
   if (effect.kind == EffectKind::posterize && !(effect.value >= 1 && effect.value <= 8))
     throw nb::value_error("posterize keeps 1 to 8 bits");
-  if (effect.kind == EffectKind::solarize_add && !(effect.value >= 0 && effect.value <= 255))
-    throw nb::value_error("what is added to a pixel is a byte");
   if (effect.kind == EffectKind::hue && !(effect.value >= 0 && effect.value <= 255))
     throw nb::value_error("a shift of the hue is a byte");
   return effect;
@@ -168,71 +163,6 @@ nb::object drawn_by(const Recipe& recipe, int height, int width, TorchGenerator&
   return nb::cast(std::move(effects));
 }
 
-nb::list blurs_of(const Effects& effects) {
-  nb::list result;
-  for (std::size_t i = 0; i < effects.size(); ++i) {
-    const Effect& effect = effects[i];
-    if (effect.kind == EffectKind::blur)
-      result.append(nb::make_tuple(i, effect.weights->height, effect.weights->width, effect.value,
-                                   effect.weights->second));
-  }
-  return result;
-}
-
-void give_weights(Effects& effects, std::size_t number,
-                  const nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>& weights) {
-  if (number >= effects.size() || effects[number].kind != EffectKind::blur) throw nb::value_error("the effect is no blur");
-  if (!can_blur()) throw nb::value_error("this processor has no fused instructions");
-  Effect& effect = effects[number];
-  const auto height = static_cast<std::size_t>(effect.weights->height), width = static_cast<std::size_t>(effect.weights->width);
-  if (weights.shape(0) != height || weights.shape(1) != width) throw nb::value_error("another number of weights");
-  effect.weights = std::make_shared<BlurWeights>(
-      BlurWeights{effect.weights->height, effect.weights->width, effect.weights->second,
-                  {weights.data(), weights.data() + height * width}});
-}
-
-// Effects that Python has drawn, of a picture of this size; "rotate" turns it by `value` degrees.
-Effects effects_of(const nb::sequence& descriptions, int height, int width) {
-  if (height <= 0 || width <= 0) throw nb::value_error("a picture without pixels");
-  Effects effects;
-  for (nb::handle one : descriptions) {
-    const auto from = nb::cast<nb::dict>(one);
-    if (nb::cast<std::string>(from["effect"]) != "rotate") {
-      effects.push_back(effect_of(from));
-    } else if (auto turned = rotation_effect(number(from["value"]), std::nullopt, height, width, look_of(from))) {
-      effects.push_back(std::move(*turned));
-    }
-  }
-  return effects;
-}
-
-using Numbers = nb::ndarray<nb::numpy, const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-// Of each sample from its operation `first` on: (height, width, sigma, second) of the blurs that lack weights.
-nb::list foreseen_blurs(const Recipe& recipe, std::uint64_t seed, std::uint64_t epoch, const Numbers& samples,
-                        const Numbers& positions, std::uint32_t first) {
-  if (samples.size() != positions.size()) throw nb::value_error("there are not as many positions as samples");
-  nb::list found;
-  for (std::size_t i = 0; i < samples.size(); ++i) {
-    SampleDraws draws(epoch_key(seed, epoch), static_cast<std::uint64_t>(samples.data()[i]),
-                      static_cast<std::uint64_t>(positions.data()[i]));
-    draws.set_count(first);
-    for (const Effect& blur : blurs_without_weights(recipe, draws))
-      found.append(nb::make_tuple(blur.weights->height, blur.weights->width, blur.value, blur.weights->second));
-  }
-  return found;
-}
-
-using Weights = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-void keep_blur_weights(const Weights& weights, double sigma, bool second) {
-  if (weights.shape(0) > 255 || weights.shape(1) > 255 || weights.shape(0) % 2 == 0 || weights.shape(1) % 2 == 0)
-    throw nb::value_error("a blur has an odd number of weights");
-  keep_weights(std::make_shared<BlurWeights>(BlurWeights{static_cast<int>(weights.shape(0)), static_cast<int>(weights.shape(1)),
-                                                         second, {weights.data(), weights.data() + weights.size()}}),
-               sigma);
-}
-
 // No Python code runs between the generator's two methods: no other thread draws in between.
 nb::object draw_effects(const Recipe& recipe, int height, int width, nb::handle torch_generator) {
   using State = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -266,33 +196,6 @@ AugmentationPtr augmentation_from(const nb::dict& from) {
     made->then = parts_of(from["then"]);
     return made;
   }
-  if (kind == "blur") {
-    auto made = std::make_shared<RandomBlur>();
-    made->sigma = range(from["sigma"]);
-    made->height = whole(from["height"], 1, 255);
-    made->width = whole(from["width"], 1, 255);
-    made->second = nb::cast<bool>(from["second"]);
-    if (made->height % 2 == 0 || made->width % 2 == 0) throw nb::value_error("a blur has an odd number of weights");
-    return made;
-  }
-  if (kind == "all") {
-    auto made = std::make_shared<InTurn>();
-    made->parts = parts_of(from["parts"]);
-    return made;
-  }
-  if (kind == "chosen") {
-    auto made = std::make_shared<Chosen>();
-    made->parts = parts_of(from["parts"]);
-    for (nb::handle share : from["shares"]) made->shares.push_back(number(share));
-    if (made->parts.empty() || made->shares.size() != made->parts.size())
-      throw nb::value_error("there are not as many shares as augmentations");
-    return made;
-  }
-  if (kind == "shuffled") {
-    auto made = std::make_shared<Shuffled>();
-    made->parts = parts_of(from["parts"]);
-    return made;
-  }
   if (kind == "jitter") {
     auto made = std::make_shared<Jitter>();
     constexpr std::array kNames{"brightness", "contrast", "saturation", "hue"};
@@ -306,17 +209,12 @@ AugmentationPtr augmentation_from(const nb::dict& from) {
 
 void bind_augmentation(nb::module_& m) {
   nb::class_<Effects>(m, "Effects")
-      .def("__len__", [](const Effects& self) { return self.size(); })
-      .def("blurs", &blurs_of)
-      .def("give_weights", &give_weights, "number"_a, "weights"_a);
-  m.def("effects_of", &effects_of, "descriptions"_a, "height"_a, "width"_a);
+      .def("__len__", [](const Effects& self) { return self.size(); });
   m.def("draw_effects", &draw_effects, "recipe"_a, "height"_a, "width"_a, "generator"_a);
   m.def("draw_effects_of_sample", [](const Recipe& recipe, int height, int width, SampleDraws& draws) {
     TorchGenerator generator(draws.next().word());
     return drawn_by(recipe, height, width, generator);
   }, "recipe"_a, "height"_a, "width"_a, "draws"_a);
-  m.def("foreseen_blurs", &foreseen_blurs, "recipe"_a, "seed"_a, "epoch"_a, "samples"_a, "positions"_a, "first"_a);
-  m.def("keep_blur_weights", &keep_blur_weights, "weights"_a, "sigma"_a, "second"_a);
   m.def("linear_magnitude", &linear_magnitude, "share"_a, "side"_a, "bins"_a, "bin"_a);
 }
 

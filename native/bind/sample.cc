@@ -1,8 +1,8 @@
-// One sample by itself, in the calling thread: read for code of the user's own that goes on with it in Python, or
+// One sample by itself, in the calling thread: a tensor read for code of the user's own that goes on with it, or an image
 // transformed after such code has read it.
 //
 // Threads: any number at once; each call has working memory of its own, and Python's lock is let go while it works.
-// Memory: pixels belong to the array that is returned; elements are written where the caller wants them; the memory of
+// Memory: elements are written where the caller wants them; the memory of
 // a Pillow image is borrowed while its Arrow capsules live, and the bytes of a file for the call.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -21,7 +21,6 @@
 #include "bind/gil_released.h"
 #include "bind/own.h"
 #include "bind/pixels.h"
-#include "files/path_table.h"
 #include "image/image_filler.h"
 #include "tensor/tensor_filler.h"
 
@@ -35,31 +34,6 @@ namespace {
 nb::object reason(const Outcome& outcome) {
   const bool file = outcome.code == Code::io || outcome.code == Code::escapes;
   return nb::cast(file ? "the file cannot be opened or read" : outcome.reason);
-}
-
-nb::object read_image(const ImageFileFiller& filler, std::size_t local, const std::optional<nb::bytes>& path,
-                      std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample, std::uint64_t position,
-                      PyFileReaders* readers, const PyBrought* brought) {
-  std::string names;
-  if (path) {
-    names.assign(path->c_str(), path->size());
-    if (names.find('\0') != std::string::npos) return nb::cast("its path holds a NUL character");
-    names.push_back('\0');
-  }
-  Picture picture;
-  Outcome outcome;
-  const Own<Scratch> scratch;
-  {
-    const GilReleased released;
-    const PathTable paths({}, std::move(names), {}, false);
-    fill_brought(readers, brought, *scratch, [&](Scratch& own) {
-      outcome = filler.read({local, sample, position, epoch_key(seed, epoch)}, &paths, picture, own);
-    });
-  }
-  if (!outcome.ok()) return reason(outcome);
-  const auto extent = [&](int d) { return static_cast<std::size_t>(picture.spec.shape[static_cast<std::size_t>(d)]); };
-  return nb::make_tuple(array_of(std::move(picture.pixels), extent(1), extent(2), extent(0)),
-                        nb::bytes(picture.head.data(), picture.head.size()), picture.padded);
 }
 
 // Of numpy or torch: torch's own way to numpy would forbid the tensor to grow later.
@@ -227,8 +201,6 @@ nb::object sizes_before(const Recipe& recipe, int width, int height) {
 }  // namespace
 
 void bind_sample(nb::module_& m) {
-  m.def("read_image", &read_image, "filler"_a, "local"_a, "path"_a.none(), "seed"_a, "epoch"_a, "sample"_a,
-        "position"_a, "readers"_a.none() = nb::none(), "brought"_a.none() = nb::none());
   m.def("read_tensor", &read_tensor, "filler"_a, "local"_a, "out"_a, "spec"_a, "readers"_a.none() = nb::none(),
         "brought"_a.none() = nb::none());
   m.def("transform_image", &transform_image, "recipe"_a, "schema"_a, "array"_a, "width"_a, "height"_a, "draws"_a, "out"_a);

@@ -13,7 +13,7 @@ double drawn_between(TorchGenerator& generator, const std::array<double, 2>& ran
   return generator.uniform(range[0], range[1]);
 }
 
-Effect coloured(EffectKind kind, double value) { return {kind, value, {}, nullptr}; }
+Effect coloured(EffectKind kind, double value) { return {kind, value, {}}; }
 
 Effect translated(double x, double y, int height, int width, const Warp& look) {
   AffineTerms terms;
@@ -54,23 +54,6 @@ void Maybe::draw(TorchGenerator& generator, int height, int width, Effects& effe
   for (const AugmentationPtr& one : then) one->draw(generator, height, width, effects);
 }
 
-void Shuffled::draw(TorchGenerator& generator, int height, int width, Effects& effects) const {
-  std::vector<std::uint32_t> order(parts.size());
-  generator.permutation(order);
-  for (const std::uint32_t number : order) parts[number]->draw(generator, height, width, effects);
-}
-
-void InTurn::draw(TorchGenerator& generator, int height, int width, Effects& effects) const {
-  for (const AugmentationPtr& one : parts) one->draw(generator, height, width, effects);
-}
-
-void Chosen::draw(TorchGenerator& generator, int height, int width, Effects& effects) const {
-  const double number = generator.rand();
-  std::size_t at = 0;
-  while (at + 1 < parts.size() && number >= shares[at]) ++at;
-  parts[at]->draw(generator, height, width, effects);
-}
-
 void Jitter::draw(TorchGenerator& generator, int, int, Effects& effects) const {
   constexpr std::array kKinds{EffectKind::brightness, EffectKind::contrast, EffectKind::saturation, EffectKind::hue};
   std::array<std::uint32_t, 4> order{};
@@ -84,13 +67,6 @@ void Jitter::draw(TorchGenerator& generator, int, int, Effects& effects) const {
     const double value = kKinds[i] == EffectKind::hue ? static_cast<std::uint8_t>(static_cast<int>(values[i] * 255)) : values[i];
     effects.push_back(coloured(kKinds[i], value));
   }
-}
-
-void RandomBlur::draw(TorchGenerator& generator, int, int, Effects& effects) const {
-  Effect effect = coloured(EffectKind::blur, drawn_between(generator, sigma));
-  effect.weights = kept_weights(height, width, second, effect.value);
-  if (effect.weights == nullptr) effect.weights = std::make_shared<BlurWeights>(BlurWeights{height, width, second, {}});
-  effects.push_back(std::move(effect));
 }
 
 void RandomWarp::draw(TorchGenerator& generator, int height, int width, Effects& effects) const {

@@ -44,37 +44,10 @@ struct Maybe final : Augmentation {
   void draw(TorchGenerator&, int, int, Effects&) const override;
 };
 
-// Augmentations in an order that is drawn first.
-struct Shuffled final : Augmentation {
-  std::vector<AugmentationPtr> parts;
-  void draw(TorchGenerator&, int, int, Effects&) const override;
-};
-
-// Augmentations in turn.
-struct InTurn final : Augmentation {
-  std::vector<AugmentationPtr> parts;
-  void draw(TorchGenerator&, int, int, Effects&) const override;
-};
-
-// One of some augmentations, by a number that is drawn first.
-struct Chosen final : Augmentation {
-  std::vector<double> shares;  // of each and those before it; the last one is 1
-  std::vector<AugmentationPtr> parts;
-  void draw(TorchGenerator&, int, int, Effects&) const override;
-};
-
 // ColorJitter.
 struct Jitter final : Augmentation {
   // Of brightness, contrast, saturation, hue; none: left out.
   std::array<std::optional<std::array<double, 2>>, 4> ranges;
-  void draw(TorchGenerator&, int, int, Effects&) const override;
-};
-
-// GaussianBlur. Its weights are to be given: torch computes them from sigma, which is drawn.
-struct RandomBlur final : Augmentation {
-  std::array<double, 2> sigma{};
-  int height = 0, width = 0;
-  bool second = false;
   void draw(TorchGenerator&, int, int, Effects&) const override;
 };
 

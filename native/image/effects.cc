@@ -127,8 +127,7 @@ void transpose(EffectKind kind, const ImagePart& picture, std::uint8_t* dst, std
 bool loses_info(const Effect& effect, int channels) {
   switch (effect.kind) {
     case EffectKind::brightness:
-    case EffectKind::contrast:
-    case EffectKind::blur: return true;
+    case EffectKind::contrast: return true;
     case EffectKind::hue:
     case EffectKind::grayscale: return channels == 3;
     default: return false;
@@ -153,17 +152,11 @@ void apply_effect(const Effect& effect, const ImagePart& picture, std::uint8_t* 
       const double threshold = effect.value;
       return tabled(table_of([=](int v) { return static_cast<std::uint8_t>(v < threshold ? v : 255 - v); }));
     }
-    case EffectKind::solarize_add: {
-      const int added = static_cast<int>(effect.value);
-      return tabled(table_of([added](int v) { return static_cast<std::uint8_t>(v < 128 ? std::min(255, v + added) : v); }));
-    }
     case EffectKind::invert: return tabled(table_of([](int v) { return static_cast<std::uint8_t>(255 - v); }));
     case EffectKind::autocontrast: return by_histograms(stretched, picture, dst, dst_stride);
     case EffectKind::equalize: return by_histograms(equalized, picture, dst, dst_stride);
     case EffectKind::sharpness: return change_sharpness(factor, picture, dst, dst_stride);
-    case EffectKind::blur: return blur(*effect.weights, picture, dst, dst_stride);
-    case EffectKind::affine: return apply_warp(effect.warp, false, picture, dst, dst_stride);
-    case EffectKind::perspective: return apply_warp(effect.warp, true, picture, dst, dst_stride);
+    case EffectKind::affine: return apply_warp(effect.warp, picture, dst, dst_stride);
     case EffectKind::rotate_90:
     case EffectKind::rotate_180:
     case EffectKind::rotate_270: return transpose(effect.kind, picture, dst, dst_stride);

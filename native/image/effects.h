@@ -9,10 +9,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 
-#include "image/blur.h"
 #include "image/planes.h"
 #include "image/resize.h"
 
@@ -26,14 +24,11 @@ enum class EffectKind : std::uint8_t {
   hue,           // H + value modulo 256, in Pillow's mode HSV
   posterize,     // ImageOps.posterize to `value` bits, 1 .. 8
   solarize,      // ImageOps.solarize with the threshold `value`
-  solarize_add,  // a table that adds `value` to pixels below 128, up to 255
   invert,        // ImageOps.invert; so the next two
   autocontrast,
   equalize,
   grayscale,     // convert("L"), repeated to the channels of the picture
-  blur,          // functional.gaussian_blur by `weights`, of which `value` is sigma
   affine,        // Image.transform(AFFINE) by `warp`
-  perspective,   // Image.transform(PERSPECTIVE) by `warp`
   rotate_90,     // Image.transpose, counterclockwise
   rotate_180,
   rotate_270,
@@ -42,7 +37,6 @@ enum class EffectKind : std::uint8_t {
 // A mapping from the places of a result to places in a picture: x' = a x + b y + c, y' = d x + e y + f.
 struct Warp {
   std::array<double, 6> matrix{1, 0, 0, 0, 1, 0};
-  std::array<double, 2> depth{0, 0};  // of a perspective: x' and y' are divided by g x + h y + 1
   Filter filter = Filter::nearest;  // nearest, bilinear or bicubic
   std::array<std::uint8_t, kMaxChannels> fill{};  // where that lies outside the picture
 };
@@ -51,7 +45,6 @@ struct Effect {
   EffectKind kind = EffectKind::invert;
   double value = 0;
   Warp warp;
-  std::shared_ptr<const BlurWeights> weights;  // of a blur; their values are missing until somebody gives them
 };
 
 // The numbers that torchvision.transforms.functional.affine takes; angles in degrees.
@@ -71,7 +64,7 @@ struct AffineTerms {
 // Writes what an effect makes of a whole picture to dst; both are of height x width and do not overlap.
 void apply_effect(const Effect& effect, const ImagePart& picture, std::uint8_t* dst, std::ptrdiff_t dst_stride);
 
-// A part of it: `kind` is affine, or perspective.
-void apply_warp(const Warp& warp, bool perspective, const ImagePart& picture, std::uint8_t* dst, std::ptrdiff_t dst_stride);
+// A part of it: `kind` is affine.
+void apply_warp(const Warp& warp, const ImagePart& picture, std::uint8_t* dst, std::ptrdiff_t dst_stride);
 
 }  // namespace penstock

@@ -130,27 +130,6 @@ Outcome ImageFileFiller::fill(const SampleKey& key, const FileTable* paths, cons
   });
 }
 
-Outcome ImageFileFiller::read(const SampleKey& key, const FileTable* paths, Picture& picture,
-                              Scratch& all) const noexcept {
-  return without_throwing([&] {
-    auto& scratch = all.part<ImageScratch>();
-    EncodedImage encoded;
-    Outcome outcome = open_image(locate(key, paths), max_pixels_, encoded, all, scratch);
-    if (!outcome.ok()) return outcome;
-    JpegSource source(scratch.jpeg, scratch.clock, indexed_file(key, encoded, scratch));
-    if (source.channels() != recipe_->channels) return Outcome::to_python("the image has another number of channels");
-    outcome = scratch.recipe.plan(*recipe_, key.draws(), {source.height(), source.width()});
-    if (!outcome.ok()) return outcome;
-    picture.spec = spec_of(*recipe_, scratch.recipe.result());
-    picture.padded = scratch.recipe.padded();
-    std::int64_t bytes = 0;
-    if (!checked_bytes(picture.spec, bytes)) return Outcome::to_python("an image too large");
-    picture.pixels = std::make_unique_for_overwrite<std::uint8_t[]>(static_cast<std::size_t>(bytes));
-    picture.head.assign(reinterpret_cast<const char*>(encoded.bytes.data()), scratch.jpeg.head());
-    return scratch.recipe.execute(*recipe_, source, picture.pixels.get());
-  });
-}
-
 Outcome fill_decoded(const Recipe& recipe, const SampleKey& key, const DecodedImage& image, const TensorSpec& want,
                      std::uint8_t* row, TensorSpec& got, Scratch& all) noexcept {
   return without_throwing([&] {

@@ -1,14 +1,12 @@
 // Fillers of images: JPEG files, and decoded images in files and in memory.
 //
-// Threads: as every Filler's (filler.h). Memory: an ImageArrayFiller borrows its array; recipes and tables are shared; a
-// Picture owns its pixels.
+// Threads: as every Filler's (filler.h). Memory: an ImageArrayFiller borrows its array; recipes and tables are shared.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -66,14 +64,6 @@ struct EncodedImage {
 [[nodiscard]] Outcome open_image(const FileLocation& where, std::uint64_t max_pixels, EncodedImage& encoded, Scratch& all,
                                  ImageScratch& scratch);
 
-// An image that was read by itself, whatever its size.
-struct Picture {
-  std::unique_ptr<std::uint8_t[]> pixels;  // as the recipe lays them out
-  TensorSpec spec;                         // (channels, height, width)
-  std::string head;                        // the file's bytes before its entropy-coded data
-  bool padded = false;                     // the recipe added pixels around it
-};
-
 class PixelCacheFiller;
 
 // The bytes of a file: where they lie in memory, else read into `bytes`, a vector that only grows. Code::python for one of
@@ -110,8 +100,6 @@ class ImageFileFiller final : public Filler {
   [[nodiscard]] std::shared_ptr<ImageFileFiller> indexed(std::shared_ptr<JpegIndex> index) const {
     return std::make_shared<ImageFileFiller>(table_, recipe_, max_pixels_, cache_, std::move(index));
   }
-  // The same sample outside of a batch; `picture` owns its pixels.
-  Outcome read(const SampleKey&, const FileTable*, Picture& picture, Scratch&) const noexcept;
   // The same filler, of which a cache keeps the pixels that the first operations of the recipe make. Throws as split()
   // does (recipe.h).
   [[nodiscard]] std::shared_ptr<PixelCacheFiller> keeping_pixels(std::shared_ptr<const SampleCache> cache,

@@ -196,20 +196,4 @@ Outcome run(const Recipe& recipe, PixelSource& source, const std::vector<Drawn>&
   });
 }
 
-Effects blurs_without_weights(const Recipe& recipe, SampleDraws sample_draws) {
-  constexpr int kAnySide = 256;  // sizes change no number that is drawn
-  Effects drawn, blurs;
-  for (const Operation& operation : recipe.operations) {
-    if (!draws(operation)) continue;
-    Draws own = sample_draws.next();
-    const auto* const augment = std::get_if<Augment>(&operation);
-    if (augment == nullptr) continue;
-    TorchGenerator generator(own.word());
-    augment->augmentation->draw(generator, kAnySide, kAnySide, drawn);
-  }
-  for (Effect& effect : drawn)
-    if (effect.kind == EffectKind::blur && effect.weights->values.empty()) blurs.push_back(std::move(effect));
-  return blurs;
-}
-
 }  // namespace penstock

@@ -270,9 +270,6 @@ struct SplitRecipe {
 // what is drawn. Empty when torchvision would raise.
 [[nodiscard]] std::vector<Extent> sizes(const Recipe& recipe, Extent source);
 
-// The blurs of a sample whose weights are not kept (blur.h), whatever its size: they are drawn before it is read.
-[[nodiscard]] Effects blurs_without_weights(const Recipe& recipe, SampleDraws draws);
-
 // RandomResizedCrop.get_params; an empty box when torchvision's own crop would be empty. 0 <= scale[0] <= scale[1] and
 // 0 < ratio[0] <= ratio[1].
 [[nodiscard]] Box draw_resized_crop(const std::array<double, 2>& scale, const std::array<double, 2>& ratio, Draws draws,

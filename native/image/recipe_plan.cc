@@ -188,11 +188,7 @@ class Planner {
     if (effects.empty()) return Outcome::success();
     if (size().height > kMaxEffectSide || size().width > kMaxEffectSide)
       return Outcome::to_python("a picture too large for effects");
-    for (const Effect& effect : effects) {
-      scratch_.padded_ |= loses_info(effect, channels_);
-      if (effect.kind == EffectKind::blur && (effect.weights->values.empty() || !can_blur(*effect.weights, size().height, size().width)))
-        return Outcome::to_python("a blur that torchvision refuses, or whose weights only torch knows");
-    }
+    for (const Effect& effect : effects) scratch_.padded_ |= loses_info(effect, channels_);
     scratch_.current().operation = index_;
     scratch_.close_segment(Segment::End::effects, size(), channels_, {});
     return Outcome::success();

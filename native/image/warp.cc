@@ -152,35 +152,14 @@ void bicubic_pixel(const ImagePart& picture, double at_x, double at_y, std::uint
   }
 }
 
-// Where in a picture a place of the result lies: affine_transform, or perspective_transform.
-struct Place {
-  const std::array<double, 6>& m;
-  const std::array<double, 2>& depth;
-  const bool perspective;
-  void find(double across, double down, double& x, double& y) const {
-    x = m[0] * across + m[1] * down + m[2];
-    y = m[3] * across + m[4] * down + m[5];
-    if (!perspective) return;
-    const double by = depth[0] * across + depth[1] * down + 1;
-    x /= by;
-    y /= by;
-  }
-};
-
-template <int C>
-void nearest_pixel(const ImagePart& picture, double at_x, double at_y, std::uint8_t* to) {
-  copy_pixel<C>(Pixels<C>{picture}.at(nearest_place(at_x + 0.5), nearest_place(at_y + 0.5)), to);
-}
-
 template <int C, void (*Pixel)(const ImagePart&, double, double, std::uint8_t*)>
-void interpolate(const Place& place, const ImagePart& picture, std::uint8_t* dst, std::ptrdiff_t stride) {
+void interpolate(const std::array<double, 6>& m, const ImagePart& picture, std::uint8_t* dst, std::ptrdiff_t stride) {
   for (int y = 0; y < picture.height; ++y, dst += stride) {
     std::uint8_t* to = dst;
     const double down = y + 0.5;
     for (int x = 0; x < picture.width; ++x, to += C) {
       const double across = x + 0.5;
-      double at_x = 0, at_y = 0;
-      place.find(across, down, at_x, at_y);
+      const double at_x = m[0] * across + m[1] * down + m[2], at_y = m[3] * across + m[4] * down + m[5];
       if (at_x >= 0.0 && at_x < picture.width && at_y >= 0.0 && at_y < picture.height)
         Pixel(picture, at_x - 0.5, at_y - 0.5, to);
     }
@@ -254,15 +233,14 @@ PENSTOCK_AVX2 inline void bicubic_lanes(const ImagePart& picture, double at_x, d
 }
 
 template <bool Cubic>
-PENSTOCK_AVX2 void interpolate_lanes(const Place& place, const ImagePart& picture, std::uint8_t* dst,
+PENSTOCK_AVX2 void interpolate_lanes(const std::array<double, 6>& m, const ImagePart& picture, std::uint8_t* dst,
                                      std::ptrdiff_t stride) {
   for (int y = 0; y < picture.height; ++y, dst += stride) {
     std::uint8_t* to = dst;
     const double down = y + 0.5;
     for (int x = 0; x < picture.width; ++x, to += 3) {
       const double across = x + 0.5;
-      double at_x = 0, at_y = 0;
-      place.find(across, down, at_x, at_y);
+      const double at_x = m[0] * across + m[1] * down + m[2], at_y = m[3] * across + m[4] * down + m[5];
       if (!(at_x >= 0.0 && at_x < picture.width && at_y >= 0.0 && at_y < picture.height)) continue;
       if constexpr (Cubic) {
         bicubic_lanes(picture, at_x - 0.5, at_y - 0.5, to);
@@ -280,25 +258,21 @@ bool has_lanes() { return __builtin_cpu_supports("avx2"); }
 bool has_lanes() { return false; }
 
 template <bool Cubic>
-void interpolate_lanes(const Place&, const ImagePart&, std::uint8_t*, std::ptrdiff_t) {}
+void interpolate_lanes(const std::array<double, 6>&, const ImagePart&, std::uint8_t*, std::ptrdiff_t) {}
 
 #endif
 
 template <int C>
-void warp(const Warp& by, bool perspective, const ImagePart& picture, std::uint8_t* dst, std::ptrdiff_t stride) {
+void warp(const Warp& by, const ImagePart& picture, std::uint8_t* dst, std::ptrdiff_t stride) {
   for (int y = 0; y < picture.height; ++y)
     for (int x = 0; x < picture.width; ++x) copy_pixel<C>(by.fill.data(), dst + stride * y + std::ptrdiff_t{C} * x);
-  const Place place{by.matrix, by.depth, perspective};
-  if (by.filter == Filter::nearest) {
-    return perspective ? interpolate<C, nearest_pixel<C>>(place, picture, dst, stride)
-                       : warp_nearest<C>(by.matrix, picture, dst, stride);
-  }
+  if (by.filter == Filter::nearest) return warp_nearest<C>(by.matrix, picture, dst, stride);
   if (C == 3 && has_lanes()) {
-    return by.filter == Filter::bilinear ? interpolate_lanes<false>(place, picture, dst, stride)
-                                         : interpolate_lanes<true>(place, picture, dst, stride);
+    return by.filter == Filter::bilinear ? interpolate_lanes<false>(by.matrix, picture, dst, stride)
+                                         : interpolate_lanes<true>(by.matrix, picture, dst, stride);
   }
-  if (by.filter == Filter::bilinear) return interpolate<C, bilinear_pixel<C>>(place, picture, dst, stride);
-  return interpolate<C, bicubic_pixel<C>>(place, picture, dst, stride);
+  if (by.filter == Filter::bilinear) return interpolate<C, bilinear_pixel<C>>(by.matrix, picture, dst, stride);
+  return interpolate<C, bicubic_pixel<C>>(by.matrix, picture, dst, stride);
 }
 
 // Python's round(v, 15) of a number between -1 and 1.
@@ -310,9 +284,8 @@ double rounded_to_15(double v) {
 
 }  // namespace
 
-void apply_warp(const Warp& by, bool perspective, const ImagePart& picture, std::uint8_t* dst, std::ptrdiff_t dst_stride) {
-  return picture.channels == 3 ? warp<3>(by, perspective, picture, dst, dst_stride)
-                               : warp<1>(by, perspective, picture, dst, dst_stride);
+void apply_warp(const Warp& by, const ImagePart& picture, std::uint8_t* dst, std::ptrdiff_t dst_stride) {
+  return picture.channels == 3 ? warp<3>(by, picture, dst, dst_stride) : warp<1>(by, picture, dst, dst_stride);
 }
 
 // torchvision.transforms.functional._get_inverse_affine_matrix
@@ -323,7 +296,7 @@ Effect affine_effect(const AffineTerms& terms, int height, int width, const Warp
   const double b = -std::cos(rotation - shear_y) * std::tan(shear_x) / std::cos(shear_y) - std::sin(rotation);
   const double c = std::sin(rotation - shear_y) / std::cos(shear_y);
   const double d = -std::sin(rotation - shear_y) * std::tan(shear_x) / std::cos(shear_y) + std::cos(rotation);
-  Effect effect{EffectKind::affine, 0, look, nullptr};
+  Effect effect{EffectKind::affine, 0, look};
   std::array<double, 6>& m = effect.warp.matrix;
   m = {d / terms.scale, -b / terms.scale, 0.0, -c / terms.scale, a / terms.scale, 0.0};
   const double x = -centre[0] - terms.translate_x, y = -centre[1] - terms.translate_y;
@@ -341,14 +314,14 @@ std::optional<Effect> rotation_effect(double angle, const std::optional<std::arr
   if (angle < 0) angle += 360.0;
   if (!given) {
     if (angle == 0) return std::nullopt;
-    if (angle == 180) return Effect{EffectKind::rotate_180, 0, {}, nullptr};
+    if (angle == 180) return Effect{EffectKind::rotate_180, 0, {}};
     if ((angle == 90 || angle == 270) && width == height)
-      return Effect{angle == 90 ? EffectKind::rotate_90 : EffectKind::rotate_270, 0, {}, nullptr};
+      return Effect{angle == 90 ? EffectKind::rotate_90 : EffectKind::rotate_270, 0, {}};
   }
   const std::array<double, 2> centre = given.value_or(std::array<double, 2>{width / 2.0, height / 2.0});
   const double turn = -(angle * kRadians);
   const double cosine = rounded_to_15(std::cos(turn)), sine = rounded_to_15(std::sin(turn));
-  Effect effect{EffectKind::affine, 0, look, nullptr};
+  Effect effect{EffectKind::affine, 0, look};
   std::array<double, 6>& m = effect.warp.matrix;
   m = {cosine, sine, 0.0, rounded_to_15(-std::sin(turn)), cosine, 0.0};
   m[2] = m[0] * -centre[0] + m[1] * -centre[1] + 0.0;

@@ -233,18 +233,6 @@ class Effects:
     """What an augmentation does to one picture, as it was drawn."""
 
     def __len__(self) -> int: ...
-    def blurs(self) -> list[tuple[int, int, int, float, bool]]:
-        """Return (number, height, width, sigma, whether transforms.v2 computes the weights) of each blur."""
-
-    def give_weights(self, number: int, weights: NDArray[np.float32]) -> None:
-        """Give a blur its weights, without which no recipe does it. Raises ValueError: not on this processor."""
-
-def effects_of(descriptions: Sequence[dict[str, Any]], height: int, width: int) -> Effects:
-    """Return effects on a picture of this size, as augmentations.py describes them; "rotate" by `value` degrees, too.
-
-    Raises:
-        ValueError, TypeError, RuntimeError: a description is none.
-    """
 
 def draw_effects(recipe: Recipe, height: int, width: int, generator: torch.Generator) -> Effects:
     """Draw what a recipe's only operation, an augmentation, does to a picture, from a generator of torch's on the CPU.
@@ -257,21 +245,6 @@ def draw_effects(recipe: Recipe, height: int, width: int, generator: torch.Gener
 
 def draw_effects_of_sample(recipe: Recipe, height: int, width: int, draws: SampleDraws) -> Effects:
     """Draw it as the next operation of a sample: from a generator that SampleDraws.word() is the seed of."""
-
-def foreseen_blurs(
-    recipe: Recipe, seed: int, epoch: int, samples: NDArray[np.int64], positions: NDArray[np.int64], first: int
-) -> list[tuple[int, int, float, bool]]:
-    """Return (height, width, sigma, whether transforms.v2 computes the weights) of blurs whose weights are not kept.
-
-    They are those that the recipe will draw for samples at these positions, from each sample's operation `first` on.
-    """
-
-def keep_blur_weights(weights: NDArray[np.float32], sigma: float, second: bool) -> None:
-    """Keep the weights of a blur for the samples that will draw this sigma.
-
-    Raises:
-        ValueError: there is an even number of rows or columns.
-    """
 
 def linear_magnitude(share: float, side: int, bins: int, bin: int) -> float:
     """Return torch.linspace(0, share * side, bins)[bin]."""
@@ -417,25 +390,6 @@ class PixelFileFiller(Filler):
 
     def __init__(self, paths: FileTable, recipe: Recipe) -> None: ...
 
-def read_image(
-    filler: ImageFileFiller,
-    local: int,
-    path: bytes | None,
-    seed: int,
-    epoch: int,
-    sample: int,
-    position: int,
-    readers: FileReaders | None = None,
-    brought: BroughtFile | None = None,
-) -> tuple[NDArray[np.uint8], bytes, bool] | str:
-    """Read one image in the calling thread, or return why Pillow must.
-
-    Returns the pixels as the recipe lays them out, (height, width, channels) for "hwc"; the file's bytes before its
-    entropy-coded data; and whether a step of the recipe added pixels around the image. path: of the file, where the
-    filler has no table; `local` is then not used. readers: start where reads of files are seen to block. brought: the
-    file, where they have brought it.
-    """
-
 def read_tensor(
     filler: TensorFileFiller,
     local: int,
@@ -447,8 +401,8 @@ def read_tensor(
     """Read one tensor file in the calling thread into `out`, the bytes (uint8, 1-d) of a tensor of this spec.
 
     Returns None when it is done; a Spec when the file holds that instead; a str why Python must read it, as it must
-    where torch.load would not give C order. After the latter two `out` is undefined. readers, brought: as for
-    read_image.
+    where torch.load would not give C order. After the latter two `out` is undefined. readers: start where
+    reads of files are seen to block. brought: the file, where they have brought it.
     """
 
 def sizes(recipe: Recipe, width: int, height: int) -> list[tuple[int, int]]:
@@ -740,7 +694,7 @@ class BroughtFile:
 class FileReaders:
     """Reader threads that bring files ahead of threads that are not the native core's, where reads of files block.
 
-    No thread is started before calls that were given this object (read, read_image, read_tensor) are seen to sleep. Any
+    No thread is started before calls that were given this object (read, read_tensor) are seen to sleep. Any
     thread may call any method; in a process that was forked off they do nothing. Ends its threads when it is let go.
 
     Args:

@@ -65,8 +65,6 @@ class Explained:
             yield f"cache    {described or 'nothing is kept: Python reads the files'}"
             if self.executors.caches.decoded and described and plan.filled is None:
                 yield "cache    files as they are: Python calls the transforms, or a part of them, on each image"
-        if plan.assisted is not None and (known := self.executors.indexes.describe(plan.assisted.photos())) is not None:
-            yield f"index    {known}"
         yield from self._of_python(plan, threads=bool(self.settings.num_workers) and threads)
         yield from self._bad_samples_and_device()
         yield from self._measured(stats)

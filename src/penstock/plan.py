@@ -20,6 +20,7 @@ import penstock._native as _native
 from penstock.errors import InvalidID
 from penstock.order.permutations import Indices
 from penstock.recipe.collate_fn import only_collates
+from penstock.recipe.originals import look_again
 from penstock.recipe.steps import Refusal
 from penstock.sources.assist import Assisted, assist
 from penstock.sources.labels import LabelColumn, as_objects
@@ -33,10 +34,8 @@ from penstock.system.deferred import deferred
 from penstock.system.modes import outside_inference
 
 if TYPE_CHECKING:
-    from penstock.recipe import blurring
     from penstock.sources import cached
 else:
-    (blurring,) = deferred("penstock.recipe", "blurring")
     (cached,) = deferred("penstock.sources", "cached")
 
 
@@ -70,6 +69,7 @@ class NativePlan:
 
         Caches are opened for each pass; indexes learn of what other processes have kept.
         """
+        look_again()
         leaf, (caches, indexes) = self.root.leaf, self.kept
         if leaf is None or leaf.lasting is None or (leaf.files is not None and caches is not None):
             return False
@@ -117,18 +117,6 @@ class NativePlan:
     def table(self) -> torch.Tensor | None:
         """What the values of the first field, pixels, are converted to: (channels, 256). None: they are final."""
         return self.leaves[0].table
-
-    def foresee(self, key: tuple[int, int], samples: Indices, positions: Indices) -> None:
-        """Give the native core what torch alone can compute for samples that will be read.
-
-        key: seed and epoch of the draws. samples: indices of the whole dataset. positions: in the order of the epoch.
-        """
-        for images in (leaf.images for leaf in self.leaves if leaf.images is not None):
-            first = 0
-            for recipe in images.recipes:
-                if recipe.blurs:
-                    blurring.foresee(recipe.native, first, *key, samples, positions)
-                first += recipe.drawing
 
     @cached_property
     def _named(self) -> bool:
@@ -251,6 +239,7 @@ def plan(
 
     Raises UnsafeCache, and OSError where a cache's folder cannot be made.
     """
+    look_again()
     foreign = dataset, type(dataset)
     if isinstance(dataset, IterableDataset):
         why = Refusal(type(dataset).__name__, "an iterable dataset makes its own order", "a map-style dataset")
@@ -269,10 +258,10 @@ def plan(
 
     if refusal is None:
         found = _natively(dataset, raw, kept, replan)
-        return PythonPlan(found, assist(dataset, *kept)) if isinstance(found, Refusal) else found
+        return PythonPlan(found, assist(dataset, caches)) if isinstance(found, Refusal) else found
     unseen = fills_batches(collate_fn)
     filled = fill_plan(dataset, kept, unseen=unseen) if batched else None
-    return PythonPlan(refusal, assist(dataset, *kept), filled, unseen, kept)
+    return PythonPlan(refusal, assist(dataset, caches), filled, unseen, kept)
 
 
 def fill_plan(dataset: object, kept: Kept, *, unseen: bool) -> NativePlan | None:

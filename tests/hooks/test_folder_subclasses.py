@@ -143,8 +143,8 @@ def test_calls_are_counted(folder):
         loader: Any = penstock.DataLoader(dataset, batch_size=4, num_workers=2, worker_method=method)
         labels = torch.cat([labels for _, labels, _ in loader])
         assert labels.tolist() == [label + 1 for label in dataset.targets]
-        assert loader.stats().calls["torchvision ImageFolder"].answered == JPEGS + 1
-        assert f"calls    torchvision ImageFolder: {JPEGS + 1} answered natively" in loader.explain()
+        assert loader.stats().calls["PIL.Image.convert"].answered == JPEGS + 2
+        assert f"calls    PIL.Image.convert: {JPEGS + 2} answered natively" in loader.explain()
 
 
 def test_draws_by_sample(folder):

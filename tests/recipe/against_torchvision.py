@@ -16,6 +16,7 @@ from torchvision.transforms import v2
 import penstock._native as _native
 from penstock.hooks import calls
 from penstock.recipe import compose_hook
+from penstock.recipe.originals import look_again
 from penstock.recipe.reader import read
 from penstock.recipe.recipe import Recipe
 from penstock.recipe.steps import Refusal
@@ -71,6 +72,7 @@ def first_run(compose: Any) -> int:
 
 def recipe_of(transform: Any, mode: str = "RGB") -> Recipe:
     """Return the recipe of a transform that the native core knows from end to end."""
+    look_again()
     found = read(transform, mode=mode)
     assert isinstance(found, Recipe), found
     return found
@@ -78,6 +80,7 @@ def recipe_of(transform: Any, mode: str = "RGB") -> Recipe:
 
 def refusal_of(transform: Any, mode: str = "RGB") -> Refusal:
     """Return why a transform is left to Python."""
+    look_again()
     found = read(transform, mode=mode)
     assert isinstance(found, Refusal), found
     return found

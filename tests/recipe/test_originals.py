@@ -320,5 +320,6 @@ def test_a_hook_of_ours_passes_and_a_function_around_it_does_not(monkeypatch: py
         pass
     assert originals.replaced_in_class(v1.Compose) is None
     monkeypatch.setattr(v1.Compose, "__call__", turned(v1.Compose.__call__))
+    originals.look_again()
     found = originals.replaced_in_class(v1.Compose)
     assert found is not None and found.what == "Compose.__call__" and "turned" in found.why

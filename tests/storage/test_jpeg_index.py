@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 import torchvision
-from PIL import Image
 from torch.utils.data import ConcatDataset, Subset
 from torchvision import transforms
 
@@ -85,22 +84,6 @@ def test_random_crops_are_those_without_an_index(workers: int, tmp_path: Path, h
         assert counts_of(again).hits > 0
     assert home.stat().st_mode & 0o777 == 0o700
     assert only(home).stat().st_mode & 0o777 == 0o600
-
-
-def double(image: Image.Image) -> Any:
-    return transforms.functional.pil_to_tensor(image) * 2
-
-
-@pytest.mark.parametrize("method", ["thread", None])
-@pytest.mark.parametrize("kind", [ImageFolder, torchvision.datasets.ImageFolder])
-def test_a_transform_that_python_calls(method: Any, kind: Any, tmp_path: Path, home: Path) -> None:
-    steps = transforms.Compose([transforms.CenterCrop(60), double])
-    dataset = kind(pictures(tmp_path / "data"), steps)
-    for _ in range(2):
-        loader = DataLoader(dataset, batch_size=4, num_workers=2, worker_method=method)
-        assert_same(list(loader), torchs(dataset))
-    assert only(home).stat().st_blocks > 0
-    assert " are known, which saves rows above a crop" in loader.explain()
 
 
 def test_what_is_known_grows_downwards(tmp_path: Path, home: Path) -> None:

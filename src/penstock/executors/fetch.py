@@ -191,7 +191,7 @@ class Fetch:
         return Lease(
             *more,
             *([hooked_calls.ANSWERED] if self.composes else ()),
-            *([keyed_methods.HOOKS] if self._seeded or self._keyed else ()),
+            *([keyed_methods.HOOKS] if self._seeded or self._keyed or self._read is not None else ()),
         )
 
     @contextmanager

@@ -184,7 +184,6 @@ class _Filler:
         crew, pool = self._crew, self._crew.pool
         seed, epoch = (part & 0xFFFFFFFFFFFFFFFF for part in batch.key)
         positions = as_array(batch.positions)
-        self.plan.foresee((seed, epoch), batch.indices, positions)
         prepared = pool.prepare(seed, epoch, batch.local, batch.indices, positions, batch.leaves, batch.names)
         specs = [(field or _UNKNOWN).spec for field in self._fields]
         with crew.lock:

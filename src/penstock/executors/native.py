@@ -240,7 +240,6 @@ class NativeFiller(Filler):
     def _prepare_batch(self, batch: NativeBatch) -> None:
         """Let readers know of a batch."""
         seed, positions = self._input.seed & 0xFFFFFFFFFFFFFFFF, as_array(batch.positions)
-        self._plan.foresee((seed, self._input.epoch), batch.indices, positions)
         batch.prepared = self._pool.prepare(
             seed,
             self._input.epoch,

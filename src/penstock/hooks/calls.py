@@ -16,7 +16,7 @@ import torch
 
 from penstock import call_counts
 from penstock.call_counts import CallMeter, ThreadCalls, count_in_this_process
-from penstock.hooks import image_folder, numpy_load, pillow, torch_load
+from penstock.hooks import numpy_load, pillow, torch_load
 from penstock.hooks.answers import Refused, example_of
 from penstock.recipe import compose_hook
 from penstock.recipe.originals import add_methods, is_original
@@ -76,7 +76,7 @@ load_of_numpy = _standing_in(np.load, "numpy", numpy_load.load, "numpy.load", "l
 def _find(patches: Patches) -> None:
     torch_load.look_at_settings()
     compose_hook.find(patches)
-    add_methods(patches, (*pillow.METHODS, *image_folder.METHODS), works_here)
+    add_methods(patches, pillow.METHODS, works_here)
     for ours, module in ((load_of_torch, torch), (load_of_numpy, np)):
         if ours is not None:
             patches.add_function(stood_for(ours), ours, module)

@@ -7,50 +7,41 @@ number by number. Here: those that change colours, turn or distort pictures, or 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-import penstock._native as _native
 from penstock.recipe import drawing, effects
-from penstock.recipe.blurring import describe_gaussian, draw_effects
 from penstock.recipe.effects import recipe_of
 from penstock.recipe.geometry import tensor_of
 from penstock.recipe.resampling import interpolation_of
-from penstock.recipe.torchvision import Draw, Known, is_v1, low_high, refuse, run
+from penstock.recipe.torchvision import Known, changed, flatten, is_v1, low_high, refuse, run
 
 Augmentation = dict[str, Any]
 """How the native core takes an augmentation: see native/bind/augmentation.cc."""
 
 
-def add(reader: Any, transform: Any, drawn_by: Callable[[Any, Augmentation, int], Draw] | None = None) -> None:
-    """Add an augmentation of a known class to what a Reader has. Raises Refused.
-
-    drawn_by: returns what draws it where Python runs it, of the transform, its description and the number of channels;
-    None: what it draws is all from torch's generator.
-    """
+def add(reader: Any, transform: Any) -> None:
+    """Add an augmentation of a known class to what a Reader has. Raises Refused."""
     if not reader.is_pil():
         refuse(transform, "the native core has it for PIL images alone", "it before the conversion to a tensor")
     if not effects.draws_alike():
         refuse(transform, "this torch draws in another way", "another torch")
-    described, channels = reader.known(transform).describe(transform, reader), reader.channels()
+    described = reader.known(transform).describe(transform, reader)
     reader.add_operation(transform, "augment", op="Augment", name=type(transform).__name__, augmentation=described)
-    if reader.drawn_by_python and drawn_by is not None:
-        reader.draws[-1], reader.draws_elsewhere = drawn_by(transform, described, channels), True
-    elif reader.drawn_by_python:
-        reader.draws[-1] = partial(draw_effects, recipe_of(described), channels)
+    if reader.drawn_by_python:
+        reader.draws[-1] = partial(drawing.effects, recipe_of(described))
 
 
-def look_of(transform: Any, reader: Any, effect: str = "affine") -> dict[str, Any]:
+def look_of(transform: Any, reader: Any) -> dict[str, Any]:
     """Return the filter of a transform that moves pixels, and the colour of pixels from outside the picture."""
     name = interpolation_of(transform)
     name = "nearest" if name == "nearest-exact" else name
     if name not in ("nearest", "bilinear", "bicubic"):
         refuse(transform, f"Pillow moves pixels by no {name} filter", "another interpolation")
-    require(transform, f"{effect} {name}")
+    require(transform, f"affine {name}")
     fill = transform.fill
     if isinstance(fill, dict):
         refuse(transform, "a fill for each type of input", "one fill")
@@ -97,7 +88,24 @@ def _jitter(transform: Any, _: Any) -> Augmentation:
     return {"kind": "jitter"} | {name: low_high(transform, name) if name in given else None for name in names}
 
 
-# --- rotations, shears and perspectives -------------------------------------------------------------------------------
+def _apply(transform: Any, reader: Any) -> Augmentation:
+    parts = transform.transforms
+    if type(parts) not in (list, tuple):
+        refuse(transform, f"its transforms are a {type(parts).__name__}", "a list of them")
+    described = [_part(transform, one, reader) for given in parts for one in flatten(given)]
+    return maybe(transform, *described, in_float32=True, inclusive=is_v1(transform))
+
+
+def _part(transform: Any, part: Any, reader: Any) -> Augmentation:
+    known = reader.known(part)
+    if known is None or known.describe is None:
+        refuse(transform, f"{type(part).__name__} in it is no augmentation that the native core knows", "others")
+    if (why := changed(part)) is not None:
+        refuse(part, why, "the class as it is")
+    return known.describe(part, reader)  # type: ignore[no-any-return]
+
+
+# --- rotations and shears ---------------------------------------------------------------------------------------------
 
 
 def _pair_or_none(transform: Any, name: str) -> tuple[float, float] | None:
@@ -129,32 +137,6 @@ def _warp(transform: Any, reader: Any, **given: Any) -> Augmentation:
     none = dict.fromkeys(("translate", "scale", "shear_x", "shear_y"))
     degrees, center = low_high(transform, "degrees"), _pair_or_none(transform, "center")
     return {"kind": "warp", "degrees": degrees, "center": center} | none | given | look_of(transform, reader)
-
-
-def _perspective(transform: Any, reader: Any) -> Augmentation:
-    if not reader.drawn_by_python:
-        refuse(transform, "torch solves for its coefficients", "RandomAffine")
-    return {"kind": "effects", "effects": [], "look": look_of(transform, reader, "perspective")}
-
-
-def _perspective_drawn_by(transform: Any, described: Augmentation, _: int) -> Draw:
-    return partial(_perspective_drawn, transform, described["look"])
-
-
-def _perspective_drawn(transform: Any, look: dict[str, Any], height: int, width: int) -> _native.Effects:
-    with drawing.of_next_operation():
-        done = bool(torch.rand(1) < transform.p)
-        matrix = _coefficients(transform, height, width) if done else None
-    drawn = [] if matrix is None else [{"effect": "perspective", "matrix": matrix, **look}]
-    return _native.effects_of(drawn, height, width)
-
-
-def _coefficients(transform: Any, height: int, width: int) -> list[float]:
-    if is_v1(transform):
-        corners = transform.get_params(width, height, transform.distortion_scale)
-        solve: Any = sys.modules["torchvision.transforms.functional"]._get_perspective_coeffs
-        return solve(*corners)  # type: ignore[no-any-return]
-    return transform.make_params([tensor_of(height, width)])["coefficients"]  # type: ignore[no-any-return]
 
 
 # --- erased parts of tensors ------------------------------------------------------------------------------------------
@@ -223,9 +205,8 @@ TRANSFORMS = {
         name: Known(add, partial(_effect, *effect), joint=True, keyed=drawing.BY_CHANCE)
         for name, effect in _EFFECTS.items()
     },
-    "GaussianBlur": Known(add, describe_gaussian, joint=True, keyed=drawing.PARAMETERS),
+    "RandomApply": Known(add, _apply, keyed=drawing.WHOLE),
     "RandomRotation": Known(add, _rotation, keyed=drawing.PARAMETERS),
     "RandomAffine": Known(add, _affine, keyed=drawing.PARAMETERS),
-    "RandomPerspective": Known(partial(add, drawn_by=_perspective_drawn_by), _perspective, keyed=drawing.BY_CHANCE),
     "RandomErasing": Known(_erasing, keyed=drawing.BY_CHANCE),
 }

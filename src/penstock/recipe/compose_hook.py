@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -22,14 +21,14 @@ import torch
 from PIL import Image
 
 from penstock import call_counts
-from penstock.recipe.composed_run import REFUSED, called
+from penstock.recipe.composed_run import REFUSED
 from penstock.recipe.conversions import PRESETS as KNOWN_PRESETS
 from penstock.recipe.encoded_image import is_encoded
 from penstock.recipe.known_transforms import TRANSFORMS, Debt, KnownTransforms, Passes, parts_of
-from penstock.recipe.originals import Row, add_methods, hooked
+from penstock.recipe.originals import Row, add_methods, hooked, look_again
 from penstock.recipe.patches import Patches
 from penstock.recipe.sample_run import find_picture
-from penstock.recipe.torchvision import PRESETS, V1, V2, classes
+from penstock.recipe.torchvision import PRESETS, V1, V2
 from penstock.recipe.working import works_here
 
 _NOT_FOLLOWED = "the Compose, or what its transforms call, was changed"
@@ -96,18 +95,8 @@ _METHODS: tuple[Row, ...] = (
 def find(patches: Patches) -> None:
     """Add the methods of what is imported of torchvision."""
     Passes.begun += 1
+    look_again()
     add_methods(patches, _METHODS, works_here)
-
-
-def run_whole(compose: Any, image: Image.Image) -> Any:
-    """Return the tensor that a Compose makes of an image of which nobody else knows; or REFUSED, as a Run."""
-    found = _known_and_parts(compose, parts_of) if type(compose) in classes("Compose") else None
-    if found is None:
-        return REFUSED
-    done = found[0].run_whole(image)
-    if done is not REFUSED:
-        call_counts.answered(TRANSFORMS)
-    return done
 
 
 def _only(transform: Any) -> tuple[Any]:
@@ -196,25 +185,3 @@ def _is_plain(compose: Any) -> bool:
     return type(parts_of(compose)) in (list, tuple) and not any(
         {"transforms", "__getattribute__", "__getattr__"} & vars(kind).keys() for kind in own
     )
-
-
-class Pipeline:
-    """Transforms that are called in turn; runs of known ones natively. Any number of threads may call it at once."""
-
-    def __init__(self, transforms: Sequence[Any]) -> None:
-        self._transforms = list(transforms)
-        self._known: KnownTransforms | None = None
-        with suppress(TypeError):  # a transform cannot be referred to weakly
-            self._known = KnownTransforms(self._transforms) if transforms else None
-
-    def crops_to_tensor(self, mode: str) -> bool:
-        """Return whether the first transforms make tensors of parts of images of this mode, natively."""
-        known = self._known
-        return known is not None and known.native and known.crops_to_tensor(mode)
-
-    def __call__(self, value: Any) -> Any:
-        """Return what calling each of the transforms in turn returns."""
-        known = self._known
-        if known is not None and known.native and not hooked() and known.still(self._transforms):
-            return known.run(self._transforms, value)
-        return called(self._transforms, value)

@@ -16,7 +16,6 @@ from PIL import Image
 import penstock._native as _native
 from penstock.recipe import drawing
 from penstock.recipe.encoded_image import view_of
-from penstock.recipe.prefix import picture, reads_part
 from penstock.recipe.reader import Reader
 from penstock.recipe.torchvision import Draw, Refused, classes, flatten
 
@@ -69,8 +68,6 @@ class Run:
     """Rows and columns that each operation adds before it crops."""
     remakes: bool
     """The result, a PIL image, is never the given image itself."""
-    crops: bool
-    """Only a part of the image is looked at."""
     foreign_draws: bool
     """Generators of Python's and NumPy's are drawn from."""
     learned: dict[Any, bool | None] = field(default_factory=dict)
@@ -169,7 +166,9 @@ class Run:
     def _result(self, image: Image.Image, out: torch.Tensor, interleaved: bool, padded: bool) -> Any:
         if self.mode is not None:
             copied = getattr(image, "_copy_info", image.info.copy)  # lists in it are copied since Pillow 12
-            return picture(self.mode, out.numpy(), copied() if self.keeps_info and not padded else {})
+            made = Image.frombytes(self.mode, (out.shape[1], out.shape[0]), out.numpy())
+            made.info = copied() if self.keeps_info and not padded else {}
+            return made
         tensor = out.permute(2, 0, 1) if interleaved else out
         return tensor if type(self.like) is torch.Tensor else tensor.as_subclass(type(self.like))
 
@@ -259,7 +258,6 @@ def read_run(transforms: Sequence[Any], mode: str) -> Run | None:
         moves,
         tuple(_padding(operation) for operation in operations),
         any(operation["op"] == "RandomResizedCrop" for operation in operations),
-        reads_part(operations),
         reader.draws_elsewhere,
     )
 

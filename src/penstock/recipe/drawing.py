@@ -45,6 +45,14 @@ def turn_to(seed: int, epoch: int, sample: int, position: int) -> None:
 
 
 @contextmanager
+def of_sample(seed: int, epoch: int, sample: int, position: int) -> Iterator[None]:
+    """Let the known transforms draw for a sample in this thread, within the block."""
+    with given_back():
+        turn_to(seed, epoch, sample, position)
+        yield
+
+
+@contextmanager
 def given_back() -> Iterator[None]:
     """Let the known transforms draw afterwards as they did before, in a thread that is not ours."""
     before = _this_thread.draws
@@ -52,12 +60,6 @@ def given_back() -> Iterator[None]:
         yield
     finally:
         _this_thread.draws = before
-
-
-def note_draws(operations: int) -> None:
-    """Note that the native core has done the draws of so many operations for this thread's sample."""
-    if _this_thread.draws is not None:
-        _this_thread.draws.count = operations
 
 
 @contextmanager

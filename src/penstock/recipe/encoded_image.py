@@ -64,13 +64,14 @@ class Encoded:
             return None
         width, height = self.size
         out = torch.empty((height, width, 3), dtype=torch.uint8, device="cpu")
-        if isinstance(_native.transform_jpeg(_whole(), self.data, [], out), str):
+        if isinstance(_native.transform_jpeg(whole_image(), self.data, [], out), str):
             return None
         return getattr(Image.frombytes("RGB", self.size, out.numpy()), PIXELS)
 
 
 @functools.cache
-def _whole() -> _native.Recipe:
+def whole_image() -> _native.Recipe:
+    """Return the recipe of the pixels of an RGB image themselves."""
     return _native.Recipe(3, [], "uint8", "hwc", None, [])
 
 
@@ -93,20 +94,6 @@ def encoded_of(image: Any) -> Encoded | None:
     """Return what an image is decoded from when something looks at it; None: its pixels are there, or in its file."""
     attributes = vars(image)
     return None if PIXELS in attributes else attributes.get(_ENCODED)
-
-
-def unopened(data: bytes) -> Image.Image | None:
-    """Return the image, in mode RGB and without info, of the bytes of a JPEG file; None: Pillow must open it."""
-    certified = _native.certify_jpeg(data)
-    if isinstance(certified, str) or certified[2] not in (1, 3):
-        return None
-    width, height, _, end = certified
-    if Image.MAX_IMAGE_PIXELS is not None and width * height > Image.MAX_IMAGE_PIXELS:
-        return None
-    image = Image.Image()
-    image._mode, image._size = "RGB", (width, height)
-    _set(image, Encoded(data if end == len(data) else data[:end], "RGB", (width, height)))
-    return image
 
 
 def is_encoded(image: Any) -> bool:

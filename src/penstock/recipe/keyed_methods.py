@@ -22,6 +22,14 @@ from penstock.recipe.patches import Lease, Patches
 from penstock.recipe.torchvision import V2
 from penstock.recipe.transforms import TRANSFORMS
 
+#: What is keyed of torchvision's transforms that the native core does not do.
+_BY_TORCH = {
+    "GaussianBlur": drawing.PARAMETERS,
+    "RandomPerspective": drawing.BY_CHANCE,
+    "RandomChoice": {(V2, "forward"): drawing.of_operation},
+    "RandomOrder": {(V2, "forward"): drawing.of_operation},
+}
+_KEYED = {name: known.keyed for name, known in TRANSFORMS.items()} | _BY_TORCH
 _met: set[str] = set()
 """The modules that were imported when the hooks were put there last."""
 
@@ -29,8 +37,7 @@ _met: set[str] = set()
 @contextmanager
 def of_sample(seed: int, epoch: int, sample: int, position: int) -> Iterator[None]:
     """Let the known transforms draw for a sample in this thread."""
-    with Lease(HOOKS), drawing.given_back():
-        drawing.turn_to(seed, epoch, sample, position)
+    with Lease(HOOKS), drawing.of_sample(seed, epoch, sample, position):
         yield
 
 
@@ -61,7 +68,7 @@ def _with_probability(draws: _native.SampleDraws, original: Any, self: Any, *inp
     flips = (module["RandomHorizontalFlip"], module["RandomVerticalFlip"])
     if not isinstance(self, flips) or not inputs or not isinstance(self.p, int | float):
         name = type(self).__name__
-        known = name in TRANSFORMS and type(self) is module.get(name) and not isinstance(self, flips)
+        known = name in _KEYED and type(self) is module.get(name) and not isinstance(self, flips)
         return drawing.of_operation(draws, original, self, *inputs) if known else original(self, *inputs)
     if draws.flip(float(self.p)):
         return module["Transform"].forward(self, *inputs)
@@ -72,8 +79,8 @@ def _with_probability(draws: _native.SampleDraws, original: Any, self: Any, *inp
 
 def _by_module() -> dict[str, list[tuple[str, str, Callable[..., Any]]]]:
     found = defaultdict(list)
-    for name, known in TRANSFORMS.items():
-        for (module, method), instead in known.keyed.items():
+    for name, keyed in _KEYED.items():
+        for (module, method), instead in keyed.items():
             found[module].append((name, method, instead))
     found[f"{V2}._transform"].append(("_RandomApplyTransform", "forward", _with_probability))
     return found

@@ -17,7 +17,6 @@ from penstock.recipe.composed_run import REFUSED, Run, called, read_run
 from penstock.recipe.originals import hooked, replaced_in_class
 from penstock.recipe.reader import known_transforms
 from penstock.recipe.sample_run import SampleRun, find_picture, read_sample_run
-from penstock.recipe.timm_transforms import HOLDING, held_operations
 from penstock.recipe.torchvision import V1, changed, classes
 
 #: Under this name the images count whose transforms are run natively, in whole or in part, or not at all.
@@ -36,7 +35,7 @@ class Passes:
 
 
 def parts_of(compose: Any) -> Any:
-    """Return the list of a Compose's transforms. Raises KeyError where it has none of its own."""
+    """Return the list of the transforms that one holds. Raises KeyError where it has none of its own."""
     return vars(compose)["transforms"]
 
 
@@ -94,14 +93,13 @@ class KnownTransforms:
 
     def _note(self, part: Any, reference: weakref.ref[Any]) -> None:
         """Note what a known transform is, and the transforms that it holds."""
-        names = HOLDING if held_operations(part) else ("transforms",)
-        holds = next((name for name in names if name in vars(part)), None)
+        holds = "transforms" if "transforms" in vars(part) else None
         self._states.append((reference, AttributeState(part, without=holds)))
         self._kinds.add(type(part))
         if holds is not None:
-            held = tuple(map(weakref.ref, _held_by(part)))
+            held = tuple(map(weakref.ref, parts_of(part)))
             self._held.append((reference, held))
-            for one, inner in zip(_held_by(part), held, strict=True):
+            for one, inner in zip(parts_of(part), held, strict=True):
                 self._note(one, inner)
 
     def _is_replaced(self) -> bool:
@@ -110,7 +108,7 @@ class KnownTransforms:
 
     def _hold_the_same(self) -> bool:
         for reference, before in self._held:
-            now = _held_by(reference())
+            now = parts_of(reference())
             if len(now) != len(before) or not all(map(operator.is_, [one() for one in before], now)):
                 return False
         return True
@@ -174,23 +172,6 @@ class KnownTransforms:
         run = self._run_from(0, transforms, value)
         return REFUSED if run is None else run(value, transforms[: run.length])
 
-    def run_whole(self, value: Any) -> Any:
-        """Return the tensor that one run of all transforms makes of a value; or REFUSED."""
-        parts: list[Any] = [part.transform() for part in self._parts]
-        run = None if any(part is None for part in parts) else self._run_from(0, parts, value)
-        if not isinstance(run, Run) or run.length != len(parts) or run.mode is not None:
-            return REFUSED
-        done = run(value, parts)
-        if done is not REFUSED:
-            Debt.images = max(0, Debt.images - 1)
-        return done
-
-    def crops_to_tensor(self, mode: str) -> bool:
-        """Return whether the first transforms make a tensor of a part of an image of this mode, in one native run."""
-        parts: list[Any] = [part.transform() for part in self._parts]
-        run = self._run_from(0, parts, Image.new(mode, (1, 1)))
-        return isinstance(run, Run) and run.crops and run.mode is None
-
     def _run_from(self, begin: int, parts: Sequence[Any], value: Any) -> Run | SampleRun | None:
         alone = isinstance(value, Image.Image)
         image = value if alone else _picture_in(value)
@@ -237,11 +218,6 @@ def _is_known(transform: Any, known: Mapping[type, Any]) -> bool:
         return False
     held = vars(transform).get("transforms", getattr(transform, "transforms", ()))
     return type(held) in (list, tuple) and all(_is_known(one, known) for one in held)
-
-
-def _held_by(transform: Any) -> Sequence[Any]:
-    """Return the transforms that a known one holds. Raises KeyError where it has none of its own."""
-    return held_operations(transform) or parts_of(transform)
 
 
 def _has_parts(compose: Any) -> bool:

@@ -5,13 +5,14 @@ transform or dataset. The native core would then not do what the program wants, 
 lies deeper in these packages is not looked at. A function counts as its package's own if its globals are those of the
 package: this does not depend on whether Penstock or the program was imported first, and a mock never does.
 
-A function of Penstock's own passes for the one that it stands in for (patches.py).
+A function of Penstock's own passes for the one that it stands in for (patches.py). Answers are kept until the next pass
+begins: what is replaced in the middle of a pass is seen by the next one.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any
 
@@ -25,8 +26,13 @@ READING = "__getitem__ __getitems__ __len__ __getattr__ __getattribute__ _sample
 #: The methods of a transform that decide what it does to an image.
 _TRANSFORMING = "__call__ forward transform make_params get_params"
 
-#: By question: where functions were, under what names, and which, when none was replaced.
-_own: dict[Any, list[tuple[Any, str, Any]]] = {}
+#: By question: the answers of this pass.
+_answers: dict[Any, Refusal | None] = {}
+
+
+def look_again() -> None:
+    """Forget all answers, as a pass begins."""
+    _answers.clear()
 
 
 HOOKED = Refusal("torch.nn.Module", "it has hooks for the modules of all classes", "no global module hooks")
@@ -39,6 +45,10 @@ def hooked() -> bool:
 
 def replaced_in_opening() -> Refusal | None:
     """Return which function that opens image files was replaced, or None."""
+    return _once("opening", _replaced_in_opening)
+
+
+def _replaced_in_opening() -> Refusal | None:
     image, plugin = sys.modules.get("PIL.Image"), sys.modules.get("PIL.JpegImagePlugin")
     if image is not None and plugin is not None:
         given = image.OPEN.get("JPEG")
@@ -49,13 +59,16 @@ def replaced_in_opening() -> Refusal | None:
 
 def replaced_in(module: str, names: str) -> Refusal | None:
     """Return which of these functions of a module was replaced, or None."""
-    return _replaced((module, names), lambda: [sys.modules[module]] if module in sys.modules else [], names)
+    return _once(
+        (module, names), lambda: _replaced([sys.modules[module]] if module in sys.modules else [], names.split())
+    )
 
 
 def replaced_in_class(kind: type, names: str = _TRANSFORMING) -> Refusal | None:
     """Return which of these methods of a class of a package's own, or of its bases, was replaced, or None."""
-    return _replaced(
-        (kind, names), lambda: [base for base in kind.__mro__ if _root(base.__module__) != "builtins"], names
+    return _once(
+        (kind, names),
+        lambda: _replaced([base for base in kind.__mro__ if _root(base.__module__) != "builtins"], names.split()),
     )
 
 
@@ -84,27 +97,25 @@ def add_methods(patches: Patches, rows: Iterable[Row], active: Callable[[], bool
             patches.add(kind, method, make, active)
 
 
-def _replaced(key: Any, find: Any, names: str) -> Refusal | None:
-    """Return what was replaced, or None: looking closer only where something is not as it was when nothing was.
+def _once(question: Any, answer: Callable[[], Refusal | None]) -> Refusal | None:
+    """Return an answer that is found out once a pass."""
+    try:
+        return _answers[question]
+    except KeyError:
+        found = _answers[question] = answer()
+        return found
 
-    find: returns the modules, or classes, that have functions of these names.
-    """
-    if (known := _own.get(key)) is not None and all(_is_still(*one) for one in known):
-        return None
-    found = [(holder, name, vars(holder).get(name)) for holder in find() for name in names.split()]
-    for holder, name, value in found:
+
+def _replaced(holders: Iterable[Any], names: Sequence[str]) -> Refusal | None:
+    """Return which function of these names was replaced in modules or classes, or None."""
+    for holder in holders:
         is_class = isinstance(holder, type)  # whose methods have other names for themselves, such as __copy__
         home, shown = (holder.__module__, holder.__qualname__) if is_class else (holder.__name__, holder.__name__)
-        if value is not None and _is_foreign(value, home, "" if is_class else name):
-            _own.pop(key, None)
-            return _refusal(f"{shown}.{name}", value)
-    _own[key] = [(vars(holder), name, stood_for(value) or value) for holder, name, value in found]
+        for name in names:
+            value = vars(holder).get(name)
+            if value is not None and _is_foreign(value, home, "" if is_class else name):
+                return _refusal(f"{shown}.{name}", value)
     return None
-
-
-def _is_still(held: Any, name: str, before: Any) -> bool:
-    now = held.get(name)
-    return now is before or (stood_for(now) or now) is before
 
 
 def _refusal(name: str, value: object) -> Refusal:

@@ -18,10 +18,10 @@ from PIL import Image
 from torch.utils.data import default_collate
 
 import penstock._native as _native
-from penstock.recipe.conversions import bytes_of, channels_of, means_itself, plain, pointwise, ramp_of
+from penstock.recipe.conversions import bytes_of, channels_of, means_itself, plain, ramp_of
 from penstock.recipe.inverse import Inverse
 from penstock.recipe.originals import HOOKED, hooked
-from penstock.recipe.recipe import DRAWING, Recipe, blurs
+from penstock.recipe.recipe import DRAWING, Recipe
 from penstock.recipe.steps import Refusal, Step
 from penstock.recipe.timm_transforms import TRANSFORMS as TIMM
 from penstock.recipe.timm_transforms import timm_classes
@@ -41,7 +41,7 @@ def read(transform: object, *, mode: str, size: tuple[int, int] | None = None, r
     Raises:
         ValueError: another mode.
     """
-    reader = Reader(mode, foreseen=True)
+    reader = Reader(mode)
     if transform is None:
         why = "PIL images cannot be collated into a batch"
         return Refusal("transform=None", why, "a transform that ends in a tensor")
@@ -58,11 +58,11 @@ def read(transform: object, *, mode: str, size: tuple[int, int] | None = None, r
 class Reader:
     """Follows one pipeline from the PIL image to its end."""
 
-    def __init__(self, mode: str, *, drawn_by_python: bool = False, foreseen: bool = False) -> None:
+    def __init__(self, mode: str, *, drawn_by_python: bool = False) -> None:
         if mode not in ("RGB", "L"):
             raise ValueError(f"mode {mode!r}: recipes start from images of mode 'RGB' or 'L'")
         self.source_channels = channels_of(mode)
-        self.drawn_by_python, self.foreseen = drawn_by_python, foreseen
+        self.drawn_by_python = drawn_by_python
         self.operations: list[dict[str, Any]] = []
         self.draws: list[Draw | None] = []
         """For each operation, what has torchvision draw its parameters; None: it has none."""
@@ -86,13 +86,6 @@ class Reader:
     def known(self, transform: Any) -> Known | None:
         """Return what is known of a transform's class."""
         return known_transforms().get(type(transform))
-
-    def add_to_picture(self, transform: Any) -> None:
-        """Add a step that makes a PIL image of a PIL image."""
-        known = self.known(transform)
-        if known is not None and known.add is pointwise:
-            refuse(transform, "it takes a sample's image, not a batch's row", "transforms that are all native")
-        self.add(transform)
 
     def finish_picture(self) -> tuple[_native.Recipe, str]:
         """Return the recipe of the pixels of the picture, interleaved, and its mode."""
@@ -144,7 +137,6 @@ class Reader:
             fills if pixels else None,
             self._leading(),
             tuple(self.fill_pixels),
-            blurs(operations),
         )
 
     def _leading(self) -> int:
@@ -171,12 +163,6 @@ class Reader:
 
     def is_pil(self) -> bool:
         return isinstance(self.values[0], Image.Image)
-
-    def size(self) -> tuple[int, int, int] | None:
-        """Return (channels, height, width) of the picture at this point; None: it depends on the image's size."""
-        fills = [(b"", b"")] * len(self.fill_pixels)
-        so_far = _native.Recipe(self.source_channels, self.operations, "uint8", "chw", None, fills)
-        return _native.output_spec(so_far, 0, 0)[0]
 
     def is_raw(self) -> bool:  # still 8-bit, each value meaning itself
         return self.is_pil() or means_itself(self.values[0])

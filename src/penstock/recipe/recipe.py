@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,20 +37,13 @@ class Recipe:
     would be the last of them are not counted."""
     leading_fills: tuple[bytes, ...] = ()
     """The colours of padding as the pixels of these operations, by the numbers that operations give."""
-    blurs: bool = False
-    """The native core is to be given weights for each sample (blurring.py)."""
+
+    @property
+    def crops(self) -> bool:
+        """Whether some operations leave rows of an image aside."""
+        return any(operation["op"].endswith("Crop") for operation in self.operations)
 
     @property
     def drawing(self) -> int:
         """How many operations draw."""
         return sum(operation["op"] in DRAWING for operation in self.operations)
-
-
-def blurs(operations: Sequence[dict[str, Any]]) -> bool:
-    """Return whether any of some operations blurs."""
-    return any(_holds_blur(operation.get("augmentation", {})) for operation in operations)
-
-
-def _holds_blur(augmentation: dict[str, Any]) -> bool:
-    parts = (*augmentation.get("then", ()), *augmentation.get("parts", ()))
-    return augmentation.get("kind") == "blur" or any(map(_holds_blur, parts))

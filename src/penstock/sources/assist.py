@@ -1,4 +1,4 @@
-"""Datasets whose samples end in the user's own code: bytes are read and decoded natively, the rest is called on them.
+"""Datasets whose samples end in the user's own code: files are brought ahead, and kept, and the code is called on them.
 
 An image comes as the PIL image that the dataset would have handed on, a tensor as torch.load would have given it.
 Whatever native code does not take is read by the dataset's own __getitem__, which also raises all errors.
@@ -13,7 +13,6 @@ import penstock._native as _native
 from penstock.sources.sample_reader import MASK, Draw, ReadAhead, SampleFile, whole
 from penstock.sources.source import sample_reader_of
 from penstock.sources.tree import source_of
-from penstock.storage.jpeg_index import JpegIndexes, Photos
 from penstock.storage.tiers import Caches, SampleNames
 
 
@@ -26,7 +25,6 @@ class Assisted:
     Args:
         dataset: the dataset.
         caches: keep the bytes of the files that are read natively.
-        indexes: keep the decoder states of JPEG files.
         ahead: brings files before threads need them.
 
     Attributes:
@@ -40,11 +38,9 @@ class Assisted:
         dataset: Any,
         caches: Caches | None = None,
         ahead: ReadAhead | None = None,
-        indexes: JpegIndexes | None = None,
     ) -> None:
         self.dataset = dataset
         self._caches = caches
-        self._indexes = indexes
         self._ahead = ahead
         self.renew()
         self.steps = self._reader.steps
@@ -58,11 +54,6 @@ class Assisted:
             names = [SampleNames.of(len(folder.dataset), folder.path) for folder in folders]
             for folder, cache in zip(folders, self._caches.of(names), strict=True):
                 folder.keep_in(cache)
-        if self._indexes is not None:
-            indexed = [folder for folder in self._reader.folders() if folder.photos() is not None]
-            for folder, index in zip(indexed, self._indexes.of(self.photos()), strict=True):
-                if index is not None:
-                    folder.go_by(index)
         self._take_from(self._ahead)
 
     def __call__(self, index: Any, seed: int, epoch: int, position: int = 0) -> Any:
@@ -71,10 +62,6 @@ class Assisted:
         if number is None:
             return self.dataset[index]
         return self._reader.read(number, Draw(seed & MASK, epoch & MASK, number & MASK, position & MASK))
-
-    def photos(self) -> list[Photos]:
-        """Return what tells the photos of its folders from others', where indexes of decoder states may serve them."""
-        return [photos for folder in self._reader.folders() if (photos := folder.photos()) is not None]
 
     def read_ahead(self, readers: int, ahead_bytes: int) -> ReadAhead | None:
         """Have files brought ahead of the threads that read samples by this object, or by a copy of it, from here on.
@@ -102,26 +89,24 @@ class Assisted:
         return None if number is None else self._reader.locate(number)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _assisted, (self.dataset, self._caches, os.getpid(), self._ahead, self._indexes)
+        return _assisted, (self.dataset, self._caches, os.getpid(), self._ahead)
 
     def __repr__(self) -> str:
         return f"Assisted({self.dataset!r})"
 
 
-def _assisted(
-    dataset: Any, caches: Caches | None, process: int, ahead: ReadAhead | None, indexes: JpegIndexes | None
-) -> Assisted:
+def _assisted(dataset: Any, caches: Caches | None, process: int, ahead: ReadAhead | None) -> Assisted:
     """Return a copy, made in this process or another one. ahead: None in another one."""
     if caches is not None and os.getpid() != process:
         caches = caches.in_folders()  # memory would be taken once a process
-    return Assisted(dataset, caches, ahead, indexes)
+    return Assisted(dataset, caches, ahead)
 
 
-def assist(dataset: object, caches: Caches | None = None, indexes: JpegIndexes | None = None) -> Assisted | None:
+def assist(dataset: object, caches: Caches | None = None) -> Assisted | None:
     """Return how to read single samples of a dataset natively; None where there is nothing to gain.
 
     Costs no more than looking at the transforms: no folder is listed. caches: keep the bytes of files.
-    indexes: keep decoder states. Raises UnsafeCache, and OSError where a cache's folder cannot be made.
+    Raises UnsafeCache, and OSError where a cache's folder cannot be made.
     """
-    assisted = Assisted(dataset, caches, indexes=indexes)
+    assisted = Assisted(dataset, caches)
     return assisted if assisted.gains else None

@@ -21,7 +21,6 @@ import PIL
 from PIL import Image, ImageFile
 
 import penstock._native as _native
-from penstock.recipe.prefix import reads_part
 from penstock.recipe.recipe import Recipe
 from penstock.sources.native_source import Field, NativeSource, Rescued
 from penstock.storage.jpeg_index import JpegIndexes, Photos, known_of
@@ -229,7 +228,7 @@ def _indexable(
         # Other fillers of images read pixels, or keep them.
         if leaf.images is None or leaf.recipe is None or not hasattr(filler, "indexed"):
             continue
-        if not reads_part(leaf.recipe.operations):
+        if not leaf.recipe.crops:
             continue
         brought = leaf.images.jpeg_index
         photos = None if brought is not None else photos_of(leaf.size, leaf.identify, leaf.images.packed_bytes)

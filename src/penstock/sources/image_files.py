@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,22 +15,19 @@ from PIL import Image
 
 import penstock._native as _native
 from penstock.recipe import drawing
-from penstock.recipe.compose_hook import Pipeline
 from penstock.recipe.composed_run import makes_plain_tensors
-from penstock.recipe.encoded_image import unopened
+from penstock.recipe.encoded_image import whole_image
 from penstock.recipe.jpeg_pixels import decoded_alike
 from penstock.recipe.originals import replaced_in_opening
-from penstock.recipe.prefix import Prefix, picture, read_prefix
 from penstock.recipe.reader import read as read_recipe
 from penstock.recipe.recipe import Recipe
 from penstock.recipe.steps import Refusal, Step
+from penstock.recipe.torchvision import flatten
 from penstock.recipe.views import Views, read_views
-from penstock.sources.cached import photos_of
 from penstock.sources.native_source import Field, Form, ImageSteps, NativeSource
 from penstock.sources.reading import read_image
 from penstock.sources.sample_reader import Draw, FolderReader, SampleFile, function_name, target_steps
 from penstock.sources.unchanged import DatasetState
-from penstock.storage.jpeg_index import Photos
 from penstock.system.words import counted
 
 
@@ -98,13 +94,13 @@ def _are_samples(transform: Any, recipe: Recipe) -> bool:
 
 
 class ImageReader(FolderReader):
-    """Reads single images natively as far as the transform is known, and calls the rest of it with them.
+    """Opens single images from their bytes, and calls the dataset's transform, which is answered natively where known.
 
     Args:
         dataset: a folder of images.
         paths: the table of the folder's files; None: there is none.
         located: returns the path and the label of the sample at a position; None for a path: the table has it, and
-            the dataset's `samples`, or its `path`, say which it is.
+            the dataset's `path` says which it is.
         sample: called with label and image, returns the sample; None: (image, label), by the target_transform.
     """
 
@@ -116,35 +112,29 @@ class ImageReader(FolderReader):
         sample: Callable[[Any, Any], Any] | None = None,
     ) -> None:
         super().__init__(dataset, DatasetState(dataset).holds)
-        self._prefix = read_prefix(dataset.transform, mode="RGB")
-        self._rest = Pipeline(self._prefix.rest)
-        # Then nobody sees the image itself, and no more of it need be decoded than the crop.
-        self._stays_encoded = not self._prefix.steps and self._rest.crops_to_tensor("RGB")
-        self.filler = _native.ImageFileFiller(paths, self._prefix.native, max_pixels())
+        self.filler = _native.ImageFileFiller(paths, whole_image(), max_pixels())
+        self._alone = _reading_alone(self.filler)
         self._paths, self._located = paths, located
         self._sample = sample or self._pair
+        # As on the native route. Behind a step of another package's, or the user's own, all draws are torchvision's.
+        self._keyed = type(next(flatten(dataset.transform), None)).__module__.startswith("torchvision.")
         self.steps = (
             _read_step(dataset),
-            *self._prefix.steps,
-            *_rest_steps(self._prefix),
+            *_transform_steps(dataset.transform),
             *target_steps(dataset.target_transform),
         )
 
     def path(self, position: int) -> str:
         name = self._located(position)[0]
-        if name is not None:
-            return os.fsdecode(name)
-        samples = getattr(self.dataset, "samples", None)
-        return self.dataset.path(position) if samples is None else samples[position][0]  # type: ignore[no-any-return]
+        return self.dataset.path(position) if name is None else os.fsdecode(name)
+
+    def keep_in(self, cache: _native.SampleCache) -> None:
+        super().keep_in(cache)
+        self._alone = _reading_alone(self.filler)
 
     def _pair(self, label: Any, image: Any) -> tuple[Any, Any]:
         change = self.dataset.target_transform
         return image, label if change is None else change(label)
-
-    def photos(self) -> Photos | None:
-        if not self.files or not self._prefix.crops:
-            return None
-        return photos_of(len(self.dataset), lambda position: (self.path(position),) * 2, None)
 
     def _file(self, position: int, name: bytes | None = None) -> SampleFile:
         if name is None and self._paths is None:
@@ -152,52 +142,32 @@ class ImageReader(FolderReader):
         return super()._file(position, name)
 
     def read_at(self, position: int, draw: Draw) -> Any:
-        dataset = self.dataset
         name, label = self._located(position)
-        path = None if name is None else os.fsencode(name)
-        brought = self._brought(position, path, draw)
-        encoded = self._stays_encoded and self.files and self._cache is None
-        value = self._unopened(position, path, brought) if encoded else None
-        if value is None:
-            value = self._image(position, path, draw, brought)
-        if value is not None:
-            value = self._rest(value)
-        else:
-            Image.init()  # Pillow registers its rarer formats once, and an open() in another thread would not wait
-            value = self._by_pillow(position, path, brought)
-            if value is None:
-                return dataset[position]
-            if dataset.transform is not None:
-                value = dataset.transform(value)
-        return self._sample(label, value)
+        image = self._opened(position, None if name is None else os.fsencode(name), draw)
+        with drawing.of_sample(*draw) if self._keyed else contextlib.nullcontext():
+            if image is None:
+                return self.dataset[position]
+            transform = self.dataset.transform
+            return self._sample(label, image if transform is None else transform(image))
 
-    def _by_pillow(self, position: int, path: bytes | None, brought: _native.BroughtFile | None) -> Image.Image | None:
-        """Return the image that Pillow decodes from bytes in memory; None: the dataset must read the file."""
+    def _opened(self, position: int, path: bytes | None, draw: Draw) -> Image.Image | None:
+        """Return the image in a file, whose bytes are read natively; None: the dataset must read the file."""
         with contextlib.suppress(Exception):  # the dataset reads the file, and raises the error
-            content = self._content(position, path, brought)
-            return None if content is None else read_image(content, self.path(position))
+            found: Any = self._brought(position, path, draw)
+            if found is None:
+                readers, number = (self._alone, 0) if self._readers is None else (self._readers, self._number)
+                found = readers.read(number, position, self._file(position, path).name, _MOST_BYTES)
+            return None if isinstance(found, str) else read_image(io.BytesIO(found.content.data), self.path(position))
         return None
 
-    def _unopened(self, position: int, path: bytes | None, brought: _native.BroughtFile | None) -> Image.Image | None:
-        """Return the image, not decoded yet, for a transform that begins with a crop; None: it has to be decoded."""
-        try:
-            content = self._content(position, path, brought)
-            return unopened(Path(self.path(position)).read_bytes() if content is None else content.getvalue())
-        except (OSError, ValueError):  # whoever reads it next raises the error
-            return None
 
-    def _image(self, position: int, path: bytes | None, draw: Draw, brought: _native.BroughtFile | None = None) -> Any:
-        """Return the image for the rest of the transform; None: Pillow must read it."""
-        found = _native.read_image(self.filler, position, path, *draw, self._readers, brought)
-        if isinstance(found, str):
-            return None
-        drawing.note_draws(self._prefix.drawing)
-        pixels, head, padded = found
-        try:
-            info = Image.open(io.BytesIO(head)).info  # Pillow reads no further until pixels are asked for
-        except Exception:
-            return None
-        return picture(self._prefix.mode, pixels, info if self._prefix.keeps_info and not padded else {})
+#: Bytes of a file that is read as a whole.
+_MOST_BYTES = 1 << 30
+
+
+def _reading_alone(filler: Any) -> _native.FileReaders:
+    """Return what reads files, and keeps them in the filler's cache, in the threads that ask."""
+    return _native.FileReaders(_native.Program([[filler]]), 0, 0)
 
 
 def foreign_decoder() -> Refusal | None:
@@ -226,9 +196,12 @@ def _read_step(dataset: Any, how: str = "") -> Step:
     return Step(f"read    {what}, other formats by Pillow", "native")
 
 
-def _rest_steps(prefix: Prefix) -> tuple[Step, ...]:
-    if prefix.ends is None:
+def _transform_steps(transform: Any) -> tuple[Step, ...]:
+    if transform is None:
         return ()
-    names = ", ".join(map(function_name, prefix.rest))
-    why = f"{prefix.ends.what}: {prefix.ends.why}"
+    recipe = read_recipe(transform, mode="RGB")
+    if isinstance(recipe, Recipe):
+        return recipe.steps
+    names = ", ".join(map(function_name, flatten(transform)))
+    why = f"{recipe.what}: {recipe.why}"
     return (Step(f"call    {names}, on each PIL image ({why}); what is known of them natively", "Python"),)

@@ -18,7 +18,6 @@ import torch
 import penstock._native as _native
 from penstock.recipe.steps import Step
 from penstock.sources.unchanged import Unchanged
-from penstock.storage.jpeg_index import Photos
 
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
@@ -122,14 +121,6 @@ class FolderReader(SampleReader):
     def keep_in(self, cache: _native.SampleCache) -> None:
         """Have a cache keep the bytes of the files from here on."""
         self.filler, self._cache = self.filler.cached(cache) or self.filler, cache
-
-    def photos(self) -> Photos | None:
-        """Return what tells the folder's photos from another's, where an index of decoder states may serve them."""
-        return None
-
-    def go_by(self, index: _native.JpegIndex) -> None:
-        """Have JPEG files decoded by an index of decoder states from here on."""
-        self.filler = self.filler.indexed(index)
 
     def read_from(self, ahead: ReadAhead | None, number: int) -> None:
         """Take files that readers have brought from here on. number: of this folder among those of the readers."""

@@ -14,9 +14,9 @@ from penstock.recipe.originals import replaced_in
 from penstock.recipe.reader import read as read_recipe
 from penstock.recipe.steps import Refusal, Step
 from penstock.sources.catalogue import label_values
-from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, spec_of
+from penstock.sources.image_files import native_images, spec_of
 from penstock.sources.native_source import Field, Form, ImageSteps, NativeSource, RemoteSamples
-from penstock.sources.sample_reader import FolderReader, SampleReader
+from penstock.sources.sample_reader import SampleReader
 from penstock.sources.shards import Shards
 from penstock.sources.source import Source, label_reader, own_transform
 from penstock.sources.tensor_folder import TensorReader, replaced_tensor_reading
@@ -108,15 +108,9 @@ class ShardsSource(Source):
     def sample_reader(self) -> SampleReader:
         dataset = self.dataset
         kind, one = dataset.description.kind, len(dataset.description.parts) == 1
-        if kind == "images" and one and dataset.labels is not None and foreign_decoder() is None:
-            labels: Any = dataset.labels
-            reader: FolderReader = ImageReader(dataset, self._table(), lambda position: (None, int(labels[position])))
-            if dataset.index.states is not None:
-                reader.go_by(dataset.index.states)
-        elif kind == "tensors" and one and replaced_tensor_reading() is None:
-            reader = TensorReader(dataset, self._table(), self._read_step(""))
-        else:
+        if kind != "tensors" or not one or replaced_tensor_reading() is not None:
             return SampleReader(dataset)
+        reader = TensorReader(dataset, self._table(), self._read_step(""))
         reader.files, reader.remote = False, isinstance(dataset.files, RemoteShards)
         return reader
 
