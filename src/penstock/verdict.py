@@ -146,9 +146,8 @@ def _workers(found: Measured) -> Iterator[Finding]:
     """Yield the finding that there are fewer workers than could work, on CPUs or at files."""
     if found.locked:
         return
-    first = found.workers + 1 if found.workers else 1
-    last = max(MOST_WORKERS, math.ceil(found.cpus))
-    best, gain = _fewest(range(first, last + 1), lambda workers: found.gain(workers=workers, kind=found.advised_kind))
+    numbers = range(found.workers + 1, max(MOST_WORKERS, math.ceil(found.cpus)) + 1)
+    best, gain = _fewest(numbers, lambda workers: found.gain(workers=workers, kind=found.advised_kind))
     if gain < WORTH:
         return
     who = f"{counted(found.workers, 'worker')} " if found.workers else "the loop itself "

@@ -79,40 +79,54 @@ class NotCopied(InvalidOption):
         return NotCopied, (self.what,)
 
 
-class Snapshot:
+class Snapshot(pickle.Pickler):
     """Values as they are now, of which each thread takes a copy: what two of them share, their copies share.
+
+    It writes what each copy has for itself, and keeps what they share.
 
     Args:
         read_only: arrays that the copies share are read-only in them.
+        probing: nothing is copied: it is seen whether some entries of a large container could be.
 
     Attributes:
         kinds: the classes of the objects that are copied.
         shared: the tensors and arrays that the copies share, of which other processes would have their own.
     """
 
-    def __init__(self, *, read_only: bool = False) -> None:
+    def __init__(self, *, read_only: bool = False, probing: bool = False) -> None:
         self._file = io.BytesIO()
-        writing = _Writing(self._file, read_only=read_only)
-        self._writing: _Writing | None = writing
-        self._kept, self.kinds, self.shared = writing.kept, writing.kinds, writing.shared
+        super().__init__(self._file, protocol=5)
+        self.kinds: set[type] = set()
+        self.shared: list[Any] = []
+        self._read_only, self._probing = read_only, probing
+        self._kept: list[Kept] = []
+        self._numbers: dict[int, int] = {}  # in `_kept`, by the ids of
+        self._originals: list[Any] = []  # these
+        self._blocks: list[torch.Tensor] = []  # small memory
+        self._at: Any = None  # the object that is being written
 
     def add(self, value: Any, name: str) -> Any:
         """Take a value in, and return it. name: what it is called in errors. Raises NotCopied."""
-        assert self._writing is not None, "copies were taken already"
         try:
-            self._writing.dump(value)
+            self.dump(value)
         except RecursionError:
             raise NotCopied(f"{name} holds objects nested too deep to be copied") from None
         except Exception as error:
-            kind = type(at := self._writing.at)
+            kind = type(self._at)
             module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-            what = f"{_path(at, value, name)}, of type {module}{kind.__qualname__}, cannot be copied ({error})"
+            what = f"{_path(self._at, value, name)}, of type {module}{kind.__qualname__}, cannot be copied ({error})"
             raise NotCopied(what, closes=hasattr(kind, "close")) from None
         return value
 
     def copies(self) -> Callable[[Any, str], Any]:
-        """Return what gives one copy of each value, in the order in which they were added. It raises NotCopied."""
-        self._writing = None  # with what it remembers
+        """Return what gives one copy of each value, in the order in which they were added. It raises NotCopied.
+
+        No value may be added any more.
+        """
+        self._at = None
+        for remembered in (self._numbers, self._originals, self._blocks):
+            remembered.clear()
+        self.clear_memo()
         own = [value if make is None else make(value) for value, make in self._kept]
         reading = pickle.Unpickler(io.BytesIO(self._file.getvalue()))
         reading.persistent_load = own.__getitem__  # type: ignore[method-assign]
@@ -125,36 +139,6 @@ class Snapshot:
 
         return take
 
-
-def copied(value: Any, name: str) -> Any:
-    """Return a copy of a value, which shares its data. name: what it is called in errors. Raises NotCopied."""
-    snapshot = Snapshot()
-    snapshot.add(value, name)
-    return snapshot.copies()(value, name)
-
-
-class _Writing(pickle.Pickler):
-    """Writes what each copy has for itself, and keeps what they share.
-
-    Attributes:
-        at: the object that is being written.
-
-    Args:
-        probing: whether some entries of a large container can be written.
-    """
-
-    at: Any = None
-
-    def __init__(self, file: io.BytesIO, *, read_only: bool, probing: bool = False) -> None:
-        super().__init__(file, protocol=5)
-        self.kept: list[Kept] = []
-        self.kinds: set[type] = set()
-        self.shared: list[Any] = []
-        self._read_only, self._probing = read_only, probing
-        self._numbers: dict[int, int] = {}  # in `kept`, by the ids of
-        self._originals: list[Any] = []  # these
-        self._blocks: list[torch.Tensor] = []  # small memory
-
     def persistent_id(self, value: Any) -> int | None:
         """Return the number of a value that is kept, None of one that is written."""
         if type(value) in _AS_VALUES or (type(value) is str and len(value) < SHORT):
@@ -166,8 +150,8 @@ class _Writing(pickle.Pickler):
 
     def _number(self, value: Any, kept: Any, make: Callable[[Any], Any] | None = None) -> int:
         """Keep this of a value, wherever it is met from here on."""
-        number = self._numbers[id(value)] = len(self.kept)
-        self.kept.append((kept, make))
+        number = self._numbers[id(value)] = len(self._kept)
+        self._kept.append((kept, make))
         self._originals.append(value)
         return number
 
@@ -181,7 +165,7 @@ class _Writing(pickle.Pickler):
             return value, None
         if isinstance(value, (np.ndarray, torch.Tensor)):
             return None if getattr(value.dtype, "hasobject", False) else (self._as_shared(value), None)
-        self.at = value
+        self._at = value
         if (
             _is_found(value)
             or (isinstance(value, (bytearray, array.array)) and len(value) * value[:1].__sizeof__() > SCRATCH_BYTES)
@@ -205,7 +189,7 @@ class _Writing(pickle.Pickler):
         """Return the same for a large container: its entries are shared where some of them can be written."""
         if self._probing:
             return value, None
-        probe = _Writing(io.BytesIO(), read_only=self._read_only, probing=True)
+        probe = Snapshot(read_only=self._read_only, probing=True)
         try:
             probe.dump(_spread(value))
         except Exception:  # raised again, where the entry is written
@@ -214,7 +198,7 @@ class _Writing(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         """Return how an object is made again, as copyreg does."""
-        self.at, kind = value, type(value)
+        self._at, kind = value, type(value)
         if kind is types.FunctionType:
             return self._function(value)
         if kind is types.CellType:
@@ -279,6 +263,13 @@ class _Writing(pickle.Pickler):
         if kind is torch.Tensor and offset % value.dtype.itemsize:
             return value
         return _View(kind, block, value.dtype, offset, tuple(value.shape), strides)
+
+
+def copied(value: Any, name: str) -> Any:
+    """Return a copy of a value, which shares its data. name: what it is called in errors. Raises NotCopied."""
+    snapshot = Snapshot()
+    snapshot.add(value, name)
+    return snapshot.copies()(value, name)
 
 
 def _columns_of(frame: Any) -> Any:

@@ -1,9 +1,8 @@
 """worker_method=: who calls a dataset that only Python can read, and why "auto" took whom.
 
-"auto" has threads make a few batches of the loader's own in a forked child, one of them at work and all of them in
-turns. That shows whether samples hold Python's lock. What worker processes would do follows: each works as one thread
-does, and a batch costs its way to this process. The batches are the loader's, or smaller where those would take longer
-than there is time.
+"auto" has one thread, and all threads, make a few batches of the loader's own in a forked child. That shows whether
+samples hold Python's lock. What worker processes would do follows: each works as one thread does, and a batch costs its
+way to this process. The batches are the loader's, or smaller where those would take longer than there is time.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import contextlib
 import multiprocessing.connection
 import os
 import signal
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -50,8 +48,8 @@ LIMIT_EACH_SECONDS = 0.02
 #: How many times as fast as processes threads must be at least, to be chosen: code may do in a thread what shows in no
 #: trial.
 WORTH_THREADS = 1.3
-#: Windows, each of one thread and of all, and their seconds. The fastest counts: what else runs only slows them down.
-ROUNDS, WINDOW_SECONDS = 3, 0.03
+#: Windows of one thread, and of all, and their seconds. The fastest counts: what else runs only slows them down.
+ROUNDS, WINDOW_SECONDS = 2, 0.045
 #: A trial's batch is made smaller where it would take one worker longer, in seconds.
 BATCH_SECONDS = 0.01
 #: Samples that take longer, in seconds, are not tried: beside them neither start nor transfer counts.
@@ -262,71 +260,54 @@ def measure(trial: Trial, own: OwnFetches) -> Measurement:
     """
     fetch, indices = trial.fetch, cycle(some_indices(len(trial.fetch.dataset)))
     draws = _draws_of(fetch, next(indices))  # the first one also opens and imports what later ones need not
-    began = Instant.now()
-    fetch.sample(Task(None, 0, 0), next(indices))
-    seconds = Instant.now().time - began.time
+    begun = Instant.now()
+    sample = fetch.sample(Task(None, 0, 0), next(indices))
+    seconds = Instant.now().time - begun.time
     if seconds > SLOW_SECONDS:
         return Measurement(draws, seconds)
-    samples: list[Any] = []
-    own.try_copy(lambda copy: samples.append(copy.sample(Task(None, 0, 0), next(indices))))
-    nbytes = layout_of(samples.pop()).nbytes if fetch.stacks else 0
+    nbytes = layout_of(sample).nbytes if fetch.stacks else 0
     size = min(trial.batch_size, max(1, int(BATCH_SECONDS / max(seconds, 1e-9))))
-    windows = _in_threads(trial, own, indices, size)
-    one, cpu = min((1 / rate, cpu) for rate, cpu in windows[::2])
-    return Measurement(draws, seconds, one, cpu, min(1 / rate for rate, _ in windows[1::2]), nbytes)
+    one, cpu = min(_in_threads(1, trial, own, indices, size) for _ in range(ROUNDS))
+    every, _ = min(_in_threads(trial.workers, trial, own, indices, size) for _ in range(ROUNDS))
+    return Measurement(draws, seconds, one, cpu, every, nbytes)
 
 
-def _in_threads(trial: Trial, own: OwnFetches, indices: Iterator[Any], size: int) -> list[tuple[float, float]]:
-    """Return the samples a second, and the CPU time a sample, of windows in which one thread works, and all, in turns.
+def _in_threads(threads: int, trial: Trial, own: OwnFetches, indices: Iterator[Any], size: int) -> tuple[float, float]:
+    """Return the seconds a sample of so many threads at once, and those of a thread on a CPU.
 
     size: samples of a batch.
     """
-    begins = threading.Barrier(trial.workers)
 
-    def work(number: int) -> list[tuple[float, float]]:
-        fetch, init = own.take()
-        with as_worker(ThreadWorkerInfo(number, trial.workers, number, fetch.dataset)), drawing.beside_others():
+    def work(number: int, fetch: Fetch, init: Init | None) -> tuple[Instant, Instant, int]:
+        with as_worker(ThreadWorkerInfo(number, threads, number, fetch.dataset)), drawing.beside_others():
             if init is not None:
                 init(number)
                 fetch.renew()
-            windows = []
-            for working in (1, trial.workers) * ROUNDS:
-                begins.wait()
-                windows.append(_fetch_for(fetch, indices, size) if number < working else (0.0, 0.0))
-            return windows
-
-    def work_or_end(number: int) -> list[tuple[float, float]]:
-        try:
-            return work(number)
-        except BaseException:
-            begins.abort()
-            raise
+            begun, now, batches = (start := Instant.now()), start, 0
+            while now.time - begun.time < WINDOW_SECONDS:
+                _fetch(fetch, [next(indices) for _ in range(size)])
+                now, batches = Instant.now(), batches + 1
+            return begun, now, batches * size
 
     own.begin()
-    with ThreadPoolExecutor(trial.workers) as pool:
-        running = [pool.submit(work_or_end, number) for number in range(trial.workers)]
-    errors = [error for one in running if (error := one.exception()) is not None]
-    if errors:
-        first = next(error for error in errors if not isinstance(error, threading.BrokenBarrierError))
-        raise own.explained(first)
-    own.check()
-    windows = zip(*(one.result() for one in running), strict=True)
-    return [(sum(rate for rate, _ in window), window[0][1]) for window in windows]
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            working = [pool.submit(work, number, *own.take()) for number in range(threads)]
+        begun, ended, samples = zip(*(one.result() for one in working), strict=True)
+        own.check()
+    except Exception as error:
+        raise own.explained(error)  # noqa: B904  # it has its cause
+    wall = max(end.time for end in ended) - min(begin.time for begin in begun)
+    cpu = sum(end.cpu_time - begin.cpu_time for begin, end in zip(begun, ended, strict=True))
+    return wall / sum(samples), cpu / sum(samples)
 
 
-def _fetch_for(fetch: Fetch, indices: Iterator[Any], size: int) -> tuple[float, float]:
-    """Fetch batches for a window, and return the samples a second and the CPU time a sample."""
-    begun, now, samples = (start := Instant.now()), start, 0
-    while now.time - begun.time < WINDOW_SECONDS:
-        given = [next(indices) for _ in range(size)] if fetch.batched else next(indices)
-        if fetch.stacks and fetch.one_by_one:
-            for index in given:
-                fetch.sample(Task(given, 0, 0), index)  # and writes it to its row while caches hold it
-        else:
-            fetch.load(Task(given, 0, 0, range(size)))
-        samples += size
-        now = Instant.now()
-    return samples / (now.time - begun.time), (now.cpu_time - begun.cpu_time) / samples
+def _fetch(fetch: Fetch, given: list[Any]) -> None:
+    if fetch.batched and not (fetch.stacks and fetch.one_by_one):
+        fetch.load(Task(given, 0, 0, range(len(given))))
+        return
+    for index in given:
+        fetch.sample(Task(None, 0, 0), index)  # and a crew writes it to its row while caches hold it
 
 
 def some_indices(size: int, count: int = 256) -> list[int]:

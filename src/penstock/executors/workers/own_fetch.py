@@ -76,15 +76,6 @@ class OwnFetches:
         unseen, self._unseen = self._unseen, set()
         _refuse_handles(unseen)  # the first sample may have opened one
 
-    def try_copy(self, work: Callable[[Fetch], object]) -> None:
-        """Do some work with one more copy. Raises NotCopied where that shows that threads cannot share what they do."""
-        self.begin()
-        try:
-            work(self.take()[0])
-            self.check()
-        except Exception as error:
-            raise self.explained(error)  # noqa: B904  # it has its cause
-
     def explained(self, error: BaseException) -> BaseException:
         """Return an error of the user's code, in the words of this where an array that the copies share caused it."""
         if not is_refused_write(error) or not any(isinstance(part, np.ndarray) for part in self._data):
