@@ -37,10 +37,6 @@ class Delivery:
     """Why Python read some of its samples, where the native core reads the dataset."""
     bad: Sequence[Any] = ()
     """The samples (BadSample) that a worker process found bad, and that others stand in for."""
-    refused: bool = False
-    """An observer's exception is raised in the batch's place: the batch is dropped, as one that failed."""
-    seen: int = 0
-    """Observers that know of it."""
     begun: float = 0.0
     """When its making began, by time.perf_counter(); 0: that is not known."""
     in_flight: int = 0
@@ -167,10 +163,7 @@ class Harmless(Observer):
 
 
 def observed(observers: Observers, take: Callable[[], Delivery]) -> Any:
-    """Return the batch of the delivery that take() returns; the observers know of it, or of the error in its place.
-
-    After an interrupt the same delivery may come a second time: who has seen it is not told twice.
-    """
+    """Return the batch of the delivery that take() returns; the observers know of it, or of the error in its place."""
     try:
         delivery = take()
     except StopIteration:
@@ -183,15 +176,13 @@ def observed(observers: Observers, take: Callable[[], Delivery]) -> Any:
         for observer in observers:
             observer.failed(error)
         raise
-    while delivery.seen < len(observers):
+    for number, observer in enumerate(observers):
         try:
-            observers[delivery.seen].delivered(delivery)
+            observer.delivered(delivery)
         except Exception as error:
-            if delivery.refused:
-                for observer in observers[delivery.seen + 1 :]:
-                    observer.failed(error)
+            for later in observers[number + 1 :]:
+                later.failed(error)
             raise
-        delivery.seen += 1
     return delivery.batch
 
 

@@ -12,11 +12,11 @@ rows are gathered while the caller waits for them, and images are copied when th
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from torch.utils.data import default_collate
 import penstock._native as _native
 from penstock.errors import WorkerStuck
 from penstock.executors.buffers import Field
-from penstock.executors.failures import agreed_fields, error_of, put_others, was_interrupted, why_stuck
+from penstock.executors.failures import agreed_fields, error_of, put_others, why_stuck
 from penstock.executors.fetch import Fetch
 from penstock.executors.filler import IN_FLIGHT, BatchShards, Filler, Knobs, PassInput, PassResources, Setting, pinned
 from penstock.executors.iterator import Pass
@@ -139,21 +139,18 @@ class NativeFiller(Filler):
             put_others(batch, bad, self._substitutes)
         self._resolve(batch)
         if self._staging is not None:
-            batch.number, batch.retired = -1, []
             self._stage(batch, self._staging)
         else:
             self._prepare_batch(batch)
 
-    def push(self, queue: deque[NativeBatch], done: int) -> None:
+    def push(self, queue: deque[NativeBatch]) -> None:
         if self._staging is not None:
             self._staging.submit_ready(queue, self._submit)
             return
         if self._waits_for_next:
             return
-        for number, batch in enumerate(queue):
-            if number >= self._target + done:
-                break
-            if batch.settled and batch.prepared is not None:
+        for batch in islice(queue, self._target):
+            if batch.prepared is not None:
                 try:
                     self._submit(batch)
                 except Exception as error:  # there is no memory for it
@@ -210,8 +207,6 @@ class NativeFiller(Filler):
         Where that comes again and again while a batch is waited for, Python reads the rest of the pass.
         """
         found = self._plan.replan()
-        for batch in queue:
-            batch.unsettle()
         if isinstance(found, NativePlan) and self._times <= _TIMES and found.still() and found.unmoved():
             if not same_table(found.table, self._table):
                 raise converted_otherwise()
@@ -221,6 +216,14 @@ class NativeFiller(Filler):
             self._fetch = self._make_fetch(read=found.assisted if isinstance(found, PythonPlan) else None)
             self._lease = self._fetch.lease()
             self.reads_ahead = False
+        for batch in queue:
+            self._begin_anew(batch)
+
+    def _begin_anew(self, batch: NativeBatch) -> None:
+        if batch.given is not None:  # else it is an error of the sampler's
+            batch.number, batch.prepared = -1, None
+            batch.let_shards_go()
+            self.begin(batch)
 
     def _meet_other_samples(self, batch: NativeBatch) -> bool:
         """Have a batch begun anew that was read ahead, where the dataset's lists name other samples now.
@@ -239,7 +242,7 @@ class NativeFiller(Filler):
         except Exception:  # it is raised when the batch begins anew
             pass
         self._retired(batch)
-        batch.unsettle()
+        self._begin_anew(batch)
         return True
 
     # --- submitting -----------------------------------------------------------------------------------------
@@ -276,12 +279,8 @@ class NativeFiller(Filler):
         return batch.shards
 
     def _submit(self, batch: NativeBatch) -> None:
-        numbers = self._crew.numbers
         if batch.prepared is None:
             self._prepare_batch(batch)
-        elif numbers and self._crew.batches.get(numbers[-1]) is batch:
-            batch.number, batch.prepared = numbers[-1], None  # it was submitted before an interrupt
-            return
         samples = len(batch.indices)
         if self._target == 1:
             self._target = self._choose_target(samples)
@@ -293,13 +292,8 @@ class NativeFiller(Filler):
             batch.fields.append(field)
             batch.rows.append(rows)
             fields.append((*rows, field.spec))
-        with self._crew.lock:
-            following = numbers[-1] + 1 if numbers else 0
-            self._crew.batches[following] = batch
-            # In one step of the interpreter, so that an interrupt comes before it or after it.
-            staged = self.reads_ahead and self._plan.in_memory
-            numbers.extend(itertools.starmap(self._pool.submit, ((batch.prepared, fields, staged),)))
-            batch.number, batch.retired, batch.prepared = following, [], None
+        staged = self.reads_ahead and self._plan.in_memory
+        self._crew.submit(batch, fields, staged)
 
     # --- waiting --------------------------------------------------------------------------------------------
 
@@ -313,11 +307,7 @@ class NativeFiller(Filler):
                 self._staging.wait_and_submit(batch, self.resources.timeout, self._submit)
             if batch.number < 0:
                 return []
-            last = self._crew.numbers[-1]
-            if last != batch.number and self._crew.batches.get(last) is batch:
-                batch.number, batch.retired = last, []  # it was submitted again before an interrupt
-            if not batch.retired:
-                self._wait(batch)
+            self._wait(batch)
             if not self._holds():
                 self._times += 1
                 self._plan_anew(queue)
@@ -325,9 +315,7 @@ class NativeFiller(Filler):
             if (self._live or batch.names is not None) and self._target > 1 and self._meet_other_samples(batch):
                 return None
             failures = self._retired(batch)
-            if not failures or not (
-                was_interrupted(batch) or self._learn(batch, failures) or self._replace(batch, failures)
-            ):
+            if not failures or not (self._learn(batch, failures) or self._replace(batch, failures)):
                 return failures
             self._submit(batch)
 
@@ -345,11 +333,10 @@ class NativeFiller(Filler):
                 raise RuntimeError("the loader's iterator was closed while a batch was waited for")
 
     def _retired(self, batch: NativeBatch) -> list[_native.Failure]:
-        """Return what failed in a batch that is done; after an interrupt, a second time."""
-        if not batch.retired:
-            batch.retired.extend(map(self._pool.retire, (batch.number,)))  # in one step, as it was submitted
-        self._crew.batches.pop(batch.number, None)
-        return batch.retired[0]
+        """Return what failed in a batch that is done."""
+        failures = self._pool.retire(batch.number)
+        del self._crew.batches[batch.number]
+        return failures
 
     def assemble(self, batch: NativeBatch) -> Any:
         if batch.other is not None:

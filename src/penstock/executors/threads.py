@@ -168,31 +168,29 @@ class ThreadFiller(Filler):
 
     def begin(self, batch: FetchedBatch) -> None:
         assert batch.given is not None
-        if batch.task is None:
-            given, positions = batch.given
-            batch.owner = self._owners[0] if self._owners else None
-            task = Task(given, self._input.seed, self._input.epoch, positions)
-            try:
-                self._crew.prepare(batch, task)
-            except Exception as error:  # it is no list of indices
-                batch.error = error
-                return
-        if self._owners and self._owners[0] == batch.owner:
+        given, positions = batch.given
+        if self._owners:
+            batch.owner = self._owners[0]
             self._owners.rotate(-1)
-        assert batch.task is not None
-        indices = (batch.indices if self._fetch.batched else [batch.task.given]) or ()
+        task = Task(given, self._input.seed, self._input.epoch, positions)
+        try:
+            self._crew.prepare(batch, task)
+        except Exception as error:  # it is no list of indices
+            batch.error = error
+            return
+        indices = (batch.indices if self._fetch.batched else [given]) or ()
         if self._ahead is not None:
-            self._ahead.expect(batch, indices, batch.task.positions)
-        if self._staging is None or batch.submitted:
+            self._ahead.expect(batch, indices, positions)
+        if self._staging is None:
             self._submit(batch)
-        elif batch.shards is None:
+        else:
             batch.shards = self._staging.shards_of(indices)
 
     def _submit(self, batch: FetchedBatch) -> None:
         self._crew.submit(batch)
         batch.submitted = True
 
-    def push(self, queue: deque[FetchedBatch], done: int) -> None:
+    def push(self, queue: deque[FetchedBatch]) -> None:
         if self._staging is not None:
             self._staging.submit_ready(queue, self._submit)
 

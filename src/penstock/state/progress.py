@@ -57,6 +57,11 @@ class Progress(Observer):
         return self.handed - 1 if self.arrivals is None else self.arrivals.latest
 
     @property
+    def coming(self) -> int:
+        """Return which batch of the schedule is handed out next."""
+        return self.taken if self.arrivals is None else self.arrivals.coming
+
+    @property
     def position(self) -> int:
         """Return how many of the epoch's samples lie before the first that is missing, on all ranks."""
         if self.schedule is None:

@@ -20,7 +20,7 @@ from torch.utils.data import (
     SubsetRandomSampler,
 )
 
-from penstock.errors import InvalidOption, TooManyBadSamples
+from penstock.errors import InvalidOption
 from penstock.observe import Delivery, Observer
 from penstock.order.buckets import Buckets
 from penstock.order.keyed import KeyedSampler
@@ -121,11 +121,7 @@ class Register(Observer):
         news = [*delivery.bad, *self.substitutes.take_news()]
         for bad in news:
             self.substitutes.learn(bad)
-        try:
-            self.quarantine.report(*news)
-        except TooManyBadSamples:
-            delivery.refused = True
-            raise
+        self.quarantine.report(*news)
         if not self._said and (known := self.quarantine.known):
             self._said = True
             first = ", ".join(f"{one.id!r} ({one.error!r})" for one in news[:1])

@@ -40,7 +40,7 @@ from penstock.system.randomness import Generators
 
 #: Work that a thread takes at a time, in seconds: long beside taking it, short beside a batch.
 GRAIN_SECONDS = 3e-4
-#: The same of the caller, which shares a batch with nobody: what an interrupt has done a second time.
+#: The same of the caller, which shares a batch with nobody.
 CALLER_GRAIN_SECONDS = 1e-2
 #: The first batch need not wait until OpenMP's libraries are found, which takes tens of milliseconds.
 SETTLING_SECONDS = 0.1
@@ -314,18 +314,16 @@ class ThreadCrew:
         fetch: Fetch,
         generators: Generators | None,
         activity: Activity,
-        *,
-        by_caller: bool = False,
     ) -> None:
         """Fetch a part of a batch's samples, and finish the batch with the last of them."""
         batch, begin, end = work
         begun = Instant.now()
         if batch.failed is None and not self._closed:
-            failed = batch.fetch_part(begin, end, fetch, self._rows, generators, activity, interruptible=by_caller)
+            failed = batch.fetch_part(begin, end, fetch, self._rows, generators, activity)
             if failed is not None:
                 self._fail(batch, *failed)
             del failed  # whose traceback holds this frame, and with it the pass
-        self._finish(batch, end - begin, fetch, begun, by_caller=by_caller)
+        self._finish(batch, end - begin, fetch, begun)
 
     def _read_iterable(
         self, batch: FetchedBatch, worker: WorkerThread, fetch: Fetch, reader: IterableReader | None
@@ -355,9 +353,7 @@ class ThreadCrew:
             if self._caller_works:
                 self._done.notify_all()
 
-    def _finish(
-        self, batch: FetchedBatch, samples: int, fetch: Fetch, begun: Instant | None = None, *, by_caller: bool = False
-    ) -> None:
+    def _finish(self, batch: FetchedBatch, samples: int, fetch: Fetch, begun: Instant | None = None) -> None:
         """Count a part as done; whoever finishes the last one collates."""
         seconds = 0.0 if begun is None else self._count("getitem", batch, begun, samples)
         with self._lock:
@@ -379,8 +375,6 @@ class ThreadCrew:
                     self._count("collate", batch, begun)
                 self._own.check()
             except BaseException as error:
-                if by_caller and not isinstance(error, Exception):
-                    raise
                 self._fail(batch, 0, error)
         with self._lock:
             batch.done = True
@@ -391,16 +385,6 @@ class ThreadCrew:
         """Do what is left of a batch in the calling thread."""
         with fetch.as_guest(self._meter.calls):
             while not batch.done:
-                total = 1 if batch.indices is None else len(batch.indices)
-                begin = total - batch.unfinished
-                try:
-                    with self._lock:
-                        work = self._take_from(batch, CALLER_GRAIN_SECONDS)
-                    self._fetch_part(work, fetch, generators, self._caller_activity, by_caller=True)
-                except BaseException:  # Ctrl-C: this part is done again
-                    with self._lock:
-                        if not batch.done:
-                            batch.taken, batch.unfinished = begin, total - begin
-                            if batch not in self._open:
-                                self._open.appendleft(batch)
-                    raise
+                with self._lock:
+                    work = self._take_from(batch, CALLER_GRAIN_SECONDS)
+                self._fetch_part(work, fetch, generators, self._caller_activity)

@@ -135,8 +135,6 @@ class FetchedBatch(Batch):
         rows: SampleRows | None,
         generators: Generators | None,
         activity: Activity,
-        *,
-        interruptible: bool = False,
     ) -> tuple[int, BaseException] | None:
         """Fetch a part of the samples in the calling thread, and return the position and the error of one that failed.
 
@@ -146,7 +144,6 @@ class FetchedBatch(Batch):
             rows: where samples are built; None: they are kept for collate_fn.
             generators: of the thread, for the task's seed.
             activity: of the thread.
-            interruptible: what is no Exception (Ctrl-C in the caller's thread) is raised, and no error of a sample.
         """
         task = self.task
         assert task is not None
@@ -179,8 +176,6 @@ class FetchedBatch(Batch):
                 del samples
             return None
         except BaseException as error:
-            if interruptible and not isinstance(error, Exception):
-                raise
             with contextlib.suppress(Exception):  # a repr of the user's, or an exception that takes no notes
                 place = f"in {threading.current_thread().name}"  # of a batch done in one go its fetch has said more
                 add_note(error, place if self.indices is None else f"{place}, sample {activity.sample()!r}")
