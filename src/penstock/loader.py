@@ -268,7 +268,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             settings = self._settings()
             self._planned_for = settings, sends
         progress = self._checkpoint.next_progress(settings)
-        record = self._recording.of_pass(settings, progress, self._checkpoint.fingerprint)
+        record = None
+        if settings.ledger is not None:
+            record = self._recording.of_pass(settings, progress, self._checkpoint.fingerprint)
         self._checkpoint.progress = progress
         executors = self._executors
         executors.warn_of_unreached(settings, self._plan)

@@ -39,7 +39,7 @@ from penstock.insight.live_files import (
 from penstock.insight.recording import LoaderRecord
 from penstock.loader import DataLoader
 from penstock.loop_times import LoopMeter
-from penstock.observe import follow
+from penstock.observe import follow, follow_none
 
 #: Seconds from a process's first pass to its first file, and between two writes at the least.
 FIRST_AFTER, EVERY = 1.0, 0.5
@@ -57,7 +57,7 @@ class Publisher:
     """Writes the live file of one process."""
 
     def __init__(self) -> None:
-        self.end = follow(self._follow)
+        follow(self._follow)
         self._pid = os.getpid()
         self._loaders: list[tuple[LoaderRecord, LoopMeter]] = []
         self._count = 0
@@ -130,7 +130,7 @@ class Publisher:
 
     def remove(self) -> None:
         """Remove the file, and write no more."""
-        self.end()
+        follow(follow_none)
         self._due = float("inf")
         if self._name is not None and self._pid == os.getpid() and (folder := live_folder()) is not None:
             remove(folder, self._name)
