@@ -152,10 +152,6 @@ class PassInput:
     """Of the sampler, for len()."""
     seed: int
     epoch: int
-    promised: int | None = None
-    """The length of an iterable dataset, where a program has called len() of the loader."""
-    dataset: str = ""
-    """The repr of that dataset."""
     coming: Callable[[], Iterator[Indices]] | None = None
     """Returns the indices of each batch, independently of `batches`, for who looks ahead; None: they are not known."""
     samples: int = 0

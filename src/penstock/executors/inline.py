@@ -18,7 +18,7 @@ from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIt
 
 import penstock._native as _native
 from penstock import call_counts, loop_times
-from penstock.executors.iterator import INTERRUPTED, warn_of_more
+from penstock.executors.iterator import INTERRUPTED
 from penstock.executors.job import Job
 from penstock.executors.torch_pass import view_of
 from penstock.loop_times import LoopClock
@@ -32,6 +32,7 @@ from penstock.state.progress import Progress
 from penstock.state.streams import Streams, restore_dataset, restore_fetcher, state_of, with_first_drawn
 from penstock.stats import Counters, samples_in
 from penstock.system.deferred import deferred
+from penstock.system.warn_user import warn_user
 
 if TYPE_CHECKING:
     from penstock.hooks import calls
@@ -251,7 +252,10 @@ class InlinePass(_SingleProcessDataLoaderIter):
         self._num_yielded += 1
         began, _, _ = self._clock.moments()
         if self._promised is not None and self._num_yielded > self._promised:
-            warn_of_more(str(self._dataset), self._promised, self._num_yielded, 0)
+            warn_user(  # in torch's words
+                f"Length of IterableDataset {self._dataset} was reported to be {self._promised}"
+                f"(when accessing len(dataloader)), but {self._num_yielded} samples have been fetched. "
+            )
         return Delivery(batch, self._clock.samples, perf_counter() - began)
 
     def _next_batch(self) -> Any:

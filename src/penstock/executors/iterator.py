@@ -17,7 +17,6 @@ from penstock.executors.filler import Batch, Filler, Knobs, PassInput, Setting
 from penstock.executors.workers.native import ThreadWorker
 from penstock.observe import Delivery, Observers, observed
 from penstock.order.leftover import Arrivals
-from penstock.system.warn_user import warn_user
 
 INTERRUPTED = (
     "This iterator was interrupted (Ctrl-C) in the middle of next(), and what it had begun is lost. Make a new "
@@ -145,8 +144,6 @@ class Pass(_BaseDataLoaderIter):
             if filler.reads_ahead:  # without workers nothing is done ahead
                 self._refill(queue)
             self._num_yielded += 1
-            if self._input.promised is not None and self._num_yielded > self._input.promised:
-                warn_of_more(self._input.dataset, self._input.promised, self._num_yielded, self._num_workers)
             return filler.delivery(batch, out)
         finally:
             filler.drop(batch)
@@ -224,18 +221,3 @@ class Pass(_BaseDataLoaderIter):
     def __repr__(self) -> str:
         state = "open" if self._open else "closed"
         return f"<Pass: {state}, {self.filler!r}, {len(self._queue)} batches in flight>"
-
-
-def warn_of_more(dataset: str, promised: int, yielded: int, workers: int) -> None:
-    """Warn as torch's iterator does, in its words, of more than an iterable dataset said that it has."""
-    text = (
-        f"Length of IterableDataset {dataset} was reported to be {promised}"
-        f"(when accessing len(dataloader)), but {yielded} samples have been fetched. "
-    )
-    if workers:
-        text += (
-            "For multiprocessing data-loading, this could be caused by not properly configuring the "
-            "IterableDataset replica at each worker. Please see "
-            "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
-        )
-    warn_user(text)

@@ -27,7 +27,7 @@ from penstock.sources.tree import RemoteLeaves, remote_leaves
 from penstock.sources.unchanged import collates_as_torch
 from penstock.state.delivery import Task
 from penstock.state.streams import Streams, restore_dataset, state_of, with_first_drawn
-from penstock.stats import samples_given, samples_in
+from penstock.stats import samples_given
 from penstock.system.modes import in_callers_mode
 from penstock.system.randomness import sample_number
 
@@ -40,9 +40,7 @@ class ThreadFiller(Filler):
         resources: the threads are Python's.
         seed: of worker 0, for get_worker_info().
         init: the loader's worker_init_fn, called in each thread when it starts.
-        iterable: each thread goes through the dataset on its own, as torch's worker processes do.
         in_order: batches are handed out in the sampler's order.
-        drop_last: of an iterable dataset, a last batch that is not full is left out.
         streams: the states of a dataset that has a state_dict(); they are told of each batch that comes.
         own: what each thread fetches with; None: all with `fetch`.
         readers: bring the files of the samples, which the threads take from them.
@@ -56,9 +54,7 @@ class ThreadFiller(Filler):
         seed: int,
         *,
         init: Init | None = None,
-        iterable: bool = False,
         in_order: bool = True,
-        drop_last: bool = False,
         streams: Streams | None = None,
         own: OwnFetches | None = None,
         readers: MeteredReaders | None = None,
@@ -66,7 +62,7 @@ class ThreadFiller(Filler):
     ) -> None:
         super().__init__(resources)
         self._in_flight = 1  # batches, as chosen last
-        self._in_order, self._iterable = in_order, iterable
+        self._in_order = in_order
         stacks = fetch.batched and fetch.stacks and collates_as_torch()
         self._rows = SampleRows(resources.buffers) if stacks else None
         self._crew = ThreadCrew(
@@ -75,8 +71,6 @@ class ThreadFiller(Filler):
             own=own or OwnFetches(fetch, init, shared=True),
             rows=self._rows,
             meter=resources.meter,
-            iterable=iterable,
-            drop_last=drop_last,
             seed=seed,
             readers=readers,
         )
@@ -118,15 +112,11 @@ class ThreadFiller(Filler):
             self._staging = Staging(self._remote, pass_input.coming, pass_input.samples)
         if self._ahead is not None:
             self._ahead.clear()
-        streams, workers = self._streams, self.workers
         self._lease = self._lease_for_pass()
-        self._crew.begin(self._fetch, streams.states() if streams is not None and self._iterable else None)
-        if streams is not None and not self._iterable:
+        self._crew.begin(self._fetch)
+        if (streams := self._streams) is not None:
             restore_dataset(self._fetch.dataset, streams.states()[0])
             streams.begin_with(state_of(self._fetch.dataset))
-        self._owners = deque(range(workers)) if self._iterable else None  # whose turn it is
-        if self._owners is not None and streams is not None and streams.given:
-            self._owners.rotate(-streams.following)
 
     @property
     def _ahead(self) -> ReadAhead | None:
@@ -169,9 +159,6 @@ class ThreadFiller(Filler):
     def begin(self, batch: FetchedBatch) -> None:
         assert batch.given is not None
         given, positions = batch.given
-        if self._owners:
-            batch.owner = self._owners[0]
-            self._owners.rotate(-1)
         task = Task(given, self._input.seed, self._input.epoch, positions)
         try:
             self._crew.prepare(batch, task)
@@ -200,14 +187,12 @@ class ThreadFiller(Filler):
 
     def _choose_depth(self, queue: deque[FetchedBatch]) -> int:
         workers = self.workers
-        if self._owners is not None and not self._owners:
-            return 0  # all threads are at the end of the dataset
         if not self.reads_ahead:
             return 1
         if self.resources.in_flight is not None:
             return max(1, self.resources.in_flight)
         sample_bytes = None if self._rows is None else self._rows.sample_bytes
-        if self._iterable or sample_bytes is None or not queue:
+        if sample_bytes is None or not queue:
             return 2 * workers + 1
         samples = max(1, len(queue[0].indices or ()))
         fitting = self._in_flight_of(samples * sample_bytes)
@@ -215,26 +200,12 @@ class ThreadFiller(Filler):
             fitting = max(fitting, self._readers.batches_ahead(samples, sample_bytes))
         return max(fitting, -(-2 * workers // samples))  # work for every thread, where batches are small
 
-    def ready(self, queue: deque[FetchedBatch]) -> FetchedBatch | None:
+    def ready(self, queue: deque[FetchedBatch]) -> FetchedBatch:
         batch = self._wait(queue)
-        streams = self._streams
-        if batch.ended:
-            if streams is not None and batch.owner is not None:
-                streams.ended(batch.owner, batch.state)
-            if self._owners is not None and batch.owner is not None and batch.owner in self._owners:
-                self._owners.remove(batch.owner)
-            queue.remove(batch)
-            return None
-        if batch.error is None and streams is not None and streams.to_drop[batch.owner or 0]:
-            queue.remove(batch)
-            streams.dropped(batch.owner or 0, batch.state)
-            return None
         if batch.failed is not None:
             _, error = batch.failed
             batch.error, batch.failed = error, None
             del error
-        if streams is not None and not self._iterable:
-            batch.state = state_of(self._fetch.dataset)
         return batch
 
     def _wait(self, queue: deque[FetchedBatch]) -> FetchedBatch:
@@ -263,18 +234,13 @@ class ThreadFiller(Filler):
 
     def delivery(self, batch: FetchedBatch, out: Any) -> Delivery:
         self._crew.leave()
-        return Delivery(out, self._samples(batch, out))
-
-    def _samples(self, batch: FetchedBatch, out: Any) -> int:
-        if batch.indices is not None or not self._fetch.batched:
-            return 1 if batch.indices is None else len(batch.indices)
         assert batch.task is not None
-        return samples_in(out, samples_given(batch.task.given), iterable=self._iterable, stacks=self._fetch.stacks)
+        return Delivery(out, samples_given(batch.task.given) if self._fetch.batched else 1)
 
     def report(self, batch: FetchedBatch | None, *, came: bool) -> None:
         if self._streams is not None and self._streams.now is None:
-            if came and batch is not None:
-                self._streams.read(batch.owner or 0, batch.state)
+            if came:
+                self._streams.read(0, state_of(self._fetch.dataset))
             else:
                 self._streams.failed()
 
@@ -287,7 +253,7 @@ class ThreadFiller(Filler):
 
     def knobs(self) -> Knobs | None:
         workers = self.workers
-        if self._iterable or not workers:
+        if not workers:
             return None
         deepens = self.resources.in_flight is None and self.reads_ahead
         return Knobs(workers, self._in_flight, self._batch_bytes if deepens else 0, paced=True)
@@ -318,9 +284,7 @@ class ThreadExecutor:
             job.resources,
             worker_seed(pass_input.seed, pass_input.epoch),
             init=settings.worker_init_fn,
-            iterable=settings.iterable,
             in_order=settings.in_order,
-            drop_last=settings.drop_last,
             streams=job.streams,
             own=own,
             readers=readers,
@@ -347,10 +311,8 @@ def worker_seed(seed: int, epoch: int) -> int:
 
 def _input(job: Job) -> PassInput:
     """Return what a pass goes through; called once, for it draws."""
-    made, said, streams = job.pass_input(), job.settings.noted_length, job.streams
-    if said is not None:
-        made = replace(made, promised=said, dataset=str(job.settings.dataset))
-    if streams is not None and not job.settings.iterable and any(streams.counts):
+    made, streams = job.pass_input(), job.streams
+    if streams is not None and any(streams.counts):
         made = replace(made, batches=with_first_drawn(made.batches))
     return made
 
@@ -367,7 +329,7 @@ def _readers(job: Job) -> MeteredReaders | None:
 
 def _remote(job: Job) -> RemoteLeaves | None:
     """Return the samples of a pass that lie in object stores, None where none is known to."""
-    return None if job.settings.iterable else remote_leaves(job.settings.dataset)
+    return remote_leaves(job.settings.dataset)
 
 
 def _read_directly(job: Job) -> None:

@@ -1,9 +1,8 @@
 """Python worker threads: they fetch samples in this process, each into its row of the batch.
 
 Batches in flight form one queue. A thread takes a few samples of the oldest batch that has any left, so that all
-threads share one batch; batches of an iterable dataset belong to one thread each, as torch's worker processes have
-it. How many threads work at a time is measured while samples cost little: where each holds Python's lock most of
-the time, more of them only hand it to and fro.
+threads share one batch. How many threads work at a time is measured while samples cost little: where each holds
+Python's lock most of the time, more of them only hand it to and fro.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterator
 from dataclasses import replace
-from typing import Any
 
 from penstock.executors.fetch import Fetch
-from penstock.executors.workers.loading import Activity, FetchedBatch, IterableReader, SampleRows
+from penstock.executors.workers.loading import Activity, FetchedBatch, SampleRows
 from penstock.executors.workers.native import MeteredReaders
 from penstock.executors.workers.own_fetch import OwnFetches
 from penstock.executors.workers.pace import PATIENCE_SECONDS, CallerTime, Pace
@@ -54,8 +52,7 @@ class ThreadCrew:
         count: threads; 0: `wait` does everything in the caller's thread.
         own: what each thread fetches with, and the worker_init_fn that is called in each when it starts.
         rows: where batches are built; None: collate_fn makes them from a list of samples.
-        meter: counts getitem, collate and iterate (over an iterable dataset).
-        iterable: the dataset is iterable; each thread goes through it on its own.
+        meter: counts getitem and collate.
         seed: of worker 0, for get_worker_info().
         readers: bring the files that the threads take; ended with them.
     """
@@ -70,16 +67,12 @@ class ThreadCrew:
         own: OwnFetches,
         rows: SampleRows | None,
         meter: Meter,
-        iterable: bool = False,
-        drop_last: bool = False,
         seed: int = 0,
         readers: MeteredReaders | None = None,
     ) -> None:
         self._fetch = fetch
         self._own = own
         self._rows = rows
-        self._iterable = iterable
-        self._drop_last = drop_last
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
@@ -88,7 +81,6 @@ class ThreadCrew:
         self._open: deque[FetchedBatch] = deque()
         self._sample_seconds = GRAIN_SECONDS
         self._closed = False
-        self._states: list[Any] | None = None
         self._context = context_here()  # of the pass; a new pass has new ones
         self.pace = Pace(max(1, count))
         self.ended = threading.Event()
@@ -113,7 +105,7 @@ class ThreadCrew:
     def prepare(self, batch: FetchedBatch, task: Task) -> None:
         """Make a batch ready to be submitted: what its task gives."""
         fetch = self._fetch
-        split = fetch.batched and not self._iterable and fetch.one_by_one
+        split = fetch.batched and fetch.one_by_one
         indices = list(task.given) if split else None
         if indices is not None:
             task = replace(task, given=indices)  # what was given may be gone through only once
@@ -157,11 +149,11 @@ class ThreadCrew:
         """Return whether the caller fetches the first of the batches itself, as worker 0, while all threads rest.
 
         That is faster where more than one at a time do not get on (Python's lock goes to and fro) and the caller does
-        next to nothing else. Not where worker_init_fn has prepared the threads, or the dataset is iterable.
+        next to nothing else. Not where worker_init_fn has prepared the threads.
         """
         self._caller.come_back()
         with self._lock:
-            before, paced = self._caller_works, self.pace.alone and not (self._own.prepares or self._iterable)
+            before, paced = self._caller_works, self.pace.alone and not self._own.prepares
             seconds = self._sample_seconds * len(batches[0].indices or ())
             suffices = paced and self._caller.suffices(seconds)
             self._let_caller_work(suffices and (before or self._workers[0].unbound()))
@@ -188,15 +180,12 @@ class ThreadCrew:
             if not self._workers[0].unbound():
                 self._workers[0].fetch = None  # the thread makes another one
 
-    def begin(self, fetch: Fetch, states: list[Any] | None = None) -> None:
-        """Begin a pass, in the caller's context.
-
-        Batches in flight are forgotten; an iterable dataset begins anew, or where its states say.
-        """
+    def begin(self, fetch: Fetch) -> None:
+        """Begin a pass, in the caller's context. Batches in flight are forgotten."""
         self._own.begin()
         context = context_here()
         with self._lock:
-            self._fetch, self._states, self._context = fetch, states, context
+            self._fetch, self._context = fetch, context
             self._open.clear()
             self._work.notify_all()
             self.parked.notify_all()
@@ -248,8 +237,6 @@ class ThreadCrew:
                 fetch.renew()
         except BaseException as error:
             failed = error  # raised at the first batch that this thread takes
-        reader: IterableReader | None = None
-        reader_context: Any = None
         begun, settled = time.monotonic(), False
         while (work := (yield from self._taken(worker))) is not None:
             batch, begin, end = work
@@ -262,11 +249,6 @@ class ThreadCrew:
                 self._fail(batch, begin, failed)
                 failed = None
                 self._finish(batch, end - begin, fetch)
-            elif self._iterable:
-                if reader_context is not worker.context:  # each pass goes through the dataset anew
-                    reader, reader_context = None, worker.context
-                reader = self._read_iterable(batch, worker, fetch, reader)
-                self._finish(batch, 1, fetch)
             else:
                 self._fetch_part(work, fetch, worker.info.rng, worker.activity)
             if not settled and time.monotonic() - begun > SETTLING_SECONDS:
@@ -285,13 +267,12 @@ class ThreadCrew:
         """Return the next work of a thread: a batch and a part of its samples. None: closed, or another pass began."""
         with self._lock:
             while not self._closed and worker.context is self._context:
-                if (worker.number >= self.pace.active or self._caller_works) and not self._iterable:
+                if worker.number >= self.pace.active or self._caller_works:
                     self.parked.wait()
                     continue
-                for batch in self._open:
-                    if batch.owner in (None, worker.number):
-                        self._busy += 1
-                        return self._take_from(batch)
+                if self._open:
+                    self._busy += 1
+                    return self._take_from(self._open[0])
                 self._work.wait()
         return None
 
@@ -324,23 +305,6 @@ class ThreadCrew:
                 self._fail(batch, *failed)
             del failed  # whose traceback holds this frame, and with it the pass
         self._finish(batch, end - begin, fetch, begun)
-
-    def _read_iterable(
-        self, batch: FetchedBatch, worker: WorkerThread, fetch: Fetch, reader: IterableReader | None
-    ) -> IterableReader | None:
-        """Make a batch of an iterable dataset in the thread that owns it, and return the thread's reader."""
-        begun = Instant.now()
-        try:
-            if reader is None:
-                state = None if self._states is None else self._states[worker.number]
-                alone = not self._own.shared or len(self._workers) == 1
-                reader = IterableReader(fetch, drop_last=self._drop_last, state=state, alone=alone)
-            reader.read(batch)
-            if not batch.ended:
-                self._count("iterate", batch, begun)
-        except BaseException as error:
-            self._fail(batch, 0, error)
-        return reader
 
     def _fail(self, batch: FetchedBatch, position: int, error: BaseException) -> None:
         with self._lock:
