@@ -65,8 +65,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# `penstock watch` sees this process: the module puts its own follower in the place of this one.
-_follow(lambda _: _import_module("penstock.insight.publishing") and None)
+
+def _publish(loader: object) -> None:
+    """Let `penstock watch` see this process: the module puts its own follower in the place of this one."""
+    _import_module("penstock.insight.publishing")
+
+
+_follow(_publish)
 
 if not TYPE_CHECKING:
     __getattr__ = _attributes_of(

@@ -218,6 +218,8 @@ class Filler:
 
     ended: threading.Event
     """Is set when its threads are gone."""
+    in_order = True
+    """Batches are handed out in the sampler's order."""
 
     def __init__(self, resources: PassResources) -> None:
         self.resources = resources

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import weakref
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
+from functools import cache
 from time import perf_counter
 from typing import Any, NoReturn
 
@@ -14,6 +16,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from penstock.errors import WorkerStuck
 from penstock.executors.filler import Batch, Filler, Knobs, PassInput, Setting
+from penstock.executors.job import Job
 from penstock.executors.workers.native import ThreadWorker
 from penstock.observe import Delivery, Observers, observed
 from penstock.order.leftover import Arrivals
@@ -57,11 +60,11 @@ class Pass(_BaseDataLoaderIter):
         except BaseException:
             self._end()
             raise
-        self.begin(pass_input, eager=eager)
+        self.begin(pass_input, filler, eager=eager)
 
-    def begin(self, pass_input: PassInput, filler: Filler | None = None, *, eager: bool = False) -> None:
-        """Begin another pass. filler: makes its batches; None: the one that this pass has."""
-        if filler is not None:
+    def begin(self, pass_input: PassInput, filler: Filler, *, eager: bool = False) -> None:
+        """Begin another pass, whose batches this filler makes."""
+        if filler is not self.filler:
             self.close()
             self._hold(filler)
         self.filler.open(pass_input)
@@ -221,3 +224,37 @@ class Pass(_BaseDataLoaderIter):
     def __repr__(self) -> str:
         state = "open" if self._open else "closed"
         return f"<Pass: {state}, {self.filler!r}, {len(self._queue)} batches in flight>"
+
+
+class FillerExecutor:
+    """Makes passes whose batches a filler makes."""
+
+    @abstractmethod
+    def filler(self, job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> Filler:
+        """Return what makes the batches of a pass.
+
+        Args:
+            job: the pass.
+            held: of the pass before, whose iterator is kept; it may make this one too.
+            drawn: returns what the pass goes through; it draws, and is called where nothing is refused any more.
+        """
+
+    def open(self, job: Job) -> Pass:
+        """Return an iterator of the batches."""
+        drawn = cache(job.pass_input)
+        filler = self.filler(job, None, drawn)
+        return self._following(Pass(filler, drawn(), eager=job.eager), job)
+
+    def restart(self, held: Pass, job: Job) -> None:
+        """Let an iterator make another pass."""
+        drawn = cache(job.pass_input)
+        filler = self.filler(job, held.filler, drawn)
+        held.begin(drawn(), filler, eager=job.eager)
+        self._following(held, job)
+
+    @staticmethod
+    def _following(made: Pass, job: Job) -> Pass:
+        if made.filler.in_order:
+            job.progress.arrivals = None
+        made.arrivals = job.progress.arrivals
+        return made

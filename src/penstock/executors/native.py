@@ -28,7 +28,7 @@ from penstock.executors.buffers import Field
 from penstock.executors.failures import agreed_fields, error_of, put_others, why_stuck
 from penstock.executors.fetch import Fetch
 from penstock.executors.filler import IN_FLIGHT, BatchShards, Filler, Knobs, PassInput, PassResources, Setting, pinned
-from penstock.executors.iterator import Pass
+from penstock.executors.iterator import FillerExecutor
 from penstock.executors.job import Job, fetcher
 from penstock.executors.staging import Staging
 from penstock.executors.workers.native import SAMPLES_AHEAD, NativeBatch, NativeCrew
@@ -350,19 +350,10 @@ class NativeFiller(Filler):
         return True
 
 
-class NativeExecutor:
+class NativeExecutor(FillerExecutor):
     """Native threads, for a dataset that the native core reads."""
 
-    def open(self, job: Job) -> Pass:
-        """Return an iterator of the batches."""
-        return Pass(self._filler(job), job.pass_input(), eager=job.eager)
-
-    def restart(self, held: Pass, job: Job) -> None:
-        """Make another pass with the same iterator."""
-        held.begin(job.pass_input(), self._filler(job), eager=job.eager)
-
-    def _filler(self, job: Job) -> NativeFiller:
+    def filler(self, job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> NativeFiller:
         assert isinstance(job.plan, NativePlan)
-        job.progress.arrivals = None  # batches come in order
         fetch = fetcher(job.settings, job.substitutes, here=job.settings.num_workers == 0)
         return NativeFiller(job.plan, job.resources, substitutes=job.substitutes, live=not job.eager, fetch=fetch)

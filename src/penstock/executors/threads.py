@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import InvalidOption, WorkerStuck
 from penstock.executors.copies import NotCopied
 from penstock.executors.fetch import Fetch
 from penstock.executors.filler import Filler, Knobs, PassInput, PassResources, Setting, pinned
-from penstock.executors.iterator import Pass
+from penstock.executors.iterator import FillerExecutor
 from penstock.executors.job import Job
 from penstock.executors.staging import Staging
 from penstock.executors.workers.crew import ThreadCrew
@@ -26,7 +26,7 @@ from penstock.sources.sample_reader import ReadAhead
 from penstock.sources.tree import RemoteLeaves, remote_leaves
 from penstock.sources.unchanged import collates_as_torch
 from penstock.state.delivery import Task
-from penstock.state.streams import Streams, restore_dataset, state_of, with_first_drawn
+from penstock.state.streams import Streams, restore_dataset, state_of
 from penstock.stats import samples_given
 from penstock.system.modes import in_callers_mode
 from penstock.system.randomness import sample_number
@@ -62,7 +62,7 @@ class ThreadFiller(Filler):
     ) -> None:
         super().__init__(resources)
         self._in_flight = 1  # batches, as chosen last
-        self._in_order = in_order
+        self.in_order = in_order
         stacks = fetch.batched and fetch.stacks and collates_as_torch()
         self._rows = SampleRows(resources.buffers) if stacks else None
         self._crew = ThreadCrew(
@@ -210,7 +210,7 @@ class ThreadFiller(Filler):
 
     def _wait(self, queue: deque[FetchedBatch]) -> FetchedBatch:
         timeout, workers = self.resources.timeout, self.workers
-        batches = [queue[0]] if self._in_order else list(queue)
+        batches = [queue[0]] if self.in_order else list(queue)
         if self._staging is not None and all(batch.waits_for_shards for batch in batches):
             self._staging.wait_and_submit(batches[0], timeout, self._submit)
         batches = [batch for batch in batches if not batch.waits_for_shards or batch.error is not None]
@@ -265,56 +265,39 @@ class ThreadFiller(Filler):
             self._crew.parked.notify_all()
 
 
-class ThreadExecutor:
+class ThreadExecutor(FillerExecutor):
     """Python threads of this process, and the caller's thread where samples are seeded or replaced."""
 
-    def open(self, job: Job) -> Pass:
-        """Return an iterator of the batches. Raises NotCopied, before anything is drawn for the pass."""
-        settings = job.settings
-        fetch = job.fetch(here=settings.num_workers == 0)
+    def filler(self, job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> ThreadFiller:
+        """Raises NotCopied, before anything is drawn for the pass."""
+        settings, fetch = job.settings, job.fetch(here=job.settings.num_workers == 0)
+        remote = remote_leaves(settings.dataset)
+        if isinstance(held, ThreadFiller):
+            readers = _readers(job) if settings.share_dataset else None  # copies keep those that they were made with
+            held.work_with(fetch, streams=job.streams, readers=readers, remote=remote)
+            return held
         readers = _readers(job)
         try:
             own = OwnFetches(fetch, settings.worker_init_fn, shared=settings.share_dataset or settings.num_workers == 0)
         except NotCopied:
             _read_directly(job)  # another executor may read by the same plan
             raise
-        pass_input = _input(job)
-        filler = ThreadFiller(
+        return ThreadFiller(
             fetch,
             job.resources,
-            worker_seed(pass_input.seed, pass_input.epoch),
+            worker_seed(drawn().seed, drawn().epoch),
             init=settings.worker_init_fn,
             in_order=settings.in_order,
             streams=job.streams,
             own=own,
             readers=readers,
-            remote=_remote(job),
+            remote=remote,
         )
-        made = Pass(filler, pass_input, eager=job.eager)
-        made.arrivals = job.progress.arrivals
-        return made
-
-    def restart(self, held: Pass, job: Job) -> None:
-        """Let the same threads make another pass."""
-        filler = held.filler
-        assert isinstance(filler, ThreadFiller)
-        readers = _readers(job) if job.settings.share_dataset else None  # copies keep those that they were made with
-        filler.work_with(job.fetch(here=False), streams=job.streams, readers=readers, remote=_remote(job))
-        held.begin(_input(job), eager=job.eager)
-        held.arrivals = job.progress.arrivals
 
 
 def worker_seed(seed: int, epoch: int) -> int:
     """Return what worker 0 of a pass seeds its generators with; with a seed passes differ by their epoch alone."""
     return seed if epoch == 0 else sample_number((seed, epoch)) >> 1
-
-
-def _input(job: Job) -> PassInput:
-    """Return what a pass goes through; called once, for it draws."""
-    made, streams = job.pass_input(), job.streams
-    if streams is not None and any(streams.counts):
-        made = replace(made, batches=with_first_drawn(made.batches))
-    return made
 
 
 def _readers(job: Job) -> MeteredReaders | None:
@@ -325,11 +308,6 @@ def _readers(job: Job) -> MeteredReaders | None:
     if not job.settings.num_workers or not isinstance(job.plan, PythonPlan) or job.plan.filled is not None:
         return None
     return readers_of(job.plan, job.resources.meter)
-
-
-def _remote(job: Job) -> RemoteLeaves | None:
-    """Return the samples of a pass that lie in object stores, None where none is known to."""
-    return remote_leaves(job.settings.dataset)
 
 
 def _read_directly(job: Job) -> None:
