@@ -60,11 +60,11 @@ class Pass(_BaseDataLoaderIter):
         except BaseException:
             self._end()
             raise
-        self.begin(pass_input, filler, eager=eager)
+        self.begin(pass_input, eager=eager)
 
-    def begin(self, pass_input: PassInput, filler: Filler, *, eager: bool = False) -> None:
-        """Begin another pass, whose batches this filler makes."""
-        if filler is not self.filler:
+    def begin(self, pass_input: PassInput, filler: Filler | None = None, *, eager: bool = False) -> None:
+        """Begin another pass. filler: makes its batches; None: the one that this pass has."""
+        if filler is not None and filler is not self.filler:
             self.close()
             self._hold(filler)
         self.filler.open(pass_input)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from penstock.cluster.connection import connected, files_of, pickled
 from penstock.errors import InvalidOption, WorkerStuck
 from penstock.executors.filler import IN_FLIGHT, Filler, PassInput, PassResources, pinned
-from penstock.executors.iterator import FillerExecutor
+from penstock.executors.iterator import Pass
 from penstock.executors.job import Job, fetcher
 from penstock.executors.workers.filler_actor import FillJob
 from penstock.executors.workers.filler_crew import FillerCrew
@@ -35,7 +34,7 @@ class RemoteFiller(Filler):
 
     def __init__(self, crew: FillerCrew, resources: PassResources, *, in_order: bool) -> None:
         super().__init__(resources)
-        self._crew, self.in_order, self._pid = crew, in_order, os.getpid()
+        self._crew, self._in_order, self._pid = crew, in_order, os.getpid()
         self._deepest = IN_FLIGHT
         self.ended = crew.ended
 
@@ -83,7 +82,7 @@ class RemoteFiller(Filler):
 
     def ready(self, queue: deque[FillerBatch]) -> FillerBatch:
         timeout = self.resources.timeout
-        batch = self._crew.wait([queue[0]] if self.in_order else list(queue), timeout)
+        batch = self._crew.wait([queue[0]] if self._in_order else list(queue), timeout)
         if batch is None:
             raise WorkerStuck(
                 f"DataLoader timed out after {timeout} seconds: no batch came from {self.workers} fillers "
@@ -105,18 +104,16 @@ class RemoteFiller(Filler):
         self._crew.forget(batch)
 
 
-class RemoteExecutor(FillerExecutor):
+class RemoteExecutor:
     """Fillers of a Ray cluster, where worker_method= asks for them."""
 
-    def filler(self, job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> Filler:
-        """Fillers that are held make another pass, of the dataset that they have.
+    def open(self, job: Job) -> Pass:
+        """Return an iterator of the batches.
 
         Raises:
             InvalidOption: Ray is not installed; the dataset has a state of its own.
             ClusterUnreachable, ClusterError: the cluster, or a node of it, cannot do its part.
         """
-        if held is not None:
-            return held
         settings, resources = job.settings, job.resources
         if job.streams is not None:
             raise InvalidOption(
@@ -134,7 +131,15 @@ class RemoteExecutor(FillerExecutor):
             meter=resources.meter,
             report=resources.fillers,
         )
-        return RemoteFiller(crew, resources, in_order=settings.in_order)
+        filler = RemoteFiller(crew, resources, in_order=settings.in_order)
+        made = Pass(filler, job.pass_input(), eager=job.eager)
+        made.arrivals = job.progress.arrivals
+        return made
+
+    def restart(self, held: Pass, job: Job) -> None:
+        """Let the same fillers make another pass, of the dataset that they have."""
+        held.begin(job.pass_input(), eager=job.eager)
+        held.arrivals = job.progress.arrivals
 
 
 def _fill_job(job: Job) -> FillJob:
