@@ -57,8 +57,8 @@ class Interrupting:
         if name not in FILES or frame.f_code.co_name in SPARED:
             return None
         # A line of a `with` comes again at its end, where no signal is looked for before the lock is let go; none is
-        # looked for before the thread's state is given back.
-        whole = source(frame).startswith(("with ", "answering.native, counting.sink = before"))
+        # looked for between what is assigned and the `return` of it, or before the thread's state is given back.
+        whole = source(frame).startswith(("with ", "return batch", "answering.native, counting.sink = before"))
         if event == "line" and self.where is None and not whole:
             self.left -= 1
             if self.left < 0:
