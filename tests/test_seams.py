@@ -13,7 +13,7 @@ import torch.utils.data as tud
 import penstock
 from penstock.executors import selection
 from penstock.executors.filler import Batch, Filler
-from penstock.executors.iterator import Pass
+from penstock.executors.iterator import FillerExecutor
 from penstock.executors.job import Job
 from penstock.observe import Delivery, Observer
 from tests.same import outcomes
@@ -63,12 +63,9 @@ def accepts_squares(job: Job) -> bool:
     return type(job.settings.dataset) is Squares
 
 
-class Computer:
-    def open(self, job: Job) -> Pass:
-        return Pass(Computing(job.resources), job.pass_input(), eager=job.eager)
-
-    def restart(self, held: Pass, job: Job) -> None:
-        held.begin(job.pass_input(), eager=job.eager)
+class Computer(FillerExecutor):
+    def filler(self, job: Job, held: Filler | None, drawn: Any) -> Filler:
+        return held or Computing(job.resources)
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ from penstock.errors import (
     WorkerStuck,
 )
 from penstock.loader import DataLoader
-from penstock.observe import before_first_pass as _before_first_pass
+from penstock.observe import follow as _follow
 from penstock.order.buckets import Buckets
 from penstock.order.mix import Mix
 from penstock.order.weighted import Weighted
@@ -65,8 +65,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# `penstock watch` sees this process.
-_before_first_pass(lambda: _import_module("penstock.insight.publishing"))
+
+def _publish(loader: object) -> None:
+    """Let `penstock watch` see this process: the module puts its own follower in the place of this one."""
+    _import_module("penstock.insight.publishing")
+
+
+_follow(_publish)
 
 if not TYPE_CHECKING:
     __getattr__ = _attributes_of(

@@ -187,7 +187,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.share_dataset = shares(share_dataset, method)
         self._given = Given(
             own_order=sampler is None and batch_sampler is None,
-            prefetch=prefetch_factor is not None,
+            prefetch_given=prefetch_factor is not None,
             method=method,
             seeded=None if seed is None else torch.Generator().manual_seed(seed),
             caches=caches_of(cache, cache_decoded),
@@ -266,13 +266,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             settings = self._settings()
             self._planned_for = settings, sends
         progress = self._checkpoint.next_progress(settings)
-        record = self._recording.of_pass(settings, progress, self._checkpoint.fingerprint)
+        record = None
+        if settings.ledger is not None:
+            record = self._recording.of_pass(settings, progress, self._checkpoint.fingerprint)
         self._checkpoint.progress = progress
         executors = self._executors
         executors.warn_of_unreached(settings, self._plan)
         loop = executors.counters.loop
         loop.followed(self)
-        followers: Observers = (progress, LoopClock(loop)) if record is None else (progress, record, LoopClock(loop))
+        followers: Observers = (progress, LoopClock(loop)) if record is None else (record, progress, LoopClock(loop))
         followers += watching(self)
         if feed is None or target is None:
             batches = self._batches(settings, None)
@@ -311,7 +313,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         given = self._given
         if given.workers is not None and self.num_workers == given.workers:
             self.num_workers = given.workers = default_workers(self.dataset, self._plan, given.method)
-            if not given.prefetch:
+            if not given.prefetch_given:
                 self.prefetch_factor = 2 if self.num_workers else None  # as torch's __init__ has it
 
     def _settings(self) -> Settings:
@@ -503,7 +505,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         arguments = {name: getattr(self, name) for name in (*_READING, *_OWN)}
         if self.num_workers == self._given.workers:
             arguments["num_workers"] = None
-        if not self._given.prefetch:
+        if not self._given.prefetch_given:
             del arguments["prefetch_factor"]
         twin: DataLoader[Any] = DataLoader(dataset, **samples, **arguments)
         twin._checkpoint.epochs = self._checkpoint.epochs.copy()

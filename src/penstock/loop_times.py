@@ -12,7 +12,8 @@ from time import perf_counter, process_time
 from typing import Any
 
 import penstock._native as _native
-from penstock.observe import Delivery, Follower, Observer, followers
+from penstock import observe
+from penstock.observe import Delivery, Follower, Observer
 from penstock.system.cpus import machine_cpu_seconds
 
 #: Waits are counted by their length: up to 1 us, 2 us, 4 us, ...; the last class holds all longer ones (over 67 s).
@@ -98,8 +99,8 @@ class LoopMeter:
         self.passes = self.failed = 0
         self.latest: Callable[[], LoopClock | None] = lambda: None
         self.looked = 0.0
-        self._followers: tuple[Follower, ...] = ()
-        self._following: list[Callable[[float], None]] = []
+        self._follower: Follower = observe.follow_none
+        self._follows: Callable[[float], None] | None = None
         self._ran = 0.0, 0.0  # of the process and the machine, then
         # Batch by batch they are counted natively: behind a batch's samples Python's code has left the CPU's caches.
         self.add, self.add_work = self._counter.add, self._counter.add_work
@@ -116,15 +117,13 @@ class LoopMeter:
         return clock is not None and not clock.over
 
     def followed(self, loader: Any) -> None:
-        """Let those who follow loaders know of this one, where they do not: a pass begins."""
-        if self._followers is not (them := followers()):
-            self._followers = them
-            self._following = []
-            for one in them:
-                try:
-                    self._following += filter(None, [one(loader)])
-                except Exception:
-                    _log.exception("a follower of loaders failed, and follows this one no more")
+        """Let who follows loaders know of this one, where it does not: a pass begins."""
+        while self._follower is not observe.follower:  # a follower may put another one in its place
+            self._follower, self._follows = observe.follower, None
+            try:
+                self._follows = self._follower(loader)
+            except Exception:
+                _log.exception("a follower of loaders failed, and follows this one no more")
 
     def look(self, *, begins: bool = False) -> None:
         """Count the CPU times of process and machine since the last look; begins: of a pass, they are only read."""
@@ -136,8 +135,8 @@ class LoopMeter:
                 process, machine = map(operator.sub, self._ran, before)
                 self._cpu += process
                 self._machine_cpu += machine
-        for follows in self._following:
-            follows(now)
+        if self._follows is not None:
+            self._follows(now)
 
     def times(self) -> LoopTimes:
         """Return the times so far."""

@@ -37,10 +37,6 @@ class Delivery:
     """Why Python read some of its samples, where the native core reads the dataset."""
     bad: Sequence[Any] = ()
     """The samples (BadSample) that a worker process found bad, and that others stand in for."""
-    refused: bool = False
-    """An observer's exception is raised in the batch's place: the batch is dropped, as one that failed."""
-    seen: int = 0
-    """Observers that know of it."""
     begun: float = 0.0
     """When its making began, by time.perf_counter(); 0: that is not known."""
     in_flight: int = 0
@@ -68,8 +64,13 @@ Watcher = Callable[[Any], Observer | None]
 Follower = Callable[[Any], Callable[[float], None] | None]
 
 _watchers: list[Watcher] = []
-_followers: tuple[Follower, ...] = ()
-_unprepared: list[Callable[[], object]] = []
+
+
+def follow_none(loader: Any) -> None:
+    """Follow no loader."""
+
+
+follower: Follower = follow_none
 _log = logging.getLogger("penstock")
 
 
@@ -87,30 +88,10 @@ def watch(watcher: Watcher) -> Callable[[], None]:
     return end
 
 
-def follow(follower: Follower) -> Callable[[], None]:
-    """Have a follower called for each loader of this process; return what ends that. It costs a pass nothing."""
-    global _followers
-    _followers = (*_followers, follower)
-
-    def end() -> None:  # by equality: a bound method is made anew each time
-        global _followers
-        _followers = tuple(one for one in _followers if one != follower)
-
-    return end
-
-
-def before_first_pass(prepare: Callable[[], object]) -> None:
-    """Have a function called before the first pass of the process: it may import what follows loaders."""
-    _unprepared.append(prepare)
-
-
-def followers() -> tuple[Follower, ...]:
-    """Return the followers: the same object until they are others."""
-    while _unprepared:
-        with contextlib.suppress(IndexError):  # another thread took it
-            prepare = _unprepared.pop()
-            prepare()
-    return _followers
+def follow(one: Follower) -> None:
+    """Have this follower called for each loader of this process, in the place of the one before: it costs no pass."""
+    global follower
+    follower = one
 
 
 def watching(loader: Any) -> Observers:
@@ -138,39 +119,27 @@ class Harmless(Observer):
 
     def delivered(self, delivery: Delivery) -> None:
         """Pass on a delivery."""
-        if self._observer is not None:
-            try:
-                self._observer.delivered(delivery)
-            except Exception:
-                self._drop()
+        self._tell("delivered", delivery)
 
     def failed(self, error: Exception) -> None:
         """Pass on an error."""
-        if self._observer is not None:
-            try:
-                self._observer.failed(error)
-            except Exception:
-                self._drop()
+        self._tell("failed", error)
 
     def ended(self) -> None:
         """Pass on the end of the pass."""
-        if self._observer is not None:
-            try:
-                self._observer.ended()
-            except Exception:
-                self._drop()
+        self._tell("ended")
 
-    def _drop(self) -> None:
-        """Log the exception that is being handled, and call the observer no more."""
-        _log.exception("an observer of a loader failed, and is not called any more")
-        self._observer = None
+    def _tell(self, event: str, *told: Any) -> None:
+        try:
+            if self._observer is not None:
+                getattr(self._observer, event)(*told)
+        except Exception:
+            _log.exception("an observer of a loader failed, and is not called any more")
+            self._observer = None
 
 
 def observed(observers: Observers, take: Callable[[], Delivery]) -> Any:
-    """Return the batch of the delivery that take() returns; the observers know of it, or of the error in its place.
-
-    After an interrupt the same delivery may come a second time: who has seen it is not told twice.
-    """
+    """Return the batch of the delivery that take() returns; the observers know of it, or of the error in its place."""
     try:
         delivery = take()
     except StopIteration:
@@ -183,15 +152,13 @@ def observed(observers: Observers, take: Callable[[], Delivery]) -> Any:
         for observer in observers:
             observer.failed(error)
         raise
-    while delivery.seen < len(observers):
+    for number, observer in enumerate(observers):
         try:
-            observers[delivery.seen].delivered(delivery)
+            observer.delivered(delivery)
         except Exception as error:
-            if delivery.refused:
-                for observer in observers[delivery.seen + 1 :]:
-                    observer.failed(error)
+            for later in observers[number + 1 :]:
+                later.failed(error)
             raise
-        delivery.seen += 1
     return delivery.batch
 
 

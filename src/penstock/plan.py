@@ -56,8 +56,6 @@ class NativePlan:
     root: Node
     leaves: tuple[NativeSource, ...]
     program: _native.Program
-    replan: Callable[[], Plan]
-    """Returns a new plan, for the dataset as it is then."""
     kept: Kept = Kept()  # noqa: RUF009  a tuple
 
     def still(self) -> bool:
@@ -251,13 +249,8 @@ def plan(
         return PythonPlan(refusal or by_name, foreign=foreign)
     if is_foreign(dataset):
         return PythonPlan(refusal or unknown(dataset), foreign=foreign)
-
-    def replan() -> Plan:
-        functions: dict[str, Any] = {"collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
-        return plan(dataset, batched=batched, processes=processes, raw=raw, **kept._asdict(), **functions)
-
     if refusal is None:
-        found = _natively(dataset, raw, kept, replan)
+        found = _natively(dataset, raw, kept)
         return PythonPlan(found, assist(dataset, caches)) if isinstance(found, Refusal) else found
     unseen = fills_batches(collate_fn)
     filled = fill_plan(dataset, kept, unseen=unseen) if batched else None
@@ -272,10 +265,7 @@ def fill_plan(dataset: object, kept: Kept, *, unseen: bool) -> NativePlan | None
     unseen: the code leaves the samples to default_collate; else they must lie as the dataset's samples do.
     """
 
-    def replan() -> Plan:
-        return fill_plan(dataset, kept, unseen=unseen) or PythonPlan(unknown(dataset))
-
-    found = _natively(dataset, False, kept, replan)
+    found = _natively(dataset, False, kept)
     if isinstance(found, Refusal) or any(
         leaf.form.keys is not None or leaf.remote is not None for leaf in found.leaves
     ):
@@ -287,7 +277,7 @@ def fill_plan(dataset: object, kept: Kept, *, unseen: bool) -> NativePlan | None
     return found
 
 
-def _natively(dataset: object, raw: bool, kept: Kept, replan: Callable[[], Plan]) -> NativePlan | Refusal:
+def _natively(dataset: object, raw: bool, kept: Kept) -> NativePlan | Refusal:
     """Return how the native core fills the batches of a dataset, or why it cannot."""
     tree = build(dataset, raw)
     if isinstance(tree, Refusal):
@@ -298,7 +288,7 @@ def _natively(dataset: object, raw: bool, kept: Kept, replan: Callable[[], Plan]
     if kept.indexes is not None:
         leaves = cached.indexed(leaves, kept.indexes)
     program = _native.Program([[field.filler for field in leaf.fields] for leaf in leaves])
-    return NativePlan(dataset, root, tuple(leaves), program, replan, kept)
+    return NativePlan(dataset, root, tuple(leaves), program, kept)
 
 
 def fills_batches(collate_fn: object) -> bool:

@@ -74,8 +74,8 @@ class Given:
 
     own_order: bool
     """Neither a sampler nor a batch_sampler was given."""
-    prefetch: bool
-    """prefetch_factor= was given."""
+    prefetch_given: bool
+    """prefetch_factor= was."""
     method: Method | None
     """Of worker_method=."""
     seeded: torch.Generator | None
@@ -200,18 +200,12 @@ class Snapshot(NamedTuple):
 
 def _settings_of(loader: Any, given: Given, sampler: Any, blocks: Any, size: int | None) -> Settings:
     attributes = {name: getattr(loader, name) for name in _ATTRIBUTES}
+    given_options = {name: value for name, value in vars(given).items() if name != "workers"}
     return Settings(
-        **{**attributes, "sampler": sampler},
+        **{**attributes, **given_options, "sampler": sampler},
         index_sampler=loader._index_sampler,
         batched=loader._auto_collation,
         noted_length=loader._IterableDataset_len_called,
-        method=given.method,
-        own_order=given.own_order,
-        prefetch_given=given.prefetch,
-        seeded=given.seeded,
-        caches=given.caches,
-        indexes=given.indexes,
-        cluster=given.cluster,
         workers_chosen=given.workers is not None and given.workers == loader.num_workers,
         blocks=blocks,
         size=size,

@@ -175,18 +175,6 @@ def test_an_error_of_worker_init_fn_is_raised() -> None:
         list(in_threads(image, num_workers=1, worker_init_fn=init))
 
 
-def test_a_shared_iterable_dataset_that_is_its_own_iterator_is_refused() -> None:
-    class Shared(tud.IterableDataset[int]):
-        def __iter__(self) -> Shared:
-            return self
-
-        def __next__(self) -> int:
-            raise StopIteration
-
-    with pytest.raises(penstock.InvalidOption, match="__iter__ returns"):
-        list(penstock.DataLoader(Shared(), num_workers=2, worker_method="thread", share_dataset=True))
-
-
 def test_in_order_false_hands_out_what_is_done() -> None:
     first = threading.Event()
 
@@ -330,6 +318,8 @@ def test_an_iterable_dataset_is_gone_through_once_by_default(method: Any) -> Non
     loader = penstock.DataLoader(Stream(10), batch_size=5, worker_method=method)
     assert loader.num_workers == 0
     assert torch.cat(list(loader)).tolist() == list(range(10))
+    asked = penstock.DataLoader(Stream(10), batch_size=5, num_workers=2, worker_method=method)
+    assert "2 worker processes" in asked.explain()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from penstock.device.decoders import Decoder
 from penstock.device.reading import Batch, Encoded, Readers
 from penstock.errors import ShapeMismatch, WorkerStuck
 from penstock.executors.filler import IN_FLIGHT, Filler, PassInput, PassResources
-from penstock.executors.iterator import Pass
+from penstock.executors.iterator import FillerExecutor
 from penstock.executors.job import Job
 from penstock.plan import NativePlan, Plan
 from penstock.recipe.recipe import Recipe
@@ -188,22 +188,15 @@ class DecodingFiller(Filler):
 
 
 @dataclass(frozen=True)
-class DecodingExecutor:
+class DecodingExecutor(FillerExecutor):
     """Decodes images on the device."""
 
     decoder: Decoder
     device: torch.device
     stream: CopyStream
 
-    def open(self, job: Job) -> Pass:
-        return Pass(self._filler(job), job.pass_input(), eager=job.eager)
-
-    def restart(self, held: Pass, job: Job) -> None:
-        held.begin(job.pass_input(), self._filler(job), eager=job.eager)
-
-    def _filler(self, job: Job) -> DecodingFiller:
+    def filler(self, job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> DecodingFiller:
         assert isinstance(job.plan, NativePlan)
-        job.progress.arrivals = None  # batches come in order
         return DecodingFiller(
             job.plan, job.resources, self.decoder, self.device, self.stream, substitutes=job.substitutes
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,8 +15,8 @@ import torch
 from penstock.device.copy_stream import CopyStream
 from penstock.device.resident import ResidentPlan
 from penstock.device.stores import Images, send
-from penstock.executors.filler import Filler, IndexedBatch, PassResources
-from penstock.executors.iterator import Pass
+from penstock.executors.filler import Filler, IndexedBatch, PassInput, PassResources
+from penstock.executors.iterator import FillerExecutor
 from penstock.executors.job import Job
 from penstock.order.batches import as_array
 from penstock.sample_notes import torch_batch
@@ -94,19 +95,11 @@ class ResidentFiller(Filler):
 
 
 @dataclass(frozen=True)
-class ResidentExecutor:
+class ResidentExecutor(FillerExecutor):
     """Gathers batches from data that lives on the device."""
 
     held: ResidentPlan
     stream: CopyStream
 
-    def open(self, job: Job) -> Pass:
-        job.progress.arrivals = None  # batches come in order
-        return Pass(self._filler(job), job.pass_input())
-
-    def restart(self, held: Pass, job: Job) -> None:
-        job.progress.arrivals = None
-        held.begin(job.pass_input(), self._filler(job))
-
-    def _filler(self, job: Job) -> ResidentFiller:
+    def filler(self, job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> ResidentFiller:
         return ResidentFiller(self.held, job.resources, self.stream)

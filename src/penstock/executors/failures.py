@@ -41,11 +41,6 @@ def identify(plan: NativePlan, batch: NativeBatch, position: int) -> tuple[str, 
     return name, path
 
 
-def was_interrupted(batch: NativeBatch) -> bool:
-    """Return whether Ctrl-C came while the caller's thread read a sample, which is then read a second time."""
-    return any(not isinstance(error, Exception) for error in batch.rescues_failed.values())
-
-
 def why_stuck(plan: NativePlan, crew: NativeCrew, pool: _native.Pool, timeout: float, threads: int) -> str:
     """Return, for the error of a batch that did not come in so many seconds, what each thread is at."""
     at = [(*busy, "natively") for busy in pool.busy()] + [(*busy, "by Python") for busy in crew.busy()]

@@ -31,7 +31,7 @@ from penstock.recipe.working import working
 from penstock.sample_notes import collated, note_batch, note_sample, one_by_one
 from penstock.sources.assist import Assisted
 from penstock.state.delivery import Task
-from penstock.state.manifest import BadSample
+from penstock.state.substitutes import Substitutes
 from penstock.system.deferred import deferred
 from penstock.system.randomness import digest, generators_kept, sample_number, seed_globals
 
@@ -48,22 +48,6 @@ class Note(Protocol):
 
     def __call__(self, stage: str, index: Any, samples: int = 1, /) -> None:
         """Take note of a stage, the index of its sample (the list of them, of several), and their number."""
-
-
-class Replacing(Protocol):
-    """How bad samples are replaced; picklable, for it goes to worker processes."""
-
-    def is_bad(self, index: Any) -> bool:
-        """Return whether a sample is known as bad."""
-
-    def found_bad(self, index: Any, error: Exception) -> None:
-        """Take note of a bad sample."""
-
-    def candidates(self, task: Task, index: Any, position: int) -> Iterator[Any]:
-        """Yield the indices of samples that may stand in, the same ones in any process."""
-
-    def take_news(self) -> list[BadSample]:
-        """Return what was found bad since the last call."""
 
 
 def no_note(stage: str, index: Any, samples: int = 1) -> None:
@@ -94,7 +78,7 @@ class Fetch:
         read: Callable[[Any, int, int, int], Any] | None = None,
         seeded: bool = False,
         keyed: bool = False,
-        replacing: Replacing | None = None,
+        replacing: Substitutes | None = None,
         composes: bool = True,
         filling: Filling | None = None,
     ) -> None:

@@ -61,12 +61,8 @@ class Batch:
     """Of the batch in what the sampler gives, from the beginning of the pass."""
     error: BaseException | None = None
     """It is raised when the batch's turn has come."""
-    settled: bool = False
-    """Its making has begun without an interrupt."""
     begun: float = 0.0
-    """When that was, by time.perf_counter()."""
-    reported: bool = False
-    """Those who follow the pass know that the batch came."""
+    """When its making began, by time.perf_counter()."""
     shards: BatchShards | None = None
     """The shards of an object store that it is made of; None: it needs none."""
 
@@ -156,10 +152,6 @@ class PassInput:
     """Of the sampler, for len()."""
     seed: int
     epoch: int
-    promised: int | None = None
-    """The length of an iterable dataset, where a program has called len() of the loader."""
-    dataset: str = ""
-    """The repr of that dataset."""
     coming: Callable[[], Iterator[Indices]] | None = None
     """Returns the indices of each batch, independently of `batches`, for who looks ahead; None: they are not known."""
     samples: int = 0
@@ -202,6 +194,8 @@ class Filler:
 
     ended: threading.Event
     """Is set when its threads are gone."""
+    in_order = True
+    """Batches are handed out in the sampler's order."""
 
     def __init__(self, resources: PassResources) -> None:
         self.resources = resources
@@ -246,14 +240,14 @@ class Filler:
         return 1
 
     def begin(self, batch: Any) -> None:
-        """Begin to make a batch of what the sampler gave. After an interrupt the same batch comes a second time."""
+        """Begin to make a batch of what the sampler gave."""
 
-    def push(self, queue: deque[Any], done: int) -> None:
-        """Go on with the batches that were begun; so many in the queue are being handed out."""
+    def push(self, queue: deque[Any]) -> None:
+        """Go on with the batches that were begun."""
 
     @abstractmethod
     def ready(self, queue: deque[Any]) -> Any:
-        """Wait for a batch and return it, with its error where it failed; None: look at the queue again.
+        """Wait for a batch and return it, with its error where it failed; None: refill the queue, and call again.
 
         Raises WorkerStuck.
         """

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from operator import length_hint
 from threading import RLock
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.autograd.profiler import record_function
@@ -19,9 +18,9 @@ from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIt
 
 import penstock._native as _native
 from penstock import call_counts, loop_times
-from penstock.executors.iterator import warn_of_more
+from penstock.executors.iterator import INTERRUPTED
 from penstock.executors.job import Job
-from penstock.executors.torch_pass import TorchPass, view_of
+from penstock.executors.torch_pass import view_of
 from penstock.loop_times import LoopClock
 from penstock.observe import Delivery, Meter, Observers, observed
 from penstock.order.keyed import draw_seed
@@ -33,6 +32,7 @@ from penstock.state.progress import Progress
 from penstock.state.streams import Streams, restore_dataset, restore_fetcher, state_of, with_first_drawn
 from penstock.stats import Counters, samples_in
 from penstock.system.deferred import deferred
+from penstock.system.warn_user import warn_user
 
 if TYPE_CHECKING:
     from penstock.hooks import calls
@@ -44,15 +44,12 @@ _NOTHING = object()
 _profiles = torch._C._autograd._profiler_enabled
 
 
-class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
+class InlinePass(_SingleProcessDataLoaderIter):
     """torch's own pass in the caller's thread.
 
     Its loops are short: a batch of small samples takes torch ten microseconds. So it does here what torch's iterator
     and fetcher do, in two functions, and counts natively; who else is to know of each batch is told by `observed`.
-
-    An interrupt (Ctrl-C) loses no batch: what the sampler gave is kept until its batch is made, and a batch until it is
-    handed out. An interrupt in the sampler's own code, or while samples of an iterable dataset are read, is followed
-    by an error at the next call.
+    After an interrupt (Ctrl-C, in any line of next()) each next() raises RuntimeError.
 
     Args:
         loader: a torch DataLoader with num_workers=0.
@@ -97,11 +94,7 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
         self._stacks = self._collate_fn is default_collate
         self._promised = self._IterableDataset_len_called if self._dataset_kind == _DatasetKind.Iterable else None
         self._meter, self._clock = meter, _native.CallerClock(meter.counter)
-        self._again: list[Any] = []  # what the sampler gave for the batch that an interrupt came into
         self._sampling = RLock()  # several threads may call next()
-        self._cut = ""  # what an interrupt may have ended
-        self._kept: list[Any] = []  # the batch that was made and did not reach its caller
-        self._delivered: Delivery | None = None  # of the kept batch, where observers are told
         self._read_before = [0]  # batches of the epoch, as the states of its dataset count them
         self._profiled = False  # the profiler knows of the call that is under way
         self._calls = meter.calls.of_this_thread() if composes else None
@@ -131,40 +124,46 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
     # --- a batch ----------------------------------------------------------------------------------------------------
 
     def __next__(self) -> Any:
-        if self._counted is None or (_profiles() and not self._profiled):
-            return self._reported()
-        progress, loop = self._counted
-        batch = _NOTHING
+        if _profiles() and not self._profiled:
+            return self._profiled_next()
         try:
-            if self._kept:
-                batch = self._kept[0]
-                self._kept.clear()
-            else:
-                batch, self._num_yielded = self._batch(), self._num_yielded + 1
-            number, meter = self._num_yielded, loop.meter
+            if self._counted is None:
+                return observed(self._observers, self._delivery)
+            progress, loop = self._counted
+            batch = self._batch()
+            self._num_yielded = number = self._num_yielded + 1
+            meter = loop.meter
             if self._clock.handed(number, loop_times.LOOK_SECONDS, meter.looked, loop_times.SHORT_PASS):
                 meter.look(begins=number == 1)
+            progress.taken = progress.handed = handed = number + self._before
             if progress.samplers is not None:
-                progress.samplers.handed(self._num_yielded + self._before)
-            progress.taken = progress.handed = self._num_yielded + self._before
-            self._read_before[0] = progress.taken + self._offset
+                progress.samplers.handed(handed)
+            self._read_before[0] = handed + self._offset
             return batch
         except StopIteration:
-            for observer in self.observers:
+            for observer in self._observers if self._counted else ():
                 observer.ended()
             raise
         except Exception as error:
-            self._before += 1
-            for observer in self.observers:
-                observer.failed(error)
+            if self._counted:
+                self._before += 1
+                for observer in self._observers:
+                    observer.failed(error)
             raise
-        except BaseException:
-            if batch is not _NOTHING:
-                self._kept[:] = [batch]
+        except BaseException:  # Ctrl-C in any line: what was begun is not known
+            self._sampler_iter = iter(_interrupted, None)
             raise
 
+    def _profiled_next(self) -> Any:
+        self._profiled = True
+        try:
+            with record_function(self._profile_name):
+                return next(self)
+        finally:
+            self._profiled = False
+
     def _batch(self) -> Any:
-        """Return the next batch; after an interrupt the same one again. What torch's iterator and fetcher do."""
+        """Return the next batch: what torch's iterator and fetcher do."""
         if self._lease is not None:
             self._lease.meet()
         clock, answering, counting = self._clock, this_thread, call_counts.this_thread
@@ -174,15 +173,8 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
             try:
                 if self._calls is not None:
                     answering.native, counting.sink = True, self._calls
-                if self._again:
-                    asked = self._again[0]
-                    self._again.clear()
-                else:
-                    with self._sampling:
-                        for asked in self._sampler_iter:  # noqa: B007 - one step: no interrupt comes in between
-                            break
-                        else:
-                            raise self._end() if self._cut else StopIteration
+                with self._sampling:
+                    asked = next(self._sampler_iter)
                 if not self._maps:
                     batch = self._streamed(asked)
                 else:
@@ -211,9 +203,6 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
         except Exception as error:
             self._note(error, asked, samples, left)
             raise
-        except BaseException as error:
-            self._interrupted(error, asked)
-            raise
 
     def _streamed(self, asked: Any) -> Any:
         """Return a batch of an iterable dataset."""
@@ -237,22 +226,6 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
         else:
             note_sample(error, asked)
 
-    def _interrupted(self, error: BaseException, asked: Any) -> None:
-        """Keep what the sampler gave; have the next call fail where the interrupt has ended what gives the samples."""
-        if asked is not _NOTHING and self._maps:
-            self._again[:] = [asked]
-        elif asked is not _NOTHING:
-            self._cut, self._sampler_iter = "the iterable dataset", iter(())
-        elif error.__traceback__ is not None and error.__traceback__.tb_next is not None:  # from within the sampler
-            self._cut = "the sampler"
-
-    def _end(self) -> Exception:
-        """Return what is raised where the sampler gives no more: a generator that was interrupted is at its end."""
-        with suppress(TypeError):  # a sampler without a length
-            if self._maps and self._num_yielded == len(self):
-                return StopIteration()
-        return RuntimeError(f"{self._cut} was interrupted, and gives no more: begin a new pass")
-
     # --- who is told ------------------------------------------------------------------------------------------------
 
     @property
@@ -274,33 +247,16 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
                 self._read_before = progress.streams.counts
             self._offset = self._read_before[0] - progress.taken
 
-    def _reported(self) -> Any:
-        """Return the next batch, of which the profiler and the observers know."""
-        if _profiles() and not self._profiled:
-            try:
-                self._profiled = True
-                with record_function(self._profile_name):
-                    return next(self)
-            finally:
-                self._profiled = False
-        try:
-            batch = observed(self.observers, self._delivery)
-        except Exception:
-            if self._delivered is not None and self._delivered.refused:
-                self._kept, self._delivered = [], None
-            raise
-        self._kept, self._delivered = [], None
-        return batch
-
     def _delivery(self) -> Delivery:
-        if self._delivered is None:
-            if not self._kept:
-                self._kept, self._num_yielded = [self._next_batch()], self._num_yielded + 1
-            began, _, _ = self._clock.moments()
-            self._delivered = Delivery(self._kept[0], self._clock.samples, perf_counter() - began)
-            if self._promised is not None and self._num_yielded > self._promised:
-                warn_of_more(str(self._dataset), self._promised, self._num_yielded, 0)
-        return self._delivered
+        batch = self._next_batch()
+        self._num_yielded += 1
+        began, _, _ = self._clock.moments()
+        if self._promised is not None and self._num_yielded > self._promised:
+            warn_user(  # in torch's words
+                f"Length of IterableDataset {self._dataset} was reported to be {self._promised}"
+                f"(when accessing len(dataloader)), but {self._num_yielded} samples have been fetched. "
+            )
+        return Delivery(batch, self._clock.samples, perf_counter() - began)
 
     def _next_batch(self) -> Any:
         if self._streams is None:
@@ -316,9 +272,6 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
         self._streams.read(0, _state_now(self._dataset, self._dataset_fetcher))
         return batch
 
-    def _samples(self, batch: Any) -> int:
-        return self._clock.samples
-
     def _tell(self) -> None:
         """Tell those who record the work of this thread of the batch that was made last."""
         began, read, made = self._clock.moments()
@@ -327,6 +280,10 @@ class InlinePass(TorchPass, _SingleProcessDataLoaderIter):
         else:
             self._meter.tell("getitem", began, read, self._clock.samples)
             self._meter.tell("collate", read, made, self._clock.samples)
+
+
+def _interrupted() -> NoReturn:
+    raise RuntimeError(INTERRUPTED)
 
 
 def _state_now(dataset: Any, fetcher: Any) -> dict[str, Any] | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import weakref
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
-from functools import partial
-from itertools import islice
+from functools import cache
 from time import perf_counter
 from typing import Any, NoReturn
 
@@ -15,25 +15,25 @@ import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from penstock.errors import WorkerStuck
-from penstock.executors.filler import Batch, BatchRequest, Filler, PassInput
+from penstock.executors.filler import Batch, Filler, PassInput
+from penstock.executors.job import Job
 from penstock.executors.workers.native import ThreadWorker
 from penstock.observe import Delivery, Observers, observed
 from penstock.order.leftover import Arrivals
-from penstock.system.warn_user import warn_user
 
-#: What was in flight and its delivery, once it is to be handed out; empty before.
-Handed = list[tuple[Any, Delivery]]
+INTERRUPTED = (
+    "This iterator was interrupted (Ctrl-C) in the middle of next(), and what it had begun is lost. Make a new "
+    "iterator; the loader's state_dict() says where the interrupted one was."
+)
 
 
 class Pass(_BaseDataLoaderIter):
     """One pass over the data: an iterator of batches, which a filler makes.
 
     For programs that ask it is one of torch's by its class; it shares none of its code. Several threads may call
-    next(): each gets whole batches. After an error it goes on with the next batch. It ends its threads when it is
-    exhausted (unless it is persistent), closed or dropped.
-
-    An interrupt (Ctrl-C, in any line) loses no batch: what the sampler gave is kept until it is in flight, a batch in
-    flight until it is handed out, and one that did not reach its caller comes with the next call.
+    next(): each gets whole batches. After an error it goes on with the next batch. After an interrupt (Ctrl-C, in any
+    line of next()) each next() raises RuntimeError. It ends its threads when it is exhausted (unless it is persistent),
+    closed or dropped.
 
     Args:
         filler: makes the batches; the pass starts and ends it.
@@ -64,12 +64,12 @@ class Pass(_BaseDataLoaderIter):
 
     def begin(self, pass_input: PassInput, filler: Filler | None = None, *, eager: bool = False) -> None:
         """Begin another pass. filler: makes its batches; None: the one that this pass has."""
-        if filler is not None:
+        if filler is not None and filler is not self.filler:
             self.close()
             self._hold(filler)
         self.filler.open(pass_input)
         self._begin_with(pass_input)
-        self._open, self._exhausted, self._num_yielded = True, False, 0
+        self._open, self._interrupted, self._exhausted, self._num_yielded = True, False, False, 0
         if eager:
             self._refill(self._queue)
 
@@ -79,13 +79,10 @@ class Pass(_BaseDataLoaderIter):
         self._end: Callable[[], object] = weakref.finalize(self, filler.close)
 
     def _begin_with(self, pass_input: PassInput) -> None:
-        """Forget the batches in flight and those that did not reach their caller."""
+        """Forget the batches in flight."""
         self._queue: deque[Any] = deque()
-        self._back: deque[Delivery] = deque()
         self._input = pass_input
-        self._given: deque[BatchRequest] = deque()  # by the sampler, and not in flight: at most one
         self._asked = 0  # batches that the sampler has given
-        self._cut = False  # an interrupt came from within the sampler
 
     def close(self) -> None:
         """End the threads and the pass. Batches in flight are dropped."""
@@ -105,15 +102,12 @@ class Pass(_BaseDataLoaderIter):
     @property
     def reusable(self) -> bool:
         """Whether another pass can be made with the same threads."""
-        return self.filler.reusable
+        return self.filler.reusable and not self._interrupted
 
     # --- batches in flight ------------------------------------------------------------------------------------------
 
-    def _hand_out(self, handed: Handed) -> Delivery:
-        """Return the next batch. Raises StopIteration at the end.
-
-        What is in flight and the delivery are added to `handed` before it is dropped: then nothing can lose it.
-        """
+    def _hand_out(self) -> Delivery:
+        """Return the next batch. Raises StopIteration at the end."""
         started = perf_counter()
         filler, queue, batch = self.filler, self._queue, None  # close(), in another thread, makes another queue
         try:
@@ -124,140 +118,87 @@ class Pass(_BaseDataLoaderIter):
                     self._end_pass()
                     raise StopIteration
                 batch = filler.ready(queue)
-            if batch.error is not None:
-                self._drop(batch)
-                batch.raise_error()
-            try:
-                out = filler.assemble(batch)
-            except Exception:
-                self._drop(batch)
-                raise
-            if filler.reads_ahead:  # without workers nothing is done ahead
-                self._refill(queue, done=1)
-            delivery = filler.delivery(batch, out)
-            self._report(batch, came=True)
+            queue.remove(batch)
+            delivery = self._assembled(filler, queue, batch)
         except (StopIteration, WorkerStuck):
             raise
         except Exception:
             self._report(batch, came=False)
             raise
+        self._report(batch, came=True)
         delivery.waited = perf_counter() - started
-        delivery.begun, delivery.in_flight = batch.begun, len(queue) - 1
-        handed.append((batch, delivery))
-        self._drop(batch)
+        delivery.begun, delivery.in_flight = batch.begun, len(queue)
         return delivery
+
+    def _assembled(self, filler: Filler, queue: deque[Any], batch: Any) -> Delivery:
+        """Return the delivery of a batch that is ready, or raise its error."""
+        try:
+            if batch.error is not None:
+                batch.raise_error()
+            out = filler.assemble(batch)
+            if filler.reads_ahead:  # without workers nothing is done ahead
+                self._refill(queue)
+            self._num_yielded += 1
+            return filler.delivery(batch, out)
+        finally:
+            filler.drop(batch)
 
     def _report(self, batch: Any, *, came: bool) -> None:
         """Tell of the batch that came, or of the error in its place."""
-        if batch is not None:
-            if batch.reported:
-                return
-            batch.reported = True
         if self.arrivals is not None:
             self.arrivals.read(None if batch is None else batch.place)
         self.filler.report(batch, came=came)
 
-    def _drop(self, batch: Any) -> None:
-        """Drop what was in flight, where it is still in the queue."""
-        if batch in self._queue:
-            self._queue.remove(batch)
-        if batch is not None:
-            self.filler.drop(batch)
-
-    def _refill(self, queue: deque[Any], *, done: int = 0) -> None:
-        """Ask for batches ahead. done: so many in the queue are to be handed out now."""
+    def _refill(self, queue: deque[Any]) -> None:
+        """Ask for batches ahead."""
         filler = self.filler
-        if queue and not (queue[0].settled and queue[-1].settled):  # an interrupt came before, or they begin anew
-            for batch in queue:
-                self._settle(batch)
-        filler.push(queue, done)
-        while not self._exhausted and len(queue) < filler.depth(queue) + done:
+        filler.push(queue)
+        while not self._exhausted and len(queue) < filler.depth(queue):
             if queue and not self._input.ready():
                 return
-            if not self._ask(queue, filler.new_batch()):
+            batch = filler.new_batch()
+            if not self._ask(batch):
                 return
-            filler.push(queue, done)
+            queue.append(batch)
+            if batch.given is not None:
+                filler.begin(batch)
+            filler.push(queue)
 
-    def _ask(self, queue: deque[Any], batch: Batch) -> bool:
-        """Put what the sampler gives next, or its error, into a queue. False: the sampler is at its end."""
+    def _ask(self, batch: Batch) -> bool:
+        """Put what the sampler gives next, or its error, into a batch. False: the sampler is at its end."""
+        batch.begun = perf_counter()
         try:
-            batch.given = self._next_request()
+            batch.given = next(self._input.batches, None)
         except Exception as error:
             batch.error = error
         if batch.given is None and batch.error is None:
             self._exhausted = True
             return False
-        batch.place = self._asked - 1
-        queue.append(batch)
-        self._settle(batch)
+        batch.place = self._asked - (batch.given is None)
+        self._asked += batch.given is not None
         return True
-
-    def _next_request(self) -> BatchRequest | None:
-        """Return what the sampler gives next, the same until it is in flight. None: the end.
-
-        Raises what the sampler raises, and RuntimeError where an interrupt has ended it.
-        """
-        if not self._given:
-            try:  # in one step of the interpreter, so that an interrupt comes before it or after it
-                self._given.extend(islice(self._input.batches, 1))
-            except Exception:
-                raise
-            except BaseException as error:  # with a frame behind this one it came from within the sampler
-                self._cut = error.__traceback__ is not None and error.__traceback__.tb_next is not None
-                raise
-            if not self._given:
-                if self._cut and self._asked != self._input.length:  # an interrupted generator is at its end
-                    raise RuntimeError("the sampler was interrupted, and gives no more batches: begin a new pass")
-                return None
-            self._cut = False
-            self._asked += 1
-        return self._given[0]
-
-    def _settle(self, batch: Batch) -> None:
-        """Begin a batch that is in a queue: after an interrupt, or for another plan, a second time."""
-        if batch.settled:
-            return
-        if batch.given is not None:
-            batch.begun = batch.begun or perf_counter()
-            if self._given and self._given[0] is batch.given:
-                self._given.clear()
-            self.filler.begin(batch)
-        batch.settled = True
 
     # --- next() -----------------------------------------------------------------------------------------------------
 
     def __next__(self) -> Any:
-        handed: Handed = []
         try:
-            return observed(self.observers, partial(self._one, handed))
-        except BaseException:
-            if handed and not handed[0][1].refused:
-                self._take_back(*handed[0])
+            return observed(self.observers, self._one)
+        except Exception:
+            raise
+        except BaseException:  # Ctrl-C in any line: what was begun is not known
+            self._open, self._interrupted = False, True
             raise
 
-    def _take_back(self, inside: Any, delivery: Delivery) -> None:
-        """Keep a batch that was handed out and did not reach its caller."""
-        with self._lock:
-            if not (self._back and self._back[0] is delivery):
-                self._back.appendleft(delivery)
-            self._drop(inside)
-
-    def _one(self, handed: Handed) -> Delivery:
+    def _one(self) -> Delivery:
         with self._lock:
             if not self._open:
+                if self._interrupted:
+                    raise RuntimeError(INTERRUPTED)
                 raise StopIteration
-            if self._back:
-                handed.append((None, self._back[0]))
-                return self._back.popleft()
             if torch._C._autograd._profiler_enabled():
                 with torch.autograd.profiler.record_function(self._profile_name):
-                    delivery = self._hand_out(handed)
-            else:
-                delivery = self._hand_out(handed)
-            self._num_yielded += 1
-            if self._input.promised is not None and self._num_yielded > self._input.promised:
-                warn_of_more(self._input.dataset, self._input.promised, self._num_yielded, self._num_workers)
-            return delivery
+                    return self._hand_out()
+            return self._hand_out()
 
     def __len__(self) -> int:
         if self._input.length is None:
@@ -277,16 +218,35 @@ class Pass(_BaseDataLoaderIter):
         return f"<Pass: {state}, {self.filler!r}, {len(self._queue)} batches in flight>"
 
 
-def warn_of_more(dataset: str, promised: int, yielded: int, workers: int) -> None:
-    """Warn as torch's iterator does, in its words, of more than an iterable dataset said that it has."""
-    text = (
-        f"Length of IterableDataset {dataset} was reported to be {promised}"
-        f"(when accessing len(dataloader)), but {yielded} samples have been fetched. "
-    )
-    if workers:
-        text += (
-            "For multiprocessing data-loading, this could be caused by not properly configuring the "
-            "IterableDataset replica at each worker. Please see "
-            "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
-        )
-    warn_user(text)
+class FillerExecutor:
+    """Makes passes whose batches a filler makes."""
+
+    @abstractmethod
+    def filler(self, job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> Filler:
+        """Return what makes the batches of a pass.
+
+        Args:
+            job: the pass.
+            held: of the pass before, whose iterator is kept; it may make this one too.
+            drawn: returns what the pass goes through; it draws, and is called where nothing is refused any more.
+        """
+
+    def open(self, job: Job) -> Pass:
+        """Return an iterator of the batches."""
+        drawn = cache(job.pass_input)
+        filler = self.filler(job, None, drawn)
+        return self._following(Pass(filler, drawn(), eager=job.eager), job)
+
+    def restart(self, held: Pass, job: Job) -> None:
+        """Let an iterator make another pass."""
+        drawn = cache(job.pass_input)
+        filler = self.filler(job, held.filler, drawn)
+        held.begin(drawn(), filler, eager=job.eager)
+        self._following(held, job)
+
+    @staticmethod
+    def _following(made: Pass, job: Job) -> Pass:
+        if made.filler.in_order:
+            job.progress.arrivals = None
+        made.arrivals = job.progress.arrivals
+        return made

@@ -18,7 +18,7 @@ from penstock.recipe.unseeded_generators import SeedWarnings
 from penstock.settings import Method, Settings
 from penstock.state.batches import PassBatches
 from penstock.state.progress import Progress
-from penstock.state.streams import Streams
+from penstock.state.streams import Streams, with_first_drawn
 from penstock.state.substitutes import Substitutes
 
 
@@ -89,14 +89,17 @@ class Job:
 
     def pass_input(self) -> PassInput:
         """Return what the pass goes through; called once, for it draws."""
-        batches, length = self.batches, self.order.length()
+        batches, length, drawn = self.batches, self.order.length(), None
         if batches.drawn_first():
-            return PassInput(batches.sampled(), length, *self.key())
+            drawn = batches.sampled()
         seed, epoch = self.key()
-        if not self.order.cuts_itself():
-            return PassInput(batches(seed, epoch), length, seed, epoch)
+        given = batches(seed, epoch) if drawn is None else drawn
+        if self.streams is not None and any(self.streams.counts):
+            given = with_first_drawn(given)
+        if drawn is not None or not self.order.cuts_itself():
+            return PassInput(given, length, seed, epoch)
         coming = partial(batches.coming, seed, epoch)
-        return PassInput(batches(seed, epoch), length, seed, epoch, coming=coming, samples=batches.samples_left())
+        return PassInput(given, length, seed, epoch, coming=coming, samples=batches.samples_left())
 
     def fetch(self, *, here: bool) -> Fetch:
         """Return what calls the dataset; here: in a process whose global generators it may set."""

@@ -4,7 +4,7 @@
 sample into the error of its batch.
 
 Before a batch is submitted, and before it is handed out, the dataset is looked at: where memory of the user's was
-exchanged, or (in a live pass) the dataset was changed, it is planned anew, and what is in flight filled again.
+exchanged, or (in a live pass) the dataset was changed, Python reads the rest of the pass.
 
 Memory of the user's is read within next() alone, where nothing can move it that would not move it under torch's loader:
 rows are gathered while the caller waits for them, and images are copied when their batch is submitted.
@@ -12,11 +12,11 @@ rows are gathered while the caller waits for them, and images are copied when th
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -25,26 +25,23 @@ from torch.utils.data import default_collate
 import penstock._native as _native
 from penstock.errors import WorkerStuck
 from penstock.executors.buffers import Field
-from penstock.executors.failures import agreed_fields, error_of, put_others, was_interrupted, why_stuck
+from penstock.executors.failures import agreed_fields, error_of, put_others, why_stuck
 from penstock.executors.fetch import Fetch
 from penstock.executors.filler import IN_FLIGHT, BatchShards, Filler, PassInput, PassResources, pinned
-from penstock.executors.iterator import Pass
+from penstock.executors.iterator import FillerExecutor
 from penstock.executors.job import Job, fetcher
 from penstock.executors.staging import Staging
 from penstock.executors.workers.native import SAMPLES_AHEAD, NativeBatch, NativeCrew
 from penstock.order.batches import as_array
-from penstock.plan import NativePlan, PythonPlan
-from penstock.recipe.inverse import converted_otherwise, refuse_pixels
+from penstock.plan import NativePlan
+from penstock.recipe.inverse import refuse_pixels
 from penstock.recipe.patches import Lease
 from penstock.sample_notes import note_batch, torch_batch
-from penstock.sources.tree import same_table
 from penstock.state.delivery import Task
 from penstock.state.substitutes import Substitutes
 from penstock.system.modes import in_callers_mode
 
 _UNKNOWN = Field(_native.Spec("uint8", [0]))  # rows of unknown shape: every sample says what it has
-#: How often a batch is filled again because its memory was exchanged, before Python reads the rest of the pass.
-_TIMES = 8
 
 
 class NativeFiller(Filler):
@@ -57,11 +54,10 @@ class NativeFiller(Filler):
         live: batches are what the dataset is when they are asked for, as in torch's loader without workers. Images in
             memory are not copied ahead then; files are read ahead, and again where the dataset was changed meanwhile.
             False: changes need not be seen, as where torch's workers have a copy.
-        fetch: called with read=, what an Assisted reads or None, returns what reads the rest of a pass in which the
-            dataset ceased to be native.
+        fetch: returns what reads the rest of a pass in which the dataset was changed.
     """
 
-    # Over 15 attributes: the pass, and the plan, crew and layout that a changed dataset exchanges in its middle.
+    # Over 15 attributes: the pass, and the plan, its crew and its layout.
 
     def __init__(
         self,
@@ -70,36 +66,43 @@ class NativeFiller(Filler):
         *,
         substitutes: Substitutes | None = None,
         live: bool = False,
-        fetch: Callable[..., Fetch] | None = None,
+        fetch: Callable[[], Fetch] | None = None,
     ) -> None:
         super().__init__(resources)
         self._live = live
         self._make_fetch = fetch or partial(Fetch, plan.dataset, batched=True, collate_fn=default_collate)
         self._buffers = resources.buffers
         self._substitutes = substitutes
-        self._plan, self._table = plan, plan.table
+        self._plan = plan
         self._crew: NativeCrew
         self.ended = threading.Event()
         self.ended.set()
+        self._staging: Staging | None = None
         self._fetch: Fetch | None = None  # reads the rest of the pass
-        self._lease = Lease()
+        self._lease: Lease | None = None
+        self._fields = [None if spec is None else Field(spec) for spec in plan.specs()]
         self._target = 1  # batches in flight
-        self._times = 0  # that the dataset was planned anew while one batch was waited for
+        within_next = plan.gathers or (live and plan.in_memory)
+        self.reads_ahead = bool(self.workers) and resources.ahead and not within_next
+        self._waits_for_next = within_next  # batches that are begun by iter() read no memory of the user's
 
     def open(self, pass_input: PassInput) -> None:
         super().open(pass_input)
-        self._coming = pass_input.coming
-        self._adopt(self._plan)
-        self._waits_for_next = self._within_next  # batches that are begun by iter() read no memory of the user's
+        self._crew = NativeCrew(self._plan, self.workers, self.resources.meter)
+        self._pool, self.ended = self._crew.pool, self._crew.ended
+        if self._plan.remote is not None:
+            self._staging = Staging(self._plan.remote, pass_input.coming, pass_input.samples)
 
     def close(self) -> None:
         self._end_crew()
-        self._lease.close()
+        if self._lease is not None:
+            self._lease.close()
 
     def _end_crew(self) -> None:
+        if self._staging is not None:
+            self._staging.close()
+            self._staging = None
         if not self.ended.is_set():
-            if self._staging is not None:
-                self._staging.close()
             self._crew.close()
 
     def __repr__(self) -> str:
@@ -110,8 +113,10 @@ class NativeFiller(Filler):
 
     def prepare(self, queue: deque[NativeBatch]) -> None:
         self._waits_for_next = False
-        if self._fetch is None and not self._looks_first():
-            self._plan_anew(queue)
+        # What must hold when a batch is asked for, before memory is read.
+        holds = self._plan.still if self._live and not self.reads_ahead else self._plan.unmoved
+        if self._fetch is None and not holds():
+            self._read_in_python(queue)
 
     def depth(self, queue: deque[NativeBatch]) -> int:
         return self._target + self._known_ahead(queue)
@@ -137,21 +142,18 @@ class NativeFiller(Filler):
             put_others(batch, bad, self._substitutes)
         self._resolve(batch)
         if self._staging is not None:
-            batch.number, batch.retired = -1, []
             self._stage(batch, self._staging)
         else:
             self._prepare_batch(batch)
 
-    def push(self, queue: deque[NativeBatch], done: int) -> None:
+    def push(self, queue: deque[NativeBatch]) -> None:
         if self._staging is not None:
             self._staging.submit_ready(queue, self._submit)
             return
         if self._waits_for_next:
             return
-        for number, batch in enumerate(queue):
-            if number >= self._target + done:
-                break
-            if batch.settled and batch.prepared is not None:
+        for batch in islice(queue, self._target):
+            if batch.prepared is not None:
                 try:
                     self._submit(batch)
                 except Exception as error:  # there is no memory for it
@@ -165,7 +167,6 @@ class NativeFiller(Filler):
                 return None
             if failures:
                 batch.error = error_of(self._plan, batch, failures)
-        self._times = 0
         return batch
 
     def drop(self, batch: NativeBatch) -> None:
@@ -173,60 +174,35 @@ class NativeFiller(Filler):
 
     # --- changes of the dataset -----------------------------------------------------------------------------
 
-    def _adopt(self, plan: NativePlan) -> None:
-        """Go on with a plan, with threads of its own."""
+    def _read_in_python(self, queue: deque[NativeBatch]) -> None:
+        """Have Python read the rest of the pass: the dataset is not what was planned for."""
         self._end_crew()
-        self._staging = None if plan.remote is None else Staging(plan.remote, self._coming, self._input.samples)
-        self._coming = None  # a plan that is made in the middle of the pass has batches behind it
-        self._crew = NativeCrew(plan, self.workers, self.resources.meter)
-        self._pool, self.ended = self._crew.pool, self._crew.ended
-        self._plan = plan
-        self._fields = [None if spec is None else Field(spec) for spec in plan.specs()]
-        self._target = 1
-        self._within_next = plan.gathers or (self._live and plan.in_memory)
-        self.reads_ahead = bool(self.workers) and self.resources.ahead and not self._within_next
-        #: What must hold when a batch is asked for, before memory is read.
-        self._looks_first = plan.still if self._live and not self.reads_ahead else plan.unmoved
-        #: Whether a batch that was filled is what the user asked for. Costs microseconds.
-        self._holds = plan.still if self._live and self.reads_ahead else plan.unmoved
-
-    def _plan_anew(self, queue: deque[NativeBatch]) -> None:
-        """Plan for what the dataset is now, for the pass to begin anew what is in flight.
-
-        Where that comes again and again while a batch is waited for, Python reads the rest of the pass.
-        """
-        found = self._plan.replan()
+        self._fetch = self._make_fetch()
+        self._lease = self._fetch.lease()
+        self.reads_ahead = False
         for batch in queue:
-            batch.unsettle()
-        if isinstance(found, NativePlan) and self._times <= _TIMES and found.still() and found.unmoved():
-            if not same_table(found.table, self._table):
-                raise converted_otherwise()
-            self._adopt(found)
-        else:
-            self.close()
-            self._fetch = self._make_fetch(read=found.assisted if isinstance(found, PythonPlan) else None)
-            self._lease = self._fetch.lease()
-            self.reads_ahead = False
+            if batch.given is not None:  # else it is an error of the sampler's
+                batch.number, batch.prepared = -1, None
+                batch.let_shards_go()
+                self.begin(batch)
 
-    def _meet_other_samples(self, batch: NativeBatch) -> bool:
-        """Have a batch begun anew that was read ahead, where the dataset's lists name other samples now.
+    def _holds(self, batch: NativeBatch) -> bool:
+        """Return whether a batch that was filled is what the user asked for. Costs microseconds.
 
-        In a pass that is not live only where their labels, which are read when the batch is handed out, may be others.
+        Of one that was read ahead the dataset's lists may name other samples now. In a pass that is not live only where
+        their labels, which are read when the batch is handed out, may be others.
         """
-        now = NativeBatch(indices=batch.indices, leaves=batch.leaves, local=batch.local)
+        plan = self._plan
+        if not (plan.still() if self._live and self.reads_ahead else plan.unmoved()):
+            return False
+        if self._target == 1 or not (self._live or batch.names is not None):
+            return True
         try:
-            if self._live:
-                self._resolve(now)
-            else:
-                now.names = self._plan.names(now.leaves, now.local)
-            same = now.names == batch.names and np.array_equal(now.local, batch.local)
-            if same and (now.leaves is None or batch.leaves is None or np.array_equal(now.leaves, batch.leaves)):
-                return False
-        except Exception:  # it is raised when the batch begins anew
-            pass
-        self._retired(batch)
-        batch.unsettle()
-        return True
+            leaves, local = plan.root.resolve(batch.indices) if self._live else (batch.leaves, batch.local)
+            same = plan.names(leaves, local) == batch.names and np.array_equal(local, batch.local)
+            return same and (leaves is None or batch.leaves is None or np.array_equal(leaves, batch.leaves))
+        except Exception:  # Python raises what the dataset raises
+            return False
 
     # --- submitting -----------------------------------------------------------------------------------------
 
@@ -261,12 +237,8 @@ class NativeFiller(Filler):
         return batch.shards
 
     def _submit(self, batch: NativeBatch) -> None:
-        numbers = self._crew.numbers
         if batch.prepared is None:
             self._prepare_batch(batch)
-        elif numbers and self._crew.batches.get(numbers[-1]) is batch:
-            batch.number, batch.prepared = numbers[-1], None  # it was submitted before an interrupt
-            return
         samples = len(batch.indices)
         if self._target == 1:
             self._target = self._choose_target(samples)
@@ -278,41 +250,28 @@ class NativeFiller(Filler):
             batch.fields.append(field)
             batch.rows.append(rows)
             fields.append((*rows, field.spec))
-        with self._crew.lock:
-            following = numbers[-1] + 1 if numbers else 0
-            self._crew.batches[following] = batch
-            # In one step of the interpreter, so that an interrupt comes before it or after it.
-            staged = self.reads_ahead and self._plan.in_memory
-            numbers.extend(itertools.starmap(self._pool.submit, ((batch.prepared, fields, staged),)))
-            batch.number, batch.retired, batch.prepared = following, [], None
+        staged = self.reads_ahead and self._plan.in_memory
+        self._crew.submit(batch, fields, staged)
 
     # --- waiting --------------------------------------------------------------------------------------------
 
     def _finish(self, batch: NativeBatch, queue: deque[NativeBatch]) -> list[_native.Failure] | None:
         """Wait until the oldest batch is filled with what the dataset holds, and return what failed in it.
 
-        None: the dataset has changed, and it is to begin anew.
+        None: the dataset has changed, and Python makes it.
         """
         while True:
             if batch.number < 0 and batch.shards is not None and self._staging is not None:
                 self._staging.wait_and_submit(batch, self.resources.timeout, self._submit)
             if batch.number < 0:
                 return []
-            last = self._crew.numbers[-1]
-            if last != batch.number and self._crew.batches.get(last) is batch:
-                batch.number, batch.retired = last, []  # it was submitted again before an interrupt
-            if not batch.retired:
-                self._wait(batch)
-            if not self._holds():
-                self._times += 1
-                self._plan_anew(queue)
+            self._wait(batch)
+            if not self._holds(batch):
+                self._read_in_python(queue)
                 return None
-            if (self._live or batch.names is not None) and self._target > 1 and self._meet_other_samples(batch):
-                return None
-            failures = self._retired(batch)
-            if not failures or not (
-                was_interrupted(batch) or self._learn(batch, failures) or self._replace(batch, failures)
-            ):
+            failures = self._pool.retire(batch.number)
+            del self._crew.batches[batch.number]
+            if not failures or not (self._learn(batch, failures) or self._replace(batch, failures)):
                 return failures
             self._submit(batch)
 
@@ -328,13 +287,6 @@ class NativeFiller(Filler):
                 raise WorkerStuck(why_stuck(self._plan, self._crew, self._pool, self.resources.timeout, self.workers))
             else:
                 raise RuntimeError("the loader's iterator was closed while a batch was waited for")
-
-    def _retired(self, batch: NativeBatch) -> list[_native.Failure]:
-        """Return what failed in a batch that is done; after an interrupt, a second time."""
-        if not batch.retired:
-            batch.retired.extend(map(self._pool.retire, (batch.number,)))  # in one step, as it was submitted
-        self._crew.batches.pop(batch.number, None)
-        return batch.retired[0]
 
     def assemble(self, batch: NativeBatch) -> Any:
         if batch.other is not None:
@@ -357,7 +309,7 @@ class NativeFiller(Filler):
         else:
             with self._fetch.as_guest(self.resources.meter.calls):
                 out = self._fetch.load(Task(batch.other, *batch.key, batch.positions))
-        if self._table is not None:  # pixels would be taken for those that are yet to be converted
+        if self._plan.table is not None:  # pixels would be taken for those that are yet to be converted
             refuse_pixels(out)
         return out
 
@@ -384,19 +336,10 @@ class NativeFiller(Filler):
         return True
 
 
-class NativeExecutor:
+class NativeExecutor(FillerExecutor):
     """Native threads, for a dataset that the native core reads."""
 
-    def open(self, job: Job) -> Pass:
-        """Return an iterator of the batches."""
-        return Pass(self._filler(job), job.pass_input(), eager=job.eager)
-
-    def restart(self, held: Pass, job: Job) -> None:
-        """Make another pass with the same iterator."""
-        held.begin(job.pass_input(), self._filler(job), eager=job.eager)
-
-    def _filler(self, job: Job) -> NativeFiller:
+    def filler(self, job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> NativeFiller:
         assert isinstance(job.plan, NativePlan)
-        job.progress.arrivals = None  # batches come in order
         fetch = fetcher(job.settings, job.substitutes, here=job.settings.num_workers == 0)
         return NativeFiller(job.plan, job.resources, substitutes=job.substitutes, live=not job.eager, fetch=fetch)

@@ -66,7 +66,7 @@ def _in_processes(job: Job) -> bool:
 
 def _in_threads(job: Job) -> bool:
     """Return whether threads read the dataset, or torch's own iterator could not seed or replace samples."""
-    return (not job.settings.iterable and (job.in_threads or not job.plain)) or job.settings.num_workers > 0
+    return not job.settings.iterable and (job.in_threads or not job.plain)
 
 
 #: Who makes a pass: the first whose test holds. The modules are imported when they are first needed.
@@ -329,8 +329,10 @@ class Executors:
     def in_threads(self, settings: Settings, chosen: Plan | None = None) -> bool:
         """Return whether Python threads of this process read the dataset, where Python reads it.
 
-        worker_method="auto" is measured once.
+        worker_method="auto" is measured once. Worker processes go through an iterable dataset.
         """
+        if settings.iterable:
+            return False
         if settings.method is not Method.AUTO:
             return settings.method is Method.THREAD
         chosen = chosen or planned(settings)

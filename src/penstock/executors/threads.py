@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import InvalidOption, WorkerStuck
 from penstock.executors.copies import NotCopied
 from penstock.executors.fetch import Fetch
 from penstock.executors.filler import Filler, PassInput, PassResources, pinned
-from penstock.executors.iterator import Pass
+from penstock.executors.iterator import FillerExecutor
 from penstock.executors.job import Job
 from penstock.executors.staging import Staging
 from penstock.executors.workers.crew import ThreadCrew
@@ -26,8 +26,8 @@ from penstock.sources.sample_reader import ReadAhead
 from penstock.sources.tree import RemoteLeaves, remote_leaves
 from penstock.sources.unchanged import collates_as_torch
 from penstock.state.delivery import Task
-from penstock.state.streams import Streams, restore_dataset, state_of, with_first_drawn
-from penstock.stats import samples_given, samples_in
+from penstock.state.streams import Streams, restore_dataset, state_of
+from penstock.stats import samples_given
 from penstock.system.modes import in_callers_mode
 from penstock.system.randomness import sample_number
 
@@ -40,9 +40,7 @@ class ThreadFiller(Filler):
         resources: the threads are Python's.
         seed: of worker 0, for get_worker_info().
         init: the loader's worker_init_fn, called in each thread when it starts.
-        iterable: each thread goes through the dataset on its own, as torch's worker processes do.
         in_order: batches are handed out in the sampler's order.
-        drop_last: of an iterable dataset, a last batch that is not full is left out.
         streams: the states of a dataset that has a state_dict(); they are told of each batch that comes.
         own: what each thread fetches with; None: all with `fetch`.
         readers: bring the files of the samples, which the threads take from them.
@@ -56,16 +54,14 @@ class ThreadFiller(Filler):
         seed: int,
         *,
         init: Init | None = None,
-        iterable: bool = False,
         in_order: bool = True,
-        drop_last: bool = False,
         streams: Streams | None = None,
         own: OwnFetches | None = None,
         readers: MeteredReaders | None = None,
         remote: RemoteLeaves | None = None,
     ) -> None:
         super().__init__(resources)
-        self._in_order, self._iterable = in_order, iterable
+        self.in_order = in_order
         stacks = fetch.batched and fetch.stacks and collates_as_torch()
         self._rows = SampleRows(resources.buffers) if stacks else None
         self._crew = ThreadCrew(
@@ -74,8 +70,6 @@ class ThreadFiller(Filler):
             own=own or OwnFetches(fetch, init, shared=True),
             rows=self._rows,
             meter=resources.meter,
-            iterable=iterable,
-            drop_last=drop_last,
             seed=seed,
             readers=readers,
         )
@@ -117,15 +111,11 @@ class ThreadFiller(Filler):
             self._staging = Staging(self._remote, pass_input.coming, pass_input.samples)
         if self._ahead is not None:
             self._ahead.clear()
-        streams, workers = self._streams, self.workers
         self._lease = self._lease_for_pass()
-        self._crew.begin(self._fetch, streams.states() if streams is not None and self._iterable else None)
-        if streams is not None and not self._iterable:
+        self._crew.begin(self._fetch)
+        if (streams := self._streams) is not None:
             restore_dataset(self._fetch.dataset, streams.states()[0])
             streams.begin_with(state_of(self._fetch.dataset))
-        self._owners = deque(range(workers)) if self._iterable else None  # whose turn it is
-        if self._owners is not None and streams is not None and streams.given:
-            self._owners.rotate(-streams.following)
 
     @property
     def _ahead(self) -> ReadAhead | None:
@@ -167,44 +157,37 @@ class ThreadFiller(Filler):
 
     def begin(self, batch: FetchedBatch) -> None:
         assert batch.given is not None
-        if batch.task is None:
-            given, positions = batch.given
-            batch.owner = self._owners[0] if self._owners else None
-            task = Task(given, self._input.seed, self._input.epoch, positions)
-            try:
-                self._crew.prepare(batch, task)
-            except Exception as error:  # it is no list of indices
-                batch.error = error
-                return
-        if self._owners and self._owners[0] == batch.owner:
-            self._owners.rotate(-1)
-        assert batch.task is not None
-        indices = (batch.indices if self._fetch.batched else [batch.task.given]) or ()
+        given, positions = batch.given
+        task = Task(given, self._input.seed, self._input.epoch, positions)
+        try:
+            self._crew.prepare(batch, task)
+        except Exception as error:  # it is no list of indices
+            batch.error = error
+            return
+        indices = (batch.indices if self._fetch.batched else [given]) or ()
         if self._ahead is not None:
-            self._ahead.expect(batch, indices, batch.task.positions)
-        if self._staging is None or batch.submitted:
+            self._ahead.expect(batch, indices, positions)
+        if self._staging is None:
             self._submit(batch)
-        elif batch.shards is None:
+        else:
             batch.shards = self._staging.shards_of(indices)
 
     def _submit(self, batch: FetchedBatch) -> None:
         self._crew.submit(batch)
         batch.submitted = True
 
-    def push(self, queue: deque[FetchedBatch], done: int) -> None:
+    def push(self, queue: deque[FetchedBatch]) -> None:
         if self._staging is not None:
             self._staging.submit_ready(queue, self._submit)
 
     def depth(self, queue: deque[FetchedBatch]) -> int:
         workers = self.workers
-        if self._owners is not None and not self._owners:
-            return 0  # all threads are at the end of the dataset
         if not self.reads_ahead:
             return 1
         if self.resources.in_flight is not None:
             return max(1, self.resources.in_flight)
         sample_bytes = None if self._rows is None else self._rows.sample_bytes
-        if self._iterable or sample_bytes is None or not queue:
+        if sample_bytes is None or not queue:
             return 2 * workers + 1
         samples = max(1, len(queue[0].indices or ()))
         fitting = self._in_flight_of(samples * sample_bytes)
@@ -212,31 +195,17 @@ class ThreadFiller(Filler):
             fitting = max(fitting, self._readers.batches_ahead(samples, sample_bytes))
         return max(fitting, -(-2 * workers // samples))  # work for every thread, where batches are small
 
-    def ready(self, queue: deque[FetchedBatch]) -> FetchedBatch | None:
+    def ready(self, queue: deque[FetchedBatch]) -> FetchedBatch:
         batch = self._wait(queue)
-        streams = self._streams
-        if batch.ended:
-            if streams is not None and batch.owner is not None:
-                streams.ended(batch.owner, batch.state)
-            if self._owners is not None and batch.owner is not None and batch.owner in self._owners:
-                self._owners.remove(batch.owner)
-            queue.remove(batch)
-            return None
-        if batch.error is None and streams is not None and streams.to_drop[batch.owner or 0]:
-            queue.remove(batch)
-            streams.dropped(batch.owner or 0, batch.state)
-            return None
         if batch.failed is not None:
             _, error = batch.failed
             batch.error, batch.failed = error, None
             del error
-        if streams is not None and not self._iterable:
-            batch.state = state_of(self._fetch.dataset)
         return batch
 
     def _wait(self, queue: deque[FetchedBatch]) -> FetchedBatch:
         timeout, workers = self.resources.timeout, self.workers
-        batches = [queue[0]] if self._in_order else list(queue)
+        batches = [queue[0]] if self.in_order else list(queue)
         if self._staging is not None and all(batch.waits_for_shards for batch in batches):
             self._staging.wait_and_submit(batches[0], timeout, self._submit)
         batches = [batch for batch in batches if not batch.waits_for_shards or batch.error is not None]
@@ -259,18 +228,13 @@ class ThreadFiller(Filler):
         return pinned(out) if self.resources.buffers.pinned else out
 
     def delivery(self, batch: FetchedBatch, out: Any) -> Delivery:
-        return Delivery(out, self._samples(batch, out))
-
-    def _samples(self, batch: FetchedBatch, out: Any) -> int:
-        if batch.indices is not None or not self._fetch.batched:
-            return 1 if batch.indices is None else len(batch.indices)
         assert batch.task is not None
-        return samples_in(out, samples_given(batch.task.given), iterable=self._iterable, stacks=self._fetch.stacks)
+        return Delivery(out, samples_given(batch.task.given) if self._fetch.batched else 1)
 
     def report(self, batch: FetchedBatch | None, *, came: bool) -> None:
         if self._streams is not None and self._streams.now is None:
-            if came and batch is not None:
-                self._streams.read(batch.owner or 0, batch.state)
+            if came:
+                self._streams.read(0, state_of(self._fetch.dataset))
             else:
                 self._streams.failed()
 
@@ -280,60 +244,39 @@ class ThreadFiller(Filler):
         batch.let_shards_go()
 
 
-class ThreadExecutor:
+class ThreadExecutor(FillerExecutor):
     """Python threads of this process, and the caller's thread where samples are seeded or replaced."""
 
-    def open(self, job: Job) -> Pass:
-        """Return an iterator of the batches. Raises NotCopied, before anything is drawn for the pass."""
-        settings = job.settings
-        fetch = job.fetch(here=settings.num_workers == 0)
+    def filler(self, job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> ThreadFiller:
+        """Raises NotCopied, before anything is drawn for the pass."""
+        settings, fetch = job.settings, job.fetch(here=job.settings.num_workers == 0)
+        remote = remote_leaves(settings.dataset)
+        if isinstance(held, ThreadFiller):
+            readers = _readers(job) if settings.share_dataset else None  # copies keep those that they were made with
+            held.work_with(fetch, streams=job.streams, readers=readers, remote=remote)
+            return held
         readers = _readers(job)
         try:
             own = OwnFetches(fetch, settings.worker_init_fn, shared=settings.share_dataset or settings.num_workers == 0)
         except NotCopied:
             _read_directly(job)  # another executor may read by the same plan
             raise
-        pass_input = _input(job)
-        filler = ThreadFiller(
+        return ThreadFiller(
             fetch,
             job.resources,
-            worker_seed(pass_input.seed, pass_input.epoch),
+            worker_seed(drawn().seed, drawn().epoch),
             init=settings.worker_init_fn,
-            iterable=settings.iterable,
             in_order=settings.in_order,
-            drop_last=settings.drop_last,
             streams=job.streams,
             own=own,
             readers=readers,
-            remote=_remote(job),
+            remote=remote,
         )
-        made = Pass(filler, pass_input, eager=job.eager)
-        made.arrivals = job.progress.arrivals
-        return made
-
-    def restart(self, held: Pass, job: Job) -> None:
-        """Let the same threads make another pass."""
-        filler = held.filler
-        assert isinstance(filler, ThreadFiller)
-        readers = _readers(job) if job.settings.share_dataset else None  # copies keep those that they were made with
-        filler.work_with(job.fetch(here=False), streams=job.streams, readers=readers, remote=_remote(job))
-        held.begin(_input(job), eager=job.eager)
-        held.arrivals = job.progress.arrivals
 
 
 def worker_seed(seed: int, epoch: int) -> int:
     """Return what worker 0 of a pass seeds its generators with; with a seed passes differ by their epoch alone."""
     return seed if epoch == 0 else sample_number((seed, epoch)) >> 1
-
-
-def _input(job: Job) -> PassInput:
-    """Return what a pass goes through; called once, for it draws."""
-    made, said, streams = job.pass_input(), job.settings.noted_length, job.streams
-    if said is not None:
-        made = replace(made, promised=said, dataset=str(job.settings.dataset))
-    if streams is not None and not job.settings.iterable and any(streams.counts):
-        made = replace(made, batches=with_first_drawn(made.batches))
-    return made
 
 
 def _readers(job: Job) -> MeteredReaders | None:
@@ -344,11 +287,6 @@ def _readers(job: Job) -> MeteredReaders | None:
     if not job.settings.num_workers or not isinstance(job.plan, PythonPlan) or job.plan.filled is not None:
         return None
     return readers_of(job.plan, job.resources.meter)
-
-
-def _remote(job: Job) -> RemoteLeaves | None:
-    """Return the samples of a pass that lie in object stores, None where none is known to."""
-    return None if job.settings.iterable else remote_leaves(job.settings.dataset)
 
 
 def _read_directly(job: Job) -> None:

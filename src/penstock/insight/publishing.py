@@ -39,7 +39,7 @@ from penstock.insight.live_files import (
     write,
 )
 from penstock.loader import DataLoader
-from penstock.observe import follow
+from penstock.observe import follow, follow_none
 from penstock.stats import Stats
 from penstock.system.words import compact, counted, size_of
 from penstock.verdict import WAITING
@@ -165,7 +165,7 @@ class Publisher:
     """Writes the live file of one process."""
 
     def __init__(self) -> None:
-        self.end = follow(self._follow)
+        follow(self._follow)
         self._pid = os.getpid()
         self._loaders: list[_Followed] = []
         self._count = 0
@@ -238,7 +238,7 @@ class Publisher:
 
     def remove(self) -> None:
         """Remove the file, and write no more."""
-        self.end()
+        follow(follow_none)
         self._due = float("inf")
         if self._name is not None and self._pid == os.getpid() and (folder := live_folder()) is not None:
             remove(folder, self._name)

@@ -22,7 +22,7 @@ import torch.utils.data
 from torch.utils.data import BatchSampler, default_collate
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
-from penstock.executors.torch_pass import TorchPass, batches_in_flight
+from penstock.executors.torch_pass import batches_in_flight
 from penstock.observe import Delivery, Harmless, Observer, Watcher
 from penstock.stats import samples_in
 
@@ -103,7 +103,7 @@ def _beginning(watcher: Watcher, original: Any) -> Any:
         began = time.perf_counter()
         batches = original(self)
         seconds = time.perf_counter() - began
-        if isinstance(batches, _KINDS) and not isinstance(batches, TorchPass):  # which is a penstock.DataLoader's
+        if isinstance(batches, _KINDS) and not hasattr(batches, "observers"):  # as a penstock.DataLoader's has
             try:
                 observer = watcher(self)
                 vars(batches)[_OBSERVATION] = None if observer is None else _Observation(observer, self, seconds)

@@ -40,6 +40,12 @@ class Arrivals:
         """Note that a batch, or its error, was read; None: an error of no batch."""
         self._read.append(number)
 
+    @property
+    def coming(self) -> int:
+        """Return the batch that was read and is handed out next; -1: it is not known."""
+        number = self._read[0] if self._read else None
+        return -1 if number is None else number
+
     def took(self, *, handed: bool) -> None:
         """Note that the user was given the next batch read, or its error: that counts once a later batch was given."""
         number = self._read.popleft() if self._read else None

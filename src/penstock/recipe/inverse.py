@@ -57,12 +57,7 @@ def refuse_pixels(batch: Any) -> None:
     """Raise InvalidOption for a batch that is uint8 after its conversion, which the device would convert once more."""
     first = batch[0] if isinstance(batch, list) else batch
     if isinstance(first, torch.Tensor) and first.dtype == torch.uint8:
-        raise converted_otherwise()
-
-
-def converted_otherwise() -> InvalidOption:
-    """Return the error of a transform that was changed in the middle of a pass to a device."""
-    return InvalidOption(
-        "the dataset's transform now gives pixels another conversion than the one that the device was told of when "
-        "this pass began; begin a new pass after such a change, or give device=None"
-    )
+        raise InvalidOption(
+            "the dataset's transform now gives pixels another conversion than the one that the device was told of when "
+            "this pass began; begin a new pass after such a change, or give device=None"
+        )

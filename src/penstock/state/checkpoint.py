@@ -284,8 +284,11 @@ class Checkpoint:
         rest, self._rest = self._rest, None
         user_states = self._own(settings)
         order = user_states.order
-        if state is None and user_states.has_none() and (settings.in_order or not settings.num_workers):
-            return Progress(self.epochs.number)
+        if state is None and (settings.in_order or not settings.num_workers):
+            if "plain" not in settings.known:
+                settings.known["plain"] = user_states.has_none()
+            if settings.known["plain"]:
+                return Progress(self.epochs.number)
         own: Mapping[str, Any] = {} if state is None else state.get("dataset") or {}
         before = None if self.progress is None else self.progress.streams
         streams = user_states.streams(own, before, resumed=state is not None)

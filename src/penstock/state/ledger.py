@@ -281,7 +281,7 @@ class Recorder(Observer):
     """Names the samples."""
     settings: Settings
     progress: Progress
-    """Of the pass; it counts a batch before the recorder takes note of it."""
+    """Of the pass; it counts a batch behind the recorder: one whose step cannot be written is not handed out."""
     order: Order | None = None
     """Made at the first step."""
 
@@ -297,8 +297,8 @@ class Recorder(Observer):
         if self.order is None:
             seed, order = self.settings.seed or 0, BatchOrder(self.settings)
             self.order = order.order(seed, progress.epoch, progress.drawn, progress.left)()
-        indices = indices_of(self.order, schedule.part(progress.latest)).tolist()
-        step = schedule.step_at(progress.left.start) + len(progress.left.early) + progress.handed - 1
+        indices = indices_of(self.order, schedule.part(progress.coming)).tolist()
+        step = schedule.step_at(progress.left.start) + len(progress.left.early) + progress.taken
         self.ledger.append(progress.epoch, step, ids_of(self.dataset, indices))
 
 

@@ -61,6 +61,11 @@ class Progress(Observer):
         return step_of(self.left.early, self.handed if self.arrivals is None else self.arrivals.prefix)
 
     @property
+    def coming(self) -> int:
+        """Return which batch of the schedule is handed out next."""
+        return step_of(self.left.early, self.taken if self.arrivals is None else self.arrivals.coming)
+
+    @property
     def position(self) -> int:
         """Return how many of the epoch's samples lie before the first that is missing, on all ranks."""
         return self.left.start if self.schedule is None else self.schedule.position_after(self.missing)

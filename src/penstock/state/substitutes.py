@@ -248,11 +248,7 @@ class Register(Observer):
         news = [*delivery.bad, *self.substitutes.take_news()]
         for bad in news:
             self.substitutes.learn(bad)
-        try:
-            self.quarantine.report(*news)
-        except TooManyBadSamples:
-            delivery.refused = True
-            raise
+        self.quarantine.report(*news)
         if not self._said and (known := self.quarantine.known):
             self._said = True
             first = ", ".join(f"{one.id!r} ({one.error!r})" for one in news[:1])

@@ -1,9 +1,8 @@
 """Python worker threads: they fetch samples in this process, each into its row of the batch.
 
 Batches in flight form one queue. A thread takes a few samples of the oldest batch that has any left, so that all
-threads share one batch; batches of an iterable dataset belong to one thread each, as torch's worker processes have
-it. How many threads work at a time is measured while samples cost little: where each holds Python's lock most of
-the time, more of them only hand it to and fro.
+threads share one batch. How many threads work at a time is measured while samples cost little: where each holds
+Python's lock most of the time, more of them only hand it to and fro.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterator
 from dataclasses import replace
-from typing import Any
 
 from penstock.executors.fetch import Fetch
-from penstock.executors.workers.loading import Activity, FetchedBatch, IterableReader, SampleRows
+from penstock.executors.workers.loading import Activity, FetchedBatch, SampleRows
 from penstock.executors.workers.native import MeteredReaders
 from penstock.executors.workers.own_fetch import OwnFetches
 from penstock.executors.workers.pace import Pace
@@ -38,7 +36,7 @@ from penstock.system.randomness import Generators
 
 #: Work that a thread takes at a time, in seconds: long beside taking it, short beside a batch.
 GRAIN_SECONDS = 3e-4
-#: The same of the caller, which shares a batch with nobody: what an interrupt has done a second time.
+#: The same of the caller, which shares a batch with nobody.
 CALLER_GRAIN_SECONDS = 1e-2
 #: The first batch need not wait until OpenMP's libraries are found, which takes tens of milliseconds.
 SETTLING_SECONDS = 0.1
@@ -52,8 +50,7 @@ class ThreadCrew:
         count: threads; 0: `wait` does everything in the caller's thread.
         own: what each thread fetches with, and the worker_init_fn that is called in each when it starts.
         rows: where batches are built; None: collate_fn makes them from a list of samples.
-        meter: counts getitem, collate and iterate (over an iterable dataset).
-        iterable: the dataset is iterable; each thread goes through it on its own.
+        meter: counts getitem and collate.
         seed: of worker 0, for get_worker_info().
         readers: bring the files that the threads take; ended with them.
     """
@@ -68,16 +65,12 @@ class ThreadCrew:
         own: OwnFetches,
         rows: SampleRows | None,
         meter: Meter,
-        iterable: bool = False,
-        drop_last: bool = False,
         seed: int = 0,
         readers: MeteredReaders | None = None,
     ) -> None:
         self._fetch = fetch
         self._own = own
         self._rows = rows
-        self._iterable = iterable
-        self._drop_last = drop_last
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
@@ -86,7 +79,6 @@ class ThreadCrew:
         self._open: deque[FetchedBatch] = deque()
         self._sample_seconds = GRAIN_SECONDS
         self._closed = False
-        self._states: list[Any] | None = None
         self._context = context_here()  # of the pass; a new pass has new ones
         self.pace = Pace(max(1, count))
         self.ended = threading.Event()
@@ -109,7 +101,7 @@ class ThreadCrew:
     def prepare(self, batch: FetchedBatch, task: Task) -> None:
         """Make a batch ready to be submitted: what its task gives."""
         fetch = self._fetch
-        split = fetch.batched and not self._iterable and fetch.one_by_one
+        split = fetch.batched and fetch.one_by_one
         indices = list(task.given) if split else None
         if indices is not None:
             task = replace(task, given=indices)  # what was given may be gone through only once
@@ -140,15 +132,12 @@ class ThreadCrew:
                 self._done.wait(remaining if timeout else None)
         return found
 
-    def begin(self, fetch: Fetch, states: list[Any] | None = None) -> None:
-        """Begin a pass, in the caller's context.
-
-        Batches in flight are forgotten; an iterable dataset begins anew, or where its states say.
-        """
+    def begin(self, fetch: Fetch) -> None:
+        """Begin a pass, in the caller's context. Batches in flight are forgotten."""
         self._own.begin()
         context = context_here()
         with self._lock:
-            self._fetch, self._states, self._context = fetch, states, context
+            self._fetch, self._context = fetch, context
             self._open.clear()
             self._work.notify_all()
             self._parked.notify_all()
@@ -199,8 +188,6 @@ class ThreadCrew:
                 fetch.renew()
         except BaseException as error:
             failed = error  # raised at the first batch that this thread takes
-        reader: IterableReader | None = None
-        reader_context: Any = None
         begun, settled = time.monotonic(), False
         while (work := (yield from self._taken(worker))) is not None:
             batch, begin, end = work
@@ -211,11 +198,6 @@ class ThreadCrew:
                 self._fail(batch, begin, failed)
                 failed = None
                 self._finish(batch, end - begin, fetch)
-            elif self._iterable:
-                if reader_context is not worker.context:  # each pass goes through the dataset anew
-                    reader, reader_context = None, worker.context
-                reader = self._read_iterable(batch, worker, fetch, reader)
-                self._finish(batch, 1, fetch)
             else:
                 self._fetch_part(work, fetch, worker.info.rng, worker.activity)
             if not settled and time.monotonic() - begun > SETTLING_SECONDS:
@@ -233,12 +215,11 @@ class ThreadCrew:
         """Return the next work of a thread: a batch and a part of its samples. None: closed, or another pass began."""
         with self._lock:
             while not self._closed and worker.context is self._context:
-                if worker.number >= self.pace.active and not self._iterable:
+                if worker.number >= self.pace.active:
                     self._parked.wait()
                     continue
-                for batch in self._open:
-                    if batch.owner in (None, worker.number):
-                        return self._take_from(batch)
+                if self._open:
+                    return self._take_from(self._open[0])
                 self._work.wait()
         return None
 
@@ -261,50 +242,28 @@ class ThreadCrew:
         fetch: Fetch,
         generators: Generators | None,
         activity: Activity,
-        *,
-        by_caller: bool = False,
     ) -> None:
         """Fetch a part of a batch's samples, and finish the batch with the last of them."""
         batch, begin, end = work
         begun = Instant.now()
         if batch.failed is None and not self._closed:
-            failed = batch.fetch_part(begin, end, fetch, self._rows, generators, activity, interruptible=by_caller)
+            failed = batch.fetch_part(begin, end, fetch, self._rows, generators, activity)
             if failed is not None:
                 self._fail(batch, *failed)
             del failed  # whose traceback holds this frame, and with it the pass
-        self._finish(batch, end - begin, fetch, begun, by_caller=by_caller)
-
-    def _read_iterable(
-        self, batch: FetchedBatch, worker: WorkerThread, fetch: Fetch, reader: IterableReader | None
-    ) -> IterableReader | None:
-        """Make a batch of an iterable dataset in the thread that owns it, and return the thread's reader."""
-        begun = Instant.now()
-        try:
-            if reader is None:
-                state = None if self._states is None else self._states[worker.number]
-                alone = not self._own.shared or len(self._workers) == 1
-                reader = IterableReader(fetch, drop_last=self._drop_last, state=state, alone=alone)
-            reader.read(batch)
-            if not batch.ended:
-                self._count("iterate", batch, begun)
-        except BaseException as error:
-            self._fail(batch, 0, error)
-        return reader
+        self._finish(batch, end - begin, fetch, begun)
 
     def _fail(self, batch: FetchedBatch, position: int, error: BaseException) -> None:
         with self._lock:
             batch.fail(position, self._own.explained(error))
 
-    def _finish(
-        self, batch: FetchedBatch, samples: int, fetch: Fetch, begun: Instant | None = None, *, by_caller: bool = False
-    ) -> None:
+    def _finish(self, batch: FetchedBatch, samples: int, fetch: Fetch, begun: Instant | None = None) -> None:
         """Count a part as done; whoever finishes the last one collates."""
         seconds = 0.0 if begun is None else self._count("getitem", batch, begun, samples)
         with self._lock:
             before = self.pace.active
             if seconds:
                 self._sample_seconds += 0.3 * (seconds / samples - self._sample_seconds)
-            if seconds:
                 self.pace.did(samples, seconds)
                 if self.pace.active > before:
                     self._parked.notify_all()
@@ -319,8 +278,6 @@ class ThreadCrew:
                     self._count("collate", batch, begun)
                 self._own.check()
             except BaseException as error:
-                if by_caller and not isinstance(error, Exception):
-                    raise
                 self._fail(batch, 0, error)
         with self._lock:
             batch.done = True
@@ -331,16 +288,6 @@ class ThreadCrew:
         """Do what is left of a batch in the calling thread."""
         with fetch.as_guest(self._meter.calls):
             while not batch.done:
-                total = 1 if batch.indices is None else len(batch.indices)
-                begin = total - batch.unfinished
-                try:
-                    with self._lock:
-                        work = self._take_from(batch, CALLER_GRAIN_SECONDS)
-                    self._fetch_part(work, fetch, generators, self._caller_activity, by_caller=True)
-                except BaseException:  # Ctrl-C: this part is done again
-                    with self._lock:
-                        if not batch.done:
-                            batch.taken, batch.unfinished = begin, total - begin
-                            if batch not in self._open:
-                                self._open.appendleft(batch)
-                    raise
+                with self._lock:
+                    work = self._take_from(batch, CALLER_GRAIN_SECONDS)
+                self._fetch_part(work, fetch, generators, self._caller_activity)

@@ -11,16 +11,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from torch.utils.data._utils.fetch import _IterableDatasetFetcher
-
-from penstock.errors import InvalidOption
 from penstock.executors.buffers import Buffers
 from penstock.executors.collating import Build, Layout, layout_of
 from penstock.executors.fetch import Fetch
 from penstock.executors.filler import Batch
 from penstock.sample_notes import add_note
 from penstock.state.delivery import Task
-from penstock.state.streams import restore_fetcher, state_of
 from penstock.system.randomness import Generators
 
 #: Samples are written to their rows when they take so many bytes: a core's own cache still holds them.
@@ -96,8 +92,6 @@ class FetchedBatch(Batch):
     """None: nothing was prepared for the batch."""
     indices: list[Any] | None = None
     """Of the samples, which are fetched one by one; None: the task is done in one go."""
-    owner: int | None = None
-    """The number of the only thread that may fetch the batch; None: any thread."""
     taken: int = 0
     unfinished: int = 0
     build: Build | None = None
@@ -107,11 +101,7 @@ class FetchedBatch(Batch):
     """The result lies in batch memory."""
     failed: tuple[int, BaseException] | None = None
     """Position and error of the first sample that failed: an earlier one may fail while threads are at work."""
-    ended: bool = False
-    """An iterable dataset had nothing left for the batch."""
     done: bool = False
-    state: Any = None
-    """The state of the iterable dataset behind the batch, in its owner, where the dataset has a state_dict()."""
     submitted: bool = False
     """Threads have got it."""
 
@@ -135,8 +125,6 @@ class FetchedBatch(Batch):
         rows: SampleRows | None,
         generators: Generators | None,
         activity: Activity,
-        *,
-        interruptible: bool = False,
     ) -> tuple[int, BaseException] | None:
         """Fetch a part of the samples in the calling thread, and return the position and the error of one that failed.
 
@@ -146,7 +134,6 @@ class FetchedBatch(Batch):
             rows: where samples are built; None: they are kept for collate_fn.
             generators: of the thread, for the task's seed.
             activity: of the thread.
-            interruptible: what is no Exception (Ctrl-C in the caller's thread) is raised, and no error of a sample.
         """
         task = self.task
         assert task is not None
@@ -179,8 +166,6 @@ class FetchedBatch(Batch):
                 del samples
             return None
         except BaseException as error:
-            if interruptible and not isinstance(error, Exception):
-                raise
             with contextlib.suppress(Exception):  # a repr of the user's, or an exception that takes no notes
                 place = f"in {threading.current_thread().name}"  # of a batch done in one go its fetch has said more
                 add_note(error, place if self.indices is None else f"{place}, sample {activity.sample()!r}")
@@ -195,35 +180,3 @@ class FetchedBatch(Batch):
         else:
             assert self.task is not None
             self.result = fetch.collate(self.task, self.samples)
-
-
-class IterableReader:
-    """Goes through an iterable dataset once, in one thread, as a worker process does.
-
-    Args:
-        fetch: the thread's own.
-        drop_last: a last batch that is not full is left out.
-        state: where the dataset goes on; None: at its beginning.
-        alone: no other thread goes through the same dataset object.
-
-    Raises (when made): InvalidOption, and what iter() of the dataset raises.
-    """
-
-    def __init__(self, fetch: Fetch, *, drop_last: bool, state: Any, alone: bool) -> None:
-        self._fetcher = _IterableDatasetFetcher(fetch.dataset, fetch.batched, fetch.collate_fn, drop_last)
-        if state is not None:
-            restore_fetcher(self._fetcher, state)
-        if not alone and self._fetcher.dataset_iter is fetch.dataset:
-            raise InvalidOption(
-                f"{type(fetch.dataset).__name__}.__iter__ returns the dataset itself, which several threads "
-                "would go through at once: let it return an iterator of its own, or give no share_dataset=True"
-            )
-
-    def read(self, batch: FetchedBatch) -> None:
-        """Make a batch, or mark it as ended. Raises what the dataset and collate_fn raise."""
-        assert batch.task is not None
-        try:
-            batch.result = self._fetcher.fetch(batch.task.given)  # type: ignore[no-untyped-call]
-        except StopIteration:
-            batch.ended = True
-        batch.state = state_of(None, self._fetcher.dataset_iter, ended=batch.ended or self._fetcher.ended)

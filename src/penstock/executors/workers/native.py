@@ -9,11 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections import deque
 from dataclasses import dataclass, field
 from functools import cache
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image
@@ -100,18 +99,11 @@ class NativeBatch(IndexedBatch):
     """What the readers of files know of it, until it is submitted."""
     number: int = -1
     key: tuple[int, int] = (0, 0)  # seed and epoch of its random draws
-    retired: list[list[_native.Failure]] = field(default_factory=list)
-    """What failed in it, once it is done."""
     rescues_failed: dict[int, BaseException] = field(default_factory=dict)  # by position in the batch
 
     @property
     def waits_for_shards(self) -> bool:
         return self.number < 0 and self.shards is not None
-
-    def unsettle(self) -> None:
-        """Let it be submitted anew: to another pool, or for other samples."""
-        self.number, self.retired, self.settled, self.prepared = -1, [], False, None
-        self.let_shards_go()
 
     def let_go(self) -> None:
         self.rescues_failed.clear()
@@ -143,7 +135,7 @@ class NativeCrew:
         # Held while a batch gets its number and its place here: a job of it may come at once.
         self.lock = threading.Lock()
         self.batches: dict[int, NativeBatch] = {}  # those in flight, by number
-        self.numbers: deque[int] = deque(maxlen=1)  # the number that the pool gave last; they count up from 0
+        self._submitted = 0
         self.ended = threading.Event()  # the pool is closed and its threads are gone
         self._plan = plan
         self._threads: list[threading.Thread] = []
@@ -157,6 +149,14 @@ class NativeCrew:
             self._threads.append(thread)
             thread.start()
         self.pool.add_python_server()
+
+    def submit(self, batch: NativeBatch, fields: list[Any], staged: bool) -> None:
+        """Have the pool fill a batch, which is known here, and holds its rows, before the pool begins."""
+        assert batch.prepared is not None
+        with self.lock:
+            self.batches[self._submitted] = batch
+            batch.number, batch.prepared = self.pool.submit(batch.prepared, fields, staged), None
+            self._submitted += 1
 
     def serve_here(self) -> None:
         """Read all rows that wait now, in the calling thread."""
