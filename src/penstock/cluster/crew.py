@@ -120,6 +120,7 @@ class Crew:
             WorkerDied: all actors were lost, and no other one starts.
             Exception: what an actor raised.
         """
+        self._check_open()
         while len(self.members) < self._count:
             self._hire()
         asked = {reference: member for member in self.members for reference in member.asked}
@@ -139,7 +140,6 @@ class Crew:
                 self._kill(member)
 
     def _hire(self) -> None:
-        self._check_open()
         self._hired += 1
         actor = self._ray.remote(self._kind).options(**self._cluster.placement()).remote(self._hired - 1)
         self.members.append(Member(self._hired - 1, actor, {actor.open.remote(*self._arguments): None}))
