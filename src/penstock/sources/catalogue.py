@@ -1,14 +1,13 @@
 """The catalogue of a dataset: the IDs, labels and sizes of its samples, as far as they can be had without reading them.
 
-The hashes of a catalogue are the dataset's fingerprint, which a checkpoint holds. The catalogue itself is kept in the
-user's cache folder under them, so that a dataset that has changed can be compared with what it was, ID by ID.
+The hashes of a catalogue are the dataset's fingerprint, which a checkpoint holds.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -18,13 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from penstock.order.permutations import Indices
-from penstock.system import cache_folder
-
-#: The folder of catalogues below the cache folder.
-KIND = "catalogues"
 
 _HASH_BYTES = 8  # two datasets share a hash by chance once in 2**64 pairs
-_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -111,74 +105,9 @@ class Catalogue:
             "sizes": _hash(self.sizes) if len(self.sizes) else None,
         }
 
-    def keep(self) -> None:
-        """Write the catalogue to the user's cache folder, if samples have IDs or labels."""
-        if self.nameless and self.labels is None:
-            return
-        arrays = self._arrays()
-        entry = cache_folder.entry(KIND, _key(self.fingerprint))
-        if entry is None or sum(array.nbytes for array in arrays.values()) > cache_folder.MAX_BYTES:
-            return
-        if entry.exists():
-            cache_folder.used(entry)
-        else:
-            cache_folder.store(entry, arrays)
-
-    def _arrays(self) -> dict[str, NDArray[Any]]:
-        heads = [
-            [part.prefix, part.size, part.texts is not None, part.numbers is not None, self.labels is not None]
-            for part in self.names
-        ]
-        arrays: dict[str, NDArray[Any]] = {
-            "version": np.array([_VERSION], np.int64),
-            "heads": np.frombuffer(json.dumps(heads).encode(), np.uint8),
-            "sizes": self.sizes,
-        }
-        for number, part in enumerate(self.names):
-            if part.texts is not None:
-                arrays[f"texts{number}"] = np.frombuffer(part.texts, np.uint8)
-            if part.numbers is not None:
-                arrays[f"numbers{number}"] = part.numbers
-        if self.labels is not None:
-            arrays["labels"] = self.labels
-        return arrays
-
-
-def kept(fingerprint: Mapping[str, Any]) -> Catalogue | None:
-    """Return the catalogue of a dataset that had this fingerprint, None where none is kept."""
-    size = fingerprint.get("size")
-    if fingerprint.get("ids") is None and fingerprint.get("labels") is None and isinstance(size, int):
-        return Catalogue((Names("", size),))  # its size is all that there is
-    entry = cache_folder.entry(KIND, _key(fingerprint))
-    arrays = None if entry is None else cache_folder.load(entry)
-    if entry is None or arrays is None:
-        return None
-    try:
-        heads = json.loads(arrays["heads"].tobytes())
-        names = []
-        for number, (prefix, size, texts, numbers, _) in enumerate(heads):
-            listed = arrays[f"texts{number}"].tobytes() if texts else None
-            names.append(Names(prefix, size, listed, arrays[f"numbers{number}"] if numbers else None))
-        found = Catalogue(tuple(names), arrays.get("labels"), arrays["sizes"])
-        if arrays["version"].tolist() != [_VERSION] or found.fingerprint != dict(fingerprint):
-            return None
-    except (KeyError, ValueError, TypeError):  # damaged, or of another version
-        return None
-    cache_folder.used(entry)
-    return found
-
-
-def place_of(fingerprint: Mapping[str, Any]) -> str:
-    """Return the file that the catalogue of a dataset of this fingerprint is kept in, for messages."""
-    return str(cache_folder.entry(KIND, _key(fingerprint)) or "a cache folder")
-
 
 def _hash(array: NDArray[Any]) -> str:
     return hashlib.blake2b(array.tobytes(), digest_size=_HASH_BYTES).hexdigest()
-
-
-def _key(fingerprint: Mapping[str, Any]) -> bytes:
-    return json.dumps(fingerprint, sort_keys=True).encode()
 
 
 def concatenated(parts: Sequence[Catalogue]) -> Catalogue:
