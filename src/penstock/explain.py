@@ -13,7 +13,6 @@ from penstock.executors.selection import Executors, can_pin, gathers_rows, reads
 from penstock.executors.workers.own_fetch import describe_copies
 from penstock.order.batch_order import BatchOrder
 from penstock.order.keyed import KeyedSampler
-from penstock.order.leftover import Remainder
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
 from penstock.recipe.steps import Step
 from penstock.recipe.torchvision import classes
@@ -38,8 +37,6 @@ class Explained:
     settings: Settings
     plan: Plan
     executors: Executors
-    rest: Remainder | None
-    """What is left of an epoch whose dataset has changed."""
     device: tuple[str, ...]
     """What is done on the device, a line each."""
     sends: bool
@@ -82,7 +79,7 @@ class Explained:
         size = "batches by batch_sampler" if settings.batch_size is None else f"batches of {settings.batch_size}"
         yield f"plan     {who} {fill} {size} in place, in order"
         yield from self._fillers()
-        yield f"order    {self._order_name()}{self._rest_name()}{self._share_name()}"
+        yield f"order    {self._order_name()}{self._share_name()}"
         for number, leaf in enumerate(plan.leaves):
             if len(plan.leaves) > 1:
                 yield f"part {number + 1} of {len(plan.leaves)}"
@@ -206,12 +203,6 @@ class Explained:
         if within:
             return f"shuffled{within} by a seed that torch's generator gives, any position at once"
         return "shuffled as torch's loader would, evaluated as far as needed"
-
-    def _rest_name(self) -> str:
-        if self.rest is None:
-            return ""
-        left = counted(len(self.rest.indices), "sample")
-        return f"; of the {left} that this epoch had not handed out when its dataset changed"
 
     def _share_name(self) -> str:
         share = BatchOrder(self.settings).share()

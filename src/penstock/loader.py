@@ -387,7 +387,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         It counts the batches that were handed out, not those that were read ahead; a batch whose error was raised
         counts once a later one was handed out. An iterable dataset with a state_dict() of its own, read in the caller's
         thread or in worker processes, adds its states, of whatever size they are. The first call makes the dataset's
-        fingerprint, and keeps its IDs and labels in the user's cache folder, for load_state_dict(on_change="continue").
+        fingerprint, for which it goes through the IDs.
         """
         kept = self._iterator is not None and self.persistent_workers
         return self._checkpoint.state_dict(self._settings(), iterator_kept=kept)
@@ -400,16 +400,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Args:
             state: of state_dict().
             on_change: what becomes of a dataset that has changed since. "raise": an error says how. "continue": the
-                epoch goes on by ID: with each sample of the dataset as it is now whose ID was not handed out before;
-                where a sampler draws with replacement, with as many draws as were left. The next epoch is of the
-                dataset as it is now. The IDs that it had are read from the user's cache folder, where state_dict()
-                kept them.
+                epoch goes on with the dataset as it is now, from its start, or in the middle where the IDs are the
+                same, or where a sampler draws with replacement.
 
         Raises:
-            InvalidOption: a state of another seed, another order or another format; on_change="continue" where a
-                sampler of one's own, or a Mix, says which samples come.
-            DatasetChanged: the dataset is not what it was, the message says how it differs; or the IDs that it had are
-                not kept here.
+            InvalidOption: a state of another seed, another order or another format; on_change="continue" where it is
+                not known which samples are left of the epoch.
+            DatasetChanged: the dataset is not what it was; the message says how it differs.
         """
         self._checkpoint.load_state_dict(self._settings(), state, on_change)
 
@@ -459,9 +456,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if settings.workers_chosen:
             settings = replace(settings, num_workers=default_workers(self.dataset, chosen, settings.method))
         device = tuple(self._device_feed.explain(feed, chosen))
-        return explain.Explained(settings, chosen, self._executors, self._checkpoint.rest, device, sends).text(
-            self.stats()
-        )
+        return explain.Explained(settings, chosen, self._executors, device, sends).text(self.stats())
 
     def stats(self) -> Stats:
         """Return the counters of all epochs so far."""

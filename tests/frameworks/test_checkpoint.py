@@ -19,8 +19,8 @@ import penstock
 from tests.frameworks import run_checkpoint
 from tests.frameworks.launching import TORCHRUN, run
 from tests.same import assert_same
-from tests.sample_datasets import Drawing, Made
-from tests.values import loaded, taken
+from tests.sample_datasets import Drawing
+from tests.values import taken
 
 dcp: Any = torch.distributed.checkpoint  # which does not say what it exports
 
@@ -168,31 +168,6 @@ def test_an_iterable_dataset_with_a_state_of_its_own(tmp_path: Path) -> None:
     again = restored(tmp_path, loader(tmp_path, **{**options, "dataset": Keeper()}))
     assert state["dataset"] is not None and again.state_dict()["dataset"] == state["dataset"]
     assert_same(list(again), rest)
-
-
-class Named(Made):
-    """Samples with IDs."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(lambda index: (index, 0), size)
-        self.samples = [(f"id-{number}", number) for number in range(size)]
-
-
-def test_an_epoch_whose_dataset_has_changed_is_saved_and_restored(tmp_path: Path) -> None:
-    before, now = Named(40), Named(60)
-    begun = loader(tmp_path, before)
-    seen = [int(number) for batch in islice(iter(begun), 3) for number in batch[0]]
-    changed = loaded(loader(tmp_path, now), begun.state_dict(), on_change="continue")
-    for folder, steps in (("at once", 0), ("later", 2)):
-        (tmp_path / folder).mkdir()
-        dcp.save({"loader": changed}, checkpoint_id=tmp_path / folder / "saved", no_dist=True)
-        state = changed.state_dict()
-        assert state["past"] != []
-        changed = loader(tmp_path, now)
-        dcp.load({"loader": changed}, checkpoint_id=tmp_path / folder / "saved", no_dist=True)
-        assert changed.state_dict() == state
-        seen += [int(number) for batch in islice(iter(changed), 2 if not steps else None) for number in batch[0]]
-    assert sorted(seen) == list(range(60))
 
 
 # --- two ranks --------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from penstock.recipe import drawing, keyed_methods
 from penstock.system.randomness import generator_states, generators_drawn_from
 from tests.same import assert_same
 from tests.sample_datasets import Numbers, Order
-from tests.values import loaded, resumed
+from tests.values import resumed
 
 PL = penstock.DataLoader
 
@@ -293,27 +293,6 @@ def test_any_batch_at_once(root: Path, wrap: Any) -> None:
             for step, batch in enumerate(loader):
                 if step in (0, 3, 5):
                     assert_same(loader.batch_at(epoch, step), batch)
-
-
-def test_positions_go_on_where_the_dataset_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "photos" / "a").mkdir(parents=True)
-    for i in range(6):
-        Image.effect_noise((60, 50), 90).convert("RGB").save(tmp_path / "photos" / "a" / f"{i}.jpg")
-
-    def loader(**options: Any) -> Any:
-        return PL(folder(tmp_path / "photos"), batch_size=2, seed=3, num_workers=0, **options)
-
-    begun = loader()
-    next(iter(begun))
-    state = begun.state_dict()
-    (tmp_path / "photos" / "a" / "5.jpg").unlink()
-    rests = []
-    for options in ({}, {"collate_fn": collated}):
-        after = loaded(loader(**options), state, on_change="continue")
-        rests.append(list(after))
-    assert views(rests[0]) == 3
-    assert_same(rests[1], rests[0])
 
 
 def test_stand_ins_depend_on_the_position() -> None:

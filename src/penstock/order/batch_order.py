@@ -73,30 +73,28 @@ class BatchOrder:
         share: Share | None = None,
         order: Callable[[], Order] | None = None,
     ) -> Steps:
-        """Return which positions the batches of an epoch, or of the rest of one, hold; share: None for this rank's.
+        """Return which positions the batches of an epoch, or of what is left of one, hold; share: None for this rank's.
 
         order: returns the order, the same at each call; None: only the number of batches from the start of an epoch on
         is asked for.
         """
         settings = self.settings
-        size = self.size() if left.rest is None else left.rest.end
+        size = self.size()
         share = share or self.share() or Share()
         if not settings.own_order and isinstance(settings.sampler, LengthBuckets):
             return BucketSchedule(size, settings.sampler.cut.count, order or _no_order, share, left.start)
         drop_last = settings.drop_last and settings.batch_size is not None
         return Schedule(size, settings.batch_size or 1, drop_last, share, left.start)
 
-    def order(self, seed: int, epoch: int, drawn: dict[str, int], left: Leftover = WHOLE) -> Callable[[], Order]:
-        """Return what makes the order of an epoch, or of the rest of one.
+    def order(self, seed: int, epoch: int, drawn: dict[str, int]) -> Callable[[], Order]:
+        """Return what makes the order of an epoch.
 
         drawn: without a seed, holds the seed that the sampler draws for the order; see `order_of`.
         """
-        sampler, keyed, rest = self.settings.sampler, self.settings.seed is not None, left.rest
-        if rest is None:
-            return partial(order_of, sampler, keyed, self.size(), seed, epoch, drawn, self.blocks())
-        key = drawn.get("order", 0) if self.settings.seed is None else self.settings.seed
-        make = partial(order_of, sampler, True, len(rest.indices), key, epoch, {})
-        return partial(rest.order, make)
+        settings = self.settings
+        return partial(
+            order_of, settings.sampler, settings.seed is not None, self.size(), seed, epoch, drawn, self.blocks()
+        )
 
     def blocks(self) -> Blocks | None:
         """Return the blocks that the samples are shuffled in; None: they are not shuffled, or as a whole."""
@@ -134,7 +132,7 @@ class BatchOrder:
             if not 0 <= rank < share.world:
                 raise InvalidOption(f"rank={rank}: {there_are(share.world, 'rank')}")
             share = Share(rank, share.world)
-        order = cache(self.order(seed, checked_epoch(epoch), {}, left))
+        order = cache(self.order(seed, checked_epoch(epoch), {}))
         part = self.schedule(left, share, order).part(step_of(left.early, step))
         return indices_of(order(), part), positions_of(part)
 

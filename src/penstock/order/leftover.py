@@ -1,13 +1,11 @@
-"""What is left of an epoch: without what was handed out early (in_order=False), or of a dataset that has changed."""
+"""What is left of an epoch, without what was handed out early (in_order=False)."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-from penstock.order.permutations import Indices, Order
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -67,36 +65,6 @@ class Arrivals:
 
 
 @dataclass(frozen=True)
-class Remainder:
-    """What is left of an epoch whose dataset has changed; it has an order of its own."""
-
-    begin: int
-    """The first position of the rest."""
-    indices: Indices
-    """The samples that were not handed out, ascending."""
-    past: tuple[Mapping[str, Any], ...]
-    """The datasets before the change, in turn: "data", a fingerprint, and "to", the position up to which it held."""
-
-    @property
-    def end(self) -> int:
-        """Return the number of positions of the epoch."""
-        return self.begin + len(self.indices)
-
-    def order(self, among: Callable[[], Order]) -> Order:
-        """Return the order of the rest; `among` makes an order of len(indices) positions."""
-        return _RemainderOrder(self, among())
-
-
-class _RemainderOrder:
-    def __init__(self, rest: Remainder, among: Order) -> None:
-        self._rest = rest
-        self._among = among
-
-    def take(self, begin: int, count: int) -> Indices:
-        return self._rest.indices[self._among.take(begin - self._rest.begin, count)]
-
-
-@dataclass(frozen=True)
 class Leftover:
     """What a pass that goes on in the middle of an epoch has to hand out; by default all of it."""
 
@@ -104,8 +72,6 @@ class Leftover:
     """The position of the epoch that the pass begins at."""
     early: tuple[int, ...] = ()
     """Which steps of what comes behind it were handed out, in ascending order."""
-    rest: Remainder | None = None
-    """None: the dataset is what it was when the epoch began."""
 
 
 WHOLE = Leftover()

@@ -1,14 +1,13 @@
 """The catalogue of a dataset: the IDs, labels and sizes of its samples, as far as they can be had without reading them.
 
-The hashes of a catalogue are the dataset's fingerprint, which a checkpoint holds. The catalogue itself is kept in the
-user's cache folder under them, so that a dataset that has changed can be compared with what it was, ID by ID.
+The hashes of a catalogue are the dataset's fingerprint, which a checkpoint holds.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -18,13 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from penstock.order.permutations import Indices
-from penstock.system import cache_folder
-
-#: The folder of catalogues below the cache folder.
-KIND = "catalogues"
 
 _HASH_BYTES = 8  # two datasets share a hash by chance once in 2**64 pairs
-_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -74,56 +68,9 @@ class Catalogue:
             "sizes": _hash(self.sizes.tobytes()) if len(self.sizes) else None,
         }
 
-    def keep(self) -> None:
-        """Write the catalogue to the user's cache folder, if samples have IDs or labels."""
-        if self.ids is None and self.labels is None:
-            return
-        arrays: dict[str, NDArray[Any]] = {"sizes": self.sizes}
-        if self.ids is not None:
-            arrays["ids"] = np.frombuffer(self.ids, np.uint8) if isinstance(self.ids, bytes) else self.ids
-        if self.labels is not None:
-            arrays["labels"] = self.labels
-        entry = cache_folder.entry(KIND, _key(self.fingerprint))
-        if entry is None or sum(array.nbytes for array in arrays.values()) > cache_folder.MAX_BYTES:
-            return
-        if entry.exists():
-            cache_folder.used(entry)
-        else:
-            cache_folder.store(entry, arrays)
-
-
-def kept(fingerprint: Mapping[str, Any]) -> Catalogue | None:
-    """Return the catalogue of a dataset that had this fingerprint, None where none is kept."""
-    size = fingerprint.get("size")
-    if not isinstance(size, int):
-        return None
-    if fingerprint.get("ids") is None and fingerprint.get("labels") is None:
-        return Catalogue(size)  # its size is all that there is
-    entry = cache_folder.entry(KIND, _key(fingerprint))
-    arrays = None if entry is None else cache_folder.load(entry)
-    if entry is None or arrays is None:
-        return None
-    ids: Any = arrays.get("ids")
-    if ids is not None and ids.dtype == np.uint8:
-        ids = ids.tobytes()
-    found = Catalogue(size, ids, arrays.get("labels"), arrays.get("sizes", np.empty(0, np.int64)))
-    if found.fingerprint != dict(fingerprint):
-        return None
-    cache_folder.used(entry)
-    return found
-
-
-def place_of(fingerprint: Mapping[str, Any]) -> str:
-    """Return the file that the catalogue of a dataset of this fingerprint is kept in, for messages."""
-    return str(cache_folder.entry(KIND, _key(fingerprint)) or "a cache folder")
-
 
 def _hash(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=_HASH_BYTES).hexdigest()
-
-
-def _key(fingerprint: Mapping[str, Any]) -> bytes:
-    return json.dumps([_VERSION, fingerprint], sort_keys=True).encode()
 
 
 def concatenated(parts: Sequence[Catalogue]) -> Catalogue:

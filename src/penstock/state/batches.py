@@ -69,7 +69,7 @@ class PassBatches:
         Without a seed the first batch of the pass comes before them: it draws the seed of the order.
         """
         progress = self.progress
-        order = once(self.order.order(seed, epoch, progress.drawn, progress.left))
+        order = once(self.order.order(seed, epoch, progress.drawn))
         schedule = self.order.schedule(progress.left, order=order)
         return (indices for indices, _ in without(progress.left.early, cut(order, schedule)))
 
@@ -123,7 +123,7 @@ class PassBatches:
     def _schedule(self, seed: int, epoch: int) -> tuple[Callable[[], Order], Steps]:
         """Return the order of the pass, and which of its positions the batches hold."""
         progress, order = self.progress, self.order
-        make = order.order(seed, epoch, progress.drawn, progress.left)
+        make = order.order(seed, epoch, progress.drawn)
         made = once(make if progress.origin is None else progress.origin.drawing()(make))
         progress.schedule = order.schedule(progress.left, order=made)
         return made, progress.schedule

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from copy import copy
 from typing import Any, Literal
 
 from penstock.errors import DatasetChanged, InvalidOption
 from penstock.order.batch_order import BatchOrder
-from penstock.order.batches import order_of
 from penstock.order.keyed import Epochs, KeyedSampler, checked_epoch
-from penstock.order.leftover import Arrivals, Leftover, Remainder
-from penstock.order.permutations import Indices, Order, Positions
+from penstock.order.leftover import Arrivals, Leftover
+from penstock.order.permutations import Indices, Positions
 from penstock.order.schedule import Share
 from penstock.settings import Settings
-from penstock.sources.catalogue import Catalogue, kept, place_of
 from penstock.sources.naming import catalogue, ids_of
-from penstock.state.changes import differences, remaining
 from penstock.state.progress import FORMAT, Progress, checked_state
 from penstock.state.samplers import SamplerStates
 from penstock.state.user_states import UserStates, early_of
@@ -43,7 +38,6 @@ class Checkpoint:
         self.resume: Mapping[str, Any] | None = None
         """The state that the next pass goes on from."""
         self._in_threads = in_threads
-        self._rest: Remainder | None = None  # of that state
         self._was_alone = False  # shard="auto" found no other ranks in the latest pass
         self._fingerprint: tuple[object, dict[str, Any]] | None = None  # a dataset, and its fingerprint
 
@@ -57,7 +51,7 @@ class Checkpoint:
         """Make the next pass epoch number `epoch`, from its start. Raises TypeError, InvalidOption."""
         self.epochs.number = number = checked_epoch(epoch)
         if self.resume is not None and self.resume["epoch"] != number:
-            self.resume = self._rest = None
+            self.resume = None
 
     def begins_anew(self, settings: Settings, *, reached: bool) -> bool:
         """Let the latest pass be the one that set_epoch() means, where it has handed out nothing.
@@ -87,11 +81,6 @@ class Checkpoint:
         return state is not None and (state["position"] > 0 or state["batches"] > 0 or state.get("dataset") is not None)
 
     @property
-    def rest(self) -> Remainder | None:
-        """What is left of the present epoch, whose dataset has changed; None: it has not."""
-        return self._rest if self.progress is None or self.progress.done else self.progress.left.rest
-
-    @property
     def padded(self) -> int:
         """How many samples at the end of the latest batch repeat others."""
         progress = self.progress
@@ -104,9 +93,7 @@ class Checkpoint:
         if settings.iterable:
             return {}
         if self._fingerprint is None or self._fingerprint[0] is not settings.dataset:
-            found = catalogue(settings.dataset)
-            found.keep()
-            self._fingerprint = settings.dataset, found.fingerprint
+            self._fingerprint = settings.dataset, catalogue(settings.dataset).fingerprint
         return self._fingerprint[1]
 
     def _own(self, settings: Settings) -> UserStates:
@@ -141,14 +128,13 @@ class Checkpoint:
             "batches": -(-now.given // now.unit),
             "drawn": {name: drawn.get(name) for name in ("order", "base")},
             "data": self.fingerprint(settings),
-            "past": [] if now.left.rest is None else list(now.left.rest.past),
             "dataset": own,
         }
         return _with_leaves(state)
 
     def load_state_dict(self, settings: Settings, state: Mapping[str, Any], on_change: OnChange) -> None:
         """Do what DataLoader.load_state_dict() does."""
-        state, rest = self._checked(settings, state, on_change)
+        state = self._checked(settings, state, on_change)
         restored = self._own(settings).can_restore(state.get("dataset") or {})
         if settings.iterable and state["batches"] and not restored:
             warn_user(
@@ -156,38 +142,54 @@ class Checkpoint:
                 f"call: {counted(state['batches'], 'batch', 'batches')} will be read and dropped to go on behind them"
             )
         self.epochs.number = state["epoch"]
-        self.resume, self._rest, self.progress = state, rest, None
+        self.resume, self.progress = state, None
 
-    def _checked(self, settings: Settings, state: Any, on_change: OnChange) -> tuple[dict[str, Any], Remainder | None]:
-        """Return a state that this loader can go on from, and what is left of its epoch if the dataset has changed."""
+    def _checked(self, settings: Settings, state: Any, on_change: OnChange) -> dict[str, Any]:
+        """Return a state that this loader can go on from."""
         if on_change not in ("raise", "continue"):
             raise InvalidOption(f"on_change={on_change!r}: it is 'raise' or 'continue'")
         state = dict(checked_state(_without_leaves(state)))
         if state.get("seed") != settings.seed:
             raise InvalidOption(f"a state of seed={state.get('seed')} cannot go on with seed={settings.seed}")
-        then, fingerprint = dict(state["data"]), self.fingerprint(settings)
-        state["past"], state["data"] = list(state["past"]), fingerprint
-        now = catalogue(settings.dataset) if state["past"] or then not in ({}, fingerprint) else None
-        changes = self._changes(settings, str(state.get("order")), then, now)
-        if changes is not None:
-            if on_change == "raise":
-                raise DatasetChanged(
-                    f"{changes}; load_state_dict(state, on_change='continue') goes on with the samples that are left"
-                )
-            self._refuse_to_continue(settings, state)
-            same_ids = all(then.get(what) == fingerprint.get(what) for what in ("size", "ids"))
-            if state["position"] and not _draws_independently(settings) and not same_ids:
-                state["past"].append({"data": then, "to": state["position"]})
-        rest = self._rest_of(settings, state, now) if state["past"] and now is not None else None
+        self._check_changes(settings, state, on_change)
         self._own(settings).check(state)
         if state["position"] and not _draws_independently(settings):
-            end = BatchOrder(settings).size() if rest is None else rest.end
+            end = BatchOrder(settings).size()
             if state["position"] > end:
                 raise InvalidOption(
                     f"a state at position {state['position']:,} of an epoch of {counted(end, 'sample')}"
                 )
-        state["order"] = BatchOrder(settings).kind()
-        return state, rest
+        return {**state, "data": self.fingerprint(settings), "order": BatchOrder(settings).kind()}
+
+    def _check_changes(self, settings: Settings, state: Mapping[str, Any], on_change: OnChange) -> None:
+        """Raise DatasetChanged where the dataset, or the sampler, has changed; InvalidOption where it cannot go on.
+
+        In the middle of an epoch what is left of it is known where the samples are the same, in the loader's own order,
+        and where each draw is independent of those before.
+        """
+        before, order = str(state.get("order")), BatchOrder(settings).kind()
+        kind = order.partition(" ")[0]
+        if before != order and (not isinstance(settings.sampler, KeyedSampler) or before.partition(" ")[0] != kind):
+            raise InvalidOption(f"a state of an epoch {before} cannot go on {order}")
+        then, now = state["data"], self.fingerprint(settings)
+        changes = _differences(then, now) if then else ""
+        if changes:
+            changes = f"the dataset is not what it was when the state was taken: {changes}"
+        elif before != order:
+            changes = f"{kind} is not what it was when the state was taken: it draws otherwise"
+        if not changes:
+            return
+        same_ids = all(then.get(name) == now.get(name) for name in ("size", "ids"))
+        same = before == order and same_ids and not state["batches"]
+        inside = state["position"] or state["batches"] or early_of(state)
+        if inside and not (same or _draws_independently(settings)):
+            changes += (
+                "; which samples are left of this epoch is not known: begin the next one with "
+                f"set_epoch({state['epoch'] + 1})"
+            )
+            raise (InvalidOption if on_change == "continue" else DatasetChanged)(changes)
+        if on_change == "raise":
+            raise DatasetChanged(f"{changes}; load_state_dict(state, on_change='continue') goes on with what it is now")
 
     def ids(
         self, settings: Settings, epoch: int, step: int, rank: int | None, state: Mapping[str, Any] | None
@@ -201,75 +203,10 @@ class Checkpoint:
         """Return the indices of a past batch, and their positions in the epoch's order."""
         if state is None:
             return BatchOrder(settings).indices_at(epoch, step, rank)
-        state, rest = self._checked(settings, state, "raise")
+        state = self._checked(settings, state, "raise")
         if state["epoch"] != epoch:
             raise InvalidOption(f"a state of epoch {state['epoch']} says nothing of epoch {epoch}")
-        return BatchOrder(settings).indices_at(epoch, step, rank, Leftover(state["position"], early_of(state), rest))
-
-    def _changes(self, settings: Settings, before: str, then: dict[str, Any], now: Catalogue | None) -> str | None:
-        """Return in words how the dataset, or the sampler, differs from that of a state. Raises InvalidOption.
-
-        Args:
-            settings: of the loader.
-            before: the order of the state.
-            then: its fingerprint.
-            now: the dataset's catalogue where the fingerprint may differ.
-        """
-        order, changes = BatchOrder(settings).kind(), None
-        if now is not None and then not in ({}, now.fingerprint) and (found := differences(then, kept(then), now)):
-            changes = f"the dataset is not what it was when the state was taken: {found}"
-        if before != order:
-            kind = order.partition(" ")[0]
-            if not isinstance(settings.sampler, KeyedSampler) or before.partition(" ")[0] != kind:
-                raise InvalidOption(f"a state of an epoch {before} cannot go on {order}")
-            changes = changes or f"{kind} is not what it was when the state was taken: it draws otherwise"
-        return changes
-
-    def _refuse_to_continue(self, settings: Settings, state: Mapping[str, Any]) -> None:
-        """Raise InvalidOption where the samples that are left of an epoch are not known."""
-        if early_of(state):
-            raise InvalidOption(
-                "on_change='continue' needs a state whose batches came in order: this one was taken with "
-                "in_order=False while a batch was missing"
-            )
-        if state["batches"]:
-            raise InvalidOption(
-                "on_change='continue' needs the loader's own order: which samples a sampler of one's own has given, "
-                "and which it would give now, is not known"
-            )
-        if state["position"] and "windows" in state["order"]:
-            raise InvalidOption(
-                "on_change='continue' needs an order of all samples, and this epoch was shuffled in windows of shards, "
-                f"which are others now; begin the next epoch with set_epoch({state['epoch'] + 1})"
-            )
-        if state["position"] and isinstance(settings.sampler, KeyedSampler) and not _draws_independently(settings):
-            raise InvalidOption(
-                f"on_change='continue': what {type(settings.sampler).__name__} had still to draw depends on what the "
-                f"dataset and the shares or weights were; begin the next epoch with set_epoch({state['epoch'] + 1})"
-            )
-
-    def _rest_of(self, settings: Settings, state: Mapping[str, Any], now: Catalogue) -> Remainder:
-        """Return what is left of an epoch whose dataset has changed. Raises DatasetChanged, InvalidOption."""
-        stages: list[tuple[Catalogue, int]] = []
-        for one in state["past"]:
-            then = kept(one["data"])
-            if then is None:
-                raise DatasetChanged(
-                    f"the IDs that the dataset had are not kept here: {place_of(one['data'])} is not there. It lies in "
-                    "the cache folder of the user, and on the machine, that took the state: copy it from there"
-                )
-            stages.append((then, one["to"]))
-        begin = stages[-1][1]
-        if state["position"] < begin:
-            raise InvalidOption(f"a state at position {state['position']}, before its dataset changed at {begin}")
-        drawn = state["drawn"]
-        key = settings.seed if settings.seed is not None else drawn.get("order") or 0
-
-        def order(stage: int, size: int) -> Order:
-            known = {} if drawn.get("order") is None else {"order": key}
-            return order_of(settings.sampler, settings.seed is not None or stage > 0, size, key, state["epoch"], known)
-
-        return Remainder(begin, remaining(stages, now, order), tuple(state["past"]))
+        return BatchOrder(settings).indices_at(epoch, step, rank, Leftover(state["position"], early_of(state)))
 
     def next_progress(self, settings: Settings) -> Progress:
         """Return the record of the pass that begins: from the start of the next epoch, or where a state was taken."""
@@ -281,7 +218,6 @@ class Checkpoint:
 
     def _of_epoch(self, settings: Settings) -> Progress:
         state, self.resume = self.resume, None
-        rest, self._rest = self._rest, None
         user_states = self._own(settings)
         order = user_states.order
         if state is None and (settings.in_order or not settings.num_workers):
@@ -294,7 +230,7 @@ class Checkpoint:
         streams = user_states.streams(own, before, resumed=state is not None)
         inside = state is not None and bool(state["position"] or state["batches"] or early_of(state))
         origin = user_states.origin(own, inside=inside)
-        progress = Progress(self.epochs.number, Leftover(rest=rest), streams=streams, origin=origin)
+        progress = Progress(self.epochs.number, streams=streams, origin=origin)
         if not settings.in_order and settings.num_workers and not settings.iterable:
             progress.arrivals = Arrivals()
         if not settings.iterable and not order.draws_itself():
@@ -303,7 +239,7 @@ class Checkpoint:
             progress.samplers = SamplerStates(own.get("sampler", pending), origin)
         if state is None:
             return progress
-        progress.epoch, progress.left = state["epoch"], Leftover(state["position"], early_of(state), rest)
+        progress.epoch, progress.left = state["epoch"], Leftover(state["position"], early_of(state))
         progress.drawn = {name: value for name, value in state["drawn"].items() if value is not None}
         if "order" in progress.drawn and (not inside or own.get("origin", {}).get("generators")):
             progress.drawn["foretold"] = 1
@@ -344,20 +280,28 @@ def _draws_independently(settings: Settings) -> bool:
     return isinstance(settings.sampler, KeyedSampler) and settings.sampler.independent
 
 
+def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return in words how a dataset of one fingerprint differs from that of another; empty: not at all."""
+    found = []
+    had, has = then.get("size") or 0, now.get("size") or 0
+    if had != has:
+        found.append(f"it had {counted(had, 'sample')} and has {has:,} ({has - had:+,})")
+    if then.get("ids") != now.get("ids"):
+        found.append("its IDs, or their order, are others")
+    found += [f"its {name} are others" for name in ("labels", "sizes") if not found and then.get(name) != now.get(name)]
+    return "; ".join(found)
+
+
 def _with_leaves(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a state whose values have no keys of their own: torch.distributed.checkpoint reads a new loader's keys.
 
-    It takes dictionaries apart, and lists of them, into a key for each value; texts and tuples it keeps whole.
+    It takes dictionaries apart, and lists of them, into a key for each value; tuples it keeps whole.
     """
     own = state["dataset"]
-    return {**state, "past": list(map(json.dumps, state["past"])), "dataset": None if own is None else (own,)}
+    return {**state, "dataset": None if own is None else (own,)}
 
 
 def _without_leaves(state: Any) -> Any:
     """Return a state as it was before _with_leaves(); checked_state() refuses what is no state."""
-    if not isinstance(state, Mapping):
-        return state
-    past, own = state.get("past"), state.get("dataset")
-    with suppress(TypeError, ValueError):
-        past = [json.loads(one) for one in past or ()] if isinstance(past, list | tuple) else past
-    return {**state, "past": past, "dataset": own[0] if isinstance(own, list | tuple) and len(own) == 1 else own}
+    own = state.get("dataset") if isinstance(state, Mapping) else None
+    return {**state, "dataset": own[0]} if isinstance(own, list | tuple) and len(own) == 1 else state

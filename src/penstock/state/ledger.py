@@ -296,7 +296,7 @@ class Recorder(Observer):
             return
         if self.order is None:
             seed, order = self.settings.seed or 0, BatchOrder(self.settings)
-            self.order = order.order(seed, progress.epoch, progress.drawn, progress.left)()
+            self.order = order.order(seed, progress.epoch, progress.drawn)()
         indices = indices_of(self.order, schedule.part(progress.coming)).tolist()
         step = schedule.step_at(progress.left.start) + len(progress.left.early) + progress.taken
         self.ledger.append(progress.epoch, step, ids_of(self.dataset, indices))

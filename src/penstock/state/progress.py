@@ -114,11 +114,6 @@ def checked_state(state: Any) -> Mapping[str, Any]:
         raise InvalidOption(f"a state of format {state.get('format')!r}: this version reads format {FORMAT}")
     wrong = [name for name in ("epoch", "position", "batches") if not is_count(state.get(name))]
     wrong += [name for name in ("data", "drawn") if not isinstance(state.get(name), Mapping)]
-    past = state.get("past")
-    if not isinstance(past, list | tuple) or not all(
-        isinstance(one, Mapping) and isinstance(one.get("data"), Mapping) and is_count(one.get("to")) for one in past
-    ):
-        wrong.append("past")
     if wrong:
         raise InvalidOption(f"a state whose {wrong[0]!r} is not what state_dict() writes")
     return state
