@@ -270,9 +270,7 @@ def test_explain_says_who_converts() -> None:
 
     def explained(*, raw: bool) -> str:
         made = native_plan(dataset, raw=raw)
-        return Explained(loader._settings(), made, Executors(None, SeedWarnings()), None, (), sends=True).text(
-            loader.stats()
-        )
+        return Explained(loader._settings(), made, Executors(None, SeedWarnings()), (), sends=True).text(loader.stats())
 
     lines = explained(raw=True).splitlines()
     assert [line.split()[:2] for line in lines[2:6]] == [

@@ -102,7 +102,7 @@ class Board:
 
     def __init__(self, workers: int) -> None:
         self.counted: dict[int, list[CallRow]] = {}
-        self.folders = os.path.join(tempfile.gettempdir(), f"pymp-{secrets.token_hex(4)}-")
+        self.folders = os.path.join(tempfile.gettempdir(), f"pymp-{secrets.token_urlsafe(5)}")
         self._fds: list[int] = []
         self._memory: mmap.mmap | None = None
         self._spent: list[StageCount] = []
@@ -132,7 +132,7 @@ class Board:
     def report(self, worker: int) -> Noting:
         """Make the calling process that worker: return what it takes note with."""
         self._leave_stacks(worker)
-        _own_folder(self.folders)
+        _own_folder(f"{self.folders}{worker}")
         assert self._memory is not None
         region, offset = self._memory, worker * _REGION
         record = memoryview(region)[offset : offset + _RECORD.size].cast("q")
@@ -260,12 +260,16 @@ class Board:
             os.close(self._fds.pop())
 
 
-def _own_folder(begin: str) -> None:
-    """Have multiprocessing keep the sockets of this process in a folder of a known name, if it has none yet."""
+def _own_folder(folder: str) -> None:
+    """Have multiprocessing keep the sockets of this process in this folder, if it has none yet.
+
+    The name is as short as multiprocessing's own: the path of a socket has at most 107 bytes.
+    """
     config = multiprocessing.process.current_process()._config  # type: ignore[attr-defined]
     if config.get("tempdir") is None:
         with contextlib.suppress(OSError):
-            config["tempdir"] = folder = tempfile.mkdtemp(prefix=os.path.basename(begin), dir=os.path.dirname(begin))
+            os.mkdir(folder, 0o700)
+            config["tempdir"] = folder
             multiprocessing.util.Finalize(None, shutil.rmtree, (folder, True), exitpriority=-100)
 
 
