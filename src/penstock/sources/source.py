@@ -168,11 +168,11 @@ def native_of(source: Source, raw: bool) -> NativeSource | Refusal:
         if isinstance(native, Refusal):
             return native
         state, more, exact = DatasetState(dataset), native.still, kind in source.kinds()
-        pair = native.form.pair
+        pair, unmoved = native.form.pair, all_of(state.unmoved, native.unmoved)
 
         def still() -> bool:
             known = type(dataset) is kind and (exact or _reads_as_known(source))
-            return known and state.holds() and more() and replaced(dataset) is None
+            return known and state.holds() and unmoved() and more() and replaced(dataset) is None
 
         labelled = () if native.labels is None else (_label_step(dataset.target_transform),)
         native = replace(
@@ -182,7 +182,7 @@ def native_of(source: Source, raw: bool) -> NativeSource | Refusal:
             identify=source.name,
             apply=lambda position: dataset[position][0] if pair else dataset[position],
             still=still,
-            unmoved=all_of(state.unmoved, native.unmoved),
+            unmoved=unmoved,
         )
         return native if native.table is None else _giving_pixels(native, Inverse(native.table))
     except Exception as error:  # a dataset in an unusual state is torch's to read, or to refuse
