@@ -206,7 +206,7 @@ def _listed(warned: list[tuple[type[Warning], str]]) -> str:
 #: Lines above the frames of an error: of a worker process, and of Python.
 _TRACEBACKS = ("Original Traceback (most recent call last):", "Traceback (most recent call last):")
 #: A line that a loader of Penstock's adds to the text of an error.
-_NOTE = re.compile(r"in (__getitem__ of sample |a batch of samples |the batch of |\S+, sample )")
+_NOTE = re.compile(r"in (__getitem__ of sample |a batch of samples |the batch of |\S+(, sample |$))")
 
 
 class Outcome(NamedTuple):
