@@ -38,9 +38,7 @@ case $sanitizer in
         # A child that is forked beside another thread, such as pytest-timeout's, may end as soon as it starts one.
         options+=(
             -o timeout_method=signal
-            --deselect tests/executors/test_pool.py::test_the_number_in_a_forked_child
             --deselect tests/executors/test_readers.py::test_a_fork_while_readers_work
-            --deselect tests/executors/test_thread_readers.py::test_a_fork_while_readers_work
             --deselect tests/conformance/test_shutdown.py::test_a_forked_child_has_no_part_in_a_pass
             --deselect tests/conformance/test_shutdown.py::test_persistent_workers_of_the_parent_are_replaced_in_a_forked_child
         )
