@@ -474,6 +474,24 @@ def test_killed_at_any_time(seed: int) -> None:
     assert left_by(pids) == []
 
 
+def test_a_pass_in_a_cycle_has_its_queues_until_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collector ends the objects of a cycle in an order of its own: here a queue's end for writing may be first."""
+    ignored: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    for _ in range(4):
+        iterator: Any = processes(loader_of(Numbers()))
+        next(iterator)
+        ends = [queue._writer for queue in iterator._index_queues]
+        held, workers = [iterator], iterator._workers
+        del iterator
+        gc.collect()  # `ends` are before the iterator among the objects that it goes through, from here on
+        held[0].held = held
+        del held, ends
+        gc.collect()
+        assert all(map(is_gone, workers))
+    assert [one.exc_value for one in ignored] == []
+
+
 def test_dropped_with_a_dead_worker() -> None:
     iterator = processes(loader_of(Numbers()))
     pids = pids_of(iterator)

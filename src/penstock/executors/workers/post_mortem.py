@@ -82,7 +82,7 @@ def end(processes: Iterable[Any]) -> None:
             time.sleep(0.002)
 
 
-def clear_away(board: Board, pids: list[int]) -> None:
+def clear_away(board: Board, pids: list[int], queues: Sequence[object] = ()) -> None:
     """Remove what workers that were killed could not: torch's shared memory without a user, and sockets' folders."""
     board.remove_folders()
     own = tuple(f"torch_{pid}_" for pid in pids)

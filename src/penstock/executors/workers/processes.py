@@ -182,9 +182,11 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
             signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
             self._worker_pids_set = False
             self._watch.begin(self._workers, self._context.results, pinned=self._pin_memory)
-            # At exit it comes after multiprocessing has ended the workers.
+            # At exit it comes after multiprocessing has ended the workers. It holds the queues: the garbage collector
+            # would close their descriptors before it ends a pass in a cycle, which then wrote to closed ones.
+            queues = [*self._index_queues, self._context.results]
             self._clear_away = multiprocessing.util.Finalize(
-                None, clear_away, (self._board, self._watch.pids), exitpriority=-1
+                None, clear_away, (self._board, self._watch.pids, queues), exitpriority=-1
             )
         seed, epoch = self._key()
         if self._tasks is not None:
