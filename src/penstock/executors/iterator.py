@@ -136,7 +136,7 @@ class Pass(_BaseDataLoaderIter):
             if batch.error is not None:
                 batch.raise_error()
             out = filler.assemble(batch)
-            if filler.reads_ahead:  # without workers nothing is done ahead
+            if filler.reads_ahead and self._input.ready():  # without workers nothing is done ahead
                 self._refill(queue)
             self._num_yielded += 1
             return filler.delivery(batch, out)
