@@ -163,6 +163,8 @@ class LoopClock(Observer):
         meter.passes += 1
         meter.latest = weakref.ref(self)
         self._left: float | None = None  # when the loop got its latest batch, or an error in its place
+        self.worked: float | None = None
+        """Seconds of the loop's work before the latest batch, at the end on the last one; None: nothing came before."""
         self._looked = 0.0  # when CPU times were due
         self.direct: _native.CallerClock | None = None
         """Measures the loop in the place of `delivered`: that of a pass in the caller's thread."""
@@ -171,7 +173,7 @@ class LoopClock(Observer):
         """Count a batch, and the loop's work before it was called for."""
         now, left = perf_counter(), self._left
         self._left = now
-        worked = None if left is None else now - delivery.waited - left
+        self.worked = worked = None if left is None else now - delivery.waited - left
         self._add(delivery.waited, worked, delivery.in_flight)
         if left is None or now - self._looked > LOOK_SECONDS:
             self._looked = now
@@ -186,13 +188,14 @@ class LoopClock(Observer):
 
     def ended(self) -> None:
         """Count the loop's work on the last batch."""
-        self.over = True
+        self.over, self.worked = True, None
         if self.direct is not None:
             begun = self.direct.ended()
         else:
             begun = self._left is not None
             if self._left is not None:
-                self.meter.add_work(max(0.0, perf_counter() - self._left))
+                self.worked = max(0.0, perf_counter() - self._left)
+                self.meter.add_work(self.worked)
         if begun:
             self.meter.look()
         self._left = None

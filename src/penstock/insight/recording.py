@@ -141,7 +141,6 @@ class _PassRecorder(Observer):
         self._main = threading.main_thread().ident
         # Of torch's loader the first wait has the start of the pass in it.
         self._begun = perf_counter() if loop.loader.penstock else 0.0
-        self._left: float | None = None  # when the loop got its latest batch, or an error in its place
         self._done = 0
 
     def delivered(self, delivery: Delivery) -> None:
@@ -154,14 +153,14 @@ class _PassRecorder(Observer):
         if self._begun:
             delivery, self._begun = replace(delivery, waited=now - self._begun), 0.0
         self._clock.delivered(delivery)
-        waited, left = delivery.waited, self._left
+        waited, worked = delivery.waited, self._clock.worked
         with loop.lock:
             loop.samples += delivery.samples
             loop.background |= not main
-            self._left, self._done = now, self._done + 1
+            self._done += 1
         if recording.detail:
-            worked = 0.0 if left is None else max(0.0, now - waited - left)
-            amounts = (waited, waited if left is None else 0.0, worked, delivery.samples, 1)
+            first = waited if worked is None else 0.0
+            amounts = (waited, first, max(0.0, worked or 0.0), delivery.samples, 1)
             loop.rows.add(now, amounts, self._number, self._done, delivery.begun)
             recording.look(now)
         if recording.progress is not None:
@@ -170,16 +169,15 @@ class _PassRecorder(Observer):
     def failed(self, error: Exception) -> None:
         """Record an error that the loop gets in a batch's place."""
         self._clock.failed(error)
-        self._left = now = perf_counter()
+        now = perf_counter()
         if len(self._loop.errors) < MOST_ERRORS:
             self._loop.errors.append((now, type(error).__name__))
 
     def ended(self) -> None:
         """Record the loop's work on the last batch, and read stats(): the loader may be gone soon."""
         self._clock.ended()
-        now, left, self._left = perf_counter(), self._left, None
-        if self._recording.detail and left is not None:
-            self._loop.rows.add(now, (0.0, 0.0, now - left, 0, 0), self._number, self._done)
+        if self._recording.detail and (worked := self._clock.worked) is not None:
+            self._loop.rows.add(perf_counter(), (0.0, 0.0, worked, 0, 0), self._number, self._done)
         self._recording.read(self._loop)
 
 
