@@ -27,6 +27,7 @@ import penstock
 from penstock.executors.copies import MANY, SCRATCH_BYTES, NotCopied, copied
 from penstock.executors.method import Choice
 from penstock.settings import Method
+from tests import python_processes
 from tests.same import assert_same
 from tests.sample_datasets import Opening
 
@@ -772,3 +773,39 @@ def test_a_column_that_a_copy_sets_is_its_own() -> None:
     copy = copied([frame], "dataset")[0]
     copy["y"] = 1
     assert list(frame.columns) == ["x"] and list(copy["x"]) == list(range(8))
+
+
+def test_a_collection_in_another_thread_finds_nothing_that_a_copy_has_freed() -> None:
+    """CPython's Pickler.clear_memo() frees its entries while a collection still finds them: the process crashed."""
+    script = """
+import gc, threading, time
+import penstock
+
+class Slow:
+    def __del__(self):
+        time.sleep(0.0002)  # lets the other thread collect
+
+    def __reduce__(self):
+        return Slow, ()
+
+class Made:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return index
+
+    def __getstate__(self):
+        return {"made": [Slow() for _ in range(20)]}
+
+def read():
+    for _ in range(15):
+        list(penstock.DataLoader(Made(), 2, num_workers=2, worker_method="thread"))
+
+reading = threading.Thread(target=read)
+reading.start()
+while reading.is_alive():
+    gc.collect()
+"""
+    done = python_processes.run(script)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -28,6 +28,7 @@ import types
 import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -118,26 +119,13 @@ class Snapshot(pickle.Pickler):
             raise NotCopied(what, closes=hasattr(kind, "close")) from None
         return value
 
-    def copies(self) -> Callable[[Any, str], Any]:
-        """Return what gives one copy of each value, in the order in which they were added. It raises NotCopied.
+    def finish(self) -> Callable[[], Callable[[Any, str], Any]]:
+        """Return what begins a copy: what it returns gives each value in the order of `add`, and raises NotCopied.
 
-        No value may be added any more.
+        The Snapshot may then be dropped. It is never cleared: CPython's clear_memo() frees objects that a collection in
+        another thread still finds in the memo, and crashes.
         """
-        self._at = None
-        for remembered in (self._numbers, self._originals, self._blocks):
-            remembered.clear()
-        self.clear_memo()
-        own = [value if make is None else make(value) for value, make in self._kept]
-        reading = pickle.Unpickler(io.BytesIO(self._file.getvalue()))
-        reading.persistent_load = own.__getitem__  # type: ignore[method-assign]
-
-        def take(value: Any, name: str) -> Any:
-            try:
-                return reading.load()
-            except Exception as error:
-                raise NotCopied(f"{name} cannot be copied ({error})") from error
-
-        return take
+        return partial(_copy, self._file.getvalue(), self._kept)
 
     def persistent_id(self, value: Any) -> int | None:
         """Return the number of a value that is kept, None of one that is written."""
@@ -265,11 +253,26 @@ class Snapshot(pickle.Pickler):
         return _View(kind, block, value.dtype, offset, tuple(value.shape), strides)
 
 
+def _copy(pickled: bytes, kept: list[Kept]) -> Callable[[Any, str], Any]:
+    """Begin a copy of what a Snapshot has written and kept."""
+    own = [value if make is None else make(value) for value, make in kept]
+    reading = pickle.Unpickler(io.BytesIO(pickled))
+    reading.persistent_load = own.__getitem__  # type: ignore[method-assign]
+
+    def take(value: Any, name: str) -> Any:
+        try:
+            return reading.load()
+        except Exception as error:
+            raise NotCopied(f"{name} cannot be copied ({error})") from error
+
+    return take
+
+
 def copied(value: Any, name: str) -> Any:
     """Return a copy of a value, which shares its data. name: what it is called in errors. Raises NotCopied."""
     snapshot = Snapshot()
     snapshot.add(value, name)
-    return snapshot.copies()(value, name)
+    return snapshot.finish()()(value, name)
 
 
 def _columns_of(frame: Any) -> Any:

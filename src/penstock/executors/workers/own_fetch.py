@@ -45,9 +45,8 @@ class OwnFetches:
         self._versions: Iterator[tuple[torch.Tensor, int]] = iter(())
         self._unseen: set[type] = set()
         self._given = (fetch, init)
-        self._snapshot = Snapshot() if shared else _snapshot(fetch, init)
-        self._data = self._snapshot.shared
-        self._classes = self._snapshot.kinds
+        snapshot = Snapshot() if shared else _snapshot(fetch, init)
+        self._copy, self._data, self._classes = snapshot.finish(), snapshot.shared, snapshot.kinds
         _refuse_handles(self._classes)
         if any(isinstance(part, np.ndarray) for part in self._data):
             _warn_of_no_array()
@@ -57,7 +56,7 @@ class OwnFetches:
         if self.shared:
             return self._given
         with self._lock:
-            return _copied(self._snapshot.copies(), *self._given)
+            return _copied(self._copy(), *self._given)
 
     def begin(self) -> None:
         """Take note that a pass begins: what was written to shared tensors before is no concern of its."""
