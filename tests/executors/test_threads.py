@@ -25,6 +25,7 @@ from penstock.executors.filler import IN_FLIGHT
 from penstock.executors.workers.pace import Pace
 from tests import python_processes
 from tests.resources import collect
+from tests.resources import collect
 from tests.same import assert_same
 from tests.sample_datasets import Made, Stream
 from tests.samples import SAMPLES, image
@@ -50,7 +51,7 @@ def live() -> list[threading.Thread]:
 def no_thread_outlives_its_loader() -> Iterator[None]:
     yield
     gc.unfreeze()  # what conftest.py has frozen may be the iterator of another module's test
-    gc.collect()
+    collect()
     wait_until(lambda: not live())  # a crew that the garbage collector ends is ended by a thread of its own
 
 
