@@ -25,7 +25,6 @@ from penstock.executors.filler import IN_FLIGHT
 from penstock.executors.workers.pace import Pace
 from tests import python_processes
 from tests.resources import collect
-from tests.resources import collect
 from tests.same import assert_same
 from tests.sample_datasets import Made, Stream
 from tests.samples import SAMPLES, image
