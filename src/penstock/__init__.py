@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from penstock.executors.padded import Padded, PaddedSequences
     from penstock.frameworks.installing import install, uninstall
     from penstock.packing.pack import pack
-    from penstock.recipe.views import Views
+    from penstock.recipe.reader import Views
     from penstock.sources import Arrays, ImageFolder, Images, Shards, TensorFolder
 
 __version__ = "0.1.0"
@@ -82,7 +82,7 @@ if not TYPE_CHECKING:
             "executors.padded": ("Padded", "PaddedSequences"),
             "frameworks.installing": ("install", "uninstall"),
             "packing.pack": ("pack",),
-            "recipe.views": ("Views",),
+            "recipe.reader": ("Views",),
             "sources": ("Arrays", "ImageFolder", "Images", "Shards", "TensorFolder"),
         },
         submodules=("cli", "data", "frameworks", "insight", "sources", "testing"),

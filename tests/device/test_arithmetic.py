@@ -27,9 +27,9 @@ from penstock.executors.selection import Executors
 from penstock.explain import Explained
 from penstock.order.batches import with_sample_numbers
 from penstock.plan import NativePlan, PythonPlan, plan
-from penstock.recipe.inverse import Inverse
+from penstock.recipe.conversions import Inverse
 from penstock.recipe.reader import read
-from penstock.recipe.recipe import Recipe
+from penstock.recipe.steps import Recipe
 from penstock.recipe.unseeded_generators import SeedWarnings
 from tests.photos import in_memory, noise_image, photo_files
 from tests.waiting import run_in_threads

@@ -32,8 +32,7 @@ from penstock.order.permutations import InSequence, KeyedShuffle
 from penstock.order.schedule import Schedule, cut
 from penstock.plan import NativePlan, plan
 from penstock.recipe.reader import read
-from penstock.recipe.recipe import Recipe
-from penstock.recipe.steps import Refusal
+from penstock.recipe.steps import Recipe, Refusal
 from tests.photos import in_memory
 from tests.same import assert_same, outcomes
 from tests.sample_datasets import tensor_files

@@ -18,8 +18,7 @@ from penstock.hooks import calls
 from penstock.recipe import compose_hook
 from penstock.recipe.originals import look_again
 from penstock.recipe.reader import read
-from penstock.recipe.recipe import Recipe
-from penstock.recipe.steps import Refusal
+from penstock.recipe.steps import Recipe, Refusal
 from tests.same import assert_same, seeded_outcome
 
 GENERATIONS = pytest.mark.parametrize("t", [v1, v2], ids=["v1", "v2"])

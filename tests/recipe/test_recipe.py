@@ -18,7 +18,7 @@ from torchvision.transforms import functional as functional_v1
 
 import penstock._native as _native
 from penstock.recipe.reader import read
-from penstock.recipe.recipe import Recipe
+from penstock.recipe.steps import Recipe
 from penstock.recipe.torchvision import names_interpolations
 from tests.recipe.against_torchvision import GENERATIONS, MEAN, MODES, STD, of_sample, recipe_of, refusal_of
 

@@ -23,8 +23,7 @@ from penstock import Arrays, ImageFolder, TensorFolder
 from penstock.recipe import keyed_methods
 from penstock.recipe.patches import Lease
 from penstock.recipe.reader import read
-from penstock.recipe.recipe import Recipe
-from penstock.recipe.steps import Refusal
+from penstock.recipe.steps import Recipe, Refusal
 from penstock.sources.assist import Assisted, assist
 from tests.same import assert_same, assert_same_outcome
 from tests.waiting import run_in_threads

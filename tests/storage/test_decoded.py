@@ -232,7 +232,7 @@ def test_datasets_of_datasets(name: str, tmp_path: Path) -> None:
 
 def found(transform: Any) -> KeptPixels | str:
     recipe = penstock.recipe.reader.read(transform, mode="RGB")
-    assert isinstance(recipe, penstock.recipe.recipe.Recipe), recipe
+    assert isinstance(recipe, penstock.recipe.steps.Recipe), recipe
     return kept_pixels(recipe)
 
 

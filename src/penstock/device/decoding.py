@@ -25,8 +25,7 @@ from penstock.executors.filler import IN_FLIGHT, Filler, PassInput, PassResource
 from penstock.executors.iterator import FillerExecutor
 from penstock.executors.job import Job
 from penstock.plan import NativePlan, Plan
-from penstock.recipe.recipe import Recipe
-from penstock.recipe.steps import Refusal
+from penstock.recipe.steps import Recipe, Refusal
 from penstock.sample_notes import torch_batch
 from penstock.state.substitutes import Substitutes
 

@@ -25,9 +25,8 @@ from penstock.executors.plain_data import is_refused_write
 from penstock.executors.stacking import Stacking
 from penstock.recipe import drawing
 from penstock.recipe.collate_fn import Collated
-from penstock.recipe.patches import Lease, Patches
+from penstock.recipe.patches import Lease, Patches, working
 from penstock.recipe.unseeded_generators import reseed, seedable
-from penstock.recipe.working import working
 from penstock.sample_notes import collated, note_batch, note_sample, one_by_one
 from penstock.sources.assist import Assisted
 from penstock.state.delivery import Task

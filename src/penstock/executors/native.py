@@ -34,7 +34,7 @@ from penstock.executors.staging import Staging
 from penstock.executors.workers.native import SAMPLES_AHEAD, NativeBatch, NativeCrew
 from penstock.order.batches import as_array
 from penstock.plan import NativePlan
-from penstock.recipe.inverse import refuse_pixels
+from penstock.recipe.conversions import refuse_pixels
 from penstock.recipe.patches import Lease
 from penstock.sample_notes import note_batch, torch_batch
 from penstock.state.delivery import Task

@@ -20,8 +20,7 @@ from penstock.hooks import numpy_load, pillow, torch_load
 from penstock.hooks.answers import Refused, example_of
 from penstock.recipe import compose_hook
 from penstock.recipe.originals import add_methods, is_original
-from penstock.recipe.patches import Lease, Patches, standing_in, stood_for
-from penstock.recipe.working import work_in_this_process, working, works_here
+from penstock.recipe.patches import Lease, Patches, standing_in, stood_for, work_in_this_process, working, works_here
 
 
 @contextmanager

@@ -26,10 +26,9 @@ from penstock.recipe.conversions import PRESETS as KNOWN_PRESETS
 from penstock.recipe.encoded_image import is_encoded
 from penstock.recipe.known_transforms import TRANSFORMS, Debt, KnownTransforms, Passes, parts_of
 from penstock.recipe.originals import Row, add_methods, hooked, look_again
-from penstock.recipe.patches import Patches
+from penstock.recipe.patches import Patches, works_here
 from penstock.recipe.sample_run import find_picture
 from penstock.recipe.torchvision import PRESETS, V1, V2
-from penstock.recipe.working import works_here
 
 _NOT_FOLLOWED = "the Compose, or what its transforms call, was changed"
 

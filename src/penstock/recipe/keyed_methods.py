@@ -19,8 +19,8 @@ import penstock._native as _native
 from penstock.recipe import drawing
 from penstock.recipe.originals import add_methods
 from penstock.recipe.patches import Lease, Patches
+from penstock.recipe.reader import TRANSFORMS
 from penstock.recipe.torchvision import V2
-from penstock.recipe.transforms import TRANSFORMS
 
 #: What is keyed of torchvision's transforms that the native core does not do.
 _BY_TORCH = {

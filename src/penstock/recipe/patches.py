@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import compress
 from types import FunctionType, ModuleType
 from typing import Any
 
 from torch.compiler import is_dynamo_compiling
 
+from penstock import call_counts
+from penstock.call_counts import CallMeter
 from penstock.system.process_lock import ProcessLock
 
 #: Packages whose modules are not searched for functions that they have imported by name.
@@ -230,3 +234,41 @@ class Lease:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+# --- which threads and processes work for a loader: there calls of the user's code are answered natively --------------
+
+
+class _ThreadState(threading.local):
+    native = False
+    """Whether this thread works for a loader."""
+
+
+this_thread = _ThreadState()
+
+
+def works_here() -> bool:
+    """Return whether the calling thread works for a loader."""
+    return this_thread.native
+
+
+@contextmanager
+def working(calls: CallMeter | None = None) -> Iterator[None]:
+    """Let this thread work for a loader: calls are answered natively while a lease on the functions is open.
+
+    Args:
+        calls: counts them for the loader that the thread works for.
+    """
+    counting = call_counts.this_thread
+    before, sink = this_thread.native, counting.sink
+    try:
+        this_thread.native = True
+        counting.sink = None if calls is None else calls.of_this_thread()
+        yield
+    finally:
+        this_thread.native, counting.sink = before, sink
+
+
+def work_in_this_process() -> None:
+    """Do so in all threads, for the life of a process that is a loader's own."""
+    _ThreadState.native = this_thread.native = True

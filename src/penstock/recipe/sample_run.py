@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from penstock.recipe import drawing
 from penstock.recipe.composed_run import REFUSED, Run, read_run
+from penstock.recipe.reader import TRANSFORMS
 from penstock.recipe.torchvision import V2, classes
-from penstock.recipe.transforms import TRANSFORMS
 
 #: The packages whose values torchvision's kernels change without a program's own code.
 _KNOWN_PACKAGES = ("torch", "torchvision", "PIL", "numpy")

@@ -21,7 +21,7 @@ import PIL
 from PIL import Image, ImageFile
 
 import penstock._native as _native
-from penstock.recipe.recipe import Recipe
+from penstock.recipe.steps import Recipe
 from penstock.sources.native_source import Field, NativeSource, Rescued
 from penstock.storage.jpeg_index import JpegIndexes, Photos, known_of
 from penstock.storage.tiers import Caches, SampleNames

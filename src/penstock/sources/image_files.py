@@ -19,11 +19,10 @@ from penstock.recipe.composed_run import makes_plain_tensors
 from penstock.recipe.encoded_image import whole_image
 from penstock.recipe.jpeg_pixels import decoded_alike
 from penstock.recipe.originals import replaced_in_opening
+from penstock.recipe.reader import Views, read_views
 from penstock.recipe.reader import read as read_recipe
-from penstock.recipe.recipe import Recipe
-from penstock.recipe.steps import Refusal, Step
+from penstock.recipe.steps import Recipe, Refusal, Step
 from penstock.recipe.torchvision import flatten
-from penstock.recipe.views import Views, read_views
 from penstock.sources.native_source import Field, Form, ImageSteps, NativeSource
 from penstock.sources.reading import read_image
 from penstock.sources.sample_reader import Draw, FolderReader, SampleFile, function_name, target_steps

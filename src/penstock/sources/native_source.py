@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 import penstock._native as _native
 from penstock.order.permutations import Indices
-from penstock.recipe.recipe import Recipe
-from penstock.recipe.steps import Step
+from penstock.recipe.steps import Recipe, Step
 from penstock.sources.labels import LabelColumn
 from penstock.sources.unchanged import Unchanged, always
 from penstock.storage.remote_shards import Range, RemoteShards

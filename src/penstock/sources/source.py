@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import CorruptSample
 from penstock.order.permutations import Indices
-from penstock.recipe.inverse import Inverse
+from penstock.recipe.conversions import Inverse
 from penstock.recipe.originals import READING, own_class, replaced_in_class
 from penstock.recipe.steps import Refusal, Step
 from penstock.sources.catalogue import Catalogue, joined_ids, label_values

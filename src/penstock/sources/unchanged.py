@@ -135,7 +135,7 @@ def _is_transform(value: object) -> bool:
     if not hasattr(value, "__dict__") or isinstance(value, type | Enum):
         return False
     kind = type(value)
-    ours = ("torchvision.transforms", "penstock.recipe.views")
+    ours = ("torchvision.transforms", "penstock.recipe.reader")
     return kind.__module__.startswith(ours) or kind in classes("Compose")
 
 

@@ -29,7 +29,7 @@ from penstock.executors.workers.worker_thread import (
 )
 from penstock.observe import Instant, Meter
 from penstock.recipe import drawing
-from penstock.recipe.working import working
+from penstock.recipe.patches import working
 from penstock.state.delivery import Task
 from penstock.stats import samples_given
 from penstock.system.randomness import Generators
