@@ -44,12 +44,12 @@ def _call_of_list(joint: bool, original: Any) -> Any:
             found = _known_and_parts(self, parts_of)
             if found is not None:
                 known, parts = found
-                return known.run(parts, inputs[0])
+                return known.run(parts_of(self), parts, inputs[0])
             call_counts.refused(TRANSFORMS, _NOT_FOLLOWED)
         elif joint and inputs and not named and _is_sample(inputs):
             several, found = len(inputs) > 1, _known_and_parts(self, parts_of)
             if found is not None and (found[0].takes_several or not several):
-                return found[0].run(found[1], inputs if several else inputs[0], several)
+                return found[0].run(parts_of(self), found[1], inputs if several else inputs[0], several)
             call_counts.refused(TRANSFORMS, _NOT_FOLLOWED)
         return original(self, *inputs, **named)
 
@@ -150,11 +150,15 @@ def _known_and_parts(
             entry = _entries[id(compose)] = _Entry(compose)
         if entry.changes >= _MOST_CHANGES or hooked():
             return None
-        known, parts = entry.known, parts_of(compose)
+        known, transforms = entry.known, parts_of(compose)
         entry.calls += 1
-        if known is None or not known.still(parts):
-            known = _reread(entry, compose, parts)
-        return None if known is None or not known.native else (known, parts)
+        if known is not None and known.given_up:
+            return None
+        parts = None if known is None else known.still(transforms)
+        if parts is None:
+            known = _reread(entry, compose, transforms)
+            parts = None if known is None else known.still(transforms)
+        return None if known is None or parts is None else (known, parts)
     except Exception:  # of an object in an unusual state: torchvision's own error counts
         return None
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import operator
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from PIL import Image
@@ -39,114 +37,90 @@ def parts_of(compose: Any) -> Any:
     return vars(compose)["transforms"]
 
 
-class _Part(NamedTuple):
-    """A transform that is no Compose, in a list of transforms or in a Compose within it."""
-
-    transform: weakref.ref[Any]
-    foreign: bool
-    """Whether a program's own code may run in the transform."""
-
-
 class KnownTransforms:
-    """What is known of a list of transforms, which it does not keep alive.
+    """What is known of a list of transforms.
 
-    Any number of threads may use it at once.
-
-    Raises:
-        TypeError: a transform cannot be referred to weakly.
+    It keeps those of them alive that are torchvision's and hold nothing of a program's, and no other object. Any number
+    of threads may use it at once.
     """
 
     def __init__(self, transforms: Sequence[Any]) -> None:
-        self._lists: list[tuple[weakref.ref[Any], ...]] = []
-        self._composes: list[weakref.ref[Any]] = []
-        """The Compose of each list but the first."""
-        self._states: list[tuple[weakref.ref[Any], AttributeState]] = []
-        self._held: list[tuple[weakref.ref[Any], tuple[weakref.ref[Any], ...]]] = []
-        """Known transforms that hold others, RandomApply for one, with these."""
-        self._parts: list[_Part] = []
-        self._runs: dict[tuple[int, str, torch.dtype, bool], Run | SampleRun | None] = {}
-        self.takes_several = True
-        """Whether no part is a Compose of the first generation, which takes one value."""
-        self._kinds: set[type] = set(classes("Compose"))
-        self._add(transforms)
-        self._pass, self._replaced = Passes.begun, self._is_replaced()
-        self.native = not self._replaced and all(state.fixed and not state.objects for _, state in self._states)
-        """Whether any of the transforms may be run natively."""
-        if not self.native:
-            self._states = []  # they may hold objects of any kind
-
-    def _add(self, transforms: Sequence[Any]) -> None:
-        references = tuple(map(weakref.ref, transforms))
-        self._lists.append(references)
+        self._list_kinds = frozenset(classes("Compose"))
+        parts, composes = self._flat(transforms)
         known = known_transforms()
-        for part, reference in zip(transforms, references, strict=True):
-            if type(part) in classes("Compose") and changed(part) is None and _has_parts(part):
-                self._states.append((reference, AttributeState(part, without="transforms")))
-                self._composes.append(reference)
-                self.takes_several &= type(part) not in classes("Compose", V1)
-                self._add(parts_of(part))
-                continue
-            own = _is_known(part, known)
-            if own:
-                self._note(part, reference)
-            self._parts.append(_Part(reference, not own))
+        self._known = [part if _is_known(part, known) else None for part in parts]
+        """By part: it; None: a program's own code may run in it."""
+        held = [one for part in self._known if part is not None for one in _with_parts(part)]
+        self._composes = [AttributeState(compose, without="transforms") for compose in composes]
+        self._states = [(one, AttributeState(one)) for one in held]
+        self._runs: dict[tuple[int, str, torch.dtype, bool], Run | SampleRun | None] = {}
+        self.takes_several = not any(type(compose) in classes("Compose", V1) for compose in composes)
+        """Whether no part is a Compose of the first generation, which takes one value."""
+        self._kinds = {*self._list_kinds, *map(type, held)}
+        self._pass, self._replaced = Passes.begun, self._is_replaced()
+        own = set(map(id, held))
+        self.native = (
+            not self._replaced
+            and not any(map(changed, composes))
+            and all(state.fixed and not state.objects for state in self._composes)
+            and all(state.fixed and own.issuperset(map(id, state.objects)) for _, state in self._states)
+        )
+        """Whether any of the transforms may be run natively; if not, nothing is known of them in this pass."""
+        if not self.native:
+            self._known, self._composes, self._states = [], [], []  # they may hold objects of any kind
 
-    def _note(self, part: Any, reference: weakref.ref[Any]) -> None:
-        """Note what a known transform is, and the transforms that it holds."""
-        holds = "transforms" if "transforms" in vars(part) else None
-        self._states.append((reference, AttributeState(part, without=holds)))
-        self._kinds.add(type(part))
-        if holds is not None:
-            held = tuple(map(weakref.ref, parts_of(part)))
-            self._held.append((reference, held))
-            for one, inner in zip(parts_of(part), held, strict=True):
-                self._note(one, inner)
+    def _flat(self, transforms: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Return transforms in turn, with the parts of each Compose in its place, and all Composes."""
+        parts: list[Any] = []
+        composes: list[Any] = []
+        for one in transforms:
+            if (
+                type(one) in self._list_kinds
+                and type(within := vars(one).get("transforms")) in (list, tuple)
+                and within
+            ):
+                more, inner = self._flat(within)
+                parts += more
+                composes += [one, *inner]
+            else:
+                parts.append(one)
+        return parts, composes
 
     def _is_replaced(self) -> bool:
         """Return whether a method of the transforms' classes is a program's own now."""
         return any(replaced_in_class(kind) is not None for kind in self._kinds)
 
-    def _hold_the_same(self) -> bool:
-        for reference, before in self._held:
-            now = parts_of(reference())
-            if len(now) != len(before) or not all(map(operator.is_, [one() for one in before], now)):
-                return False
-        return True
+    @property
+    def given_up(self) -> bool:
+        """Whether torchvision runs them all in this pass."""
+        return not self.native and self._pass == Passes.begun
 
-    def still(self, transforms: Sequence[Any]) -> bool:
-        """Return whether these are the transforms, and all are as they were."""
-        if hooked():
-            return False
+    def still(self, transforms: Sequence[Any]) -> list[Any] | None:
+        """Return the parts of a list, in turn, where they are those that are known, unchanged; None: they are not."""
+        if hooked() or not self.native:
+            return None
         if self._pass != Passes.begun:
             if self._is_replaced() != self._replaced:
-                return False
+                return None
             self._pass = Passes.begun
-        try:
-            lists = self._all_lists(transforms)
-            if not self._hold_the_same():
-                return False
-        except (KeyError, TypeError):
-            return False
-        for now, before in zip(lists, self._lists, strict=True):
-            if len(now) != len(before) or not all(map(operator.is_, [reference() for reference in before], now)):
-                return False
-        return all([state.same(reference()) for reference, state in self._states])  # noqa: C419  quicker than one by one
+        parts, composes = self._flat(transforms)
+        if len(parts) != len(self._known) or len(composes) != len(self._composes):
+            return None
+        for part, known in zip(parts, self._known, strict=True):
+            if part is not known and known is not None:
+                return None
+        same = all([state.same(one) for one, state in self._states])  # noqa: C419  quicker than one by one
+        return parts if same and all(map(AttributeState.same, self._composes, composes)) else None
 
-    def _all_lists(self, transforms: Sequence[Any]) -> list[Sequence[Any]]:
-        return [transforms, *(parts_of(reference()) for reference in self._composes)]
-
-    def run(self, transforms: Sequence[Any], value: Any, several: bool = False) -> Any:
-        """Return what calling them in turn returns, where they are still as they were.
+    def run(self, transforms: Sequence[Any], parts: Sequence[Any], value: Any, several: bool = False) -> Any:
+        """Return what calling the transforms in turn returns, of which still() has just returned the parts.
 
         A transform that is changed meanwhile is called as it is then; a list that is changed counts from the next call.
 
         several: each is called with the items of what the one before it returned, a tuple of more than one value.
         """
-        parts: list[Any] = [part.transform() for part in self._parts]
-        if any(part is None for part in parts):  # another thread has just taken a transform out of a list
-            return called(transforms, value, several)
         begin, natively_run, image, given = 0, False, value, len(value) if several else 0
-        left: _Part | None = None
+        told = False
         pictures = True  # there may be one
         while begin < len(parts):
             run = self._run_from(begin, parts, value) if pictures else None
@@ -158,19 +132,27 @@ class KnownTransforms:
                     natively_run = True
                     call_counts.answered(TRANSFORMS)
                 continue
-            part = self._parts[begin]
-            if left is None and (part.foreign or not natively_run):
-                left = part
-                call_counts.refused(TRANSFORMS, _why_left(parts[begin], part, run, image))
-            value, begin = parts[begin](*value) if several else parts[begin](value), begin + 1
-            if part.foreign and begin < len(parts) and not (self.still(transforms) and _is_sample(value, given)):
+            foreign = self._known[begin] is None
+            if not told and (foreign or not natively_run):
+                told = True
+                call_counts.refused(TRANSFORMS, _why_left(parts[begin], foreign, run, image))
+            value, begin = called(parts[begin : begin + 1], value, several), begin + 1
+            if foreign and begin < len(parts) and not (self._are_still(parts, transforms) and _is_sample(value, given)):
                 return called(parts[begin:], value, several)
         return value
 
-    def run_first(self, transforms: Sequence[Any], value: Any) -> Any:
-        """Return what the known transforms at the start of the list make of a value; or REFUSED."""
-        run = self._run_from(0, transforms, value)
-        return REFUSED if run is None else run(value, transforms[: run.length])
+    def _are_still(self, parts: Sequence[Any], transforms: Sequence[Any]) -> bool:
+        """Return whether these are still the parts of a list, unchanged; False where that cannot be told."""
+        try:
+            now = self.still(transforms)
+        except (KeyError, TypeError):
+            return False
+        return now is not None and all(one is other for one, other in zip(parts, now, strict=True))
+
+    def run_first(self, parts: Sequence[Any], value: Any) -> Any:
+        """Return what the known transforms at the start of the parts make of a value; or REFUSED."""
+        run = self._run_from(0, parts, value)
+        return REFUSED if run is None else run(value, parts[: run.length])
 
     def _run_from(self, begin: int, parts: Sequence[Any], value: Any) -> Run | SampleRun | None:
         alone = isinstance(value, Image.Image)
@@ -197,10 +179,10 @@ def _is_sample(value: Any, several: int) -> bool:
     return not several or (type(value) is tuple and len(value) == several)
 
 
-def _why_left(transform: Any, part: _Part, run: Run | SampleRun | None, image: Any) -> str:
+def _why_left(transform: Any, foreign: bool, run: Run | SampleRun | None, image: Any) -> str:
     """Return why a transform of an image is called as it is."""
     name = transform.__qualname__ if type(transform) is FunctionType else type(transform).__qualname__
-    if part.foreign:
+    if foreign:
         return f"{name} has no native form"
     if not isinstance(image, Image.Image):
         inside = _picture_in(image)
@@ -220,6 +202,8 @@ def _is_known(transform: Any, known: Mapping[type, Any]) -> bool:
     return type(held) in (list, tuple) and all(_is_known(one, known) for one in held)
 
 
-def _has_parts(compose: Any) -> bool:
-    parts = vars(compose).get("transforms")
-    return type(parts) in (list, tuple) and len(parts) > 0
+def _with_parts(transform: Any) -> Iterator[Any]:
+    """Yield a known transform and those that it holds, RandomApply for one."""
+    yield transform
+    for one in vars(transform).get("transforms", ()):
+        yield from _with_parts(one)
