@@ -19,7 +19,6 @@ from torchvision.transforms import functional as functional_v1
 import penstock._native as _native
 from penstock.recipe.reader import read
 from penstock.recipe.steps import Recipe
-from penstock.recipe.torchvision import names_interpolations
 from tests.recipe.against_torchvision import GENERATIONS, MEAN, MODES, STD, of_sample, recipe_of, refusal_of
 
 pytestmark = pytest.mark.native
@@ -179,17 +178,6 @@ def test_filters_that_are_left_to_pillow(t, interpolation):
 def test_resize_of_tensors_without_antialias(interpolation):
     mode = InterpolationMode(interpolation)
     check(v2.Compose([v2.ToImage(), v2.Resize((20, 31), interpolation=mode, antialias=False)]))
-
-
-def test_names_of_interpolations_are_taken_where_torchvision_takes_them():
-    named = v2.Compose([v2.ToImage(), v2.Resize((20, 31), interpolation="bilinear")])
-    if names_interpolations():
-        check(named)
-        check_drawn([v2.ToImage(), v2.RandomResizedCrop([24, 60], interpolation="bicubic"), v2.CenterCrop(20)], "RGB")
-    else:
-        refusal_of(named)
-        with pytest.raises(ValueError, match="interpolation"):
-            named(picture(40, 60))
 
 
 def test_sizes_only_version_two_knows():
@@ -481,6 +469,10 @@ REFUSED = {
     "resize of tensors": (v1.Compose([v1.PILToTensor(), v1.Resize(8)]), "not reproduced"),
     "name of a filter": (
         v1.Compose([v1.Resize(8, interpolation="bilinear"), v1.ToTensor()]),
+        "interpolation='bilinear'",
+    ),
+    "name of a filter in version 2": (
+        v2.Compose([v2.Resize(8, interpolation="bilinear"), v2.ToImage()]),
         "interpolation='bilinear'",
     ),
     "grey of tensors": (v1.Compose([v1.ToTensor(), v1.Grayscale()]), "Pillow's grey"),

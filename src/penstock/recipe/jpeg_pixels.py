@@ -7,6 +7,7 @@ wrong where rows are skipped or columns left out, as the native core does.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -55,13 +56,15 @@ def _alike(data: bytes) -> bool:
 
 
 def _images() -> Iterator[bytes]:
-    """Yield JPEG files: each sampling of the chroma, grey, progressive, with restart markers."""
+    """Yield JPEG files: each sampling of the chroma, grey, progressive, with restart markers, out of range."""
     y, x = np.mgrid[:_HEIGHT, :_WIDTH].astype(np.uint32)
     waves = np.stack([(x * x + 3 * y) >> 2, (x * 5 ^ y * 3), (x * y) >> 4], axis=2)
     noise = (x * 2654435761 + y * 2246822519) >> 13  # of a hash: hard edges everywhere
     colours = Image.fromarray(((waves + (noise[..., None] & 63)) & 255).astype(np.uint8))
     for subsampling in (0, 1, 2):  # 4:4:4, 4:2:2, 4:2:0
         yield _encoded(colours, subsampling=subsampling, quality=90)
+    # Coefficients that no encoder writes: quantisation by 255. libjpeg's code with and without vectors differs there.
+    yield re.sub(rb"(\xff\xdb\0\x43.).{64}", rb"\1" + b"\xff" * 64, _encoded(colours, quality=98), flags=re.DOTALL)
     yield _encoded(colours, subsampling=2, quality=60, progressive=True)
     yield _encoded(colours, subsampling=2, quality=30, restart_marker_rows=1)
     yield _encoded(colours.convert("L"), quality=80)

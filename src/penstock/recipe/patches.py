@@ -43,7 +43,6 @@ def standing_in(
     code = made.__code__.replace(
         co_filename=theirs.co_filename,
         co_firstlineno=theirs.co_firstlineno,
-        co_linetable=_first_line(len(made.__code__.co_code) // 2),
         co_name=theirs.co_name,
         co_qualname=theirs.co_qualname,
     )
@@ -53,14 +52,6 @@ def standing_in(
     if home is not None:
         made.__module__, made.__qualname__ = home
     return made
-
-
-def _first_line(units: int) -> bytes:
-    """Return the location table of as many code units that are all of the first line, with no columns.
-
-    An entry is 1 bit, 4 bits (13: no columns), 3 bits (units, less one) and the line's delta (CPython's locations.md).
-    """
-    return b"".join(bytes((0x80 | 13 << 3 | min(8, units - begin) - 1, 0)) for begin in range(0, units, 8))
 
 
 def _choosing(original: Any, instead: Any, active: Any, compiling: Any) -> Any:

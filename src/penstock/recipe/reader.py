@@ -24,8 +24,6 @@ from penstock.recipe import augmentations, automatic, conversions, geometry
 from penstock.recipe.conversions import Inverse, bytes_of, channels_of, means_itself, plain, ramp_of
 from penstock.recipe.originals import HOOKED, hooked
 from penstock.recipe.steps import DRAWING, Recipe, Refusal, Step
-from penstock.recipe.timm_transforms import TRANSFORMS as TIMM
-from penstock.recipe.timm_transforms import timm_classes
 from penstock.recipe.torchvision import V2, Draw, Known, Refused, changed, classes, flatten, is_v1, refuse, run, shown
 
 TRANSFORMS: dict[str, Known] = {
@@ -35,6 +33,8 @@ TRANSFORMS: dict[str, Known] = {
     **conversions.TRANSFORMS,
 }
 """The transforms that are known, by the names of torchvision's classes of both generations; each has one home."""
+#: Those of timm's, which convert.
+_OF_TIMM = ("MaybeToTensor", "MaybePILToTensor", "ToTensor")
 
 
 def read(transform: object, *, mode: str, size: tuple[int, int] | None = None, raw: bool = False) -> Recipe | Refusal:
@@ -111,7 +111,6 @@ class Reader:
         self.operations: list[dict[str, Any]] = []
         self.draws: list[Draw | None] = []
         """For each operation, what has torchvision draw its parameters; None: it has none."""
-        self.draws_elsewhere = False  # from generators of Python's and NumPy's, too
         self.steps: list[Step] = []
         self.values: list[Any] = [ramp_of(mode)]
         """What the pipeline so far makes of each pixel value (first) and of the colour of each padding (the rest)."""
@@ -260,8 +259,8 @@ class Reader:
 
 def known_transforms() -> dict[type, Known]:
     """Return what is known of each class of transform that is imported."""
-    own = {kind: known for name, known in TRANSFORMS.items() for kind in classes(name)}
-    return own | {kind: known for name, known in TIMM.items() for kind in timm_classes(name)}
+    timm = {kind: Known(conversions.pointwise) for name in _OF_TIMM for kind in classes(name, "timm.data.transforms")}
+    return timm | {kind: known for name, known in TRANSFORMS.items() for kind in classes(name)}
 
 
 def unknown(transform: object) -> Refusal:

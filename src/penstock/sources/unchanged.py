@@ -18,8 +18,7 @@ from PIL import Image, ImageFile
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 import penstock._native as _native
-from penstock.recipe.attributes import AttributeState
-from penstock.recipe.originals import hooked, replaced_in, replaced_in_class
+from penstock.recipe.originals import AttributeState, hooked, replaced_in, replaced_in_class
 from penstock.recipe.steps import Refusal
 from penstock.recipe.torchvision import classes
 
