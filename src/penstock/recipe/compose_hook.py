@@ -28,7 +28,7 @@ from penstock.recipe.encoded_image import is_encoded
 from penstock.recipe.originals import AttributeState, Row, add_methods, hooked, look_again, replaced_in_class
 from penstock.recipe.patches import Patches, works_here
 from penstock.recipe.reader import known_transforms
-from penstock.recipe.sample_run import SampleRun, find_picture, read_sample_run
+from penstock.recipe.sample_run import find_picture, read_sample_run, run_sample
 from penstock.recipe.torchvision import PRESETS, V1, V2, changed, classes
 
 #: Under this name the images count whose transforms are run natively, in whole or in part, or not at all.
@@ -67,7 +67,7 @@ class KnownTransforms:
         held = [one for part in self._known if part is not None for one in _with_parts(part)]
         self._composes = [AttributeState(compose, without="transforms") for compose in composes]
         self._states = [(one, AttributeState(one)) for one in held]
-        self._runs: dict[tuple[int, str, torch.dtype, bool], Run | SampleRun | None] = {}
+        self._runs: dict[tuple[int, str, torch.dtype, bool], Run | None] = {}
         self.takes_several = not any(type(compose) in classes("Compose", V1) for compose in composes)
         """Whether no part is a Compose of the first generation, which takes one value."""
         self._kinds = {*self._list_kinds, *map(type, held)}
@@ -138,7 +138,7 @@ class KnownTransforms:
         pictures = True  # there may be one
         while begin < len(parts):
             run = self._run_from(begin, parts, value) if pictures else None
-            if run is not None and (done := run(value, parts[begin : begin + run.length])) is not REFUSED:
+            if run is not None and (done := _done(run, value, parts[begin : begin + run.length])) is not REFUSED:
                 value, begin = done, begin + run.length
                 pictures = run.mode is not None
                 Debt.images = max(0, Debt.images - 1)
@@ -168,7 +168,7 @@ class KnownTransforms:
         run = self._run_from(0, parts, value)
         return REFUSED if run is None else run(value, parts[: run.length])
 
-    def _run_from(self, begin: int, parts: Sequence[Any], value: Any) -> Run | SampleRun | None:
+    def _run_from(self, begin: int, parts: Sequence[Any], value: Any) -> Run | None:
         alone = isinstance(value, Image.Image)
         image = value if alone else _picture_in(value)
         if image is None or not type(image).__module__.startswith("PIL.") or image.mode not in ("RGB", "L"):
@@ -182,6 +182,10 @@ class KnownTransforms:
         return self._runs[key]
 
 
+def _done(run: Run, value: Any, parts: Sequence[Any]) -> Any:
+    return run(value, parts) if isinstance(value, Image.Image) else run_sample(run, value, parts)
+
+
 def _picture_in(value: Any) -> Any:
     """Return the image of a sample of several values, or None."""
     found = None if isinstance(value, torch.Tensor) else find_picture(value)
@@ -193,7 +197,7 @@ def _may_go_on(value: Any, several: int) -> bool:
     return not several or (type(value) is tuple and len(value) == several)
 
 
-def _why_left(transform: Any, foreign: bool, run: Run | SampleRun | None, image: Any) -> str:
+def _why_left(transform: Any, foreign: bool, run: Run | None, image: Any) -> str:
     """Return why a transform of an image is called as it is."""
     name = transform.__qualname__ if type(transform) is FunctionType else type(transform).__qualname__
     if foreign:

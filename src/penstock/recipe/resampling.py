@@ -23,7 +23,7 @@ def interpolation_of(transform: Any) -> str:
     """Return the name of a transform's interpolation, as torchvision has it. Raises Refused."""
     given = transform.interpolation
     name = FILTERS.get(given) if isinstance(given, int) else getattr(given, "value", given)
-    if isinstance(given, str) or name not in {*FILTERS.values(), "nearest-exact"}:
+    if (isinstance(given, str) and is_v1(transform)) or name not in {*FILTERS.values(), "nearest-exact"}:
         refuse(transform, f"interpolation={given!r}", "NEAREST, BILINEAR, BICUBIC or LANCZOS of InterpolationMode")
     return str(name)
 
