@@ -291,20 +291,11 @@ def _reread(entry: _Entry, compose: Any, parts: Sequence[Any]) -> KnownTransform
         return None
     if isinstance(parts, list | tuple) and not parts:
         return None  # version 2 raises an error of its own for an empty list
-    if parts[0] is not compose and not _is_plain(compose):
-        return None
+    if parts[0] is not compose and not (type(compose) in classes("Compose") and type(parts) in (list, tuple)):
+        return None  # a subclass may do otherwise
     Debt.images += _IMAGES_PER_READING
     entry.known, entry.calls = KnownTransforms(parts), 0
     return entry.known
-
-
-def _is_plain(compose: Any) -> bool:
-    """Return whether calling a Compose, or its method from a subclass, is calling the items of its list in turn."""
-    bases = type(compose).__mro__[:-1]  # without object
-    own = [kind for kind in bases if kind.__module__.partition(".")[0] not in ("torch", "torchvision")]
-    return type(parts_of(compose)) in (list, tuple) and not any(
-        {"transforms", "__getattribute__", "__getattr__"} & vars(kind).keys() for kind in own
-    )
 
 
 # --- what stands in the place of torchvision's methods ----------------------------------------------------------------
