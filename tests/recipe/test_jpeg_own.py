@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from penstock._native import decode_jpeg
-from penstock.recipe.jpeg_pixels import decoded_alike
+from penstock.recipe.installed import decoded_alike
 from tests.jpeg_writer import ZIGZAG, Code, flat, segment, steep, write_jpeg
 from tests.jpegs import (
     FACTORS,
@@ -261,7 +261,7 @@ def test_damaged_files() -> None:
 def test_another_libjpeg_is_noticed() -> None:
     """libjpeg-turbo can be told to leave its SIMD code alone: values out of range come out otherwise then."""
     assert decoded_alike()
-    script = "from penstock.recipe.jpeg_pixels import decoded_alike; assert not decoded_alike()"
+    script = "from penstock.recipe.installed import decoded_alike; assert not decoded_alike()"
     without = {**os.environ, "JSIMD_FORCENONE": "1"}
     done = subprocess.run([sys.executable, "-c", script], env=without, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ from PIL import Image
 from torch.nn.functional import interpolate
 
 import penstock._native as _native
-from penstock.recipe.effects import noise
+from penstock.recipe.installed import noise
 from penstock.recipe.torchvision import is_v1, refuse
 
 # PIL.Image.Resampling, which both generations of transforms accept as integers; Pillow does its box and Hamming itself.

@@ -17,7 +17,7 @@ import penstock._native as _native
 from penstock.recipe import drawing
 from penstock.recipe.composed_run import makes_plain_tensors
 from penstock.recipe.encoded_image import whole_image
-from penstock.recipe.jpeg_pixels import decoded_alike
+from penstock.recipe.installed import decoded_alike
 from penstock.recipe.originals import replaced_in_opening
 from penstock.recipe.reader import Views, read_views
 from penstock.recipe.reader import read as read_recipe
