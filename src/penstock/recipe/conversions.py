@@ -5,7 +5,7 @@ What a transform makes of each value is learned from a small picture that it is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -147,53 +147,31 @@ def refuse_pixels(batch: Any) -> None:
 
 # --- the preprocessing of torchvision's weights -----------------------------------------------------------------------
 
-_Steps = list[tuple[str, dict[str, Any]]]
-_TO_FLOAT: _Steps = [("PILToTensor", {}), ("ConvertImageDtype", {"dtype": torch.float32})]
-
-
-def _resize(preset: Any) -> _Steps:
-    named = {"size": preset.resize_size, "interpolation": preset.interpolation, "antialias": preset.antialias}
-    return [("Resize", named)]
-
-
-def _normalize(preset: Any) -> _Steps:
-    return [("Normalize", {"mean": preset.mean, "std": preset.std})]
-
-
-def _classification(preset: Any) -> _Steps:
-    return [*_resize(preset), ("CenterCrop", {"size": preset.crop_size}), *_TO_FLOAT, *_normalize(preset)]
-
-
-def _segmentation(preset: Any) -> _Steps:
-    return [*(_resize(preset) if preset.resize_size is not None else ()), *_TO_FLOAT, *_normalize(preset)]
-
-
-#: By the names of the classes in torchvision.transforms._presets: the names and arguments of the first generation's
-#: transforms that come one after the other.
-PRESETS: dict[str, Callable[[Any], _Steps]] = {
-    "ImageClassification": _classification,
-    "SemanticSegmentation": _segmentation,
-    "ObjectDetection": lambda _: _TO_FLOAT,
-}
+PRESETS = ("ImageClassification", "SemanticSegmentation", "ObjectDetection")
+"""The names of the classes in torchvision.transforms._presets."""
 
 
 def _preset(reader: Any, transform: Any) -> None:
     """Add what the preprocessing of torchvision's weights does, transform by transform."""
-    for step in _steps_of(transform):
-        if reader.is_pil() or type(step) not in classes("PILToTensor"):
-            reader.add(step)
-
-
-def _steps_of(preset: Any) -> Iterator[Any]:
-    for name, arguments in PRESETS[type(preset).__name__](preset):
-        kind = next(iter(classes(name, V1)), None)
+    for name, arguments in _steps_of(transform):
+        kind: Any = next(iter(classes(name, V1)), None)
         if kind is None:
-            refuse(preset, f"{V1}.{name} was replaced", "the class as it is")
-        yield run(preset, partial(_made, kind), arguments)
+            refuse(transform, f"{V1}.{name} was replaced", "the class as it is")
+        if reader.is_pil() or name != "PILToTensor":
+            reader.add(run(transform, lambda make: make(), partial(kind, **arguments)))
 
 
-def _made(kind: Callable[..., Any], named: dict[str, Any]) -> Any:
-    return kind(**named)
+def _steps_of(preset: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the names and arguments of the first generation's transforms that a preset is."""
+    given = vars(preset)
+    if given.get("resize_size") is not None:
+        yield "Resize", {"size": preset.resize_size} | {name: given[name] for name in ("interpolation", "antialias")}
+    if "crop_size" in given:
+        yield "CenterCrop", {"size": preset.crop_size}
+    yield "PILToTensor", {}
+    yield "ConvertImageDtype", {"dtype": torch.float32}
+    if "mean" in given:
+        yield "Normalize", {"mean": preset.mean, "std": preset.std}
 
 
 _POINTWISE = ("PILToTensor", "ToImage", "ToPureTensor", "ToDtype", "ConvertImageDtype", "Normalize", "Identity")

@@ -16,7 +16,7 @@ from PIL import Image
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from penstock.recipe import drawing
-from penstock.recipe.composed_run import REFUSED, Run, read_run
+from penstock.recipe.composed_run import REFUSED, Run, called, read_run
 from penstock.recipe.reader import TRANSFORMS
 from penstock.recipe.torchvision import V2, classes
 
@@ -71,7 +71,7 @@ def run_sample(run: Run, sample: Any, transforms: Sequence[Any]) -> Any:
         return tree_unflatten(leaves, spec)
     if key is None:
         return REFUSED
-    result = _called(transforms, sample)
+    result = called(transforms, sample, type(sample) is tuple and len(sample) > 1)  # torchvision flattens both alike
     run.learn(key, tree_flatten(result)[0][place])
     return result
 
@@ -108,14 +108,6 @@ def _change(transform: Any, leaves: list[Any], place: int) -> Any:
         if need and number != place:
             leaves[number] = transform.transform(leaves[number], drawn)
     return drawn
-
-
-def _called(transforms: Sequence[Any], sample: Any) -> Any:
-    """Return what the transforms return, which take a tuple of several values as these values."""
-    for transform in transforms:
-        # torchvision flattens both alike.
-        sample = transform(*sample) if type(sample) is tuple and len(sample) > 1 else transform(sample)
-    return sample
 
 
 def _has_colours(value: Any) -> bool:
