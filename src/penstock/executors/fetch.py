@@ -273,7 +273,7 @@ class Fetch:
         if not (self._seeded or self._keyed):
             return
         number = sample_number(index)
-        keyed_methods.hook()
+        keyed_methods.HOOKS.meet_imported()
         drawing.turn_to(task.seed, task.epoch, number, position)
         if self._seeded:
             seed_globals(task.seed, task.epoch, number, position)

@@ -85,6 +85,7 @@ class Patches:
         self._functions: dict[int, tuple[Any, Any]] = {}
         self._searched: set[str] = set()
         self._modules = 0
+        self._met = 0
 
     def __contains__(self, attribute: tuple[Any, str]) -> bool:
         return attribute in self._added
@@ -147,8 +148,13 @@ class Patches:
                     if id(value) in self._functions:
                         self._add(sys.modules[module], name, *self._functions[id(value)])
 
-    def meet(self) -> None:
+    def meet_imported(self) -> None:
         """Set what was imported since the lease began that the caller holds."""
+        if len(sys.modules) != self._met:
+            self._meet()
+
+    def _meet(self) -> None:
+        self._met = len(sys.modules)
         with self._lock:
             self._find(self)
             self._search()
@@ -157,7 +163,7 @@ class Patches:
     def begin(self, lease: int) -> None:
         """Set the attributes until the lease of this number ends."""
         self._leases.add(lease)
-        self.meet()
+        self._meet()
 
     def end(self, lease: int) -> None:
         """Put the originals back where no other lease is open. A garbage collection in any line may call this."""
@@ -197,20 +203,17 @@ def _attribute(owner: Any, name: str) -> Any:
 class Lease:
     """Keeps attributes set until it is closed or dropped; as a context manager, within the block."""
 
-    __slots__ = ("_modules", "_patches")
+    __slots__ = ("_patches",)
 
     def __init__(self, *patches: Patches) -> None:
         self._patches = patches
-        self._modules = len(sys.modules)
         for one in patches:
             one.begin(id(self))
 
     def meet(self) -> None:
         """Set the attributes of modules that were imported meanwhile."""
-        if len(sys.modules) != self._modules:
-            self._modules = len(sys.modules)
-            for one in self._patches:
-                one.meet()
+        for one in self._patches:
+            one.meet_imported()
 
     def close(self) -> None:
         """End the lease. A second call does nothing."""
