@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import io
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Dataset
 from torchvision import transforms as v1
@@ -117,6 +119,15 @@ def test_a_dataset_without_cycles_is_freed_at_once() -> None:
         gc.enable()
     gc.collect()
     assert part() is None
+
+
+def test_a_transform_that_is_called_by_itself_is_freed() -> None:
+    file = io.BytesIO()
+    picture().save(file, "JPEG")
+    before = len(composed._entries)
+    for _ in range(3):
+        natively(v1.Resize((12, 12)), Image.open(file))
+        assert len(composed._entries) == before
 
 
 @pytest.mark.parametrize("generation", [v1, v2], ids=["v1", "v2"])

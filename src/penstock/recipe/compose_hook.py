@@ -52,32 +52,29 @@ def parts_of(compose: Any) -> Any:
 
 
 class KnownTransforms:
-    """What is known of a list of transforms.
-
-    It keeps those of them alive that are torchvision's and hold nothing of a program's, and no other object. Any number
-    of threads may use it at once.
-    """
+    """What is known of a list of transforms, which it does not keep alive. Any number of threads may use it at once."""
 
     def __init__(self, transforms: Sequence[Any]) -> None:
         self._list_kinds = frozenset(classes("Compose"))
         parts, composes = self._flat(transforms)
         known = known_transforms()
-        self._known = [part if _is_known(part, known) else None for part in parts]
+        own = [part if _is_known(part, known) else None for part in parts]
+        self._known = [None if part is None else weakref.ref(part) for part in own]
         """By part: it; None: a program's own code may run in it."""
-        held = [one for part in self._known if part is not None for one in _with_parts(part)]
+        held = [one for part in own if part is not None for one in _with_parts(part)]
         self._composes = [AttributeState(compose, without="transforms") for compose in composes]
-        self._states = [(one, AttributeState(one)) for one in held]
+        self._states = [(weakref.ref(one), AttributeState(one)) for one in held]
         self._runs: dict[tuple[int, str, torch.dtype, bool], Run | None] = {}
         self.takes_several = not any(type(compose) in classes("Compose", V1) for compose in composes)
         """Whether no part is a Compose of the first generation, which takes one value."""
         self._kinds = {*self._list_kinds, *map(type, held)}
         self._pass, self._replaced = Passes.begun, self._is_replaced()
-        own = set(map(id, held))
+        theirs = set(map(id, held))
         self.native = (
             not self._replaced
             and not any(map(changed, composes))
             and all(state.fixed and not state.objects for state in self._composes)
-            and all(state.fixed and own.issuperset(map(id, state.objects)) for _, state in self._states)
+            and all(state.fixed and theirs.issuperset(map(id, state.objects)) for _, state in self._states)
         )
         """Whether any of the transforms may be run natively; if not, nothing is known of them in this pass."""
         if not self.native:
@@ -121,9 +118,9 @@ class KnownTransforms:
         if len(parts) != len(self._known) or len(composes) != len(self._composes):
             return None
         for part, known in zip(parts, self._known, strict=True):
-            if part is not known and known is not None:
+            if known is not None and part is not known():
                 return None
-        same = all([state.same(one) for one, state in self._states])  # noqa: C419  quicker than one by one
+        same = all([state.same(one()) for one, state in self._states])  # noqa: C419  quicker than one by one
         return parts if same and all(map(AttributeState.same, self._composes, composes)) else None
 
     def run(self, transforms: Sequence[Any], parts: Sequence[Any], value: Any, several: bool = False) -> Any:
