@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from penstock.errors import InvalidOption
 from penstock.order.blocks import Blocks, BlockShuffle, checked_window, grouped, joined
@@ -14,19 +12,6 @@ from penstock.order.permutations import KeyedShuffle
 
 def blocks_of(sizes: list[int], window: int) -> Blocks:
     return Blocks(np.array(sizes, dtype=np.int64), window)
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.lists(st.integers(0, 30), min_size=1, max_size=12), st.integers(1, 14), st.integers(0, 2**64 - 1))
-def test_every_sample_comes_once_and_any_position_at_once(sizes: list[int], window: int, seed: int) -> None:
-    blocks = blocks_of(sizes, window)
-    if blocks.samples == 0:
-        return
-    whole = blocks.order(seed, 3).take(0, blocks.samples)
-    assert sorted(whole.tolist()) == list(range(blocks.samples))
-    for begin in range(0, blocks.samples, 7):
-        count = min(5, blocks.samples - begin)
-        assert np.array_equal(blocks.order(seed, 3).take(begin, count), whole[begin : begin + count])
 
 
 def test_blocks_are_open_within_a_window() -> None:
@@ -70,8 +55,3 @@ def test_grouped_and_joined_blocks() -> None:
 def test_a_window_is_a_positive_number(window: object) -> None:
     with pytest.raises(InvalidOption, match="number of shards"):
         checked_window(window)
-
-
-def test_positions_past_the_end_are_refused() -> None:
-    with pytest.raises(IndexError):
-        blocks_of([5] * 5, 2).order(0, 0).take(20, 6)

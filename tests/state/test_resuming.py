@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import DistributedSampler, IterableDataset, Sampler, TensorDataset
 
 import penstock
-from penstock.order.leftover import step_of, without
 from penstock.state.ledger import Verdict, compare, read
 from tests.sample_datasets import Made
 from tests.values import flat, listed, loaded, resumed, stopped, stored
@@ -40,15 +39,16 @@ class Gated(Made):
 NUMBERS: Any = range(SIZE)
 
 
-# Threads may work one at a time, and would wait for the gate.
-HOW = pytest.mark.parametrize("method", ["process"])
 ORDERS = pytest.mark.parametrize(
     "order", [{}, {"shuffle": True}, {"seed": 7, "shuffle": True}, {"sampler": list(range(SIZE))[::-1]}], ids=str
 )
 
 
-def begun_out_of_order(method: Any, count: int = 4, **options: Any) -> tuple[Any, list[int], dict[str, Any], Any]:
-    """Return a loader whose first batch is missing, what it gave, its state then, and the pass."""
+def begun_out_of_order(**options: Any) -> tuple[Any, list[int], dict[str, Any], Any]:
+    """Return a loader whose first batch is missing, what it gave, its state then, and the pass.
+
+    Threads may work one at a time, and would wait for the gate.
+    """
     torch.manual_seed(5)
     order: list[int] = []
     plain = {name: value for name, value in options.items() if name in ("seed", "shuffle", "sampler")}
@@ -56,28 +56,25 @@ def begun_out_of_order(method: Any, count: int = 4, **options: Any) -> tuple[Any
         order = flat(penstock.DataLoader(NUMBERS, batch_size=2, num_workers=0, **plain))
     dataset = Gated(set(order[:2]))
     loader: Any = penstock.DataLoader(
-        dataset, 2, num_workers=2, worker_method=method, in_order=False, prefetch_factor=4, timeout=100, **options
+        dataset, 2, num_workers=2, worker_method="process", in_order=False, prefetch_factor=4, timeout=100, **options
     )
     if not order:  # the shuffle that was drawn
         dataset.gate.set()
-    got, state, batches = stopped(loader, count)
+    got, state, batches = stopped(loader, 4)
     return loader, flat(got), state, batches
 
 
-@HOW
 @ORDERS
-def test_batches_that_came_out_of_order_come_once(method: str, order: dict[str, Any]) -> None:
-    loader, got, state, batches = begun_out_of_order(method, **order)
+def test_batches_that_came_out_of_order_come_once(order: dict[str, Any]) -> None:
+    loader, got, state, batches = begun_out_of_order(**order)
     if "shuffle" not in order or "seed" in order:
         assert state["position"] == 0, "the first batch is missing"
         assert state["dataset"][0]["ahead"], "and others are not"
     loader.dataset.gate.set()
     assert sorted(got + flat(batches)) == list(range(SIZE)), "the pass itself"
     for workers, in_order in ((2, False), (0, True)):
-        again: Any = penstock.DataLoader(
-            NUMBERS, 2, num_workers=workers, worker_method="thread", in_order=in_order, **order
-        )
-        again.load_state_dict(state)
+        options = {"num_workers": workers, "worker_method": "thread", "in_order": in_order, **order}
+        again = loaded(penstock.DataLoader(NUMBERS, 2, **options), state)
         rest = flat(again)
         assert sorted(got + rest) == list(range(SIZE)), (workers, in_order)
         assert sorted(flat(again)) == list(range(SIZE)), "the next epoch is whole"
@@ -86,17 +83,15 @@ def test_batches_that_came_out_of_order_come_once(method: str, order: dict[str, 
             loaded(penstock.DataLoader(NUMBERS, size, **order), state)
 
 
-@HOW
-def test_the_missing_batches_come_first_and_in_order(method: str) -> None:
-    loader, got, state, _ = begun_out_of_order(method)
+def test_the_missing_batches_come_first_and_in_order() -> None:
+    loader, got, state, _ = begun_out_of_order()
     again = loaded(penstock.DataLoader(NUMBERS, 2, num_workers=0), state)
     assert flat(again) == [number for number in range(SIZE) if number not in got]
     loader.dataset.gate.set()
 
 
-@HOW
-def test_stopping_again_before_the_gap_is_closed(method: str) -> None:
-    loader, got, state, _ = begun_out_of_order(method, seed=3)
+def test_stopping_again_before_the_gap_is_closed() -> None:
+    loader, got, state, _ = begun_out_of_order(seed=3)
     loader.dataset.gate.set()
     for _ in range(3):
         again = loaded(penstock.DataLoader(NUMBERS, 2, num_workers=0, seed=3), state)
@@ -107,8 +102,7 @@ def test_stopping_again_before_the_gap_is_closed(method: str) -> None:
 
 
 def test_a_gap_of_one_rank_is_that_ranks_own() -> None:
-    state: dict[str, Any] = {}
-    loader, got, state, _ = begun_out_of_order("process", seed=7, shuffle=True, shard=(0, 1))
+    loader, got, state, _ = begun_out_of_order(seed=7, shuffle=True, shard=(0, 1))
     loader.dataset.gate.set()
     assert sorted(got + flat(loaded(penstock.DataLoader(NUMBERS, 2, seed=7, shuffle=True), state))) == list(range(SIZE))
     with pytest.raises(penstock.InvalidOption, match="goes on there only, not on rank 0 of 2"):
@@ -117,7 +111,6 @@ def test_a_gap_of_one_rank_is_that_ranks_own() -> None:
         NUMBERS, 2, num_workers=2, worker_method="thread", in_order=False, seed=7, shard=(0, 2)
     )
     first, state, _ = stopped(mine, 1)
-    others: dict[str, Any]
     for others in ({"shard": (1, 2)}, {"shard": (0, 3)}, {"batch_size": 3}):
         options: dict[str, Any] = {"batch_size": 2, "seed": 7, "shard": (0, 2), **others}
         with pytest.raises(penstock.InvalidOption, match=r"rank 0 of 2 with in_order=False.*goes on there only"):
@@ -129,7 +122,7 @@ def test_a_gap_of_one_rank_is_that_ranks_own() -> None:
 def test_the_ledger_writes_what_was_handed_out(tmp_path: Path) -> None:
     ledgers = [str(tmp_path / name) for name in ("in order", "out of order", "went on")]
     assert flat(penstock.DataLoader(NUMBERS, 2, seed=1, num_workers=0, ledger=ledgers[0])) == list(range(SIZE))
-    loader, got, state, batches = begun_out_of_order("process", seed=1, ledger=ledgers[1])
+    loader, got, state, batches = begun_out_of_order(seed=1, ledger=ledgers[1])
     loader.dataset.gate.set()
     came = got + flat(batches)
     told = compare(read(ledgers[0]), read(ledgers[1]))
@@ -146,13 +139,6 @@ def test_in_order_native_passes_keep_their_small_states() -> None:
     loader: Any = penstock.DataLoader(TensorDataset(torch.arange(SIZE)), 2, in_order=False, num_workers=2)
     _, state, _ = stopped(loader, 1)
     assert (state["position"], state["format"]) == (2, 1)
-
-
-@pytest.mark.parametrize("early", [[], [1], [2, 3], [1, 4, 5, 9]])
-def test_steps_that_are_left(early: list[int]) -> None:
-    left = [step for step in range(10) if step not in early]
-    assert list(without(early, iter(range(10)))) == left
-    assert [step_of(early, number) for number in range(len(left))] == left
 
 
 # --- datasets and samplers that say where they are --------------------------------------------------------------------
@@ -400,15 +386,12 @@ def test_a_loader_that_was_copied_goes_on_too() -> None:
     assert listed(begun)[0] == [[3, 4, 5], [3, 4, 5]], "loaded twice, and told when the pass begins"
 
 
-@pytest.mark.parametrize("value", [1, 0, 15, None])
-def test_torchdatas_argument_is_taken(value: Any) -> None:
-    assert penstock.DataLoader(NUMBERS, snapshot_every_n_steps=value).snapshot_every_n_steps == value
-
-
-@pytest.mark.parametrize("value", [-1, 1.5, "2", True])
-def test_torchdatas_argument_is_checked(value: Any) -> None:
-    with pytest.raises(penstock.InvalidOption, match=r"snapshot_every_n_steps=.*number of steps"):
-        penstock.DataLoader(NUMBERS, snapshot_every_n_steps=value)
+def test_torchdatas_argument_is_taken_and_checked() -> None:
+    for value in (1, 0, 15, None):
+        assert penstock.DataLoader(NUMBERS, snapshot_every_n_steps=value).snapshot_every_n_steps == value
+    for wrong in (-1, 1.5, "2", True):
+        with pytest.raises(penstock.InvalidOption, match=r"snapshot_every_n_steps=.*number of steps"):
+            penstock.DataLoader(NUMBERS, snapshot_every_n_steps=wrong)  # type: ignore[arg-type]
 
 
 def test_a_batch_that_was_waited_for_twice_counts_once() -> None:

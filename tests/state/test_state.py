@@ -285,7 +285,7 @@ def test_states_of_streams_that_are_none() -> None:
     _, state, _ = stopped(begun, 1)
     for wrong in (5, {}, {"states": [None]}, {"states": [None], "next": 1}, {"states": 3, "next": 0}):
         with pytest.raises(penstock.InvalidOption, match="'dataset' is not what"):
-            begun.load_state_dict({**state, "dataset": wrong})
+            begun.load_state_dict({**state, "dataset": (wrong,)})
 
 
 class Halting(Keeper):

@@ -59,23 +59,15 @@ class Origin:
     Args:
         sampler: of the loader; another one may be begun in its place, which draws from the same.
         generators: that it may draw from.
-        given: of as_state(), in the state that the pass goes on from.
+        given: of as_state(), in the state that the pass goes on from; empty: it goes on from none.
         inside: the pass begins behind the first item. Then the order was drawn before, and torch's global generator,
             which others draw from too, is left where it is.
     """
 
     def __init__(
-        self,
-        sampler: Any,
-        generators: tuple[Source, ...],
-        given: Mapping[str, Any] | None = None,
-        *,
-        inside: bool = False,
+        self, sampler: Any, generators: tuple[Source, ...], given: Mapping[str, Any], *, inside: bool = False
     ) -> None:
-        self._sampler = deepest(sampler)
-        self._generators = generators
-        self._given = given or {}
-        self._inside = inside
+        self._sampler, self._generators, self._given, self._inside = deepest(sampler), generators, given, inside
         self.begin()
 
     def begin(self) -> None:
@@ -84,7 +76,6 @@ class Origin:
         self._before: list[torch.Tensor | None] | None = None  # of the generators that it has drawn from
         self._epoch: int | None = None
         self._first: list[Any] = []  # items
-        self._warned = False
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
@@ -127,25 +118,21 @@ class Origin:
     def _parts(self, items: Iterator[Any]) -> Iterator[Iterator[Any] | list[Any]]:
         with self.drawing():
             part = list(islice(items, 1))
+        wanted = list(self._given.get("first", ())) if self._inside else []
         while part and len(self._first) < _FIRST:
             self._first += part
-            self._compare()
+            if wanted and wanted.pop(0) != _digest(part[0]):
+                wanted.clear()
+                warn_user(
+                    f"{type(self._sampler).__name__} gives another order than it gave before the state was taken: some "
+                    "samples of this epoch come twice, and others do not come. An order comes again where the sampler "
+                    "draws from a torch.Generator that is its attribute `generator`, or has a state_dict() and a "
+                    "load_state_dict(); or give shuffle=True and seed= in its place"
+                )
             yield part
             part = list(islice(items, 1))
         yield part
         yield items
-
-    def _compare(self) -> None:
-        given = self._given.get("first", ()) if self._inside and not self._warned else ()
-        last = len(self._first) - 1
-        if last < len(given) and given[last] != _digest(self._first[last]):
-            self._warned = True
-            warn_user(
-                f"{type(self._sampler).__name__} gives another order than it gave before the state was taken: some "
-                "samples of this epoch come twice, and others do not come. An order comes again where the sampler "
-                "draws from a torch.Generator that is its attribute `generator`, or has a state_dict() and a "
-                "load_state_dict(); or give shuffle=True and seed= in its place"
-            )
 
     def as_state(self) -> dict[str, Any] | None:
         """Return what a loader's state holds of the pass; None: the sampler was not asked yet."""
@@ -217,7 +204,7 @@ class SamplerStates:
 
     def __init__(self, given: Mapping[str, Any] | None = None, origin: Origin | None = None) -> None:
         self._given = given
-        self._origin = origin or Origin(None, ())
+        self._origin = origin or Origin(None, (), {})
         self._sampler: Any = None
         self._iterator: Any = None
         self._noted: deque[dict[str, Any]] = deque()
