@@ -239,7 +239,7 @@ def checked_state(state: Any) -> Mapping[str, Any]:
 
 def _is_sound(own: Any) -> bool:
     """Return whether the parts that have a form have it, of what a state holds beside its numbers."""
-    if not isinstance(own, Mapping):
+    if not isinstance(own, Mapping) or not own:
         return False
     ahead, place = own.get("ahead", []), own.get("place", [0, 1, 1, False])
     return (
