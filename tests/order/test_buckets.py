@@ -100,7 +100,7 @@ def test_neighbours_are_mixed() -> None:
         ({"lengths": [1, 2], "max_tokens": 0}, "max_tokens=0"),
         ({"lengths": [1, 2], "batch_size": 2, "boundaries": [5, 5]}, "do not ascend"),
         ({"lengths": np.array([1.5]), "max_tokens": 4}, "whole numbers are needed"),
-        ({"lengths": LENGTHS[:-1], "max_tokens": 400}, "one length for each"),
+        ({"lengths": LENGTHS[:-1], "max_tokens": 400}, "give one for each"),
     ],
 )
 def test_refused(arguments: Any, message: str) -> None:

@@ -110,9 +110,7 @@ def test_each_sample_of_a_dataset_once_a_round(shuffle: bool) -> None:
 
 
 def test_datasets_have_orders_of_their_own() -> None:
-    mix = made([1, 1], sizes=[50, 50])
-    drawn = mix.order(1, 0).take(0, 100)
-    assert mix.length == 100
+    drawn = made([1, 1], sizes=[50, 50]).order(1, 0).take(0, 100)
     assert not np.array_equal(drawn[drawn < 50], drawn[drawn >= 50] - 50)
 
 

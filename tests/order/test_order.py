@@ -18,7 +18,7 @@ from torchvision import transforms as v1
 
 import penstock
 from penstock.errors import InvalidOption
-from penstock.order.blocks import Blocks
+from penstock.order.blocks import Blocks, checked_window
 from penstock.order.permutations import KeyedShuffle, torch_shuffle
 from tests.photos import photo_files
 
@@ -74,6 +74,29 @@ def test_any_part_is_that_of_the_whole(kind: Callable[[st.DataObject], Orders], 
     for begin, count in ((size, 1), (0, size + 1), (-1, 1), (2**63, 1)):
         with pytest.raises((IndexError, TypeError)):
             order(*key).take(begin, count)
+
+
+# --- blocks -----------------------------------------------------------------------------------------------------------
+
+
+def test_blocks_are_open_within_a_window() -> None:
+    blocks = Blocks(np.full(40, 50), 4)
+    of_position = blocks.of_samples(blocks.order(7, 0).take(0, 2000))
+    places = [np.flatnonzero(of_position == block) for block in range(40)]
+    opened = [sum(int(each[0] <= position <= each[-1]) for each in places) for position in range(2000)]
+    assert max(opened) <= 2 * 4  # at most the window of a slot and of the next one
+
+
+def test_a_window_of_all_blocks_is_the_full_shuffle() -> None:
+    blocks = Blocks(np.array([5, 6, 7]), 3)
+    assert np.array_equal(blocks.order(1, 2).take(0, 18), KeyedShuffle(18, 1, 2).take(0, 18))
+    assert blocks.kind() == ""
+
+
+@pytest.mark.parametrize("window", [0, -1, True, 1.5, "8"])
+def test_a_window_is_a_positive_number(window: object) -> None:
+    with pytest.raises(InvalidOption, match="number of shards"):
+        checked_window(window)
 
 
 # --- keyed samplers ---------------------------------------------------------------------------------------------------

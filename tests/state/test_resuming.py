@@ -224,20 +224,15 @@ def test_an_iterator_goes_on_in_its_thread(made: Any) -> None:
     assert again == rest
 
 
-@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2, "persistent_workers": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"num_workers": 0}, {"num_workers": 2, "persistent_workers": True}, {"num_workers": 2}], ids=str
+)
 def test_what_a_dataset_says_at_the_end_of_an_epoch_is_kept(options: dict[str, Any]) -> None:
-    begun: Any = penstock.DataLoader(Counting(), 3, **options)
-    listed(begun)
-    state = stored(begun.state_dict())
-    again = loaded(penstock.DataLoader(Counting(), 3, **options), state)
-    assert listed(again) == listed(begun)
-
-
-def test_workers_that_end_with_their_pass_begin_anew() -> None:
-    begun: Any = penstock.DataLoader(Counting(), 3, num_workers=2)
+    begun, again = (penstock.DataLoader(Counting(), 3, **options) for _ in range(2))
     first = listed(begun)
-    again = loaded(penstock.DataLoader(Counting(), 3, num_workers=2), stored(begun.state_dict()))
-    assert listed(again) == listed(begun) == first
+    loaded(again, stored(begun.state_dict()))
+    assert listed(again) == (second := listed(begun))
+    assert (second == first) == (options == {"num_workers": 2}), "workers that end with their pass begin anew"
 
 
 def test_states_of_other_numbers_of_workers() -> None:

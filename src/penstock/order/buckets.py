@@ -24,6 +24,7 @@ from penstock.order.permutations import (
     KeyedShuffle,
     Listed,
     Order,
+    check_one_each,
     checked_column,
     checked_count,
     derived_seed,
@@ -89,11 +90,7 @@ class Buckets(Sampler[list[int]]):
 
     def check_size(self, size: int) -> None:
         """Raise InvalidOption where there are not as many lengths as a dataset has samples."""
-        if len(self.sampler) != size:
-            raise InvalidOption(
-                f"Buckets has {counted(len(self.sampler), 'length')}, but the dataset has {counted(size, 'sample')}: "
-                "give one length for each"
-            )
+        check_one_each("lengths", len(self.sampler), size)
 
     def __repr__(self) -> str:
         return f"Buckets({counted(len(self.sampler), 'sample')} in {counted(len(self), 'batch', 'batches')})"

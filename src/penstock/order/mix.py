@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import accumulate
 from numbers import Rational, Real
 from typing import Any, Final, TypeVar
@@ -147,42 +147,35 @@ class MixOrder:
     """
 
     def __init__(self, tree: Node, ends: list[int], length: int, seed: int | None, epoch: int) -> None:
-        self._tree = tree
-        self._length = length
+        self._tree, self._length = tree, length
         self._begin = epoch * length  # positions are counted through all epochs
-        self._rounds = [
-            _Rounds(begin, end - begin, None if seed is None else derived_seed(seed, number, b"mixed by"))
-            for number, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True))
-        ]
+        self._begins = begins = [0, *ends[:-1]]
+        self._sizes = sizes = [end - begin for begin, end in zip(begins, ends, strict=True)]
+
+        def shuffled(number: int, turn: int) -> KeyedShuffle:
+            return KeyedShuffle(sizes[number], derived_seed(seed or 0, number, b"mixed by"), turn)
+
+        self._shuffled = None if seed is None else lru_cache(len(ends))(shuffled)
 
     def take(self, begin: int, count: int) -> Indices:
         check_positions(begin, count, self._length)
         out = np.empty(count, dtype=np.int64)
-        for leaf, first, places in _deal(self._tree, self._begin + begin, np.arange(count, dtype=np.int64)):
-            out[places] = self._rounds[leaf].take(first, len(places))
+        for number, first, places in _deal(self._tree, self._begin + begin, np.arange(count, dtype=np.int64)):
+            out[places] = self._begins[number] + self._samples(number, first, len(places))
         return out
 
-
-class _Rounds:
-    """The samples of one dataset, round after round."""
-
-    def __init__(self, offset: int, size: int, key: int | None) -> None:
-        self._offset = offset
-        self._size = size
-        self._shuffle = None if key is None else lru_cache(1)(partial(KeyedShuffle, size, key))  # by round
-
-    def take(self, begin: int, count: int) -> Indices:
-        if self._shuffle is None or self._size == 1:
-            return self._offset + (begin % self._size + np.arange(count, dtype=np.int64)) % self._size
-        out = np.empty(count, dtype=np.int64)
-        done = 0
-        while done < count:
-            number, inside = divmod(begin + done, self._size)
-            taken = min(count - done, self._size - inside)
-            out[done : done + taken] = self._shuffle(number).take(inside, taken)
-            done += taken
-        out += self._offset
-        return out
+    def _samples(self, number: int, begin: int, count: int) -> Indices:
+        """Return the samples of one dataset at consecutive positions of its own, round after round."""
+        size = self._sizes[number]
+        if self._shuffled is None or size == 1:
+            return (begin % size + np.arange(count, dtype=np.int64)) % size
+        parts = []
+        while count:
+            turn, inside = divmod(begin, size)
+            taken = min(count, size - inside)
+            parts.append(self._shuffled(number, turn).take(inside, taken))
+            begin, count = begin + taken, count - taken
+        return np.concatenate(parts)
 
 
 def _checked(parts: object) -> dict[str, tuple[Any, Any]]:

@@ -35,18 +35,6 @@ class Order(Protocol):
         """Return the indices at positions begin to begin + count - 1: int64, shape (count,)."""
 
 
-def once(make: Callable[[], Order]) -> Callable[[], Order]:
-    """Return what makes an order at its first call, and returns the same one from then on."""
-    made: list[Order] = []
-
-    def order() -> Order:
-        if not made:
-            made.append(make())
-        return made[0]
-
-    return order
-
-
 class InSequence:
     """The identity: position i holds sample i."""
 
@@ -189,6 +177,12 @@ def checked_column(name: str, values: object) -> NDArray[Any]:
     if column.ndim != 1 or not len(column):
         raise InvalidOption(f"{name} are of shape {column.shape}: one for each sample is needed, shape (N,)")
     return column
+
+
+def check_one_each(name: str, count: int, size: int) -> None:
+    """Raise InvalidOption where there are not as many of something as a dataset has samples."""
+    if count != size:
+        raise InvalidOption(f"there are {count} {name}, but the dataset has {size} samples: give one for each")
 
 
 # --- epochs -----------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from penstock.order.permutations import (
     KeyedSampler,
     Listed,
     Order,
+    check_one_each,
     check_positions,
     checked_column,
     checked_count,
@@ -105,10 +106,7 @@ class Weighted(KeyedSampler):
 
     def check_size(self, size: int) -> None:
         """Raise InvalidOption where there are not as many weights as a dataset has samples."""
-        if self.size != size:
-            raise InvalidOption(
-                f"Weighted has {self.size} weights, but the dataset has {size} samples: give one weight for each"
-            )
+        check_one_each("weights", self.size, size)
 
     def fingerprint(self) -> str:
         if self._fingerprint is None:

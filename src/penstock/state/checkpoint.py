@@ -52,13 +52,10 @@ class Checkpoint:
             self.resume = None
 
     def begins_anew(self, settings: Settings, *, reached: bool) -> bool:
-        """Let the latest pass be the one that set_epoch() means, where it has handed out nothing.
+        """Let the latest pass, of these settings, be the one that set_epoch() means, where it has handed out nothing.
 
-        Returns whether it was of another epoch, and is to be begun anew.
-
-        Args:
-            settings: of that pass.
-            reached: set_epoch() has reached a sampler of the user's, which a pass in workers has begun.
+        Returns whether it was of another epoch, and is to be begun anew. reached: set_epoch() has reached a sampler of
+        the user's, which a pass in workers has begun.
         """
         progress = self.progress
         if progress is None or progress.taken or progress.done:
@@ -76,7 +73,7 @@ class Checkpoint:
     def resumes(self) -> bool:
         """Whether the next pass begins behind the start of its epoch, or with a state of the dataset."""
         state = self.resume
-        return state is not None and (state["position"] > 0 or state["batches"] > 0 or state.get("dataset") is not None)
+        return state is not None and (_is_inside(state) or bool(own_of(state)))
 
     @property
     def padded(self) -> int:

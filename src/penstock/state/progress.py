@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import islice
 from operator import itemgetter
 from typing import Any
@@ -13,7 +14,7 @@ from torch.utils.data import BatchSampler, DistributedSampler
 from penstock.errors import InvalidOption
 from penstock.observe import Delivery, Observer
 from penstock.order.batches import BatchOrder, as_indices, seeded, share_of_sampler, with_sample_numbers, without_skip
-from penstock.order.permutations import Indices, Order, Positions, once
+from penstock.order.permutations import Indices, Order, Positions
 from penstock.order.schedule import WHOLE, Arrivals, Leftover, Steps, cut, cut_to_lists, step_of, without
 from penstock.recipe.unseeded_generators import SeedWarnings
 from penstock.state.samplers import Origin, SamplerStates, is_origin
@@ -161,7 +162,7 @@ class PassBatches:
         Without a seed the first batch of the pass comes before them: it draws the seed of the order.
         """
         progress = self.progress
-        order = once(self.order.order(seed, epoch, progress.drawn))
+        order = cache(self.order.order(seed, epoch, progress.drawn))
         schedule = self.order.schedule(progress.left, order=order)
         return (indices for indices, _ in without(progress.left.early, cut(order, schedule)))
 
@@ -216,7 +217,7 @@ class PassBatches:
         """Return the order of the pass, and which of its positions the batches hold."""
         progress, order = self.progress, self.order
         make = order.order(seed, epoch, progress.drawn)
-        made = once(make if progress.origin is None else progress.origin.drawing()(make))
+        made = cache(make if progress.origin is None else progress.origin.drawing()(make))
         progress.schedule = order.schedule(progress.left, order=made)
         return made, progress.schedule
 

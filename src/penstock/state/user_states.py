@@ -139,22 +139,19 @@ class UserStates:
         given = dict(own.get("origin", {}))
         if "place" in own and own["place"][0] != self.place().rank:
             given.pop("first", None)  # of another rank's share
-        if self.order.draws_itself():
-            return Origin(self._settings.sampler, generators, given, inside=inside)
-        if None not in generators:  # the sampler may draw from torch's global generator too
-            generators = (*generators, None)
-        return Origin(self._settings.index_sampler, generators, given, inside=inside)
+        if not self.order.draws_itself() and None not in generators:
+            generators = (*generators, None)  # the sampler may draw from torch's global generator too
+        return Origin(self._drawing(), generators, given, inside=inside)
 
     def _generators(self) -> tuple[Source, ...] | None:
         """Return the generators that the sampler is known to draw the order of a pass from; None: as in origin()."""
-        settings = self._settings
-        if settings.iterable:
-            return None
-        if not self.order.draws_itself():
-            return drawn_from(settings.index_sampler, keyed=settings.seed is not None)
-        if settings.seed is not None or not isinstance(settings.sampler, KeyedSampler):
-            return None
-        return drawn_from(settings.sampler, keyed=False)
+        settings, seeded = self._settings, self._settings.seed is not None
+        follows = self.order.draws_itself() and (seeded or not isinstance(settings.sampler, KeyedSampler))
+        return None if settings.iterable or follows else drawn_from(self._drawing(), keyed=seeded)
+
+    def _drawing(self) -> Any:
+        """Return the sampler that draws the order."""
+        return self._settings.sampler if self.order.draws_itself() else self._settings.index_sampler
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raise InvalidOption where a state was cut otherwise than this loader cuts."""
