@@ -11,12 +11,19 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    SequentialSampler,
+    TensorDataset,
+)
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import DistributedSampler, IterableDataset, Sampler, TensorDataset
 
 import penstock
 from penstock.state.ledger import Verdict, compare, read
-from tests.sample_datasets import Made
+from tests.sample_datasets import Made, rows
 from tests.values import flat, listed, loaded, resumed, stopped, stored
 
 SIZE = 24
@@ -248,18 +255,13 @@ def test_states_of_other_numbers_of_workers() -> None:
         threads.state_dict()
 
 
-class Own(Sampler[int]):
-    """A sampler with a state, of one kind or the other."""
+class Stated(Sampler[int]):
+    """A sampler with a state: each epoch is another order."""
 
-    def __init__(self, *, iterates: bool) -> None:
-        self.iterates = iterates
-        self.epoch = self.at = 0
-        self.resume = 0
+    def __init__(self) -> None:
+        self.epoch = self.at = self.resume = 0
 
     def __iter__(self) -> Iterator[int]:
-        return OwnIterator(self) if self.iterates else self._all()
-
-    def _all(self) -> Iterator[int]:
         self.at, self.resume = self.resume, 0
         while self.at < SIZE - 1:
             self.at += 1
@@ -270,42 +272,31 @@ class Own(Sampler[int]):
     def __len__(self) -> int:
         return SIZE - 1
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "state_dict" and not self.iterates:
-            return lambda: {"at": self.at, "epoch": self.epoch}
-        if name == "load_state_dict" and not self.iterates:
-            return self._load
-        raise AttributeError(name)
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "epoch": self.epoch}
 
-    def _load(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.resume, self.epoch = state["at"], state["epoch"]
 
 
-class OwnIterator(Iterator[int]):
-    def __init__(self, sampler: Own) -> None:
-        self.at = sampler.at
+class Iterating(Sampler[int]):
+    """A sampler whose iterators have a state."""
 
-    def __next__(self) -> int:
-        if self.at >= SIZE - 1:
-            raise StopIteration
-        self.at += 1
-        return (self.at * 5) % SIZE
+    def __iter__(self) -> Iterator[int]:
+        return iter(Rewinding())
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["at"]
+    def __len__(self) -> int:
+        return SIZE
 
 
-@pytest.mark.parametrize("iterates", [False, True], ids=["sampler", "iterator"])
+@pytest.mark.parametrize("kind", [Stated, Iterating])
 @pytest.mark.parametrize("size", [1, 4, 5, None])
 @pytest.mark.parametrize(
     "own", [{"num_workers": 0}, {"num_workers": 2, "worker_method": "thread"}], ids=["0", "thread"]
 )
-def test_a_sampler_goes_on_where_it_says(own: dict[str, Any], size: int | None, iterates: bool) -> None:
+def test_a_sampler_goes_on_where_it_says(own: dict[str, Any], size: int | None, kind: Any) -> None:
     def make(batch_size: int | None = size) -> Any:
-        return penstock.DataLoader(NUMBERS, batch_size, sampler=Own(iterates=iterates), **own)
+        return penstock.DataLoader(NUMBERS, batch_size, sampler=kind(), **own)
 
     begun = make()
     epochs = [flat(begun) for _ in range(2)]
@@ -339,6 +330,49 @@ def test_without_batches_the_shuffle_that_was_drawn_goes_on() -> None:
     ours = flat(penstock.DataLoader(NUMBERS, None, shuffle=True))
     torch.manual_seed(3)
     assert ours == flat(TorchDataLoader(NUMBERS, None, shuffle=True))
+
+
+class Anew:
+    """Gives batches, itself the iterator, and remembers what it gave since iter(), as Lightning's in prediction."""
+
+    def __init__(self) -> None:
+        self.batches = BatchSampler(SequentialSampler(range(13)), 4, False)
+        self.given: list[Any] = []
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.given, self.left = [], iter(self.batches)
+        return self
+
+    def __next__(self) -> list[int]:
+        self.given.append(next(self.left))
+        return self.given[-1]
+
+
+class StatedAnew(Anew):
+    """The same with a state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"given": len(self.given)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.skip = state["given"]
+
+
+@pytest.mark.parametrize("kind", [Anew, StatedAnew])
+@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 0}, {"worker_method": "thread", "num_workers": 1}], ids=str)
+@pytest.mark.parametrize("dataset", [Made(torch.tensor, 13), rows(13)], ids=["python", "native"])
+def test_each_batch_comes_once(dataset: Any, options: dict[str, Any], seed: Any, kind: type[Anew]) -> None:
+    sampler = kind()
+    loader: Any = penstock.DataLoader(dataset, batch_sampler=sampler, seed=seed, **options)
+    wanted = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12]]
+    for _ in range(2):
+        got = [(batch[0] if isinstance(batch, list) else batch).tolist() for batch in loader]
+        assert got == wanted
+        assert sampler.given == wanted  # as Lightning asks which samples its predictions are of
 
 
 def test_a_distributed_sampler_of_other_ranks_is_refused() -> None:

@@ -58,7 +58,8 @@ class Listed:
 
 def torch_shuffle(size: int, seed: int) -> Listed:
     """Return the permutation that torch's RandomSampler draws for a seed."""
-    return Listed(torch.randperm(size, generator=torch.Generator().manual_seed(seed)).numpy())
+    generator = torch.Generator("cpu").manual_seed(seed)  # whatever the default device is
+    return Listed(torch.randperm(size, generator=generator, device="cpu").numpy())
 
 
 class KeyedShuffle:
