@@ -204,7 +204,7 @@ class Unsized(torch.utils.data.Dataset[int]):
     [
         ([numbers(3)], TypeError, "not list"),
         ({}, InvalidOption, "no datasets"),
-        ({1: (numbers(3), 1)}, TypeError, "the name 1"),
+        ({1: (numbers(3), 1)}, TypeError, "1 is given as tuple"),
         ({"a": numbers(3)}, TypeError, "'a' is given as TensorDataset"),
         ({"a": (numbers(3), 1, 2)}, TypeError, "'a' is given as tuple"),
         ({"a": (numbers(3), 1), "b": (numbers(0), 1)}, InvalidOption, "'b' is empty"),

@@ -112,7 +112,7 @@ class LengthBuckets(KeyedSampler):
         generator: torch.Generator | None,
     ) -> None:
         super().__init__(generator)
-        self.shuffle = shuffle
+        self.random = shuffle
         edges = _edges(int(lengths.max())) if boundaries is None else _checked_boundaries(boundaries)
         self._bucket = np.searchsorted(edges, lengths, side="right").astype(np.uint16)  # of each sample
         counts = np.bincount(self._bucket, minlength=len(edges) + 1)
@@ -134,22 +134,15 @@ class LengthBuckets(KeyedSampler):
         hashed.update(lengths.tobytes())
         self._facts = hashed.hexdigest()
 
-    @property
-    def random(self) -> bool:
-        return self.shuffle
-
     def fingerprint(self) -> str:
-        return f"{self._facts} {'shuffled' if self.shuffle else 'in sequence'}"
-
-    def drawn_from(self) -> Sequence[int]:
-        return range(len(self))
+        return f"{self._facts} {'shuffled' if self.random else 'in sequence'}"
 
     def order(self, seed: int, epoch: int) -> Listed:
         size, batches = len(self), np.arange(self.batches, dtype=np.int64)
-        samples: Order = KeyedShuffle(size, seed, epoch) if self.shuffle else InSequence()
+        samples: Order = KeyedShuffle(size, seed, epoch) if self.random else InSequence()
         drawn = samples.take(0, size)
         by_bucket = drawn[np.argsort(self._bucket[drawn], kind="stable")]
-        if self.shuffle:
+        if self.random:
             batches = KeyedShuffle(self.batches, derived_seed(seed, epoch, b"buckets"), epoch).take(0, self.batches)
         sizes, begins = self._sizes[batches], self._begins[batches]
         ends = np.cumsum(sizes)

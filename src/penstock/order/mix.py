@@ -184,10 +184,8 @@ def _checked(parts: object) -> dict[str, tuple[Any, Any]]:
     if not parts:
         raise InvalidOption("Mix has no datasets: give {name: (dataset, share)}")
     for name, part in parts.items():
-        if not isinstance(name, str):
-            raise TypeError(f"the name {name!r} of a dataset is no string")
-        if not isinstance(part, tuple) or len(part) != 2:
-            raise TypeError(f"{name!r} is given as {type(part).__name__}: (dataset, share) is needed")
+        if not isinstance(name, str) or not isinstance(part, tuple) or len(part) != 2:
+            raise TypeError(f"Mix takes {{name: (dataset, share)}}; {name!r} is given as {type(part).__name__}")
         dataset, _ = part
         if isinstance(dataset, IterableDataset):
             raise InvalidOption(f"dataset {name!r} is an IterableDataset, which has no sample at a position")

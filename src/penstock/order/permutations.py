@@ -95,23 +95,20 @@ class KeyedSampler(Sampler[int], ABC):
 
     #: Whether the draws are independent: what was drawn then says nothing of what is left of an epoch.
     independent = False
+    #: Whether the order depends on the seed.
+    random = True
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
         self.generator = generator
         self.epoch = 0
 
-    @property
-    def random(self) -> bool:
-        """Whether the order depends on the seed."""
-        return True
-
     @abstractmethod
     def fingerprint(self) -> str:
         """Return a hash that differs between samplers of one class whose orders differ."""
 
-    @abstractmethod
     def drawn_from(self) -> Sequence[int]:
         """Return the indices that can come."""
+        return range(len(self))
 
     @abstractmethod
     def order(self, seed: int, epoch: int) -> Order:
