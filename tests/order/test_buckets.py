@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import namedtuple
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +20,7 @@ from penstock.testing import assert_each_sample_once, assert_resume_exact, asser
 from tests.executors_under_test import PYTHON, options
 from tests.same import assert_same
 from tests.sample_datasets import Made
-from tests.values import loaded, resumed, stopped
+from tests.values import loaded, resumed, stopped, stored
 
 COUNT = 301
 LENGTHS = (np.random.default_rng(0).lognormal(3, 0.8, COUNT).astype(np.int64) % 200).tolist()
@@ -195,6 +196,14 @@ def test_a_state_in_the_middle_without_a_seed() -> None:
     torch.manual_seed(99)
     assert list(map(numbers, loaded(loader(), state))) == rest
     assert sorted(i for batch in [*map(numbers, before), *rest] for i in batch) == list(range(COUNT))
+
+
+def test_a_loader_is_pickled_in_the_middle_of_an_epoch() -> None:
+    one = make()
+    _, state, batches = stopped(one, 4)
+    twin = pickle.loads(pickle.dumps(one))
+    assert stored(twin.state_dict()) == state
+    assert_same(list(loaded(twin, state)), list(batches))
 
 
 def test_a_state_of_batches_that_came_as_they_were_ready() -> None:

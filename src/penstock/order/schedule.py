@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch.distributed
 
 from penstock.errors import InvalidOption
-from penstock.order.permutations import Indices, InSequence, Order
+from penstock.order.permutations import Indices, InSequence, Listed, Order
 from penstock.system.launched import launched_as
 from penstock.system.words import counted
 
@@ -147,6 +147,11 @@ class BucketSchedule:
 
     #: No step is cut by its number alone.
     batch_size, full = 0, range(0)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Keep where the batches end: what makes the order may hold what cannot be pickled."""
+        order = None if self.order is None else partial(Listed, self._ends, self._ends)
+        return BucketSchedule, (self.size, self.batches, order, self.share, self.start)
 
     @cached_property
     def _ends(self) -> Indices:
