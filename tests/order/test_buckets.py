@@ -142,31 +142,7 @@ def test_conforms() -> None:
     assert_same_as_torch(SENTENCES, batch_sampler=buckets, collate_fn=penstock.Padded(), samples=None)
     assert_each_sample_once(make, ranks=(1, 3), workers=(0,), epochs=2)
     assert_worker_invariant(make, workers=(0, 1, 2))
-    assert_resume_exact(make, stops=(0, 3, 11), workers=(0,), ranks=(1, 3))
-
-
-@pytest.mark.parametrize("stop", [0, 1, 7])
-@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 3), (3, 1)])
-def test_going_on_with_other_ranks(stop: int, before: int, after: int) -> None:
-    seen: list[int] = []
-    states = []
-    for rank in range(before):
-        one = make(shard=(rank, before))
-        batches = iter(one)
-        seen += [number for _ in range(stop) for number in numbers(next(batches))]
-        states.append(one.state_dict())
-    assert all(state == states[0] for state in states)
-    lengths = []
-    for rank in range(after):
-        one = loaded(make(shard=(rank, after)), states[0])
-        lengths.append(0)
-        for batch in one:
-            found = numbers(batch)
-            seen += found[: len(found) - one.padded]
-            lengths[-1] += 1
-        assert list(one)  # the next epoch
-    assert len(set(lengths)) == 1
-    assert sorted(seen) == list(range(COUNT))
+    assert_resume_exact(make, stops=(0, 3, 11, 1, 7, 5), workers=(0,), ranks=(1, 3, 2))
 
 
 def test_ranks_have_batches_of_one_order() -> None:

@@ -23,9 +23,8 @@ from itertools import chain, islice
 from typing import Any
 
 import torch
-from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from penstock.order.batches import deepest, samplers_of
+from penstock.order.batches import SHUFFLING, deepest, samplers_of
 from penstock.order.permutations import Positions
 from penstock.system.warn_user import warn_user
 
@@ -45,7 +44,7 @@ def drawn_from(sampler: Any, *, keyed: bool) -> tuple[Source, ...]:
     found: list[Source] = []
     for one in samplers_of(sampler):
         generator = getattr(one, "generator", None)
-        draws = isinstance(one, RandomSampler | SubsetRandomSampler | WeightedRandomSampler) and not keyed
+        draws = isinstance(one, SHUFFLING) and not keyed
         if (isinstance(generator, torch.Generator) or (generator is None and draws)) and generator not in found:
             found.append(generator)
     return tuple(found)
