@@ -313,6 +313,13 @@ def test_a_sampler_goes_on_where_it_says(own: dict[str, Any], size: int | None, 
     assert flat(again) == epochs[1], "from the end of an epoch"
 
 
+def test_a_samplers_state_needs_a_sampler_that_takes_it() -> None:
+    _, state, _ = stopped(penstock.DataLoader(NUMBERS, 4, sampler=Stated()), 1)
+    plain: Any = loaded(penstock.DataLoader(NUMBERS, 4, sampler=list(range(SIZE))), state)
+    with pytest.raises(penstock.InvalidOption, match="list has no load_state_dict"):
+        flat(plain)
+
+
 @pytest.mark.parametrize("before", [1, 2, None])
 @pytest.mark.parametrize("after", [1, 3, None])
 def test_another_batch_size_goes_on_by_samples(before: int | None, after: int | None) -> None:

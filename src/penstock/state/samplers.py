@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from penstock.errors import InvalidOption
 from penstock.order.batches import SHUFFLING, deepest, samplers_of
 from penstock.order.permutations import Positions
 from penstock.system.warn_user import warn_user
@@ -193,6 +194,20 @@ def is_stateful(of: Any) -> bool:
     return callable(getattr(of, "state_dict", None)) and callable(getattr(of, "load_state_dict", None))
 
 
+def saved(**owners: Any) -> dict[str, Any]:
+    """Return copies of the states of those that have one."""
+    return {name: deepcopy(each.state_dict()) for name, each in owners.items() if is_stateful(each)}
+
+
+def restore(one: Any, state: Any) -> None:
+    """Load a state. Raises InvalidOption."""
+    if not is_stateful(one):
+        raise InvalidOption(
+            f"the state holds what state_dict() said, and {type(one).__name__} has no load_state_dict() to be told"
+        )
+    one.load_state_dict(deepcopy(state))
+
+
 class SamplerStates:
     """The states of a sampler behind each batch of a pass. One thread takes batches, another hands them out.
 
@@ -270,11 +285,9 @@ class SamplerStates:
             self._note(between=True)
 
     def _note(self, *, between: bool) -> None:
-        now: dict[str, Any] = {"between": between, "ended": self._ended, "samples": self.samples}
-        for name, each in (("sampler", self._sampler), ("iterator", self._iterator)):
-            if is_stateful(each) and not (name == "iterator" and each is self._sampler):
-                now[name] = deepcopy(each.state_dict())
-        self._noted.append(now)
+        iterator = None if self._iterator is self._sampler else self._iterator
+        now = {"between": between, "ended": self._ended, "samples": self.samples}
+        self._noted.append(now | saved(sampler=self._sampler, iterator=iterator))
 
     def handed(self, batches: int) -> None:
         """Note that all of the first so many batches of the pass were handed out."""
@@ -299,14 +312,14 @@ def _following(iterator: Any) -> Iterator[Any]:
 
 def between_passes(sampler: Any) -> dict[str, Any] | None:
     """Return what a loader's state holds of a sampler that no pass has gone through yet."""
-    return {"between": True, "sampler": deepcopy(sampler.state_dict())} if is_stateful(sampler) else None
+    return {"between": True, **saved(sampler=sampler)} if is_stateful(sampler) else None
 
 
 def _restored(sampler: Any, given: Mapping[str, Any]) -> Any:
     """Return the iterator of a sampler that goes on from a state: the sampler loads its part before iter()."""
-    if "sampler" in given and is_stateful(sampler):
-        sampler.load_state_dict(given["sampler"])
+    if "sampler" in given:
+        restore(sampler, given["sampler"])
     iterator: Any = iter(sampler)
-    if "iterator" in given and is_stateful(iterator):
-        iterator.load_state_dict(given["iterator"])
+    if "iterator" in given:
+        restore(iterator, given["iterator"])
     return iterator

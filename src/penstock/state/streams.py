@@ -11,7 +11,6 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from copy import deepcopy
 from itertools import chain, islice
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch.utils.data import IterableDataset, IterDataPipe
 
 from penstock.errors import InvalidOption
 from penstock.state.delivery import Delivered
-from penstock.state.samplers import is_stateful
+from penstock.state.samplers import is_stateful, restore, saved
 
 Entry = Mapping[str, Any]
 """The state of one worker. "dataset", "iterator": of their state_dict(); "ended": the worker has come to its end;
@@ -168,7 +167,7 @@ def _alike(states: list[Any]) -> bool:
 def restore_dataset(dataset: Any, given: Entry | None) -> None:
     """Load the state of a dataset, before iter() is called."""
     if given is not None and "dataset" in given:
-        _load(dataset, given["dataset"])
+        restore(dataset, given["dataset"])
 
 
 def restore_fetcher(fetcher: Any, given: Entry) -> None:
@@ -186,27 +185,15 @@ def _has_ended(given: Entry) -> bool:
 def _restored(dataset: Any, iterator: Any, given: Entry) -> Any:
     """Return the iterator of a pass that goes on from a state, of what iter() has returned."""
     if "iterator" in given:
-        _load(iterator, given["iterator"])
+        restore(iterator, given["iterator"])
     if given.get("between"):
         return iter(dataset) if "iterator" in given else iterator
     return iter(()) if given.get("ended") else iterator
 
 
-def _load(one: Any, state: Any) -> None:
-    if not is_stateful(one):
-        raise InvalidOption(
-            f"the state holds what state_dict() said, and {type(one).__name__} has no load_state_dict() to be told"
-        )
-    one.load_state_dict(deepcopy(state))
-
-
 def state_of(dataset: Any, iterator: Any = None, *, ended: bool = False) -> dict[str, Any] | None:
     """Return a copy of the states of a dataset and its iterator, None where they have none."""
-    state: dict[str, Any] = {}
-    if iterator is not dataset and is_stateful(dataset):
-        state["dataset"] = deepcopy(dataset.state_dict())
-    if is_stateful(iterator):
-        state["iterator"] = deepcopy(iterator.state_dict())
+    state = saved(dataset=None if iterator is dataset else dataset, iterator=iterator)
     if state and ended:
         state["ended"] = True
     return state or None
