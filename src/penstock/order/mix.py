@@ -213,18 +213,14 @@ def _fraction(name: str, share: object) -> Fraction:
 
 def _units(shares: Mapping[str, object]) -> list[int]:
     """Return the shares as whole numbers, with a sum of at most _PARTS."""
-    exact = [_fraction(name, share) for name, share in shares.items()]
-    denominator = math.lcm(*(share.denominator for share in exact))
-    units = [share.numerator * (denominator // share.denominator) for share in exact]
-    common = math.gcd(*units)
-    units = [unit // common for unit in units]
-    total = sum(units)
-    if total <= _PARTS:
-        return units
-    for (name, share), unit in zip(shares.items(), units, strict=True):
-        if unit * _PARTS < total:
-            raise InvalidOption(f"the share of {name!r} is too small: {share}, below 2^-31 of the sum")
-    return [unit * _PARTS // total for unit in units]
+    given = {name: _fraction(name, share) for name, share in shares.items()}
+    total = sum(given.values())
+    parts = math.lcm(*((share / total).denominator for share in given.values()))
+    if parts > _PARTS:
+        for name, share in given.items():
+            if share * _PARTS < total:
+                raise InvalidOption(f"the share of {name!r} is too small: {shares[name]}, below 2^-31 of the sum")
+    return [int(share / total * min(parts, _PARTS)) for share in given.values()]
 
 
 # --- splits -----------------------------------------------------------------------------------------------------------
