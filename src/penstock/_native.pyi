@@ -283,13 +283,6 @@ def output_spec(recipe: Recipe, width: int = 0, height: int = 0) -> tuple[tuple[
 
 # --- order -------------------------------------------------------------------------------------------------------
 
-class TorchPermutation:
-    """torch.randperm for a seed, evaluated as far as asked for; one thread at a time."""
-
-    max_size: Final[int]
-    def __init__(self, size: int, seed: int) -> None: ...
-    def take(self, begin: int, out: NDArray[np.int64]) -> None: ...
-
 def count_from_start(indices: NDArray[np.int64], size: int) -> bool:
     """Return whether any index is negative, and so counts from the end. Raises IndexError for one out of range."""
 

@@ -11,8 +11,8 @@ from torch.utils.data import IterDataPipe, MapDataPipe, SequentialSampler, defau
 
 from penstock.executors.selection import Executors, can_pin, gathers_rows, reads_ahead
 from penstock.executors.workers.own_fetch import describe_copies
-from penstock.order.batch_order import BatchOrder
-from penstock.order.keyed import KeyedSampler
+from penstock.order.batches import BatchOrder
+from penstock.order.permutations import KeyedSampler
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
 from penstock.recipe.steps import Step
 from penstock.recipe.torchvision import classes

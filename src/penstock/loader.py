@@ -20,11 +20,10 @@ from penstock.executors.job import Executor
 from penstock.executors.selection import Executors, default_workers, planned
 from penstock.loop_times import LoopClock, LoopMeter
 from penstock.observe import Observers, SpanSink, watching
-from penstock.order.batch_order import BatchOrder
-from penstock.order.batches import deepest
+from penstock.order.batches import BatchOrder, deepest
 from penstock.order.buckets import Buckets, sampler_of
-from penstock.order.keyed import SetEpoch, checked_seed
 from penstock.order.mix import Mix
+from penstock.order.permutations import SetEpoch, checked_seed
 from penstock.order.schedule import Shard
 from penstock.order.weighted import Weighted
 from penstock.plan import NativePlan, Plan, plan

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from copy import copy
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
@@ -161,7 +160,7 @@ class Fetch:
     def load_samples(self, task: Task, collate: Callable[[Task, Any], Any] | None = None) -> Any:
         """Return the batch of a task, sample by sample. collate: in the place of this object's own method."""
         if self.batched and not self.plain and not isinstance(task.given, (list, tuple)):
-            task = replace(task, given=list(task.given))  # it is gone through more than once
+            task = task._replace(given=list(task.given))  # it is gone through more than once
         if self.batched:
             samples: Any = self.samples(task)
         else:

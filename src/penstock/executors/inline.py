@@ -23,7 +23,7 @@ from penstock.executors.job import Job
 from penstock.executors.torch_pass import view_of
 from penstock.loop_times import LoopClock
 from penstock.observe import Delivery, Meter, Observers, observed
-from penstock.order.keyed import draw_seed
+from penstock.order.permutations import draw_seed
 from penstock.recipe.patches import Lease, this_thread
 from penstock.sample_notes import note_batch, note_sample
 from penstock.settings import Method

@@ -19,7 +19,7 @@ from penstock.executors.filler import Batch, Filler, PassInput
 from penstock.executors.job import Job
 from penstock.executors.workers.native import ThreadWorker
 from penstock.observe import Delivery, Observers, observed
-from penstock.order.leftover import Arrivals
+from penstock.order.schedule import Arrivals
 
 INTERRUPTED = (
     "This iterator was interrupted (Ctrl-C) in the middle of next(), and what it had begun is lost. Make a new "

@@ -11,13 +11,12 @@ from penstock.executors.fetch import Fetch
 from penstock.executors.filler import PassInput, PassResources
 from penstock.executors.filling import Filling
 from penstock.observe import Meter
-from penstock.order.batch_order import BatchOrder
-from penstock.order.keyed import Epochs
+from penstock.order.batches import BatchOrder
+from penstock.order.permutations import Epochs
 from penstock.plan import NativePlan, Plan, PythonPlan
 from penstock.recipe.unseeded_generators import SeedWarnings
 from penstock.settings import Method, Settings
-from penstock.state.batches import PassBatches
-from penstock.state.progress import Progress
+from penstock.state.progress import PassBatches, Progress
 from penstock.state.streams import Streams, with_first_drawn
 from penstock.state.substitutes import Substitutes
 

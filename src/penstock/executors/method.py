@@ -14,7 +14,7 @@ import signal
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import cycle
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
@@ -249,7 +249,7 @@ def _draws_of(fetch: Fetch, index: Any) -> tuple[str, ...]:
     sample = fetch.sample(task, index)
     if fetch.batched and not fetch.stacks:
         with contextlib.suppress(Exception):  # what ails it is raised at its batch
-            fetch.collate(replace(task, given=[index, index]), [sample, sample])
+            fetch.collate(task._replace(given=[index, index]), [sample, sample])
     return generators_drawn_from(before)
 
 

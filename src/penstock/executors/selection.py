@@ -23,10 +23,8 @@ from penstock.executors.workers.filler_report import FillerReport
 from penstock.executors.workers.shared_memory import SharedBuffers
 from penstock.loop_model import Measured, Workers, measured
 from penstock.observe import Meter, Observers
-from penstock.order.batch_order import BatchOrder
-from penstock.order.batches import settled_at_start
-from penstock.order.keyed import Epochs, draw_seed
-from penstock.order.permutations import Indices, Positions
+from penstock.order.batches import BatchOrder, settled_at_start
+from penstock.order.permutations import Epochs, Indices, Positions, draw_seed
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
 from penstock.recipe.unseeded_generators import SeedWarnings
 from penstock.settings import Method, Settings

@@ -31,7 +31,7 @@ from torch.utils.data import (
 from penstock.errors import InvalidOption
 from penstock.loader import DataLoader
 from penstock.order.batches import deepest, order_of
-from penstock.order.keyed import KeyedSampler, indices_one_by_one
+from penstock.order.permutations import KeyedSampler, indices_one_by_one
 from penstock.state.checkpoint import OnChange
 
 AcceleratorT = TypeVar("AcceleratorT")

@@ -13,7 +13,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterator
-from dataclasses import replace
 
 from penstock.executors.fetch import Fetch
 from penstock.executors.workers.loading import Activity, FetchedBatch, SampleRows
@@ -104,7 +103,7 @@ class ThreadCrew:
         split = fetch.batched and fetch.one_by_one
         indices = list(task.given) if split else None
         if indices is not None:
-            task = replace(task, given=indices)  # what was given may be gone through only once
+            task = task._replace(given=indices)  # what was given may be gone through only once
         if indices is not None and self._rows is None:
             batch.samples = [None] * len(indices)
         batch.indices, batch.unfinished = indices or None, len(indices) if indices else 1

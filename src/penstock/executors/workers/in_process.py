@@ -22,7 +22,7 @@ from penstock.state.streams import StatefulStream, restore_dataset, state_of
 
 
 class TaskDataset:
-    """What torch's worker takes for the dataset: indexed by the messages of tasks, it returns batches.
+    """What torch's worker takes for the dataset: indexed by the fields of tasks, it returns batches.
 
     Args:
         fetch: makes them.
@@ -46,7 +46,7 @@ class TaskDataset:
             self._states = []
 
     def __getitem__(self, message: tuple[Any, ...]) -> Any:
-        task = Task.of(message)
+        task = Task(*message)
         try:
             batch = self.fetch.load(task) if self._memory is None else self._packed(task, self._memory)
         except Exception:  # which torch sends; what else is raised ends the process here
