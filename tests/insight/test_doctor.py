@@ -13,8 +13,7 @@ import pytest
 
 import penstock
 from penstock.cli import doctor, main
-from penstock.insight.check import Check, State
-from penstock.insight.machine import DatasetFiles
+from penstock.insight.machine import Check, DatasetFiles, State
 from tests.photos import noise_image
 from tests.sample_datasets import tensor_files
 

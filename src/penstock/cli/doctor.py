@@ -14,10 +14,9 @@ import penstock
 from penstock.cli.arguments import add_verb, count, number, positive
 from penstock.cli.terminal import say, shown, table, write_lines
 from penstock.errors import InvalidOption
-from penstock.insight.check import Check, Remark, State
 from penstock.insight.diagnosis import Diagnosis, diagnose, loader_maker
-from penstock.insight.lint import lint
-from penstock.insight.machine import DatasetFiles, dataset_files, examine
+from penstock.insight.lint import Remark, lint
+from penstock.insight.machine import Check, DatasetFiles, State, dataset_files, examine
 from penstock.insight.targets import DATASET, function, target
 from penstock.loop_model import Cause
 from penstock.system.words import counted, duration, size_of

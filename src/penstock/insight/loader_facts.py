@@ -22,6 +22,11 @@ _PYTHONS = (os.path.dirname(os.path.abspath(os.__file__)) + os.sep, "<frozen ")
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
+def is_library(file: str) -> bool:
+    """Return whether a file is code of Penstock, of Python or of an installed library."""
+    return file.startswith((PACKAGE, *_PYTHONS)) or any(folder in file for folder in _INSTALLED)
+
+
 @dataclass(frozen=True)
 class LoaderFacts:
     """What tells the loaders of a program apart."""
