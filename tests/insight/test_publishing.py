@@ -19,8 +19,7 @@ import pytest
 import penstock
 from penstock.errors import PenstockError
 from penstock.insight import live_files, publish, publishing
-from penstock.insight.jobs import Job, job_of, jobs
-from penstock.insight.live_files import ProcessName, machine, read_all, started_at, this_process
+from penstock.insight.live_files import Job, ProcessName, job_of, jobs, machine, read_all, started_at, this_process
 from tests.forking import assert_in_child
 from tests.sample_datasets import Made, Numbers, rows
 from tests.waiting import wait_until
@@ -69,11 +68,11 @@ def test_a_recording_says_what_the_loader_does(folder: Path) -> None:
     (found,) = job.loaders
     assert found.lines[0] == "loader 1: Numbers, batches of 4, no workers, read by Python"
     assert found.lines[1].endswith("; 3 batches in 1 pass") and found.lines[1].startswith("  rate ")
-    assert (found.dataset, found.open) == ("Numbers", True)
+    assert found.dataset == "Numbers"
     assert "! errors    1 came in the place of a batch" in found.lines
     assert any("getitem" in line for line in found.lines)
-    assert not job.ended and found.still(time.time(), 0.5) is None
-    assert found.got and found.still(found.got + 100, 0.5) == pytest.approx(100)
+    assert not job.ended and found.still(time.time()) is None
+    assert found.got and found.still(found.got + 100) == pytest.approx(100)
 
 
 def test_a_pass_that_was_left_is_not_open(folder: Path) -> None:
@@ -82,8 +81,8 @@ def test_a_pass_that_was_left_is_not_open(folder: Path) -> None:
         break
     list(loader)
     (found,) = read(folder).loaders
-    assert "in 2 passes" in found.lines[1] and not found.open
-    assert found.still(time.time() + 100, 0.5) is None
+    assert "in 2 passes" in found.lines[1] and not found.got
+    assert found.still(time.time() + 100) is None
 
 
 def test_the_folder_and_its_files_are_private(folder: Path) -> None:
@@ -117,10 +116,10 @@ def test_only_the_latest_loaders_are_written_and_gone_ones_are_not(folder: Path,
     loaders = [penstock.DataLoader(rows(), batch_size=n) for n in (1, 2, 3, 4, 5)]
     for loader in loaders:
         list(loader)
-    assert [one.number for one in read(folder).loaders] == [3, 4, 5]
+    assert [one.lines[0][:8] for one in read(folder).loaders] == ["loader 3", "loader 4", "loader 5"]
     del loader, loaders[2:4]
     list(loaders[0])
-    assert [one.number for one in read(folder).loaders] == [5, 1]
+    assert [one.lines[0][:8] for one in read(folder).loaders] == ["loader 2", "loader 5", "loader 1"]
 
 
 def test_publish_false_removes_the_file_and_writes_none(folder: Path) -> None:
@@ -290,14 +289,14 @@ def test_damaged_files_are_left_out(folder: Path) -> None:
         b"[" * 100_000,
         b" " * (live_files.MOST_BYTES + 1),
         data[:-10],
-        data.replace(b'"format": 3', b'"format": 2'),
+        data.replace(b'"format": 4', b'"format": 3'),
         json.dumps({**said, "began": float("nan")}).encode(),
         json.dumps({**said, "program": 5}).encode(),
         json.dumps({**said, "loaders": [{**said["loaders"][0], "lines": [1]}]}).encode(),
-        json.dumps({**said, "loaders": [{**said["loaders"][0], "step": "no"}]}).encode(),
+        json.dumps({**said, "loaders": [{**said["loaders"][0], "patience": "no"}]}).encode(),
         json.dumps({**said, "loaders": [{"lines": []}]}).encode(),
         json.dumps({**said, "loaders": 5}).encode(),
-        b'{"format": 3, "began": 1e999}',
+        b'{"format": 4, "began": 1e999}',
     ):
         with pytest.raises(PenstockError):
             job_of(name, spoiled)
@@ -308,12 +307,9 @@ def test_damaged_files_are_left_out(folder: Path) -> None:
 def test_rates_and_shares(folder: Path) -> None:
     loader = penstock.DataLoader(rows())
     followed = publishing._Followed(loader, 1)
-    followed._history = [publishing._Reading(*one) for one in ((0,), (10, 100, 800, 2, 6), (20, 200, 1600, 3, 10))]
-    followed._history.append(publishing._Reading(30, 300, 2400, 11, 12))
-    assert followed._course() == "▃▂▇" and followed._history[-1].share(followed._history[0]) == pytest.approx(11 / 23)
     followed._history = [publishing._Reading(0)]
     list(loader)
-    state = followed.state(100.0, 0.0)
+    state = followed.state(10.0, 0.0, 0.5)
     assert state is not None and state["rate"] == pytest.approx(
         loader.stats().samples / (loader.stats().loop.steady_waited + loader.stats().loop.worked)
     )

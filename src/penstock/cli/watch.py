@@ -12,7 +12,7 @@ from typing import Any
 from penstock.cli.arguments import add_verb
 from penstock.cli.terminal import say, shown, table, width, write_lines
 from penstock.errors import InvalidOption
-from penstock.insight.jobs import Job, jobs
+from penstock.insight.live_files import Job, jobs
 from penstock.system.words import compact, duration
 
 try:
@@ -103,7 +103,7 @@ def job_lines(job: Job, *, ended: bool = False) -> Iterator[tuple[str, str]]:
         yield f"what follows is {duration(quiet)} old", "dim"
     for loader in job.loaders:
         yield "", ""
-        if not ended and (still := loader.still(now, job.every)) is not None:
+        if not ended and (still := loader.still(now)) is not None:
             yield f"  no batch for {duration(still)}", "red"
         for line in loader.lines:
             warns = line.startswith("! ")

@@ -3,13 +3,16 @@
 The folder is `penstock/live` in the user's cache folder, for this user only (mode 0700, files 0600): another user's
 folder, one that others may write into and symbolic links are refused. A file's name holds the machine, the process's
 number and when the process started, so that processes of several machines, or containers, may share the folder, and
-one that has died is not taken for another one that has its number now.
+one that has died is not taken for another one that has its number now. A file is read as one that anybody may have
+written: each value is checked.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
+import math
 import os
 import re
 import sys
@@ -18,13 +21,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from penstock.errors import PenstockError
 from penstock.storage.private_folder import open_own_file, open_private_folder
 from penstock.system.cache_folder import folder_of
 
 #: Of the format of the files.
-FORMAT = 3
+FORMAT = 4
 #: Bytes of a file that is read, at the most.
 MOST_BYTES = 1 << 20
 
@@ -160,3 +164,92 @@ def read_all(path: Path) -> list[tuple[ProcessName, bytes]]:
 def _name_of(file: str) -> ProcessName | None:
     found = _FILE.fullmatch(file)
     return None if found is None else ProcessName(found[1], int(found[2]), int(found[3]))
+
+
+# --- jobs ------------------------------------------------------------------------------------------------------------
+
+
+class LiveLoader(NamedTuple):
+    """A loader of a job."""
+
+    dataset: str
+    got: float
+    """When its loop got its latest batch, by time.time(); 0: never, or no pass is open."""
+    patience: float
+    """Seconds without a batch after which a loop with an open pass stands still."""
+    waiting: float
+    """The share of the last seconds that the loop waited: 0 to 1."""
+    rate: float
+    """Samples a second of them."""
+    lines: tuple[str, ...]
+    """What the process says of it; "! " before one that is a warning."""
+
+    def still(self, now: float) -> float | None:
+        """Return for how many seconds there was no batch, where that is long."""
+        return now - self.got if self.got and now - self.got > self.patience else None
+
+
+class Job(NamedTuple):
+    """A process that goes through penstock loaders."""
+
+    name: ProcessName
+    host: str
+    program: str
+    rank: str
+    """Of torchrun; empty where it did not start the process."""
+    began: float
+    written: float
+    every: float
+    """Seconds between two writings of its recording."""
+    loaders: tuple[LiveLoader, ...]
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process is gone; of another machine's it is not known, and one that is silent for long counts."""
+        alive = self.name.alive()
+        return time.time() - self.written > max(600.0, 10 * self.every) if alive is None else not alive
+
+
+def jobs(folder: Path | None = None) -> list[Job]:
+    """Return the jobs that are running, oldest first. folder: of the recordings; None: this user's.
+
+    Files that cannot be read are left out. Raises UnsafeCache, OSError: the folder cannot be used.
+    """
+    found = []
+    folder = folder or live_folder()
+    for name, data in [] if folder is None else read_all(folder):
+        with contextlib.suppress(PenstockError):
+            found.append(job_of(name, data))
+    return sorted((job for job in found if not job.ended), key=lambda job: (job.began, job.name))
+
+
+def job_of(name: ProcessName, data: bytes) -> Job:
+    """Return a job by its file. Raises PenstockError: the file is not a live recording."""
+    try:
+        said = json.loads(data[: MOST_BYTES + 1])
+        if len(data) > MOST_BYTES or said["format"] != FORMAT:
+            raise ValueError("it is too large, or has another format")
+        loaders = [
+            LiveLoader(
+                _text(one["dataset"]),
+                *(_number(one[name]) for name in ("got", "patience", "waiting", "rate")),
+                tuple(map(_text, one["lines"])),
+            )
+            for one in said["loaders"]
+        ]
+        words = (_text(said[name]) for name in ("host", "program", "rank"))
+        return Job(name, *words, *(_number(said[at]) for at in ("began", "written", "every")), tuple(loaders))
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise PenstockError(f"{name.file} is not a live recording: {error}") from error
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a text")
+    return value
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise TypeError(f"{value!r} is not a finite number")
+    return value

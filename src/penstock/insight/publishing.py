@@ -20,8 +20,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
-from itertools import pairwise
 from time import perf_counter
 from time import time as wall_clock
 from typing import Any, NamedTuple
@@ -48,15 +46,14 @@ from penstock.verdict import WAITING
 FIRST_AFTER, EVERY = 1.0, 0.5
 #: A write is so many times as far from the next one as it took.
 _SHARE = 1000
-#: Seconds between two readings of a loader's history, and readings that are kept: the last ten minutes.
-HISTORY_EVERY, HISTORY = 10.0, 60
 #: The last seconds, about, that rates and the share of waiting are of.
 RECENT = 15.0
-#: Loaders in a file: those whose passes began last.
+#: Loaders in a file: those that gave a batch last.
 MOST_LOADERS = 16
-
-#: Stages that have a bar, those that took most, and its longest; and what a share of waiting looks like.
-_MOST_STAGES, _BAR, _SPARKS = 8, 32, "▁▂▃▄▅▆▇█"
+#: Seconds without a batch, at the least, after which a loop stands still; and how many of its steps.
+_STILL_SECONDS, _STILL_STEPS = 5.0, 3.0
+#: Stages that have a bar, those that took most, and its longest.
+_MOST_STAGES, _BAR = 8, 32
 
 _log = logging.getLogger("penstock")
 
@@ -71,57 +68,40 @@ class _Reading(NamedTuple):
     """But for first batches."""
     worked: float = 0.0
 
-    def share(self, before: _Reading) -> float | None:
-        """Return the share of the time since an earlier reading that the loop waited; None: it did not run."""
-        waited, worked = self.waited - before.waited, self.worked - before.worked
-        return min(1.0, max(0.0, waited / (waited + worked))) if waited + worked > 1e-9 else None
-
 
 class _Followed:
     """A loader that a live file tells of."""
 
     def __init__(self, loader: DataLoader[Any], number: int) -> None:
-        self.number, self._loops = number, loader.loop_meter
+        self.number, self.loops = number, loader.loop_meter
         # Alive while the loader or one of its passes is.
         self.read_stats: Callable[[], Callable[[], Stats] | None] = weakref.WeakMethod(loader.stats_reader())
         self._history: list[_Reading] = []
-        self._loader = weakref.ref(loader)
-        self._dataset = self._about = ""
-        self._describe()
+        self._dataset, size = type(loader.dataset).__name__, loader.batch_size
+        batches = "batches by batch_sampler" if size is None else f"batches of {size:,}"
+        workers = counted(loader.num_workers, "worker") if loader.num_workers else "no workers"
+        self._about = f"{self._dataset}, {batches}, {workers}, read by {loader.read_by}"
 
-    def _describe(self) -> None:
-        """Keep what the loader says of itself, which a program may change."""
-        if (loader := self._loader()) is not None:
-            self._dataset, size = type(loader.dataset).__name__, loader.batch_size
-            batches = "batches by batch_sampler" if size is None else f"batches of {size:,}"
-            workers = counted(loader.num_workers, "worker") if loader.num_workers else "no workers"
-            self._about = f"{self._dataset}, {batches}, {workers}, read by {loader.read_by}"
-
-    def state(self, wall: float, offset: float) -> dict[str, Any] | None:
+    def state(self, wall: float, offset: float, every: float) -> dict[str, Any] | None:
         """Return what the file says of the loader, the fields of LiveLoader; None: it is gone.
 
-        wall: the time, by time.time(). offset: from time.perf_counter() to time.time().
+        wall: the time, by time.time(). offset: from time.perf_counter() to time.time(). every: seconds between writes.
         """
         if (read_stats := self.read_stats()) is None:
             return None
-        self._describe()
-        stats, history, loops = read_stats(), self._history, self._loops
-        if len(history) > 2 and wall - history[-2].time < HISTORY_EVERY:
-            history.pop()
+        stats, loops = read_stats(), self.loops
         now = _Reading(wall, stats.batches, stats.samples, stats.loop.steady_waited, stats.loop.worked)
-        history.append(now)
-        del history[:-HISTORY]
-        before = next((one for one in reversed(history) if one.time <= wall - RECENT), history[0])
-        if now.batches <= before.batches:
+        self._history = [one for one in self._history if one.time > wall - RECENT] + [now]
+        before = self._history[0]
+        if now.batches <= before.batches:  # none since: of all its passes
             before = _Reading(wall)
         spent = max(now.waited + now.worked - before.waited - before.worked, 1e-9)
-        waiting = now.share(before) or 0.0
+        waiting = min(1.0, max(0.0, (now.waited - before.waited) / spent))
+        step = (stats.loop.waited + now.worked) / max(now.batches, 1)
         return {
-            "number": self.number,
             "dataset": self._dataset,
-            "open": loops.open,
-            "got": loops.looked + offset if loops.looked else 0.0,
-            "step": (stats.loop.waited + now.worked) / max(now.batches, 1),
+            "got": loops.looked + offset if loops.open and loops.looked else 0.0,
+            "patience": max(_STILL_SECONDS, _STILL_STEPS * step, 3 * every),
             "waiting": waiting,
             "rate": (now.samples - before.samples) / spent,
             "lines": [
@@ -129,18 +109,11 @@ class _Followed:
                 f"  rate      {compact((now.batches - before.batches) / spent)} batches/s, "
                 f"{compact((now.samples - before.samples) / spent)} samples/s; "
                 f"{counted(now.batches, 'batch', 'batches')} in {counted(loops.passes, 'pass', 'passes')}",
-                f"{'! ' if waiting > WAITING else '  '}waiting   {waiting:4.0%} of the time  {self._course()}".rstrip(),
+                f"{'! ' if waiting > WAITING else '  '}waiting   {waiting:.0%} of the time",
                 *([f"! errors    {loops.failed:,} came in the place of a batch"] if loops.failed else []),
                 *_stage_lines(stats),
             ],
         }
-
-    def _course(self) -> str:
-        """Return a character for each reading of the history: the share of waiting since the one before."""
-        shares = [now.share(before) for before, now in pairwise(self._history)]
-        return "".join(
-            " " if one is None else _SPARKS[min(len(_SPARKS) - 1, int(one * len(_SPARKS)))] for one in shares
-        )
 
 
 def _stage_lines(stats: Stats) -> Iterator[str]:
@@ -182,24 +155,16 @@ class Publisher:
             return None
         with self._lock:
             self._count += 1
-            followed = _Followed(loader, self._count)
+            self._loaders = [one for one in self._loaders if one.read_stats() is not None]
+            self._loaders.append(_Followed(loader, self._count))
             if self._began is None:
                 self._began = wall_clock()
                 self._due = perf_counter() + FIRST_AFTER
-        self._keep(followed)
-        return partial(self._looked, followed)
+        return self._looked
 
-    def _looked(self, followed: _Followed, now: float) -> None:
-        if self._loaders[-1] is not followed:
-            self._keep(followed)
+    def _looked(self, now: float) -> None:
         if now >= self._due:
             self._publish(now)
-
-    def _keep(self, followed: _Followed) -> None:
-        """Make a loader the last one, whose loops went on last."""
-        with self._lock:
-            others = [one for one in self._loaders if one is not followed and one.read_stats() is not None]
-            self._loaders = [*others[-MOST_LOADERS + 1 :], followed]
 
     def _publish(self, now: float) -> None:
         """Write the file, where no other thread does so just now; where that fails, no more."""
@@ -224,6 +189,8 @@ class Publisher:
 
     def _snapshot(self, now: float) -> bytes:
         wall = wall_clock()
+        latest = sorted(self._loaders, key=lambda one: one.loops.looked)
+        found = (one.state(wall, wall - now, self._every) for one in latest)
         said = {
             "format": FORMAT,
             "host": os.uname().nodename,
@@ -232,7 +199,7 @@ class Publisher:
             "began": self._began,
             "written": wall,
             "every": self._every,
-            "loaders": [found for one in self._loaders if (found := one.state(wall, wall - now)) is not None],
+            "loaders": [one for one in found if one is not None][-MOST_LOADERS:],
         }
         return json.dumps(said, allow_nan=False).encode()
 
