@@ -17,7 +17,7 @@ import torch
 from torchvision import transforms
 
 import penstock
-from penstock.loop_model import Cause, FillerWork, Measured, Workers, measured, outliers
+from penstock.loop_model import Cause, Measured, Workers, measured, outliers
 from penstock.loop_times import WAIT_CLASSES, LoopClock, LoopMeter, LoopTimes
 from penstock.observe import Delivery, Meter, StageTime
 from penstock.system.cpus import machine_cpu_seconds
@@ -40,8 +40,6 @@ def case(
     return Measured(wait=MS * wait, work=MS * work, busy=seconds, cpu=on_cpu, **given)
 
 
-FILLERS = FillerWork(threads=2, arriving=5 * MS, bytes=38.5e6, at_once=13)
-FILLED: dict[str, Any] = {"wait": 60, "work": 20, "cpu": {}, "kind": Workers.FILLERS, "workers": 4}
 LOCKED: dict[str, Any] = {"cpu": {Cause.PYTHON: 98}, "kind": Workers.THREADS, "workers": 4, "cpus": 4}
 OUTLYING: dict[str, Any] = {"outlying_batches": 0.01, "outlying_wait": 28 * MS, "longest_wait": 2.8}
 DISK: dict[str, Any] = {"other_cpu": 5 * MS, "read_bytes": 6e6, "cacheable": True}
@@ -61,16 +59,6 @@ CASES = {
     "outliers": (
         case(wait=30, work=20, busy={Cause.PYTHON: 30}, kind=Workers.PROCESSES, **OUTLYING),
         Cause.OUTLIERS,
-    ),
-    # Four fillers of two threads each, whose CPUs are elsewhere.
-    "few fillers": (case(busy={Cause.DECODE: 640}, fillers=FILLERS, **FILLED), Cause.DECODE),
-    "a slow network": (
-        case(busy={Cause.DECODE: 40}, fillers=replace(FILLERS, arriving=78 * MS), **FILLED),
-        Cause.NETWORK,
-    ),
-    "few bytes in flight": (
-        case(busy={Cause.DECODE: 160}, fillers=replace(FILLERS, at_once=1), **FILLED),
-        Cause.OVERHEAD,
     ),
     "few workers": (case(wait=60, work=20, busy={Cause.DECODE: 79}, workers=1, cpus=8), Cause.DECODE),
 }
@@ -113,27 +101,14 @@ def test_the_sentence() -> None:
     assert verdict(case(wait=1, work=99, busy={Cause.DECODE: 10})) == working
 
 
-def test_what_is_advised_for_fillers() -> None:
-    more, network, wider = (
-        findings(CASES[name][0])[0] for name in ("few fillers", "a slow network", "few bytes in flight")
-    )
-    assert (more.change, more.options) == ("num_workers=16", {"num_workers": 16})
-    assert more.gain == pytest.approx(4)
-    assert more.evidence == "The batches kept 4 fillers busy for 640 ms a step, with 2 threads each."
-    assert network.change == "a faster network, or samples of fewer bytes,"
-    assert "Batches of 37 MiB came at 0.494 GB/s, for 98% of the time: the network" in network.evidence
-    assert wider.change == 'penstock.Ray(bytes_in_flight="441MiB")'
-    assert "lets 1 batch of 37 MiB be in flight, for 4 fillers" in wider.evidence
-
-
 def test_stages_of_fillers_run_on_other_cpus() -> None:
     loop = LoopTimes(batches=100, waited=8.0, worked=2.0, cpu_seconds=3.0, machine_cpu_seconds=19.0, waits=WAITS)
     stages = {"decode": StageTime(16.0, 6400, cpu_seconds=15.0)}
-    found = measured(loop, stages, samples=6400, workers=2, kind=Workers.FILLERS, cpus=2, host_cpus=2, fillers=FILLERS)
+    found = measured(loop, stages, samples=6400, workers=2, kind=Workers.FILLERS, cpus=2, host_cpus=2)
     assert found is not None
     assert found.busy == pytest.approx({Cause.DECODE: 0.16})
     assert not found.cpu
-    assert found.lanes == 4
+    assert [(one.cause, one.gain) for one in findings(found)] == [(Cause.DECODE, 1.0)]
     assert found.other_cpu == pytest.approx(0.03)
 
 
