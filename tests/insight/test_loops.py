@@ -322,7 +322,7 @@ def test_one_frame_more(loops: Recording) -> None:
     with pytest.raises(LookupError) as caught:
         list(DataLoader(Bad(), 10))
     files = [entry.filename for entry in traceback.extract_tb(caught.value.__traceback__)]
-    assert sum("penstock/insight/torch_passes.py" in file for file in files) == 1
+    assert sum("penstock/insight/program_loaders.py" in file for file in files) == 1
 
 
 # --- steps and words ----------------------------------------------------------------------------------------------

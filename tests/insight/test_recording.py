@@ -8,7 +8,6 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -29,37 +28,17 @@ def table_of(recorded: Recording, number: int = 0) -> Any:
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def kept(count: int, most: int = 8, *, passes: bool = False) -> Any:
-    """Return the table of so many batches, one a second, of one pass or of one each."""
-    found = Rows(most)
-    for number in range(count):
-        found.add(number + 0.75, (0.25, 0.0, 0.5, 4, 1), number if passes else 1, 1 if passes else number + 1, number)
-    return found.table()
-
-
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 100, 1001])
-def test_merged_rows_lose_no_second(count: int) -> None:
-    table = kept(count)
-    assert len(table) <= 8
-    for name, each in {"waited": 0.25, "worked": 0.5, "samples": 4, "batches": 1}.items():
-        assert column(table, name).sum() == count * each
-    if count:
-        assert column(table, "start").min() >= 0
-        assert column(table, "got").max() == count - 0.25
-        assert (np.diff(column(table, "got")) > 0).all()
-
-
-def test_rows_of_a_long_run_are_even() -> None:
-    assert set(column(kept(1000), "batches")[:-1]) == {128.0}
-
-
-def test_many_short_passes_are_bounded() -> None:
-    table = kept(1000, passes=True)
-    assert len(table) <= 8 and column(table, "waited").sum() == 250
-
-
-def test_merged_rows_have_no_beginning() -> None:
-    assert column(kept(4, most=4), "begun").tolist() == [0, 0]
+def test_the_latest_rows_are_kept() -> None:
+    """One batch a second: of one pass, and of one pass each."""
+    for count, passes in ((0, False), (7, False), (1001, False), (1001, True)):
+        found = Rows(8)
+        for number in range(count):
+            place = (number, 1) if passes else (1, number + 1)
+            found.add(number + 0.75, (0.25, 0.0, 0.5, 4, 1), *place, number)
+        table = found.table()
+        assert len(table) == count if count < 8 else 8 <= len(table) < 16
+        assert column(table, "got").tolist() == [number + 0.75 for number in range(count - len(table), count)]
+        assert column(table, "start").tolist() == list(range(count - len(table), count))
 
 
 # --- the loop ---------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ class Diagnosis:
     alone: float
     """Samples a second of the loader, with a loop that does nothing."""
     step: float | None
-    """Seconds of the step, on one batch that is replayed; None: none was given."""
+    """Seconds of the step in the loop; None: none was given."""
     together: float
     """Samples a second of the loop."""
     measured: Measured
@@ -92,8 +92,6 @@ def diagnose(
         raise InvalidOption(f"seconds={seconds!r}: a measurement takes a number of seconds above 0")
     note("the loader alone")
     alone = _run(make(), None, seconds)
-    note("the step alone")
-    alone_step = None if step is None else _replayed(make(), step, seconds)
     note("the loop")
     together = alone if step is None else _run(make(), step, seconds)
     found = together.loader._executors.measured()
@@ -108,7 +106,8 @@ def diagnose(
         if finding.options and finding.gain >= WORTH and len(gains) < MOST_TRIALS:
             note(finding.change)
             gains.append((finding, _gain(make, finding, step, seconds)))
-    return Diagnosis(alone.rate, alone_step, together.rate, found, stats.stages, tuple(ranked), tuple(gains))
+    took = None if step is None else found.work
+    return Diagnosis(alone.rate, took, together.rate, found, stats.stages, tuple(ranked), tuple(gains))
 
 
 def loader_maker(dataset: Any, **options: Any) -> MakeLoader:
@@ -177,20 +176,3 @@ def _run(loader: Any, step: Callable[[Any], object] | None, seconds: float, *, e
         if not given:
             raise InvalidOption("the loader gives no batch")
     return _Run(loader.stats().samples - samples_before, time.perf_counter() - begin, loader)
-
-
-def _replayed(loader: Any, step: Callable[[Any], object], seconds: float) -> float:
-    """Return the seconds of a step on one batch: the median of as many as fit into the time, after a first one."""
-    batches: Iterator[Any] = iter(loader)
-    batch = next(batches, None)
-    if batch is None:
-        raise InvalidOption("the loader gives no batch")
-    del batches
-    step(batch)
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while not times or time.perf_counter() < end:
-        begin = time.perf_counter()
-        step(batch)
-        times.append(time.perf_counter() - begin)
-    return sorted(times)[len(times) // 2]

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from penstock.insight.loader_facts import is_library
 from penstock.insight.machine import State
+from penstock.insight.program_loaders import is_library
 from penstock.recipe.unseeded_generators import attributes, parts
 from penstock.system.words import size_of
 

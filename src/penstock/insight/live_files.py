@@ -169,26 +169,6 @@ def _name_of(file: str) -> ProcessName | None:
 # --- jobs ------------------------------------------------------------------------------------------------------------
 
 
-class LiveLoader(NamedTuple):
-    """A loader of a job."""
-
-    dataset: str
-    got: float
-    """When its loop got its latest batch, by time.time(); 0: never, or no pass is open."""
-    patience: float
-    """Seconds without a batch after which a loop with an open pass stands still."""
-    waiting: float
-    """The share of the last seconds that the loop waited: 0 to 1."""
-    rate: float
-    """Samples a second of them."""
-    lines: tuple[str, ...]
-    """What the process says of it; "! " before one that is a warning."""
-
-    def still(self, now: float) -> float | None:
-        """Return for how many seconds there was no batch, where that is long."""
-        return now - self.got if self.got and now - self.got > self.patience else None
-
-
 class Job(NamedTuple):
     """A process that goes through penstock loaders."""
 
@@ -199,9 +179,15 @@ class Job(NamedTuple):
     """Of torchrun; empty where it did not start the process."""
     began: float
     written: float
+    """When its latest batch came, about, by time.time()."""
     every: float
     """Seconds between two writings of its recording."""
-    loaders: tuple[LiveLoader, ...]
+    patience: float
+    """Seconds without a batch after which its loop stands still; 0: no pass is open."""
+    summary: tuple[str, ...]
+    """Of its latest loader: the share of waiting, samples a second, the dataset."""
+    lines: tuple[str, ...]
+    """What the process says of its loaders; "! " before one that is a warning."""
 
     @property
     def ended(self) -> bool:
@@ -229,16 +215,9 @@ def job_of(name: ProcessName, data: bytes) -> Job:
         said = json.loads(data[: MOST_BYTES + 1])
         if len(data) > MOST_BYTES or said["format"] != FORMAT:
             raise ValueError("it is too large, or has another format")
-        loaders = [
-            LiveLoader(
-                _text(one["dataset"]),
-                *(_number(one[name]) for name in ("got", "patience", "waiting", "rate")),
-                tuple(map(_text, one["lines"])),
-            )
-            for one in said["loaders"]
-        ]
         words = (_text(said[name]) for name in ("host", "program", "rank"))
-        return Job(name, *words, *(_number(said[at]) for at in ("began", "written", "every")), tuple(loaders))
+        numbers = (_number(said[name]) for name in ("began", "written", "every", "patience"))
+        return Job(name, *words, *numbers, *(tuple(map(_text, said[name])) for name in ("summary", "lines")))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise PenstockError(f"{name.file} is not a live recording: {error}") from error
 

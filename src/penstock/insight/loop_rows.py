@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 Numbers = NDArray[np.float64]
 
-#: Rows that are kept of the loops over a loader; 72 bytes each.
+#: Rows that are kept of the loops over a loader, 72 bytes each: when there are twice as many, the older half goes.
 MOST_ROWS = 1 << 15
-#: What a row has of one batch, or of several whose times are added up, in seconds and by time.perf_counter().
+#: What a row has of a batch, in seconds and by time.perf_counter().
 COLUMNS = (
     "start",  # when the loop got the batch before; of the first batch of a pass, when it asked
     "got",  # when it got the batch, or the end of the pass
@@ -24,41 +24,29 @@ COLUMNS = (
     "batches",  # 0: the loop's work on the last batch of a pass
     "number",  # of the pass, in the order in which they began
     "done",  # batches of the pass so far
-    "begun",  # when the batch's making began; 0: that is not known, or the row stands for several
+    "begun",  # when the batch's making began; 0: that is not known
 )
-_WIDTH, _SUMS = 9, slice(1, 6)  # numbers that are kept of a row, and which of them are sums of all rows so far
+_WIDTH = len(COLUMNS) - 1  # numbers that are kept of a row
 
 
 class Rows:
-    """Rows of batches in a bounded memory. Any thread may call any method.
-
-    Sums are kept, and every second row goes when there are `most`: no second is lost, and rows stay even.
-    """
+    """The latest rows of batches. Any thread may call any method."""
 
     def __init__(self, most: int = MOST_ROWS) -> None:
         self._lock = threading.Lock()
         self._numbers, self._most = array("d"), most
-        self._each, self._in_last = 1, 0  # rows that each stands for, and the last one so far
-        self._sums = [0.0] * 5
 
     def add(self, got: float, amounts: tuple[float, ...], number: int, done: int, begun: float = 0.0) -> None:
         """Add a batch. amounts: its waited, first_waited, worked, samples and batches."""
         with self._lock:
-            self._sums = [one + more for one, more in zip(self._sums, amounts, strict=True)]
-            if self._in_last:
-                del self._numbers[-_WIDTH:]
-            self._in_last = (self._in_last + 1) % self._each
-            self._numbers.extend((got, *self._sums, number, done, begun if self._each == 1 else 0.0))
-            if len(self._numbers) >= self._most * _WIDTH and not self._in_last:
-                kept = np.array(self._numbers).reshape(-1, _WIDTH)[1::2].copy()
-                kept[:, -1] = 0
-                self._numbers, self._each = array("d", kept.tobytes()), 2 * self._each
+            self._numbers.extend((got, *amounts, number, done, begun))
+            if len(self._numbers) >= 2 * self._most * _WIDTH:
+                del self._numbers[: self._most * _WIDTH]
 
     def passes(self) -> list[Numbers]:
         """Return a table of the rows of each pass, by COLUMNS."""
         with self._lock:
             rows = np.array(self._numbers).reshape(-1, _WIDTH)
-        rows[:, _SUMS] = np.diff(rows[:, _SUMS], axis=0, prepend=0)
         found = []
         for number in np.unique(rows[:, 6]):
             own = rows[rows[:, 6] == number]

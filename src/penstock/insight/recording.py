@@ -22,9 +22,8 @@ from torch.utils.data import get_worker_info
 
 from penstock.errors import InvalidOption
 from penstock.insight.live_files import program_name
-from penstock.insight.loader_facts import LoaderFacts, facts_of, place_of
 from penstock.insight.loop_rows import Rows, WorkSpans
-from penstock.insight.torch_passes import watch_torch
+from penstock.insight.program_loaders import LoaderFacts, facts_of, place_of, watch_torch
 from penstock.loader import DataLoader
 from penstock.loop_times import LoopClock, LoopMeter, LoopTimes
 from penstock.observe import Delivery, Observer, watch
@@ -92,26 +91,20 @@ class Loop:
                 if detail:
                     self._ends.append(loader.record_spans(self.spans))
 
-    def read(self) -> None:
-        """Keep what stats() says now, and once what explain() says."""
+    def read(self, *, last: bool = False) -> None:
+        """Keep what stats() says now, and what explain() says: once, and at the end as far as the loader is there."""
         with self.lock:
             if (read_stats := self._read_stats()) is not None:
                 self.stats = read_stats()
-            if self._ends and not self.explained:
-                self._explain()
+            if self._ends and (last or not self.explained) and (loader := self._loader()) is not None:
+                with contextlib.suppress(Exception):  # of a dataset of the user's, which has changed
+                    self.explained = loader.explain()
 
     def end(self) -> None:
-        """Record no more of the work of threads; read stats() and explain() for the last time."""
-        self.read()
-        if self._ends:
-            self._explain()
+        """Record no more of the work of threads."""
+        self.read(last=True)
         while self._ends:
             self._ends.pop()()
-
-    def _explain(self) -> None:
-        if (loader := self._loader()) is not None:
-            with contextlib.suppress(Exception):  # of a dataset of the user's, which has changed
-                self.explained = loader.explain()
 
     @property
     def stages(self) -> dict[str, tuple[float, int]]:

@@ -5,15 +5,14 @@ The format is the JSON of the "Trace Event Format"
 format (https://perfetto.dev/docs/getting-started/other-formats): complete events ("X"), nestable
 asynchronous ones ("b", "e") and metadata ("M"), with times in microseconds.
 
-A process of the trace is a loader. Its first tracks are the loop's: slices `wait` and `work`, and where a long run was
-recorded slices that stand for several batches. A batch's making, from when the sampler gave it until the loop got it,
-is an asynchronous slice. Below are worker threads, with a slice for each piece of work by the name of its stage;
-readers, with a slice a file; and the thread that brings batches to a device, with a slice `copy` for each.
+A process of the trace is a loader. Its first tracks are the loop's, with slices `wait` and `work`. A batch's making,
+from when the sampler gave it until the loop got it, is an asynchronous slice. Below are worker threads, with a slice
+for each piece of work by the name of its stage; readers, with a slice a file; and the thread that brings batches to a
+device, with a slice `copy` for each.
 """
 
 from __future__ import annotations
 
-import heapq
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -75,11 +74,6 @@ class _LoopTrace:
         start, got, waited, worked = row["start"], row["got"], row["waited"], row["worked"]
         number, batches, first = int(row["number"]), int(row["batches"]), int(row["done"] - row["batches"])
         about: Event = {"pass": number, "batch": first, "samples": int(row["samples"])}
-        if batches > 1:
-            share = waited / (waited + worked) if waited + worked > 0 else 0.0
-            about |= {"batches": batches, "waited_s": waited, "worked_s": worked}
-            yield self._slice(f"{batches} batches, {share:.0%} waited", start, got, track, about)
-            return
         asked = max(start, got - waited)
         if worked:
             yield self._slice("work", start, asked, track, {"pass": number, "before_batch": first})
@@ -138,14 +132,10 @@ class _LoopTrace:
 
 def tracks_for(spans: Sequence[tuple[float, float]]) -> list[int]:
     """Return for each (begin, end) the number of a track, the lowest that is free, so that none overlap on one."""
-    order = sorted(range(len(spans)), key=lambda one: spans[one])
     tracks = [0] * len(spans)
-    busy: list[tuple[float, int]] = []
-    free: list[int] = []
-    for one in order:
+    ends: list[float] = []  # of each track so far
+    for one in sorted(range(len(spans)), key=lambda one: spans[one]):
         begin, end = spans[one]
-        while busy and busy[0][0] <= begin:
-            heapq.heappush(free, heapq.heappop(busy)[1])
-        tracks[one] = heapq.heappop(free) if free else len(busy)
-        heapq.heappush(busy, (end, tracks[one]))
+        tracks[one] = next((track for track, busy in enumerate(ends) if busy <= begin), len(ends))
+        ends[tracks[one] : tracks[one] + 1] = [end]
     return tracks
