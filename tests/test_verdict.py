@@ -101,13 +101,18 @@ def test_the_sentence() -> None:
     assert verdict(case(wait=1, work=99, busy={Cause.DECODE: 10})) == working
 
 
-def test_stages_of_fillers_run_on_other_cpus() -> None:
-    loop = LoopTimes(batches=100, waited=8.0, worked=2.0, cpu_seconds=3.0, machine_cpu_seconds=19.0, waits=WAITS)
-    stages = {"decode": StageTime(16.0, 6400, cpu_seconds=15.0)}
-    found = measured(loop, stages, samples=6400, workers=2, kind=Workers.FILLERS, cpus=2, host_cpus=2)
+def shown(stages: dict[str, StageTime], *, cpu: float = 1.0, machine: float = 0.0, **given: Any) -> Measured:
+    """Return what 100 batches of 64 samples show, of which the loop waited 8 s and worked 2 s."""
+    loop = LoopTimes(batches=100, waited=8.0, worked=2.0, cpu_seconds=cpu, machine_cpu_seconds=machine, waits=WAITS)
+    found = measured(loop, stages, samples=6400, workers=2, **{"cpus": 2, **given})
     assert found is not None
-    assert found.busy == pytest.approx({Cause.DECODE: 0.16})
-    assert not found.cpu
+    return found
+
+
+def test_stages_of_fillers_run_on_other_cpus() -> None:
+    stages = {"decode": StageTime(16.0, 6400, cpu_seconds=15.0)}
+    found = shown(stages, cpu=3.0, machine=19.0, kind=Workers.FILLERS, host_cpus=2)
+    assert found.busy == pytest.approx({Cause.DECODE: 0.16}) and not found.cpu
     assert [(one.cause, one.gain) for one in findings(found)] == [(Cause.DECODE, 1.0)]
     assert found.other_cpu == pytest.approx(0.03)
 
@@ -121,41 +126,31 @@ def test_nothing_is_said_of_a_short_time() -> None:
 
 
 def test_stages_of_python_that_does_not_run_are_reads() -> None:
-    loop = LoopTimes(batches=100, waited=8.0, worked=2.0, cpu_seconds=3.0, waits=WAITS)
     stages = {"getitem": StageTime(16.0, 6400, cpu_seconds=2.0), "read_ahead": StageTime(99.0, 1)}
-    given: dict[str, Any] = dict(samples=6400, workers=2, cpus=2)
-    found = measured(loop, stages, kind=Workers.PROCESSES, **given)
-    assert found is not None
+    found = shown(stages, cpu=3.0, kind=Workers.PROCESSES)
     assert found.busy == pytest.approx({Cause.PYTHON: 0.02, Cause.READ: 0.14})
     assert found.cpu == pytest.approx({Cause.PYTHON: 0.02})
     assert (found.batch_size, found.step) == pytest.approx((64, 0.1))
-    in_threads = measured(loop, stages, kind=Workers.THREADS, **given)  # which wait for Python's lock too
-    assert in_threads is not None
+    in_threads = shown(stages, cpu=3.0, kind=Workers.THREADS)  # which wait for Python's lock too
     assert in_threads.busy == pytest.approx({Cause.PYTHON: 0.16})
     assert in_threads.other_cpu == pytest.approx(0.01)
 
 
-def test_python_that_waits_for_a_cpu_does_not_read() -> None:
-    loop = LoopTimes(batches=100, waited=8.0, worked=2.0, cpu_seconds=1.0, machine_cpu_seconds=19.0, waits=WAITS)
+@pytest.mark.parametrize("quota", [False, True])
+def test_python_that_waits_for_a_cpu_does_not_read(quota: bool) -> None:
+    """Other processes take a CPU of two, or a cgroup leaves this one a CPU of eight."""
+    cpus: dict[str, Any] = {"cpus": 1, "host_cpus": 8, "machine": 9.5} if quota else {"host_cpus": 2, "machine": 19.0}
     stages = {"getitem": StageTime(16.0, 6400, cpu_seconds=8.0)}
-    found = measured(loop, stages, samples=6400, workers=2, kind=Workers.PROCESSES, cpus=2, host_cpus=2)
-    assert found is not None
-    assert found.foreign_cpus == pytest.approx(1.0)
+    found = shown(stages, kind=Workers.PROCESSES, **cpus)
     assert found.busy == pytest.approx({Cause.PYTHON: 0.08})
     (first, *_) = findings(found)
-    assert first.cause is Cause.PYTHON and "Other processes took 1 CPUs." in first.evidence
-
-
-def test_python_that_waits_for_the_cpus_of_its_quota_does_not_read() -> None:
-    loop = LoopTimes(batches=100, waited=8.0, worked=2.0, cpu_seconds=1.0, machine_cpu_seconds=9.5, waits=WAITS)
-    stages = {"getitem": StageTime(16.0, 6400, cpu_seconds=8.0)}
-    found = measured(loop, stages, samples=6400, workers=2, kind=Workers.PROCESSES, cpus=1, host_cpus=8)
-    assert found is not None
-    assert found.free_cpus == 1
-    assert found.busy == pytest.approx({Cause.PYTHON: 0.08})
-    (first, *_) = findings(found)
-    assert first.cause is Cause.CPUS and first.change.startswith("a CPU limit of ")
-    assert first.gain == pytest.approx(found.step / (found.work + found.overhead))
+    if quota:
+        assert found.free_cpus == 1
+        assert first.cause is Cause.CPUS and first.change.startswith("a CPU limit of ")
+        assert first.gain == pytest.approx(found.step / (found.work + found.overhead))
+    else:
+        assert found.foreign_cpus == pytest.approx(1.0)
+        assert first.cause is Cause.PYTHON and "Other processes took 1 CPUs." in first.evidence
 
 
 def test_the_machines_cpu_time(tmp_path: Path) -> None:
@@ -316,43 +311,35 @@ def test_a_loader_that_is_collected_while_its_stages_are_read(caplog: pytest.Log
     assert gone() is None and "The consumer waited" in caplog.text
 
 
-def test_a_loader_says_why_its_loop_waited_when_it_is_gone(caplog: pytest.LogCaptureFixture) -> None:
-    loader = penstock.DataLoader(Made(slow, 130), 10, num_workers=0)
-    list(loader)
-    assert "verdict  The consumer waited " in loader.explain()
-    assert not caplog.records
+def collected(loaders: list[Any], caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return what is logged when loaders are gone."""
     with caplog.at_level(logging.WARNING, "penstock"):
-        del loader
-        gc.collect()
-    (record,) = caplog.records
-    assert record.getMessage().startswith("The consumer waited ") and "read " in record.getMessage()
-
-
-def test_a_forked_child_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    loaders = [penstock.DataLoader(Made(slow, 130), 10, num_workers=0)]
-    list(loaders[0])
-
-    def check() -> None:
         loaders.clear()
         gc.collect()
-        assert not caplog.records
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_a_loader_says_why_its_loop_waited_when_it_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+    loaders = [penstock.DataLoader(Made(slow, 130), 10, num_workers=0)]
+    list(loaders[0])
+    assert "verdict  The consumer waited " in loaders[0].explain()
+    assert not caplog.records
+
+    def check() -> None:
+        assert not collected(loaders, caplog)  # in a forked child
 
     assert_in_child(check)
-    loaders.clear()
-    gc.collect()
-    assert len(caplog.records) == 1
+    (said,) = collected(loaders, caplog)
+    assert said.startswith("The consumer waited ") and "read " in said
 
 
 def test_a_loader_whose_loop_works_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    loader = penstock.DataLoader(Made(lambda index: torch.zeros(2), 40), 2, num_workers=0)
-    for _ in loader:
+    loaders = [penstock.DataLoader(Made(lambda index: torch.zeros(2), 40), 2, num_workers=0)]
+    for _ in loaders[0]:
         time.sleep(0.06)  # the loop's work
-    found = loader._executors.measured()
+    found = loaders[0].stats().measured
     assert found is not None
-    with caplog.at_level(logging.WARNING, "penstock"):
-        del loader
-        gc.collect()
-    assert bool(caplog.records) == (found.wait >= WAITING * found.step)  # which a busy machine can bring about
+    assert bool(collected(loaders, caplog)) == (found.wait >= WAITING * found.step)  # a busy machine can bring it about
 
 
 def test_stages_know_the_bytes_that_they_read(tmp_path: Path) -> None:

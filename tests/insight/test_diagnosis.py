@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -127,13 +126,8 @@ number = 5
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    (tmp_path / "own_loop.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
-    path = list(sys.path)
-    yield "own_loop"
-    sys.path[:] = path
-    sys.modules.pop("own_loop", None)
+def module(user_module: Callable[[str, str], str]) -> str:
+    return user_module("own_loop", MODULE)
 
 
 def test_the_command_measures_a_loop(module: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,12 +20,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import ChainDataset, ConcatDataset, Dataset, StackDataset, Subset, TensorDataset, random_split
 
 import penstock
 from penstock.insight import lint as state
 from penstock.insight.lint import Remark, lint
 from penstock.insight.machine import State
+from tests.sample_datasets import tensor_files
 
 
 def rules(dataset: Any) -> list[str]:
@@ -126,14 +127,44 @@ def test_objects_of_a_class_and_of_slots() -> None:
     assert "dataset.value.names" in only(Held(slotted)).what
 
 
+def of_libraries(folder: Path) -> Iterator[Any]:
+    """Yield datasets of torchvision, torch, Hugging Face and Penstock, with long lists in them."""
+    tensors = penstock.TensorFolder(tensor_files(folder / "tensors", 40))
+    penstock.pack(tensors, folder / "packed")
+    names = [(f"{i}.jpg", i) for i in range(20_000)]
+    datasets = pytest.importorskip("torchvision.datasets", reason="torchvision is not installed")
+    for kind in vars(datasets).values():
+        if inspect.isclass(kind) and issubclass(kind, Dataset):
+            made = object.__new__(kind)
+            made.samples = names
+            yield made
+    rows = TensorDataset(torch.zeros(40, 2))
+    yield from (tensors, rows, penstock.Arrays(np.zeros((40, 3))), penstock.Shards(folder / "packed"))
+    yield from (StackDataset(rows, rows), ChainDataset([]), ConcatDataset([rows, rows]), *random_split(rows, [20, 20]))
+    yield Subset(rows, list(range(1000, 30_000)))
+    yield penstock.Mix({"a": (rows, 0.5), "b": (TensorDataset(torch.ones(40, 2)), 0.5)})
+    hugging_face = pytest.importorskip("datasets", reason="datasets is not installed: pip install datasets")
+    yield hugging_face.Dataset.from_dict({"name": [f"id-{i}" for i in range(200)]}).with_format("torch")
+
+
+@pytest.mark.usefixtures("costly")
+def test_libraries_are_left_out(tmp_path: Path) -> None:
+    for dataset in of_libraries(tmp_path):
+        assert lint(dataset) == [], dataset
+
+
 @pytest.mark.usefixtures("costly")
 def test_objects_of_a_librarys_dataset_in_one_of_the_users() -> None:
     datasets = pytest.importorskip("torchvision.datasets", reason="torchvision is not installed")
-    inner = object.__new__(datasets.ImageFolder)
-    inner.samples = [(f"{i}.jpg", i) for i in range(20_000)]
+
+    class Mine(datasets.ImageFolder):  # type: ignore[name-defined]
+        pass
+
+    inner, mine = object.__new__(datasets.ImageFolder), object.__new__(Mine)
+    inner.samples = mine.samples = [(f"{i}.jpg", i) for i in range(20_000)]
     assert "dataset.value, an ImageFolder," in only(Held(inner)).what
     assert "dataset.value.value, a list," in only(Held(Held(inner.samples))).what
-    assert lint(inner) == []
+    assert only(mine).where.startswith("Mine (") and "samples" in only(mine).what
 
 
 @pytest.mark.usefixtures("costly")

@@ -305,7 +305,8 @@ def test_damaged_files_are_left_out(folder: Path) -> None:
 
 def test_rates_are_those_of_the_loop(folder: Path) -> None:
     loader = penstock.DataLoader(rows())
+    followed = publishing._Followed(loader, 1)
     list(loader)
     loop, samples = loader.stats().loop, loader.stats().samples
-    waiting, rate, _ = read(folder).summary
+    _, (waiting, rate, _), _ = followed.lines(10.0, 0.5) or ([], "???", 0)
     assert waiting == f"{loop.wait_share:.0%}" and rate == compact(samples / (loop.steady_waited + loop.worked))

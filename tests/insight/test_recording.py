@@ -172,15 +172,18 @@ def test_a_recording_keeps_no_loader_and_no_sample() -> None:
     class Witness:
         pass
 
-    with record() as made:
-        loader = penstock.DataLoader(Made(lambda index: torch.zeros(2)), batch_size=4)
+    made = Recording(torch=True)
+    made.begin()
+    for kind in (penstock.DataLoader, torch.utils.data.DataLoader):
+        loader = kind(Made(lambda index: torch.zeros(2)), batch_size=4)
         loader.witness = witness = Witness()
         list(loader)
         alive = weakref.ref(witness)
         del loader, witness
         gc.collect()
         assert alive() is None
-    assert made.all_loops()[0].times.batches == 6
+    made.end()
+    assert [one.times.batches for one in made.all_loops()] == [6, 6]
     assert made.all_loops()[0].explained
 
 
@@ -198,13 +201,18 @@ def test_a_forked_child_leaves_the_recording_alone(tmp_path: Path) -> None:
 
     def check() -> None:
         list(penstock.DataLoader(rows(), batch_size=4, num_workers=0))
+        list(torch.utils.data.DataLoader(Made(), 4))
+        assert everything.all_loops() == []
+        everything.end()
         block.__exit__(None, None, None)
         assert not file.exists()
         assert made.all_loops() == []
 
     block = record(trace=file)
-    made = block.__enter__()
+    made, everything = block.__enter__(), Recording(torch=True)
+    everything.begin()
     assert_in_child(check)
+    everything.end()
     block.__exit__(None, None, None)
     assert json.loads(file.read_text())["traceEvents"] == []
 

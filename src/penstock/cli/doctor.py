@@ -62,7 +62,7 @@ class Report(NamedTuple):
     @property
     def states(self) -> list[State]:
         """The state of each check and remark."""
-        return [one.state for one in (*self.checks, *self.remarks)]
+        return [*(check.state for check in self.checks), *(remark.state for remark in self.remarks)]
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -113,15 +113,10 @@ def _json(report: Report) -> list[str]:
     if report.dataset is not None:
         values |= {"dataset": report.dataset, "lint": _plain(report.remarks)}
     if (found := report.diagnosis) is not None:
+        said = ("cause", "evidence", "change", "options")
         findings = [
-            {
-                "cause": str(one.cause),
-                "evidence": one.evidence,
-                "change": one.change,
-                "predicted_gain": one.gain,
-                "measured_gain": found.measured_gain(one),
-                "options": dict(one.options),
-            }
+            {name: getattr(one, name) for name in said}
+            | {"predicted_gain": one.gain, "measured_gain": found.measured_gain(one)}
             for one in found.findings
         ]
         values["loop"] = {

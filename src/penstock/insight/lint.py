@@ -80,8 +80,10 @@ def lint(dataset: Any) -> list[Remark]:
 def _is_users(kind: type) -> bool:
     """Return whether a class is the user's own code, and not of a library: only what a user can change is a remark."""
     module = str(kind.__module__ or "__main__")  # None: of one made by hand
+    if module == "__main__" or module in sys.builtin_module_names:
+        return module == "__main__"
     file = _file_of(module)
-    return module not in sys.builtin_module_names and (file is None or not is_library(os.path.realpath(file)))
+    return file is None or not is_library(os.path.realpath(file))
 
 
 def _place(kind: type) -> str:

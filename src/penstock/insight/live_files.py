@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import PenstockError
-from penstock.storage.private_folder import open_own_file, open_private_folder
+from penstock.storage.private_folder import files_in, open_own_file, open_private_folder
 from penstock.system.cache_folder import folder_of
 
 #: Of the format of the files.
@@ -133,13 +133,10 @@ def remove(path: Path, name: ProcessName) -> None:
 def remove_stale(path: Path) -> None:
     """Remove the files of processes that have died. Raises OSError, UnsafeCache."""
     with _opened(path) as folder:
-        for file in os.listdir(folder):
-            if (name := _name_of(file)) is None:
-                continue
-            with contextlib.suppress(OSError):
-                alive = name.alive()
-                old = time.time() - os.stat(file, dir_fd=folder, follow_symlinks=False).st_mtime > _FORGOTTEN
-                if alive is False or (alive is None and old):
+        for file, status in files_in(folder, _FILE):
+            alive = _name_of(file).alive()
+            if alive is False or (alive is None and time.time() - status.st_mtime > _FORGOTTEN):
+                with contextlib.suppress(OSError):
                     os.unlink(file, dir_fd=folder)
 
 
@@ -149,21 +146,18 @@ def read_all(path: Path) -> list[tuple[ProcessName, bytes]]:
         return []
     found = []
     with _opened(path) as folder:
-        for file in sorted(os.listdir(folder)):
-            name = _name_of(file)
-            if name is None or not file.endswith(".json"):
-                continue
+        for file in sorted(name for name, _ in files_in(folder, _FILE) if name.endswith(".json")):
             with contextlib.suppress(OSError):
                 descriptor = open_own_file(os.O_RDONLY, file, folder)
                 if descriptor is not None:
                     with os.fdopen(descriptor, "rb") as opened:
-                        found.append((name, opened.read(MOST_BYTES + 1)))
+                        found.append((_name_of(file), opened.read(MOST_BYTES + 1)))
     return found
 
 
-def _name_of(file: str) -> ProcessName | None:
-    found = _FILE.fullmatch(file)
-    return None if found is None else ProcessName(found[1], int(found[2]), int(found[3]))
+def _name_of(file: str) -> ProcessName:
+    machine, pid, started = file.partition(".")[0].split("-")
+    return ProcessName(machine, int(pid), int(started))
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------
@@ -215,9 +209,9 @@ def job_of(name: ProcessName, data: bytes) -> Job:
         said = json.loads(data[: MOST_BYTES + 1])
         if len(data) > MOST_BYTES or said["format"] != FORMAT:
             raise ValueError("it is too large, or has another format")
-        words = (_text(said[name]) for name in ("host", "program", "rank"))
-        numbers = (_number(said[name]) for name in ("began", "written", "every", "patience"))
-        return Job(name, *words, *numbers, *(tuple(map(_text, said[name])) for name in ("summary", "lines")))
+        found: list[Any] = [_text(said[field]) for field in ("host", "program", "rank")]
+        found += [_number(said[field]) for field in ("began", "written", "every", "patience")]
+        return Job(name, *found, *(tuple(map(_text, said[field])) for field in ("summary", "lines")))
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise PenstockError(f"{name.file} is not a live recording: {error}") from error
 

@@ -163,7 +163,7 @@ class Publisher:
     def _snapshot(self) -> bytes:
         wall = wall_clock()
         latest = sorted(self._loaders, key=lambda one: one.loops.looked)
-        found = [said for one in latest if (said := one.lines(wall, self._every)) is not None][-MOST_LOADERS:]
+        found = [lines for one in latest if (lines := one.lines(wall, self._every)) is not None][-MOST_LOADERS:]
         said = {
             "format": FORMAT,
             "host": os.uname().nodename,
