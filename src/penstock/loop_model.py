@@ -144,22 +144,12 @@ class Measured:
         return max(0.01, min(self.cpus, max(self.cpus, self.host_cpus) - self.foreign_cpus))
 
     @property
-    def advised_kind(self) -> Workers:
-        """Who would make the batches if the loader had workers."""
-        return Workers.PROCESSES if self.kind is Workers.CALLER else self.kind
-
-    @property
     def locked(self) -> bool:
         """Whether threads that run Python do together what one could: one at a time holds Python's lock."""
         if self.kind is not Workers.THREADS or self.workers < 2:
             return False
         running = self.total_cpu / self.step if self.step else 0.0
         return SATURATED <= running <= 2 - SATURATED and self.cpus >= 2
-
-    def gain_without(self, *causes: Cause) -> float:
-        """Return how many times as fast the loop would be if this part of the workers' time fell away."""
-        busy = {cause: seconds for cause, seconds in self.busy.items() if cause not in causes}
-        return self.gain(busy=busy, cpu={cause: seconds for cause, seconds in self.cpu.items() if cause not in causes})
 
     def gain(self, **changed: object) -> float:
         """Return how many times as fast the loop would be by the model, with these fields changed."""

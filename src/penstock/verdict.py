@@ -142,7 +142,8 @@ def _workers(found: Measured) -> Iterator[Finding]:
     if found.locked:
         return
     numbers = range(found.workers + 1, max(MOST_WORKERS, math.ceil(found.cpus)) + 1)
-    best, gain = _fewest(numbers, lambda workers: found.gain(workers=workers, kind=found.advised_kind))
+    kind = Workers.PROCESSES if found.kind is Workers.CALLER else found.kind
+    best, gain = _fewest(numbers, lambda workers: found.gain(workers=workers, kind=kind))
     if gain < WORTH:
         return
     who = f"{counted(found.workers, 'worker')} " if found.workers else "the loop itself "
@@ -157,7 +158,7 @@ def _reads(found: Measured) -> Iterator[Finding]:
     """Yield the finding that files are what workers wait for."""
     if not found.cacheable or Cause.READ not in found.busy:
         return
-    gain = found.gain_without(Cause.READ)
+    gain = found.gain(busy={**found.busy, Cause.READ: 0.0}, cpu={**found.cpu, Cause.READ: 0.0})
     if gain >= WORTH:
         reading = found.busy[Cause.READ]
         rate = f", {found.read_bytes / reading / 1e6:.3g} MB/s for a worker" if found.read_bytes else ""

@@ -40,7 +40,7 @@ def test_a_loop_whose_files_are_slow() -> None:
     assert found.step is not None and found.step < 1e-3
     (first, *_) = found.findings
     assert first.options.keys() == {"num_workers"} and first.gain > 2
-    gain = found.measured_gain(first)
+    gain = found.gains.get(first)
     assert gain is not None and gain > 0  # how much more is for benchmarks.diagnosis to say
     assert noted[:3] == ["the loader alone", "the loop", first.change]
     assert found.verdict.startswith("The consumer waited ")

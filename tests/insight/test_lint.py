@@ -135,7 +135,7 @@ def of_libraries(folder: Path) -> Iterator[Any]:
     datasets = pytest.importorskip("torchvision.datasets", reason="torchvision is not installed")
     for kind in vars(datasets).values():
         if inspect.isclass(kind) and issubclass(kind, Dataset):
-            made = object.__new__(kind)
+            made: Any = object.__new__(kind)
             made.samples = names
             yield made
     rows = TensorDataset(torch.zeros(40, 2))

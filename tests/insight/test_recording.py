@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import weakref
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 
 import penstock
 from penstock import loop_times
-from penstock.insight import loop_rows, record, recording
+from penstock.insight import record, recording
 from penstock.insight.loop_rows import Rows, WorkSpans, column
 from penstock.insight.recording import Recording
 from penstock.observe import Delivery
@@ -114,13 +115,12 @@ def test_threads_record_their_work() -> None:
     with record() as made:
         loader = penstock.DataLoader(Made(), batch_size=4, num_workers=2, worker_method="thread")
         list(loader)
-    lanes = made.all_loops()[0].spans.lanes()
-    assert {lane.thread for lane in lanes} <= {"penstock-worker-0", "penstock-worker-1", "MainThread"}
+    found = made.all_loops()[0].spans.by_thread()
+    assert found.keys() <= {"penstock-worker-0", "penstock-worker-1", "MainThread"}
     samples = {"getitem": 0.0, "collate": 0.0}
-    for lane in lanes:
-        assert (lane.table[:, 1] <= lane.table[:, 2]).all()
-        for stage, _, _, count in lane.table.tolist():
-            samples[lane.stages[int(stage)]] += count
+    for one in itertools.chain(*found.values()):
+        assert one.begin <= one.end
+        samples[one.stage] += one.samples
     assert samples == {"getitem": 23, "collate": 23}
 
 
@@ -164,7 +164,8 @@ def test_two_recordings_at_once_and_loops_in_loops() -> None:
         list(loader)
     assert inner.all_loops()[0].passes == 1 + len(loader)
     assert outer.all_loops()[0].passes == 2 + len(loader)
-    gathered = [sum(lane.table[:, 3].sum() for lane in made.all_loops()[0].spans.lanes()) for made in (inner, outer)]
+    spans = [made.all_loops()[0].spans.by_thread().values() for made in (inner, outer)]
+    gathered = [sum(one.samples for one in itertools.chain(*found)) for found in spans]
     assert gathered == [2 * 53 * 5, 2 * 53 * 6]  # rows are read, and a batch is made of them
 
 
@@ -220,23 +221,9 @@ def test_a_forked_child_leaves_the_recording_alone(tmp_path: Path) -> None:
 # --- spans ------------------------------------------------------------------------------------------------------------
 
 
-def test_pieces_that_follow_each_other_are_one() -> None:
-    spans = WorkSpans()
-    spans("decode", 0.001, 1, 10.001)
-    spans("decode", 0.001, 2, 10.002)
-    spans("collate", 0.001, 3, 10.003)
-    spans("decode", 0.001, 1, 11.0)
-    spans("decode", 0.100, 1, 11.1)
-    (lane,) = spans.lanes()
-    assert [lane.stages[int(stage)] for stage in lane.table[:, 0]] == ["decode", "collate", "decode", "decode"]
-    assert lane.table[0] == pytest.approx([0, 10.0, 10.002, 3])
-
-
-def test_spans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_rows, "MOST_SPANS", 8)
-    spans = WorkSpans()
+def test_the_latest_spans_are_kept() -> None:
+    spans = WorkSpans(8)
     for number in range(101):
-        spans("read", 0.5, 1, float(number))
-    (lane,) = spans.lanes()
-    assert len(lane.table) < 8 and lane.table[-1, 2] == 100
-    assert len(lane.table) + spans.lost == 101
+        spans("read", 0.5, 1, float(number), "reader")
+    (done,) = spans.by_thread().values()
+    assert [one.end for one in done] == [*range(93, 101)] and done[0][:3] == ("reader", "read", 92.5)

@@ -17,7 +17,6 @@ from penstock.insight import record
 from penstock.insight.loop_rows import Rows
 from penstock.insight.recording import Loop, Recording
 from penstock.insight.report import page, time_shares
-from penstock.insight.run_report import plain_sentence
 from penstock.observe import Delivery
 from tests.sample_datasets import Made, rows
 
@@ -57,7 +56,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a report of two loaders, one of which has a name that is none of a good citizen."""
     file = tmp_path_factory.mktemp("report") / "report.html"
     kind = type(BAD.replace("\x00", "").replace("\udcff", ""), (Made,), {})
-    with record(report=file, verdict=lambda one: f"{plain_sentence(one)} {BAD}"):
+    with record(report=file):
         list(penstock.DataLoader(kind(size=64), batch_size=4, num_workers=2, worker_method="thread"))
         list(penstock.DataLoader(rows(), batch_size=4))
     return file
@@ -100,16 +99,6 @@ def test_a_run_without_loaders_has_a_report(tmp_path: Path) -> None:
     assert "No loader was gone through" in (tmp_path / "none.html").read_text(encoding="utf-8")
 
 
-def test_a_verdict_that_fails_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def fail(_: Loop) -> str:
-        raise RuntimeError("no idea")
-
-    with record(report=tmp_path / "report.html", verdict=fail):
-        list(penstock.DataLoader(rows()))
-    assert "report.html could not be written: no idea" in caplog.text
-    assert list(tmp_path.iterdir()) == []
-
-
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
@@ -149,7 +138,7 @@ def test_odd_numbers_make_no_odd_page() -> None:
     assert observer is not None
     observer.delivered(Delivery(None, 0))
     recording.ended = recording.began
-    text = page(recording, {}, None)
+    text = page(recording, {})
     Page(text)
     assert not re.search(r"\bnan\b", text.lower())
     assert np.isfinite(time_shares(recording.all_loops()[0], 5.0, 5.0, 4).waited).all()

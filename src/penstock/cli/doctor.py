@@ -116,7 +116,7 @@ def _json(report: Report) -> list[str]:
         said = ("cause", "evidence", "change", "options")
         findings = [
             {name: getattr(one, name) for name in said}
-            | {"predicted_gain": one.gain, "measured_gain": found.measured_gain(one)}
+            | {"predicted_gain": one.gain, "measured_gain": found.gains.get(one)}
             for one in found.findings
         ]
         values["loop"] = {
@@ -170,7 +170,7 @@ def _parts(found: Diagnosis) -> Iterator[Check]:
 def _findings(found: Diagnosis) -> Iterator[Check]:
     """Yield a row for each finding, the one that would help most first."""
     for finding in found.findings:
-        change, gain = "", found.measured_gain(finding)
+        change, gain = "", found.gains.get(finding)
         if finding.change:
             measured = "" if gain is None else f"; measured: {gain:.2f}x"
             change = f"{finding.change}: about {finding.gain:.2f}x predicted{measured}"

@@ -288,8 +288,6 @@ class Recording:
 def record(
     trace: str | os.PathLike[str] | None = None,
     report: str | os.PathLike[str] | None = None,
-    *,
-    verdict: Callable[[Loop], str] | None = None,
 ) -> Iterator[Recording]:
     """Record the penstock.DataLoaders of this process while a block of code runs: a context manager.
 
@@ -299,12 +297,11 @@ def record(
     Args:
         trace: a file for ui.perfetto.dev; gzip compresses it where its name ends in .gz.
         report: a file for one HTML page. In both "{rank}" is the RANK of torchrun, or 0.
-        verdict: returns the sentence that the report begins with for each loop; None: a plain one.
 
     Raises:
         InvalidOption: a file that cannot be written, or the same one for both.
     """
-    with recorded(Recording(), trace, report, verdict) as recording:
+    with recorded(Recording(), trace, report) as recording:
         yield recording
 
 
@@ -313,7 +310,6 @@ def recorded(
     recording: Recording,
     trace: str | os.PathLike[str] | None,
     report: str | os.PathLike[str] | None,
-    verdict: Callable[[Loop], str] | None = None,
 ) -> Iterator[Recording]:
     """Record by a given recording: see `record`."""
     # When they are asked for: `import penstock` does not load them.
@@ -336,7 +332,7 @@ def recorded(
                     traces.write_trace(recording, trace_file, facts)
             if report_file is not None:
                 with _logged(report_file):
-                    reports.write_report(recording, report_file, facts, verdict)
+                    reports.write_report(recording, report_file, facts)
 
 
 @contextmanager

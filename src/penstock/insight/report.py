@@ -7,7 +7,7 @@ colours are classes of the page's style.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,9 +21,6 @@ from penstock.showing import shown
 from penstock.system.output_files import OutputFile
 from penstock.system.words import compact, counted
 
-#: Returns what a report says of a loop in one sentence.
-Verdict = Callable[[Loop], str]
-
 #: Parts that the time of a chart is cut into.
 PARTS = 200
 #: Of a chart, in units of its viewBox.
@@ -33,13 +30,13 @@ _WIDTH, _HEIGHT = 896, 120
 _KEYS = (("worked", "worked"), ("waited", "waited"), ("waited for the first batch of a pass", "first"))
 
 
-def write_report(recording: Recording, file: OutputFile, facts: Mapping[str, str], verdict: Verdict | None) -> None:
+def write_report(recording: Recording, file: OutputFile, facts: Mapping[str, str]) -> None:
     """Write a recording as a page. facts: of the run, by name. Raises OSError."""
     with file.opened() as opened:
-        opened.write(page(recording, facts, verdict).encode("utf-8", "backslashreplace"))
+        opened.write(page(recording, facts).encode("utf-8", "backslashreplace"))
 
 
-def page(recording: Recording, facts: Mapping[str, str], verdict: Verdict | None) -> str:
+def page(recording: Recording, facts: Mapping[str, str]) -> str:
     """Return the page."""
     end = recording.began if recording.ended is None else recording.ended
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(recording.began_at))
@@ -49,13 +46,13 @@ def page(recording: Recording, facts: Mapping[str, str], verdict: Verdict | None
         "report.html",
         title=f"Penstock report: {facts.get('program', '')}",
         facts=whole.items(),
-        loaders=[_of_loop(loop, verdict or plain_sentence, recording.began, end) for loop in recording.all_loops()],
+        loaders=[_of_loop(loop, recording.began, end) for loop in recording.all_loops()],
         keys=_KEYS,
         unrecorded=counted(missing, "pass", "passes") if missing else "",
     )
 
 
-def _of_loop(loop: Loop, verdict: Verdict, begin: float, end: float) -> dict[str, Any]:
+def _of_loop(loop: Loop, begin: float, end: float) -> dict[str, Any]:
     """Return what the page says of a loop, with charts of the time from begin to end."""
     stages = sorted(loop.stages.items(), key=lambda item: -item[1][0])
     samples = loop.samples or max((count for _, (_, count) in stages), default=0)
@@ -66,7 +63,7 @@ def _of_loop(loop: Loop, verdict: Verdict, begin: float, end: float) -> dict[str
     return {
         "number": loop.number,
         "title": str(loop.loader),
-        "verdict": verdict(loop),
+        "verdict": plain_sentence(loop),
         "done": ", ".join(done),
         "errors": f"{counted(failed, 'error')} came in the place of a batch: {kinds}" if failed else "",
         "charts": list(_charts(loop, begin, end)) if loop.times.batches else [],

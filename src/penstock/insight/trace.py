@@ -17,9 +17,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
-from penstock.insight.loop_rows import COLUMNS, Lane
+from penstock.insight.loop_rows import COLUMNS
 from penstock.insight.recording import Loop, Recording
 from penstock.showing import shown
 from penstock.system.output_files import OutputFile
@@ -28,6 +26,8 @@ Event = dict[str, Any]
 
 #: Where the tracks of worker threads begin among the numbers of a loader's tracks.
 _THREADS = 1000
+#: Work of one thread that seems to begin so many seconds before its last one ended follows it.
+_CLOSE = 1e-6
 
 
 def write_trace(recording: Recording, file: OutputFile, facts: dict[str, str]) -> None:
@@ -88,26 +88,17 @@ class _LoopTrace:
     # --- threads ------------------------------------------------------------------------------------------------
 
     def _threads(self) -> Iterator[Event]:
-        track = _THREADS
-        lanes = [lane for lane in self._loop.spans.lanes() if len(lane.table)]
-        for name in sorted({lane.thread for lane in lanes}):
-            alike = [lane for lane in lanes if lane.thread == name]
-            places = tracks_for([(float(lane.table[0, 1]), float(lane.table[:, 2].max())) for lane in alike])
-            for place in range(max(places) + 1):
-                yield from self._track(track + place, shown(name))
-            for lane, place in zip(alike, places, strict=True):
-                yield from self._lane(lane, track + place)
-            track += max(places) + 1
-        if lost := self._loop.spans.lost:
-            yield self._metadata("thread_name", track, name=f"{lost:,} earlier pieces of work are not kept")
-
-    def _lane(self, lane: Lane, track: int) -> Iterator[Event]:
-        end = -np.inf
-        for stage, begin, ended, samples in lane.table[np.argsort(lane.table[:, 1], kind="stable")].tolist():
-            start = max(begin, end)
-            end = max(end, ended)
-            if ended >= start:
-                yield self._slice(shown(lane.stages[int(stage)]), start, ended, track, {"samples": int(samples)})
+        first = _THREADS
+        for name, done in self._loop.spans.by_thread().items():
+            tracks = tracks_for([(one.begin, one.end) for one in done])  # threads of one name may work at the same time
+            ends = [self._began] * (max(tracks) + 1)
+            for (_, stage, begin, end, samples), track in zip(done, tracks, strict=True):
+                begin = max(begin, ends[track])
+                ends[track] = max(begin, end)
+                yield self._slice(shown(stage), begin, ends[track], first + track, {"samples": int(samples)})
+            for track in range(len(ends)):
+                yield from self._track(first + track, shown(name))
+            first += len(ends)
 
     # --- events -------------------------------------------------------------------------------------------------
 
@@ -136,6 +127,6 @@ def tracks_for(spans: Sequence[tuple[float, float]]) -> list[int]:
     ends: list[float] = []  # of each track so far
     for one in sorted(range(len(spans)), key=lambda one: spans[one]):
         begin, end = spans[one]
-        tracks[one] = next((track for track, busy in enumerate(ends) if busy <= begin), len(ends))
+        tracks[one] = next((track for track, busy in enumerate(ends) if busy <= begin + _CLOSE), len(ends))
         ends[tracks[one] : tracks[one] + 1] = [end]
     return tracks
