@@ -45,7 +45,7 @@ from penstock.errors import (
     WorkerStuck,
 )
 from penstock.loader import DataLoader
-from penstock.observe import follow as _follow
+from penstock.observe import watch as _watch
 from penstock.order.buckets import Buckets
 from penstock.order.mix import Mix
 from penstock.order.weighted import Weighted
@@ -66,12 +66,12 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 
-def _publish(loader: object) -> None:
-    """Let `penstock watch` see this process: the module puts its own follower in the place of this one."""
-    _import_module("penstock.insight.publishing")
+def _begins(loader: object) -> None:
+    """Let `penstock watch` see this process."""
+    _import_module("penstock.insight.publishing").begins(loader)
 
 
-_follow(_publish)
+_watch(_begins)
 
 if not TYPE_CHECKING:
     __getattr__ = _attributes_of(

@@ -272,7 +272,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         executors = self._executors
         executors.warn_of_unreached(settings, self._plan)
         loop = executors.counters.loop
-        loop.followed(self)
         followers: Observers = (progress, LoopClock(loop)) if record is None else (record, progress, LoopClock(loop))
         followers += watching(self)
         if feed is None or target is None:

@@ -137,7 +137,7 @@ class Executors:
     def measured(self) -> Measured | None:
         """Return what the passes so far have shown of why their loops wait; None: they were too short to tell."""
         workers, kind = self._workers
-        counters, cluster = self.counters, self._cluster
+        counters = self.counters
         return measured(
             counters.loop.times(),
             counters.meter.stages(),
@@ -147,7 +147,6 @@ class Executors:
             cpus=min(host_cpus(), exact_quota() or math.inf),
             host_cpus=host_cpus(),
             cacheable=self._files and self.caches is None,
-            fillers=None if cluster is None else self.fillers.work(cluster, counters.batches),
         )
 
     def __getstate__(self) -> dict[str, Any]:

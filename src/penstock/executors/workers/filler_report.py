@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from penstock.cluster.option import Ray
-from penstock.loop_model import FillerWork
 from penstock.stats import FillerCounts
 from penstock.system.words import counted, size_of
 
@@ -55,12 +54,6 @@ class FillerReport:
         """Return what the fillers did, over all passes."""
         nodes = dict(Counter(list(self.places.values()))) if self.running else {}
         return FillerCounts(nodes, self.lost, self.again, self.batches, self.bytes, self.seconds)
-
-    def work(self, cluster: Ray, steps: int) -> FillerWork:
-        """Return what the model of a loop is to know, in numbers a step."""
-        at_once = cluster.limit // self.largest if self.largest else 0
-        each = max(1, steps)
-        return FillerWork(cluster.threads, self.seconds / each, self.bytes / each, max(1, at_once))
 
     def lines(self, cluster: Ray, wanted: int) -> list[str]:
         """Return the fillers in words. wanted: fillers of the next pass."""
