@@ -35,7 +35,7 @@ FILES = tuple(
     for name in (
         "executors/inline.py", "executors/iterator.py", "executors/native.py", "executors/threads.py",
         "executors/filler.py", "observe.py", "executors/workers/crew.py", "executors/workers/native.py",
-        "device/gathering.py", "state/progress.py", "executors/workers/processes.py", "executors/torch_pass.py",
+        "device/gathering.py", "state/progress.py", "executors/workers/processes.py",
         "executors/workers/queues.py",
     )
 )  # fmt: skip

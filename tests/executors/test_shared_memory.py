@@ -10,6 +10,7 @@ import signal
 import weakref
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ import torch.utils.data as tud
 
 import penstock
 from penstock.executors.workers import shared_memory
+from penstock.executors.workers.post_mortem import note_space
 from penstock.testing.bitwise import difference
 from tests.sample_datasets import Made
 
@@ -277,3 +279,14 @@ def test_small_tensors_that_share_memory_do_so_where_they_arrive() -> None:
         one["pair"].first[0, 0] = -5
         assert one["again"][0, 0] == one["pair"].second[0] == one["column"][0, 0] == -5
         assert one["alone"][0, 0] > 0
+
+
+def test_torchs_error_of_a_full_dev_shm_gets_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=3 << 8, f_frsize=4096))
+    error = RuntimeError("unable to allocate shared memory(shm) for file </torch_1_0>: No space left on device (28)")
+    note_space(error)
+    (note,) = error.__notes__
+    assert note.startswith("/dev/shm has 3.0 MiB free. Give /dev/shm more space (docker run --shm-size=...")
+    for other in (RuntimeError("another"), ValueError(str(error))):
+        note_space(other)
+        assert not hasattr(other, "__notes__")

@@ -8,9 +8,8 @@ from typing import Any
 import torch.multiprocessing
 
 from penstock.errors import InvalidOption
-from penstock.executors.job import Job
+from penstock.executors.job import Job, LoaderView, view_of
 from penstock.executors.staging import Staging
-from penstock.executors.torch_pass import LoaderView, view_of
 from penstock.executors.workers.processes import ProcessPass
 from penstock.executors.workers.tasks import MakeStaging
 from penstock.settings import Method

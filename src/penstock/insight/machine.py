@@ -16,7 +16,7 @@ import torch
 from threadpoolctl import threadpool_info
 from torch.utils.data import DataLoader, IterableDataset
 
-from penstock.executors.workers.shm_space import FOLDER, HELD, REMEDY
+from penstock.executors.workers.post_mortem import FOLDER, REMEDY
 from penstock.insight.check import Check, State, checked, judged
 from penstock.sources.naming import names_of
 from penstock.sources.shards import Shards
@@ -254,7 +254,7 @@ def check_shared_memory(space: tuple[int, int] | None, workers: int, prefetch_fa
         words = f"there is no {FOLDER}: worker processes cannot hand torch's tensors over"
         return judged(FOLDER, words, f"Mount a tmpfs at {FOLDER}, or read with worker_method='thread'.", bad=True)
     size, free = space
-    planned = (workers * prefetch_factor + HELD) * USUAL_BATCH
+    planned = (workers * prefetch_factor + 2) * USUAL_BATCH
     words = (
         f"{size_of(free)} free of {size_of(size)}; a usual job of "
         f"{counted(workers, 'worker process', 'worker processes')} with prefetch_factor={prefetch_factor} and batches "

@@ -19,11 +19,18 @@ from typing import Any
 
 from penstock.executors.workers.progress import Board, WorkerProgress, WorkerStage
 from penstock.executors.workers.queues import Results
-from penstock.executors.workers.shm_space import FOLDER, REMEDY
 from penstock.system.cgroup import memory
 from penstock.system.words import size_of
 
 Identify = Callable[[Any], tuple[str, str | None]]
+
+#: Where batches of worker processes lie that come torch's way: in new files of shared memory.
+FOLDER = "/dev/shm"
+#: What to do where that space is too small; containers often have 64 MiB of it.
+REMEDY = (
+    f"Give {FOLDER} more space (docker run --shm-size=..., or --ipc=host), lower num_workers=, prefetch_factor= or "
+    "batch_size=, or read with worker_method='thread', which needs none."
+)
 
 _REAP_SECONDS = 1.0  # for a process whose sentinel is ready to be gone
 
@@ -54,6 +61,14 @@ class Death:
                 "Please try to raise your shared memory limit."
             )
         return text
+
+
+def note_space(error: Exception) -> None:
+    """Add a note to torch's error of a full /dev/shm: its space, and what to do."""
+    if isinstance(error, RuntimeError) and "shared memory(shm)" in str(error):
+        with contextlib.suppress(OSError):  # there is no such folder
+            found = os.statvfs(FOLDER)
+            error.add_note(f"{FOLDER} has {size_of(found.f_bavail * found.f_frsize)} free. {REMEDY}")
 
 
 def reap(process: Any) -> Death | None:

@@ -13,8 +13,8 @@ import multiprocessing.util
 import os
 import queue
 import threading
-from collections.abc import Callable
-from time import monotonic
+from collections.abc import Callable, Sequence
+from time import monotonic, perf_counter
 from typing import Any
 
 import torch.multiprocessing
@@ -30,18 +30,17 @@ from torch.utils.data.dataloader import (
 from penstock.errors import WorkerDied, WorkerStuck
 from penstock.executors.fetch import Fetch
 from penstock.executors.filler import BatchShards
-from penstock.executors.torch_pass import LoaderView, TorchPass
+from penstock.executors.job import LoaderView
 from penstock.executors.workers.in_process import StreamBatches, TaskDataset, WorkerStart, identity
-from penstock.executors.workers.lease_states import Event
-from penstock.executors.workers.post_mortem import Identify, WorkerWatch, clear_away, end
+from penstock.executors.workers.post_mortem import Identify, WorkerWatch, clear_away, end, note_space
 from penstock.executors.workers.progress import Board
 from penstock.executors.workers.queues import QueueContext, close_unread, is_ending
 from penstock.executors.workers.shared_memory import Lease, SharedBuffers
-from penstock.executors.workers.shm_space import note_space
 from penstock.executors.workers.tasks import Batches, MakeStaging, Tasks, makes_own_batches
-from penstock.observe import Meter
+from penstock.observe import Delivery, Meter, Observers, observed
 from penstock.order.leftover import Arrivals
 from penstock.state.delivery import Delivered, Task
+from penstock.state.manifest import BadSample
 from penstock.state.streams import End, StatefulStream, Streams
 from penstock.stats import samples_given, samples_in
 
@@ -52,7 +51,7 @@ _PINNED_SLICE = 0.05  # seconds between looks at the processes while torch's thr
 _DYING = 1.0  # seconds between a worker's connections and the worker itself being gone
 
 
-class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
+class ProcessPass(_MultiProcessingDataLoaderIter):
     """torch's iterator over worker processes, with a Fetch in them and an eye on them.
 
     After WorkerDied all workers are ended and next() raises WorkerDied again: a pass that has failed never looks
@@ -79,6 +78,7 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         WorkerStuck: the same, after timeout= seconds.
     """
 
+    observers: Observers = ()
     arrivals: Arrivals | None = None
     """Told which batches come, where they come out of order."""
 
@@ -104,6 +104,7 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         self._size = 0  # of the batch that came last
         self.follow(streams)
         self._given_base = base_seed
+        self._bad: Sequence[BadSample] = ()  # samples that were found bad in the batch that came last
         self._came = 0  # the number of the batch that came last
         self._key = key
         self._failure = ""  # the first sentence of what ended all workers
@@ -226,17 +227,23 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
             raise RuntimeError(_INTERRUPTED)
         self._inside[thread] = True
         try:
-            batch = super().__next__()
+            batch = observed(self.observers, self._delivery)
         except Exception:
             del self._inside[thread]
             raise
         del self._inside[thread]  # no interrupt comes between this step of the interpreter and the return
         return batch
 
+    def _delivery(self) -> Delivery:
+        started, self._bad = perf_counter(), ()
+        batch = self._next_batch()
+        waited = perf_counter() - started
+        return Delivery(batch, self._samples(batch), waited, bad=self._bad, in_flight=self._tasks_outstanding)
+
     def _next_batch(self) -> Any:
         try:
             if _profiles() or self._IterableDataset_len_called is not None:
-                return super()._next_batch()
+                return super().__next__()
             batch = self._next_data()  # all that torch's __next__ does then, which tells the profiler at any price
             self._num_yielded += 1
             return batch
@@ -373,7 +380,7 @@ class ProcessPass(TorchPass, _MultiProcessingDataLoaderIter):
         lease = self._leases.pop(number, None)
         if lease is not None:  # samples of a batch that failed may be kept by anybody
             kept = isinstance(message, ExceptionWrapper) or (isinstance(message, Delivered) and message.kept)
-            lease.take_note(Event.KEEP if kept else Event.RECEIVE)
+            lease.received(kept=kept)
 
     def _release_shards(self, number: Any) -> None:
         if (needed := self._needed.pop(number, None)) is not None:
