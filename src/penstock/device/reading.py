@@ -22,7 +22,7 @@ from penstock.device.decoders import planes, read_header
 from penstock.errors import InvalidID, InvalidOption
 from penstock.executors.filler import IndexedBatch, PassInput
 from penstock.executors.workers.native import READERS, MeteredReaders, read_ahead_bytes
-from penstock.executors.workers.thread_lifetime import end_crew
+from penstock.executors.workers.worker_thread import end_crew
 from penstock.observe import Meter
 from penstock.plan import NativePlan
 from penstock.recipe import keyed_methods

@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterator
 from dataclasses import replace
 
 from penstock.executors.fetch import Fetch
@@ -20,11 +19,13 @@ from penstock.executors.workers.loading import Activity, FetchedBatch, SampleRow
 from penstock.executors.workers.native import MeteredReaders
 from penstock.executors.workers.own_fetch import OwnFetches
 from penstock.executors.workers.pace import Pace
-from penstock.executors.workers.thread_lifetime import context_here, end_crew, one_core_each
 from penstock.executors.workers.worker_thread import (
     ThreadWorkerInfo,
     WorkerThread,
+    context_here,
+    end_crew,
     generators_here,
+    one_core_each,
     set_for_this_thread,
 )
 from penstock.observe import Instant, Meter
@@ -86,7 +87,7 @@ class ThreadCrew:
         self._meter = meter
         self.readers = readers
         infos = (ThreadWorkerInfo(number, count, seed + number, fetch.dataset) for number in range(count))
-        self._workers = [WorkerThread(info, self._context, self._run) for info in infos]
+        self._workers = [WorkerThread(info, self._run) for info in infos]
         self._threads = [worker.thread for worker in self._workers]
 
     def start(self) -> None:
@@ -139,8 +140,6 @@ class ThreadCrew:
         with self._lock:
             self._fetch, self._context = fetch, context
             self._open.clear()
-            self._work.notify_all()
-            self._parked.notify_all()
 
     def describe(self) -> list[str]:
         """Return what each thread that is at work does, for how long, and its stack."""
@@ -169,16 +168,28 @@ class ThreadCrew:
     # --- the threads' side --------------------------------------------------------------------------------------
 
     def _run(self, worker: WorkerThread) -> None:
-        work = self._work_on(worker)
-        with drawing.beside_others(), working(self._meter.calls) if self._fetch.composes else contextlib.nullcontext():
-            while not self._closed:
-                worker.context = self._context
-                worker.context(next, work, None)
-
-    def _work_on(self, worker: WorkerThread) -> Iterator[None]:
-        """Work until the crew is closed. Yields where another pass has begun, to be called on in its context."""
         set_for_this_thread(worker.info)
-        failed: BaseException | None = None
+        started, settled = time.monotonic(), False
+        context = self._context
+        here = context()
+        with drawing.beside_others(), working(self._meter.calls) if self._fetch.composes else contextlib.nullcontext():
+            fetch, failed = here(self._begin, worker)
+            while (work := self._take(worker)) is not None:
+                if context is not self._context:  # another pass has begun
+                    context = self._context
+                    here = context()
+                if self._own.shared:
+                    fetch = self._fetch  # of the pass
+                    worker.info.dataset = fetch.dataset
+                here(self._fetch_part, work, fetch, worker.info.rng, worker.activity, failed)
+                failed = None
+                if not settled and time.monotonic() - started > SETTLING_SECONDS:
+                    one_core_each()
+                    settled = True
+                del work  # a thread that waits holds no batch
+
+    def _begin(self, worker: WorkerThread) -> tuple[Fetch, BaseException | None]:
+        """Return what a thread fetches with, and the error that its first batch raises."""
         fetch = self._fetch
         try:
             fetch, init = self._own.take()
@@ -187,40 +198,19 @@ class ThreadCrew:
                 init(worker.number)
                 fetch.renew()
         except BaseException as error:
-            failed = error  # raised at the first batch that this thread takes
-        begun, settled = time.monotonic(), False
-        while (work := (yield from self._taken(worker))) is not None:
-            batch, begin, end = work
-            if self._own.shared:
-                fetch = self._fetch  # of the pass
-                worker.info.dataset = fetch.dataset
-            if failed is not None:
-                self._fail(batch, begin, failed)
-                failed = None
-                self._finish(batch, end - begin, fetch)
-            else:
-                self._fetch_part(work, fetch, worker.info.rng, worker.activity)
-            if not settled and time.monotonic() - begun > SETTLING_SECONDS:
-                one_core_each()
-                settled = True
-            del work, batch  # a thread that waits holds no batch
-
-    def _taken(self, worker: WorkerThread) -> Generator[None, None, tuple[FetchedBatch, int, int] | None]:
-        """Return the next work of a thread, in the context of its pass. None: the crew is closed."""
-        while (work := self._take(worker)) is None and not self._closed:
-            yield
-        return work
+            return fetch, error
+        return fetch, None
 
     def _take(self, worker: WorkerThread) -> tuple[FetchedBatch, int, int] | None:
-        """Return the next work of a thread: a batch and a part of its samples. None: closed, or another pass began."""
+        """Return the next work of a thread: a batch and a part of its samples. None: the crew is closed."""
         with self._lock:
-            while not self._closed and worker.context is self._context:
+            while not self._closed:
                 if worker.number >= self.pace.active:
                     self._parked.wait()
-                    continue
-                if self._open:
+                elif self._open:
                     return self._take_from(self._open[0])
-                self._work.wait()
+                else:
+                    self._work.wait()
         return None
 
     def _take_from(self, batch: FetchedBatch, grain: float = GRAIN_SECONDS) -> tuple[FetchedBatch, int, int]:
@@ -242,11 +232,14 @@ class ThreadCrew:
         fetch: Fetch,
         generators: Generators | None,
         activity: Activity,
+        broken: BaseException | None = None,
     ) -> None:
-        """Fetch a part of a batch's samples, and finish the batch with the last of them."""
+        """Fetch a part of a batch's samples, and finish the batch with the last of them. broken: why it cannot be."""
         batch, begin, end = work
-        begun = Instant.now()
-        if batch.failed is None and not self._closed:
+        begun = None if broken is not None else Instant.now()
+        if broken is not None:
+            self._fail(batch, begin, broken)
+        elif batch.failed is None and not self._closed:
             failed = batch.fetch_part(begin, end, fetch, self._rows, generators, activity)
             if failed is not None:
                 self._fail(batch, *failed)
