@@ -35,9 +35,9 @@ PAIRS = Made(lambda index: (torch.zeros(10), index), 9)
 TRIAL = Trial(Fetch(PAIRS, batched=True, collate_fn=tud.default_collate), 64, 2)
 
 
-def found(one: float | None, every: float, draws: tuple[str, ...] = (), cpu: float | None = None) -> Measurement:
+def found(one: float, every: float, draws: tuple[str, ...] = ()) -> Measurement:
     """Return what a trial found: seconds a sample of one thread and of two."""
-    return Measurement(draws, 0.5, one, (one or 0.0) if cpu is None else cpu, every)
+    return Measurement(draws, one, every)
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,7 @@ def found(one: float | None, every: float, draws: tuple[str, ...] = (), cpu: flo
         (found(1e-3, 1.2e-3), 10_000, Method.PROCESS),  # Python's lock
         (found(1e-3, 1.2e-3), 20, Method.THREAD),
         (found(1e-3, 0.55e-3), None, Method.PROCESS),  # code may do in threads what no trial shows
-        (found(1e-3, 0.3e-3, cpu=0.3e-3), None, Method.THREAD),
-        (found(1e-3, 1e-3, cpu=1e-4), None, Method.PROCESS),
+        (found(1e-3, 0.3e-3), None, Method.THREAD),
     ],
 )
 def test_the_faster_method_is_taken(
@@ -58,19 +57,13 @@ def test_the_faster_method_is_taken(
     monkeypatch.setattr("penstock.executors.method.usable_cpus", lambda: 4)
     choice = choose(measured, TRIAL, samples, seeded=False)
     assert choice.method is wanted
-    assert measured.one is not None
     assert f"one thread fetched {1 / measured.one:,.0f} samples/s and 2 threads {1 / measured.all:,.0f}" in choice.why
     assert "after a start of 50 ms" in choice.why
     assert choice.why.endswith(" times as fast") == (wanted is Method.THREAD)
 
 
-def test_samples_too_slow_to_compare_go_to_processes() -> None:
-    choice = choose(found(None, 0.0), TRIAL, 10, seeded=False)
-    assert choice.method is Method.PROCESS and "a sample took 0.5 s" in choice.why
-
-
 def test_with_a_seed_global_draws_need_processes() -> None:
-    facts = found(1e-3, 0.3e-3, ("torch", "random", "numpy.random"), 0.3e-3)
+    facts = found(1e-3, 0.3e-3, ("torch", "random", "numpy.random"))
     assert choose(facts, TRIAL, None, seeded=False).method is Method.THREAD
     choice = choose(facts, TRIAL, None, seeded=True)
     assert choice.method is Method.PROCESS
@@ -106,7 +99,7 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def fake(*given: Any, **more: Any) -> Choice:
         calls.append(given)
-        return choose(found(1e-5, 1e-5, cpu=0.0), TRIAL, 100, seeded=False)
+        return choose(found(1e-5, 1e-5), TRIAL, 100, seeded=False)
 
     monkeypatch.setattr("penstock.executors.method.try_out", fake)
     dataset: Any = list(range(40))
@@ -199,8 +192,7 @@ def test_threads_are_timed(options: dict[str, Any], monkeypatch: pytest.MonkeyPa
 
 def test_what_a_trial_finds() -> None:
     found = measure(TRIAL, OwnFetches(TRIAL.fetch, None))
-    assert found.one is not None and found.draws == ()
-    assert min(found.sample, found.one, found.all) > 0 and 0 < found.cpu < 1.5 * found.one
+    assert found.draws == () and min(found.one, found.all) > 0
 
 
 @pytest.mark.parametrize("fails_in", ["worker_init_fn", "sample"])
