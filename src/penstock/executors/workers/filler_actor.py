@@ -134,7 +134,7 @@ class FillerActor:
             filled.bad = self._work.news()
         filled.filler = self._number
         filled.stages = [(stage, *time) for stage, time in self._meter.stages().items()]
-        filled.calls = _call_rows(self._meter)
+        filled.calls = self._meter.calls.rows()
         try:
             return pieces_of(filled)
         except Exception as error:
@@ -236,11 +236,3 @@ class _Work:
     def news(self) -> list[BadSample]:
         """Return the samples that were found bad since the last call."""
         return [] if self._job.substitutes is None else self._job.substitutes.take_news()
-
-
-def _call_rows(meter: Meter) -> list[CallRow]:
-    rows = []
-    for function, counts in meter.calls.counts().items():
-        rows.append(CallRow(function, "", counts.answered))
-        rows += [CallRow(function, why, one.calls, one.example) for why, one in counts.refused.items()]
-    return rows
