@@ -6,6 +6,7 @@ torch has no place for: generators set for each sample, bad samples replaced by 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from copy import copy
@@ -21,7 +22,6 @@ from torch.utils.data._utils import worker as torch_worker
 from penstock.call_counts import CallMeter
 from penstock.executors.collating import BatchMemory
 from penstock.executors.filling import FilledBatch, Filling
-from penstock.executors.plain_data import is_refused_write
 from penstock.executors.stacking import Stacking
 from penstock.recipe import drawing
 from penstock.recipe.collate_fn import Collated
@@ -303,6 +303,12 @@ class Fetch:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "note": no_note, "each": iter, "_pipelines": None}
+
+
+def is_refused_write(error: BaseException) -> bool:
+    """Return whether an error says, in the words of NumPy or Python, that memory is read-only."""
+    said = str(error) if type(error) in (ValueError, TypeError, BufferError) else ""  # others may have no words
+    return re.search(r"read-?only|read-write|not writ", said) is not None
 
 
 def _whole_batches(dataset: Any) -> Callable[[Any], list[Any]] | None:
