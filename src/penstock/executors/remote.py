@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -94,7 +93,7 @@ class RemoteFiller(Filler):
         self._calls: dict[int, list[Any]] = {}
         self._deepest = IN_FLIGHT
         self._failed = False
-        self.ended = threading.Event()
+        self._closed = False
         resources.meter.open(self._stage_rows, self._call_rows)
 
     def start(self) -> None:
@@ -119,11 +118,11 @@ class RemoteFiller(Filler):
         if os.getpid() == self._pid:
             self._report.running = False
             self.resources.meter.close(self._stage_rows, self._call_rows)
-        self.ended.set()
+        self._closed = True
 
     @property
     def reusable(self) -> bool:
-        return os.getpid() == self._pid and not self.ended.is_set() and not self._failed
+        return os.getpid() == self._pid and not self._closed and not self._failed
 
     def __repr__(self) -> str:
         return f"{self.workers} fillers of a Ray cluster"

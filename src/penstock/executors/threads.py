@@ -73,7 +73,6 @@ class ThreadFiller(Filler):
             seed=seed,
             readers=readers,
         )
-        self.ended = self._crew.ended
         self._pid = os.getpid()
         self._lease = Lease()
         self._staging: Staging | None = None  # of the pass; None: it needs none
@@ -141,7 +140,7 @@ class ThreadFiller(Filler):
 
     @property
     def reusable(self) -> bool:
-        return os.getpid() == self._pid and not self.ended.is_set()
+        return os.getpid() == self._pid and not self._crew.closed
 
     def __repr__(self) -> str:
         return f"Python, {self.workers} threads, {self._crew.pace.active} at a time"

@@ -39,8 +39,6 @@ from penstock.system.randomness import Generators
 GRAIN_SECONDS = 3e-4
 #: The same of the caller, which shares a batch with nobody.
 CALLER_GRAIN_SECONDS = 1e-2
-#: The first batch need not wait until OpenMP's libraries are found, which takes tens of milliseconds.
-SETTLING_SECONDS = 0.1
 
 
 class ThreadCrew:
@@ -79,10 +77,9 @@ class ThreadCrew:
         self._done = threading.Condition(self._lock)
         self._open: deque[FetchedBatch] = deque()
         self._sample_seconds = GRAIN_SECONDS
-        self._closed = False
+        self.closed = False
         self._context = context_here()  # of the pass; a new pass has new ones
         self.pace = Pace(max(1, count))
-        self.ended = threading.Event()
         self._caller_activity = Activity()
         self._meter = meter
         self.readers = readers
@@ -125,7 +122,7 @@ class ThreadCrew:
         deadline = time.monotonic() + timeout
         with self._lock:
             while (found := next((batch for batch in batches if batch.done), None)) is None:
-                if self._closed:
+                if self.closed:
                     raise RuntimeError("the loader's iterator was closed while a batch was waited for")
                 remaining = deadline - time.monotonic()
                 if timeout and remaining <= 0:
@@ -147,11 +144,11 @@ class ThreadCrew:
 
     def close(self) -> None:
         """End the threads. In a forked child they do not exist, and nothing is done."""
-        end_crew(self._threads, self._stop, self.ended, self._pid)
+        end_crew(self._threads, self._stop, self._pid)
 
     def _stop(self) -> None:
         with self._lock:
-            self._closed = True
+            self.closed = True
             self._open.clear()
             for waiting in (self._work, self._parked, self._done):
                 waiting.notify_all()
@@ -169,7 +166,7 @@ class ThreadCrew:
 
     def _run(self, worker: WorkerThread) -> None:
         set_for_this_thread(worker.info)
-        started, settled = time.monotonic(), False
+        one_core_each()
         context = self._context
         here = context()
         with drawing.beside_others(), working(self._meter.calls) if self._fetch.composes else contextlib.nullcontext():
@@ -183,9 +180,6 @@ class ThreadCrew:
                     worker.info.dataset = fetch.dataset
                 here(self._fetch_part, work, fetch, worker.info.rng, worker.activity, failed)
                 failed = None
-                if not settled and time.monotonic() - started > SETTLING_SECONDS:
-                    one_core_each()
-                    settled = True
                 del work  # a thread that waits holds no batch
 
     def _begin(self, worker: WorkerThread) -> tuple[Fetch, BaseException | None]:
@@ -204,7 +198,7 @@ class ThreadCrew:
     def _take(self, worker: WorkerThread) -> tuple[FetchedBatch, int, int] | None:
         """Return the next work of a thread: a batch and a part of its samples. None: the crew is closed."""
         with self._lock:
-            while not self._closed:
+            while not self.closed:
                 if worker.number >= self.pace.active:
                     self._parked.wait()
                 elif self._open:
@@ -239,7 +233,7 @@ class ThreadCrew:
         begun = None if broken is not None else Instant.now()
         if broken is not None:
             self._fail(batch, begin, broken)
-        elif batch.failed is None and not self._closed:
+        elif batch.failed is None and not self.closed:
             failed = batch.fetch_part(begin, end, fetch, self._rows, generators, activity)
             if failed is not None:
                 self._fail(batch, *failed)

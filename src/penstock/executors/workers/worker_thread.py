@@ -127,7 +127,7 @@ def context_here() -> Callable[[], Context]:
                 stack.enter_context(mode())
             return work(*arguments)
 
-    return lambda: partial(context.copy().run, in_modes)
+    return lambda: partial(context.copy().run, in_modes)  # type: ignore[call-arg]
 
 
 def _modes() -> list[Callable[[], Any]]:
@@ -162,12 +162,10 @@ _exiting = threading.Event()
 _outliving: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # threads whose crew is closed
 
 
-def end_crew(
-    threads: Sequence[threading.Thread], stop: Callable[[], object], ended: threading.Event, owner: int
-) -> None:
-    """Tell a crew's threads to stop, wait for them, and set `ended`.
+def end_crew(threads: Sequence[threading.Thread], stop: Callable[[], object], owner: int) -> None:
+    """Tell a crew's threads to stop, and wait for them.
 
-    In a process forked off from their owner (a process ID) they do not exist, and stop is not called.
+    In a process forked off from their owner (a process ID) they do not exist, and nothing is done.
     """
 
     def work() -> None:
@@ -177,11 +175,10 @@ def end_crew(
             if thread.ident is not None:  # the thread was started
                 thread.join(max(0.0, deadline - time.monotonic()))
         leave_behind(threads)
-        ended.set()
 
     if os.getpid() != owner:
-        ended.set()
-    elif threading.current_thread() in threads:
+        return
+    if threading.current_thread() in threads:
         # The garbage collector runs in whatever thread allocates: in this one, which may hold the crew's lock.
         threading.Thread(target=work, name="penstock-closing", daemon=True).start()
     else:
