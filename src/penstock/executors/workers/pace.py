@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from statistics import median
 
 #: Samples cheaper than this are worth measuring how many threads fetch them best, in seconds.
@@ -26,16 +26,15 @@ class Pace:
     GAIN = 1.1  # by which more threads must be faster
 
     def __init__(self, threads: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.active = self._settled = self._threads = threads
-        self._clock = clock
-        self._few = 0  # compared with twice as many; 0: nothing is tried
-        self._rates: list[float] = []  # of few, many, few, many, ...
-        self._pause = self.FIRST_PAUSE
-        self._left = 1  # windows till the next trials
-        self._begin_window()
+        self._threads, self._clock = threads, clock
+        self._begin_windows()
 
-    def _begin_window(self) -> None:
-        self._begin = self._clock()
+    def _begin_windows(self) -> None:
+        self._windows = self._trials()
+        self._begin_window(next(self._windows))
+
+    def _begin_window(self, active: int) -> None:
+        self.active, self._begin = active, self._clock()
         self._samples = self._chunks = 0
 
     def did(self, samples: int, seconds: float) -> None:
@@ -48,30 +47,24 @@ class Pace:
         if elapsed < self.WINDOW_SECONDS or self._chunks < 2 * self.active:
             return
         if seconds / samples >= CHEAP_SECONDS:
-            self.active, self._few = self._threads, 0
-        elif self._few:
-            self._rates.append(self._samples / elapsed)
-            self._go_on()
+            self._begin_windows()
         else:
-            self._left -= 1
-            if self._left <= 0:
-                self._try(1)
-        self._begin_window()
+            self._begin_window(self._windows.send(self._samples / elapsed))
 
-    def _try(self, few: int) -> None:
-        self._rates, self._few, self.active = [], few, few
-
-    def _go_on(self) -> None:
-        few, many = self._few, min(2 * self._few, self._threads)
-        if len(self._rates) < 2 * self.ROUNDS:
-            self.active = many if len(self._rates) % 2 else few
-        elif median(self._rates[1::2]) <= self.GAIN * median(self._rates[::2]):
-            self._settle(few)
-        elif many == self._threads:
-            self._settle(many)
-        else:
-            self._try(many)
-
-    def _settle(self, count: int) -> None:
-        self._pause = min(2 * self._pause, self.LONGEST_PAUSE) if count == self._settled else self.FIRST_PAUSE
-        self._left, self._few, self._settled, self.active = self._pause, 0, count, count
+    def _trials(self) -> Generator[int, float, None]:
+        """Yield how many threads work in each window, and take the rate of samples in it."""
+        settled, pause, windows = self._threads, self.FIRST_PAUSE, 1
+        while True:
+            for _ in range(windows):
+                yield settled
+            few = 1
+            while few < self._threads:
+                many = min(2 * few, self._threads)
+                rates: dict[int, list[float]] = {few: [], many: []}
+                for count in (few, many) * self.ROUNDS:
+                    rates[count].append((yield count))
+                if median(rates[many]) <= self.GAIN * median(rates[few]):
+                    break
+                few = many
+            pause = min(2 * pause, self.LONGEST_PAUSE) if few == settled else self.FIRST_PAUSE
+            settled, windows = few, pause
