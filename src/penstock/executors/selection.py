@@ -16,10 +16,9 @@ from penstock.cluster.option import Ray
 from penstock.errors import InvalidOption, pair
 from penstock.executors.buffers import Buffers
 from penstock.executors.fetch import Fetch
-from penstock.executors.filler import IN_FLIGHT, Filler, PassInput, PassResources
+from penstock.executors.filler import IN_FLIGHT, Filler, FillerReport, PassInput, PassResources
 from penstock.executors.iterator import Pass
 from penstock.executors.job import Executor, Job, fetch_of
-from penstock.executors.workers.filler_report import FillerReport
 from penstock.executors.workers.shared_memory import SharedBuffers
 from penstock.loop_model import Measured, Workers, measured
 from penstock.observe import Meter, Observers
