@@ -16,8 +16,7 @@ import torch.utils.data as tud
 
 import penstock
 from penstock.executors.fetch import Fetch
-from penstock.executors.method import LIMIT_SECONDS, Choice, Measurement, Trial, choose, measure
-from penstock.executors.workers.own_fetch import OwnFetches
+from penstock.executors.method import LIMIT_SECONDS, Choice, Measurement, Trial, choose
 from penstock.settings import Method
 from penstock.system.randomness import generator_states, generators_drawn_from
 from tests.same import assert_same
@@ -188,11 +187,6 @@ def test_threads_are_timed(options: dict[str, Any], monkeypatch: pytest.MonkeyPa
     assert len(list(loader)) == len(loader)
     if options.get("persistent_workers"):
         loader._iterator._shutdown_workers()
-
-
-def test_what_a_trial_finds() -> None:
-    found = measure(TRIAL, OwnFetches(TRIAL.fetch, None))
-    assert found.draws == () and min(found.one, found.all) > 0
 
 
 @pytest.mark.parametrize("fails_in", ["worker_init_fn", "sample"])

@@ -268,17 +268,18 @@ def aliased(samples: list[torch.Tensor]) -> Any:
     return {"pair": Pair(stacked, stacked[0]), "again": stacked, "alone": stacked + 1, "column": stacked.T[:1]}
 
 
-def test_small_tensors_that_share_memory_do_so_where_they_arrive() -> None:
-    def small(index: int) -> torch.Tensor:
-        return torch.arange(10.0) + index
-
-    batches = list(loader(small, 8, collate_fn=aliased))
-    theirs = list(tud.DataLoader(Made(small, 8), 4, num_workers=1, collate_fn=aliased))
-    assert difference(batches, theirs) is None
-    for one in (*batches, *theirs):
-        one["pair"].first[0, 0] = -5
-        assert one["again"][0, 0] == one["pair"].second[0] == one["column"][0, 0] == -5
-        assert one["alone"][0, 0] > 0
+@pytest.mark.parametrize("elements", [10, LARGE])
+def test_tensors_that_share_memory_do_so_where_they_arrive(elements: int) -> None:
+    made = Made(lambda index: torch.arange(float(elements)) + index, 8)
+    for _ in range(2):
+        batches = list(penstock.DataLoader(made, 4, num_workers=1, collate_fn=aliased))
+        theirs = list(tud.DataLoader(made, 4, num_workers=1, collate_fn=aliased))
+        assert difference(batches, theirs) is None
+        for one in (*batches, *theirs):
+            assert one["again"] is one["pair"].first
+            one["pair"].first[0, 0] = -5
+            assert one["again"][0, 0] == one["pair"].second[0] == one["column"][0, 0] == -5
+            assert one["alone"][0, 0] > 0
 
 
 def test_torchs_error_of_a_full_dev_shm_gets_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
