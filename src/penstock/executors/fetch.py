@@ -13,7 +13,7 @@ from copy import copy
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import Subset, default_collate
@@ -43,11 +43,8 @@ else:
     (keyed_methods,) = deferred("penstock.recipe", "keyed_methods")
 
 
-class Note(Protocol):
-    """Takes note that a stage begins."""
-
-    def __call__(self, stage: str, index: Any, samples: int = 1, /) -> None:
-        """Take note of a stage, the index of its sample (the list of them, of several), and their number."""
+#: Takes note that a stage begins: its name, the index of its sample (the list of them, of several), and their number.
+Note = Callable[..., object]
 
 
 def no_note(stage: str, index: Any, samples: int = 1) -> None:

@@ -51,7 +51,10 @@ class ThreadCrew:
         rows: where batches are built; None: collate_fn makes them from a list of samples.
         meter: counts getitem and collate.
         seed: of worker 0, for get_worker_info().
+
+    Attributes:
         readers: bring the files that the threads take; ended with them.
+        closed: the threads are to end.
     """
 
     # More than 15 attributes: all are guarded by one lock, and each decision of the queue looks at most of them.
@@ -65,7 +68,6 @@ class ThreadCrew:
         rows: SampleRows | None,
         meter: Meter,
         seed: int = 0,
-        readers: MeteredReaders | None = None,
     ) -> None:
         self._fetch = fetch
         self._own = own
@@ -82,15 +84,13 @@ class ThreadCrew:
         self.pace = Pace(max(1, count))
         self._caller_activity = Activity()
         self._meter = meter
-        self.readers = readers
+        self.readers: MeteredReaders | None = None
         infos = (ThreadWorkerInfo(number, count, seed + number, fetch.dataset) for number in range(count))
         self._workers = [WorkerThread(info, self._run) for info in infos]
         self._threads = [worker.thread for worker in self._workers]
 
     def start(self) -> None:
         """Start the threads. Raises RuntimeError: the system has not so many."""
-        if self.readers is not None:
-            self.readers.open()
         for thread in self._threads:
             thread.start()
 

@@ -121,7 +121,7 @@ def _remove_unused(path: str) -> None:
             os.close(file)
 
 
-_SIGNALS = {number: number.name for number in signal.Signals}
+_SIGNALS: dict[int, str] = {int(number): number.name for number in signal.Signals}
 _STACKS_TOLD = 4  # of stuck workers; each may take a second to answer
 _FRAMES_TOLD = 20
 # Of a stack, most recent call first, what comes from here on is the way to the user's code.
