@@ -108,6 +108,7 @@ def test_images_in_memory_that_move():
             dataset.targets.share_memory_()
             assert all((images == 9).all() and (labels == 0).all() for images, labels in batches)
 
+            dataset = pictures("MNIST", torch.full((3_000, 28, 28), 9, dtype=torch.uint8))
             batches = iter(DataLoader(dataset, batch_size=256, **options))
             next(batches)
             dataset.data.untyped_storage().resize_(0)

@@ -354,7 +354,8 @@ def test_a_shut_store_is_a_timeout_and_goes_on(slow, folder):
     batches = iter(NATIVE.loader(folder, timeout=1))
     found = [next(batches) for _ in range(10)]
     slow[-1].shut()
-    with pytest.raises(WorkerStuck, match="is being read natively"):
+    named = rf"sample '\d{{3}}' \({folder}/\d{{3}}\.pt\) is being read natively since \d+\.\d s"
+    with pytest.raises(WorkerStuck, match=named):
         found.extend(batch for batch in iter(lambda: next(batches), None))
     slow[-1].release()
     found.extend(batches)

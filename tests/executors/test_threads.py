@@ -22,7 +22,7 @@ import penstock
 from penstock.executors.buffers import Buffers
 from penstock.executors.collating import Build, layout_of
 from penstock.executors.filler import IN_FLIGHT
-from penstock.executors.workers.pace import Pace
+from penstock.executors.workers.crew import Pace
 from tests import python_processes
 from tests.resources import collect
 from tests.same import assert_same

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import penstock._native as _native
-from penstock.cluster.connection import connected, files_of, pickled, stored
+from penstock.cluster.connection import Memory, Pieces, connected, files_of, pickled, stored, value_of
 from penstock.cluster.crew import Crew
 from penstock.cluster.option import REQUESTS, Ray
-from penstock.cluster.pickles import Memory, Pieces, value_of
 from penstock.errors import InvalidOption, WorkerDied, WorkerStuck
 from penstock.executors.buffers import Field
 from penstock.executors.filler import IN_FLIGHT, Batch, Filler, PassInput, PassResources, pinned

@@ -12,13 +12,14 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Generator
 from dataclasses import replace
+from statistics import median
 
 from penstock.executors.fetch import Fetch
 from penstock.executors.workers.loading import Activity, FetchedBatch, SampleRows
 from penstock.executors.workers.native import MeteredReaders
 from penstock.executors.workers.own_fetch import OwnFetches
-from penstock.executors.workers.pace import Pace
 from penstock.executors.workers.worker_thread import (
     ThreadWorkerInfo,
     WorkerThread,
@@ -37,8 +38,8 @@ from penstock.system.randomness import Generators
 
 #: Work that a thread takes at a time, in seconds: long beside taking it, short beside a batch.
 GRAIN_SECONDS = 3e-4
-#: The same of the caller, which shares a batch with nobody.
-CALLER_GRAIN_SECONDS = 1e-2
+#: Samples cheaper than this are worth measuring how many threads fetch them best, in seconds.
+CHEAP_SECONDS = 1e-3
 
 
 class ThreadCrew:
@@ -117,8 +118,11 @@ class ThreadCrew:
 
     def wait(self, batches: list[FetchedBatch], timeout: float) -> FetchedBatch | None:
         """Wait until one of the batches is done and return it; None: `timeout` seconds (0: no limit) went by."""
-        if not self._workers:
-            self._work_as_caller(batches[0], self._fetch, generators_here())
+        if not self._workers and not batches[0].done:  # the caller does all of it
+            with self._lock:
+                work = self._take_from(batches[0])
+            with self._fetch.as_guest(self._meter.calls):
+                self._fetch_part(work, self._fetch, generators_here(), self._caller_activity)
         deadline = time.monotonic() + timeout
         with self._lock:
             while (found := next((batch for batch in batches if batch.done), None)) is None:
@@ -207,14 +211,14 @@ class ThreadCrew:
                     self._work.wait()
         return None
 
-    def _take_from(self, batch: FetchedBatch, grain: float = GRAIN_SECONDS) -> tuple[FetchedBatch, int, int]:
-        """Take a part of a batch, of so many seconds; the lock is held."""
+    def _take_from(self, batch: FetchedBatch) -> tuple[FetchedBatch, int, int]:
+        """Take a part of a batch, all of it in the caller's thread; the lock is held."""
         if batch.indices is None:
             self._open.remove(batch)
             batch.taken = 1
             return batch, 0, 1
         begin = batch.taken
-        count = max(1, int(grain / self._sample_seconds))
+        count = max(1, int(GRAIN_SECONDS / self._sample_seconds)) if self._workers else len(batch.indices)
         batch.taken = end = min(len(batch.indices), begin + count)
         if end == len(batch.indices):
             self._open.remove(batch)
@@ -271,10 +275,62 @@ class ThreadCrew:
             self._done.notify_all()
         batch.build, batch.samples = None, []
 
-    def _work_as_caller(self, batch: FetchedBatch, fetch: Fetch, generators: Generators | None = None) -> None:
-        """Do what is left of a batch in the calling thread."""
-        with fetch.as_guest(self._meter.calls):
-            while not batch.done:
-                with self._lock:
-                    work = self._take_from(batch, CALLER_GRAIN_SECONDS)
-                self._fetch_part(work, fetch, generators, self._caller_activity)
+
+class Pace:
+    """How many threads work at a time: the fewest that do as much as any number does.
+
+    Rates are measured over short windows, for a number of threads and twice as many in turn, a few times each, for on
+    a busy machine one window tells little: 1 and 2, 2 and 4, ..., until more do not help, be it that they hinder each
+    other or that the caller takes no more. Both may change, so it is done again later; the less often, the more often
+    nothing had changed. Guarded by the crew's lock.
+    """
+
+    WINDOW_SECONDS = 0.01
+    ROUNDS = 3  # of windows for either number
+    FIRST_PAUSE = 25  # windows till the next trials
+    LONGEST_PAUSE = 400
+    GAIN = 1.1  # by which more threads must be faster
+
+    def __init__(self, threads: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._threads, self._clock = threads, clock
+        self._begin_windows()
+
+    def _begin_windows(self) -> None:
+        self._windows = self._trials()
+        self._begin_window(next(self._windows))
+
+    def _begin_window(self, active: int) -> None:
+        self.active, self._begin = active, self._clock()
+        self._samples = self._chunks = 0
+
+    def did(self, samples: int, seconds: float) -> None:
+        """Count a chunk of work."""
+        if self._threads == 1:
+            return
+        self._samples += samples
+        self._chunks += 1
+        elapsed = self._clock() - self._begin
+        if elapsed < self.WINDOW_SECONDS or self._chunks < 2 * self.active:
+            return
+        if seconds / samples >= CHEAP_SECONDS:
+            self._begin_windows()
+        else:
+            self._begin_window(self._windows.send(self._samples / elapsed))
+
+    def _trials(self) -> Generator[int, float, None]:
+        """Yield how many threads work in each window, and take the rate of samples in it."""
+        settled, pause, windows = self._threads, self.FIRST_PAUSE, 1
+        while True:
+            for _ in range(windows):
+                yield settled
+            few = 1
+            while few < self._threads:
+                many = min(2 * few, self._threads)
+                rates: dict[int, list[float]] = {few: [], many: []}
+                for count in (few, many) * self.ROUNDS:
+                    rates[count].append((yield count))
+                if median(rates[many]) <= self.GAIN * median(rates[few]):
+                    break
+                few = many
+            pause = min(2 * pause, self.LONGEST_PAUSE) if few == settled else self.FIRST_PAUSE
+            settled, windows = few, pause

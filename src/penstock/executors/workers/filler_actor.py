@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from penstock.call_counts import CallRow
-from penstock.cluster.connection import Facts, here
-from penstock.cluster.pickles import Pieces, pieces_of, whole
+from penstock.cluster.connection import Facts, Pieces, here, pieces_of, whole
 from penstock.errors import ClusterError
 from penstock.executors.buffers import Buffers
 from penstock.executors.fetch import Fetch
