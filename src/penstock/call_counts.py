@@ -145,18 +145,14 @@ class CallMeter:
             self._working.remove(read)
             self._finished.extend(read())
 
-    def rows(self) -> list[CallRow]:
-        """Return the counts so far."""
+    def counts(self) -> dict[str, CallCounts]:
+        """Return the counts so far, by function."""
         total = ThreadCalls()
         now = (*(thread.rows for thread in list(self._threads.values())), *list(self._working))
         for row in chain(self._finished_rows(), *(read() for read in now)):
             total.count(*row)
-        return total.rows()
-
-    def counts(self) -> dict[str, CallCounts]:
-        """Return the counts so far, by function."""
         found: dict[str, CallCounts] = {}
-        for function, reason, calls, example in self.rows():
+        for function, reason, calls, example in total.rows():
             before = found.get(function, CallCounts())
             if reason:
                 before.refused[reason] = RefusedCalls(calls, example)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,11 +20,15 @@ from tests.forking import assert_ended_well, assert_in_child, begin_in_child
 from tests.sample_datasets import Made
 
 
-def test_an_event_that_cannot_happen_is_an_error_and_changes_nothing() -> None:
+def buffers_for_batches() -> SharedBuffers:
     buffers = SharedBuffers()
     buffers.learn(1 << 16)
     buffers.expect(3)
-    lease = buffers.reserve()
+    return buffers
+
+
+def test_an_event_that_cannot_happen_is_an_error_and_changes_nothing() -> None:
+    lease = buffers_for_batches().reserve()
     assert lease is not None
     with pytest.raises(RuntimeError, match=r"Lease\(number=\d+, block=\d+, state=reserved\): it was not sent"):
         lease.received()
@@ -32,6 +37,23 @@ def test_an_event_that_cannot_happen_is_an_error_and_changes_nothing() -> None:
     with pytest.raises(RuntimeError, match=r"state=sent\): it was sent before"):
         lease.sent()
     assert lease.state is State.SENT
+
+
+@pytest.mark.parametrize(
+    ("events", "is_free"),
+    [
+        *((events, True) for events in ("", "f", "sr", "srr", "sfr", "fsrr")),
+        *((events, False) for events in ("s", "sf", "sk", "skr", "srk", "srf", "srfr", "skf")),
+    ],
+)
+def test_how_a_lease_ends_says_whether_its_block_is_used_again(events: str, is_free: bool) -> None:
+    """Events: sent, received, received and kept by the worker, forked."""
+    buffers = buffers_for_batches()
+    lease: Any = buffers.reserve()
+    for event in events:
+        {"s": lease.sent, "r": lease.received, "k": partial(lease.received, kept=True), "f": lease.forked}[event]()
+    del lease
+    assert buffers.counts()[1] == is_free
 
 
 def rows(size: int = 800) -> Made:

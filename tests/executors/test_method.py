@@ -15,8 +15,7 @@ import torch
 import torch.utils.data as tud
 
 import penstock
-from penstock.executors.fetch import Fetch
-from penstock.executors.method import LIMIT_SECONDS, Choice, Measurement, Trial, choose
+from penstock.executors.method import LIMIT_SECONDS, Choice, Measurement, choose
 from penstock.settings import Method
 from penstock.system.randomness import generator_states, generators_drawn_from
 from tests.same import assert_same
@@ -31,7 +30,7 @@ def chosen(loader: Any) -> str:
 
 
 PAIRS = Made(lambda index: (torch.zeros(10), index), 9)
-TRIAL = Trial(Fetch(PAIRS, batched=True, collate_fn=tud.default_collate), 64, 2)
+OF_LOADER = 2, 64  # workers, and samples of a batch
 
 
 def found(one: float, every: float, draws: tuple[str, ...] = ()) -> Measurement:
@@ -54,7 +53,7 @@ def test_the_faster_method_is_taken(
     measured: Measurement, samples: int | None, wanted: Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.executors.method.usable_cpus", lambda: 4)
-    choice = choose(measured, TRIAL, samples, seeded=False)
+    choice = choose(measured, *OF_LOADER, samples, seeded=False)
     assert choice.method is wanted
     assert f"one thread fetched {1 / measured.one:,.0f} samples/s and 2 threads {1 / measured.all:,.0f}" in choice.why
     assert "after a start of 50 ms" in choice.why
@@ -63,8 +62,8 @@ def test_the_faster_method_is_taken(
 
 def test_with_a_seed_global_draws_need_processes() -> None:
     facts = found(1e-3, 0.3e-3, ("torch", "random", "numpy.random"))
-    assert choose(facts, TRIAL, None, seeded=False).method is Method.THREAD
-    choice = choose(facts, TRIAL, None, seeded=True)
+    assert choose(facts, *OF_LOADER, None, seeded=False).method is Method.THREAD
+    choice = choose(facts, *OF_LOADER, None, seeded=True)
     assert choice.method is Method.PROCESS
     assert "torch, random and numpy.random" in choice.why
 
@@ -98,7 +97,7 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def fake(*given: Any, **more: Any) -> Choice:
         calls.append(given)
-        return choose(found(1e-5, 1e-5), TRIAL, 100, seeded=False)
+        return choose(found(1e-5, 1e-5), *OF_LOADER, 100, seeded=False)
 
     monkeypatch.setattr("penstock.executors.method.try_out", fake)
     dataset: Any = list(range(40))

@@ -30,7 +30,7 @@ from penstock.hooks.calls import natively_in_this_process
 from penstock.recipe import drawing
 from penstock.recipe.keyed_methods import HOOKS
 from penstock.recipe.patches import Lease
-from penstock.settings import Method
+from penstock.settings import Method, Settings
 from penstock.state.delivery import Task
 from penstock.system.cpus import usable_cpus
 from penstock.system.randomness import generator_states, generators_drawn_from
@@ -49,18 +49,6 @@ ROUNDS, WINDOW_SECONDS = 2, 0.045
 BATCH_SECONDS = 0.01
 #: What the start of a worker process takes, in seconds, the way of a batch from one, and a batch in threads.
 START_SECONDS, TRANSFER_SECONDS, THREAD_BATCH_SECONDS = 0.025, 2e-4, 1e-4
-
-
-@dataclass(frozen=True)
-class Trial:
-    """What is tried: what a loader fetches with, and its arguments."""
-
-    fetch: Fetch
-    batch_size: int
-    workers: int
-    init: Init | None = None
-    shared: bool = False
-    """All threads use one dataset."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +71,12 @@ class Choice:
     why: str
 
 
-def choose(found: Measurement, trial: Trial, samples: int | None, *, seeded: bool) -> Choice:
+def choose(found: Measurement, workers: int, size: int, samples: int | None, *, seeded: bool) -> Choice:
     """Return threads where they are so much faster that it pays, else processes, and the figures behind it.
 
     Args:
         found: what the trial found.
+        workers, size: of the loader, and of its batches.
         samples: of an epoch, for which workers are started anew; None: their start does not count.
         seeded: the loader has a seed, and global generators must be functions of the sample, which threads cannot give.
     """
@@ -95,7 +84,6 @@ def choose(found: Measurement, trial: Trial, samples: int | None, *, seeded: boo
         return Choice(
             Method.PROCESS, f"processes: with seed= the draws from {and_join(found.draws)} must follow the sample"
         )
-    workers, size = trial.workers, trial.batch_size
     threads = min(found.one, found.all) + THREAD_BATCH_SECONDS / size
     processes = max(found.one / min(workers, usable_cpus()), TRANSFER_SECONDS / size)
     start = START_SECONDS * workers
@@ -113,35 +101,36 @@ def choose(found: Measurement, trial: Trial, samples: int | None, *, seeded: boo
     return Choice(Method.PROCESS, f"processes: {why}; threads pay from {WORTH_THREADS} times as fast on")
 
 
-def try_out(trial: Trial, samples: int | None, *, seeded: bool) -> Choice:
+def try_out(settings: Settings, fetch: Fetch, samples: int | None) -> Choice:
     """Return the method for a dataset, after threads have fetched some batches of it for a moment.
 
     It takes at most LIMIT_SECONDS, and LIMIT_EACH_SECONDS more for each worker, whatever the samples take.
 
     Args:
-        trial: what is tried.
-        samples, seeded: as `choose` takes them.
+        settings: of a loader.
+        fetch: what it fetches with.
+        samples: of an epoch, as `choose` takes them.
     """
-    dataset = trial.fetch.dataset
+    dataset, workers, size = settings.dataset, settings.num_workers, settings.batch_size or 1
     if isinstance(dataset, IterableDataset):
         return Choice(Method.PROCESS, "processes: an iterable dataset cannot be tried without going through it")
-    if trial.workers == 0:
+    if workers == 0:
         return Choice(Method.THREAD, "the caller's thread, as num_workers=0 says")
     if multiprocessing.current_process().daemon:
         return Choice(Method.THREAD, "threads: this process is a worker, and may have no worker processes")
-    seconds = LIMIT_SECONDS + LIMIT_EACH_SECONDS * trial.workers
+    seconds = LIMIT_SECONDS + LIMIT_EACH_SECONDS * workers
     try:
         if len(dataset) == 0:
             return Choice(Method.THREAD, "threads: the dataset is empty")
-        own = OwnFetches(trial.fetch, trial.init, shared=trial.shared)
-        found = _apart(lambda: measure(trial, own), seconds)
+        own = OwnFetches(fetch, settings.worker_init_fn, shared=settings.share_dataset)
+        found = _apart(lambda: measure(fetch, own, workers, size), seconds)
     except NotCopied as error:
         return not_copied(error)
     except (TypeError, _Failed) as error:  # the dataset's own, or it takes other indices, or has no length
         return Choice(Method.PROCESS, f"processes: trying a few samples failed, {error}")
     if found is None:
         return Choice(Method.PROCESS, f"processes: a trial of threads was not over after {seconds:.1f} s")
-    return choose(found, trial, samples, seeded=seeded)
+    return choose(found, workers, size, samples, seeded=settings.seed is not None)
 
 
 def not_copied(error: NotCopied) -> Choice:
@@ -228,24 +217,27 @@ def _draws_of(fetch: Fetch, index: Any) -> tuple[str, ...]:
     return generators_drawn_from(before)
 
 
-def measure(trial: Trial, own: OwnFetches) -> Measurement:
+def measure(fetch: Fetch, own: OwnFetches, workers: int, size: int) -> Measurement:
     """Return what a trial finds. Raises what the dataset raises, NotCopied where threads are refused.
 
-    The process that calls it must be one that ends then: samples are fetched. own: what each thread fetches with.
+    The process that calls it must be one that ends then: samples are fetched.
+
+    Args:
+        fetch: of the loader.
+        own: what each thread fetches with.
+        workers, size: threads, and samples of a batch.
     """
-    size = len(trial.fetch.dataset)
-    indices = cycle(range(0, size, -(-size // 256)))  # spread over the dataset
-    draws = _draws_of(trial.fetch, next(indices))  # the first one also opens and imports what later ones need not
+    length = len(fetch.dataset)
+    indices = cycle(range(0, length, -(-length // 256)))  # spread over the dataset
+    draws = _draws_of(fetch, next(indices))  # the first one also opens and imports what later ones need not
     begun = perf_counter()
-    trial.fetch.sample(Task(None, 0, 0), next(indices))
-    batch = min(trial.batch_size, max(1, int(BATCH_SECONDS / max(perf_counter() - begun, 1e-9))))
-    one, every = (
-        min(_in_threads(threads, trial, own, indices, batch) for _ in range(ROUNDS)) for threads in (1, trial.workers)
-    )
+    fetch.sample(Task(None, 0, 0), next(indices))
+    size = min(size, max(1, int(BATCH_SECONDS / max(perf_counter() - begun, 1e-9))))
+    one, every = (min(_in_threads(count, own, indices, size) for _ in range(ROUNDS)) for count in (1, workers))
     return Measurement(draws, one, every)
 
 
-def _in_threads(threads: int, trial: Trial, own: OwnFetches, indices: Iterator[Any], size: int) -> float:
+def _in_threads(threads: int, own: OwnFetches, indices: Iterator[Any], size: int) -> float:
     """Return the seconds a sample of so many threads at once. size: samples of a batch."""
 
     def work(number: int, fetch: Fetch, init: Init | None) -> tuple[float, float, int]:

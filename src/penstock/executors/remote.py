@@ -90,11 +90,10 @@ class RemoteFiller(Filler):
         self._numbers = itertools.count()
         self._asked: dict[int, str] = {}  # the samples of each batch in flight, for messages
         self._stages: dict[int, list[tuple[Any, ...]]] = {}  # of each filler, as it said last
-        self._calls: dict[int, list[Any]] = {}
         self._deepest = IN_FLIGHT
         self._failed = False
         self._closed = False
-        resources.meter.open(self._stage_rows, self._call_rows)
+        resources.meter.open(self._stage_rows)
 
     def start(self) -> None:
         self._crew.start()
@@ -117,7 +116,7 @@ class RemoteFiller(Filler):
         self._crew.close()
         if os.getpid() == self._pid:
             self._report.running = False
-            self.resources.meter.close(self._stage_rows, self._call_rows)
+            self.resources.meter.close(self._stage_rows)
         self._closed = True
 
     @property
@@ -185,7 +184,7 @@ class RemoteFiller(Filler):
                 filled = Filled(error=error)
             if filled.error is not None and filled.traceback:
                 filled.error.__cause__ = FillerTraceback(filled.traceback)
-            self._stages[filled.filler], self._calls[filled.filler] = filled.stages, filled.calls
+            self._stages[filled.filler] = filled.stages
             self._report.came(answer.size, time.perf_counter() - begun)
             batch.filled, batch.error = filled, filled.error
         self._crew.forget(batch.number)
@@ -211,9 +210,6 @@ class RemoteFiller(Filler):
 
     def _stage_rows(self) -> list[tuple[Any, ...]]:
         return [row for rows in list(self._stages.values()) for row in rows]
-
-    def _call_rows(self) -> list[Any]:
-        return [row for rows in list(self._calls.values()) for row in rows]
 
 
 class RemoteExecutor(FillerExecutor):

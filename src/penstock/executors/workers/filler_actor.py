@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from penstock.call_counts import CallRow
 from penstock.cluster.connection import Facts, Pieces, here, pieces_of, whole
 from penstock.errors import ClusterError
 from penstock.executors.buffers import Buffers
@@ -75,7 +74,6 @@ class Filled:
     """Of the error."""
     stages: list[tuple[Any, ...]] = field(default_factory=list)
     """What the filler has counted since it began, as observe.StageReader returns it."""
-    calls: list[CallRow] = field(default_factory=list)
 
 
 class _Last(Observer):
@@ -133,7 +131,6 @@ class FillerActor:
             filled.bad = self._work.news()
         filled.filler = self._number
         filled.stages = [(stage, *time) for stage, time in self._meter.stages().items()]
-        filled.calls = self._meter.calls.rows()
         try:
             return pieces_of(filled)
         except Exception as error:

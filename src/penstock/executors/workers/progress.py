@@ -54,15 +54,14 @@ class WorkerProgress:
 
     stage: WorkerStage
     index: int | str | None
-    """Index of the sample in work; a text where it is no integer, None where the worker has no sample, or was just
-    writing its index."""
+    """Index of the sample in work; a text where it is no integer, None where the worker has no sample."""
     seconds: float
     """Since the stage began."""
 
 
-# times written, stage, kind of index, index, when the stage began (ns, CLOCK_MONOTONIC), times written again
-_RECORD = struct.Struct("=qqqqqq")
-_INDEX, _SINCE = 3, 4  # which words of it
+# kind of index, stage, index, when the stage began (ns, CLOCK_MONOTONIC)
+_RECORD = struct.Struct("=qqqq")
+_INDEX, _SINCE = 2, 3  # which words of it
 _LIMIT = 1 << 63  # of its numbers
 _NOTHING, _NUMBER, _TEXT = range(3)
 _STAGES = list(WorkerStage)
@@ -112,7 +111,7 @@ class Board:
         now = time.monotonic_ns()
         for worker in range(workers):
             starting = _STAGES.index(WorkerStage.STARTING)
-            _RECORD.pack_into(self._memory, worker * _REGION, 0, starting, _NOTHING, 0, now, 0)
+            _RECORD.pack_into(self._memory, worker * _REGION, _NOTHING, starting, 0, now)
 
     def __getstate__(self) -> tuple[str, list[Any]]:
         return self.folders, [multiprocessing.reduction.DupFd(fd) for fd in self._fds]
@@ -135,12 +134,11 @@ class Board:
         record = memoryview(region)[offset : offset + _RECORD.size].cast("q")
         pack, now, running = _RECORD.pack_into, time.monotonic_ns, time.thread_time_ns
         codes = {str(stage): code for code, stage in enumerate(_STAGES)}
-        times, stage, samples, since, ran = 0, 0, 0, now(), running()
+        stage, samples, since, ran = 0, 0, now(), running()
         spent = [(0, 0, 0)] * len(codes)
 
         def begin(name: str, index: Any, size: int = 1) -> None:
-            nonlocal times, stage, samples, since, ran
-            times += 1
+            nonlocal stage, samples, since, ran
             (began, since), (ran_before, ran) = (since, now()), (ran, running())
             taken, count, on_cpu = spent[stage]
             spent[stage] = of_stage = taken + since - began, count + samples, on_cpu + ran - ran_before
@@ -154,14 +152,14 @@ class Board:
                 with contextlib.suppress(Exception):
                     number = operator.index(index)  # numpy's integers, tensors without dimensions
             if number is not None and -_LIMIT <= number < _LIMIT:
-                pack(region, offset, times, stage, _NUMBER, number, since, times)
+                pack(region, offset, _NUMBER, stage, number, since)
                 return
-            pack(region, offset, times, stage, _NOTHING, 0, since, times)
+            pack(region, offset, _NOTHING, stage, 0, since)
             if index is not None:
                 text = _SHORT.repr(index).encode(errors="replace")[:_TEXT_MAX]
                 _WORD.pack_into(region, offset + _LENGTH_AT, len(text))
                 region[offset + _TEXT_AT : offset + _TEXT_AT + len(text)] = text
-                pack(region, offset, times, stage, _TEXT, 0, since, times)
+                pack(region, offset, _TEXT, stage, 0, since)
 
         def each(indices: Iterable[Any]) -> Iterator[Any]:
             begin(WorkerStage.GETITEM, None, operator.length_hint(indices))
@@ -193,17 +191,10 @@ class Board:
     def progress(self, worker: int) -> WorkerProgress:
         """Return what a worker has last begun."""
         assert self._memory is not None
-        begin, end = worker * _REGION, (worker + 1) * _REGION
-        region = self._memory[begin:end]
-        for _ in range(3):  # it may be writing
-            before, region = region, self._memory[begin:end]
-            if before == region:
-                break
-        times, stage, kind, number, since, times_after = _RECORD.unpack_from(region)
-        index: int | str | None = None
-        if times == times_after and kind == _NUMBER:
-            index = number
-        elif times == times_after and kind == _TEXT:
+        region = self._memory[worker * _REGION : (worker + 1) * _REGION]
+        kind, stage, number, since = _RECORD.unpack_from(region)
+        index: int | str | None = number if kind == _NUMBER else None
+        if kind == _TEXT:
             (length,) = _WORD.unpack_from(region, _LENGTH_AT)
             index = region[_TEXT_AT : _TEXT_AT + length].decode(errors="replace")
         seconds = max(0, time.monotonic_ns() - since) / 1e9
