@@ -4,7 +4,7 @@ What is bytes here is raw: paths as os.fsencode gives them, names each followed 
 let Python's lock go while they work. Objects may be used from any thread unless it says otherwise.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -493,19 +493,6 @@ class LoopCounter:
         """Return what passes in the caller's thread counted: batches, samples, and (seconds, samples, CPU seconds) of
         each stage in observe.CALLER_STAGES.
         """
-
-class NotedIndices:
-    """Goes through the indices of a batch, and notes each in memory that another process reads, before it gives it.
-
-    Words `at_index` and `at_index + 1` of the record become the index and the time (ns, CLOCK_MONOTONIC). describe() is
-    called in place of that with the first index, and with each that is not an int of 64 bits.
-    """
-
-    def __init__(
-        self, record: memoryview, at_index: int, describe: Callable[[Any], None], indices: Iterable[Any]
-    ) -> None: ...
-    def __iter__(self) -> NotedIndices: ...
-    def __next__(self) -> Any: ...
 
 class CallerClock:
     """The clock of one pass in the caller's thread."""

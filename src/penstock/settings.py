@@ -137,7 +137,7 @@ class Settings:
     size: int | None = None
     """The length of the dataset, where the loader makes the order; None: it has none, or is not asked."""
     known: dict[str, Any] = field(default_factory=dict, init=False)
-    """What order.batch_order has found out about these settings, once for all passes that go by them."""
+    """What order.batches has found out about these settings, once for all passes that go by them."""
 
     @cached_property
     def iterable(self) -> bool:

@@ -463,7 +463,7 @@ def test_a_pass_can_be_closed_while_it_is_waited_for(root, monkeypatch):
         return "late"
 
     monkeypatch.setattr(reading.Readers, "_encoded", slow)
-    monkeypatch.setattr("penstock.executors.workers.thread_lifetime.JOIN_SECONDS", 0.1)
+    monkeypatch.setattr("penstock.executors.workers.worker_thread.JOIN_SECONDS", 0.1)
     batches, raised = on_device(folder(root, v1.CenterCrop(20)), [[0, 1]]), []
 
     def take():

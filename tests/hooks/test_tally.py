@@ -249,8 +249,8 @@ def test_a_meter_keeps_so_many_reasons() -> None:
     meter = CallMeter()
     sink = meter.of_this_thread()
     for number in range(3 * MOST_REASONS):
-        sink.refuse("f", str(number), "")
-        sink.refuse("g", "one", "")
+        sink.count("f", str(number))
+        sink.count("g", "one")
     counts = meter.counts()
     assert len(counts["f"].refused) == MOST_REASONS + 1
     assert counts["f"].refused[OTHER_REASONS].calls == 2 * MOST_REASONS

@@ -88,7 +88,7 @@ class DecodingFiller(Filler):
     def open(self, pass_input: PassInput) -> None:
         grey, meter = self._decoder.grey, self.resources.meter
         self._readers = Readers(self._plan, pass_input, self.workers, meter, grey=grey, substitutes=self._substitutes)
-        self.ended, self._begun = self._readers.ended, True
+        self._begun = True
 
     def close(self) -> None:
         if self._begun:

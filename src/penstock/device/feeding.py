@@ -25,7 +25,7 @@ from penstock.device.copy_stream import CopyStream, IdleMeter, copy_stream_to
 from penstock.device.feed import Device, Feed
 from penstock.device.moving import Mover
 from penstock.executors.iterator import Pass
-from penstock.executors.workers.thread_lifetime import context_here, leave_behind
+from penstock.executors.workers.worker_thread import context_here, leave_behind
 from penstock.observe import Delivery, Observers, observed
 from penstock.order.batches import length
 from penstock.stats import Counters
@@ -59,7 +59,7 @@ class ThreadSender:
         self._sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._closed = False
         self._pid = os.getpid()
-        self._thread = threading.Thread(target=context_here(), args=(self._run,), name="penstock-feed", daemon=True)
+        self._thread = threading.Thread(target=context_here()(), args=(self._run,), name="penstock-feed", daemon=True)
         self._starting = threading.Lock()
 
     def next(self) -> Any:

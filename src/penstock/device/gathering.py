@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +37,6 @@ class ResidentFiller(Filler):
     def __init__(self, held: ResidentPlan, resources: PassResources, stream: CopyStream | None = None) -> None:
         super().__init__(resources)
         self.workers = 0
-        self.ended = threading.Event()
         self._held = held
         self._working = contextlib.nullcontext if stream is None else stream.working
         self._images: Images | None = None
@@ -46,7 +44,7 @@ class ResidentFiller(Filler):
         self._prepared = False
 
     def close(self) -> None:
-        self.ended.set()
+        """End nothing: no thread works."""
 
     def __repr__(self) -> str:
         return f"arrays on {self._held.device}"

@@ -22,7 +22,7 @@ from penstock.device.decoders import planes, read_header
 from penstock.errors import InvalidID, InvalidOption
 from penstock.executors.filler import IndexedBatch, PassInput
 from penstock.executors.workers.native import READERS, MeteredReaders, read_ahead_bytes
-from penstock.executors.workers.thread_lifetime import end_crew
+from penstock.executors.workers.worker_thread import end_crew
 from penstock.observe import Meter
 from penstock.plan import NativePlan
 from penstock.recipe import keyed_methods
@@ -100,7 +100,6 @@ class Readers:
         grey: bool,
         substitutes: Substitutes | None = None,
     ) -> None:
-        self.ended = threading.Event()
         readers = _native.FileReaders(plan.program, READERS if threads else 0, read_ahead_bytes())
         self.files = MeteredReaders(readers, meter)
         self._plan = plan
@@ -157,7 +156,7 @@ class Readers:
 
     def close(self) -> None:
         """End the threads. In a forked child they do not exist, and nothing is done."""
-        end_crew(self._threads, self._stop, self.ended, self._pid)
+        end_crew(self._threads, self._stop, self._pid)
 
     def _stop(self) -> None:
         with self._changed:

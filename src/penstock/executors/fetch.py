@@ -6,12 +6,13 @@ torch has no place for: generators set for each sample, bad samples replaced by 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import Subset, default_collate
@@ -20,7 +21,6 @@ from torch.utils.data._utils import worker as torch_worker
 from penstock.call_counts import CallMeter
 from penstock.executors.collating import BatchMemory
 from penstock.executors.filling import FilledBatch, Filling
-from penstock.executors.plain_data import is_refused_write
 from penstock.executors.stacking import Stacking
 from penstock.recipe import drawing
 from penstock.recipe.collate_fn import Collated
@@ -41,11 +41,8 @@ else:
     (keyed_methods,) = deferred("penstock.recipe", "keyed_methods")
 
 
-class Note(Protocol):
-    """Takes note that a stage begins."""
-
-    def __call__(self, stage: str, index: Any, samples: int = 1, /) -> None:
-        """Take note of a stage, the index of its sample (the list of them, of several), and their number."""
+#: Takes note that a stage begins: its name, the index of its sample (the list of them, of several), and their number.
+Note = Callable[..., object]
 
 
 def no_note(stage: str, index: Any, samples: int = 1) -> None:
@@ -301,6 +298,12 @@ class Fetch:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "note": no_note, "each": iter, "_pipelines": None}
+
+
+def is_refused_write(error: BaseException) -> bool:
+    """Return whether an error says, in the words of NumPy or Python, that memory is read-only."""
+    said = str(error) if type(error) in (ValueError, TypeError, BufferError) else ""  # others may have no words
+    return re.search(r"read-?only|read-write|not writ", said) is not None
 
 
 def _whole_batches(dataset: Any) -> Callable[[Any], list[Any]] | None:

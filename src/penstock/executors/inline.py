@@ -19,8 +19,7 @@ from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIt
 import penstock._native as _native
 from penstock import call_counts, loop_times
 from penstock.executors.iterator import INTERRUPTED
-from penstock.executors.job import Job
-from penstock.executors.torch_pass import view_of
+from penstock.executors.job import Job, view_of
 from penstock.loop_times import LoopClock
 from penstock.observe import Delivery, Meter, Observers, observed
 from penstock.order.permutations import draw_seed

@@ -17,7 +17,6 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from penstock.errors import WorkerStuck
 from penstock.executors.filler import Batch, Filler, PassInput
 from penstock.executors.job import Job
-from penstock.executors.workers.native import ThreadWorker
 from penstock.observe import Delivery, Observers, observed
 from penstock.order.schedule import Arrivals
 
@@ -204,11 +203,6 @@ class Pass(_BaseDataLoaderIter):
         if self._input.length is None:
             raise TypeError("the batch sampler of this loader has no length")
         return self._input.length
-
-    @property
-    def _workers(self) -> list[ThreadWorker]:
-        """The threads, under the name that torch's iterator gives its workers."""
-        return [ThreadWorker(f"thread-{number}", self.filler.ended) for number in range(self._num_workers)]
 
     def __getstate__(self) -> NoReturn:
         raise NotImplementedError("a pass over the data cannot be pickled; pickle the loader")

@@ -126,6 +126,25 @@ def fetch_of(settings: Settings, substitutes: Substitutes | None, plan: PythonPl
     return fetcher(settings, substitutes, here=here)(read=plan.assisted, filling=filling)
 
 
+class LoaderView:
+    """A loader as torch's own iterators are to see it: with some attributes replaced."""
+
+    def __init__(self, loader: Any, **replaced: Any) -> None:
+        self.__dict__.update(replaced)
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+def view_of(job: Job, **seen: Any) -> Any:
+    """Return the loader of a pass, with these attributes. Torch would warn of a pin_memory_device at our own line."""
+    loader, generator = job.loader(), job.settings.draws_from
+    if not seen and loader.pin_memory == job.pins and loader.generator is generator and not loader.pin_memory_device:
+        return loader
+    return LoaderView(loader, pin_memory_device="", pin_memory=job.pins, generator=generator, **seen)
+
+
 class Executor(Protocol):
     """Fills the batches of a pass in one way."""
 

@@ -12,7 +12,6 @@ rows are gathered while the caller waits for them, and images are copied when th
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -75,8 +74,7 @@ class NativeFiller(Filler):
         self._substitutes = substitutes
         self._plan = plan
         self._crew: NativeCrew
-        self.ended = threading.Event()
-        self.ended.set()
+        self._opened = False
         self._staging: Staging | None = None
         self._fetch: Fetch | None = None  # reads the rest of the pass
         self._lease: Lease | None = None
@@ -89,7 +87,7 @@ class NativeFiller(Filler):
     def open(self, pass_input: PassInput) -> None:
         super().open(pass_input)
         self._crew = NativeCrew(self._plan, self.workers, self.resources.meter)
-        self._pool, self.ended = self._crew.pool, self._crew.ended
+        self._pool, self._opened = self._crew.pool, True
         if self._plan.remote is not None:
             self._staging = Staging(self._plan.remote, pass_input.coming, pass_input.samples)
 
@@ -102,7 +100,7 @@ class NativeFiller(Filler):
         if self._staging is not None:
             self._staging.close()
             self._staging = None
-        if not self.ended.is_set():
+        if self._opened:
             self._crew.close()
 
     def __repr__(self) -> str:

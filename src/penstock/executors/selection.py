@@ -16,10 +16,9 @@ from penstock.cluster.option import Ray
 from penstock.errors import InvalidOption, pair
 from penstock.executors.buffers import Buffers
 from penstock.executors.fetch import Fetch
-from penstock.executors.filler import IN_FLIGHT, Filler, PassInput, PassResources
+from penstock.executors.filler import IN_FLIGHT, Filler, FillerReport, PassInput, PassResources
 from penstock.executors.iterator import Pass
 from penstock.executors.job import Executor, Job, fetch_of
-from penstock.executors.workers.filler_report import FillerReport
 from penstock.executors.workers.shared_memory import SharedBuffers
 from penstock.loop_model import Measured, Workers, measured
 from penstock.observe import Meter, Observers
@@ -338,16 +337,9 @@ class Executors:
     def choice(self, settings: Settings, chosen: PythonPlan) -> Choice:
         """Return what worker_method="auto" comes to: measured once."""
         if self._choice is None:
-            trial = method.Trial(
-                self.fetch(settings, chosen),
-                settings.batch_size or 1,
-                settings.num_workers,
-                init=settings.worker_init_fn,
-                shared=settings.share_dataset,
-            )
             batches = None if settings.persistent_workers else BatchOrder(settings).length()
-            samples = None if batches is None else batches * trial.batch_size
-            self._choice = method.try_out(trial, samples, seeded=settings.seed is not None)
+            samples = None if batches is None else batches * (settings.batch_size or 1)
+            self._choice = method.try_out(settings, self.fetch(settings, chosen), samples)
         return self._choice
 
     def global_draws(self, settings: Settings, chosen: PythonPlan) -> tuple[str, ...]:

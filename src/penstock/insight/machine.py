@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from penstock.executors.workers.shm_space import FOLDER, HELD, REMEDY
+from penstock.executors.workers.post_mortem import FOLDER, REMEDY
 from penstock.sources.naming import names_of
 from penstock.sources.shards import Shards
 from penstock.storage.objects import is_url
@@ -268,7 +268,7 @@ def check_shared_memory(folder: str, workers: int, prefetch_factor: int) -> Chec
         words = f"there is no {folder}: worker processes cannot hand torch's tensors over"
         return judged(FOLDER, words, f"Mount a tmpfs at {folder}, or read with worker_method='thread'.", bad=True)
     free = space.f_bavail * space.f_frsize
-    planned = (workers * prefetch_factor + HELD) * USUAL_BATCH
+    planned = (workers * prefetch_factor + 2) * USUAL_BATCH
     words = (
         f"{size_of(free)} free of {size_of(space.f_blocks * space.f_frsize)}; a usual job of "
         f"{counted(workers, 'worker process', 'worker processes')} with prefetch_factor={prefetch_factor} and batches "

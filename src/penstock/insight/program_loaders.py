@@ -25,7 +25,6 @@ import torch.utils.data
 from torch.utils.data import BatchSampler, Subset, default_collate
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
-from penstock.executors.torch_pass import batches_in_flight
 from penstock.insight import program
 from penstock.loader import DataLoader
 from penstock.observe import Delivery, Harmless, Observer, Watcher
@@ -218,7 +217,7 @@ def _delivering(original: Any) -> Any:
         except Exception as error:
             observation.observer.failed(error)
             raise
-        observation.delivered(batch, time.perf_counter() - began, batches_in_flight(self))
+        observation.delivered(batch, time.perf_counter() - began, getattr(self, "_tasks_outstanding", 0))
         return batch
 
     return _next_data

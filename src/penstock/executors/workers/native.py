@@ -55,39 +55,6 @@ def _memory() -> int:
     return memory if limit is None else min(memory, limit)
 
 
-class ThreadWorker:
-    """What torch's iterator calls a worker, for code that waits for its end: a thread that a pass holds.
-
-    It does not keep the pass alive.
-    """
-
-    def __init__(self, name: str, ended: threading.Event) -> None:
-        self.name = name
-        self.pid = os.getpid()
-        self._ended = ended
-
-    def is_alive(self) -> bool:
-        """Return whether the pass still holds the thread."""
-        return not self._ended.is_set()
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait for the end of the pass, at most `timeout` seconds."""
-        self._ended.wait(timeout)
-
-    def terminate(self) -> None:
-        """Do nothing: a thread cannot be ended from outside, and ends with its pass."""
-
-    kill = terminate
-
-    @property
-    def exitcode(self) -> int | None:
-        """0 once the pass has ended, None before."""
-        return 0 if self._ended.is_set() else None
-
-    def __repr__(self) -> str:
-        return f"<ThreadWorker {self.name}: {'alive' if self.is_alive() else 'ended'}>"
-
-
 @dataclass(slots=True, eq=False)
 class NativeBatch(IndexedBatch):
     """A batch that was submitted to the pool."""
@@ -136,7 +103,7 @@ class NativeCrew:
         self.lock = threading.Lock()
         self.batches: dict[int, NativeBatch] = {}  # those in flight, by number
         self._submitted = 0
-        self.ended = threading.Event()  # the pool is closed and its threads are gone
+        self._closed = False
         self._plan = plan
         self._threads: list[threading.Thread] = []
         self._reading: dict[int, tuple[int, int, float]] = {}  # by thread: batch, position, since when
@@ -165,13 +132,13 @@ class NativeCrew:
 
     def close(self) -> None:
         """End the threads. In a forked child they do not exist, and nothing is done."""
-        if not self.pool.abandoned:
+        if not (self._closed or self.pool.abandoned):
+            self._closed = True
             self.pool.close()
             self._join()
             self._meter.close(self._stages)
             self._meter.reading.close(self._reading_counts)
             self._meter.close_spans(self._spans)
-        self.ended.set()
 
     def _join(self) -> None:
         """Wait for Python's threads, but not for the one that runs this itself.
