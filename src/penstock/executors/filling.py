@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,14 +52,10 @@ class FilledBatch:
         labels = [] if self.labels is None else [collated_labels(self.labels)]
         return self.plan.leaves[0].form.batch([*self.rows, *labels])
 
-    def columns(self) -> list[list[torch.Tensor]]:
-        """Return the tensors of the samples field by field: they lie in the rows, and each has its storage."""
-        return list(map(_own_storages, self.rows))
-
-    def samples_of(self, columns: Sequence[Sequence[torch.Tensor]]) -> list[Any]:
-        """Return the samples that have these tensors, field by field."""
+    def samples(self) -> list[Any]:
+        """Return the samples: their tensors lie in the rows, and each has its storage."""
         labels = [] if self.labels is None else [as_objects(self.labels)]
-        return self.plan.leaves[0].form.samples([*columns, *labels])
+        return self.plan.leaves[0].form.samples([*map(_own_storages, self.rows), *labels])
 
 
 def _own_storages(rows: torch.Tensor) -> list[torch.Tensor]:
