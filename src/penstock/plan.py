@@ -73,8 +73,8 @@ class NativePlan:
             return False
         if not (leaf.lasting() and self.still() and self.unmoved()):
             return False
-        if indexes is not None:
-            indexes.refresh()
+        for index in () if indexes is None else indexes.opened:
+            index.refresh()
         return True
 
     @cached_property

@@ -14,7 +14,7 @@ from torchvision.transforms import v2
 
 import penstock
 from penstock.executors.filling import Filling
-from penstock.executors.selection import planned
+from penstock.executors.job import planned
 from penstock.plan import Kept, PythonPlan
 from penstock.state.delivery import Task
 from tests.filled_batches import (

@@ -17,7 +17,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock
-from penstock.system.cpus import usable_cpus
+from penstock.system.limits import usable_cpus
 from tests.photos import in_memory, photo_files
 from tests.same import assert_same, assert_same_batches
 from tests.sample_datasets import Made, rows

@@ -189,11 +189,6 @@ class BucketOrder:
         return self._indices[begin : begin + count].copy()
 
 
-def sampler_of(sampler: Any, batch_sampler: Any) -> Any:
-    """Return which of a loader's samplers says which samples come: beside Buckets torch puts one of all in sequence."""
-    return batch_sampler.sampler if isinstance(batch_sampler, Buckets) else sampler
-
-
 def _edges(longest: int) -> Indices:
     """Return the shortest length of each bucket but the first."""
     edges, edge = [], 1

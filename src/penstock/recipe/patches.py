@@ -17,7 +17,7 @@ from typing import Any
 
 from torch.compiler import is_dynamo_compiling
 
-from penstock.system.process_lock import ProcessLock
+from penstock.system.locks import ProcessLock
 
 #: Packages whose modules are not searched for functions that they have imported by name.
 _NOT_SEARCHED = frozenset({*sys.stdlib_module_names, "numpy", "torch"}) - {"__main__"}

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import penstock._native as _native
 from penstock.order.permutations import Indices
-from penstock.recipe.originals import is_original
+from penstock.recipe.originals import is_original, replaced_in_opening
 from penstock.recipe.reader import read as read_recipe
 from penstock.recipe.steps import Refusal, Step
 from penstock.sources.arrays import within_storage
@@ -31,7 +31,8 @@ from penstock.sources.native_source import (
 )
 from penstock.sources.reading import open_path, read_image, tensor_of
 from penstock.sources.sample_reader import SampleReader
-from penstock.sources.source import Source, replaced
+from penstock.sources.source import Source
+from penstock.sources.unchanged import always
 from penstock.system.words import counted
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -71,7 +72,7 @@ class TorchvisionFolderSource(Source):
             return transformed([located(position)[1] for position in positions.tolist()], dataset.target_transform)
 
         def paths(positions: Indices) -> list[bytes]:
-            return [os.fsencode(located(position)[0]) for position in positions.tolist()]
+            return [os.fsencode(path) for path, _ in map(located, positions.tolist())]
 
         def path(position: int) -> str:
             return os.fsdecode(located(position)[0])
@@ -87,8 +88,8 @@ class TorchvisionFolderSource(Source):
                 paths,
             ),
             labels=LabelReader(labels),
-            still=lambda: _foreign(dataset) is None,
-            lasting=lambda: replaced(dataset) is None,
+            still=_opens_by_pillow,
+            lasting=always,
         )
 
     def sample_reader(self) -> SampleReader:
@@ -124,11 +125,16 @@ def _foreign(dataset: Any) -> Refusal | None:
         return Refusal(f"{type(dataset).__name__}(loader=)", "a loader of one's own is Python's", "the default loader")
     if (refusal := foreign_decoder()) is not None:
         return refusal
-    if sys.modules["torchvision"].get_image_backend() != "PIL":
+    if not _opens_by_pillow():
         return Refusal(
             "torchvision's image backend", "only PIL's pixels are reproduced", "torchvision.set_image_backend('PIL')"
         )
     return None
+
+
+def _opens_by_pillow() -> bool:
+    """Return whether torchvision's own loader opens files by functions of Pillow's own."""
+    return replaced_in_opening() is None and sys.modules["torchvision"].get_image_backend() == "PIL"
 
 
 # --- images in one array ----------------------------------------------------------------------------------------------

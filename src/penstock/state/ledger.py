@@ -32,7 +32,7 @@ from penstock.settings import Settings
 from penstock.sources.naming import ids_of
 from penstock.state.manifest import append_line
 from penstock.state.progress import Progress
-from penstock.system.file_lock import HeldFile, lock_file
+from penstock.system.locks import HeldFile, lock_file
 
 #: How long to wait for the lock of a process that is being killed.
 LOCK_SECONDS = 10.0

@@ -24,8 +24,8 @@ from penstock.executors.filler import IndexedBatch
 from penstock.observe import Meter
 from penstock.plan import NativePlan, PythonPlan
 from penstock.sources.sample_reader import ReadAhead
-from penstock.system import cgroup
 from penstock.system.deferred import deferred
+from penstock.system.limits import group_memory
 
 if TYPE_CHECKING:
     from penstock.recipe import keyed_methods
@@ -51,7 +51,7 @@ def read_ahead_bytes() -> int:
 def _memory() -> int:
     """Return how many bytes of memory this process may take."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = cgroup.memory().limit
+    limit = group_memory().limit
     return memory if limit is None else min(memory, limit)
 
 
