@@ -112,15 +112,10 @@ class Explained:
             yield f"so far   {done}; your loop waited {stats.wait_seconds:.2f} s for them"
         if stats.verdict:
             yield f"verdict  {stats.verdict}"
-        reading = stats.reading
-        if reading.deepest:
-            brought = reading.ahead + reading.awaited
-            now = f" ({reading.depth} at work now)" if reading.depth else ""
+        if stats.reading.deepest:
             yield (
-                f"reading  up to {counted(reading.deepest, 'reader thread')}{now}, because reads block: "
-                f"{counted(brought, 'sample')} brought ahead of the workers, "
-                f"{brought / max(brought + reading.direct, 1):.0%} of those since reads were seen to block; at most "
-                f"{reading.most_held / 2**20:.0f} MiB held"
+                f"reading  up to {counted(stats.reading.deepest, 'reader thread')}, because reads block: "
+                f"{counted(stats.reading.ahead + stats.reading.awaited, 'sample')} brought ahead of the workers"
             )
         yield from _calls(stats)
 

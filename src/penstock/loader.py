@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,7 @@ from penstock import settings as options
 from penstock.cluster.option import Ray, ray_of
 from penstock.device.feed import Device, DeviceFeed, Feed, feed_of
 from penstock.errors import InvalidOption
-from penstock.executors.job import Executor, default_workers, planned
+from penstock.executors.job import default_workers, planned
 from penstock.executors.selection import Executors
 from penstock.loop_times import LoopClock, LoopMeter
 from penstock.observe import Observers, SpanSink, watching
@@ -40,8 +41,6 @@ from penstock.stats import Stats
 from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import CacheOption, caches_of
 from penstock.system.deferred import deferred
-from penstock.system.limits import usable_cpus
-from penstock.system.warn_user import warn_user
 
 if TYPE_CHECKING:
     from penstock import explain
@@ -230,7 +229,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     # --- passes -----------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Any:
-        feed = target = None
+        feed = target = stream = None
         if self.device is not None or self._device_feed is not None:
             feed = feed_of(self.device)
             target = self._feeder().begin(feed)
@@ -241,26 +240,28 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self._choose_workers()
             settings = self._settings()
             self._planned_for = settings, sends
-        progress = self._checkpoint.next_progress(settings)
-        record = None
+        checkpoint, executors = self._checkpoint, self._executors
+        progress = checkpoint.next_progress(settings)
+        followers: Observers = ()
         if settings.ledger is not None:
             self._recording = self._recording or LoaderLedger()
-            record = self._recording.of_pass(settings, progress, self._checkpoint.fingerprint)
-        self._checkpoint.progress = progress
-        executors = self._executors
+            followers = (self._recording.of_pass(settings, progress, checkpoint.fingerprint),)
+        checkpoint.progress = progress
         executors.warn_of_unreached(settings, self._plan)
         loop = executors.counters.loop
         loop.followed(self)
-        followers: Observers = (progress, LoopClock(loop)) if record is None else (record, progress, LoopClock(loop))
-        followers += watching(self)
+        followers += (progress, LoopClock(loop), *watching(self))
+        with nullcontext() if target is None else target.current(stream := target.copy_stream()):
+            on_device = None if target is None or feed is None else target.prepare(feed, self._plan, stream)
+            job = executors.job(self, settings, self._plan, progress, checkpoint.epochs, sends=sends)
+            held, self._iterator = self._iterator, None
+            batches = executors.begin(job, held, on_device)
+            if settings.persistent_workers and settings.num_workers:
+                self._iterator = batches
+            batches = checkpoint.forwarded(settings, batches, progress)
+            batches.observers = executors.observers if target is not None else (*executors.observers, *followers)
         if feed is None or target is None:
-            batches = self._batches(settings, None)
-            batches.observers = (*executors.observers, *followers)
             return batches
-        stream = target.copy_stream()
-        with target.current(stream):
-            batches = self._batches(settings, target.prepare(feed, self._plan, stream), sends=sends)
-            batches.observers = executors.observers
         feeding = self._feeder().feeding(batches, feed, target, stream, settings, self._plan, executors.counters)
         feeding.observers = (target, *followers)
         return feeding
@@ -272,18 +273,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             return iter(self)
         finally:
             self._iterator = held
-
-    def _batches(self, settings: Settings, on_device: Executor | None, *, sends: bool = False) -> Any:
-        """Return the iterator of the pass that begins, behind what was handed out before."""
-        checkpoint = self._checkpoint
-        assert checkpoint.progress is not None
-        job = self._executors.job(self, settings, self._plan, checkpoint.progress, checkpoint.epochs, sends=sends)
-        if (held := self._iterator) is not None:
-            self._iterator = None
-        batches = self._executors.begin(job, held, on_device)
-        if settings.persistent_workers and settings.num_workers:
-            self._iterator = batches
-        return checkpoint.forwarded(settings, batches, checkpoint.progress)
 
     def _choose_workers(self) -> None:
         """Choose the number of workers for the plan, where it was not given."""
@@ -310,18 +299,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return BatchOrder(self._settings())
 
     def check_worker_number_rationality(self) -> None:
-        """Warn of more worker processes than CPUs, as torch does, and of more than 4 threads to a CPU."""
-        native = isinstance(self._plan, NativePlan)
-        if self._given.cluster is not None:
-            return
-        if not native and self._given.method is not Method.THREAD:
+        """Warn of more worker processes than CPUs, as torch does."""
+        if not isinstance(self._plan, NativePlan) and self._given.method not in (Method.THREAD, Method.RAY):
             super().check_worker_number_rationality()
-        elif self.num_workers > 4 * (cpus := usable_cpus()):
-            warn_user(
-                f"num_workers={self.num_workers:,}: this DataLoader will start as many {'native ' * native}threads, "
-                f"and the process may use {cpus} CPU{'s' * (cpus != 1)}; more than 4 to a CPU take turns and memory, "
-                "and make nothing faster: lower num_workers, or leave it out"
-            )
 
     # --- the order --------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from torchvision.transforms import v2
 
 import penstock
 from tests import same
-from tests.photos import grey_files
+from tests.photos import grey_files, photo_files
 from tests.same import assert_same
 from tests.sample_datasets import Order, tensor_files
 
@@ -385,13 +385,7 @@ def test_random_draws_are_those_of_a_pass_with_the_other_transform():
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("images")
-    pixels = np.random.default_rng(0).integers(0, 256, (SAMPLES, 20, 24, 3), dtype=np.uint8)
-    for number, image in enumerate(pixels):
-        path = folder / "ab"[number % 2] / f"{number:03}.jpg"
-        path.parent.mkdir(exist_ok=True)
-        Image.fromarray(image).save(path, quality=90)
-    return folder
+    return photo_files(tmp_path_factory.mktemp("images"), SAMPLES, (20, 25))
 
 
 def three_tuple(dataset: Any) -> None:

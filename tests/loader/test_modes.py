@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
@@ -99,67 +100,32 @@ def train(batch: Any) -> None:
         assert weight.grad is not None
 
 
-def _inference_then_training(loader: Any) -> list[Any]:
-    seen = []
-    with torch.inference_mode():
-        seen += [kinds(batch) for batch in loader]
-    for _ in range(2):
-        for batch in loader:
-            train(batch)
-            seen.append(kinds(batch))
-    return seen
-
-
-def _made_inside_used_outside(loader: Any) -> list[Any]:
-    with torch.inference_mode():
-        batches = iter(loader)
-    seen = []
-    for batch in batches:
-        train(batch)
-        seen.append(kinds(batch))
-    return seen
-
-
-def _made_outside_used_inside(loader: Any) -> list[Any]:
-    batches = iter(loader)
-    with torch.inference_mode():
-        return [kinds(batch) for batch in batches]
-
-
-def _in_turns(loader: Any) -> list[Any]:
-    seen = []
-    batches = iter(loader)
-    for number in range(SAMPLES // BATCH):
-        with torch.inference_mode(number % 2 == 0):
-            batch = next(batches)
-        if number % 2:
-            train(batch)
-        seen.append(kinds(batch))
-    return seen
-
-
-def _no_grad_then_training(loader: Any) -> list[Any]:
-    with torch.no_grad():
-        seen = [kinds(batch) for batch in loader]
-    for batch in loader:
-        train(batch)
-        seen.append(kinds(batch))
-    return seen
-
-
-USES = (
-    _inference_then_training,
-    _made_inside_used_outside,
-    _made_outside_used_inside,
-    _in_turns,
-    _no_grad_then_training,
-)
+INFERENCE, NO_GRAD, TRAINING = torch.inference_mode, torch.no_grad, nullcontext
+#: By use: for each pass the mode of iter(), and those of next(), by turns; a batch that comes in no mode is trained on.
+USES: dict[str, list[tuple[Any, list[Any]]]] = {
+    "inference, then training": [(INFERENCE, [INFERENCE]), (TRAINING, [TRAINING]), (TRAINING, [TRAINING])],
+    "made inside, used outside": [(INFERENCE, [TRAINING])],
+    "made outside, used inside": [(TRAINING, [INFERENCE])],
+    "in turns": [(TRAINING, [INFERENCE, TRAINING])],
+    "no_grad, then training": [(NO_GRAD, [NO_GRAD]), (TRAINING, [TRAINING])],
+}
 
 
 @pytest.mark.parametrize("use", USES)
-def test_batches_are_inference_tensors_where_torchs_are(make: Make, use: Callable[[Any], list[Any]]) -> None:
-    loader = make(penstock.DataLoader)
-    assert use(loader) == use(make(torch.utils.data.DataLoader))
+def test_batches_are_inference_tensors_where_torchs_are(make: Make, use: str) -> None:
+    def seen(loader: Any) -> Iterator[Any]:
+        for begun, used in USES[use]:
+            with begun():
+                batches = iter(loader)
+            for mode in islice(cycle(used), SAMPLES // BATCH):
+                with mode():
+                    batch = next(batches)
+                if mode is TRAINING:
+                    train(batch)
+                yield kinds(batch)
+            assert next(batches, None) is None
+
+    assert list(seen(make(penstock.DataLoader))) == list(seen(make(torch.utils.data.DataLoader)))
 
 
 def test_a_loader_that_is_made_under_inference_mode(make: Make) -> None:

@@ -10,6 +10,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -137,11 +138,7 @@ class Filling:
         caches = self._kept.caches
         if caches is not None:
             caches = caches.in_folders()  # memory would be taken once a process
-        return _filling, (self._dataset, self._kept._replace(caches=caches), self.unseen)
-
-
-def _filling(dataset: Any, kept: Kept, unseen: bool) -> Filling:
-    return Filling(dataset, kept, unseen=unseen)
+        return partial(Filling, unseen=self.unseen), (self._dataset, self._kept._replace(caches=caches))
 
 
 class _Filler:

@@ -327,8 +327,8 @@ class InlineExecutor:
     def __init__(self, *, rows: bool = False) -> None:
         self._rows = rows
 
-    def open(self, job: Job) -> InlinePass:
-        """Return an iterator of the batches."""
+    def open(self, job: Job, held: None) -> InlinePass:
+        """Return an iterator of the batches. held: none is kept without workers, as by torch."""
         settings = job.settings
         job.epochs.next(counted=True)
         # What torch's iterator sees otherwise than the loader has it.
@@ -345,7 +345,3 @@ class InlineExecutor:
         )
         job.progress.arrivals = None  # batches come in order
         return made
-
-    def restart(self, held: InlinePass, job: Job) -> None:
-        """Raise RuntimeError: torch keeps no iterator without workers."""
-        raise RuntimeError("an iterator of the caller's thread makes one pass")

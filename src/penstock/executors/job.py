@@ -34,11 +34,8 @@ SMALL_BATCH, CACHE_LINE = 64 << 10, 64
 class Executor(Protocol):
     """Fills the batches of a pass in one way."""
 
-    def open(self, job: Job) -> Any:
-        """Return an iterator of the batches."""
-
-    def restart(self, held: Any, job: Job) -> None:
-        """Let an iterator that is kept between passes make this one too."""
+    def open(self, job: Job, held: Any) -> Any:
+        """Return an iterator of the batches: the one that is held, where that is not None, or a new one."""
 
 
 @dataclass(eq=False)
@@ -60,8 +57,6 @@ class Job:
     """Python threads of this process read the dataset, where Python reads it."""
     pins: bool = False
     """Torch's own iterator pins its batches."""
-    found: dict[str, Any] = field(default_factory=dict)
-    """What the first of the passes has found out for all of them: its executor, and what that keeps."""
     progress: Progress = field(init=False)
     substitutes: Substitutes | None = field(init=False)
     """How bad samples are replaced; None raises their errors."""

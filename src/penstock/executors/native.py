@@ -294,7 +294,7 @@ class NativeFiller(Filler):
             return pinned(out) if self._buffers.pinned else out
         fields: list[Any] = in_callers_mode([rows.tensor for rows in batch.rows])
         try:
-            labels = self._plan.labels(batch.leaves, batch.local, live=self._live)
+            labels = self._plan.labels(batch.leaves, batch.local)
         except Exception as error:
             note_batch(error, batch.indices.tolist())
             raise

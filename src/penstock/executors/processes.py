@@ -21,11 +21,14 @@ from penstock.sources.tree import remote_leaves
 class ProcessExecutor:
     """Torch's worker processes, where Python reads the dataset, unless worker_method= says threads."""
 
-    def open(self, job: Job) -> ProcessPass:
-        """Return an iterator of the batches."""
-        settings = job.settings
+    def open(self, job: Job, held: ProcessPass | None) -> ProcessPass:
+        """Return an iterator of the batches: the one that is held, whose workers make this pass too, or a new one."""
+        settings, staging = job.settings, _staging(job)
+        if held is not None:
+            held.batches, held.staging = job.batches, staging
+            held._reset(view_of(job))
+            return self._follow(held, job)
         job.loader().check_worker_number_rationality()
-        staging = _staging(job)
         made = ProcessPass(
             view_of(job) if staging is None else _spawning(view_of(job)),
             None if settings.iterable else job.fetch(here=True),
@@ -40,12 +43,6 @@ class ProcessExecutor:
             staging=staging,
         )
         return self._follow(made, job)
-
-    def restart(self, held: ProcessPass, job: Job) -> None:
-        """Let the same workers make another pass."""
-        held.batches, held.staging = job.batches, _staging(job)
-        held._reset(view_of(job))
-        self._follow(held, job)
 
     def _follow(self, made: ProcessPass, job: Job) -> ProcessPass:
         if made.streams is not job.streams:

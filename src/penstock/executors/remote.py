@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from penstock.cluster.pickles import Memory, Pieces, value_of
 from penstock.errors import InvalidOption, WorkerDied, WorkerStuck
 from penstock.executors.buffers import Field
 from penstock.executors.filler import IN_FLIGHT, Batch, Filler, PassInput, PassResources, pinned
-from penstock.executors.iterator import Pass
+from penstock.executors.iterator import FillerExecutor
 from penstock.executors.job import Job, fetcher
 from penstock.executors.workers.filler_actor import Filled, FillerActor, FillJob
 from penstock.observe import Delivery
@@ -76,7 +77,7 @@ class RemoteFiller(Filler):
     ) -> None:
         super().__init__(resources)
         assert resources.fillers is not None
-        self._report, self._cluster, self._in_order, self._pid = resources.fillers, cluster, in_order, os.getpid()
+        self._report, self._cluster, self.in_order, self._pid = resources.fillers, cluster, in_order, os.getpid()
         self._crew = Crew(
             ray,
             cluster,
@@ -161,7 +162,7 @@ class RemoteFiller(Filler):
                 raise
             finally:
                 self._follow()
-            for batch in [queue[0]] if self._in_order else queue:
+            for batch in [queue[0]] if self.in_order else queue:
                 if batch.error is not None or batch.filled is not None or self._came(batch):
                     return batch
             wait = timeout - (time.monotonic() - begun) if timeout else 1.0
@@ -217,16 +218,18 @@ class RemoteFiller(Filler):
         return [row for rows in list(self._calls.values()) for row in rows]
 
 
-class RemoteExecutor:
+class RemoteExecutor(FillerExecutor):
     """Fillers of a Ray cluster, where worker_method= asks for them."""
 
-    def open(self, job: Job) -> Pass:
-        """Return an iterator of the batches.
+    def filler(self, job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> RemoteFiller:
+        """Return what makes the batches; fillers that are kept have the dataset of the first pass.
 
         Raises:
             InvalidOption: Ray is not installed; the dataset has a state of its own.
             ClusterUnreachable, ClusterError: the cluster, or a node of it, cannot do its part.
         """
+        if isinstance(held, RemoteFiller):
+            return held
         settings, resources = job.settings, job.resources
         if job.streams is not None:
             raise InvalidOption(
@@ -236,15 +239,7 @@ class RemoteExecutor:
         ray = connected(settings.cluster)  # what is missing here is said before the dataset is pickled
         job_bytes = pickled(_fill_job(job), settings.dataset)
         files = _files(settings.dataset)
-        filler = RemoteFiller(ray, settings.cluster, job_bytes, files, resources, in_order=settings.in_order)
-        made = Pass(filler, job.pass_input(), eager=job.eager)
-        made.arrivals = job.progress.arrivals
-        return made
-
-    def restart(self, held: Pass, job: Job) -> None:
-        """Let the same fillers make another pass, of the dataset that they have."""
-        held.begin(job.pass_input(), eager=job.eager)
-        held.arrivals = job.progress.arrivals
+        return RemoteFiller(ray, settings.cluster, job_bytes, files, resources, in_order=settings.in_order)
 
 
 def _fill_job(job: Job) -> FillJob:

@@ -119,6 +119,7 @@ class Executors:
         self._files = False  # a cache could keep the files of that pass
         self._logs = False  # why the loop waited is logged when the loader is gone
         self._job: Job | None = None  # what the passes have in common, while settings and plan are what they were
+        self._executor: Executor | None = None  # that makes them
         self._latest: Callable[[], Any] = lambda: None  # returns the iterator of the latest pass; None: it is gone
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -172,7 +173,7 @@ class Executors:
             raise pair(InvalidOption, AssertionError)(  # torch asserts it
                 "timeout= needs num_workers > 0: the caller's thread cannot wait for itself"
             )
-        native = isinstance(chosen, NativePlan)
+        self._executor, native = None, isinstance(chosen, NativePlan)
         in_threads = not native and self.in_threads(settings, chosen)
         kind = Workers.NATIVE if native else Workers.THREADS if in_threads else Workers.PROCESSES
         kind = kind if settings.cluster is None else Workers.FILLERS
@@ -198,9 +199,9 @@ class Executors:
         settings, streams = job.settings, job.streams
         if _forked:
             _renew_thread_pool()
-        executor = on_device or job.found.get("executor")
-        if executor is None:
-            executor = job.found["executor"] = next(make() for accepts, make in EXECUTORS if accepts(job))
+        if on_device is None and self._executor is None:
+            self._executor = next(make() for accepts, make in EXECUTORS if accepts(job))
+        executor: Any = on_device or self._executor
         elsewhere = streams is not None and streams.resumed  # its workers are where no state says
         if held is not None:
             before, _ = held.made_by
@@ -209,20 +210,17 @@ class Executors:
                 held = None
         if not settings.num_workers and streams is not None:
             streams.restore_between_passes(settings.dataset)
-        if held is not None:
-            executor.restart(held, job)
-        else:
-            try:
-                held = executor.open(job)
-            except copies.NotCopied as error:
-                if settings.method is not Method.AUTO:
-                    raise
-                self._choice = method.not_copied(error)  # the loop has opened something since threads were chosen
-                self._job = None
-                return self.begin(job.of_pass(in_threads=False, found={}), None, on_device)
-        held.made_by = executor, job
-        self._latest = weakref.ref(held)
-        return held
+        try:
+            made = executor.open(job, held)
+        except copies.NotCopied as error:
+            if settings.method is not Method.AUTO:
+                raise
+            self._choice = method.not_copied(error)  # the loop has opened something since threads were chosen
+            self._job = self._executor = None
+            return self.begin(job.of_pass(in_threads=False), None, on_device)
+        made.made_by = executor, job
+        self._latest = weakref.ref(made)
+        return made
 
     def begin_anew(self, follows: Callable[[Settings], bool]) -> None:
         """Begin the latest pass anew, where it is there and follows() says so of its settings."""
@@ -230,7 +228,7 @@ class Executors:
         if held is not None:
             executor, job = held.made_by
             if follows(job.settings):
-                executor.restart(held, job)
+                executor.open(job, held)
 
     def read_batch(self, settings: Settings, epoch: int, indices: Indices, positions: Positions) -> Any:
         """Return the batch of these samples, read in the calling thread; not counted."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,11 @@ from penstock.recipe.reader import read as read_recipe
 from penstock.recipe.steps import Refusal, Step
 from penstock.sources.arrays import within_storage
 from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, spec_of
-from penstock.sources.labels import LabelColumn, array_of, compact, taken, transformed
+from penstock.sources.labels import LabelColumn, compact, transformed
 from penstock.sources.native_source import (
     DeviceArrays,
     Field,
     ImageSteps,
-    LabelReader,
     Memory,
     NativeSource,
     SampleFiles,
@@ -87,7 +86,7 @@ class TorchvisionFolderSource(Source):
                 lambda file, position: np.asarray(read_image(file, path(position))),
                 paths,
             ),
-            labels=LabelReader(labels),
+            labels=labels,
             still=_opens_by_pillow,
             lasting=always,
         )
@@ -167,16 +166,12 @@ class ImageArraySource(Source):
         transform = dataset.target_transform
         alias = images.detach() if isinstance(images, torch.Tensor) else images
         labels = partial(_labels, targets, mode == "L")
-        column = cache(lambda: array_of(labels(np.arange(len(targets)))))  # made when the workers are busy already
         what = f"{counted(len(images), 'image')} of {images.shape[1]}x{images.shape[2]} in memory"
         return NativeSource(
             fields=(Field(_native.ImageArrayFiller(alias, recipe.native), spec_of(recipe)),),
             steps=(Step(f"gather  {what}", "native"), *recipe.steps),
             rescue=lambda position: dataset[position][0],
-            labels=LabelReader(
-                lambda positions: transformed(labels(positions), transform),
-                lambda positions: transformed(taken(column(), positions), transform),
-            ),
+            labels=lambda positions: transformed(labels(positions), transform),
             images=ImageSteps((recipe,)),
             memory=Memory(reads_ahead=True, held=DeviceArrays((_as_images(images),), recipe.native, transform is None)),
         )

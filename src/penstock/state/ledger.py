@@ -310,10 +310,9 @@ class LoaderLedger:
 
     def of_pass(
         self, settings: Settings, progress: Progress, fingerprint: Callable[[Settings], dict[str, Any]]
-    ) -> Recorder | None:
+    ) -> Recorder:
         """Return what writes the pass that begins to the ledger. Raises InvalidOption."""
-        if settings.ledger is None:
-            return None
+        assert settings.ledger is not None
         order = BatchOrder(settings)
         if settings.iterable or not (order.cuts_itself() or order.one_by_one()):
             raise InvalidOption("ledger= needs the loader's own order, without a sampler or an iterable dataset")
