@@ -313,12 +313,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass epoch number `epoch`; without it each pass is the next one. Reaches a user's sampler too.
 
-        A pass that has begun, and has handed out nothing, becomes one of that epoch: Lightning calls iter() first. With
-        a seed the sampler that the loader makes has a set_epoch too, where Lightning and others look for one.
-
-        Raises:
-            InvalidOption: a negative epoch.
-            TypeError: no integer.
+        A pass that has begun, and has handed out nothing, becomes one of that epoch: Lightning calls iter() first.
+        Raises InvalidOption for a negative epoch, TypeError for what is no integer.
         """
         self._checkpoint.begin_with(epoch)
         given = self.sampler if self.batch_sampler is None else self.batch_sampler
@@ -346,9 +342,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Return where the latest pass is, as its user sees it: JSON-able, under 1 KB, or 5 KB with a generator.
 
         It counts the batches that were handed out, not those that were read ahead; a batch whose error was raised
-        counts once a later one was handed out. An iterable dataset with a state_dict() of its own, read in the caller's
-        thread or in worker processes, adds its states, of whatever size they are. The first call makes the dataset's
-        fingerprint, for which it goes through the IDs.
+        counts once a later one was handed out. A dataset with a state_dict() of its own adds its states. The first call
+        goes through the IDs of the dataset, for its fingerprint.
         """
         kept = self._iterator is not None and self.persistent_workers
         return self._checkpoint.state_dict(self._settings(), iterator_kept=kept)
@@ -360,9 +355,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
         Args:
             state: of state_dict().
-            on_change: what becomes of a dataset that has changed since. "raise": an error says how. "continue": the
-                epoch goes on with the dataset as it is now, from its start, or in the middle where the IDs are the
-                same, or where a sampler draws with replacement.
+            on_change: of the dataset since. "raise": an error says how. "continue": the epoch goes on with the dataset
+                as it is now, from its start, or in the middle where it is known which samples are left.
 
         Raises:
             InvalidOption: a state of another seed, another order or another format; on_change="continue" where it is

@@ -139,7 +139,7 @@ def settings_now(loader: Any, given: Given, sampler: Any, blocks: Any, kept: Set
     """
     size, batches = None, loader.batch_sampler
     attributes = [getattr(loader, name) for name in _ATTRIBUTES]
-    taken = [*attributes, sampler, blocks, given.workers, loader._IterableDataset_len_called]
+    taken = [*attributes, sampler, blocks, given, given.workers, loader._IterableDataset_len_called]
     if type(sampler) in (RandomSampler, SequentialSampler):
         taken += vars(sampler).values()
         if given.own_order:
