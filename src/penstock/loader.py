@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 import torch.utils.data
-from torch.utils.data import ConcatDataset, Dataset, RandomSampler, SequentialSampler, Subset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, RandomSampler, SequentialSampler, Subset
 
 from penstock import settings as options
 from penstock.cluster.option import Ray, ray_of
@@ -187,26 +187,28 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
         if num_workers is None:
             num_workers = self._given.workers = default_workers(dataset, self._plan, method)
-        with options.naming_empty(dataset, shuffle=shuffle):
-            super().__init__(
-                dataset,
-                batch_size,
-                shuffle,
-                sampler,
-                batch_sampler,
-                num_workers,
-                collate_fn,
-                pin_memory,
-                drop_last,
-                timeout,
-                worker_init_fn,
-                multiprocessing_context,
-                generator,
-                prefetch_factor=prefetch_factor,
-                persistent_workers=persistent_workers,
-                pin_memory_device=pin_memory_device,
-                in_order=in_order,
-            )
+        own_order = self._given.own_order and not isinstance(dataset, IterableDataset)
+        if shuffle and own_order and len(dataset) == 0:  # type: ignore[arg-type]
+            raise InvalidOption(f"{type(dataset).__name__} has no samples, and shuffle=True needs one at least")
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
         self._order().refuse_shard()
         if self._given.seeded is not None and self._given.own_order and type(self.sampler) is RandomSampler:
             self.sampler.generator = self._given.seeded

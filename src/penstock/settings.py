@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import cached_property
@@ -236,16 +234,3 @@ def check_numbers(
     steps = snapshot_every_n_steps
     if steps is not None and not (type(steps) is int and steps >= 0):
         raise InvalidOption(f"snapshot_every_n_steps={steps!r}: it is a number of steps, 0 or more, or None")
-
-
-@contextmanager
-def naming_empty(dataset: Any, *, shuffle: Any) -> Iterator[None]:
-    """Name the empty dataset in torch's error for a shuffle of no samples. Raises InvalidOption, a ValueError."""
-    try:
-        yield
-    except ValueError as error:
-        if not shuffle or isinstance(dataset, IterableDataset) or "num_samples=0" not in str(error):
-            raise
-        text = repr(dataset)
-        name = type(dataset).__name__ if text.startswith("<") or len(text) > 200 else text
-        raise InvalidOption(f"{name} has no samples, and shuffle=True needs one at least ({error})") from error
