@@ -78,6 +78,7 @@ def test_only_a_dataset_that_shows_a_compose_gets_a_line_on_it() -> None:
     assert len(shown) == 1
     assert shown[0].startswith("native   the Compose at .transform, where the dataset calls it on a PIL image")
     held = numbers(aug=v2.Compose([v2.ToImage()]), mask=compose)
-    for dataset in (held, Subset(Subset(held, range(4)), range(2)), ConcatDataset([numbers(), held])):
+    datasets: list[Any] = [held, Subset(Subset(held, range(4)), range(2)), ConcatDataset([numbers(), held])]
+    for dataset in datasets:
         assert "the Compose at .aug and .mask," in line(dataset)[0]
     assert line(numbers(transform=compose), worker_method="process") == []

@@ -14,6 +14,7 @@ import torch.utils.data
 from torch.utils.data import TensorDataset
 
 import penstock
+from tests.differential.values import tensors_of
 from tests.executors_under_test import EXECUTORS, Executor
 from tests.sample_datasets import Made
 
@@ -78,23 +79,12 @@ def make(request: pytest.FixtureRequest) -> Make:
     return make_loader
 
 
-def tensors(batch: Any) -> Iterator[torch.Tensor]:
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, dict):
-        for value in batch.values():
-            yield from tensors(value)
-    elif isinstance(batch, list | tuple):
-        for value in batch:
-            yield from tensors(value)
-
-
 def kinds(batch: Any) -> list[tuple[bool, bool, list[float]]]:
-    return [(t.is_inference(), t.requires_grad, t.flatten().tolist()) for t in tensors(batch)]
+    return [(t.is_inference(), t.requires_grad, t.flatten().tolist()) for t in tensors_of(batch)]
 
 
 def train(batch: Any) -> None:
-    for tensor in tensors(batch):
+    for tensor in tensors_of(batch):
         weight = torch.ones(tensor.shape, requires_grad=True)
         (tensor * weight * weight).sum().backward()
         assert weight.grad is not None

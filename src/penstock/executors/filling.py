@@ -22,7 +22,6 @@ from penstock.executors.collating import BatchMemory
 from penstock.executors.failures import agreed_fields
 from penstock.executors.workers.native import READERS, NativeBatch, NativeCrew
 from penstock.observe import Meter
-from penstock.order.batches import as_array
 from penstock.order.permutations import Indices
 from penstock.plan import Kept, NativePlan, collated_labels, fill_plan
 from penstock.sources.labels import LabelColumn, as_objects
@@ -175,19 +174,15 @@ class _Filler:
     def _run(self, batch: NativeBatch, rows: list[Any]) -> list[Any]:
         """Fill rows in the calling thread, and return what failed."""
         crew, pool = self._crew, self._crew.pool
-        seed, epoch = (part & 0xFFFFFFFFFFFFFFFF for part in batch.key)
-        positions = as_array(batch.positions)
-        prepared = pool.prepare(seed, epoch, batch.local, batch.indices, positions, batch.leaves, batch.names)
         specs = [(field or _UNKNOWN).spec for field in self._fields]
-        with crew.lock:
-            number = pool.submit(prepared, [(*row, spec) for row, spec in zip(rows, specs, strict=True)])
-            crew.batches[number] = batch
-        pool.run_here(number)
+        crew.prepare(batch)
+        crew.submit(batch, [(*row, spec) for row, spec in zip(rows, specs, strict=True)], staged=False)
+        pool.run_here(batch.number)
         crew.serve_here()
-        while pool.wait(number, 0) != "done":
+        while pool.wait(batch.number, 0) != "done":
             crew.serve_here()
-        del crew.batches[number]
-        return pool.retire(number)
+        del crew.batches[batch.number]
+        return pool.retire(batch.number)
 
 
 def _holds(plan: NativePlan) -> bool:

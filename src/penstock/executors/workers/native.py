@@ -22,6 +22,7 @@ from penstock.errors import CorruptSample, InvalidOption
 from penstock.executors.buffers import Field, Rows, bytes_in
 from penstock.executors.filler import IndexedBatch
 from penstock.observe import Meter
+from penstock.order.batches import as_array
 from penstock.plan import NativePlan, PythonPlan
 from penstock.sources.sample_reader import ReadAhead
 from penstock.system.deferred import deferred
@@ -149,6 +150,14 @@ class NativeCrew:
             self._threads.append(thread)
             thread.start()
         self.pool.add_python_server()
+
+    def prepare(self, batch: NativeBatch) -> None:
+        """Let the readers know of a batch."""
+        (seed, epoch), positions = batch.key, as_array(batch.positions)
+        seed &= 0xFFFFFFFFFFFFFFFF
+        batch.prepared = self.pool.prepare(
+            seed, epoch, batch.local, batch.indices, positions, batch.leaves, batch.names
+        )
 
     def submit(self, batch: NativeBatch, fields: list[Any], staged: bool) -> None:
         """Have the pool fill a batch, which is known here, and holds its rows, before the pool begins."""
