@@ -160,15 +160,12 @@ def can_pin(settings: Settings, *, sends: bool) -> bool:
 
 def settled(settings: Settings) -> bool:
     """Return whether the indices of a pass are settled when it begins."""
-    sampler = settings.sampler if settings.batch_sampler is None else settings.batch_sampler
-    return not settings.iterable and (BatchOrder(settings).cuts_itself() or settled_at_start(sampler))
+    return not settings.iterable and (BatchOrder(settings).cuts_itself() or settled_at_start(settings.index_sampler))
 
 
 def reads_ahead(settings: Settings) -> bool:
     """Return whether the sampler may be asked for batches ahead of the user: not where torch would not."""
-    if not settings.workers_chosen or settings.iterable:
-        return True
-    return settled_at_start(settings.sampler if settings.batch_sampler is None else settings.batch_sampler)
+    return not settings.workers_chosen or settings.iterable or settled_at_start(settings.index_sampler)
 
 
 def gathers_rows(settings: Settings, chosen: Plan) -> bool:
