@@ -20,7 +20,7 @@ import penstock
 from penstock.loop_model import Cause, Measured, Workers, measured, outliers
 from penstock.loop_times import WAIT_CLASSES, LoopClock, LoopMeter, LoopTimes
 from penstock.observe import Delivery, Meter, StageTime
-from penstock.system.cpus import machine_cpu_seconds
+from penstock.system.limits import machine_cpu_seconds
 from penstock.verdict import WAITING, findings, verdict
 from tests.forking import assert_in_child
 from tests.photos import noise_image

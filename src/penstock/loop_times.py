@@ -11,7 +11,7 @@ from time import perf_counter, process_time
 
 import penstock._native as _native
 from penstock.observe import Delivery, Observer
-from penstock.system.cpus import machine_cpu_seconds
+from penstock.system.limits import machine_cpu_seconds
 
 #: Waits are counted by their length: up to 1 us, 2 us, 4 us, ...; the last class holds all longer ones (over 67 s).
 WAIT_CLASSES = len(_native.LoopCounter().counts()[-1])

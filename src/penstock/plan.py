@@ -6,7 +6,6 @@ A plan is made when a pass begins, because a dataset's transform may be changed 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -73,8 +72,8 @@ class NativePlan:
             return False
         if not (leaf.lasting() and self.still() and self.unmoved()):
             return False
-        if indexes is not None:
-            indexes.refresh()
+        for index in () if indexes is None else indexes.opened:
+            index.refresh()
         return True
 
     @cached_property
@@ -142,31 +141,24 @@ class NativePlan:
             raise InvalidID(f"embedded null byte in the path {wrong!r}: no file can have that name")
         return joined
 
-    def labels(self, leaves: LeafNumbers | None, local: Indices, *, live: bool = True) -> Any:
-        """Return the collated labels of a batch, as torch's default_collate makes them.
-
-        live: the labels of this moment; else labels that the first batch of the plan saw may do.
-        """
-        column = self.label_column(leaves, local, live=live)
+    def labels(self, leaves: LeafNumbers | None, local: Indices) -> Any:
+        """Return the collated labels of a batch, as torch's default_collate makes them."""
+        column = self.label_column(leaves, local)
         return None if column is None else collated_labels(column)
 
-    def label_column(self, leaves: LeafNumbers | None, local: Indices, *, live: bool = True) -> LabelColumn | None:
-        """Return the labels of a batch, None for samples without; live: as for `labels`."""
-        if self.leaves[0].labels is None:
+    def label_column(self, leaves: LeafNumbers | None, local: Indices) -> LabelColumn | None:
+        """Return the labels of a batch, None for samples without."""
+        if (first := self.leaves[0].labels) is None:
             return None
         if leaves is None:
-            return self._reader(self.leaves[0], live)(local)
+            return first(local)
         values: list[Any] = [None] * len(local)
         for leaf, positions in self._parts(leaves, local):
-            part = self._reader(leaf, live)(local[positions])
+            assert leaf.labels is not None
+            part = leaf.labels(local[positions])
             for position, value in zip(positions.tolist(), as_objects(part), strict=True):
                 values[position] = value
         return values
-
-    @staticmethod
-    def _reader(leaf: NativeSource, live: bool) -> Callable[[Indices], LabelColumn]:
-        assert leaf.labels is not None
-        return leaf.labels.now if live or leaf.labels.kept is None else leaf.labels.kept
 
     def leaf(self, leaves: LeafNumbers | None, position: int) -> NativeSource:
         """Return the leaf of the sample at a position of a batch."""

@@ -256,8 +256,8 @@ def test_explain_says_who_reads() -> None:
 def test_without_num_workers_there_is_one_for_each_cpu(
     dataset: Any, options: dict[str, Any], depth: int, persistent_workers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.executors.selection.usable_cpus", lambda: 3)
-    monkeypatch.setattr("penstock.executors.selection.SMALL_BATCH", 0)  # threads fill the smallest batch too
+    monkeypatch.setattr("penstock.executors.job.usable_cpus", lambda: 3)
+    monkeypatch.setattr("penstock.executors.job.SMALL_BATCH", 0)  # threads fill the smallest batch too
     loader: Any = penstock.DataLoader(dataset, 4, persistent_workers=persistent_workers, **options)
     fixed = penstock.DataLoader(dataset, 4, num_workers=2, **options)
     for _ in range(2):

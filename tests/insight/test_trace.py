@@ -56,7 +56,7 @@ def seconds_of(events: list[dict[str, Any]], name: str) -> float:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("method", ["native", "thread"])
 def test_a_trace_of_two_passes(tmp_path: Path, workers: int, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.executors.selection.SMALL_BATCH", 0)  # read natively, however small
+    monkeypatch.setattr("penstock.executors.job.SMALL_BATCH", 0)  # read natively, however small
     file = tmp_path / "trace.json"
     options: dict[str, Any] = {"worker_method": "thread"} if method == "thread" else {}
     with record(trace=file) as made:

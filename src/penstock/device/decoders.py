@@ -18,7 +18,7 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from penstock.errors import InvalidOption
-from penstock.system.cpus import usable_cpus
+from penstock.system.limits import usable_cpus
 
 #: torchvision's and torchcodec's number for the colour mode RGB.
 _RGB = 3

@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from penstock.device.moving import leaves, map_leaves
 from penstock.errors import InvalidOption, OutOfMemory
-from penstock.system.host_memory import available_bytes
+from penstock.system.limits import available_bytes
 
 R = TypeVar("R")
 Step = Callable[..., R]

@@ -45,7 +45,7 @@ class ResidentPlan:
             held = None if leaf.memory is None else leaf.memory.held
             if leaf.labels is None or held is None or not held.settled:
                 return None
-            column = leaf.labels.now(np.arange(leaf.size, dtype=np.int64))
+            column = leaf.labels(np.arange(leaf.size, dtype=np.int64))
             # Of several leaves torch's collate looks at the labels in each batch; integers stay what they are in all.
             if not isinstance(column, np.ndarray) or (len(self.plan.leaves) > 1 and column.dtype != np.int64):
                 return None

@@ -21,7 +21,7 @@ from penstock.errors import InvalidOption
 from penstock.executors.job import Executor
 from penstock.observe import Delivery, Observer
 from penstock.plan import NativePlan, Plan
-from penstock.system.cpus import usable_cpus
+from penstock.system.limits import usable_cpus
 from penstock.system.modes import outside_inference
 
 #: A loop that waits for batches for this share of a pass, or more, is held up by them.

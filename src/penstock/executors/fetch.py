@@ -21,7 +21,6 @@ from torch.utils.data._utils import worker as torch_worker
 from penstock.call_counts import CallMeter
 from penstock.executors.collating import BatchMemory
 from penstock.executors.filling import FilledBatch, Filling
-from penstock.executors.stacking import Stacking
 from penstock.recipe import drawing
 from penstock.recipe.collate_fn import Collated
 from penstock.recipe.patches import Lease, Patches, working
@@ -86,7 +85,6 @@ class Fetch:
         self.each: Callable[[Any], Iterator[Any]] = iter
         """Yields the indices of a batch, and takes note of each sample that begins."""
         self._read, self._filling = read, filling
-        self._stacking = Stacking()
         self._seeded = seeded
         self._keyed = keyed
         self._owns_dataset = seeded
@@ -111,11 +109,6 @@ class Fetch:
     def only_collates(self) -> bool:
         """Whether the collate_fn leaves the samples of a batch that is filled to default_collate, as they are."""
         return self._filling is not None and self._filling.unseen
-
-    @property
-    def keeps_rows(self) -> bool:
-        """Whether the batch is expected to lie where the samples are filled, though a collate_fn makes it."""
-        return self.only_collates or self._stacking.answered
 
     @property
     def one_by_one(self) -> bool:
@@ -151,7 +144,7 @@ class Fetch:
             self._note_collating(task, len(task.given))
             return collated(lambda _: filled.batch(), task.given, None)
         if not self.only_collates:
-            return self._stacking.collated(partial(self.collate, task), filled)
+            return self.collate(task, filled.samples())
         return self.collate(task, [Collated(filled.batch)] * len(task.given))
 
     def load_samples(self, task: Task, collate: Callable[[Task, Any], Any] | None = None) -> Any:
@@ -293,7 +286,6 @@ class Fetch:
         own._read = copied(self._read, type(self.dataset).__qualname__)
         own._filling = None if self._filling is None else self._filling.of(own.dataset)
         own._pipelines, own._owns_dataset, own._is_copy = None, own._keyed, True
-        own._stacking = Stacking()
         return own
 
     def __getstate__(self) -> dict[str, Any]:

@@ -225,22 +225,15 @@ class FillerExecutor:
             drawn: returns what the pass goes through; it draws, and is called where nothing is refused any more.
         """
 
-    def open(self, job: Job) -> Pass:
-        """Return an iterator of the batches."""
+    def open(self, job: Job, held: Pass | None) -> Pass:
+        """Return an iterator of the batches: the one that is held, or a new one."""
         drawn = cache(job.pass_input)
-        filler = self.filler(job, None, drawn)
-        return self._following(Pass(filler, drawn(), eager=job.eager), job)
-
-    def restart(self, held: Pass, job: Job) -> None:
-        """Let an iterator make another pass."""
-        drawn = cache(job.pass_input)
-        filler = self.filler(job, held.filler, drawn)
-        held.begin(drawn(), filler, eager=job.eager)
-        self._following(held, job)
-
-    @staticmethod
-    def _following(made: Pass, job: Job) -> Pass:
-        if made.filler.in_order:
+        filler = self.filler(job, None if held is None else held.filler, drawn)
+        if held is None:
+            held = Pass(filler, drawn(), eager=job.eager)
+        else:
+            held.begin(drawn(), filler, eager=job.eager)
+        if filler.in_order:
             job.progress.arrivals = None
-        made.arrivals = job.progress.arrivals
-        return made
+        held.arrivals = job.progress.arrivals
+        return held

@@ -32,7 +32,7 @@ from penstock.recipe.keyed_methods import HOOKS
 from penstock.recipe.patches import Lease
 from penstock.settings import Method, Settings
 from penstock.state.delivery import Task
-from penstock.system.cpus import usable_cpus
+from penstock.system.limits import usable_cpus
 from penstock.system.randomness import generator_states, generators_drawn_from
 from penstock.system.words import and_join, counted
 

@@ -407,13 +407,12 @@ _NOTHING = object()
 class ProcessExecutor:
     """Torch's worker processes, where Python reads the dataset, unless worker_method= says threads."""
 
-    def open(self, job: Job) -> ProcessPass:
-        """Return an iterator of the batches."""
+    def open(self, job: Job, held: ProcessPass | None) -> ProcessPass:
+        """Return an iterator of the batches: the one that is held, whose workers make this pass too, or a new one."""
+        if held is not None:
+            held.restart(job)
+            return held
         job.loader().check_worker_number_rationality()
         made = ProcessPass(job)
         job.progress.drawn.setdefault("base", int(made._base))
         return made
-
-    def restart(self, held: ProcessPass, job: Job) -> None:
-        """Let the same workers make another pass."""
-        held.restart(job)

@@ -216,14 +216,16 @@ class RemoteExecutor(FillerExecutor):
     """Fillers of a Ray cluster, where worker_method= asks for them."""
 
     def filler(self, job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> RemoteFiller:
-        """Raises, before anything is drawn for the pass.
+        """Return what makes the batches; fillers that are kept have the dataset of the first pass.
+
+        Raises, before anything is drawn for the pass:
 
         InvalidOption: Ray is not installed; the dataset has a state of its own.
         ClusterUnreachable, ClusterError: the cluster, or a node of it, cannot do its part.
         """
-        settings = job.settings
         if isinstance(held, RemoteFiller):
-            return held  # with the dataset that its fillers have
+            return held
+        settings = job.settings
         if job.streams is not None:
             raise InvalidOption(
                 f"worker_method='ray' cannot keep the state_dict() of a {type(settings.dataset).__name__}: each filler "

@@ -19,7 +19,7 @@ from penstock.executors.workers.post_mortem import FOLDER, REMEDY
 from penstock.sources.naming import names_of
 from penstock.sources.shards import Shards
 from penstock.storage.objects import is_url
-from penstock.system.cgroup import MEMBERSHIP, MOUNT, exact_quota, memory
+from penstock.system.limits import MEMBERSHIP, MOUNT, cpu_quota, group_memory
 from penstock.system.words import counted, size_of
 
 #: The most samples whose files are looked at.
@@ -165,7 +165,7 @@ class Processors(NamedTuple):
 
 def read_processors(membership: str = MEMBERSHIP, mount: str = MOUNT) -> Processors:
     """Return the CPUs of this process."""
-    return Processors(os.cpu_count() or 1, len(os.sched_getaffinity(0)), exact_quota(membership, mount))
+    return Processors(os.cpu_count() or 1, len(os.sched_getaffinity(0)), cpu_quota(membership, mount))
 
 
 def check_processors(found: Processors) -> Check:
@@ -220,7 +220,7 @@ def read_memory(meminfo: str = "/proc/meminfo", membership: str = MEMBERSHIP, mo
     with open(meminfo, encoding="ascii") as lines:
         rows = (line.split() for line in lines)
         values = {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) > 1}
-    group = memory(membership, mount)
+    group = group_memory(membership, mount)
     available = values["MemAvailable"] if group.limit is None else min(values["MemAvailable"], group.limit)
     return HostMemory(values["MemTotal"], available, group.limit, group.oom_kills or 0)
 

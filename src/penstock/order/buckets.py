@@ -152,11 +152,6 @@ class LengthBuckets(KeyedSampler):
         return len(self._bucket)
 
 
-def sampler_of(sampler: Any, batch_sampler: Any) -> Any:
-    """Return which of a loader's samplers says which samples come: beside Buckets torch puts one of all in sequence."""
-    return batch_sampler.sampler if isinstance(batch_sampler, Buckets) else sampler
-
-
 def _edges(longest: int) -> Indices:
     """Return the shortest length of each bucket but the first."""
     edges, edge = [], 1

@@ -22,7 +22,7 @@ from penstock.storage import description
 from penstock.storage.description import Part, Shard, Split
 from penstock.storage.index import crc32c_of, open_regular
 from penstock.storage.tar import TarMember, members
-from penstock.system.cpus import usable_cpus
+from penstock.system.limits import usable_cpus
 
 # WebDataset's base_plus_ext: the key ends at the first dot of the last part of the name.
 _NAME = re.compile(r"((?:.*/)?[^/.]+)(\.[^/]*)")

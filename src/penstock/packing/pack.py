@@ -29,7 +29,7 @@ from penstock.storage.durable import FULL, durably, free_bytes, out_of_space
 from penstock.storage.index import Index, column_of
 from penstock.storage.jpeg_index import Photos
 from penstock.storage.objects import is_url
-from penstock.system.cpus import usable_cpus
+from penstock.system.limits import usable_cpus
 from penstock.system.words import bytes_in
 
 SHARD_SIZE = "256MiB"

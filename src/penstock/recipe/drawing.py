@@ -23,7 +23,7 @@ import torch
 
 import penstock._native as _native
 from penstock.recipe.torchvision import V1, V2
-from penstock.system.process_lock import ProcessLock
+from penstock.system.locks import ProcessLock
 
 _MASK = 0xFFFFFFFFFFFFFFFF
 

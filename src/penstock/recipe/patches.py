@@ -21,7 +21,7 @@ from torch.compiler import is_dynamo_compiling
 
 from penstock import call_counts
 from penstock.call_counts import CallMeter
-from penstock.system.process_lock import ProcessLock
+from penstock.system.locks import ProcessLock
 
 #: Packages whose modules are not searched for functions that they have imported by name.
 _NOT_SEARCHED = frozenset({*sys.stdlib_module_names, "numpy", "torch"}) - {"__main__"}

@@ -59,15 +59,6 @@ class Form:
         return list(zip(*columns, strict=True)) if self.pair else list(columns[0])
 
 
-class LabelReader(NamedTuple):
-    """Reads the labels of samples."""
-
-    now: Callable[[Indices], LabelColumn]
-    """Returns the labels at these positions, as they are now."""
-    kept: Callable[[Indices], LabelColumn] | None = None
-    """Returns the labels as they were at its first call; None: there is no quicker way to them than `now`."""
-
-
 class ImageSteps(NamedTuple):
     """What is done to the image that a sample is made of."""
 
@@ -155,8 +146,8 @@ class NativeSource:
     unmoved: Unchanged = always
     """Whether the memory of the user's that the fillers read is where it was, and as long."""
     form: Form = Form()
-    labels: LabelReader | None = None
-    """None: samples have no labels."""
+    labels: Callable[[Indices], LabelColumn] | None = None
+    """Returns the labels of these samples as they are now; None: samples have no labels."""
     rows: Callable[[Indices], Indices] | None = None
     """Returns the numbers by which the fillers know these samples; None: the indices of the samples."""
     images: ImageSteps | None = None

@@ -24,7 +24,7 @@ from penstock.recipe.originals import READING, own_class, replaced_in_class
 from penstock.recipe.steps import Refusal, Step
 from penstock.sources.catalogue import Catalogue, joined_ids, label_values
 from penstock.sources.labels import LabelColumn, transformed
-from penstock.sources.native_source import LabelReader, NativeSource, RemoteSamples, Rescued
+from penstock.sources.native_source import NativeSource, RemoteSamples, Rescued
 from penstock.sources.sample_reader import SampleReader
 from penstock.sources.unchanged import DatasetState, all_of
 
@@ -236,9 +236,9 @@ def own_transform(dataset: Any) -> Refusal | None:
     return Refusal(what, why, "the function applied to the batch instead")
 
 
-def label_reader(take: Callable[[Indices], LabelColumn], dataset: Any) -> LabelReader:
+def label_reader(take: Callable[[Indices], LabelColumn], dataset: Any) -> Callable[[Indices], LabelColumn]:
     """Return what takes labels by their positions, and calls the dataset's target_transform."""
-    return LabelReader(lambda positions: transformed(take(positions), dataset.target_transform))
+    return lambda positions: transformed(take(positions), dataset.target_transform)
 
 
 def _label_step(target_transform: object) -> Step:

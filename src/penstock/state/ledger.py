@@ -33,7 +33,7 @@ from penstock.settings import Settings
 from penstock.sources.naming import ids_of
 from penstock.state.manifest import append_line
 from penstock.state.progress import Progress
-from penstock.system.file_lock import HeldFile, lock_file
+from penstock.system.locks import HeldFile, lock_file
 
 #: How long to wait for the lock of a process that is being killed.
 LOCK_SECONDS = 10.0
@@ -311,10 +311,9 @@ class LoaderLedger:
 
     def of_pass(
         self, settings: Settings, progress: Progress, fingerprint: Callable[[Settings], dict[str, Any]]
-    ) -> Recorder | None:
+    ) -> Recorder:
         """Return what writes the pass that begins to the ledger. Raises InvalidOption."""
-        if settings.ledger is None:
-            return None
+        assert settings.ledger is not None
         order = BatchOrder(settings)
         if settings.iterable or not (order.cuts_itself() or order.one_by_one()):
             raise InvalidOption("ledger= needs the loader's own order, without a sampler or an iterable dataset")

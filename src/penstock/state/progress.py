@@ -211,7 +211,8 @@ class PassBatches:
         return ((item, [share.start + share.step * number for number in numbers]) for item, numbers in followed)
 
     def _cut(self, seed: int, epoch: int) -> Iterator[tuple[Indices, Positions]]:
-        return without(self.progress.left.early, cut(*self._schedule(seed, epoch)))
+        early, batches = self.progress.left.early, cut(*self._schedule(seed, epoch))
+        return without(early, batches) if early else batches
 
     def _schedule(self, seed: int, epoch: int) -> tuple[Callable[[], Order], Steps]:
         """Return the order of the pass, and which of its positions the batches hold."""

@@ -28,8 +28,8 @@ from penstock.errors import InvalidOption, OutOfSpace
 from penstock.showing import shown
 from penstock.storage.private_folder import delete_unheld, files_in, has_name, open_own_file, open_private_folder
 from penstock.system.cache_folder import folder_of
-from penstock.system.file_lock import NO_LOCKS, lock_file, unlock_file
-from penstock.system.file_lock import HeldFile as HeldFile
+from penstock.system.locks import NO_LOCKS, lock_file, unlock_file
+from penstock.system.locks import HeldFile as HeldFile
 from penstock.system.words import size_of
 
 #: Bytes of shards that a folder keeps where nothing else is given.

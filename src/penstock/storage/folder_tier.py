@@ -11,7 +11,7 @@ from penstock.errors import StorageError
 from penstock.storage.durable import FULL
 from penstock.storage.memory_tier import LEFT_OF_MEMORY
 from penstock.storage.private_folder import open_own_file, open_private_folder
-from penstock.system.host_memory import available_bytes
+from penstock.system.limits import available_bytes
 from penstock.system.words import counted
 
 _MARKER = "penstock-cache"

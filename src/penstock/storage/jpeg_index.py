@@ -93,6 +93,8 @@ class JpegIndexes:
     def __init__(self) -> None:
         self._held: dict[Photos, _Held | None] = {}
         self._own: list[_native.JpegIndex] = []
+        self.opened: list[_native.JpegIndex] = []
+        """They learn by `refresh` of the photos that other processes have kept states of."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return JpegIndexes, ()
@@ -108,14 +110,10 @@ class JpegIndexes:
         """
         self._own = list(own)
         self._held = {photos: self._held[photos] if photos in self._held else _opened(photos) for photos in datasets}
-        self.refresh()
+        self.opened = [held.native for held in self._held.values() if held is not None]
+        for one in self.opened:
+            one.refresh()
         return [None if held is None else held.native for held in map(self._held.get, datasets)]
-
-    def refresh(self) -> None:
-        """Learn of the photos that other processes have kept states of."""
-        for held in self._held.values():
-            if held is not None:
-                held.native.refresh()
 
     def counts(self) -> IndexCounts | None:
         """Return what the indexes hold, None where there are none."""

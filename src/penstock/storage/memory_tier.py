@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import penstock._native as _native
-from penstock.system.host_memory import available_bytes
+from penstock.system.limits import available_bytes
 
 #: The share of memory that a tier leaves to others.
 LEFT_OF_MEMORY = 0.2

@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 
 from penstock.errors import UnsafeCache
-from penstock.system.file_lock import unlock_file
+from penstock.system.locks import unlock_file
 
 
 def open_private_folder(path: Path, marker: str, text: bytes) -> int:

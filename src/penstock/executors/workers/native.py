@@ -22,10 +22,11 @@ from penstock.errors import CorruptSample, InvalidOption
 from penstock.executors.buffers import Field, Rows, bytes_in
 from penstock.executors.filler import IndexedBatch
 from penstock.observe import Meter
+from penstock.order.batches import as_array
 from penstock.plan import NativePlan, PythonPlan
 from penstock.sources.sample_reader import ReadAhead
-from penstock.system import cgroup
 from penstock.system.deferred import deferred
+from penstock.system.limits import group_memory
 
 if TYPE_CHECKING:
     from penstock.recipe import keyed_methods
@@ -51,7 +52,7 @@ def read_ahead_bytes() -> int:
 def _memory() -> int:
     """Return how many bytes of memory this process may take."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = cgroup.memory().limit
+    limit = group_memory().limit
     return memory if limit is None else min(memory, limit)
 
 
@@ -116,6 +117,14 @@ class NativeCrew:
             self._threads.append(thread)
             thread.start()
         self.pool.add_python_server()
+
+    def prepare(self, batch: NativeBatch) -> None:
+        """Let the readers know of a batch."""
+        (seed, epoch), positions = batch.key, as_array(batch.positions)
+        seed &= 0xFFFFFFFFFFFFFFFF
+        batch.prepared = self.pool.prepare(
+            seed, epoch, batch.local, batch.indices, positions, batch.leaves, batch.names
+        )
 
     def submit(self, batch: NativeBatch, fields: list[Any], staged: bool) -> None:
         """Have the pool fill a batch, which is known here, and holds its rows, before the pool begins."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from penstock.executors.workers.progress import Board, WorkerProgress, WorkerStage
 from penstock.executors.workers.queues import Results
-from penstock.system.cgroup import memory
+from penstock.system.limits import group_memory
 from penstock.system.words import size_of
 
 Identify = Callable[[Any], tuple[str, str | None]]
@@ -146,7 +146,7 @@ class WorkerWatch:
         self._results: Results | None = None
         self._sentinels = select.poll()
         self._worker_of: dict[int, int] = {}  # by sentinel, of those that are to stay
-        self._kills_before = memory().oom_kills
+        self._kills_before = group_memory().oom_kills
 
     def begin(self, processes: Sequence[Any], results: Results, *, pinned: bool) -> None:
         """Watch these processes, and let a wait for their results end with them, unless torch's thread pins those."""
@@ -193,7 +193,7 @@ class WorkerWatch:
 
     def why_died(self, start_method: str | None) -> str:
         """Return the message for the deaths: what torch says, where workers were, memory, stacks, what to do."""
-        board, identify, now = self._board, self._identify, memory()
+        board, identify, now = self._board, self._identify, group_memory()
         first = next(iter(self.deaths.values()))
         killed = None if now.oom_kills is None or self._kills_before is None else now.oom_kills - self._kills_before
         lines = [first.as_torch_says()]

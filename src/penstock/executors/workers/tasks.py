@@ -172,7 +172,7 @@ class TaskDataset:
         """
         fetch = self.fetch
         memory.begin(task.block)
-        filled = fetch.fill(task, memory if fetch.stacks or fetch.keeps_rows else None)
+        filled = fetch.fill(task, memory if fetch.stacks or fetch.only_collates else None)
         if filled is None:
             memory.begin(task.block)  # it may be filled in part
             made = [fetch.load_samples(task, partial(self._collate, memory) if fetch.stacks else None)]
