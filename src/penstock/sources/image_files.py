@@ -1,4 +1,4 @@
-"""How the adapters of image folders read files: whole batches natively, or single images for a transform."""
+"""How image files are read, whole batches natively or single images for a transform; the adapter of our two classes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 import penstock._native as _native
@@ -24,9 +26,12 @@ from penstock.recipe.recipe import Recipe
 from penstock.recipe.steps import Refusal, Step
 from penstock.recipe.torchvision import flatten
 from penstock.recipe.views import Views, read_views
-from penstock.sources.native_source import Field, Form, ImageSteps, NativeSource
+from penstock.sources.image_folder import ImageFolder, Images, ImageTable
+from penstock.sources.labels import label_values, taken
+from penstock.sources.native_source import Field, Form, ImageSteps, NativeSource, SampleFiles
 from penstock.sources.reading import read_image
-from penstock.sources.sample_reader import Draw, FolderReader, SampleFile, function_name, target_steps
+from penstock.sources.sample_reader import Draw, FolderReader, SampleFile, SampleReader, function_name, target_steps
+from penstock.sources.source import Source, label_reader
 from penstock.sources.unchanged import DatasetState
 from penstock.system.words import counted
 
@@ -205,3 +210,45 @@ def _transform_steps(transform: Any) -> tuple[Step, ...]:
     names = ", ".join(map(function_name, flatten(transform)))
     why = f"{recipe.what}: {recipe.why}"
     return (Step(f"call    {names}, on each PIL image ({why}); what is known of them natively", "Python"),)
+
+
+class ImageTableSource(Source):
+    """The adapter of Images and ImageFolder, whose files are in a table."""
+
+    dataset: ImageTable
+    classes = (Images, ImageFolder)
+    read = frozenset({"samples", "paths", "labels", "transform", "target_transform"})
+
+    def name(self, index: int) -> tuple[str, str | None]:
+        return (self.dataset.path(range(len(self.dataset))[index]),) * 2
+
+    def id(self, index: int) -> str:
+        return os.fsdecode(self.dataset.paths.name(range(len(self.dataset))[index]))
+
+    def ids(self) -> bytes | None:
+        return self.dataset.paths.names()
+
+    def labels(self) -> NDArray[Any] | None:
+        return None if self.dataset.labels is None else label_values(self.dataset.labels)
+
+    def native(self, raw: bool) -> NativeSource | Refusal:
+        dataset, held = self.dataset, self.dataset.labels
+        dataset.paths.refresh()
+        return native_images(
+            dataset,
+            raw,
+            dataset.paths,
+            rescue=lambda position: np.asarray(dataset.read(position)),
+            files=SampleFiles(
+                dataset.paths.name, lambda file, position: np.asarray(read_image(file, dataset.path(position)))
+            ),
+            form=Form(pair=held is not None),
+            labels=None if held is None else label_reader(partial(taken, held), dataset),
+        )
+
+    def sample_reader(self) -> SampleReader:
+        dataset = self.dataset
+        if foreign_decoder() is not None:
+            return SampleReader(dataset)
+        dataset.paths.refresh()
+        return ImageReader(dataset, dataset.paths, lambda position: (None, position), dataset.labelled)

@@ -13,8 +13,8 @@ from penstock.order.permutations import Indices
 from penstock.recipe.originals import replaced_in
 from penstock.recipe.reader import read as read_recipe
 from penstock.recipe.steps import Refusal, Step
-from penstock.sources.catalogue import label_values
 from penstock.sources.image_files import native_images, spec_of
+from penstock.sources.labels import label_values
 from penstock.sources.native_source import Field, Form, ImageSteps, NativeSource, RemoteSamples
 from penstock.sources.sample_reader import SampleReader
 from penstock.sources.shards import Shards

@@ -10,7 +10,9 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,31 +23,10 @@ import penstock._native as _native
 from penstock.order.mix import Mix
 from penstock.order.permutations import Indices
 from penstock.recipe.steps import Refusal
-from penstock.sources.arrays import ArraysSource, TensorDatasetSource
-from penstock.sources.catalogue import Catalogue, as_array, concatenated
 from penstock.sources.native_source import NativeSource, RemoteSamples
 from penstock.sources.sample_reader import Draw, FolderReader, SampleFile, SampleReader, whole
 from penstock.sources.source import Source, native_of, replaced, sample_reader_of, unknown
 from penstock.sources.unchanged import DatasetState, Unchanged, all_of, always, same_items
-from penstock.system.deferred import deferred
-
-if TYPE_CHECKING:
-    from penstock.sources import (
-        hugging_face,
-        images,
-        shards_source,
-        tensor_folder,
-        torchvision_datasets,
-    )
-else:
-    hugging_face, images, shards_source, tensor_folder, torchvision_datasets = deferred(
-        "penstock.sources",
-        "hugging_face",
-        "images",
-        "shards_source",
-        "tensor_folder",
-        "torchvision_datasets",
-    )
 
 LeafNumbers = NDArray[np.int32]
 
@@ -134,9 +115,6 @@ class SubsetSource(_Compound):
         number = whole(self.dataset.indices[index])
         return None if number is None else (0, number)
 
-    def catalogue(self) -> Catalogue:
-        return self.child(0).catalogue().chosen(np.asarray(as_array(self.dataset.indices), dtype=np.int64))
-
     def node(self, make_leaf: MakeLeaf) -> Node | Refusal:
         chosen: Any = self.dataset.indices  # read for each batch: its elements may be exchanged at any time
         if isinstance(chosen, np.ndarray | torch.Tensor) and (chosen.ndim != 1 or not _is_of_whole_numbers(chosen)):
@@ -177,9 +155,6 @@ class ConcatSource(_Compound):
         number = index % ends[-1]
         part = bisect_right(ends, number)
         return part, number - (ends[part - 1] if part else 0)
-
-    def catalogue(self) -> Catalogue:
-        return concatenated([source_of(part).catalogue() for part in self.inner])
 
     def node(self, make_leaf: MakeLeaf) -> Node | Refusal:
         def make_single(source: Source) -> Node | Refusal:  # the samples of a ConcatDataset are read one by one
@@ -239,26 +214,32 @@ class _InnerReader(SampleReader):
         return self.dataset[index] if found is None else self._parts[found[0]].read(found[1], draw)
 
 
-#: The adapters, in the order in which they are tried, each behind the module without which no dataset is of its kind.
-#: A new source is a file, and a row here.
-SOURCES: tuple[tuple[str, Callable[[], type[Source]]], ...] = (
-    ("torch", lambda: SubsetSource),
-    ("torch", lambda: ConcatSource),
-    ("penstock.sources.tensor_folder", lambda: tensor_folder.TensorFolderSource),
-    ("penstock.sources.image_folder", lambda: images.ImageTableSource),
-    ("penstock.sources.shards", lambda: shards_source.ShardsSource),
-    ("torch", lambda: TensorDatasetSource),
-    ("torch", lambda: ArraysSource),
-    ("torchvision.datasets", lambda: torchvision_datasets.TorchvisionFolderSource),
-    ("torchvision.datasets", lambda: torchvision_datasets.ImageArraySource),
-    ("datasets", lambda: hugging_face.HuggingFaceSource),
+#: The adapters, in the order in which they are tried: the module without which no dataset is of its kind, and the
+#: adapter's own module and name. A new source is a file, and a row here.
+SOURCES = (
+    ("torch", "penstock.sources.tree", "SubsetSource"),
+    ("torch", "penstock.sources.tree", "ConcatSource"),
+    ("penstock.sources.tensor_folder", "penstock.sources.tensor_folder", "TensorFolderSource"),
+    ("penstock.sources.image_folder", "penstock.sources.image_files", "ImageTableSource"),
+    ("penstock.sources.shards", "penstock.sources.shards_source", "ShardsSource"),
+    ("torch", "penstock.sources.arrays", "TensorDatasetSource"),
+    ("torch", "penstock.sources.arrays", "ArraysSource"),
+    ("torchvision.datasets", "penstock.sources.torchvision_datasets", "TorchvisionFolderSource"),
+    ("torchvision.datasets", "penstock.sources.torchvision_datasets", "ImageArraySource"),
+    ("datasets", "penstock.sources.hugging_face", "HuggingFaceSource"),
 )
+
+
+@cache
+def _adapter(module: str, name: str) -> type[Source]:
+    kind: type[Source] = getattr(import_module(module), name)
+    return kind
 
 
 def source_of(dataset: Any) -> Source:
     """Return the adapter of a map-style dataset; subclasses have that of their class, which says what holds of them."""
-    for module, adapter in SOURCES:
-        if module in sys.modules and isinstance(dataset, (kind := adapter()).kinds()):
+    for needed, *adapter in SOURCES:
+        if needed in sys.modules and isinstance(dataset, (kind := _adapter(*adapter)).kinds()):
             return kind(dataset)
     return Source(dataset)
 
