@@ -22,11 +22,11 @@ from penstock.order.permutations import Indices
 from penstock.recipe.collate_fn import only_collates
 from penstock.recipe.originals import look_again
 from penstock.recipe.steps import Refusal
-from penstock.sources.assist import Assisted, assist
 from penstock.sources.labels import LabelColumn, as_objects
 from penstock.sources.native_source import Memory, NativeSource
+from penstock.sources.sample_reader import Assisted
 from penstock.sources.source import unknown
-from penstock.sources.tree import LeafNumbers, Node, RemoteLeaves, build, is_foreign
+from penstock.sources.tree import LeafNumbers, Node, RemoteLeaves, assist, build, is_foreign
 from penstock.sources.unchanged import Unchanged, all_of, collates_as_torch, replaced_in_collating
 from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import Caches

@@ -29,7 +29,7 @@ from penstock.recipe.patches import Lease, Patches
 from penstock.recipe.unseeded_generators import reseed, seedable
 from penstock.recipe.working import working
 from penstock.sample_notes import collated, note_batch, note_sample, one_by_one
-from penstock.sources.assist import Assisted
+from penstock.sources.sample_reader import Assisted
 from penstock.state.delivery import Task
 from penstock.state.substitutes import Substitutes
 from penstock.system.deferred import deferred

@@ -34,7 +34,7 @@ class Refused:
     """Why, for a report: "it holds PIL.Image.Image"."""
 
 
-def _content_of(file: Any) -> tuple[str | bytes | int, int] | Refused:
+def _content_of(file: Any) -> tuple[Any, int] | Refused:
     """Return where the content of a function's argument is (its path, bytes or descriptor), and at which position.
 
     Taken are paths, an open io.BytesIO and a file opened by open(..., "rb").

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -116,9 +115,9 @@ class ImageReader(FolderReader):
         located: Callable[[int], tuple[Any, Any]],
         sample: Callable[[Any, Any], Any] | None = None,
     ) -> None:
-        super().__init__(dataset, DatasetState(dataset).holds)
-        self.filler = _native.ImageFileFiller(paths, whole_image(), max_pixels())
-        self._alone = _reading_alone(self.filler)
+        super().__init__(
+            dataset, _native.ImageFileFiller(paths, whole_image(), max_pixels()), DatasetState(dataset).holds
+        )
         self._paths, self._located = paths, located
         self._sample = sample or self._pair
         # As on the native route. Behind a step of another package's, or the user's own, all draws are torchvision's.
@@ -132,10 +131,6 @@ class ImageReader(FolderReader):
     def path(self, position: int) -> str:
         name = self._located(position)[0]
         return self.dataset.path(position) if name is None else os.fsdecode(name)
-
-    def keep_in(self, cache: _native.SampleCache) -> None:
-        super().keep_in(cache)
-        self._alone = _reading_alone(self.filler)
 
     def _pair(self, label: Any, image: Any) -> tuple[Any, Any]:
         change = self.dataset.target_transform
@@ -158,21 +153,9 @@ class ImageReader(FolderReader):
     def _opened(self, position: int, path: bytes | None, draw: Draw) -> Image.Image | None:
         """Return the image in a file, whose bytes are read natively; None: the dataset must read the file."""
         with contextlib.suppress(Exception):  # the dataset reads the file, and raises the error
-            found: Any = self._brought(position, path, draw)
-            if found is None:
-                readers, number = (self._alone, 0) if self._readers is None else (self._readers, self._number)
-                found = readers.read(number, position, self._file(position, path).name, _MOST_BYTES)
-            return None if isinstance(found, str) else read_image(io.BytesIO(found.content.data), self.path(position))
+            content = self._content(position, path, self._brought(position, path, draw))
+            return None if content is None else read_image(content, self.path(position))
         return None
-
-
-#: Bytes of a file that is read as a whole.
-_MOST_BYTES = 1 << 30
-
-
-def _reading_alone(filler: Any) -> _native.FileReaders:
-    """Return what reads files, and keeps them in the filler's cache, in the threads that ask."""
-    return _native.FileReaders(_native.Program([[filler]]), 0, 0)
 
 
 def foreign_decoder() -> Refusal | None:

@@ -230,8 +230,7 @@ class TensorReader(FolderReader):
 
     def __init__(self, dataset: Any, files: _native.FileTable, step: Step, *, by_name: bool = False) -> None:
         transform = dataset.transform
-        super().__init__(dataset, lambda: dataset.transform is transform)
-        self.filler = _native.TensorFileFiller(files)
+        super().__init__(dataset, _native.TensorFileFiller(files), lambda: dataset.transform is transform)
         self._spec = _native.Spec("float32", [0])  # of the tensor read before
         self._by_name = by_name
         steps = [step]
@@ -253,12 +252,12 @@ class TensorReader(FolderReader):
     def _by_python(self, position: int, brought: _native.BroughtFile | None) -> Any:
         """Return what Python reads from bytes in memory; None: the dataset reads the file."""
         with contextlib.suppress(Exception):  # the dataset reads the file, and raises the error
-            content = self._content(position, None, brought)
+            content = self._content(position, None, brought) if self.files else None
             return None if content is None else self.dataset._read(content, position)
 
     def _tensor(self, position: int, brought: _native.BroughtFile | None = None) -> torch.Tensor | None:
         """Return the tensor, in memory of torch's own; None: torch.load or numpy must read it."""
-        spec, readers = self._spec, self._readers
+        spec, readers = self._spec, None if self._ahead is None else self._ahead.native
         for _ in range(2):  # the first time with room for a tensor like the one read before
             tensor = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="cpu")
             held = _native.read_tensor(self.filler, position, _bytes(tensor), spec, readers, brought)

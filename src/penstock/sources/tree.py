@@ -24,9 +24,10 @@ from penstock.order.mix import Mix
 from penstock.order.permutations import Indices
 from penstock.recipe.steps import Refusal
 from penstock.sources.native_source import NativeSource, RemoteSamples
-from penstock.sources.sample_reader import Draw, FolderReader, SampleFile, SampleReader, whole
+from penstock.sources.sample_reader import Assisted, Draw, FolderReader, SampleFile, SampleReader, whole
 from penstock.sources.source import Source, native_of, replaced, sample_reader_of, unknown
 from penstock.sources.unchanged import DatasetState, Unchanged, all_of, always, same_items
+from penstock.storage.tiers import Caches
 
 LeafNumbers = NDArray[np.int32]
 
@@ -197,7 +198,7 @@ class _InnerReader(SampleReader):
     def __init__(self, source: _Compound) -> None:
         super().__init__(source.dataset)
         self._still, self._find = source.still(), source.find
-        self._parts = [sample_reader_of(source_of(part)) for part in source.inner]
+        self._parts = [reader_of(part) for part in source.inner]
         self.gains = any(part.gains for part in self._parts)
         self.steps = tuple(step for part in self._parts for step in part.steps)
 
@@ -247,6 +248,21 @@ def source_of(dataset: Any) -> Source:
 def is_foreign(dataset: Any) -> bool:
     """Return whether no adapter stands for the class of a map-style dataset: its own code reads all of it."""
     return type(source_of(dataset)) is Source
+
+
+def reader_of(dataset: Any) -> SampleReader:
+    """Return what reads single samples of a map-style dataset, natively as far as possible."""
+    return sample_reader_of(source_of(dataset))
+
+
+def assist(dataset: Any, caches: Caches | None = None) -> Assisted | None:
+    """Return how to read single samples of a dataset natively; None where there is nothing to gain.
+
+    Costs no more than looking at the transforms: no folder is listed. caches: keep the bytes of files.
+    Raises UnsafeCache, and OSError where a cache's folder cannot be made.
+    """
+    assisted = Assisted(dataset, reader_of, caches)
+    return assisted if assisted.gains else None
 
 
 # --- the plan's tree --------------------------------------------------------------------------------------------------
