@@ -118,7 +118,7 @@ class NativePlan:
 
     @cached_property
     def _named(self) -> bool:
-        return any(leaf.files is not None and leaf.files.listed is not None for leaf in self.leaves)
+        return any(leaf.files is not None and leaf.files.listed for leaf in self.leaves)
 
     def specs(self) -> list[_native.Spec | None]:
         """Return the row of each field as far as the plan knows it."""
@@ -133,8 +133,10 @@ class NativePlan:
             return None
         names = [b"."] * len(local)
         for leaf, positions in self._parts(leaves, local):
-            if leaf.files is not None and leaf.files.listed is not None:
-                for position, name in zip(positions.tolist(), leaf.files.listed(local[positions]), strict=True):
+            if leaf.files is not None and leaf.files.listed:
+                for position, name in zip(
+                    positions.tolist(), map(leaf.files.name, local[positions].tolist()), strict=True
+                ):
                     names[position] = name
         joined = b"\0".join(names) + b"\0"
         if joined.count(b"\0") != len(names):

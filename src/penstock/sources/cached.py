@@ -83,7 +83,7 @@ def _cached(leaf: NativeSource, cache: _native.SampleCache) -> NativeSource:
 
     def rescue(position: int) -> Rescued:
         kept = cache.find(position, files.name(position))
-        return leaf.rescue(position) if kept is None else files.read(io.BytesIO(kept), position)
+        return leaf.rescue(position) if kept is None else leaf.rescue(position, io.BytesIO(kept))
 
     return replace(leaf, fields=fields, rescue=rescue)
 

@@ -221,10 +221,8 @@ class ImageTableSource(Source):
             dataset,
             raw,
             dataset.paths,
-            rescue=lambda position: np.asarray(dataset.read(position)),
-            files=SampleFiles(
-                dataset.paths.name, lambda file, position: np.asarray(read_image(file, dataset.path(position)))
-            ),
+            rescue=lambda position, file=None: np.asarray(dataset.read(position, file)),
+            files=SampleFiles(dataset.paths.name),
             form=Form(pair=held is not None),
             labels=None if held is None else label_reader(partial(taken, held), dataset),
         )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,10 +90,10 @@ class ImageTable(Dataset[Any]):
         """Return the file of the sample at a position."""
         return os.fsdecode(self.paths.path(position))
 
-    def read(self, position: int) -> Image.Image:
-        """Return the image at a position, decoded by Pillow to mode RGB. Raises SampleError."""
+    def read(self, position: int, file: BinaryIO | None = None) -> Image.Image:
+        """Return the image at a position, decoded by Pillow to mode RGB. Raises SampleError. file: it, open."""
         path = self.path(position)
-        return read_image(open_sample(self.paths, position, path), path)
+        return read_image(file or open_sample(self.paths, position, path), path)
 
 
 class Images(ImageTable):

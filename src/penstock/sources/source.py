@@ -262,8 +262,8 @@ def _giving_pixels(native: NativeSource, inverse: Inverse) -> NativeSource:
                 path=path,
             ) from error
 
-    def rescue(position: int) -> Rescued:
-        value = native.rescue(position)
+    def rescue(position: int, *file: Any) -> Rescued:
+        value = native.rescue(position, *file)
         return pixels(position, value) if isinstance(value, torch.Tensor) else value
 
     return replace(native, rescue=rescue, apply=lambda position: pixels(position, native.apply(position)))
