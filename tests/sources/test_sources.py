@@ -21,6 +21,7 @@ from penstock.sources.naming import catalogue, id_of, ids_of, name_of, names_of
 from penstock.sources.native_source import NativeSource
 from penstock.sources.source import Source
 from penstock.sources.tree import SOURCES, build, source_of
+from tests.same import assert_same
 
 IMAGE = v2.Compose([v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)])
 
@@ -162,3 +163,11 @@ def native(dataset: Any) -> NativeSource:
     found = build(dataset)
     assert not isinstance(found, Refusal)
     return found[1][0]
+
+
+@pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8:UserWarning")
+def test_indices_that_torch_takes_for_a_mask() -> None:
+    rows = TensorDataset(torch.arange(6.0))
+    for indices in (torch.tensor([2, 0], dtype=torch.uint8), [torch.tensor(2, dtype=torch.uint8)]):
+        chosen: Any = Subset(rows, indices)  # type: ignore[arg-type]
+        assert_same(list(penstock.DataLoader(chosen)), list(torch.utils.data.DataLoader(chosen)))

@@ -238,14 +238,8 @@ class ImageFolder(ImageTable):
         return targets
 
     def __repr__(self) -> str:
-        lines = [f"Dataset {type(self).__name__}"]
-        lines += [f"    Number of datapoints: {len(self)}", f"    Root location: {shown(str(self.root))}"]
-        if self.transform is not None or self.target_transform is not None:
-            lines.append("    StandardTransform")
-        for head, transform in (("Transform: ", self.transform), ("Target transform: ", self.target_transform)):
-            if transform is not None:
-                lines.append(head + repr(transform).replace("\n", "\n" + " " * len(head)))
-        return "\n".join(lines)
+        held = f"{counted(len(self), 'file')} in {counted(len(self.classes), 'class', 'classes')}"
+        return f"ImageFolder({shown(str(self.root))!r}: {held})"
 
 
 def _check(found: Scan, folder: str) -> None:

@@ -23,7 +23,7 @@ from penstock.recipe.steps import Step
 from penstock.sources.unchanged import Unchanged
 from penstock.storage.tiers import Caches, SampleNames
 
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)  # uint8 is a mask to torch
 
 #: Bytes of a file that is read as a whole.
 _MOST_BYTES = 1 << 30

@@ -124,15 +124,10 @@ class ShardsSource(Source):
 
     def remote(self) -> RemoteSamples | None:
         dataset, files = self.dataset, self.dataset.files
-        blocks = dataset.shuffle_blocks
-        if not isinstance(files, RemoteShards) or blocks is None:
+        if not isinstance(files, RemoteShards):
             return None
 
-        filled = np.array([number for number, shard in enumerate(files.shards) if shard.samples], dtype=np.int64)
-
         def shard_of(positions: Indices) -> Indices:
-            if blocks.members is None:
-                return filled[blocks.of_samples(positions)]
             shards: Indices = dataset.index.rows(positions)["shard"].astype(np.int64)
             return shards
 

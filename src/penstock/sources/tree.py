@@ -118,11 +118,10 @@ class SubsetSource(_Compound):
 
     def node(self, make_leaf: MakeLeaf) -> Node | Refusal:
         chosen: Any = self.dataset.indices  # read for each batch: its elements may be exchanged at any time
-        if isinstance(chosen, np.ndarray | torch.Tensor) and (chosen.ndim != 1 or not _is_of_whole_numbers(chosen)):
-            return Refusal("Subset", f"its indices are {chosen.ndim}-d of {chosen.dtype}", "a list of whole numbers")
-        # Of a long list only the first are looked at; each batch looks at its own, and raises Unresolved.
-        if isinstance(chosen, list) and any(type(i) is bool or not hasattr(i, "__index__") for i in chosen[:1000]):
-            return Refusal("Subset", "its indices are no whole numbers", "a list of whole numbers")
+        try:  # of a long list only the first are looked at; each batch looks at its own, and raises Unresolved
+            _whole_numbers(chosen[:1000] if isinstance(chosen, list | np.ndarray | torch.Tensor) else [])
+        except Unresolved:
+            return Refusal("Subset", "its indices are not whole numbers", "a list of whole numbers")
         child = _node(self.child(0), make_leaf)
         if isinstance(child, Refusal):
             return child
@@ -130,12 +129,12 @@ class SubsetSource(_Compound):
         def resolve(indices: Indices) -> tuple[LeafNumbers | None, Indices]:
             positions = _from_start(indices, len(chosen))
             if isinstance(chosen, np.ndarray):
-                inside: Indices = chosen[positions].astype(np.int64)
+                found: Any = chosen[positions]
             elif isinstance(chosen, torch.Tensor):
-                inside = chosen[torch.from_numpy(positions)].numpy(force=True).astype(np.int64, copy=False)
+                found = chosen[torch.from_numpy(positions)]
             else:  # a list may hold millions of objects: only those of this batch are looked at
-                inside = _whole_numbers([chosen[i] for i in positions.tolist()])
-            return child.resolve(inside)
+                found = [chosen[i] for i in positions.tolist()]
+            return child.resolve(_whole_numbers(found))
 
         return Node(len(chosen), resolve, all_of(self.still(), child.still))
 
@@ -327,20 +326,17 @@ def same_table(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
     return a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
-def _is_of_whole_numbers(chosen: NDArray[Any] | torch.Tensor) -> bool:
-    """Return whether an array holds whole numbers."""
-    if isinstance(chosen, np.ndarray):
-        return chosen.dtype.kind in "iu"
-    return not (chosen.is_floating_point() or chosen.is_complex() or chosen.dtype == torch.bool)
-
-
-def _whole_numbers(values: list[Any]) -> Indices:
+def _whole_numbers(values: list[Any] | NDArray[Any] | torch.Tensor) -> Indices:
     """Return what a Subset holds at some indices. Raises Unresolved."""
-    numbers = values if set(map(type, values)) <= {int} else list(map(whole, values))
     try:
-        return np.array(numbers, dtype=np.int64)
-    except (TypeError, OverflowError):  # None: only the dataset itself makes sense of it
+        if isinstance(values, list):
+            return np.array(values if set(map(type, values)) <= {int} else list(map(whole, values)), dtype=np.int64)
+        array = values.numpy(force=True) if isinstance(values, torch.Tensor) else values
+    except (TypeError, OverflowError):  # None, or another dtype: only the dataset itself makes sense of it
         raise Unresolved from None
+    if array.ndim != 1 or array.dtype.kind not in "iu" or values.dtype is torch.uint8:  # which torch takes for a mask
+        raise Unresolved
+    return array.astype(np.int64, copy=False)
 
 
 def _from_start(indices: Indices, size: int) -> Indices:
