@@ -194,7 +194,7 @@ class RecordsSource(Source):
 @pytest.fixture
 def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Records:
     np.arange(72, dtype=np.float32).tofile(tmp_path / "records")
-    monkeypatch.setattr(tree, "SOURCES", (*tree.SOURCES, (__name__, lambda: RecordsSource)))
+    monkeypatch.setattr(tree, "SOURCES", (*tree.SOURCES, (__name__, __name__, "RecordsSource")))
     return Records(tmp_path / "records")
 
 

@@ -21,11 +21,11 @@ from penstock.order.permutations import Indices
 from penstock.recipe.collate_fn import only_collates
 from penstock.recipe.originals import look_again
 from penstock.recipe.steps import Refusal
-from penstock.sources.assist import Assisted, assist
 from penstock.sources.labels import LabelColumn, as_objects
 from penstock.sources.native_source import Memory, NativeSource
+from penstock.sources.sample_reader import Assisted
 from penstock.sources.source import unknown
-from penstock.sources.tree import LeafNumbers, Node, RemoteLeaves, build, is_foreign
+from penstock.sources.tree import LeafNumbers, Node, RemoteLeaves, assist, build, is_foreign
 from penstock.sources.unchanged import Unchanged, all_of, collates_as_torch, replaced_in_collating
 from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import Caches
@@ -117,7 +117,7 @@ class NativePlan:
 
     @cached_property
     def _named(self) -> bool:
-        return any(leaf.files is not None and leaf.files.listed is not None for leaf in self.leaves)
+        return any(leaf.files is not None and leaf.files.listed for leaf in self.leaves)
 
     def specs(self) -> list[_native.Spec | None]:
         """Return the row of each field as far as the plan knows it."""
@@ -132,8 +132,10 @@ class NativePlan:
             return None
         names = [b"."] * len(local)
         for leaf, positions in self._parts(leaves, local):
-            if leaf.files is not None and leaf.files.listed is not None:
-                for position, name in zip(positions.tolist(), leaf.files.listed(local[positions]), strict=True):
+            if leaf.files is not None and leaf.files.listed:
+                for position, name in zip(
+                    positions.tolist(), map(leaf.files.name, local[positions].tolist()), strict=True
+                ):
                     names[position] = name
         joined = b"\0".join(names) + b"\0"
         if joined.count(b"\0") != len(names):

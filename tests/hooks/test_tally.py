@@ -20,8 +20,7 @@ import penstock
 from penstock import call_counts
 from penstock.call_counts import MOST_REASONS, OTHER_REASONS, CallCounts, CallMeter, RefusedCalls, this_thread
 from penstock.errors import WorkerDied
-from penstock.hooks.answers import example_of
-from penstock.hooks.calls import natively
+from penstock.hooks.calls import example_of, natively
 from tests.executors_under_test import options
 
 SIZE = 12

@@ -237,19 +237,19 @@ def found(transform: Any) -> KeptPixels | str:
 
 
 def test_which_pixels_are_kept() -> None:
-    def kept(*steps: Any) -> tuple[int, str, int]:
+    def kept(*steps: Any) -> tuple[int, str]:
         pixels = found(compose([*steps, transforms.ToTensor()]))
         assert isinstance(pixels, KeptPixels), pixels
-        return pixels.operations, pixels.after, pixels.bytes
+        return pixels.operations, pixels.after
 
     resize, crop, pad = transforms.Resize(30), transforms.CenterCrop((20, 24)), transforms.Pad((1, 2))
     flip, grey = transforms.RandomHorizontalFlip(), transforms.Grayscale()
-    assert kept(resize, crop) == (2, "CenterCrop", 20 * 24 * 3)
-    assert kept(resize, flip, crop) == (1, "Resize", 30 * 40 * 3)
-    assert kept(transforms.Resize(30, max_size=36)) == (1, "Resize", 30 * 36 * 3)
-    assert kept(crop, pad, flip) == (1, "CenterCrop", 20 * 24 * 3), "padding costs nothing to add"
-    assert kept(crop, pad, transforms.Resize((5, 6)), flip) == (3, "Resize", 5 * 6 * 3)
-    assert kept(pad, crop, pad, grey) == (4, "Grayscale", 24 * 26)
+    assert kept(resize, crop) == (2, "CenterCrop")
+    assert kept(resize, flip, crop) == (1, "Resize")
+    assert kept(transforms.Resize(30, max_size=36)) == (1, "Resize")
+    assert kept(crop, pad, flip) == (1, "CenterCrop"), "padding costs nothing to add"
+    assert kept(crop, pad, transforms.Resize((5, 6)), flip) == (3, "Resize")
+    assert kept(pad, crop, pad, grey) == (4, "Grayscale")
     converted = found(compose([crop, transforms.ToTensor(), transforms.Pad(2)]))
     assert isinstance(converted, KeptPixels) and converted.operations == 1, "pixels are kept, not what they become"
 
@@ -313,7 +313,7 @@ def test_pixels_that_do_not_fit(tmp_path: Path) -> None:
     assert_passes(both, wanted)
     memory, folder = both.stats().cache.values()
     assert memory.decoded == 8 and folder.decoded == 10, "8 images fit into the first MiB"
-    assert "pixels as Resize leaves them, about 117 KiB an image" in both.explain()
+    assert "pixels as Resize leaves them" in both.explain()
 
 
 def test_a_full_tier(tmp_path: Path) -> None:

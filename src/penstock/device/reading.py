@@ -271,8 +271,7 @@ class Readers:
         """
         if brought is None:
             files = self._plan.leaves[number].files
-            listed = None if files is None else files.listed
-            name = None if listed is None else listed(np.array([local], dtype=np.int64))[0]
+            name = files.name(local) if files is not None and files.listed else None
             found = self.files.native.read(number, local, name, _MAX_FILE_BYTES)
             if isinstance(found, str):
                 return found

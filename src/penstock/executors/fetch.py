@@ -26,7 +26,7 @@ from penstock.recipe.collate_fn import Collated
 from penstock.recipe.patches import Lease, Patches, working
 from penstock.recipe.unseeded_generators import reseed, seedable
 from penstock.sample_notes import collated, note_batch, note_sample, one_by_one
-from penstock.sources.assist import Assisted
+from penstock.sources.sample_reader import Assisted
 from penstock.state.delivery import Task
 from penstock.state.substitutes import Substitutes
 from penstock.system.deferred import deferred

@@ -18,7 +18,6 @@ import penstock._native as _native
 from penstock.errors import CorruptSample, InvalidOption, MissingSample, like
 from penstock.recipe.steps import Refusal, Step
 from penstock.showing import shown
-from penstock.sources.catalogue import Catalogue
 from penstock.sources.native_source import DeviceArrays, Field, Memory, NativeSource
 from penstock.sources.reading import tensor_of
 from penstock.sources.source import Source, own_transform
@@ -184,9 +183,9 @@ class TensorDatasetSource(Source):
 
     classes = (TensorDataset,)
 
-    def catalogue(self) -> Catalogue:
+    def sizes(self) -> NDArray[np.int64]:
         shapes = [(one.ndim, *one.shape[1:], one.element_size()) for one in self.dataset.tensors]
-        return replace(super().catalogue(), sizes=np.array([number for shape in shapes for number in shape], np.int64))
+        return np.array([number for shape in shapes for number in shape], np.int64)
 
     def native(self, raw: bool) -> NativeSource | Refusal:
         return _rows(self.dataset, self.dataset.tensors)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -79,10 +79,8 @@ class SampleFiles(NamedTuple):
 
     name: Callable[[int], bytes]
     """Returns a file's name, as the native core knows it."""
-    read: Callable[[BinaryIO, int], Rescued]
-    """Reads the first field of one sample in Python from its open file, which it closes."""
-    listed: Callable[[Indices], list[bytes]] | None = None
-    """Returns the files of these samples, where the filler has no table of them."""
+    listed: bool = False
+    """The filler has no table of them: each batch names its files."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +131,9 @@ class NativeSource:
     """The fields of a sample, in order; at least one."""
     steps: tuple[Step, ...]
     """The steps that explain() shows, but for that of the labels, which `native_of` adds."""
-    rescue: Callable[[int], Rescued]
-    """Reads the first field of one sample in Python: the decoded pixels of an image, else the tensor itself."""
+    rescue: Callable[..., Rescued]
+    """Reads the first field of one sample in Python: the decoded pixels of an image, else the tensor itself. Called
+    with the position; of `files` also with the sample's file, open over bytes from a cache, which it closes."""
     size: int = 0
     """The number of samples."""
     identify: Callable[[int], tuple[str, str | None]] = _unknown

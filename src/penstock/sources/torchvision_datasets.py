@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -70,22 +70,16 @@ class TorchvisionFolderSource(Source):
         def labels(positions: Indices) -> LabelColumn:
             return transformed([located(position)[1] for position in positions.tolist()], dataset.target_transform)
 
-        def paths(positions: Indices) -> list[bytes]:
-            return [os.fsencode(path) for path, _ in map(located, positions.tolist())]
-
-        def path(position: int) -> str:
-            return os.fsdecode(located(position)[0])
+        def rescue(position: int, file: BinaryIO | None = None) -> NDArray[np.uint8]:
+            path = os.fsdecode(located(position)[0])
+            return np.asarray(read_image(file or open_path(path), path))
 
         return native_images(
             dataset,
             raw,
             None,
-            rescue=lambda position: np.asarray(read_image(open_path(path(position)), path(position))),
-            files=SampleFiles(
-                lambda position: os.fsencode(path(position)),
-                lambda file, position: np.asarray(read_image(file, path(position))),
-                paths,
-            ),
+            rescue=rescue,
+            files=SampleFiles(lambda position: os.fsencode(located(position)[0]), listed=True),
             labels=labels,
             still=_opens_by_pillow,
             lasting=always,
