@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from penstock.device import resident
 from penstock.device.copy_stream import CopyStream
 from penstock.device.decoders import decoded_by_pillow
 from penstock.device.decoding import DecodingFiller
 from penstock.device.feed import Feed
-from penstock.device.resident import Resident
 
 CPU = torch.device("cpu")
 DEVICE = torch.device("cuda", 0)
@@ -105,4 +105,6 @@ def replaced_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.device.decoding.DecodingFiller", decoding)
     monkeypatch.setattr("penstock.device.target.decoder_for", lambda device: OnHost())
     monkeypatch.setattr("penstock.device.target.copy_stream_to", lambda device: PromptStream())
-    monkeypatch.setattr("penstock.device.target.Resident", lambda device: Resident(CPU))
+    for name in ("hold", "explain"):
+        there = getattr(resident, name)
+        monkeypatch.setattr(resident, name, lambda plan, device, there=there: there(plan, CPU))

@@ -44,8 +44,8 @@ class Feed:
             the batch that the loop gets. It may be an nn.Module or transforms of torchvision.
         decode: who decodes JPEG images, "cpu" or "gpu"; "auto": the GPU, where a measurement says that decoding on the
             CPU is the bottleneck. "gpu" differs from Pillow's pixels by a few of 255 steps.
-        cache: "device" keeps recognised in-memory datasets on the device: batches are gathered and augmented there,
-            equal to the host's. Where they do not fit they stay on the host.
+        cache: "device" copies recognised in-memory datasets to the device when a pass begins: batches are gathered and
+            augmented there, equal to the host's. Where they do not fit they stay on the host.
 
     Raises:
         InvalidOption: a device that torch does not know or that is not there, and values out of range.

@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 
+from penstock.device import resident
 from penstock.device.arithmetic import Arithmetic
 from penstock.device.copy_stream import CopyStream, copy_stream_to
 from penstock.device.decoders import Decoder, decoder_for
 from penstock.device.decoding import DecodingExecutor, refusal
 from penstock.device.feed import Feed
-from penstock.device.gathering import ResidentExecutor
-from penstock.device.resident import Resident, ResidentPlan
 from penstock.errors import InvalidOption
 from penstock.executors.job import Executor
 from penstock.observe import Delivery, Observer
@@ -88,7 +87,7 @@ class Meter:
 
 
 class Target(Observer):
-    """The device of a loader, and what is kept on it from pass to pass. Not picklable.
+    """The device of a loader, and what is found out about it for all passes. Not picklable.
 
     Args:
         device: where batches go, resolved.
@@ -96,7 +95,6 @@ class Target(Observer):
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._resident: Resident | None = None
         self._decoder: Decoder | InvalidOption | None = None  # found, or why there is none
         self._verdict: Verdict | None = None  # of decode="auto"
         self._meter: Meter | None = None
@@ -126,11 +124,9 @@ class Target(Observer):
         if stream is None or not isinstance(plan, NativePlan):
             return None
         if feed.cache is not None:
-            if self._resident is None:
-                self._resident = Resident(self.device)
-            held = self._resident.hold(plan)
-            if isinstance(held, ResidentPlan):
-                return ResidentExecutor(held, stream)
+            held = resident.hold(plan, self.device)
+            if isinstance(held, resident.ResidentPlan):
+                return resident.ResidentExecutor(held, stream)
         decoder = self._decoding(feed, plan)
         if decoder is None:
             undecided = feed.decode == "auto" and (self._verdict is None or not self._verdict.settled)
@@ -164,7 +160,7 @@ class Target(Observer):
             elif not isinstance(plan, NativePlan):
                 yield "cache    the data stays on the host: Python reads it"
             else:
-                yield (self._resident or Resident(self.device)).explain(plan)
+                yield resident.explain(plan, self.device)
         if feed.decode == "cpu":
             return
         why = refusal(plan)

@@ -21,7 +21,6 @@ from penstock.sources.arrays import within_storage
 from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, spec_of
 from penstock.sources.labels import LabelColumn, array_of, compact, taken, transformed
 from penstock.sources.native_source import (
-    DeviceArrays,
     Field,
     ImageSteps,
     LabelReader,
@@ -172,7 +171,7 @@ class ImageArraySource(Source):
                 lambda positions: transformed(taken(column(), positions), transform),
             ),
             images=ImageSteps((recipe,)),
-            memory=Memory(reads_ahead=True, held=DeviceArrays((_as_images(images),), recipe.native, transform is None)),
+            memory=Memory(reads_ahead=True, held=(_as_images(images),)),
         )
 
 
