@@ -133,7 +133,7 @@ def test_several_splits_and_objects_of_others(s3: S3, photos: Any) -> None:
     with pytest.raises(penstock.InvalidOption, match=r"s3://packed holds .* which Penstock did not write"):
         penstock.pack(photos, s3.url, restart=True)
     with pytest.raises(penstock.InvalidOption, match="another process packs into s3://packed/splits"):
-        places.BucketPlace(url, "train").claim("dataset.json", lambda file: file.write(b"{}"))
+        places.BucketPlace(url, "train").claim("dataset.json", b"{}")
 
 
 def test_a_shard_that_is_gone(s3: S3, photos: Any) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 import penstock._native as _native
@@ -14,7 +15,7 @@ from penstock.packing import shard_writer
 from penstock.packing.encoding import image_size
 from penstock.packing.engines import Packing
 from penstock.packing.pack import SPLIT, Packed
-from penstock.packing.places import FolderPlace, alone, remove_unfinished, splits_of
+from penstock.packing.places import FolderPlace, alone, remove_unfinished, splits_of, write
 from penstock.packing.plan import check_split
 from penstock.packing.shard_writer import LABEL, ShardRecord, ShardRows, class_number
 from penstock.sources.image_folder import IMG_EXTENSIONS
@@ -151,7 +152,8 @@ def _write(folder: str, split: str, found: list[_Indexed], on_progress: Callable
     records = [one.record for one in found]
     kind, labelled, table = shard_writer.classified(records)
     place = FolderPlace(folder, split)
-    index, ids, fingerprint = shard_writer.write_index(place.write, split, table, keys, None)
+    put = partial(write, place)
+    index, ids, fingerprint = shard_writer.write_index(put, split, table, keys, None)
     made = Split(
         kind=kind,
         samples=len(keys),
@@ -168,7 +170,7 @@ def _write(folder: str, split: str, found: list[_Indexed], on_progress: Callable
         source="",
         options={"indexed": True},
     )
-    shard_writer.write_description(place.write, splits_of(place), split, made)
+    shard_writer.write_description(put, splits_of(place), split, made)
     remove_unfinished(place)
     total = sum(shard.bytes for shard in made.shards)
     if on_progress is not None:
