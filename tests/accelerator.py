@@ -73,7 +73,6 @@ class OnHost:
     """A decoder in the place of a GPU's: Pillow's pixels."""
 
     name = "Pillow, in place of a GPU"
-    grey = False
 
     def decode(self, encoded: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         return [decoded_by_pillow(data.numpy().tobytes()) for data in encoded]

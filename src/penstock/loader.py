@@ -282,10 +282,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             return batches
         stream = target.copy_stream()
         with target.current(stream):
-            batches = self._batches(settings, target.prepare(feed, self._plan, stream), sends=sends)
+            on_device = target.prepare(feed, self._plan, stream, replaces=self.on_error != "raise")
+            batches = self._batches(settings, on_device, sends=sends)
             batches.observers = executors.observers
         feeding = self._device_feed.feeding(batches, feed, target, stream, settings, self._plan, executors.counters)
-        feeding.observers = (target, *followers)
+        feeding.observers = followers
         return feeding
 
     def _get_iterator(self) -> Any:
@@ -455,7 +456,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         chosen = planned(settings, raw=sends)
         if settings.workers_chosen:
             settings = replace(settings, num_workers=default_workers(self.dataset, chosen, settings.method))
-        device = tuple(self._device_feed.explain(feed, chosen))
+        device = tuple(self._device_feed.explain(feed, chosen, replaces=self.on_error != "raise"))
         return explain.Explained(settings, chosen, self._executors, device, sends).text(self.stats())
 
     def stats(self) -> Stats:

@@ -19,9 +19,8 @@ from torchvision.transforms import v2
 import penstock
 import penstock._native as _native
 from penstock.device import resident
-from penstock.device.arithmetic import Arithmetic
 from penstock.device.feed import Feed
-from penstock.device.moving import finish
+from penstock.device.moving import Arithmetic, finish
 from penstock.device.resident import ResidentFiller, ResidentPlan
 from penstock.executors.buffers import Buffers
 from penstock.executors.filler import PassInput, PassResources
