@@ -22,14 +22,11 @@ from penstock.executors.buffers import Buffers
 from penstock.executors.filler import PassInput, PassResources
 from penstock.executors.iterator import Pass
 from penstock.executors.native import NativeFiller
-from penstock.executors.selection import Executors
-from penstock.explain import Explained
 from penstock.order.batches import with_sample_numbers
 from penstock.plan import NativePlan, PythonPlan, plan
 from penstock.recipe.inverse import Inverse
 from penstock.recipe.reader import read
 from penstock.recipe.recipe import Recipe
-from penstock.recipe.unseeded_generators import SeedWarnings
 from tests.photos import in_memory, noise_image, photo_files
 from tests.waiting import run_in_threads
 
@@ -261,26 +258,6 @@ def test_datasets_side_by_side() -> None:
         [cifar(v1.ToTensor()), cifar(v1.PILToTensor())]
     )  # pixels both, but not both are to stay
     assert isinstance(plan(bytes_too, batched=True, collate_fn=None, worker_init_fn=None, raw=True), PythonPlan)
-
-
-def test_explain_says_who_converts() -> None:
-    dataset = cifar(v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(*IMAGENET))
-    loader = penstock.DataLoader(dataset, 8, num_workers=2)
-
-    def explained(*, raw: bool) -> str:
-        made = native_plan(dataset, raw=raw)
-        return Explained(loader._settings(), made, Executors(None, SeedWarnings()), (), sends=True).text(loader.stats())
-
-    lines = explained(raw=True).splitlines()
-    assert [line.split()[:2] for line in lines[2:6]] == [
-        ["native", "gather"],
-        ["native", "flip"],
-        ["native", "send"],
-        ["device", "convert"],
-    ]
-    assert "uint8" in lines[4]
-    assert "Normalize" in lines[5]
-    assert "device" not in explained(raw=False)
 
 
 # --- the arithmetic ---------------------------------------------------------------------------------------------------

@@ -500,7 +500,10 @@ def test_uint8_is_sent_and_converted_there(
     for (image, label), (wanted, wanted_label) in zip(half, penstock.DataLoader(photos, **options), strict=True):
         assert image.is_contiguous(memory_format=torch.channels_last)
         assert torch.equal(image, wanted.bfloat16()) and torch.equal(label, wanted_label)
-    assert "device   convert" in loader.explain()
+    assert [line.split()[:2] for line in loader.explain().splitlines() if "convert" in line or "send" in line] == [
+        ["native", "send"], ["device", "convert"]
+    ]  # fmt: skip
+    assert "convert" in plain.explain() and "device   convert" not in plain.explain()
 
 
 @pytest.mark.parametrize("workers", [0, 2])

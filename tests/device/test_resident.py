@@ -65,8 +65,8 @@ def refusal(dataset: Any) -> str:
     return refused.why
 
 
-def gathering(held: ResidentPlan, batches: Iterator[Any], *, seed: int = 7, epoch: int = 0, workers: int = 2) -> Pass:
-    resources = PassResources(workers, None, Buffers(pinned=False, keep=1))
+def gathering(held: ResidentPlan, batches: Iterator[Any], *, seed: int = 7, epoch: int = 0) -> Pass:
+    resources = PassResources(2, None, Buffers(pinned=False, keep=1))
     return Pass(
         ResidentFiller(held, resources),
         PassInput(with_sample_numbers(batches, 0, batched=True), None, seed, epoch),
@@ -149,20 +149,6 @@ def test_dtypes_that_a_table_gives(dtype: torch.dtype) -> None:
     assert_equal(images("CIFAR10", crop, v2.ToImage(), v2.ToDtype(dtype, scale=True), t=v2))
 
 
-def test_axis_maps_are_those_of_the_draws() -> None:
-    recipe = read(v1.Compose([v1.RandomCrop(8, padding=2), v1.RandomVerticalFlip(), v1.ToTensor()]), mode="L")
-    assert isinstance(recipe, Recipe)
-    samples = np.array([3, 900, -1], dtype=np.int64)
-    maps = np.empty((3, 16), dtype=np.int32)
-    positions = np.array([0, 2**40, 7], dtype=np.int64)
-    _native.axis_maps(recipe.native, 5, 2, samples, positions, 9, 10, maps)
-    for sample, position, row in zip(samples.tolist(), positions.tolist(), maps, strict=True):
-        (top, left, *_), flipped = _native.draw(recipe.native, 5, 2, sample & 0xFFFFFFFFFFFFFFFF, position, 9, 10)
-        across = [x if 0 <= x < 9 else -1 for x in range(left - 2, left + 6)]
-        down = [y if 0 <= y < 10 else -1 for y in range(top - 2, top + 6)]
-        assert row.tolist() == [*(down[::-1] if flipped else down), *across]
-
-
 def test_axis_maps_refuse_what_does_not_fit() -> None:
     recipe, resizing = (
         read(v1.Compose([*steps, v1.ToTensor()]), mode="L") for steps in ([v1.Pad(1)], [v1.Pad(1), v1.Resize(4)])
@@ -220,12 +206,6 @@ def test_pieces_of_memory_mapped_files(tmp_path: Path, monkeypatch: pytest.Monke
 def test_batches_of_any_size(size: int, shuffle: bool, drop_last: bool) -> None:
     crop = images("CIFAR10", v1.RandomCrop(32, padding=4), *to_float(v1))
     assert_equal(crop, size=size, shuffle=shuffle, drop_last=drop_last)
-
-
-def test_workers_make_no_difference() -> None:
-    dataset = images("CIFAR10", v1.RandomCrop(32, padding=4), v1.PILToTensor())
-    few = gathered(dataset, in_order(dataset, 3), workers=0)
-    assert_same(few, gathered(dataset, in_order(dataset, 3), workers=4))
 
 
 def test_a_sampler_of_the_users() -> None:
