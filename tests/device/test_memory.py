@@ -111,14 +111,6 @@ def test_the_size_is_exact_and_found_in_few_tries(limit: int, samples: int, star
     assert len(device.tried) <= away + math.log2(limit) + 3
 
 
-def test_from_one_the_tries_are_twice_the_logarithm() -> None:
-    gc.freeze()
-    for limit in (1, 2, 3, 100, 1023, 1024, 1025):
-        device = Device(limit)
-        find_batch_size(device.step, torch.zeros(1), start=1)
-        assert len(device.tried) <= 2 * math.log2(limit) + 3
-
-
 @given(limit=st.integers(1, 300), most=st.integers(1, 300), start=st.none() | st.integers(1, 300))
 @settings(deadline=None, max_examples=60)
 def test_nothing_above_most_is_tried(limit: int, most: int, start: int | None) -> None:

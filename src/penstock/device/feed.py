@@ -107,11 +107,7 @@ def explain_feed(feed: Feed, device: torch.device) -> str:
     else:
         ahead = f"{feed.depth} batch{'es' * (feed.depth > 1)} ahead"
         way = f"one copy a field, from page-locked memory, on a stream of its own, {ahead}"
-    dtype = None if feed.dtype is None else f"floats become {str(feed.dtype).removeprefix('torch.')}"
-    done = [dtype, "channels last" if feed.channels_last else None]
-    if feed.transform is not None:
-        done.append(f"then {getattr(feed.transform, '__qualname__', None) or type(feed.transform).__name__}")
-    return f"device   {device}: {'; '.join([way, *filter(None, done)])}"
+    return f"device   {device}: {way}"
 
 
 def feed_of(device: Device | Feed | None) -> Feed | None:
