@@ -37,11 +37,11 @@ def test_waits_are_counted_when_the_device_has_gone_through_them() -> None:
 
     meter = IdleMeter(record, counted.append)
     for _ in range(3):
-        meter.end(meter.begin())
+        meter.end(record())
     assert not counted
     for event, time in zip(events, (10.0, 12.0, 30.0, 30.0, 45.0, 45.5), strict=True):
         event.time = time  # in milliseconds
-    meter.end(meter.begin())
+    meter.end(record())
     assert counted == pytest.approx([2e-3, 0, 0.5e-3])
 
 

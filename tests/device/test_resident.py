@@ -315,11 +315,11 @@ def test_other_datasets_stay_on_the_host(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_stays_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = TensorDataset(torch.zeros(1000, 250))  # 1 MB
+    dataset = TensorDataset(torch.zeros(1000, 250))
     monkeypatch.setattr(resident, "available", lambda device: 1_300_000)
-    assert "1.0 MB of arrays do not fit on cpu, which has 1.3 MB left" in refusal(dataset)
+    assert "977 KiB of arrays do not fit on cpu, which has 1.2 MiB left" in refusal(dataset)
     monkeypatch.setattr(resident, "available", lambda device: 1_400_000)
-    assert "1.0 MB of arrays on cpu" in resident.explain(native_plan(dataset), CPU)
+    assert "977 KiB of arrays on cpu" in resident.explain(native_plan(dataset), CPU)
     hold(dataset)
 
 

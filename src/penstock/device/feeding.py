@@ -228,7 +228,7 @@ class Feeding(Generic[T]):
         if not self._open:
             raise StopIteration
         began = time.perf_counter()
-        idle_since = None if self._idle is None else self._idle.begin()
+        idle_since = None if self._idle is None else self._idle.record()
         sent = self.sender.next()
         if sent is _END:
             self.close()

@@ -29,6 +29,7 @@ from penstock.plan import NativePlan
 from penstock.recipe.recipe import Recipe
 from penstock.recipe.steps import Refusal
 from penstock.sample_notes import torch_batch
+from penstock.system.words import size_of
 
 #: Of the memory that a device has left, this share stays for the program.
 _FOR_THE_PROGRAM = 0.25
@@ -160,7 +161,7 @@ def hold(plan: NativePlan, device: torch.device) -> ResidentPlan | Refusal:
     try:
         rows = tuple(Rows(array, device) for array in _arrays(plan))
     except torch.OutOfMemoryError:
-        return _refused(f"{device} had no room for {_size(_bytes(plan))} of arrays, each in one piece")
+        return _refused(f"{device} had no room for {size_of(_bytes(plan))} of arrays, each in one piece")
     if device.type != "cpu":
         torch.accelerator.synchronize(device)  # from now on any stream may read them
     return ResidentPlan(plan, device, rows)
@@ -185,7 +186,7 @@ def refusal(plan: NativePlan, device: torch.device) -> Refusal | None:
     if left is None or needed <= left * (1 - _FOR_THE_PROGRAM):
         return None
     return _refused(
-        f"{_size(needed)} of arrays do not fit on {device}, which has {_size(left)} left, a quarter of it for the "
+        f"{size_of(needed)} of arrays do not fit on {device}, which has {size_of(left)} left, a quarter of it for the "
         "program"
     )
 
@@ -196,7 +197,7 @@ def explain(plan: NativePlan, device: torch.device) -> str:
     if refused is not None:
         return f"cache    not on {device}: {refused.why}; there with {refused.remedy}"
     done = "gathered" if plan.leaves[0].recipe is None else "cropped, padded, flipped and gathered"
-    return f"cache    {_size(_bytes(plan))} of arrays on {device}: batches are {done} there"
+    return f"cache    {size_of(_bytes(plan))} of arrays on {device}: batches are {done} there"
 
 
 def available(device: torch.device) -> int | None:
@@ -223,10 +224,6 @@ def _arrays(plan: NativePlan) -> tuple[torch.Tensor, ...]:
 
 def _bytes(plan: NativePlan) -> int:
     return sum(array.numel() * array.element_size() for array in _arrays(plan))
-
-
-def _size(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------
