@@ -9,7 +9,7 @@ import importlib
 import io
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -162,15 +162,8 @@ def planes(pixels: torch.Tensor) -> torch.Tensor:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-class Header(NamedTuple):
-    """What the header of a JPEG file says."""
-
-    width: int
-    height: int
-
-
-def read_header(data: NDArray[np.uint8]) -> Header | str:
-    """Return what a file's header says, or why Pillow must decode it.
+def read_header(data: NDArray[np.uint8]) -> tuple[int, int] | str:
+    """Return the (width, height) that a file's header says, or why Pillow must decode it.
 
     Decoders of GPUs fill what is missing with grey and guess at the rest: a file is trusted to them only when it is
     YCbCr, and ends as a whole JPEG does.
@@ -184,4 +177,4 @@ def read_header(data: NDArray[np.uint8]) -> Header | str:
         return "JPEG: not YCbCr, or unusual components"
     if bytes(data[-2:]) != b"\xff\xd9":
         return "JPEG: no end-of-image marker at its end"
-    return Header(*image.size)
+    return image.size

@@ -5,6 +5,7 @@ Python threads take the files, which the native core reads or finds in a cache.
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import threading
@@ -198,9 +199,9 @@ class Readers:
         content = found.content
         if not 0 < len(content) <= _MAX_FILE_BYTES:
             return "an empty file, or a huge one"
-        header = read_header(content)
-        if isinstance(header, str):
-            return header
-        if max_pixels() and header.width * header.height > max_pixels():
+        size = read_header(content)
+        if isinstance(size, str):
+            return size
+        if max_pixels() and math.prod(size) > max_pixels():
             return "over Pillow's limit for decompression bombs"
-        return Encoded(torch.from_numpy(content), (header.height, header.width))
+        return Encoded(torch.from_numpy(content), size[::-1])
