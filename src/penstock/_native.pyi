@@ -183,17 +183,6 @@ class Recipe:
         table: bytes | None,
         fills: Sequence[tuple[bytes, bytes]],
     ) -> None: ...
-    @property
-    def dtype(self) -> str:
-        """Of the result."""
-
-    @property
-    def table(self) -> bytes | None:
-        """What pixel values become, channels x 256 elements; None: they are what they are."""
-
-    @property
-    def fills(self) -> list[bytes]:
-        """What the result holds outside the picture: for each fill, an element a channel."""
 
 def map_size(recipe: Recipe, width: int, height: int) -> tuple[int, int] | None:
     """Return (height, width) of the result where crops, pads and flips alone lead to it, whatever is drawn."""

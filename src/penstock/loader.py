@@ -251,8 +251,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         executors.warn_of_unreached(settings, self._plan)
         loop = executors.counters.loop
         followers += (progress, LoopClock(loop), *watching(self))
+        replaces = self.on_error != "raise"
         with nullcontext() if target is None else target.current(stream := target.copy_stream()):
-            on_device = None if target is None or feed is None else target.prepare(feed, self._plan, stream)
+            on_device = (
+                None if target is None or feed is None else target.prepare(feed, self._plan, stream, replaces=replaces)
+            )
             job = executors.job(self, settings, self._plan, progress, checkpoint.epochs, sends=sends)
             held, self._iterator = self._iterator, None
             batches = executors.begin(job, held, on_device)
@@ -263,7 +266,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if feed is None or target is None:
             return batches
         feeding = self._feeder().feeding(batches, feed, target, stream, settings, self._plan, executors.counters)
-        feeding.observers = (target, *followers)
+        feeding.observers = followers
         return feeding
 
     def _get_iterator(self) -> Any:
@@ -410,7 +413,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         chosen = planned(settings, raw=sends)
         if settings.workers_chosen:
             settings = replace(settings, num_workers=default_workers(self.dataset, chosen, settings.method))
-        device = tuple(self._feeder().explain(feed, chosen))
+        device = tuple(self._feeder().explain(feed, chosen, replaces=self.on_error != "raise"))
         return explain.Explained(settings, chosen, self._executors, device, sends).text(self.stats())
 
     def stats(self) -> Stats:

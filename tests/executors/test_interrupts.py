@@ -18,8 +18,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 import penstock
-from penstock.device.gathering import ResidentFiller
-from penstock.device.resident import Resident, ResidentPlan
+from penstock.device.resident import ResidentFiller, ResidentPlan, hold
 from penstock.executors.buffers import Buffers
 from penstock.executors.filler import PassInput, PassResources
 from penstock.executors.iterator import Pass
@@ -35,7 +34,7 @@ FILES = tuple(
     for name in (
         "executors/inline.py", "executors/iterator.py", "executors/native.py", "executors/threads.py",
         "executors/filler.py", "observe.py", "executors/workers/crew.py", "executors/workers/native.py",
-        "device/gathering.py", "state/progress.py", "executors/processes.py",
+        "device/resident.py", "state/progress.py", "executors/processes.py",
         "executors/workers/queues.py",
     )
 )  # fmt: skip
@@ -141,7 +140,7 @@ def gathered() -> Pass:
     rows = np.arange(12).reshape(4, 3)
     plan_of_rows = plan(penstock.Arrays(np.arange(12) ** 2), batched=True, collate_fn=None, worker_init_fn=None)
     assert isinstance(plan_of_rows, NativePlan)
-    held = Resident(torch.device("cpu")).hold(plan_of_rows)
+    held = hold(plan_of_rows, torch.device("cpu"))
     assert isinstance(held, ResidentPlan)
     resources = PassResources(1, None, Buffers(pinned=False, keep=1))
     return Pass(ResidentFiller(held, resources), PassInput(with_sample_numbers(iter(rows), 0, batched=True), 4, 7, 0))

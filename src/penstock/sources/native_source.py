@@ -83,26 +83,14 @@ class SampleFiles(NamedTuple):
     """The filler has no table of them: each batch names its files."""
 
 
-@dataclass(frozen=True)
-class DeviceArrays:
-    """The arrays of a dataset in memory, for a device that keeps a copy of them."""
-
-    arrays: tuple[torch.Tensor, ...]
-    """An array a field, sharing the dataset's memory: samples along dimension 0. Images are uint8 of shape (samples,
-    height, width, channels), in memory in this order or with the channels apart."""
-    recipe: _native.Recipe | None = None
-    """What makes a field of each image of the only array; None: rows are the fields."""
-    settled: bool = False
-    """The labels are read without calling a function of the user's."""
-
-
 class Memory(NamedTuple):
     """Samples in memory of the user's, or in mapped files."""
 
     reads_ahead: bool = False
     """Whether threads may work ahead on samples: nobody can move them, or they are copied when submitted."""
-    held: DeviceArrays | None = None
-    """The arrays, for a device that may keep them."""
+    held: tuple[torch.Tensor, ...] | None = None
+    """An array a field, for a device: samples along dimension 0, sharing the dataset's memory. Images are uint8 of
+    shape (samples, height, width, channels), in memory in this order or with the channels apart."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from penstock.sources.arrays import within_storage
 from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, spec_of
 from penstock.sources.labels import LabelColumn, compact, transformed
 from penstock.sources.native_source import (
-    DeviceArrays,
     Field,
     ImageSteps,
     Memory,
@@ -167,7 +166,7 @@ class ImageArraySource(Source):
             rescue=lambda position: dataset[position][0],
             labels=lambda positions: transformed(labels(positions), transform),
             images=ImageSteps((recipe,)),
-            memory=Memory(reads_ahead=True, held=DeviceArrays((_as_images(images),), recipe.native, transform is None)),
+            memory=Memory(reads_ahead=True, held=(_as_images(images),)),
         )
 
 

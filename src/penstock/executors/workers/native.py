@@ -227,16 +227,10 @@ class MeteredReaders:
         self._meter.open(self._stages)
         self._meter.reading.open(self._reading)
 
-    def batches_ahead(self, samples: int, sample_bytes: int | None = None) -> int:
-        """Return how many batches of so many samples are to be in flight for the readers; 0 where reads do not block.
-
-        sample_bytes: of a sample in a batch in flight; None: a file.
-        """
+    def batches_ahead(self, samples: int, sample_bytes: int) -> int:
+        """Return how many batches of such samples are to be in flight for the readers; 0 where reads do not block."""
         if not self.native.depth:
             return 0
-        if sample_bytes is None:
-            counts = self.native.reading()
-            sample_bytes = counts["bytes"] // max(1, counts["ahead"] + counts["awaited"])
         samples = max(1, samples)
         return min(-(-SAMPLES_AHEAD // samples), READ_IN_FLIGHT_BYTES // max(1, samples * sample_bytes))
 
