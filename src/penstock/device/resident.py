@@ -249,7 +249,6 @@ class ResidentFiller(Filler):
 
     def close(self) -> None:
         self._held = None  # an iterator that is kept does not keep the arrays
-        """End nothing: no thread works."""
 
     def __repr__(self) -> str:
         return f"arrays on {self._device}"
