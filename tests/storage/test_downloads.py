@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import multiprocessing
 import os
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 
 import penstock._native as _native
-import penstock.storage.download as download
+import penstock.storage.remote_shards as download
 from penstock.errors import (
     AccessRefused,
     ChangedObject,
@@ -29,10 +28,10 @@ from penstock.errors import (
     StoreUnreachable,
     UnsafeCache,
 )
-from penstock.storage.cache_folder import CachedShard, CacheFolder
+from penstock.storage.cache_folder import CachedShard, CacheFolder, NoRoom
 from penstock.storage.description import Shard
 from penstock.storage.index import MEMBER
-from penstock.storage.objects import ObjectStore, is_url, run_alone
+from penstock.storage.objects import ObjectStore, is_url
 from penstock.storage.remote_shards import RemoteShards
 from penstock.storage.stage import ShardStage
 from tests.forking import assert_in_child
@@ -67,9 +66,7 @@ def remote(server: ObjectServer, folder: Path, limit: int = 1 << 30) -> RemoteSh
 
 
 def fetch(shards: RemoteShards, number: int) -> bytes:
-    held = run_alone(shards.download(number, asyncio.Semaphore(4), lambda: True))
-    assert held is not None
-    with contextlib.closing(held):
+    with contextlib.closing(shards.download(number).run(beyond=True)):
         return Path(shards.path(number)).read_bytes()
 
 
@@ -194,7 +191,7 @@ def test_processes_that_share_a_cache_fetch_each_shard_once(objects: dict[str, b
 
 def put(cache: CacheFolder, shard: CachedShard, data: bytes) -> None:
     part = cache.begin(shard)
-    assert part is not None and cache.reserve(part, len(data))
+    assert part is not None
     os.pwrite(part.descriptor, data, 0)
     held = cache.finish(shard, part)
     assert held is not None
@@ -214,10 +211,10 @@ def test_the_least_recently_used_shard_that_nobody_holds_goes(tmp_path: Path) ->
     assert cache.hold(shards[1]) is None, "the oldest that is not held"
     assert (cache.path / f"{shards[0].file}.shard").exists() and cache.held_bytes() == 3000
     others = [cache.hold(shards[2]), cache.hold(shards[3])]
-    part = cache.begin(shards[4])
+    with pytest.raises(NoRoom):  # everything else is held
+        cache.begin(shards[4])
+    part = cache.begin(shards[4], beyond=True)
     assert part is not None
-    assert not cache.reserve(part, 1000), "everything else is held"
-    assert cache.reserve(part, 1000, beyond=True)
     cache.discard(shards[4], part)
     for one in (held, *others):
         assert one is not None
@@ -290,13 +287,12 @@ def test_a_full_disk_is_said_with_what_is_missing(tmp_path: Path, monkeypatch: p
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    part = cache.begin(CachedShard("s3://bucket/1.tar", 900, 1))
-    assert part is not None
-    assert not cache.reserve(part, 900), "ahead of need: what is there serves on"
+    needed = CachedShard("s3://bucket/1.tar", 900, 1)
+    with pytest.raises(NoRoom):  # ahead of need: what is there serves on
+        cache.begin(needed)
     with pytest.raises(OutOfSpace, match=r"is full: a shard of .* is needed now") as raised:
-        cache.reserve(part, 900, beyond=True)
+        cache.begin(needed, beyond=True)
     assert raised.value.errno == 28 and raised.value.missing == 900
-    part.close()
 
 
 def test_a_forked_child_lets_go_of_its_parents_locks(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_each_shard_comes_once(server: ObjectServer, packed: Path, tmp_path: Pat
     options = READERS[who]
     limit = limit_for(packed, 9)
     dataset = remote(server, tmp_path / "cache", transform=negative, cache_limit=limit)
-    dataset.files.cache.reserve = bounded(dataset.files.cache, limit)  # type: ignore[union-attr, method-assign]
+    dataset.files.cache.begin = bounded(dataset.files.cache, limit)  # type: ignore[union-attr, method-assign]
     over = loader(dataset, batch_size=8, **options)
     assert "because  " in over.explain(), "it is not read natively"
     theirs = list(loader(penstock.Shards(packed, window=WINDOW, transform=negative), batch_size=8, **options))

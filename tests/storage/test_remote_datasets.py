@@ -63,7 +63,7 @@ def test_an_epoch_is_that_of_the_folder(server: ObjectServer, packed: Path, tmp_
     local = penstock.Shards(packed, window=WINDOW)
     limit = limit_for(packed, 9)
     over = loader(remote(server, tmp_path / "cache", cache_limit=limit), num_workers=workers, batch_size=8)
-    over.dataset.files.cache.reserve = bounded(over.dataset.files.cache, limit)
+    over.dataset.files.cache.begin = bounded(over.dataset.files.cache, limit)
     assert_equal_passes(over, loader(local, num_workers=workers, batch_size=8))
     assert set(downloads(server).values()) == {1} and len(downloads(server)) == len(list(packed.glob("*.tar"))) >= 8
     assert "window of 3 shards" in over.explain()

@@ -11,6 +11,7 @@ import os
 import re
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -100,29 +101,33 @@ def client() -> ModuleType:
 
 def run_alone(work: Coroutine[Any, Any, T]) -> T:
     """Return what a coroutine returns, run in a thread of its own, because the caller's may have an event loop."""
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(work)
+    result: Future[T] = Future()
+    tasks: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[T]]] = []
+
+    async def main() -> T:
+        tasks.append((asyncio.get_running_loop(), task := asyncio.ensure_future(work)))
+        return await task
 
     def run() -> None:
         try:
-            with suppress(BaseException):  # the task has it
-                loop.run_until_complete(task)
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.run_until_complete(loop.shutdown_default_executor())
-        finally:
-            loop.close()
+            value = asyncio.run(main())
+        except BaseException as error:
+            result.set_exception(error)
+        else:
+            result.set_result(value)
 
     thread = threading.Thread(target=run, name="penstock-fetch", daemon=True)
     thread.start()
     try:
-        while thread.is_alive():  # in slices, in which Ctrl-C is seen
-            thread.join(0.05)
+        return result.result()
     except BaseException:
-        with suppress(RuntimeError):  # it has ended
-            loop.call_soon_threadsafe(task.cancel)
-        thread.join(2.0)
+        if not result.done():  # Ctrl-C
+            for loop, task in tasks:
+                with suppress(RuntimeError):  # it has ended
+                    loop.call_soon_threadsafe(task.cancel)
         raise
-    return task.result()
+    finally:
+        thread.join(2.0)
 
 
 def is_url(path: object) -> TypeGuard[str]:
@@ -211,22 +216,6 @@ class ObjectStore:
             answer = await client().get_async(self._store, name)
             return bytes(await answer.bytes_async())
 
-    def read_range(self, name: str, begin: int, end: int) -> bytes:
-        """Return the bytes of an object from begin to end - 1. Raises StorageError."""
-        return run_alone(self.read_ranges(name, [(begin, end)]))[0] if begin < end else b""
-
-    async def read_ranges(self, name: str, ranges: list[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of ranges (begin, end) of an object, close ones by one request. Raises StorageError."""
-        with self._meaning(name):
-            found = await client().get_ranges_async(
-                self._store, name, starts=[begin for begin, _ in ranges], ends=[end for _, end in ranges]
-            )
-        url = self.url_of(name)
-        for part, (begin, end) in zip(found, ranges, strict=True):
-            if (missing := end - begin - len(part)) != 0:
-                raise ChangedObject(f"{url}: the object ends {missing:,} bytes early; was it replaced?", url=url)
-        return [bytes(part) for part in found]
-
     def sizes(self) -> dict[str, int]:
         """Return all objects under the URL with their bytes. Raises StorageError."""
         return run_alone(self._sizes_soon())
@@ -300,7 +289,8 @@ class ObjectStore:
             data = bytes(await answer.bytes_async())
         if len(data) != end - begin:
             url = self.url_of(name)
-            raise StoreUnreachable(f"{url}: the connection was closed after {len(data):,} bytes", url=url)
+            said = f"{len(data):,} of {end - begin:,} bytes came: the connection was closed, or the object replaced"
+            raise StoreUnreachable(f"{url}: {said}", url=url)
         return data
 
     def _raise(self, error: Exception, name: str) -> NoReturn:
