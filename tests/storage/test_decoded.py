@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,14 +21,13 @@ import penstock._native as _native
 from penstock import DataLoader, ImageFolder, TensorFolder
 from penstock.sources.cached import KeptPixels, kept_pixels
 from tests.accelerator import replaced_by_the_cpu
-from tests.forking import assert_in_child
 from tests.native_testing import SlowTable
 from tests.packing.packed import start_readers
 from tests.photos import noise_image
 from tests.python_processes import Program
 from tests.same import assert_passes, assert_same
 from tests.sample_datasets import tensor_files
-from tests.storage.test_tiers import TIERS, only, spoil
+from tests.storage.test_tiers import TIERS, spoil
 
 pytestmark = pytest.mark.native
 
@@ -443,46 +440,7 @@ def test_files_that_a_program_exchanges_in_the_list(tmp_path: Path) -> None:
     assert counts_of(loader).dropped == 2, "pixels of another file are made anew"
 
 
-def test_copies_of_a_loader(tmp_path: Path) -> None:
-    dataset = ImageFolder(pictures(tmp_path / "data"), compose(STILL["v1"]))
-    loader = DataLoader(dataset, batch_size=4, cache=tmp_path / "cache", cache_decoded=True)
-    wanted = list(loader)
-    twin = pickle.loads(pickle.dumps(loader))
-    other = loader.with_samples(dataset, batch_size=4)
-    assert other.cache_decoded and loader.own_options()["cache_decoded"]
-    for one in (twin, other):
-        assert_same(list(one), wanted)
-        assert counts_of(one).decoded == 18 and counts_of(one).hits >= 18
-    assert_in_child(lambda: assert_same(list(loader), wanted))
-
-
 # --- what is not trusted ----------------------------------------------------------------------------------------------
-
-
-def test_damaged_pixels_are_decoded_anew(tmp_path: Path) -> None:
-    dataset = ImageFolder(pictures(tmp_path / "data"), compose(STILL["v1"]))
-    folder = tmp_path / "cache"
-    wanted = list(DataLoader(dataset, batch_size=4, cache=folder, cache_decoded=True))
-    data, index = only(folder, "data"), only(folder, "index")
-    content, entries = bytearray(data.read_bytes()), index.read_bytes()
-    for place in (0, len(content) // 2, len(content) - 1):
-        content[place] ^= 1
-    data.write_bytes(content)
-    loader = DataLoader(dataset, batch_size=4, cache=folder, cache_decoded=True)
-    for _ in range(2):
-        assert_same(list(loader), wanted)
-        assert counts_of(loader).dropped == 3
-    os.truncate(data, 5000)
-    for workers in (0, 2):
-        loader = DataLoader(dataset, batch_size=4, num_workers=workers, cache=folder, cache_decoded=True)
-        assert_passes(loader, wanted)
-    generator = np.random.default_rng(0)
-    for _ in range(20):
-        garbage = bytearray(entries)
-        for place in generator.integers(64, len(garbage), 8):
-            garbage[place] = generator.integers(256)
-        index.write_bytes(garbage)
-        assert_same(list(DataLoader(dataset, batch_size=4, cache=folder, cache_decoded=True)), wanted)
 
 
 GOOD = np.arange(60, dtype=np.uint8)
@@ -550,30 +508,6 @@ def test_the_filler_that_keeps_pixels() -> None:
 
 def numbers(height: int, width: int, channels: int) -> bytes:
     return b"PIX1" + b"".join(value.to_bytes(4, "little") for value in (height, width, channels))
-
-
-def test_errors_are_those_of_the_files(tmp_path: Path) -> None:
-    root = pictures(tmp_path / "data")
-    files = sorted(root.rglob("*.*"))
-    whole = files[0].read_bytes()
-    files[0].write_bytes(whole[: len(whole) // 2])
-    files[1].write_bytes(b"garbage")
-    files[2].write_bytes(b"")
-    dataset = ImageFolder(root, compose(STILL["v1"]))
-    files[5].unlink()
-    wanted: list[Any] = []
-    for options in ({}, {"cache": "1MiB"}, {"cache": tmp_path / "cache"}):
-        loader = DataLoader(dataset, num_workers=2, cache_decoded=bool(options), **options)
-        for _ in range(2):
-            batches, errors = iter(loader), []
-            for _ in range(18):
-                try:
-                    next(batches)
-                except penstock.SampleError as error:
-                    errors.append((type(error), str(error)))
-            wanted = wanted or errors
-            assert errors == wanted and len(errors) == 4
-        assert not options or counts_of(loader).decoded == 14, "nothing is kept of a file that cannot be read"
 
 
 def test_images_of_more_pixels_than_pillow_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,14 +5,13 @@ exclusive lock on the unfinished file, which bears its final name once it is who
 end with the process that holds them: a crash leaves files, and nothing that stops anybody.
 
 The folder belongs to its user alone (mode 0700). Files are opened relative to the open folder and without following
-symbolic links. Only files with names of the form that `CachedShard.file` gives are ever deleted, in a folder that has
-the marker file; the least recently used shard that nobody holds goes first.
+symbolic links. Only files with names of the form that `CachedShard.file` gives are ever deleted; the least recently
+used shard that nobody holds goes first.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import os
@@ -36,8 +35,7 @@ from penstock.system.words import size_of
 #: Bytes of shards that a folder keeps where nothing else is given.
 DEFAULT_LIMIT = 64 << 30
 
-_MARKER = "penstock-shards"
-_MARKED = b"Penstock keeps shards of object stores here, and deletes them when it needs space.\n"
+_LOCK = "penstock-shards"
 _FILE = re.compile(r"[A-Za-z0-9._-]{1,80}-[0-9a-f]{32}\.(shard|part)")
 #: How long one process may hold the lock of the folder, which is held while space is made.
 _FOLDER_LOCK_SECONDS = 60.0
@@ -73,7 +71,7 @@ class CacheFolder:
         limit: bytes that all shards in it may take.
 
     Raises:
-        UnsafeCache: others may write into the folder, it belongs to another user, or it holds other files.
+        UnsafeCache: others may write into the folder, or it belongs to another user.
         InvalidOption: there is no cache folder of the user.
         OSError: the folder cannot be made, or its file system has no locks.
     """
@@ -84,7 +82,7 @@ class CacheFolder:
             raise InvalidOption("the user has no home folder to keep shards in: give cache_folder=")
         self.path = path.absolute()
         self.limit = limit
-        self._folder = open_private_folder(self.path, _MARKER, _MARKED)
+        self._folder = open_private_folder(self.path)
         weakref.finalize(self, os.close, self._folder)
 
     # --- shards -----------------------------------------------------------------------------------------------------
@@ -186,7 +184,7 @@ class CacheFolder:
                 if not beyond:
                     raise NoRoom
             try:
-                _allocate(part.descriptor, size)
+                os.posix_fallocate(part.descriptor, 0, size)
             except OSError as error:
                 if error.errno not in FULL:
                     raise
@@ -217,7 +215,7 @@ class CacheFolder:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the lock of the folder: one process at a time makes space."""
-        marker = open_own_file(os.O_RDWR | os.O_CREAT, _MARKER, self._folder)
+        marker = open_own_file(os.O_RDWR | os.O_CREAT, _LOCK, self._folder)
         assert marker is not None
         try:
             lock_file(marker, str(self.path), fcntl.LOCK_EX, _FOLDER_LOCK_SECONDS, required=True)
@@ -231,13 +229,3 @@ class CacheFolder:
 
     def __repr__(self) -> str:
         return f"<CacheFolder {shown(str(self.path))}: {size_of(self.held_bytes())} of {size_of(self.limit)}>"
-
-
-def _allocate(descriptor: int, size: int) -> None:
-    """Give a file its size, with space on the disk where the file system can say so at once."""
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-            raise
-        os.ftruncate(descriptor, size)

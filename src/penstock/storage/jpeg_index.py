@@ -26,8 +26,6 @@ from penstock.system.words import counted
 #: The folder of indexes below the cache folder.
 KIND = "jpeg-index"
 
-_MARKER = "penstock-jpeg-index"
-_MARKED = b"Penstock keeps decoder states of JPEG files here. No loader needs them: the folder may be deleted.\n"
 _FILE = re.compile(r"[0-9a-f]{32}\.states")
 #: Part of each file's name: to be raised when the native core lays files out otherwise, or means other states by them.
 _VERSION = 1
@@ -75,15 +73,8 @@ class Photos:
         return slot if self.size and slot >= least else 0
 
 
-@dataclass(frozen=True)
-class _Held:
-    """An open index."""
-
-    native: _native.JpegIndex
-    size: int
-    """The number of samples."""
-    why: str | None
-    """Why it lies in memory; None: it is kept."""
+_Held = tuple[_native.JpegIndex, str | None]
+"""An open index, and why it lies in memory; None: it is kept."""
 
 
 class JpegIndexes:
@@ -108,20 +99,19 @@ class JpegIndexes:
         self._own = list(own)
         self._held = {photos: self._held[photos] if photos in self._held else _opened(photos) for photos in datasets}
         self.refresh()
-        return [None if held is None else held.native for held in map(self._held.get, datasets)]
+        return [None if held is None else held[0] for held in map(self._held.get, datasets)]
 
     def refresh(self) -> None:
         """Learn of the photos that other processes have kept states of."""
         for held in self._held.values():
             if held is not None:
-                held.native.refresh()
+                held[0].refresh()
 
     def counts(self) -> IndexCounts | None:
         """Return what the indexes hold, None where there are none."""
-        held = [*(one.native for one in self._held.values() if one is not None), *self._own]
-        if not held:
+        each = [one.counts() for one in (*(held[0] for held in self._held.values() if held is not None), *self._own)]
+        if not each:
             return None
-        each = [one.counts() for one in held]
         errors = [os.strerror(one[4]) for one in each if one[4]]
         photos, taken, hits, changed = (sum(one[place] for one in each) for place in range(4))
         return IndexCounts(photos, taken, hits, changed, errors[0] if errors else None)
@@ -129,12 +119,11 @@ class JpegIndexes:
     def describe(self, datasets: Sequence[Photos]) -> str | None:
         """Return what the open indexes of datasets hold, for explain(); None: nothing."""
         held = [one for one in map(self._held.get, datasets) if one is not None]
-        counts = [one.native.counts() for one in held]
+        counts = [native.counts() for native, _ in held]
         if not (photos := sum(each[0] for each in counts)):
             return None
-        notes = [one.why or (os.strerror(each[4]) if each[4] else None) for one, each in zip(held, counts, strict=True)]
-        why = next((note for note in notes if note is not None), None)
-        where = "kept in the user's cache folder" if why is None else f"in memory or read-only: {why}"
+        notes = [why for _, why in held if why] + [os.strerror(each[4]) for each in counts if each[4]]
+        where = f"not kept in the user's cache folder: {notes[0]}" if notes else "kept in the user's cache folder"
         return known_of(sum(one.size for one in datasets), photos, where)
 
 
@@ -158,15 +147,15 @@ def _opened(photos: Photos) -> _Held | None:
     why = "the user has no home folder"
     if path is not None:
         try:
-            folder = open_private_folder(path.absolute(), _MARKER, _MARKED)
+            folder = open_private_folder(path.absolute())
             try:
-                return _Held(_in_folder(folder, photos, slot), photos.size, None)
+                return _in_folder(folder, photos, slot), None
             finally:
                 os.close(folder)
         except (OSError, RuntimeError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     in_memory = photos.slot_bytes(_MEMORY)
-    return _Held(_native.JpegIndex.in_memory(photos.size, in_memory), photos.size, why) if in_memory else None
+    return (_native.JpegIndex.in_memory(photos.size, in_memory), why) if in_memory else None
 
 
 def _in_folder(folder: int, photos: Photos, slot: int, *, again: bool = False) -> _native.JpegIndex:
@@ -197,13 +186,11 @@ def _make_room(folder: int, file: int, size: int) -> None:
     """
     own = os.fstat(file)
     others = [(name, status) for name, status in files_in(folder, _FILE) if not os.path.samestat(status, own)]
-    taken = sum(status.st_blocks * 512 for _, status in others)
+    room = MAX_BYTES - size - sum(status.st_blocks * 512 for _, status in others)
     for name, status in others:
-        if taken + size <= MAX_BYTES:
-            break
-        with contextlib.suppress(OSError):
-            taken -= status.st_blocks * 512 * delete_unheld(name, folder)
+        if room < 0 and delete_unheld(name, folder):
+            room += status.st_blocks * 512
     disk = os.fstatvfs(folder)
-    missing = size - own.st_blocks * 512
-    if taken + size > MAX_BYTES or missing > (disk.f_bavail - disk.f_blocks * _LEFT) * disk.f_frsize:
+    left = (disk.f_bavail - disk.f_blocks * _LEFT) * disk.f_frsize
+    if room < 0 or size - own.st_blocks * 512 > left:
         raise OSError("the cache folder has no room for it")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import penstock._native as _native
-from penstock.errors import ChangedObject, CorruptDownload, CorruptShards, StorageError, StoreUnreachable
+from penstock.errors import CorruptDownload, CorruptShards, StoreUnreachable
 from penstock.storage.cache_folder import CachedShard, CacheFolder, HeldFile, NoRoom
 from penstock.storage.description import Column, Shard, ShardFiles, Split, verified
 from penstock.storage.durable import write_all
@@ -84,18 +84,11 @@ class Download:
         url, size = self.shard.url, self.shard.size
         try:
             for _ in range(2):
-                info = await self.store.info_soon(self.name)
-                if info.size != size:
-                    raise ChangedObject(
-                        f"{url}: the object has {counted(info.size, 'byte')}, and dataset.json says {size:,}: it was "
-                        "damaged or replaced",
-                        url=url,
-                    )
                 try:
                     async with asyncio.TaskGroup() as group:
                         for begin in range(0, size, PART_BYTES):
                             end = min(begin + PART_BYTES, size)
-                            group.create_task(self._fetch_part(part, info.etag, begin, end, requests))
+                            group.create_task(self._fetch_part(part, begin, end, requests))
                 except* OSError as failed:
                     raise failed.exceptions[0] from None
                 if await asyncio.to_thread(self._is_whole, part):
@@ -110,15 +103,13 @@ class Download:
         finally:
             part.close()
 
-    async def _fetch_part(
-        self, part: HeldFile, etag: str | None, begin: int, end: int, requests: asyncio.Semaphore
-    ) -> None:
+    async def _fetch_part(self, part: HeldFile, begin: int, end: int, requests: asyncio.Semaphore) -> None:
         """Fetch the bytes from begin to end - 1. Raises StorageError, OSError."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 async with requests:
                     self.traffic.requests += 1
-                    data = await self.store.read_part(self.name, begin, end, etag)
+                    data = await self.store.read_part(self.name, begin, end, self.shard.size)
                 break
             except StoreUnreachable as failed:
                 if attempt == ATTEMPTS:
@@ -199,17 +190,6 @@ class RemoteShards:
             raise CorruptShards(f"the index speaks of shard {shard:,}, and there are {len(self.cached):,}")
         return self.cache.hold(self.cached[shard])
 
-    def check(self) -> None:
-        """Raise StorageError where the first shard is not in the store, or has another size. One request."""
-        for shard in self.shards[:1]:
-            found = self.store.info(shard.name).size
-            if found != shard.bytes:
-                raise StorageError(
-                    f"{self.store.url_of(shard.name)} has {found:,} bytes, and dataset.json says {shard.bytes:,}: "
-                    "it is damaged, or another object. Copy it again",
-                    url=self.store.url_of(shard.name),
-                )
-
     def read(self, shard: int, member: Any, name: str, *, verify: bool) -> bytes:
         """Return the bytes of a member, a row of index.MEMBER; name: of the member, for messages.
 
@@ -255,7 +235,7 @@ class RemoteShards:
         return self._worth_whole(shard, samples * described.bytes // max(1, described.samples))
 
     async def _read_range(self, shard: int, begin: int, end: int) -> bytes:
-        data = await self.store.read_part(self.shards[shard].name, begin, end, None)
+        data = await self.store.read_part(self.shards[shard].name, begin, end, self.shards[shard].bytes)
         with self._lock:
             self.traffic.requests += 1
             self.traffic.ranges += 1

@@ -40,27 +40,46 @@ class _Need:
     error: BaseException | None = None
 
 
+@dataclass(eq=False)
 class Ticket:
     """The shards, by number, and the ranges of one batch."""
 
-    def __init__(self, stage: ShardStage, wanted: tuple[int | Range, ...]) -> None:
-        self._stage = stage
-        self.wanted = wanted
-        self.released = False
+    stage: ShardStage
+    wanted: tuple[int | Range, ...]
+    released: bool = False
 
     def ready(self) -> bool:
         """Return whether all are here. Raises what went wrong with a shard."""
-        return self._stage.ready(self)
+        with self.stage.condition:
+            needs = [self.stage.needs.get(key) or _Need() for key in self.wanted]
+            for error in (self.stage.failed, *(need.error for need in needs)):
+                if error is not None:
+                    raise error
+            return not self.released and all(need.held for need in needs)
 
     def wait(self, seconds: float | None) -> bool:
-        """Wait until all are here; False: they were not within so many seconds. Raises as `ready`."""
-        return self._stage.wait(self, seconds)
+        """Wait until all are here, in slices in which Ctrl-C is seen; False: they were not within so many seconds.
+
+        Raises as `ready`.
+        """
+        begun, stage = time.monotonic(), self.stage
+        with stage.condition:
+            stage.awaited = self
+            stage.wake()
+            try:
+                while not self.ready():
+                    if stage.closing or (seconds is not None and time.monotonic() - begun > seconds):
+                        return False
+                    stage.condition.wait(0.05)
+                return True
+            finally:
+                stage.awaited = None
 
     def release(self) -> None:
         """Let the shards go. A second call does nothing."""
         if not self.released:
             self.released = True
-            self._stage.release(self)
+            self.stage.release(self)
 
 
 class ShardStage:
@@ -76,22 +95,23 @@ class ShardStage:
         self._shards = shards
         self._coming = coming
         self._ahead: deque[tuple[int, ...]] = deque()  # of batches that have no ticket yet
-        self._needs: dict[int | Range, _Need] = {}  # in the order in which they came up
-        self._awaited: Ticket | None = None
-        self._condition = threading.Condition()
+        self.needs: dict[int | Range, _Need] = {}  # in the order in which they came up
+        self.awaited: Ticket | None = None
+        self._refused: Ticket | None = None  # it was awaited when there was no space
+        self.condition = threading.Condition()
         self._process = os.getpid()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._work: asyncio.Event | None = None
-        self._closing = False
-        self._failed: BaseException | None = None
+        self.closing = False
+        self.failed: BaseException | None = None
 
     # --- the pass's side --------------------------------------------------------------------------------------------
 
     def ticket(self, wanted: Iterable[int | Range]) -> Ticket:
         """Return a ticket for the next batch, whose shards and ranges these are."""
         ticket = Ticket(self, tuple(dict.fromkeys(wanted)))
-        with self._condition:
+        with self.condition:
             for key in ticket.wanted:
                 need = self._need(key)
                 need.tickets += 1
@@ -103,51 +123,27 @@ class ShardStage:
                     self._let_go(number, need)
             elif self._coming is not None:
                 next(self._coming, None)  # this batch
-            if self._thread is None and not self._closing:
+            if self._thread is None and not self.closing:
                 self._thread = threading.Thread(target=self._run, name="penstock-download", daemon=True)
                 self._thread.start()
-        self._wake()
+        self.wake()
         return ticket
-
-    def ready(self, ticket: Ticket) -> bool:
-        """Return whether what a ticket is for is here. Raises what went wrong with a shard."""
-        with self._condition:
-            needs = [self._needs.get(key) or _Need() for key in ticket.wanted]
-            for error in (self._failed, *(need.error for need in needs)):
-                if error is not None:
-                    raise error
-            return not ticket.released and all(need.held for need in needs)
-
-    def wait(self, ticket: Ticket, seconds: float | None) -> bool:
-        """Wait for what a ticket is for, in slices in which Ctrl-C is seen; False: it was not here in time."""
-        begun = time.monotonic()
-        with self._condition:
-            self._awaited = ticket
-            self._wake()
-            try:
-                while not self.ready(ticket):
-                    if self._closing or (seconds is not None and time.monotonic() - begun > seconds):
-                        return False
-                    self._condition.wait(0.05)
-                return True
-            finally:
-                self._awaited = None
 
     def release(self, ticket: Ticket) -> None:
         """Take a ticket back."""
         if os.getpid() != self._process:
             return
-        with self._condition:
+        with self.condition:
             for key in ticket.wanted:
-                if (need := self._needs.get(key)) is not None:
+                if (need := self.needs.get(key)) is not None:
                     need.tickets -= 1
                     self._let_go(key, need)
-        self._wake()
+        self.wake()
 
     def missing(self) -> str:
         """Return, for messages, the shards that batches wait for; empty where there are none."""
-        with self._condition:
-            keys = [key for key, need in self._needs.items() if need.tickets and not need.held]
+        with self.condition:
+            keys = [key for key, need in self.needs.items() if need.tickets and not need.held]
         urls = list(dict.fromkeys(self._shards.place(key if isinstance(key, int) else key[0]) for key in keys))
         return f"{', '.join(urls[:3])}{' and others' * (len(urls) > 3)}"
 
@@ -155,33 +151,33 @@ class ShardStage:
         """End the downloads and the thread. In a forked child they do not exist, and nothing is done."""
         if os.getpid() != self._process:
             return
-        with self._condition:
-            self._closing = True
+        with self.condition:
+            self.closing = True
             thread = self._thread
-            self._condition.notify_all()
-        self._wake()
+            self.condition.notify_all()
+        self.wake()
         if thread is not None and thread is not threading.current_thread():
             thread.join(_JOIN_SECONDS)
-        with self._condition:
-            for need in self._needs.values():
+        with self.condition:
+            for need in self.needs.values():
                 if need.held is not None:
                     need.held.close()
-            self._needs.clear()
+            self.needs.clear()
             self._ahead.clear()
 
     # --- both sides, with the lock held -----------------------------------------------------------------------------
 
     def _need(self, key: int | Range) -> _Need:
-        return self._needs.setdefault(key, _Need())
+        return self.needs.setdefault(key, _Need())
 
     def _let_go(self, key: int | Range, need: _Need) -> None:
         """Let a shard go where nobody needs it any more."""
         if need.tickets <= 0 and need.coming <= 0:
-            self._needs.pop(key, None)
+            self.needs.pop(key, None)
             if need.held is not None:
                 need.held.close()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         loop, work = self._loop, self._work
         if loop is not None and work is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -193,16 +189,16 @@ class ShardStage:
         try:
             asyncio.run(self._main())
         except BaseException as error:
-            with self._condition:
-                self._failed = error
-                self._condition.notify_all()
+            with self.condition:
+                self.failed = error
+                self.condition.notify_all()
 
     async def _main(self) -> None:
         self._loop, self._work = asyncio.get_running_loop(), asyncio.Event()
         requests = asyncio.Semaphore(REQUESTS)
         running: dict[int | Range, asyncio.Task[None]] = {}
         try:
-            while not self._closing:
+            while not self.closing:
                 self._work.clear()
                 running = {key: task for key, task in running.items() if not task.done()}
                 again = self._begin(running, requests)
@@ -215,13 +211,14 @@ class ShardStage:
 
     def _begin(self, running: dict[int | Range, asyncio.Task[None]], requests: asyncio.Semaphore) -> bool:
         """Begin to fetch what is needed first; return whether something waits for space, or for other processes."""
-        with self._condition:
+        with self.condition:
             self._look_ahead()
-            wanted = [item for item in self._needs.items() if item[1].held is None and item[1].error is None]
-            awaited = () if self._awaited is None else self._awaited.wanted
+            wanted = [item for item in self.needs.items() if item[1].held is None and item[1].error is None]
+            awaited = self.awaited
+        first = () if awaited is None else awaited.wanted
         waits = False
         shards = sum(isinstance(key, int) for key in running)
-        for key, need in sorted(wanted, key=lambda item: item[1].tickets == 0):
+        for key, need in sorted(wanted, key=lambda item: (item[0] not in first, item[1].tickets == 0)):
             if key in running:
                 continue
             if not isinstance(key, int):
@@ -230,8 +227,11 @@ class ShardStage:
             if shards >= AT_ONCE:
                 break
             try:
-                held, part = self._shards.download(key).open(beyond=key in awaited)
+                # What was let go just now may serve: the limit is exceeded where there is no space twice.
+                beyond = awaited is self._refused and key in first
+                held, part = self._shards.download(key).open(beyond=beyond)
             except NoRoom:
+                self._refused = awaited
                 return True
             except Exception as error:
                 self._came(key, need, None, error)
@@ -248,7 +248,7 @@ class ShardStage:
     def _look_ahead(self) -> None:
         """Look up the shards of coming batches, as far as the cache has space for them. The lock is held."""
         while self._coming is not None:
-            shards = {key: need for key, need in self._needs.items() if isinstance(key, int)}
+            shards = {key: need for key, need in self.needs.items() if isinstance(key, int)}
             missing = sum(need.held is None for need in shards.values())
             space = sum(self._shards.shards[number].bytes for number in shards) + self._shards.largest
             if missing >= AT_ONCE or len(self._ahead) >= _BATCHES_AHEAD or space > self._shards.cache.limit:
@@ -285,16 +285,16 @@ class ShardStage:
         held: HeldFile | contextlib.ExitStack | None,
         error: Exception | None = None,
     ) -> None:
-        with self._condition:
-            if self._needs.get(key) is need and not self._closing:
+        with self.condition:
+            if self.needs.get(key) is need and not self.closing:
                 need.held, need.error = held, error
             elif held is not None:
                 held.close()
-            self._condition.notify_all()
+            self.condition.notify_all()
         assert self._work is not None
         self._work.set()
 
     def __repr__(self) -> str:
-        with self._condition:
-            here = sum(need.held is not None for need in self._needs.values())
-            return f"<ShardStage: {here} of {len(self._needs)} shards here, {len(self._ahead)} batches ahead>"
+        with self.condition:
+            here = sum(need.held is not None for need in self.needs.values())
+            return f"<ShardStage: {here} of {len(self.needs)} shards here, {len(self._ahead)} batches ahead>"
