@@ -377,8 +377,6 @@ def test_few_samples_come_by_range_and_many_with_their_shard(objects: dict[str, 
             shards.read(2, wrong, "x", verify=True)
         with pytest.raises(CorruptShards, match="index of another dataset"):
             shards.read(2, member(data, SIZE - 10, 20), "x", verify=True)
-        with pytest.raises(CorruptShards, match="the index speaks of shard 6"):
-            shards.read(6, member(data, 0, 20), "x", verify=True)
 
 
 def test_forked_children_read_what_is_in_the_cache(objects: dict[str, bytes], tmp_path: Path) -> None:
@@ -389,8 +387,6 @@ def test_forked_children_read_what_is_in_the_cache(objects: dict[str, bytes], tm
 
         def read() -> None:
             assert shards.read(1, member(data, 10, 5000), "x", verify=True) == data[10:5010]
-            with pytest.raises(CorruptShards):
-                shards.read(9, member(data, 0, 10), "x", verify=True)
             other = objects["data-000002.tar"]
             with pytest.raises(StorageError, match=r"forked after its first use: .*context='spawn', or .*'thread'"):
                 shards.read(2, member(other, 0, 10), "x", verify=True)

@@ -177,8 +177,8 @@ class Kept:
 
 @pytest.fixture(params=["files", "pixels"])
 def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
-    decoded, dataset = request.param == "pixels", None
-    if decoded:
+    dataset: Any
+    if decoded := request.param == "pixels":
         dataset = ImageFolder(pictures(tmp_path / "data", 12), RECIPE)
     else:
         dataset = TensorFolder(tensor_files(tmp_path / "data", 12, (64,)))

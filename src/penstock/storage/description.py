@@ -219,8 +219,6 @@ class ShardFiles:
 
         Raises MissingSample, UnreadableSample, CorruptSample and, of the checksum, ChecksumMismatch.
         """
-        if shard >= len(self.shards):
-            raise CorruptShards(f"the index speaks of shard {shard:,}, and there are {len(self.shards):,}")
         path, (offset, length, expected, _) = self.path(shard), member.item()
         try:
             with open(path, "rb", opener=_no_link) as file:

@@ -184,12 +184,6 @@ class RemoteShards:
         """Return where a shard lies, for messages."""
         return self.cached[shard].url
 
-    def hold(self, shard: int) -> HeldFile | None:
-        """Return a shard's local file, locked; None: it is not here. Raises CorruptShards for a number that is none."""
-        if shard >= len(self.cached):
-            raise CorruptShards(f"the index speaks of shard {shard:,}, and there are {len(self.cached):,}")
-        return self.cache.hold(self.cached[shard])
-
     def read(self, shard: int, member: Any, name: str, *, verify: bool) -> bytes:
         """Return the bytes of a member, a row of index.MEMBER; name: of the member, for messages.
 
@@ -203,7 +197,7 @@ class RemoteShards:
         offset, length, expected, _ = member.item()
         data = self._brought.get((shard, offset, offset + length))
         if data is None:
-            held = self.hold(shard)
+            held = self.cache.hold(self.cached[shard])
             if held is None and (self.cache.is_coming(self.cached[shard]) or self._worth_whole(shard, length)):
                 with suppress(NoRoom):
                     held = self.download(shard).run(beyond=False)
