@@ -7,18 +7,17 @@ download that was ended begins anew. Whatever an unfinished file holds, the chec
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-import penstock._native as _native
 from penstock.errors import CorruptDownload, CorruptShards, StoreUnreachable
 from penstock.storage.cache_folder import CachedShard, CacheFolder, HeldFile, NoRoom
 from penstock.storage.description import Column, Shard, ShardFiles, Split, verified
 from penstock.storage.durable import write_all
+from penstock.storage.index import crc32c_of
 from penstock.storage.objects import ObjectStore, run_alone
 from penstock.system.words import counted, size_of
 
@@ -37,7 +36,6 @@ ATTEMPTS = 8
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 #: Pauses while there is no space, or another process, or another thread, fetches the same shard, in seconds.
 LOOK_AGAIN = 0.02
-_CHECKED_AT_ONCE = 4 << 20
 
 
 @dataclass
@@ -125,11 +123,8 @@ class Download:
 
     def _is_whole(self, part: HeldFile) -> bool:
         """Return whether the bytes have their checksum."""
-        value = 0
-        for begin in range(0, self.shard.size, _CHECKED_AT_ONCE):
-            wanted = min(_CHECKED_AT_ONCE, self.shard.size - begin)
-            value = _native.crc32c(os.pread(part.descriptor, wanted, begin), value)
-        return value == self.shard.checksum
+        with open(part.descriptor, "rb", buffering=0, closefd=False) as file:
+            return crc32c_of(file, 0, self.shard.size) == self.shard.checksum
 
     def run(self, *, beyond: bool) -> HeldFile:
         """Return the whole shard, fetched by this process or another. Raises as `open` and `fetch`."""
