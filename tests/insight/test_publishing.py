@@ -270,7 +270,7 @@ def test_files_of_other_machines_go_after_a_week(folder: Path) -> None:
     (folder / "somebody's.txt").write_text("keep", encoding="utf-8")
     os.utime(folder / old.file, (0, 0))
     live_files.remove_stale(folder)
-    assert sorted(file.name for file in folder.iterdir()) == sorted([name.file, "penstock-live", "somebody's.txt"])
+    assert sorted(file.name for file in folder.iterdir()) == sorted([name.file, "somebody's.txt"])
 
 
 # --- what is read -----------------------------------------------------------------------------------------------------

@@ -32,8 +32,6 @@ FORMAT = 4
 #: Bytes of a file that is read, at the most.
 MOST_BYTES = 1 << 20
 
-_MARKER = "penstock-live"
-_MARKED = b"Penstock keeps here what `penstock watch` shows of running processes. Files may be deleted at any time.\n"
 _FILE = re.compile(r"([0-9a-f]{16})-([0-9]{1,10})-([0-9]{1,20})\.(json|tmp)")
 #: Files of other machines, whose processes cannot be looked at, go when they are so old, in seconds.
 _FORGOTTEN = 7 * 24 * 3600.0
@@ -100,7 +98,7 @@ def program_name() -> str:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    descriptor = open_private_folder(path, _MARKER, _MARKED)
+    descriptor = open_private_folder(path)
     try:
         yield descriptor
     finally:

@@ -27,11 +27,16 @@ def sync_folder(folder: str) -> None:
         os.close(descriptor)
 
 
-def write_all(descriptor: int, data: bytes | memoryview) -> None:
-    """Write all of some bytes. Raises OSError."""
+def write_all(descriptor: int, data: bytes | memoryview, offset: int | None = None) -> None:
+    """Write all of some bytes, at an offset or where the file stands. Raises OSError."""
     rest = memoryview(data)
     while rest:
-        rest = rest[os.write(descriptor, rest) :]
+        if offset is None:
+            written = os.write(descriptor, rest)
+        else:
+            written = os.pwrite(descriptor, rest, offset)
+            offset += written
+        rest = rest[written:]
 
 
 @contextmanager
