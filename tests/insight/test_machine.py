@@ -42,9 +42,6 @@ CASES: dict[str, tuple[Check, State, str]] = {
     "a narrow quota": (host.check_processors(Processors(8, 8, quota=2.0)), State.LOOK, "2 CPUs usable"),
     "a mask": (host.check_processors(Processors(64, 4)), State.LOOK, "4 CPUs usable"),
     "one CPU": (host.check_processors(Processors(1, 1)), State.LOOK, "1 CPU usable"),
-    "a thread a CPU": (host.check_openmp(4, 4), State.OK, "torch uses 4"),
-    "many threads": (host.check_openmp(64, 4), State.LOOK, "OMP_NUM_THREADS=4"),
-    "one thread": (host.check_openmp(1, 0.5), State.OK, "torch uses 1"),
     "memory": (host.check_memory(HostMemory(16 * GIB, 8 * GIB)), State.OK, "8.0 GiB available of 16.0 GiB"),
     "little memory": (host.check_memory(HostMemory(16 * GIB, GIB)), State.LOOK, "few workers"),
     "no memory": (host.check_memory(HostMemory(16 * GIB, 100 * MIB)), State.BAD, "workers are killed"),
@@ -57,10 +54,6 @@ CASES: dict[str, tuple[Check, State, str]] = {
     "some open files": (host.check_open_files(800, NONE), State.LOOK, "ulimit -n 65536 "),
     "enough open files": (host.check_open_files(1024, 4096), State.OK, "1,024"),
     "any open files": (host.check_open_files(NONE, NONE), State.OK, "any number"),
-    "a GPU": (host.check_gpus(["0: H100 with 80.0 GiB"], 1, "13.0"), State.OK, "1 GPU (0: H100"),
-    "no GPU": (host.check_gpus([], 0, None), State.OK, "none"),
-    "hidden GPUs": (host.check_gpus([], 2, "13.0"), State.BAD, "--gpus all"),
-    "a torch without CUDA": (host.check_gpus([], 2, None), State.BAD, "Install a torch with CUDA"),
 }
 
 
@@ -153,8 +146,8 @@ def test_a_check_that_fails_is_unknown() -> None:
 def test_the_whole_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     names = [check.name for check in examine()]
-    assert names[:3] == ["CPUs", "OpenMP threads", "memory"]
-    assert {"/dev/shm", "open files", "file system", "GPU"} <= set(names)
+    assert names[:3] == ["CPUs", "memory", "/dev/shm"]
+    assert {"open files", "file system"} <= set(names)
     assert "page cache" not in names
     assert os.listdir(tmp_path) == []
 
@@ -171,7 +164,7 @@ def test_what_concerns_a_dataset(tmp_path: Path) -> None:
     assert dataset_files(ImageFolder(images)).folder == str(images)
     assert dataset_files(Made()).folder is None
     names = [check.name for check in examine(DatasetFiles(None, 5 * MIB))]
-    assert "page cache" in names and "GPU" not in names
+    assert "page cache" in names
 
 
 def test_bytes_of_many_files_are_those_of_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from penstock.verdict import WORTH
 
 _DESCRIPTION = (
     "Without DATASET: checks what this machine gives to a loader: CPUs, memory, limits, the temporary folder's file "
-    "system, GPUs. With DATASET: checks what of it concerns the dataset, and looks at the dataset's own "
+    "system. With DATASET: checks what of it concerns the dataset, and looks at the dataset's own "
     "state for what costs time or memory, or fails, in workers; then measures a loop over it, in its parts, "
     "and says what holds it up and what would help. Exit code 1: something is bad."
 )

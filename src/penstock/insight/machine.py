@@ -1,4 +1,4 @@
-"""What the machine gives to a loader: CPUs, memory, limits, file systems and GPUs; or what of it concerns a dataset."""
+"""What the machine gives to a loader: CPUs, memory, limits and file systems; or what of it concerns a dataset."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from penstock.executors.workers.post_mortem import FOLDER, REMEDY
@@ -32,8 +30,6 @@ FILLED = 0.8
 USUAL_BATCH = 64 * 3 * 224 * 224 * 4
 #: A process with this many files opens the datasets, sockets and shared tensors of a usual job; with FEW_FILES none.
 ENOUGH_FILES, FEW_FILES, MANY_FILES = 1024, 512, 65536
-#: The GPUs that NVIDIA's driver knows.
-DRIVEN = "/proc/driver/nvidia/gpus"
 #: The kernel's table of mounts, and the file systems whose bytes come over a network, or through another program.
 TABLE = "/proc/self/mounts"
 REMOTE = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "ceph", "glusterfs", "gpfs", "beegfs", "afs", "wekafs")
@@ -99,7 +95,6 @@ def examine(dataset: DatasetFiles | None = None) -> Iterator[Check]:
     cpus = read_processors()
     workers = max(1, int(cpus.usable)) if of.workers is None else of.workers  # of a usual job one a CPU
     yield checked("CPUs", lambda: check_processors(cpus))
-    yield checked("OpenMP threads", lambda: check_openmp(torch.get_num_threads(), cpus.usable))
     yield checked("memory", lambda: check_memory(read_memory()))
     if (size := of.bytes) is not None:
         yield checked("page cache", lambda: check_page_cache(read_memory(), size, exact=of.exact))
@@ -108,8 +103,6 @@ def examine(dataset: DatasetFiles | None = None) -> Iterator[Check]:
     if dataset is None or of.folder is not None:
         folder = of.folder or tempfile.gettempdir()
         yield checked("file system", lambda: check_file_system(folder))
-    if dataset is None:
-        yield checked("GPU", lambda: check_gpus(read_gpus(), len(list(Path(DRIVEN).glob("*"))), torch.version.cuda))
 
 
 def dataset_files(dataset: Any) -> DatasetFiles:
@@ -195,14 +188,6 @@ def _cpus(number: float) -> str:
     return f"{number:,.3g} CPU{'' if number <= 1 else 's'}"
 
 
-def check_openmp(threads: int, usable: float) -> Check:
-    """Check that torch's pool does not have more threads than there are usable CPUs."""
-    words = f"torch uses {threads:,}; OMP_NUM_THREADS is {os.environ.get('OMP_NUM_THREADS') or 'not set'}"
-    limit = max(1, round(usable))
-    change = f"Set OMP_NUM_THREADS={limit}: more threads than the {_cpus(usable)} wait for each other."
-    return judged("OpenMP threads", words, change if threads > limit else "")
-
-
 class HostMemory(NamedTuple):
     """Memory of the machine and of this process's cgroup, in bytes."""
 
@@ -257,7 +242,7 @@ def check_page_cache(found: HostMemory, dataset: int, *, exact: bool) -> Check:
     return judged("page cache", f"{words}: it does not fit", change)
 
 
-# --- limits, file systems and GPUs -----------------------------------------------------------------------------------
+# --- limits and file systems -----------------------------------------------------------------------------------
 
 
 def check_shared_memory(folder: str, workers: int, prefetch_factor: int) -> Check:
@@ -310,27 +295,3 @@ def check_file_system(folder: str, table: str = TABLE) -> Check:
         change = "Copy the files to a disk of this machine: each call passes through another program."
         return judged("file system", f"{words}: through a program in user space or a host", change)
     return judged("file system", words)
-
-
-def read_gpus() -> list[str]:
-    """Return the name and memory of each GPU that torch can use. The first call sets CUDA up."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    found = map(torch.cuda.get_device_properties, range(count))
-    return [f"{number}: {gpu.name} with {size_of(gpu.total_memory)}" for number, gpu in enumerate(found)]
-
-
-def check_gpus(gpus: list[str], installed: int, cuda_version: str | None) -> Check:
-    """Check that torch, built for a version of CUDA or for none, can use the GPUs that are installed."""
-    built = "built without CUDA" if cuda_version is None else f"built for CUDA {cuda_version}"
-    if gpus:
-        return judged("GPU", f"{counted(len(gpus), 'GPU')} ({', '.join(gpus)}); torch is {built}")
-    if not installed:
-        return judged("GPU", f"none, of those that torch reaches by CUDA; torch is {built}")
-    words = f"NVIDIA's driver knows {counted(installed, 'GPU')}, and torch can use none; torch is {built}"
-    change = "Install a torch with CUDA."
-    if cuda_version is not None:
-        change = (
-            "Give the container its GPUs (docker run --gpus all), look whether CUDA_VISIBLE_DEVICES hides them, and "
-            "whether nvidia-smi finds a driver that is new enough."
-        )
-    return judged("GPU", words, change, bad=True)
