@@ -5,8 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,33 +70,18 @@ class ThreadEngine:
         stop = threading.Event()
 
         def after(added: int, samples: int) -> None:
-            if stop.is_set():
-                raise _Stopped
+            if stop.is_set():  # nobody looks at what another thread's error has ended
+                raise CancelledError
             progress.add(samples, added)
-
-        def write(shard: int) -> ShardRecord:
-            try:
-                return work.write(shard, after)
-            except BaseException:
-                stop.set()
-                raise
 
         threads = self.workers or (usable_cpus() if all(leaf.safe for leaf in work.contents.leaves) else 1)
         with ThreadPoolExecutor(min(threads, max(1, len(shards))), "penstock-pack") as pool:
-            running = {pool.submit(write, shard): shard for shard in shards}
-            records = {}
+            running = {pool.submit(work.write, shard, after): shard for shard in shards}
             try:
-                for future in as_completed(running):
-                    with suppress(_Stopped):  # the error that made it stop comes too
-                        records[running[future]] = future.result()
-                return records
+                return {running[future]: future.result() for future in as_completed(running)}
             finally:
                 stop.set()
                 pool.shutdown(wait=True, cancel_futures=True)
-
-
-class _Stopped(Exception):
-    """Another thread failed: this one stops."""
 
 
 # --- packers ----------------------------------------------------------------------------------------------------------
