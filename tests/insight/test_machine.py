@@ -45,8 +45,8 @@ CASES: dict[str, tuple[Check, State, str]] = {
     "memory": (host.check_memory(HostMemory(16 * GIB, 8 * GIB)), State.OK, "8.0 GiB available of 16.0 GiB"),
     "little memory": (host.check_memory(HostMemory(16 * GIB, GIB)), State.LOOK, "few workers"),
     "no memory": (host.check_memory(HostMemory(16 * GIB, 100 * MIB)), State.BAD, "workers are killed"),
-    "files that fit": (host.check_page_cache(MUCH, 8 * GIB, exact=True), State.OK, "the dataset's 8.0 GiB"),
-    "many files": (host.check_page_cache(MUCH, 140 * GIB, exact=False), State.LOOK, "about 140.0 GiB"),
+    "files that fit": (host.check_page_cache(MUCH, 8 * GIB), State.OK, "the dataset's 8.0 GiB"),
+    "many files": (host.check_page_cache(MUCH, 140 * GIB), State.LOOK, "the dataset's 140.0 GiB"),
     "no /dev/shm": (host.check_shared_memory("/no/such/folder", 1, 2), State.BAD, "Mount a tmpfs"),
     "few open files": (host.check_open_files(256, 1 << 20), State.BAD, "ulimit -n 65536 "),
     "a low limit": (host.check_open_files(256, 4096), State.BAD, "ulimit -n 4096 "),
@@ -156,7 +156,7 @@ def test_what_concerns_a_dataset(tmp_path: Path) -> None:
     folder = tensor_files(tmp_path / "data", 5)
     found = dataset_files(TensorFolder(folder))
     size = sum(file.stat().st_size for file in folder.iterdir())
-    assert (found.folder, found.bytes, found.exact) == (str(folder), size, True)
+    assert (found.folder, found.bytes) == (str(folder), size)
     images = tmp_path / "images"
     for kind in ("cat", "dog"):
         (images / kind).mkdir(parents=True)
@@ -171,4 +171,4 @@ def test_bytes_of_many_files_are_those_of_some(tmp_path: Path, monkeypatch: pyte
     folder = tensor_files(tmp_path / "data", 10)
     monkeypatch.setattr("penstock.insight.machine.LOOKED_AT", 3)
     found = dataset_files(TensorFolder(folder))
-    assert not found.exact and found.bytes == sum(file.stat().st_size for file in folder.iterdir())
+    assert found.bytes == sum(file.stat().st_size for file in folder.iterdir())

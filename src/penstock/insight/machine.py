@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from penstock.executors.workers.post_mortem import FOLDER, REMEDY
 from penstock.sources.naming import names_of
 from penstock.sources.shards import Shards
+from penstock.state.manifest import file_size
 from penstock.storage.objects import is_url
 from penstock.system.limits import MEMBERSHIP, MOUNT, cpu_quota, group_memory
 from penstock.system.words import counted, size_of
@@ -77,9 +78,7 @@ class DatasetFiles:
     folder: str | None = None
     """Where its files lie; None: it has none, or does not say."""
     bytes: int | None = None
-    """Of all its files; None: it is not known."""
-    exact: bool = True
-    """All files were looked at; else some of them."""
+    """Of all its files, about; None: it is not known."""
     workers: int | None = None
     """Worker processes of its loader; None: no loader says."""
     prefetch_factor: int = 2
@@ -97,7 +96,7 @@ def examine(dataset: DatasetFiles | None = None) -> Iterator[Check]:
     yield checked("CPUs", lambda: check_processors(cpus))
     yield checked("memory", lambda: check_memory(read_memory()))
     if (size := of.bytes) is not None:
-        yield checked("page cache", lambda: check_page_cache(read_memory(), size, exact=of.exact))
+        yield checked("page cache", lambda: check_page_cache(read_memory(), size))
     yield checked(FOLDER, lambda: check_shared_memory(FOLDER, workers, of.prefetch_factor))
     yield checked("open files", lambda: check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)))
     if dataset is None or of.folder is not None:
@@ -122,21 +121,14 @@ def dataset_files(dataset: Any) -> DatasetFiles:
     size = len(dataset)
     step = max(1, -(-size // LOOKED_AT))  # samples evenly spread
     paths = [path for _, path in names_of(dataset, range(0, size, step)) if path is not None]
-    sizes = {path: bytes_ for path in paths if (bytes_ := _size(path)) is not None}
+    sizes = {path: bytes_ for path in paths if (bytes_ := file_size(path)) is not None}
     if not sizes:
         return DatasetFiles()
     several = len(sizes) < len(paths)  # samples that share a file, or whose files are not there
     total = sum(sizes.values()) if several or step == 1 else int(sum(sizes.values()) / len(sizes) * size)
     folder = os.path.commonpath([os.path.abspath(path) for path in sizes])
     folder = folder if os.path.isdir(folder) else os.path.dirname(folder)
-    return DatasetFiles(folder, total, exact=step == 1 and not several)
-
-
-def _size(path: str) -> int | None:
-    try:
-        return os.stat(path).st_size
-    except (OSError, ValueError):  # ValueError: a NUL in the name
-        return None
+    return DatasetFiles(folder, total)
 
 
 # --- CPUs and memory -------------------------------------------------------------------------------------------------
@@ -226,13 +218,9 @@ def check_memory(found: HostMemory) -> Check:
     return judged("memory", words, change, bad=found.available < LEAST)
 
 
-def check_page_cache(found: HostMemory, dataset: int, *, exact: bool) -> Check:
-    """Check that a dataset's files, of so many bytes, stay in memory from one epoch to the next.
-
-    exact: all files were looked at; else some of them.
-    """
-    about = "" if exact else "about "
-    words = f"the dataset's {about}{size_of(dataset)} and {size_of(found.available)} that the page cache may take"
+def check_page_cache(found: HostMemory, dataset: int) -> Check:
+    """Check that a dataset's files, of about so many bytes, stay in memory from one epoch to the next."""
+    words = f"the dataset's {size_of(dataset)} and {size_of(found.available)} that the page cache may take"
     if dataset <= found.available * FILLED:
         return judged("page cache", f"{words}: it fits, and only the first epoch reads the disk")
     change = (
