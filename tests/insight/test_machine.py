@@ -143,13 +143,10 @@ def test_a_check_that_fails_is_unknown() -> None:
     assert "UnsupportedOperation: no such file here" in check.found
 
 
-def test_the_whole_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+def test_the_whole_machine() -> None:
     names = [check.name for check in examine()]
     assert names[:3] == ["CPUs", "memory", "/dev/shm"]
-    assert {"open files", "file system"} <= set(names)
-    assert "page cache" not in names
-    assert os.listdir(tmp_path) == []
+    assert "open files" in names and "page cache" not in names
 
 
 def test_what_concerns_a_dataset(tmp_path: Path) -> None:

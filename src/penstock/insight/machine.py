@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import resource
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -84,13 +83,11 @@ class DatasetFiles:
     prefetch_factor: int = 2
 
 
-def examine(dataset: DatasetFiles | None = None) -> Iterator[Check]:
-    """Yield the checks, one after the other, each when it is done.
+NO_FILES = DatasetFiles()
 
-    Args:
-        dataset: only what concerns this dataset is checked; None: the whole machine, with a usual job in mind.
-    """
-    of = dataset or DatasetFiles()
+
+def examine(of: DatasetFiles = NO_FILES) -> Iterator[Check]:
+    """Yield the checks, one after the other, each when it is done: of the machine, and of what concerns a dataset."""
     cpus = read_processors()
     workers = max(1, int(cpus.usable)) if of.workers is None else of.workers  # of a usual job one a CPU
     yield checked("CPUs", lambda: check_processors(cpus))
@@ -99,8 +96,7 @@ def examine(dataset: DatasetFiles | None = None) -> Iterator[Check]:
         yield checked("page cache", lambda: check_page_cache(read_memory(), size))
     yield checked(FOLDER, lambda: check_shared_memory(FOLDER, workers, of.prefetch_factor))
     yield checked("open files", lambda: check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)))
-    if dataset is None or of.folder is not None:
-        folder = of.folder or tempfile.gettempdir()
+    if (folder := of.folder) is not None:
         yield checked("file system", lambda: check_file_system(folder))
 
 
@@ -114,16 +110,16 @@ def dataset_files(dataset: Any) -> DatasetFiles:
         found, workers = dataset_files(dataset.dataset), dataset.num_workers
         return replace(found, workers=workers, prefetch_factor=dataset.prefetch_factor or 2) if workers else found
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        return DatasetFiles()
+        return NO_FILES
     if type(dataset) is Shards:  # those in an object store are not files of this machine
         whole = sum(shard.bytes for shard in dataset.description.shards)
-        return DatasetFiles() if is_url(dataset.root) else DatasetFiles(dataset.root, whole)
+        return NO_FILES if is_url(dataset.root) else DatasetFiles(dataset.root, whole)
     size = len(dataset)
     step = max(1, -(-size // LOOKED_AT))  # samples evenly spread
     paths = [path for _, path in names_of(dataset, range(0, size, step)) if path is not None]
     sizes = {path: bytes_ for path in paths if (bytes_ := file_size(path)) is not None}
     if not sizes:
-        return DatasetFiles()
+        return NO_FILES
     several = len(sizes) < len(paths)  # samples that share a file, or whose files are not there
     total = sum(sizes.values()) if several or step == 1 else int(sum(sizes.values()) / len(sizes) * size)
     folder = os.path.commonpath([os.path.abspath(path) for path in sizes])
