@@ -273,18 +273,9 @@ def population(sampler: Any, batch_sampler: Any, size: int) -> Sequence[Any] | N
 
 
 def indices_of_entries(dataset: Any, entries: Mapping[str, BadSample]) -> dict[int, str]:
-    """Return index and ID of those samples of a dataset that a manifest names.
-
-    Where the manifest's own indices do not hold any more, the whole dataset is gone through.
-    """
-    hinted = {bad.index: bad.id for bad in entries.values() if bad.index is not None}
-    named = zip(hinted, names_of(dataset, hinted), strict=True)
-    found = {index: name for index, (name, _) in named if name == hinted[index]}
-    if len(set(found.values())) < len(entries):
-        whole = range(len(dataset))
-        named = zip(whole, names_of(dataset, whole), strict=True)
-        found |= {index: name for index, (name, _) in named if name in entries}
-    return found
+    """Return index and ID of those samples of a dataset that a manifest names."""
+    whole = range(len(dataset) if entries else 0)
+    return {index: name for index, (name, _) in zip(whole, names_of(dataset, whole), strict=True) if name in entries}
 
 
 def _warn_of_other_dataset(
