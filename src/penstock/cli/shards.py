@@ -17,7 +17,7 @@ from penstock.storage import description
 from penstock.system.words import counted, size_of
 
 
-def add_parsers(verbs: Any) -> None:
+def add_parser(verbs: Any) -> None:
     """Add these verbs to the command line."""
     packing = add_verb(verbs, "pack", _pack, "pack a dataset into tar shards", _PACK)
     packing.add_argument("source", metavar="SOURCE", help="an image folder (class/name.jpg), or .pt or .npy files")
