@@ -231,7 +231,8 @@ def test_names_of_owners_and_many_reasons() -> None:
                 call_counts.refused("PIL.Image.open", f"reason {number}", "" if number else "x" * 100)
     assert lines_of(loader) == [
         "calls    PIL.Image.open: 0 answered natively; 6 Pillow's own (reason 5); 5 Pillow's own (reason 4); "
-        "4 Pillow's own (reason 3); 3 Pillow's own (reason 2); 3 more Pillow's own"
+        "4 Pillow's own (reason 3); 3 Pillow's own (reason 2); 2 Pillow's own (reason 1); "
+        f'1 Pillow\'s own ("...{"x" * 37}": reason 0)'
     ]
     assert loader.stats().calls["PIL.Image.open"].refused["reason 0"].example == "..." + "x" * 37
 

@@ -124,7 +124,7 @@ def test_a_folder_of_tensors_really_measured(folder: Path, capsys: Captured) -> 
     code, out, _ = run(capsys, "data", "--json")
     found = json.loads(out)
     names = [check["name"] for check in found["machine"]]
-    assert {"page cache", "file system"} <= set(names) and "GPU" not in names
+    assert {"page cache", "file system"} <= set(names)
     assert code == int(found["bad"]) and found["lint"] == [] and found["dataset"] == "data"
     assert sorted(os.listdir(folder / "data")) == before
 

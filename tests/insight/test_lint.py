@@ -234,35 +234,6 @@ def test_handles_in_datasets_of_datasets(tmp_path: Path) -> None:
     assert remark.what.startswith("dataset.dataset.datasets[1].dataset.value is an open file")
 
 
-# --- OpenCV ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def cv2(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    """Put a stand-in for OpenCV in its place, with a pool of eight threads."""
-    module = types.ModuleType("cv2")
-    module.threads = 8  # type: ignore[attr-defined]
-    module.getNumThreads = lambda: module.threads  # type: ignore[attr-defined]
-    module.resize = module.setNumThreads = len  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "cv2", module)
-    return module
-
-
-def test_opencv_threads(cv2: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    names: dict[str, Any] = {"cv2": cv2, "Held": Held, "__name__": "own_module_of_a_test"}
-    exec("class Photos(Held):\n    def __getitem__(self, index):\n        return cv2.resize(index)", names)
-    own = types.ModuleType("own_module_of_a_test")
-    vars(own).update(names)
-    monkeypatch.setitem(sys.modules, own.__name__, own)
-    assert only(own.Photos()).rule == "opencv-threads" and "Photos" in only(own.Photos()).where
-    assert lint(Held()) == []  # of a module that does not use it
-    cv2.threads = 1  # type: ignore[attr-defined]
-    assert lint(own.Photos()) == []
-    cv2.threads = 8  # type: ignore[attr-defined]
-    exec("def start(worker):\n    cv2.setNumThreads(0)", vars(own))
-    assert lint(own.Photos()) == []
-
-
 # --- the whole -----------------------------------------------------------------------------------------------------
 
 

@@ -42,14 +42,11 @@ CASES: dict[str, tuple[Check, State, str]] = {
     "a narrow quota": (host.check_processors(Processors(8, 8, quota=2.0)), State.LOOK, "2 CPUs usable"),
     "a mask": (host.check_processors(Processors(64, 4)), State.LOOK, "4 CPUs usable"),
     "one CPU": (host.check_processors(Processors(1, 1)), State.LOOK, "1 CPU usable"),
-    "a thread a CPU": (host.check_openmp(4, 4), State.OK, "torch uses 4"),
-    "many threads": (host.check_openmp(64, 4), State.LOOK, "OMP_NUM_THREADS=4"),
-    "one thread": (host.check_openmp(1, 0.5), State.OK, "torch uses 1"),
     "memory": (host.check_memory(HostMemory(16 * GIB, 8 * GIB)), State.OK, "8.0 GiB available of 16.0 GiB"),
     "little memory": (host.check_memory(HostMemory(16 * GIB, GIB)), State.LOOK, "few workers"),
     "no memory": (host.check_memory(HostMemory(16 * GIB, 100 * MIB)), State.BAD, "workers are killed"),
-    "files that fit": (host.check_page_cache(MUCH, 8 * GIB, exact=True), State.OK, "the dataset's 8.0 GiB"),
-    "many files": (host.check_page_cache(MUCH, 140 * GIB, exact=False), State.LOOK, "about 140.0 GiB"),
+    "files that fit": (host.check_page_cache(MUCH, 8 * GIB), State.OK, "the dataset's 8.0 GiB"),
+    "many files": (host.check_page_cache(MUCH, 140 * GIB), State.LOOK, "the dataset's 140.0 GiB"),
     "no /dev/shm": (host.check_shared_memory("/no/such/folder", 1, 2), State.BAD, "Mount a tmpfs"),
     "few open files": (host.check_open_files(256, 1 << 20), State.BAD, "ulimit -n 65536 "),
     "a low limit": (host.check_open_files(256, 4096), State.BAD, "ulimit -n 4096 "),
@@ -57,10 +54,6 @@ CASES: dict[str, tuple[Check, State, str]] = {
     "some open files": (host.check_open_files(800, NONE), State.LOOK, "ulimit -n 65536 "),
     "enough open files": (host.check_open_files(1024, 4096), State.OK, "1,024"),
     "any open files": (host.check_open_files(NONE, NONE), State.OK, "any number"),
-    "a GPU": (host.check_gpus(["0: H100 with 80.0 GiB"], 1, "13.0"), State.OK, "1 GPU (0: H100"),
-    "no GPU": (host.check_gpus([], 0, None), State.OK, "none"),
-    "hidden GPUs": (host.check_gpus([], 2, "13.0"), State.BAD, "--gpus all"),
-    "a torch without CUDA": (host.check_gpus([], 2, None), State.BAD, "Install a torch with CUDA"),
 }
 
 
@@ -150,20 +143,17 @@ def test_a_check_that_fails_is_unknown() -> None:
     assert "UnsupportedOperation: no such file here" in check.found
 
 
-def test_the_whole_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+def test_the_whole_machine() -> None:
     names = [check.name for check in examine()]
-    assert names[:3] == ["CPUs", "OpenMP threads", "memory"]
-    assert {"/dev/shm", "open files", "file system", "GPU"} <= set(names)
-    assert "page cache" not in names
-    assert os.listdir(tmp_path) == []
+    assert names[:3] == ["CPUs", "memory", "/dev/shm"]
+    assert "open files" in names and "page cache" not in names
 
 
 def test_what_concerns_a_dataset(tmp_path: Path) -> None:
     folder = tensor_files(tmp_path / "data", 5)
     found = dataset_files(TensorFolder(folder))
     size = sum(file.stat().st_size for file in folder.iterdir())
-    assert (found.folder, found.bytes, found.exact) == (str(folder), size, True)
+    assert (found.folder, found.bytes) == (str(folder), size)
     images = tmp_path / "images"
     for kind in ("cat", "dog"):
         (images / kind).mkdir(parents=True)
@@ -171,11 +161,11 @@ def test_what_concerns_a_dataset(tmp_path: Path) -> None:
     assert dataset_files(ImageFolder(images)).folder == str(images)
     assert dataset_files(Made()).folder is None
     names = [check.name for check in examine(DatasetFiles(None, 5 * MIB))]
-    assert "page cache" in names and "GPU" not in names
+    assert "page cache" in names
 
 
 def test_bytes_of_many_files_are_those_of_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tensor_files(tmp_path / "data", 10)
     monkeypatch.setattr("penstock.insight.machine.LOOKED_AT", 3)
     found = dataset_files(TensorFolder(folder))
-    assert not found.exact and found.bytes == sum(file.stat().st_size for file in folder.iterdir())
+    assert found.bytes == sum(file.stat().st_size for file in folder.iterdir())

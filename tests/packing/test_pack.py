@@ -206,8 +206,7 @@ def test_smaller_and_decoded_images(tmp_path: Path) -> None:
     png = next(index for index in range(len(folder)) if folder.samples[index][0].endswith(".png"))
     assert max(small[0][0].size) == 40
     assert_same(small[png], folder[png])  # only JPEGs become smaller
-    lines = "\n".join(told[0].lines())
-    assert "pixels" in lines and 0 < told[0].share < 1
+    assert 0 < told[0].share < 1
     row = small.index.rows([0])[0]
     assert (row["width"], row["height"]) == small[0][0].size
     penstock.pack(folder, tmp_path / "decoded", decoded=True)

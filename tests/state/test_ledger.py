@@ -12,6 +12,7 @@ import signal
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ import penstock
 from penstock.cli import main
 from penstock.errors import InvalidOption
 from penstock.state import ledger as ledgers
-from penstock.state.ledger import Comparison, Ledger, Record, Verdict, compare, read
+from penstock.state.ledger import Comparison, Ledger, Record, compare, read
 from tests.python_processes import Program
 from tests.sample_datasets import Made
 from tests.waiting import wait_until
@@ -40,7 +41,7 @@ def steps(*places: tuple[int, int]) -> list[Step]:
 
 
 def write(path: Path, given: Iterable[Step], run: dict[str, Any] = RUN) -> str:
-    with Ledger(path, run=run) as ledger:
+    with closing(Ledger(path, run=run)) as ledger:
         for step in given:
             ledger.append(*step)
     return str(path)
@@ -62,7 +63,7 @@ TEN = steps(*((epoch, step) for epoch in (0, 1) for step in range(5)))
 
 def test_what_is_appended_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.ledger"
-    with Ledger(path, run=RUN) as ledger:
+    with closing(Ledger(path, run=RUN)) as ledger:
         for number, step in enumerate(TEN):
             ledger.append(*step)
             assert list(read(path)) == recorded(TEN)[: number + 1]  # at once, while it is in use
@@ -163,7 +164,7 @@ def test_places_where_no_ledger_can_be(tmp_path: Path) -> None:
 
 def test_two_writers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledgers, "LOCK_SECONDS", 0.0)
-    with Ledger(tmp_path / "a", run=RUN) as ledger:
+    with closing(Ledger(tmp_path / "a", run=RUN)) as ledger:
         with pytest.raises(InvalidOption, match="written by another process, or open in this one; give each rank"):
             Ledger(tmp_path / "a", run=RUN)
         ledger.append(*TEN[0])
@@ -192,7 +193,7 @@ def in_child(task: Callable[[], bool]) -> int:
 def test_a_forked_child_cannot_write_and_holds_no_lock(tmp_path: Path) -> None:
     path = tmp_path / "a"
     reader, writer = os.pipe()
-    with Ledger(path, run=RUN) as ledger:
+    with closing(Ledger(path, run=RUN)) as ledger:
         ledger.append(*TEN[0])
 
         def task() -> bool:
@@ -224,7 +225,7 @@ def test_a_write_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         return real(descriptor, data[: takes.pop()])
 
     path = tmp_path / "a"
-    with Ledger(path, run=RUN) as ledger:
+    with closing(Ledger(path, run=RUN)) as ledger:
         ledger.append(*TEN[0])
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", full)
@@ -325,14 +326,13 @@ def compared(tmp_path: Path, one: Iterable[Step], two: Iterable[Step], run: dict
     return compare(read(paths[0]), read(paths[1]))
 
 
-def parted(one: list[Step], two: list[Step]) -> tuple[Verdict, int]:
+def parted(one: list[Step], two: list[Step]) -> tuple[int | None, int]:
     """Return what compare() should find, by walking along both."""
     equal = 0
     while equal < min(len(one), len(two)) and one[equal] == two[equal]:
         equal += 1
     ends = equal == len(one), equal == len(two)
-    names = {(True, True): "EQUAL", (True, False): "A_ENDS_FIRST", (False, True): "B_ENDS_FIRST"}
-    return Verdict[names.get(ends, "PARTED")], equal
+    return ends.index(True) if sum(ends) == 1 else None, equal
 
 
 PLACES = st.sets(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=9).map(lambda places: {(0, 0), *places})
@@ -349,8 +349,8 @@ def test_compare(places: set[Any], others: set[Any], changed: set[Any], same: bo
     ]
     with tempfile.TemporaryDirectory() as folder:
         found = compared(Path(folder), one, two)
-        verdict, equal = parted(one, two)
-        assert (found.verdict, found.equal, found.since, found.facts) == (verdict, equal, None, ())
+        ended, equal = parted(one, two)
+        assert (found.ended, found.equal, found.since, found.facts) == (ended, equal, None, ())
         nexts = recorded(one)[equal : equal + 1] + recorded(two)[equal : equal + 1]
         assert found.at == min((record[:2] for record in nexts), default=None)
         of_one, of_two = ({record[:2]: record for record in recorded(line)} for line in (one, two))
@@ -361,14 +361,14 @@ def test_compare(places: set[Any], others: set[Any], changed: set[Any], same: bo
 
 def test_compare_looks_at_what_is_left_of_a_resumed_run(tmp_path: Path) -> None:
     one, two = Path(write(tmp_path / "one", TEN)), Path(write(tmp_path / "two", TEN[:4]))
-    with Ledger(two, run=RUN) as ledger:
+    with closing(Ledger(two, run=RUN)) as ledger:
         ledger.append(0, 4, ["another"])
         ledger.append(1, 0, ["branch"])
         assert compare(read(one), read(two)).at == (0, 4)
         for step in TEN[4:]:
             ledger.append(*step)
     found = compare(read(one), read(two))
-    assert (found.verdict, found.equal) == (Verdict.EQUAL, 10)
+    assert (found.at, found.ended, found.equal) == (None, None, 10)
 
 
 def test_what_cannot_be_compared(tmp_path: Path) -> None:

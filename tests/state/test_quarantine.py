@@ -85,17 +85,9 @@ def test_wrong_share(share: Any) -> None:
 
 
 def test_wrong_manifest(tmp_path: Path) -> None:
-    wrong: list[tuple[Any, str]] = [
-        (tmp_path, "is a folder"),
-        (tmp_path / "none" / "bad.jsonl", "does not exist; make it"),
-        (b"bad.jsonl", "no name of a file"),
-        ("", "no name of a file"),
-        ("a\0b", "no name of a file"),
-        (3, "no name of a file"),
-    ]
-    for manifest, words in wrong:
-        with pytest.raises(InvalidOption, match=words):
-            Replace(manifest=manifest)
+    for place in (tmp_path, tmp_path / "none" / "bad.jsonl", ""):
+        with pytest.raises(InvalidOption, match=r"the manifest .* cannot be written: .*; name a file"):
+            Quarantine(Replace(manifest=place), 10)
 
 
 # --- one line ---------------------------------------------------------------------------------------------------
