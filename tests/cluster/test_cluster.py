@@ -44,9 +44,6 @@ needs_ray = pytest.mark.skipif(
 )
 
 
-# --- options ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -102,9 +99,6 @@ def test_an_engine_that_is_none(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-# --- a cluster that is not there --------------------------------------------------------------------------------------
-
-
 def begin(work: str, folder: Path) -> None:
     """Ask a cluster to load, or to pack."""
     if work == "pack":
@@ -131,9 +125,6 @@ def test_no_cluster_answers(work: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert isinstance(caught.value, ConnectionError)
     with pytest.raises(penstock.ClusterUnreachable):
         connected(Ray(address))
-
-
-# --- nodes that are not fit -------------------------------------------------------------------------------------------
 
 
 def test_versions_that_differ_are_named() -> None:
@@ -170,9 +161,6 @@ def test_what_cannot_be_pickled_is_said() -> None:
     dataset.lock = threading.Lock()
     with pytest.raises(penstock.ClusterError, match=r"^Made, or what .* cannot be pickled \(TypeError: .*lock"):
         pickled((dataset, 1), dataset)
-
-
-# --- messages ---------------------------------------------------------------------------------------------------------
 
 
 def in_new_memory(size: int) -> Memory:

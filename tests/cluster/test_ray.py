@@ -45,9 +45,6 @@ def fillers(batches: Any) -> list[Any]:
     return [one.facts for one in batches.filler._crew.at_work]
 
 
-# --- loading ----------------------------------------------------------------------------------------------------------
-
-
 def test_native_batches_when_a_node_is_killed(nodes: Nodes, photos: Path) -> None:
     transforms = pytest.importorskip("torchvision.transforms", reason="torchvision is not installed")
     crop = transforms.Compose(
@@ -160,9 +157,6 @@ def test_a_cluster_without_space() -> None:
     cluster = penstock.Ray(resources={"tpu": 1}, start_timeout=1)
     with pytest.raises(penstock.ClusterError, match="no filler could start in 1 s: each needs CPU 1, tpu 1, and the"):
         iter(penstock.DataLoader(Signals(4), num_workers=1, worker_method=cluster))
-
-
-# --- packing ----------------------------------------------------------------------------------------------------------
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

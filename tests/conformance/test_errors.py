@@ -106,10 +106,7 @@ DIFFERING: dict[str, tuple[Callable[[int], Any], str]] = {
     ),
     "types": (lambda i: ("a", None if i == 6 else 1), "sample 6 has NoneType at [1], sample 4 int"),
     "lengths": (lambda i: (1,) * (3 if i == 6 else 2), "sample 6 has 3 elements, sample 4 2 elements"),
-    "keys": (
-        lambda i: {"a": 1} if i == 6 else {"a": 1, "b": 2},
-        "sample 6 has keys ['a'], sample 4 keys ['a', 'b']",
-    ),
+    "keys": (lambda i: {"a": 1} if i == 6 else {"a": 1, "b": 2}, "sample 6 has keys ['a'], sample 4 keys ['a', 'b']"),
     "nothing": (lambda i: [None], "in a batch of samples [0, 1, 2, 3]"),
 }
 

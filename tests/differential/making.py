@@ -111,10 +111,7 @@ def _file(draw: random.Random, large: bool) -> tuple[str, str]:
             (_tensor(draw, large), _tensor(draw, large), f"({_tensor(draw, large)}, i)", "{'k': torch.ones(3) * i}")
         )
         options = draw.choice(("", "", ", weights_only=True", ", mmap=True", ", map_location='cpu'"))
-        return (
-            f"torch.save({content}, {path}.pt')",
-            f"torch.load({path}.pt'{options})",
-        )
+        return (f"torch.save({content}, {path}.pt')", f"torch.load({path}.pt'{options})")
     if kind == "numpy":
         shape = draw.choice(_LARGE if large else ("3", "2, 3", "0", "4, 1, 3"))
         content = f"numbers(i, torch.{draw.choice(('float32', 'uint8', 'int64', 'float16', 'bool'))}, {shape}).numpy()"

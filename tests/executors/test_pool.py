@@ -35,9 +35,6 @@ time.sleep(0.1)  # its threads are at work
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# --- how many readers work is chosen by what they bring --------------------------------------------------------------
-
-
 class Store:
     """A store whose rate rises with the readers up to `best` of them, for one ReadDepth."""
 

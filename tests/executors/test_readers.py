@@ -23,9 +23,9 @@ from penstock.executors.workers import native as crew
 from penstock.sources import reading
 from tests.forking import assert_in_child
 from tests.reading import assert_read_ahead, readers
-from tests.same import assert_same, assert_same_batches, outcomes
+from tests.same import assert_passes, assert_same, assert_same_batches, outcomes
 from tests.sample_datasets import Order, tensor_files
-from tests.values import resumed
+from tests.values import resumed, taken
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.native
@@ -90,9 +90,9 @@ def of_readers(tables):
     return max(tables, key=lambda table: table.deepest())
 
 
-def assert_some_ahead(loader):
-    reading = loader.stats().reading
-    assert reading.ahead + reading.awaited > 0, reading
+def ahead(loader):
+    """Return how many files readers have brought, or were asked for."""
+    return loader.stats().reading.ahead + loader.stats().reading.awaited
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 64])
@@ -125,7 +125,7 @@ def test_photos_are_those_of_torchs_loader(photos, kind, way, transform, monkeyp
     dataset = kind(str(photos), transform, target_transform=None if way is NATIVE else lambda label: label * 2)
     ours = way.loader(dataset, batch_size=4)
     assert_same_batches(ours, tud.DataLoader(dataset, batch_size=4))
-    assert_some_ahead(ours)
+    assert ahead(ours) > 0
     assert sum(ours.stats().read_by_python.values()) == 12 or way is THREADS
 
 
@@ -143,14 +143,10 @@ def test_readers_count_and_record_each_file(slow, folder):
     ours = NATIVE.loader(folder)
     stop = ours.record_spans(lambda *piece: spans.append(piece))
     began = time.perf_counter()
-    for _ in ours:
-        pass
+    list(ours)
     stop()
-    read, reading, stages = (
-        [piece for piece in spans if piece[0] == "read_ahead"],
-        assert_read_ahead(ours),
-        ours.stats().stages,
-    )
+    read = [piece for piece in spans if piece[0] == "read_ahead"]
+    reading, stages = assert_read_ahead(ours), ours.stats().stages
     assert reading.depth == 0
     # A busy machine may wake a thread before it is seen to sleep.
     assert 0.9 * reading.seen <= reading.blocked <= reading.seen
@@ -206,9 +202,8 @@ def test_parts_of_several_folders(slow, folder):
 
 
 def test_samples_that_come_twice(slow, folder):
-    indices = [7, 7, 3] * 100
-    ours = THREADS.loader(folder, sampler=indices)
-    assert_same_batches(ours, tud.DataLoader(THREADS.tensors(folder), sampler=indices, batch_size=8))
+    ours = THREADS.loader(folder, sampler=[7, 7, 3] * 100)
+    assert_same(list(ours), THREADS.theirs(folder, sampler=[7, 7, 3] * 100))
     assert_read_ahead(ours)
 
 
@@ -217,11 +212,8 @@ def test_persistent_threads(slow, folder, shared):
     ours = THREADS.loader(folder, persistent_workers=True, share_dataset=shared, seed=2, shuffle=True)
     for _ in range(3):
         assert negated(ours) == sorted(-float(i) for i in range(SIZE))
-    reading = assert_read_ahead(ours)
-    assert reading.ahead + reading.awaited > 2 * SIZE
-
-
-# --- errors -------------------------------------------------------------------------------------------------------
+    assert_read_ahead(ours)
+    assert ahead(ours) > 2 * SIZE
 
 
 @pytest.mark.parametrize("replaced", [False, True])
@@ -258,23 +250,20 @@ def test_an_error_of_the_transform_is_that_of_torchs_loader(photos, monkeypatch)
 
 
 def test_a_file_that_is_replaced_meanwhile_is_one_of_the_two(way, slow, tmp_path):
-    for i in range(SIZE):
-        torch.save(torch.full((100,), 1.0), tmp_path / f"{i:03}.pt")
+    tensor_files(tmp_path, SIZE, (100,), "{:03}")
     ours = way.loader(tmp_path, batch_size=2)
     seen = set()
     for number, batch in enumerate(ours):
         if number == 30:
             for i in range(SIZE):
-                torch.save(torch.full((100,), 2.0), tmp_path / "new")
+                torch.save(torch.full((100,), i + 1000.0), tmp_path / "new")
                 os.replace(tmp_path / "new", tmp_path / f"{i:03}.pt")
-        for sample in batch:
-            assert len(sample.unique()) == 1
-            seen.add(abs(float(sample[0])))
-    assert seen == {1.0, 2.0}
+        for sample, i in zip(batch, (2 * number, 2 * number + 1), strict=True):
+            (value,) = sample.unique().abs().tolist()
+            assert value in (i, i + 1000)
+            seen.add(value == i)
+    assert seen == {True, False}
     assert_read_ahead(ours)
-
-
-# --- bounds -------------------------------------------------------------------------------------------------------
 
 
 def test_bytes_held_ahead_are_bounded_and_a_larger_file_is_read(way, slow, tmp_path, monkeypatch):
@@ -295,17 +284,13 @@ def test_a_sampler_of_the_users_is_asked_no_further_ahead(way, slow, folder):
         assert_read_ahead(ours)
 
 
-# --- ends ---------------------------------------------------------------------------------------------------------
-
-
 def test_readers_end_with_a_pass(way, slow, folder):
     gc.collect()
     before = readers()
     ours = way.loader(folder)
     for end in ("dropped", "closed", "dropped again", "gone through"):
         batches = iter(ours)
-        for _ in range(15):
-            next(batches)
+        taken(batches, 15)
         assert readers() > before, end
         if end == "closed":
             batches.close()
@@ -320,31 +305,28 @@ def test_a_blocked_read_holds_nobody_up(way, slow, folder):
     gc.collect()
     before = readers()
     batches = iter(way.loader(folder))
-    for _ in range(15):
-        next(batches)
+    taken(batches, 15)
     ahead = min(3, len(batches._queue))
     if way is THREADS:
         wait_until(lambda: all(batch.done for batch in list(batches._queue)[:ahead]))
     table = of_readers(slow)
     table.shut()
-    for _ in range(ahead):  # they have been brought; readers go on to those behind what they knew
-        next(batches)
+    taken(batches, ahead)  # they have been brought; readers go on to those behind what they knew
     wait_until(lambda: table.waiting() > 0)
     closing = threading.Thread(target=batches.close)
     closing.start()
     closing.join(60)
     assert not closing.is_alive()
+    tables = list(slow)
     if way is NATIVE:
         slow.clear()
         del batches
         gc.collect()
         assert readers() > before and table.waiting() > 0  # at their read still
-        table.release()
-    else:
-        for one in slow:
-            one.release()
-        del batches
-        gc.collect()
+    for one in tables:
+        one.release()
+    batches = None
+    gc.collect()
     wait_until(lambda: readers() == before)
     again = way.loader(folder)  # takes what was left behind away
     assert len(list(again)) == len(again)
@@ -352,7 +334,7 @@ def test_a_blocked_read_holds_nobody_up(way, slow, folder):
 
 def test_a_shut_store_is_a_timeout_and_goes_on(slow, folder):
     batches = iter(NATIVE.loader(folder, timeout=1))
-    found = [next(batches) for _ in range(10)]
+    found = taken(batches, 10)
     slow[-1].shut()
     named = rf"sample '\d{{3}}' \({folder}/\d{{3}}\.pt\) is being read natively since \d+\.\d s"
     with pytest.raises(WorkerStuck, match=named):
@@ -364,8 +346,7 @@ def test_a_shut_store_is_a_timeout_and_goes_on(slow, folder):
 
 def test_a_fork_while_readers_work(way, slow, folder):
     batches = iter(way.loader(folder))
-    expected = way.theirs(folder)
-    found = [next(batches) for _ in range(10)]
+    expected, found = way.theirs(folder), taken(batches, 10)
 
     def check():
         assert_same(list(way.loader(folder)), expected)
@@ -378,25 +359,20 @@ def test_a_fork_while_readers_work(way, slow, folder):
 
 def test_a_pass_goes_on_behind_its_state(way, slow, folder):
     options = {"batch_size": 4, "shuffle": True, "seed": 5}
-    expected = list(way.loader(folder, **options))
-    ours = way.loader(folder, **options)
-    first, rest = resumed(ours, way.loader(folder, **options), 30)
-    assert_same([*first, *rest], expected)
+    whole, ours, again = (way.loader(folder, **options) for _ in range(3))
+    first, rest = resumed(ours, again, 30)
+    assert_same([*first, *rest], list(whole))
     assert_read_ahead(rest)
     if way is NATIVE:
         assert_read_ahead(ours)
 
 
-def test_ranks_read_their_parts(slow, folder):
-    for rank in (0, 1):
-        dataset = NATIVE.tensors(folder)
-        sampler: tud.DistributedSampler[int] = tud.DistributedSampler(dataset, 2, rank, shuffle=True, seed=4)
-        ours = NATIVE.loader(folder, batch_size=3, sampler=sampler)
-        assert_same_batches(ours, tud.DataLoader(dataset, batch_size=3, sampler=sampler))
-        assert_read_ahead(ours)
-
-
-# --- caches and shards --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_read_their_parts(slow, folder, rank):
+    sampler = tud.DistributedSampler(NATIVE.tensors(folder), 2, rank, shuffle=True, seed=4)
+    ours = NATIVE.loader(folder, batch_size=3, sampler=sampler)
+    assert_same(list(ours), NATIVE.theirs(folder, batch_size=3, sampler=sampler))
+    assert_read_ahead(ours)
 
 
 @pytest.mark.parametrize("kind", [torchvision.datasets.ImageFolder, penstock.ImageFolder])
@@ -405,8 +381,7 @@ def test_a_cache_serves_what_pillow_decodes(photos, kind, opened):
     ours = THREADS.loader(dataset, cache="64MiB", batch_size=4)
     expected = list(tud.DataLoader(dataset, batch_size=4))
     opened.clear()
-    for _ in range(2):
-        assert_same(list(ours), expected)
+    assert_passes(ours, expected)
     assert not opened
     assert ours.stats().cache["memory"].samples == 120
     assert ours.stats().cache["memory"].hits >= 120
@@ -414,8 +389,7 @@ def test_a_cache_serves_what_pillow_decodes(photos, kind, opened):
 
 def test_a_cache_is_filled_by_readers(slow, folder):
     ours = THREADS.loader(folder, cache="64MiB")
-    for _ in range(2):
-        assert_same(list(ours), THREADS.theirs(folder))
+    assert_passes(ours, THREADS.theirs(folder))
     assert_read_ahead(ours)
     assert ours.stats().cache["memory"].samples == SIZE
 
@@ -425,4 +399,4 @@ def test_samples_of_shards(folder, tmp_path, monkeypatch):
     penstock.pack(penstock.TensorFolder(str(folder)), tmp_path / "packed", shard_size="200KiB")
     ours = THREADS.loader(penstock.Shards(tmp_path / "packed", transform=torch.neg), shuffle=True, seed=3)
     assert negated(ours) == sorted(-float(i) for i in range(SIZE))
-    assert_some_ahead(ours)
+    assert ahead(ours) > 0
