@@ -35,8 +35,6 @@ class Signals(Dataset[Any]):
 
 
 class Ending(Dataset[int]):
-    """One sample ends its process."""
-
     def __len__(self) -> int:
         return 8
 
@@ -67,8 +65,6 @@ def as_is(sample: bytes) -> bytes:
 
 
 class Endless(Dataset[int]):
-    """More samples than a test lasts."""
-
     def __len__(self) -> int:
         return 1 << 40
 
@@ -77,8 +73,6 @@ class Endless(Dataset[int]):
 
 
 class Waiting(Dataset[bytes]):
-    """Samples of bytes, one of which never comes where a packer reads it, which touches a file then."""
-
     def __init__(self, told: Path) -> None:
         self.told, self.owner = told, os.getpid()
 
@@ -93,8 +87,6 @@ class Waiting(Dataset[bytes]):
 
 
 class Rows(Dataset[torch.Tensor]):
-    """Rows of 300 KB, as many as anybody asks for."""
-
     def __len__(self) -> int:
         return 1 << 40
 

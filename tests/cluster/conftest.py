@@ -32,7 +32,6 @@ def ray_processes() -> set[int]:
 
 
 def children(process: int) -> set[int]:
-    """Return the processes that a process has started, and theirs."""
     found: set[int] = set()
     for task in Path(f"/proc/{process}/task").iterdir():
         for child in map(int, (task / "children").read_text().split()):
@@ -56,7 +55,6 @@ class Nodes:
         self._nodes: dict[str, Any] = {}
 
     def add(self, name: str, cpus: int = 8) -> None:
-        """Add a node, where it is not there."""
         if name not in self._nodes:
             self._nodes[name] = self._cluster.add_node(
                 num_cpus=cpus, resources={name: 8, "filler": 8}, object_store_memory=STORE, include_dashboard=False
@@ -64,7 +62,6 @@ class Nodes:
 
     @property
     def address(self) -> str:
-        """Return the address of the cluster."""
         return str(self._cluster.address)
 
     def stop(self, name: str) -> set[int]:
@@ -76,13 +73,11 @@ class Nodes:
         return stopped
 
     def kill(self, name: str) -> None:
-        """Kill the processes of a node."""
         self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
 
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for all fillers, however slowly a machine that is shared starts them."""
     monkeypatch.setattr("penstock.cluster.crew._OTHERS", 60.0)
 
 

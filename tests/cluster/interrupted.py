@@ -13,7 +13,6 @@ from tests.cluster.conftest import wait_until
 
 
 def load(cluster: penstock.Ray, told: Path) -> None:
-    """Go through batches without an end."""
     loader: Any = penstock.DataLoader(Endless(), 4, num_workers=2, worker_method=cluster)
     for number, _ in enumerate(loader):
         if number == 5:
@@ -37,7 +36,6 @@ def catch(cluster: penstock.Ray, told: Path) -> None:
 
 
 def pack(cluster: penstock.Ray, told: Path) -> None:
-    """Pack samples one of which never comes."""
     penstock.pack(Waiting(told), told.parent / "out", to_bytes=as_is, shard_size=4000, engine=cluster, workers=2)
 
 

@@ -100,7 +100,6 @@ def test_an_engine_that_is_none(tmp_path: Path) -> None:
 
 
 def begin(work: str, folder: Path) -> None:
-    """Ask a cluster to load, or to pack."""
     if work == "pack":
         penstock.pack(rows(), folder / "out", engine="ray")
     else:

@@ -31,7 +31,6 @@ def server() -> Iterator[S3]:
 
 @pytest.fixture(scope="module")
 def s3(server: S3, nodes: Nodes) -> S3:
-    """Return the server, whose credentials the nodes have: they were started behind it."""
     return server
 
 

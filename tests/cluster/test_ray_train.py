@@ -24,7 +24,6 @@ SAMPLES = 46
 
 
 def rows() -> list[dict[str, Any]]:
-    """Return samples as a pipeline of Ray Data has them."""
     return [
         {"__key__": f"{number:04}", "npy": np.full((3, 4), float(number), np.float32), "cls": number % 7}
         for number in range(SAMPLES)

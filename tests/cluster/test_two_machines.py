@@ -68,7 +68,6 @@ def machines() -> Iterator[Machines]:
 
 
 def runs(machines: Machines, code: str) -> bool:
-    """Return whether some Python runs without an error on machine 1."""
     try:
         machines.run(1, sys.executable, "-c", code)
     except OSError:

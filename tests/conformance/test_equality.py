@@ -46,8 +46,6 @@ def test_samples_of_every_kind(name: str, executor: Executor) -> None:
 
 
 class Backwards(Whole):
-    """Gives the samples of a batch in the opposite order."""
-
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return super().__getitems__(indices)[::-1]
 

@@ -37,7 +37,6 @@ def said(error: Exception) -> str:
 
 
 def compare(dataset: Any, executor: Executor, **options: Any) -> str:
-    """Return what is said of an error that is else torch's."""
     ours = raised(penstock.DataLoader(dataset, **options, **executor.options))
     theirs = raised(torch.utils.data.DataLoader(dataset, **options, **executor.torchs))
     assert type(ours) is type(theirs)
@@ -152,15 +151,11 @@ def test_a_loader_goes_on_behind_an_error_and_notes_no_error_twice() -> None:
 
 
 class Frozen(Exception):
-    """Takes no notes."""
-
     def add_note(self, note: str) -> None:
         raise TypeError("no notes")
 
 
 class Unspeakable:
-    """Cannot be shown."""
-
     def __repr__(self) -> str:
         raise RuntimeError("no words")
 

@@ -49,8 +49,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make(folder: Path) -> Callable[[Executor], Any]:
-    """Return what makes a loader of the numbers 0 to SIZE - 1."""
-
     def make_loader(executor: Executor) -> Any:
         dataset: Any = penstock.TensorFolder(folder) if executor.native else Made(float, SIZE)
         return penstock.DataLoader(dataset, BATCH, **executor.options)

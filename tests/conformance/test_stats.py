@@ -31,8 +31,6 @@ def named(index: int) -> Any:
 
 
 class Stated(Stream):
-    """Says where it is."""
-
     def state_dict(self) -> dict[str, Any]:
         return {}
 

@@ -26,7 +26,6 @@ PRELOADED = (Image, numpy, penstock, torch.multiprocessing, torchvision.transfor
 
 
 def main(arguments: list[str]) -> int:
-    """Run cases, print those that fail, and return 1 if any does."""
     parser = argparse.ArgumentParser(prog="python -m tests.differential", description=__doc__)
     parser.add_argument("--minutes", type=float, help="run as many cases as fit")
     parser.add_argument("--cases", type=int, help="run so many cases")

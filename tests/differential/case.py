@@ -125,7 +125,6 @@ class Case:
     pins: bool
 
     def sample(self) -> str:
-        """Return the expression of a sample."""
         named = (f'"{name}": {field}' for name, field in zip("abcdefgh", self.fields, strict=False))
         if self.container == "bare":
             return self.fields[0]
@@ -158,7 +157,6 @@ class Case:
 
 @functools.cache
 def _parts() -> dict[str, str]:
-    """Return the text of each definition of the helper modules, by its name."""
     found = {}
     for module in ("values", "collates", "consumers"):
         text = (_HERE / f"{module}.py").read_text()

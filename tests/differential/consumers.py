@@ -45,7 +45,6 @@ def batches_of(loader, log, most=4):
 
 
 def each(make, log, receive, epochs=1, last=0):
-    """Have each batch received, and let go of all but the last ones; hold none."""
     loader = make()
     for _ in range(epochs):
         for batch in batches_of(loader, log):
@@ -55,12 +54,10 @@ def each(make, log, receive, epochs=1, last=0):
 
 
 def hold(make, log, epochs=1, last=0):
-    """Hold the last batches."""
     each(make, log, log.receive, epochs, last)
 
 
 def unordered(make, log, epochs=1):
-    """Hold all batches, that may come in any order."""
     loader = make()
     for _ in range(epochs):
         one = Log()
@@ -95,8 +92,6 @@ def _rest(tensor, how):
 
 
 def hold_rest(make, log, how, epochs=1, last=3):
-    """Hold another object over each tensor's memory, not the tensor itself."""
-
     def receive(batch):
         log.receive(batch, keep=mapped(batch, lambda tensor: _rest(tensor, how)))
         gc.collect(0)
@@ -105,7 +100,6 @@ def hold_rest(make, log, how, epochs=1, last=3):
 
 
 def hold_one(make, log, epochs=1, last=3):
-    """Hold one tensor of each batch, another one each time."""
     numbers = itertools.count()
 
     def receive(batch):
@@ -134,8 +128,6 @@ def hold_for_backward(make, log, epochs=1):
 
 
 def write(make, log, epochs=1, last=2):
-    """Write into each tensor, then hold the batch."""
-
     def receive(batch):
         log.note(describe(batch))
         for tensor in tensors_of(batch):
@@ -150,8 +142,6 @@ def write(make, log, epochs=1, last=2):
 
 
 def copies(make, log, how, epochs=1, last=2):
-    """Hold a copy of each batch, and the batch."""
-
     def receive(batch):
         try:
             if how == "saved":
@@ -169,7 +159,6 @@ def copies(make, log, how, epochs=1, last=2):
 
 
 def in_thread(make, log, epochs=1, last=2):
-    """Hand each batch to another thread, which holds it."""
     loader, batches = make(), queue.Queue[object](maxsize=2)
 
     def work():
@@ -195,7 +184,6 @@ def _take(batches, taken):
 
 
 def by_thread(make, log, epochs=1, last=2):
-    """Take the batches of one pass in several threads, one after the other."""
     loader = make()
     for _ in range(epochs):
         batches = batches_of(loader, log)
@@ -225,7 +213,6 @@ def _receiving(there, back):
 
 
 def to_process(make, log, epochs=1, last=2):
-    """Send each batch to another process; hold it here, too."""
     context = torch.multiprocessing.get_context("fork")
     there, back = context.Queue(), context.Queue()
     process = context.Process(target=_receiving, args=(there, back), daemon=True)
@@ -244,7 +231,6 @@ def to_process(make, log, epochs=1, last=2):
 
 
 def leave(make, log, after, epochs=1, keep=False):
-    """Leave passes early, again and again, then take a whole one."""
     loader = make()
     left: list[object] = []
     for number in range(epochs + 1):
@@ -260,7 +246,6 @@ def leave(make, log, after, epochs=1, keep=False):
 
 
 def two_passes(make, log, last=2, loaders=1):
-    """Take batches of two passes in turn, of one loader or of two."""
     first = make()
     passes = [batches_of(first, log), batches_of(first if loaders == 1 else make(), log)]
     while passes:
@@ -327,7 +312,6 @@ def fork(make, log, after, then, epochs=1, last=2):
 
 
 def reset(make, log, epochs=1, last=2):
-    """Make the tensors empty, in two ways by turns."""
     ways = itertools.cycle((lambda tensor: tensor.set_(torch.UntypedStorage(0)), lambda tensor: tensor.resize_(0)))
 
     def receive(batch):
@@ -341,8 +325,6 @@ def reset(make, log, epochs=1, last=2):
 
 
 def share(make, log, epochs=1, last=2):
-    """Move each batch to shared memory of torch's."""
-
     def receive(batch):
         mapped(batch, lambda tensor: tensor.share_memory_() if tensor.layout == torch.strided else tensor)
         log.receive(batch)

@@ -104,7 +104,6 @@ def _fields(draw: random.Random, large: bool) -> tuple[str, ...]:
 
 
 def _file(draw: random.Random, large: bool) -> tuple[str, str]:
-    """Return a statement that writes file number i, and an expression that reads it."""
     path, kind = "f'{self.folder}/{i}", draw.choice(("torch", "numpy", "photo"))
     if kind == "torch":
         content = draw.choice(
@@ -170,7 +169,6 @@ def _dataset(draw: random.Random) -> Case:
 
 
 def _order(draw: random.Random, case: Case) -> list[str]:
-    """Return the options that say which samples make which batch."""
     lengths = {"subset": (case.length + 1) // 2, "concat": 2 * case.length}
     length = lengths.get(case.kind, case.length)
     batch = draw.choice((None, 1, 1, 2, 3, 4, 4, 5, 8))
@@ -205,7 +203,6 @@ def _order(draw: random.Random, case: Case) -> list[str]:
 
 
 def _loop(draw: random.Random, case: Case, workers: int, persistent: bool) -> Case:
-    """Return the case with a loop."""
     epochs, last = draw.choice((1, 1, 2, 2, 3)), draw.choice((0, 1, 2, 5, 1000))
     held = (f"epochs={epochs}", f"last={last}")
     after = f"after={draw.randrange(5)}"
@@ -254,7 +251,6 @@ def quick_case_of(seed: int) -> Case:
 
 
 def case_of(seed: int) -> Case:
-    """Return the case of a seed."""
     draw = random.Random(seed)
     case, busy = _dataset(draw), draw.random() < 0.12
     if busy:  # many batches of large fields in workers: their memory is used again and again

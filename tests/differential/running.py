@@ -55,7 +55,6 @@ class _Ran:
 
 
 def verdict_of(case: Case, limit: float = LIMIT) -> Verdict:
-    """Run a case, again where the loaders differ, and return its verdict."""
     program = case.program()
     ran = _run(program, limit)
     if (found := _differences(ran)) is None:
@@ -70,7 +69,6 @@ def verdict_of(case: Case, limit: float = LIMIT) -> Verdict:
 
 
 def _differences(ran: _Ran) -> list[str] | None:
-    """Return where the loaders differ, or None."""
     if ran.theirs is None or ran.ours is None or ran.end:
         return [f"{'torch' if ran.theirs is None else 'penstock'}: {ran.end}", *ran.error.splitlines()[-60:]]
     if ran.theirs == ran.ours:
@@ -103,7 +101,6 @@ def _run(program: str, limit: float) -> _Ran:
 
 
 def _watch(child: int, read: int, limit: float) -> tuple[list[str], str]:
-    """Return the lines that the process sends, and what is wrong with its end."""
     deadline, text, ended = time.monotonic() + limit, b"", False
     while not ended and (left := deadline - time.monotonic()) > 0:
         if select.select([read], [], [], left)[0]:

@@ -59,7 +59,6 @@ def shared(batch):
 
 
 def described(batch):
-    """Return what a program may ask of samples."""
     return [
         (image, image.untyped_storage().nbytes(), image.storage_offset(), image._base is None, image.is_shared(), label)
         for image, label in batch
@@ -144,8 +143,6 @@ def test_tensor_files(tmp_path, collate, filled):
 
 
 class KeepsTheBatch:
-    """Adds what is left of the batch before to each batch."""
-
     def __init__(self) -> None:
         self.last: Any = None
 

@@ -114,7 +114,6 @@ def square(index: int) -> int:
 
 
 def numbers(batch: Any) -> list[int]:
-    """Return a batch of numbers, of one field or in a list, as numbers."""
     if isinstance(batch, list) and isinstance(batch[0], torch.Tensor):
         batch = batch[0]
     return [int(number) for number in batch]
@@ -125,7 +124,6 @@ def wanted() -> list[list[int]]:
 
 
 def read_by(method: str | None) -> Any:
-    """Return a dataset of squares that threads read in Python, or the native core."""
     return Made(square, 12) if method else penstock.Arrays(np.arange(12) ** 2)
 
 
@@ -134,7 +132,6 @@ def of(dataset: Any, workers: int, **options: Any) -> Callable[[], Any]:
 
 
 def gathered() -> Pass:
-    """Return a pass over arrays that are on a device."""
     rows = np.arange(12).reshape(4, 3)
     plan_of_rows = plan(penstock.Arrays(np.arange(12) ** 2), batched=True, collate_fn=None, worker_init_fn=None)
     assert isinstance(plan_of_rows, NativePlan)

@@ -114,7 +114,6 @@ def bytes_of_blocks(ours: Any) -> int:
 
 
 def of_sizes(sizes: list[int]) -> Made:
-    """Return a dataset whose sample i has sizes[i] elements."""
     return Made(lambda index: torch.full((sizes[index],), float(index)), len(sizes))
 
 

@@ -28,7 +28,6 @@ def picture(index: int) -> Image.Image:
 
 
 def pictures(make: Callable[[Any, int], Any] = lambda image, index: (image, index), size: int = SIZE) -> Made:
-    """Return a dataset whose sample i is what `make` returns of it and its picture, converted by torchvision."""
     return Made(lambda index: make(CONVERT(picture(index)), index), size)
 
 
@@ -93,8 +92,6 @@ def test_a_program_that_keeps_an_image_of_each_batch_keeps_little_else() -> None
 
 
 class Keeping(Made):
-    """Keeps each converted picture in its process, and says when one of them has changed."""
-
     def __init__(self, fails: int | None = None) -> None:
         super().__init__(self.keep, SIZE)
         self.fails = fails

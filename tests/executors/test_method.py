@@ -23,7 +23,6 @@ from tests.waiting import wait_until
 
 
 def chosen(loader: Any) -> str:
-    """Return what "auto" came to, and why, as explain() says it."""
     (line,) = [line for line in loader.explain().splitlines() if line.startswith("chosen")]
     return str(line.removeprefix("chosen").strip())
 
@@ -37,7 +36,6 @@ OF_LOADER = 2, 64  # workers, and samples of a batch
 
 
 def found(one: float, every: float, draws: tuple[str, ...] = ()) -> Measurement:
-    """Return what a trial found: seconds a sample of one thread and of two."""
     return Measurement(draws, one, every)
 
 

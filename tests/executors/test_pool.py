@@ -36,8 +36,6 @@ time.sleep(0.1)  # its threads are at work
 
 
 class Store:
-    """A store whose rate rises with the readers up to `best` of them, for one ReadDepth."""
-
     def __init__(self, best, most=64, blocked=1.0, starved=0.5):
         self.depth, self.best, self.blocked, self.starved = ReadDepth(most), best, blocked, starved
         self.depth.start()

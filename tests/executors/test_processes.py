@@ -102,7 +102,6 @@ def first_column(batches: Any) -> list[list[int]]:
 
 
 def whole(but: int | None = None) -> list[list[int]]:
-    """Return the batches of Numbers, but one."""
     return [list(range(i, i + 4)) for i in range(0, SIZE, 4) if i != but]
 
 
@@ -125,7 +124,6 @@ def assert_gone(held: list[Any], seconds: float = 3) -> None:
 
 
 def kill_idle(iterator: ProcessPass) -> Any:
-    """Kill worker 0 when it has nothing to do, and return it."""
     worker = iterator._workers[0]
     wait_until(lambda: done_since(iterator) > 0.1)
     os.kill(worker.pid or 0, signal.SIGKILL)
@@ -154,7 +152,6 @@ def shared_memory() -> set[str]:
 
 
 def left_by(pids: list[int]) -> list[str]:
-    """Return what is left of worker processes: themselves, and what they have shared."""
     alive = [str(pid) for pid in pids if os.path.exists(f"/proc/{pid}")]
     return alive + [name for name in os.listdir("/dev/shm") if name.startswith(tuple(f"torch_{pid}_" for pid in pids))]
 

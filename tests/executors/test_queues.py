@@ -60,8 +60,6 @@ def test_a_message_that_cannot_be_pickled_is_an_error_of_put(messages: WorkerQue
 
 
 class Texts:
-    """Texts of sizes that a pipe takes at once, in parts, and not at all."""
-
     def __len__(self) -> int:
         return 60
 

@@ -61,7 +61,6 @@ def last_column(batches: Any) -> list[list[float]]:
 
 
 def numbers(size: int) -> list[list[float]]:
-    """Return what last_column() finds of batches of 4."""
     return [[4.0 * number + i for i in range(4)] for number in range(size // 4)]
 
 

@@ -35,7 +35,6 @@ def converting(geometry):
 
 
 def fill(pool, size, spec=SPEC, names=None, fields=1):
-    """Fill one batch of the first samples, and return its number."""
     number, memory = submit(pool, range(size), spec, names, fields)
     pool.run_here(number)
     assert pool.wait(number, SECONDS) in ("done", "python")
@@ -50,7 +49,6 @@ def samples(pool):
 
 
 def files(folder, images):
-    """Write images and return their names as a batch has them."""
     for name, image in images.items():
         image.save(folder / name)
     return b"".join(os.fsencode(folder / name) + b"\0" for name in images)

@@ -64,8 +64,6 @@ def test_a_batch_of_other_samples_ends_while_the_next_one_begins(monkeypatch: py
 
 
 class Longer(tud.IterableDataset[int]):
-    """Says that it has fewer than it gives."""
-
     def __len__(self) -> int:
         return 5
 

@@ -102,8 +102,6 @@ class Dicts(Sized):
 
 
 class Scratch(Sized):
-    """Makes each sample in memory that it keeps."""
-
     def __init__(self) -> None:
         self.room = np.zeros(8, dtype=np.int64)
         self.tensor = torch.from_numpy(self.room)
@@ -177,7 +175,6 @@ def test_what_cannot_be_copied_is_said_and_goes_to_processes(name: str, tmp_path
 
 @pytest.fixture
 def threads_chosen(monkeypatch):
-    """Have each trial choose threads."""
     chosen = Choice(Method.THREAD, "threads: for the test")
     monkeypatch.setattr("penstock.executors.method.try_out", lambda *given, **more: chosen)
 
@@ -441,8 +438,6 @@ class Handle:
 
 
 class ByClass(Sized):
-    """Has its file in a class, which no copy of an object copies."""
-
     def __init__(self, path: Path, kind: Any) -> None:
         self.path, self.reader = path, kind()
 

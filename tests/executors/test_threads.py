@@ -34,7 +34,6 @@ get_worker_info: Any = torchs_get_worker_info  # as programs import it; of a typ
 
 
 def in_threads(make: Callable[[int], Any], batch_size: int | None = 4, size: int = 23, **options: Any) -> Any:
-    """Return a loader of what a function makes, in two threads."""
     given = {"num_workers": 2, "worker_method": "thread", **options}
     return penstock.DataLoader(Made(make, size), batch_size, **given)
 
@@ -266,7 +265,6 @@ def test_without_num_workers_there_is_one_for_each_cpu(
     ],
 )
 def test_the_fewest_threads_that_do_as_much_as_any(rates: Any, sample_seconds: float, wanted: int) -> None:
-    """Where so many at a time do so many samples a second."""
     clock = [0.0]
     pace = Pace(max(rates), clock=lambda: clock[0])
     for _ in range(2000):

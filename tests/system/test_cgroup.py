@@ -12,7 +12,6 @@ from penstock.system.limits import Memory, cpu_quota, group_memory, usable_cpus
 
 
 def found_by(read: Any, tmp_path: Path, membership: str, files: dict[str, str]) -> Any:
-    """Return what a function reads of these files."""
     (tmp_path / "cgroup").write_text(membership)
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
