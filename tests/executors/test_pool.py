@@ -50,37 +50,29 @@ class Store:
         return self.depth.now()
 
 
-def test_there_are_more_for_as_long_as_the_rate_rises():
-    store = Store(best=1_000)
-    assert store.depth.now() == 16
-    assert [store.span() for _ in range(4)] == [32, 64, 64, 64]
+@pytest.mark.parametrize(
+    ("options", "chosen"),
+    [
+        ({}, [32, 64, 64, 64, 64]),  # more for as long as the rate rises
+        ({"starved": 0.0}, [16] * 5),  # they are early enough
+        ({"blocked": 0.02}, [0]),
+        *(({"most": most}, [most] * 5) for most in (1, 5, 16)),  # never more than allowed
+        ({"most": 40}, [32, 40, 40, 40, 40]),
+    ],
+)
+def test_how_many_readers_are_chosen(options, chosen):
+    store = Store(best=1_000, **options)
+    assert store.depth.now() == min(16, options.get("most", 16))
+    assert [store.span() for _ in chosen] == chosen
+    store.depth.start()
+    assert store.depth.now() == (16 if options == {"blocked": 0.02} else chosen[-1])
 
 
 def test_a_step_that_brings_nothing_is_taken_back_and_tried_later():
     store = Store(best=32)
     chosen = [store.span() for _ in range(30)]
-    assert chosen[:3] == [32, 64, 32]
-    assert chosen[3] == 32
-    assert 64 in chosen[4:]
-    assert chosen.count(32) > 2 * chosen.count(64)
-
-
-def test_readers_that_are_early_enough_stay_as_many_as_they_are():
-    store = Store(best=1_000, starved=0.0)
-    assert {store.span() for _ in range(5)} == {16}
-
-
-def test_there_are_none_where_reads_do_not_block():
-    store = Store(best=1_000, blocked=0.02)
-    assert store.span() == 0
-    store.depth.start()
-    assert store.depth.now() == 16
-
-
-@pytest.mark.parametrize("most", [1, 5, 16, 40])
-def test_there_are_never_more_than_allowed(most):
-    store = Store(best=1_000, most=most)
-    assert max(store.span() for _ in range(5)) == most
+    assert chosen[:4] == [32, 64, 32, 32]
+    assert 64 in chosen[4:] and chosen.count(32) > 2 * chosen.count(64)
 
 
 def test_a_short_span_is_not_judged():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 import time
@@ -20,10 +19,7 @@ from tests.sample_datasets import tensor_files
 
 pytestmark = pytest.mark.native
 
-PIXELS = _native.Spec("uint8", [3, 8, 8])
-
-
-SPEC = _native.Spec("uint8", [16])
+PIXELS, SPEC = _native.Spec("uint8", [3, 8, 8]), _native.Spec("uint8", [16])
 
 
 def gathering(rows=1000):
@@ -57,12 +53,12 @@ def files(folder, images):
 @pytest.mark.parametrize("threads", [0, 1, 3])
 def test_rows_in_memory(threads):
     pool = pool_of(gathering(), gathering(), threads=threads)
-    assert pool.stages() == []
-    for batches in range(1, 4):
+    counted = [samples(pool)]
+    for _ in range(3):
         pool.retire(fill(pool, 1000, fields=2))
-        assert samples(pool) == {"gather": 2 * 1000 * batches}
+        counted.append(samples(pool))
     pool.close()
-    assert samples(pool) == {"gather": 6000}
+    assert [*counted, samples(pool)] == [{}, *({"gather": n} for n in (2000, 4000, 6000, 6000))]
 
 
 @pytest.mark.parametrize("threads", [0, 1, 3])
@@ -79,10 +75,9 @@ def test_timelines(threads):
     names = ["calling thread", *(f"penstock-native-{worker}" for worker in range(threads))]
     assert {name for name, *_ in spans} <= set(names)
     for name in names:
-        times = [(begin, end) for one, _, begin, end, _ in spans if one == name]
-        assert all(begin <= end for begin, end in times) and times == sorted(times)
-        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(times))
-        assert all(began <= begin and end <= time.perf_counter() for begin, end in times)
+        times = [moment for one, _, begin, end, _ in spans if one == name for moment in (begin, end)]
+        assert times == sorted(times)
+        assert all(began <= moment <= time.perf_counter() for moment in times)
 
 
 def test_a_timeline_that_nobody_reads_is_bounded():
@@ -126,24 +121,25 @@ def test_tensor_files_in_parts(tmp_path):
     assert samples(pool) == {"open": 3, "read": 3, "check": 2, "write": 1}
 
 
+GEOMETRIES = pytest.mark.parametrize(
+    ("geometry", "stages"), [(v2.CenterCrop(8), ["convert"]), (v2.Resize((8, 8)), ["convert", "resize"])]
+)
+
+
 @pytest.mark.parametrize("threads", [0, 2])
-@pytest.mark.parametrize("resizes", [False, True])
-def test_image_files(tmp_path, threads, resizes):
+@GEOMETRIES
+def test_image_files(tmp_path, threads, geometry, stages):
     names = files(tmp_path, {f"{i}.jpg": Image.new("RGB", (16, 16)) for i in range(10)})
-    geometry = v2.Resize((8, 8)) if resizes else v2.CenterCrop(8)
     pool = pool_of(_native.ImageFileFiller(None, converting(geometry), 0), threads=threads)
     pool.retire(fill(pool, 10, PIXELS, names))
-    expected = dict.fromkeys(("open", "read", "decode", "convert"), 10)
-    assert samples(pool) == expected | ({"resize": 10} if resizes else {})
+    assert samples(pool) == dict.fromkeys(["open", "read", "decode", *stages], 10)
 
 
-@pytest.mark.parametrize("resizes", [False, True])
-def test_images_in_memory(resizes):
-    images = np.zeros((300, 16, 16, 3), np.uint8)
-    geometry = v2.Resize((8, 8)) if resizes else v2.CenterCrop(8)
-    pool = pool_of(_native.ImageArrayFiller(images, converting(geometry)), threads=2)
+@GEOMETRIES
+def test_images_in_memory(geometry, stages):
+    pool = pool_of(_native.ImageArrayFiller(np.zeros((300, 16, 16, 3), np.uint8), converting(geometry)), threads=2)
     pool.retire(fill(pool, 300, PIXELS))
-    assert samples(pool) == {"convert": 300} | ({"resize": 300} if resizes else {})
+    assert samples(pool) == dict.fromkeys(stages, 300)
 
 
 def test_what_fails_and_what_python_decodes(tmp_path):
@@ -154,8 +150,7 @@ def test_what_fails_and_what_python_decodes(tmp_path):
     number = fill(pool, 3, PIXELS, names)  # with no threads, all that is native is done when run_here() returns
     counted = {"open": 2, "read": 2, "decode": 1, "resize": 1, "convert": 1}
     assert samples(pool) == counted
-    job = pool.take_python(False)
-    assert job is not None and pool.finish_pixels(job, np.asarray(image)) is None
+    assert pool.finish_pixels(pool.take_python(False), np.asarray(image)) is None
     assert [failure[2] for failure in pool.retire(number)] == ["io"]
     assert samples(pool) == counted | {"resize": 2, "convert": 2}
 
@@ -165,7 +160,6 @@ def test_only_a_filler_of_images_takes_pixels(tmp_path):
     pool = pool_of(_native.TensorFileFiller(table_of(tmp_path, "a")))
     fill(pool, 1, PIXELS)
     job = pool.take_python(False)
-    assert job is not None
     assert pool.finish_pixels(job, np.zeros((8, 8, 3), np.uint8)) == "not an image field"
     pool.fail_python(job)
 

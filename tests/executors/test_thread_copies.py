@@ -29,7 +29,7 @@ from penstock.executors.method import Choice
 from penstock.settings import Method
 from tests import python_processes
 from tests.same import assert_same
-from tests.sample_datasets import Opening
+from tests.sample_datasets import Made, Opening
 from tests.values import flat, listed, taken
 
 THREADS: dict[str, Any] = {"num_workers": 3, "worker_method": "thread"}
@@ -206,8 +206,7 @@ def test_a_state_that_leaves_out_what_cannot_be_copied_is_enough() -> None:
 
 
 class Counted(Sized):
-    def __init__(self) -> None:
-        self.count = 0
+    count = 0
 
     def __getitem__(self, index: int) -> int:
         self.count += 1
@@ -390,30 +389,17 @@ def test_memory_that_processes_share_too_may_be_written_to(tmp_path: Path) -> No
     held: list[Any] = [mapped, torch.zeros(48).share_memory_(), torch.zeros(48).share_memory_().numpy()]
     held.append(np.frombuffer(multiprocessing.RawArray("d", 48)))
 
-    class Filling(Sized):
-        def __init__(self) -> None:
-            self.held = held
+    def fill(index: int) -> None:
+        for memory in held:
+            memory[index] = index
 
-        def __getitem__(self, index: int) -> int:
-            for memory in self.held:
-                memory[index] = index
-            return index
-
-    list(in_threads(Filling()))
+    list(in_threads(Made(fill, 48), collate_fn=list))
     assert all(memory.tolist() == NUMBERS for memory in held)
 
 
 def test_a_dataset_that_its_loop_changes_between_passes_is_read_on() -> None:
     held = torch.zeros(SCRATCH_BYTES)
-
-    class Reading(Sized):
-        def __init__(self) -> None:
-            self.held = held
-
-        def __getitem__(self, index: int) -> torch.Tensor:
-            return self.held[index]
-
-    loader = in_threads(Reading(), persistent_workers=True)
+    loader = in_threads(Made(lambda index: held[index], 48), persistent_workers=True)
     for number in range(2):
         held.fill_(number)
         assert flat(loader) == [number] * 48
@@ -421,16 +407,9 @@ def test_a_dataset_that_its_loop_changes_between_passes_is_read_on() -> None:
 
 
 def test_torch_warns_of_no_array_that_only_threads_have_read_only() -> None:
-    class Wrapping(Sized):
-        def __init__(self) -> None:
-            self.rows = np.arange(48 * 4000, dtype=np.float64).reshape(48, 4000)
-
-        def __getitem__(self, index: int) -> torch.Tensor:
-            return torch.from_numpy(self.rows[index])
-
-    dataset = Wrapping()  # warnings are errors here
-    assert torch.equal(torch.cat(list(in_threads(dataset))), torch.from_numpy(dataset.rows))
-    assert dataset.rows.flags.writeable
+    rows = np.arange(48 * 4000, dtype=np.float64).reshape(48, 4000)
+    loader = in_threads(Made(lambda index: torch.from_numpy(rows[index]), 48))  # warnings are errors here
+    assert torch.equal(torch.cat(list(loader)), torch.from_numpy(rows)) and rows.flags.writeable
 
 
 class Handle:
@@ -611,10 +590,9 @@ def test_objects_that_copy_themselves_do() -> None:
     class Slotted:
         __slots__ = ("value",)
 
-        def __init__(self) -> None:
-            self.value = [1]
-
-    own, thing = copied_thing(own=Own(), slotted=Slotted(), kind=Slotted)
+    slotted: Any = Slotted()
+    slotted.value = [1]
+    own, thing = copied_thing(own=Own(), slotted=slotted, kind=Slotted)
     assert own.own == "its own copy" and own.kind is Slotted
     assert own.slotted.value == [1] and own.slotted.value is not thing.slotted.value
 
@@ -625,31 +603,31 @@ def test_explain_says_whose_dataset_it_is() -> None:
 
 
 class OneTensor(Sized):
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
+    tensor: Any = None
 
     def __getitem__(self, index: int) -> Any:
         return self.tensor, index
 
 
+IN_PIECES: dict[str, Callable[[], torch.Tensor]] = {
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "csr": lambda: torch.eye(3).to_sparse_csr(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    "mkldnn": lambda: torch.eye(3).to_mkldnn(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+    "meta": lambda: torch.ones(2, device="meta"),
+}
+
+
 @pytest.mark.filterwarnings("ignore:.*(Sparse|quantize|nested)")
 @pytest.mark.parametrize("held", ["attribute", "list"])
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: torch.eye(3).to_sparse(),
-        lambda: torch.eye(3).to_sparse_csr(),
-        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
-        lambda: torch.eye(3).to_mkldnn(),
-        lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
-        lambda: torch.ones(2, device="meta"),
-    ],
-    ids=["sparse", "csr", "nested", "jagged", "mkldnn", "quantized", "meta"],
-)
-def test_threads_share_tensors_without_memory_of_one_piece(make: Callable[[], torch.Tensor], held: str) -> None:
-    tensor = make()
-    dataset: Any = OneTensor(tensor) if held == "attribute" else [(tensor, i) for i in range(48)]
+@pytest.mark.parametrize("name", IN_PIECES)
+def test_threads_share_tensors_without_memory_of_one_piece(name: str, held: str) -> None:
+    tensor = IN_PIECES[name]()
+    dataset: Any = OneTensor() if held == "attribute" else [(tensor, i) for i in range(48)]
+    if held == "attribute":
+        dataset.tensor = tensor
     found = [one for batch in in_threads(dataset, 4, collate_fn=list) for one in batch]
     assert [index for _, index in found] == NUMBERS
     assert all(type(one) is type(tensor) and one.layout == tensor.layout for one, _ in found)
