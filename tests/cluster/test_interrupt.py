@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import penstock
-from tests.cluster.cluster_samples import Endless
+from tests.cluster.cluster_samples import ENDLESS
 from tests.cluster.conftest import Nodes, ray_processes, wait_until
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'penstock[ray]'")
@@ -80,7 +80,7 @@ def test_an_interrupt_leaves_no_actor(nodes: Nodes, tmp_path: Path, what: str) -
 
 def test_a_node_that_stands_still(nodes: Nodes) -> None:
     method = penstock.Ray(cpus=2, resources={"filler": 5})
-    loader: Any = penstock.DataLoader(Endless(), 4, num_workers=2, worker_method=method)
+    loader: Any = penstock.DataLoader(ENDLESS, 4, num_workers=2, worker_method=method)
     batches: Any = iter(loader)
     found = list(islice(batches, 10))
     places = [one.facts for one in batches.filler._crew.at_work]

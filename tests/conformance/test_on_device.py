@@ -17,7 +17,7 @@ import penstock
 from tests.accelerator import replaced_by_the_cpu
 from tests.photos import in_memory, photo_files
 from tests.resources import held
-from tests.same import assert_same
+from tests.same import assert_same, outcomes
 from tests.values import loaded, stored, taken
 from tests.waiting import wait_until
 
@@ -68,14 +68,10 @@ def test_the_rest_of_an_epoch_is_bitwise_the_same(make: Any, stop: int) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_pass_goes_on_behind_an_index_that_is_none(make: Any, workers: int) -> None:
     orders: Any = [[0, 1], [2, 99], [3, 4]]
-    outcomes = []
-    for device in ({}, {"device": None}):
-        batches = iter(make(batch_sampler=orders, batch_size=1, shuffle=None, num_workers=workers, **device))
-        first = next(batches)
-        with pytest.raises(IndexError) as caught:
-            next(batches)
-        outcomes.append(([first, *batches], str(caught.value)))
-    assert_same(*outcomes)
+    options = {"batch_sampler": orders, "batch_size": 1, "shuffle": None, "num_workers": workers}
+    there, host = (outcomes(make(**options, **device)) for device in ({}, {"device": None}))
+    assert_same(there, host)
+    assert [isinstance(one, tuple) and one[0] for one in host] == [False, "IndexError", False]
 
 
 @pytest.mark.parametrize("end", ["exhausted", "left", "closed"])
