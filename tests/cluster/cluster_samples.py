@@ -26,8 +26,7 @@ class Signals(Made):
         if index in self.bad:
             raise KeyError(f"signal {index} is off")
         info = get_worker_info()
-        assert info is not None
-        assert info.num_workers == 2
+        assert info is not None and info.num_workers == 2
         noise = torch.rand(3) + random.random() + float(np.random.rand())
         return {"x": torch.full((3, 4), float(index)), "noise": noise, "name": f"n{index}", "label": index % 3}
 

@@ -30,8 +30,7 @@ def catch(cluster: penstock.Ray, told: Path) -> None:
     except KeyboardInterrupt:
         pass  # whose traceback holds the iterator until here
     del batches
-    assert len(pids) == 2
-    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    assert len(pids) == 2 and wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
     sys.exit(7)
 
 

@@ -56,8 +56,7 @@ def test_a_pass_goes_on_behind_an_error(executor: Executor) -> None:
     if not executor.torchs:
         assert caught.traceback[-1].name == "number"  # the user's own line
     assert loader.state_dict()["position"] == 8, "an error counts once a later batch came"
-    assert next(batches).tolist() == [12, 13, 14, 15]
-    assert loader.state_dict()["position"] == 16
+    assert next(batches).tolist() == [12, 13, 14, 15] and loader.state_dict()["position"] == 16
     assert listed(batches) == [[16, 17, 18, 19], [20, 21, 22]]
     assert (loader.stats().batches, loader.stats().samples) == (5, 19)
 

@@ -53,8 +53,7 @@ def test_a_map_style_dataset(dataset: Any, options: dict[str, Any], collate: Any
     for epochs in (1, 2):
         list(loader)
         stats = loader.stats()
-        assert counts(loader) == (3 * epochs, 10 * epochs)
-        assert stats.wait_seconds > 0
+        assert counts(loader) == (3 * epochs, 10 * epochs) and stats.wait_seconds > 0
         assert all(stage.seconds > 0 for stage in stats.stages.values())
         assert {stage.samples for stage in stats.stages.values()} == {10 * epochs}
         assert stats.stages.keys() - {"collate"} in ({"getitem"}, {"gather"})
@@ -73,12 +72,10 @@ def test_single_samples(options: dict[str, Any]) -> None:
 def test_an_iterable_dataset(dataset: Any, options: dict[str, Any]) -> None:
     loader = penstock.DataLoader(dataset, 3, **options)
     batches = list(loader)
-    assert sum(len(names) for names, _ in batches) == 10
-    assert counts(loader) == (len(batches), 10)
+    assert sum(len(names) for names, _ in batches) == 10 and counts(loader) == (len(batches), 10)
     assert loader.stats().stages.keys() == (set() if options["num_workers"] else {"iterate"})
     single = penstock.DataLoader(dataset, None, **options)
-    assert len(list(single)) == 10
-    assert counts(single) == (10, 10)
+    assert len(list(single)) == 10 and counts(single) == (10, 10)
 
 
 @WITHOUT_SEED
@@ -92,8 +89,7 @@ def test_an_iterable_dataset_with_a_collate_fn_counts_full_batches(options: dict
 def test_a_batch_that_fails_is_not_counted(options: dict[str, Any]) -> None:
     loader = penstock.DataLoader(Numbers({5}, 10), batch_sampler=[[0, 1, 2], [4, 5, 6, 7], [8]], **options)
     _, (kind, words), _ = outcomes(loader)
-    assert kind == "ValueError" and "number 5" in words
-    assert counts(loader) == (2, 4)
+    assert kind == "ValueError" and "number 5" in words and counts(loader) == (2, 4)
 
 
 def test_the_time_of_next_is_what_was_waited() -> None:
@@ -105,8 +101,7 @@ def test_the_time_of_next_is_what_was_waited() -> None:
 @options("caller", "processes, 2", "threads, 2")
 def test_prefetch_around_a_loader_counts_once(options: dict[str, Any]) -> None:
     loader = penstock.DataLoader(Made(sample, 10), 4, **options)
-    assert len(list(prefetch(loader, "cpu"))) == 3
-    assert counts(loader) == (3, 10)
+    assert len(list(prefetch(loader, "cpu"))) == 3 and counts(loader) == (3, 10)
 
 
 def test_explain_counts_one_as_one() -> None:

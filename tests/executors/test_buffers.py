@@ -22,8 +22,7 @@ def test_a_block_comes_back_and_is_used_again() -> None:
     del rows
     assert buffers.counts() == (1, 0, 1)  # the view holds it
     del view
-    assert buffers.counts() == (0, 1, 1)
-    assert buffers.rows(5, spec).tensor.data_ptr() == address
+    assert buffers.counts() == (0, 1, 1) and buffers.rows(5, spec).tensor.data_ptr() == address
     assert repr(buffers) == "Buffers(pinned=False, lent=0, free=1, created=1)"
 
 

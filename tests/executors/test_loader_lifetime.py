@@ -83,8 +83,7 @@ gate.set()
     with Program(script, tmp_path) as process:
         assert process.stdout.readline() == "reading\n"
         process.send_signal(signal.SIGINT)
-        assert process.stdout.readline() == "interrupted\n"
-        assert process.wait() == 0
+        assert process.stdout.readline() == "interrupted\n" and process.wait() == 0
 
 
 def test_inside_torchs_worker_processes(folder: Path) -> None:

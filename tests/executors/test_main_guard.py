@@ -40,11 +40,9 @@ def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path, method: str) -> 
     text = _run(tmp_path, method)
     advice = text.splitlines()[-1]
     assert f"With the start method {method!r} each worker imports the main script" in advice
-    assert 'if __name__ == "__main__":' in advice
-    assert "exit()" not in text
+    assert 'if __name__ == "__main__":' in advice and "exit()" not in text
 
 
 def test_a_worker_that_exits_otherwise_is_not(tmp_path: Path) -> None:
     text = _run(tmp_path, "spawn", "if __name__ != '__main__': sys.exit(3)")
-    assert "__main__" not in text
-    assert "look for exit()" in text
+    assert "__main__" not in text and "look for exit()" in text

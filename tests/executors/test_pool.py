@@ -71,13 +71,11 @@ def test_how_many_readers_are_chosen(options, chosen):
 def test_a_step_that_brings_nothing_is_taken_back_and_tried_later():
     store = Store(best=32)
     chosen = [store.span() for _ in range(30)]
-    assert chosen[:4] == [32, 64, 32, 32]
-    assert 64 in chosen[4:] and chosen.count(32) > 2 * chosen.count(64)
+    assert chosen[:4] == [32, 64, 32, 32] and 64 in chosen[4:] and chosen.count(32) > 2 * chosen.count(64)
 
 
 def test_a_short_span_is_not_judged():
     depth = ReadDepth(64)
     depth.start()
-    assert not depth.judge(0.001, 10, 1_000, 1_000, 0, 1_000)
-    assert not depth.judge(5.0, 10, 40, 40, 0, 40)
+    assert not depth.judge(0.001, 10, 1_000, 1_000, 0, 1_000) and not depth.judge(5.0, 10, 40, 40, 0, 40)
     assert depth.now() == 16

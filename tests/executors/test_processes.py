@@ -119,8 +119,7 @@ def assert_gone(held: list[Any], seconds: float = 3) -> None:
     started = time.monotonic()
     held.clear()
     gc.collect()
-    assert time.monotonic() - started < seconds
-    assert left_by(pids) == []
+    assert time.monotonic() - started < seconds and left_by(pids) == []
 
 
 def kill_idle(iterator: ProcessPass) -> Any:
@@ -243,8 +242,7 @@ def test_iterable_datasets_stay_torchs(persistent: bool) -> None:
     pids = pids_of(iterator)
     assert first_column(iterator) == theirs
     if persistent:
-        assert first_column(loader) == theirs
-        assert pids_of(loader._iterator) == pids
+        assert first_column(loader) == theirs and pids_of(loader._iterator) == pids
 
 
 def test_persistent_workers_after_an_early_break() -> None:
@@ -252,8 +250,7 @@ def test_persistent_workers_after_an_early_break() -> None:
     iterator = processes(loader)
     pids = pids_of(iterator)
     next(iterator)
-    assert len(list(loader)) == 6
-    assert loader._iterator is iterator and pids_of(iterator) == pids
+    assert len(list(loader)) == 6 and loader._iterator is iterator and pids_of(iterator) == pids
     assert iterator.reusable
 
 
@@ -289,12 +286,10 @@ def test_a_dead_worker_is_named(what, torchs, ours, stack, capfd, tmp_path, monk
     assert " MiB of memory in use" in text or " GiB of memory in use" in text
     line = Numbers.__getitem__.__code__.co_firstlineno + 2
     assert (f'test_processes.py", line {line} in __getitem__' in text) == stack
-    assert first_column(got) == whole()[: len(got)]
-    assert left_by(pids) == list(tmp_path.glob("pymp-*")) == []
+    assert first_column(got) == whole()[: len(got)] and left_by(pids) == list(tmp_path.glob("pymp-*")) == []
     with pytest.raises(WorkerDied, match="make a new one"):
         next(iterator)
-    assert not iterator.reusable
-    assert len(list(processes(loader_of(Numbers())))) == 6
+    assert not iterator.reusable and len(list(processes(loader_of(Numbers())))) == 6
 
 
 def die_when_collating(samples: Any) -> Any:
@@ -469,8 +464,7 @@ def test_a_stuck_worker_is_named_with_its_stack() -> None:
     text = stuck(held[0], got)
     assert text.startswith("DataLoader timed out after 0.3 seconds.\n")
     assert f"Worker 1 (pid {pids_of(held[0])[1]}) is " in text
-    assert f"in __getitem__ of sample '{BAD}', begun " in text
-    assert "in sleep_for_ever\n" in text
+    assert f"in __getitem__ of sample '{BAD}', begun " in text and "in sleep_for_ever\n" in text
     assert os.path.join("executors", "fetch.py") not in text  # the way to the user's code is left out
     assert "Worker 0" not in text and len(got) == 3
     assert "in sleep_for_ever\n" in stuck(held[0], got)  # it may be asked again

@@ -94,8 +94,7 @@ def test_without_a_seed_worker_processes_draw_as_torchs() -> None:
 
 
 def test_any_index_can_be_a_key() -> None:
-    assert sample_number(-1) == 2**64 - 1
-    assert sample_number(np.int32(7)) == 7
+    assert sample_number(-1) == 2**64 - 1 and sample_number(np.int32(7)) == 7
     numbers = {sample_number(index) for index in ("a", "b", ("a", 1), 1.5, None)}
     assert len(numbers) == 5 and all(0 <= number < 2**64 for number in numbers)
     before = generator_states()

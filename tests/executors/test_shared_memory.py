@@ -83,8 +83,7 @@ def test_memory_is_used_again_and_looks_like_torchs() -> None:
             assert batch.untyped_storage().nbytes() == batch.nbytes
             assert batch.is_contiguous() and batch.is_leaf and batch._base is None
             del batch, labels
-    assert len(addresses) < 12
-    assert 0 < len(ours._executors.shared._blocks) < 12
+    assert len(addresses) < 12 and 0 < len(ours._executors.shared._blocks) < 12
     blocks = weakref.WeakSet(ours._executors.shared._blocks)
     del ours
     gc.collect()

@@ -69,15 +69,13 @@ def test_timelines(threads):
         pool.retire(fill(pool, 1000))
     pool.close()  # threads that are done with the last batch have said so
     spans = pool.take_spans()
-    assert pool.take_spans() == []
-    assert sum(count for *_, count in spans) == 3000
+    assert pool.take_spans() == [] and sum(count for *_, count in spans) == 3000
     assert {stage for _, stage, *_ in spans} == {"gather"}
     names = ["calling thread", *(f"penstock-native-{worker}" for worker in range(threads))]
     assert {name for name, *_ in spans} <= set(names)
     for name in names:
         times = [moment for one, _, begin, end, _ in spans if one == name for moment in (begin, end)]
-        assert times == sorted(times)
-        assert all(began <= moment <= time.perf_counter() for moment in times)
+        assert times == sorted(times) and all(began <= moment <= time.perf_counter() for moment in times)
 
 
 def test_a_timeline_that_nobody_reads_is_bounded():
@@ -100,8 +98,7 @@ def test_tensor_files(tmp_path, threads):
     pool.retire(fill(pool, 20, _native.Spec("float32", [3, 5])))
     # A thread reads its first file aside, and the others, which look alike, straight into their rows.
     found = samples(pool)
-    assert 1 <= found.pop("write") <= threads + 1
-    assert found == {"open": 20, "read": 20, "check": 20}
+    assert 1 <= found.pop("write") <= threads + 1 and found == {"open": 20, "read": 20, "check": 20}
     # Rows of another shape: the elements are neither read on their own nor checked.
     pool.retire(fill(pool, 20, _native.Spec("float32", [5, 3])))
     assert samples(pool)["open"] == 40 and samples(pool)["check"] == 20
@@ -175,8 +172,7 @@ def test_seconds_are_those_of_the_threads(tmp_path, threads):
     pool.close()
     wall = time.perf_counter() - began
     found = {name: seconds for name, seconds, *_ in pool.stages()}
-    assert all(seconds > 0 for seconds in found.values())
-    assert found["decode"] > found["open"]
+    assert all(seconds > 0 for seconds in found.values()) and found["decode"] > found["open"]
     assert sum(found.values()) <= (threads + 1) * wall  # run_here is the one more
 
 
@@ -195,5 +191,4 @@ def test_any_thread_may_look_while_others_work():
         pool.retire(fill(pool, 4096))
     stop.set()
     looker.join()
-    assert seen == sorted(seen)
-    assert samples(pool) == {"gather": 200 * 4096}
+    assert seen == sorted(seen) and samples(pool) == {"gather": 200 * 4096}

@@ -77,8 +77,7 @@ def test_a_dataset_that_cannot_be_copied_and_one_object_for_all() -> None:
         return os.getpid()
 
     loader = in_threads(make, share_dataset=True)
-    assert set(flat(loader)) == {os.getpid()}
-    assert seen == {id(loader.dataset)}
+    assert set(flat(loader)) == {os.getpid()} and seen == {id(loader.dataset)}
 
 
 def test_get_worker_info_is_of_the_thread() -> None:
@@ -96,8 +95,7 @@ def test_get_worker_info_is_of_the_thread() -> None:
     infos = list(in_threads(make, None, 8, share_dataset=True))
     assert {info[0] for info in infos} == {0, 1} and len({id(info) for info in seen}) == 2
     assert len({info[2] - info[0] for info in infos}) == 1  # base seed + id
-    assert {(info[1], info[3]) for info in infos} == {(2, "thread")}
-    assert get_worker_info() is None
+    assert {(info[1], info[3]) for info in infos} == {(2, "thread")} and get_worker_info() is None
 
 
 @pytest.mark.parametrize("seed", [None, 5])
@@ -137,8 +135,7 @@ def test_global_draws_in_threads_are_said() -> None:
     state = random.getstate()
     text = in_threads(make, seed=1).explain()
     assert "draws from the global generators of random and numpy.random" in text
-    assert random.getstate() == state
-    assert "random " not in in_threads(image).explain()
+    assert random.getstate() == state and "random " not in in_threads(image).explain()
 
 
 def test_worker_init_fn_runs_once_in_each_thread_and_its_error_is_raised() -> None:
@@ -319,8 +316,7 @@ def test_single_samples_come_in_the_order_of_any_number_of_workers(seed: int | N
         return [list(loader), list(loader)]
 
     wanted = run(num_workers=0)
-    assert run(num_workers=2) == wanted
-    assert run(num_workers=2, worker_method="thread") == wanted
+    assert run(num_workers=2) == wanted and run(num_workers=2, worker_method="thread") == wanted
     assert wanted[0] != wanted[1] and sorted(wanted[0]) == list(range(23))
 
 
