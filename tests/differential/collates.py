@@ -26,13 +26,9 @@ def joined(samples):
 
 
 def views(samples):
+    changes = (lambda t: t.transpose(0, -1), lambda t: t[::2], lambda t: t[1:], lambda t: t[0])
     batch = default_collate(samples)
-    return [
-        mapped(batch, lambda t: t.transpose(0, -1)),
-        mapped(batch, lambda t: t[::2]),
-        mapped(batch, lambda t: t[1:]),
-        mapped(batch, lambda t: t[0]),
-    ]
+    return [mapped(batch, change) for change in changes]
 
 
 def unbound(samples):
@@ -78,8 +74,7 @@ def with_grad(samples):
 
 
 def as_point(samples):
-    batch = default_collate(samples)
-    return Point(batch, len(samples))
+    return Point(default_collate(samples), len(samples))
 
 
 def as_pinnable(samples):

@@ -19,8 +19,8 @@ import time
 import traceback
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.differential.case import Case
 
@@ -30,22 +30,16 @@ LIMIT = 60.0
 AGAIN = 2
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """How a case ended.
-
-    Attributes:
-        word: "same"; "undefined" where torch's loader does not always do the same, or does not end; "fault"; or
-            "broken", where the program cannot run.
-        lines: what differs, for a reader.
+class Verdict(NamedTuple):
+    """How a case ended: "same"; "undefined" where torch's loader does not always do the same, or does not end; "fault";
+    or "broken", where the program cannot run; and what differs, for a reader.
     """
 
     word: str
     lines: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Ran:
+class _Ran(NamedTuple):
     """What one run of a program gave: the lines of torch's loader and of ours, None where it did not get so far."""
 
     theirs: list[str] | None
@@ -59,10 +53,8 @@ def verdict_of(case: Case, limit: float = LIMIT) -> Verdict:
     ran = _run(program, limit)
     if (found := _differences(ran)) is None:
         return Verdict("same")
-    for _ in range(AGAIN if ran.theirs is not None else 0):
-        again = _run(program, limit)
-        if again.theirs != ran.theirs:
-            return Verdict("undefined", tuple(found))
+    if ran.theirs is not None and any(_run(program, limit).theirs != ran.theirs for _ in range(AGAIN)):
+        return Verdict("undefined", tuple(found))
     if ran.theirs is None:
         return Verdict("broken" if ran.end == "ends with 1" else "undefined", tuple(found))
     return Verdict("fault", tuple(found))
