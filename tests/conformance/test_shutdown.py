@@ -8,9 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 import penstock
 from tests.executors_under_test import EXECUTORS, Executor
@@ -124,24 +122,6 @@ def test_an_iterator_and_its_batches_outlive_their_loader(make: Any, executor: E
     del iterator
     gc.collect()
     assert flat(batches) == list(range(SIZE))
-
-
-@of("native, caller", "native, 1", "native, 2", "threads, caller", "threads, 2", "caller", "processes, 2")
-def test_kept_batches_are_never_overwritten(executor: Executor) -> None:
-    """Batches are large enough that their memory is recycled, once nobody holds it."""
-    numbers = np.repeat(np.arange(100, dtype=np.int32)[:, None], 5000, axis=1)
-    dataset: Any = penstock.Arrays(numbers) if executor.native else Made(lambda i: (torch.from_numpy(numbers[i]),), 100)
-    loader = penstock.DataLoader(dataset, 10, **executor.options)
-    kept = [batch for _ in range(3) for (batch,) in loader]
-    assert torch.equal(torch.cat(kept), torch.from_numpy(numbers).repeat(3, 1))
-    if executor.native or "each sample into its row" in loader.explain():
-        created = [loader.stats().buffers_created]
-        kept.clear()
-        for _ in range(2):
-            for _ in loader:
-                pass
-            created.append(loader.stats().buffers_created)
-        assert created[0] >= 30 and created[1] == created[2], "recycled"
 
 
 @of("native, 2", "native, fed", "threads, 2")

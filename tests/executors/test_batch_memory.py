@@ -41,9 +41,11 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "threads": lambda: penstock.DataLoader(Made(row, SAMPLES), BATCH, num_workers=2, worker_method="thread"),
     "threads, here": lambda: penstock.DataLoader(Made(row, SAMPLES), BATCH, num_workers=0, worker_method="thread"),
 }
-
-
-PROCESSES = {"processes": lambda: penstock.DataLoader(Made(row, SAMPLES), BATCH, num_workers=2)}
+OTHERS: dict[str, Callable[[], Any]] = {
+    "caller": lambda: penstock.DataLoader(Made(row, SAMPLES), BATCH, num_workers=0),
+    "native, 1": lambda: penstock.DataLoader(arrays(), BATCH, num_workers=1),
+    "processes": lambda: penstock.DataLoader(Made(row, SAMPLES), BATCH, num_workers=2),
+}
 
 
 @pytest.fixture(params=LOADERS.values(), ids=list(LOADERS))
@@ -51,7 +53,7 @@ def loader(request: pytest.FixtureRequest) -> Any:
     return request.param()
 
 
-@pytest.fixture(params=(LOADERS | PROCESSES).values(), ids=[*LOADERS, *PROCESSES])
+@pytest.fixture(params=(LOADERS | OTHERS).values(), ids=[*LOADERS, *OTHERS])
 def any_loader(request: pytest.FixtureRequest) -> Any:
     """Return a loader whose batches lie in the memory of this process, or in that of worker processes too."""
     return request.param()
@@ -225,8 +227,8 @@ def test_a_batch_outlives_its_loader(make: Any) -> None:
 
 
 def test_a_pickled_batch_is_no_larger_than_torchs(loader: Any) -> None:
-    (batch, *_) = loader
-    theirs = next(iter(torch.utils.data.DataLoader(loader.dataset, BATCH)))
+    batch, *_ = loader
+    theirs, *_ = torch.utils.data.DataLoader(loader.dataset, BATCH)
     assert len(pickle.dumps(batch)) < len(pickle.dumps(theirs)) + 64  # of its memo
     for ours, their in zip(batch, theirs, strict=True):
         assert ours.untyped_storage().nbytes() == their.untyped_storage().nbytes() and not ours._is_view()

@@ -48,8 +48,7 @@ def kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def crash() -> None:
-    ctypes.string_at(0)
+crash = partial(ctypes.string_at, 0)
 
 
 def sleep_for_ever() -> None:
@@ -170,20 +169,19 @@ def _leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
     assert shared_memory() == before[2]
 
 
-def note_dataset(worker: int) -> None:
-    info = get_worker_info()
-    assert (info.id, info.num_workers, info.seed) == (worker, 2, torch.initial_seed())
-    info.dataset.bad = -worker
-
-
 class Info(Numbers):
+    def note(self, worker: int) -> None:
+        info = get_worker_info()
+        assert (info.id, info.num_workers, info.seed) == (worker, 2, torch.initial_seed())
+        info.dataset.bad = -worker
+
     def __getitem__(self, index: int) -> torch.Tensor:
         assert get_worker_info().dataset is self
         return torch.tensor([get_worker_info().id, -self.bad])
 
 
 def test_worker_info_shows_the_users_dataset() -> None:
-    batches = list(processes(loader_of(Info(), worker_init_fn=note_dataset)))
+    batches = processes(loader_of(Info(), worker_init_fn=Info().note))
     assert [batch.unique().tolist() for batch in batches] == [[0], [1]] * 3
 
 
@@ -241,8 +239,7 @@ def test_iterable_datasets_stay_torchs(persistent: bool) -> None:
     iterator = processes(loader)
     pids = pids_of(iterator)
     assert first_column(iterator) == theirs
-    if persistent:
-        assert first_column(loader) == theirs and pids_of(loader._iterator) == pids
+    assert not persistent or (first_column(loader) == theirs and pids_of(loader._iterator) == pids)
 
 
 def test_persistent_workers_after_an_early_break() -> None:
@@ -292,9 +289,10 @@ def test_a_dead_worker_is_named(what, torchs, ours, stack, capfd, tmp_path, monk
     assert not iterator.reusable and len(list(processes(loader_of(Numbers())))) == 6
 
 
-def die_when_collating(samples: Any) -> Any:
-    if int(samples[0][0]) == 12:
-        kill()
+def collating(at: int, do: Callable[[], Any], samples: Any) -> Any:
+    """Do something at the batch that begins with this number."""
+    if int(samples[0][0]) == at:
+        do()
     return torch.stack(samples)
 
 
@@ -306,7 +304,7 @@ def die_at_start(worker: int) -> None:
 @pytest.mark.parametrize(
     ("dataset", "options", "words"),
     [
-        (Numbers(), {"collate_fn": die_when_collating}, ["in collate_fn, begun "]),
+        (Numbers(), {"collate_fn": partial(collating, 12, kill)}, ["in collate_fn, begun "]),
         (Numbers(), {"worker_init_fn": die_at_start}, ["in worker_init_fn, begun "]),
         (Numbers(kill), {"in_order": False}, [f"sample '{BAD}'"]),
         (Stream(kill), {}, ["ended by SIGKILL", "iterating over its copy of the dataset"]),
@@ -322,8 +320,7 @@ def test_what_a_dead_worker_did(dataset: Any, options: dict[str, Any], words: li
 @pytest.mark.parametrize("persistent", [False, True])
 def test_killed_while_idle(persistent: bool) -> None:
     """Nothing is raised in the loop's body; next() raises."""
-    loader = loader_of(Numbers(), persistent_workers=persistent)
-    iterator = processes(loader)
+    iterator = processes(loader_of(Numbers(), persistent_workers=persistent))
     next(iterator)
     worker = kill_idle(iterator)
     text = died(iterator)
@@ -337,12 +334,6 @@ def plain(samples: list[torch.Tensor]) -> list[int]:
     return [int(sample[0]) for sample in samples]
 
 
-def slowly(batches: Any, seconds: float) -> Iterator[Any]:
-    for batch in batches:
-        yield batch
-        time.sleep(seconds)
-
-
 @pytest.mark.parametrize("seconds", [0.0, 0.02])  # with the longer ones a batch is always ready
 @pytest.mark.parametrize("in_order", [True, False])
 def test_no_pass_goes_on_without_its_dead(in_order: bool, seconds: float) -> None:
@@ -351,7 +342,7 @@ def test_no_pass_goes_on_without_its_dead(in_order: bool, seconds: float) -> Non
     kill_idle(iterator)
     got: list[Any] = []
     with pytest.raises(WorkerDied):
-        got.extend(slowly(iterator, seconds))
+        got.extend((batch, time.sleep(seconds)) for batch in iterator)
     assert len(got) <= 4  # those that had come, but not in their turn
 
 
@@ -371,8 +362,7 @@ def test_a_program_that_ends_amid_a_pass_leaves_nothing(tmp_path: Path) -> None:
 
 def test_persistent_worker_killed_between_passes() -> None:
     loader = loader_of(Numbers(), persistent_workers=True)
-    iterator = processes(loader)
-    list(iterator)
+    list(iterator := processes(loader))
     os.kill(iterator._workers[1].pid or 0, signal.SIGKILL)
     with pytest.raises(WorkerDied, match=f"{iterator._workers[1].pid}"):
         iter(loader)
@@ -444,9 +434,8 @@ def test_dropped_with_a_dead_worker() -> None:
 
 def test_no_reader_is_left_for_large_indices() -> None:
     """The parent's feeder thread is writing to a worker that will never read."""
-    loader = loader_of(Numbers(sleep_for_ever, bad=0), batch_sampler=[[0] * 100_000] * 6, batch_size=1, timeout=0.2)
-    with pytest.raises(WorkerStuck):
-        next(processes(loader))
+    indices = {"batch_sampler": [[0] * 100_000] * 6, "batch_size": 1}
+    stuck(processes(loader_of(Numbers(sleep_for_ever, bad=0), timeout=0.2, **indices)), [])
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
@@ -472,18 +461,15 @@ def test_a_stuck_worker_is_named_with_its_stack() -> None:
     assert_gone(held)
 
 
-def stuck_when_collating(samples: Any) -> Any:
-    if int(samples[0][0]) == 4:
-        sleep_for_ever()
-    return torch.stack(samples)
+STUCK = partial(collating, 4, sleep_for_ever)
 
 
 @pytest.mark.usefixtures("pinning")
 @pytest.mark.parametrize(
     ("dataset", "options", "message"),
     [
-        (Numbers(), {"collate_fn": stuck_when_collating}, "in collate_fn, begun .*in stuck_when_collating"),
-        (Numbers(), {"collate_fn": stuck_when_collating, "in_order": False}, "in collate_fn, .*in stuck_when_coll"),
+        (Numbers(), {"collate_fn": STUCK}, "in collate_fn, begun .*in collating"),
+        (Numbers(), {"collate_fn": STUCK, "in_order": False}, "in collate_fn, .*in collating"),
         (Stream(sleep_for_ever), {}, "iterating over .*in sleep_for_ever"),
         (Numbers(sleep_for_ever), {"pin_memory": True, "timeout": 2}, f"sample '{BAD}'"),
     ],
@@ -494,12 +480,11 @@ def test_where_a_worker_is_stuck(dataset: Any, options: dict[str, Any], message:
         list(processes(loader_of(dataset, **{"timeout": 0.3, **options})))
 
 
-def ignore_sigterm(worker: int) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
 def test_stuck_and_deaf() -> None:
-    held = [processes(loader_of(Numbers(sleep_for_ever, bad=0), worker_init_fn=ignore_sigterm, timeout=0.3))]
+    def deafen(worker: int) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    held = [processes(loader_of(Numbers(sleep_for_ever, bad=0), worker_init_fn=deafen, timeout=0.3))]
     stuck(held[0], [])
     assert_gone(held, 100)
 

@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -38,8 +39,7 @@ class Way(NamedTuple):
 
     transform: Any
     options: dict[str, Any]
-    starts: tuple[str, str]
-    """The class of the native core that has readers, and its method that starts them."""
+    starts: tuple[str, str]  # the class of the native core that has readers, and its method that starts them
 
     def tensors(self, root, **options):
         return penstock.TensorFolder(str(root), **{"transform": self.transform, **options})
@@ -100,9 +100,8 @@ def ahead(loader):
 def test_batches_are_those_of_torchs_loader(way, slow, folder, batch_size, shuffle):
     options = {"batch_size": batch_size, "shuffle": shuffle}
     torch.manual_seed(3)
-    theirs = way.theirs(folder, **options)
+    theirs, ours = way.theirs(folder, **options), way.loader(folder, **options)
     torch.manual_seed(3)
-    ours = way.loader(folder, **options)
     assert_same(list(ours), theirs)
     counts, stages = assert_read_ahead(ours), ours.stats().stages
     assert stages["read_ahead"].samples >= counts.ahead + counts.awaited == stages["wait"].samples
@@ -112,14 +111,13 @@ def test_batches_are_those_of_torchs_loader(way, slow, folder, batch_size, shuff
         assert sorted(of_readers(slow).opened())[: SIZE - first] == [1] * (SIZE - first)
 
 
-@pytest.mark.parametrize("kind", [torchvision.datasets.ImageFolder, penstock.ImageFolder])
-@pytest.mark.parametrize(
-    ("way", "transform"),
-    [
-        (NATIVE, v1.Compose([v1.Resize((16, 16)), v1.ToTensor()])),
-        *((THREADS, step) for step in (to_array, v1.Compose([v1.CenterCrop(20), to_array]), v1.Compose([to_array]))),
-    ],
-)
+STEPS = (to_array, v1.Compose([v1.CenterCrop(20), to_array]), v1.Compose([to_array]))
+TRANSFORMS = [(NATIVE, v1.Compose([v1.Resize((16, 16)), v1.ToTensor()])), *((THREADS, step) for step in STEPS)]
+KINDS = pytest.mark.parametrize("kind", [torchvision.datasets.ImageFolder, penstock.ImageFolder])
+
+
+@KINDS
+@pytest.mark.parametrize(("way", "transform"), TRANSFORMS)
 def test_photos_are_those_of_torchs_loader(photos, kind, way, transform, monkeypatch):
     start_readers(way, monkeypatch)
     dataset = kind(str(photos), transform, target_transform=None if way is NATIVE else lambda label: label * 2)
@@ -172,14 +170,9 @@ def test_readers_cease_where_reads_cease_to_block(slow, folder):
 @pytest.fixture
 def opened(monkeypatch):
     """Return a list that grows by each file of a penstock.ImageFolder that Python opens for Pillow."""
-    opened = []
-
-    def open_sample(*given):
-        opened.append(given)
-        return reading.open_sample(*given)
-
-    monkeypatch.setattr("penstock.sources.image_folder.open_sample", open_sample)
-    return opened
+    spy = mock.Mock(wraps=reading.open_sample)
+    monkeypatch.setattr("penstock.sources.image_folder.open_sample", spy)
+    return spy.call_args_list
 
 
 def test_what_pillow_decodes_is_not_opened_a_second_time(slow, photos, opened):
@@ -225,13 +218,10 @@ def test_errors_and_replaced_samples_are_those_without_readers(way, broken, repl
         ids.remove("090")
     how = penstock.Replace() if way is NATIVE else penstock.Replace(max_share=0.2)
     options = {"on_error": how, "seed": 1} if replaced else {}
-
-    def results():
-        return outcomes(way.loader(way.tensors(root, ids=ids), batch_size=4, **options))
-
-    expected = results()
+    ours, again = (way.loader(way.tensors(root, ids=ids), batch_size=4, **options) for _ in range(2))
+    expected = outcomes(ours)
     slow = request.getfixturevalue("slow")
-    assert_same(results(), expected)
+    assert_same(outcomes(again), expected)
     assert replaced or sum(isinstance(one, tuple) for one in expected) == (7 if way is NATIVE else 6)
     assert of_readers(slow).deepest() > 2
 
@@ -277,8 +267,7 @@ def test_bytes_held_ahead_are_bounded_and_a_larger_file_is_read(way, slow, tmp_p
 def test_a_sampler_of_the_users_is_asked_no_further_ahead(way, slow, folder):
     sampler = Order(range(SIZE))
     ours = way.loader(folder, batch_size=2, sampler=sampler, prefetch_factor=2)
-    for number, _ in enumerate(ours, 1):
-        assert sampler.asked <= 2 * (number + 2 * 2 + 1)
+    assert all(sampler.asked <= 2 * (number + 2 * 2 + 1) for number, _ in enumerate(ours, 1))
     if way is NATIVE:
         assert_read_ahead(ours)
 
@@ -374,7 +363,7 @@ def test_ranks_read_their_parts(slow, folder, rank):
     assert_read_ahead(ours)
 
 
-@pytest.mark.parametrize("kind", [torchvision.datasets.ImageFolder, penstock.ImageFolder])
+@KINDS
 def test_a_cache_serves_what_pillow_decodes(photos, kind, opened):
     dataset = kind(str(photos), to_array)
     ours = THREADS.loader(dataset, cache="64MiB", batch_size=4)
