@@ -50,15 +50,16 @@ def wait_until(holds: Any, seconds: float = 30.0) -> bool:
 class Nodes:
     """A cluster to whose nodes tests send their actors by a resource of the node's name."""
 
-    def __init__(self, cluster: Any) -> None:
+    def __init__(self, cluster: Any, *names: str) -> None:
         self._cluster = cluster
         self._nodes: dict[str, Any] = {}
+        self.add(*names)
 
-    def add(self, name: str, cpus: int = 8) -> None:
-        if name not in self._nodes:
-            self._nodes[name] = self._cluster.add_node(
-                num_cpus=cpus, resources={name: 8, "filler": 8}, object_store_memory=STORE, include_dashboard=False
-            )
+    def add(self, *names: str) -> None:
+        """Add nodes, where they are not there."""
+        options = {"num_cpus": 8, "object_store_memory": STORE, "include_dashboard": False}
+        for name in [name for name in names if name not in self._nodes]:
+            self._nodes[name] = self._cluster.add_node(resources={name: 8, "filler": 8}, **options)
 
     @property
     def address(self) -> str:
@@ -94,21 +95,11 @@ def nodes(request: pytest.FixtureRequest) -> Iterator[Nodes]:
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
         ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'penstock[ray]'")
-        cluster = pytest.importorskip("ray.cluster_utils").Cluster(
-            initialize_head=True,
-            head_node_args={
-                "num_cpus": 0,
-                "object_store_memory": STORE,
-                "include_dashboard": False,
-                "_system_config": settings,
-            },
-        )
+        head = {"num_cpus": 0, "object_store_memory": STORE, "include_dashboard": False, "_system_config": settings}
+        cluster = pytest.importorskip("ray.cluster_utils").Cluster(initialize_head=True, head_node_args=head)
         try:
             ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
-            found = Nodes(cluster)
-            found.add("one")
-            found.add("two")
-            yield found
+            yield Nodes(cluster, "one", "two")
         finally:
             ray.shutdown()
             cluster.shutdown()

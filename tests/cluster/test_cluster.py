@@ -44,19 +44,15 @@ needs_ray = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"cpus": 0}, "cpus=0"),
-        ({"cpus": True}, "cpus=True"),
-        ({"address": "ray://head:10001"}, "HOST:PORT"),
-        ({"resources": {"filler": -1}}, "resources="),
-        ({"resources": {1: 1}}, "resources="),
-        ({"bytes_in_flight": "much"}, "a number with a unit"),
-        ({"bytes_in_flight": 0}, "1 byte or more"),
-        ({"start_timeout": 0}, "start_timeout=0"),
-    ],
-)
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"cpus": 0}, "cpus=0"), ({"cpus": True}, "cpus=True"), ({"address": "ray://head:10001"}, "HOST:PORT"),
+    ({"resources": {"filler": -1}}, "resources="), ({"resources": {1: 1}}, "resources="),
+    ({"bytes_in_flight": "much"}, "a number with a unit"), ({"bytes_in_flight": 0}, "1 byte or more"),
+    ({"start_timeout": 0}, "start_timeout=0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "says"), WRONG)
 def test_wrong_options_of_a_cluster(options: dict[str, Any], says: str) -> None:
     with pytest.raises(penstock.InvalidOption, match=says):
         Ray(**options)
@@ -213,8 +209,7 @@ def test_tensors_are_received_where_the_receiver_says() -> None:
 @needs_ray
 def test_what_was_sent_is_not_kept() -> None:
     tensor = torch.zeros(1000)
-    alive = weakref.ref(tensor)
-    pieces = pieces_of([tensor])
+    alive, pieces = weakref.ref(tensor), pieces_of([tensor])
     del tensor, pieces
     assert alive() is None, "batch memory would not be used again before the garbage is collected"
 

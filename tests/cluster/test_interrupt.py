@@ -44,12 +44,8 @@ def at_work() -> set[str]:
 def started(nodes: Nodes, folder: Path, what: str) -> subprocess.Popen[str]:
     """Return a program of interrupted.py that is at work."""
     assert not at_work()
-    process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("interrupted.py")), nodes.address, what, str(folder)],
-        start_new_session=True,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, str(Path(__file__).with_name("interrupted.py")), nodes.address, what, str(folder)]
+    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
     begun = at_work if what == "start" else (folder / "told").exists
     assert wait_until(lambda: begun() or process.poll() is not None, 100)
     assert process.poll() is None, process.communicate()[1]

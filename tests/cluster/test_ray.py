@@ -28,8 +28,7 @@ SPREAD = penstock.Ray(cpus=2, resources={"filler": 5})
 
 @pytest.fixture(autouse=True)
 def _nodes(nodes: Nodes) -> None:
-    nodes.add("one")
-    nodes.add("two")
+    nodes.add("one", "two")
 
 
 @pytest.fixture(scope="module")

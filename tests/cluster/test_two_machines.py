@@ -43,14 +43,7 @@ def machines() -> Iterator[Machines]:
         nodes: list[Any] = []
         try:
             for number, address in enumerate(ADDRESSES):
-                own = [
-                    "--node-ip-address",
-                    address,
-                    "--resources",
-                    '{"filler": 1}',
-                    "--object-store-memory",
-                    "100000000",
-                ]
+                own = [f"--node-ip-address={address}", '--resources={"filler": 1}', "--object-store-memory=100000000"]
                 where = ["--head", "--port", str(PORT), "--include-dashboard", "false", "--temp-dir", folder]
                 if number:
                     where = ["--address", f"{ADDRESSES[0]}:{PORT}"]

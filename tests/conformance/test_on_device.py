@@ -56,8 +56,7 @@ def test_batches_are_those_of_the_host(make: Any, options: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("stop", [0, 3, 7])
 def test_the_rest_of_an_epoch_is_bitwise_the_same(make: Any, stop: int) -> None:
-    whole = list(make())
-    begun = make()
+    whole, begun = list(make()), make()
     assert_same(taken(iter(begun), stop), whole[:stop])
     state = stored(begun.state_dict())
     for workers, device in ((0, {}), (1, {}), (2, {"device": None})):
@@ -78,8 +77,7 @@ def test_a_pass_goes_on_behind_an_index_that_is_none(make: Any, workers: int) ->
 def test_nothing_is_left_behind(make: Any, end: str) -> None:
     loader = make()
     list(loader)
-    before = held()
-    batches = iter(loader)
+    before, batches = held(), iter(loader)
     batch = next(batches)
     if end == "exhausted":
         assert len(list(batches)) == 6

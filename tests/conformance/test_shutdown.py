@@ -66,8 +66,7 @@ def test_nothing_is_left_behind(make: Any, executor: Executor, end: str) -> None
     flat(loader)
     if executor.options.get("persistent_workers"):
         loader = make(executor)
-    before = held()
-    iterator = iter(loader)
+    before, iterator = held(), iter(loader)
     batch = next(iterator)
     if "device" not in executor.options:
         assert workers_since(before, executor) == executor.options["num_workers"]

@@ -21,8 +21,7 @@ DELAY = 0.004
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("photos")
-    random = np.random.default_rng(0)
+    root, random = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
     for i in range(120):
         (root / f"{i % 3}").mkdir(exist_ok=True)
         kind = "png" if i % 10 == 5 else "jpg"  # which Pillow reads

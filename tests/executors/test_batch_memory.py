@@ -220,8 +220,7 @@ def test_batches_in_a_forked_child(loader: Any) -> None:
 @pytest.mark.parametrize("make", LOADERS.values())
 def test_a_batch_outlives_its_loader(make: Any) -> None:
     loader = make()
-    batch = next(iter(loader))
-    gone = weakref.ref(loader)
+    batch, gone = next(iter(loader)), weakref.ref(loader)
     del loader
     assert gone() is None and is_right(batch, 0)
 

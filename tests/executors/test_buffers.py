@@ -68,8 +68,7 @@ def test_pinned_memory_needs_an_accelerator() -> None:
 
 
 def test_no_more_than_keep_are_kept_and_more_for_more_batches_in_flight() -> None:
-    buffers = Buffers(pinned=False, keep=4)
-    field = Field(_native.Spec("uint8", [1 << 17]))
+    buffers, field = Buffers(pinned=False, keep=4), Field(_native.Spec("uint8", [1 << 17]))
 
     def kept() -> int:
         lent = [buffers.rows(1, field) for _ in range(12)]

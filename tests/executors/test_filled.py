@@ -95,11 +95,11 @@ def test_functions_that_draw_or_tell_where_a_batch_lies(folder, workers, collate
     check(images(folder), workers=workers, collate_fn=collate)
 
 
-@pytest.mark.parametrize("generation", [v1, v2])
-def test_what_samples_are(folder, generation):
-    t = generation
-    first = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)] if t is v2 else [t.PILToTensor()]
-    dataset = images(folder, t.Compose([t.Resize((24, 28)), *first]))
+@pytest.mark.parametrize(
+    ("t", "steps"), [(v1, [v1.PILToTensor()]), (v2, [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])]
+)
+def test_what_samples_are(folder, t, steps):
+    dataset = images(folder, t.Compose([t.Resize((24, 28)), *steps]))
     check(dataset, filled=False, collate_fn=listed)
     check(dataset, collate_fn=handed_on)
 
@@ -232,8 +232,7 @@ def test_resuming(folder):
 
 @pytest.mark.parametrize("collate", [handed_on, stacked])
 def test_a_cache(folder, tmp_path, collate):
-    dataset = images(folder)
-    options = {"num_workers": 2, "collate_fn": collate}
+    dataset, options = images(folder), {"num_workers": 2, "collate_fn": collate}
     theirs = batches(torch.utils.data.DataLoader, dataset, **options)
     for cache in (tmp_path / "cache", "64MiB"):
         torch.manual_seed(5)
@@ -334,6 +333,6 @@ def test_samples_that_are_seen(dataset):
     batch = filled(Filling(dataset, Kept(), unseen=False), task(3, 4))
     seen = batch.samples()
     assert_same(seen, [dataset[3], dataset[4]])
-    assert [image.untyped_storage().nbytes() for image, _ in seen] == [image.nbytes for image, _ in seen]
+    assert all(image.untyped_storage().nbytes() == image.nbytes for image, _ in seen)
     dataset.transform = v1.Compose([v1.Resize((9, 9)), v1.PILToTensor()])
     assert Filling(dataset, Kept(), unseen=False).fill(task(3), None, 0, None) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import shutil
 import signal
@@ -45,8 +46,7 @@ def pngs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_python_threads_end_too(pngs: Path) -> None:
     dataset = torchvision.datasets.ImageFolder(str(pngs), v1.ToTensor())
     loader = penstock.DataLoader(dataset, batch_size=4, num_workers=3)
-    threads = [threading.active_count()]
-    iterator = iter(loader)
+    threads, iterator = [threading.active_count()], iter(loader)
     images, _ = next(iterator)
     assert [round(float(image[0, 0, 0]) * 255) for image in images] == [0, 1, 2, 3]
     threads.append(threading.active_count())
@@ -189,21 +189,16 @@ def test_passes_and_loaders_keep_no_descriptor(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(16.0))
     held = set()
     for turn in range(4):
-        sources: list[Any] = [
-            penstock.TensorFolder(tmp_path / "t"),
-            penstock.TensorFolder(tmp_path / "t", transform=same),
-            penstock.ImageFolder(tmp_path / "i", v1.PILToTensor()),
-            penstock.Arrays(tmp_path / "a.npy"),
-        ]
-        for number, dataset in enumerate(sources):
-            for options in ({"num_workers": 0}, {"num_workers": 1, "worker_method": "thread"}, {"num_workers": 1}):
-                extra: Any = {**options, "ledger": tmp_path / f"{turn}-{number}"}
-                loader: Any = penstock.DataLoader(dataset, batch_size=2, **extra)
-                list(loader)
-                iterator = iter(loader)
-                next(iterator)  # and one that is left in its middle
-                del iterator, loader
-        del sources, dataset
+        tensors, called = (penstock.TensorFolder(tmp_path / "t", transform=step) for step in (None, same))
+        sources: list[Any] = [tensors, called, penstock.ImageFolder(tmp_path / "i", v1.PILToTensor())]
+        sources.append(penstock.Arrays(tmp_path / "a.npy"))
+        ways = ({"num_workers": 0}, {"num_workers": 1, "worker_method": "thread"}, {"num_workers": 1})
+        for (number, dataset), options in itertools.product(enumerate(sources), ways):
+            extra: Any = {**options, "ledger": tmp_path / f"{turn}-{number}"}
+            loader: Any = penstock.DataLoader(dataset, batch_size=2, **extra)
+            list(loader)
+            next(iter(loader))  # and one that is left in its middle
+        del sources, dataset, tensors, called, loader
         if turn:
             held.add(descriptors())
     assert len(held) == 1, held
@@ -217,18 +212,11 @@ HUGE = """
     def held():
         return int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20
 
-    steps = [v1.RandomHorizontalFlip(1.0), v1.Resize((16, 16))]
-    if called:
-        steps.append(v1.Lambda(lambda image: image))
+    steps = [v1.RandomHorizontalFlip(1.0), v1.Resize((16, 16)), *[v1.Lambda(lambda image: image)] * called]
     dataset = torchvision.datasets.ImageFolder(root, v1.Compose([*steps, v1.PILToTensor()]))
-    order = [i for i, (path, _) in enumerate(dataset.samples) if not path.endswith("huge.jpg")]
-    huge = next(i for i, (path, _) in enumerate(dataset.samples) if path.endswith("huge.jpg"))
-    loader = penstock.DataLoader(
-        dataset, sampler=[order[0]] * 4 + [huge] + [order[0]] * 4, num_workers=workers, worker_method="thread"
-    )
-    iterator = iter(loader)
-    for _ in range(2):
-        next(iterator)
+    sampler = [1] * 4 + [0] + [1] * 4  # huge.jpg is before small.jpg
+    iterator = iter(penstock.DataLoader(dataset, sampler=sampler, num_workers=workers, worker_method="thread"))
+    next(iterator), next(iterator)
     before = held()
     for _ in range(6):
         next(iterator)

@@ -69,8 +69,7 @@ def test_batches_are_torchs(made: str, options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("made", ["as made", "copied"])
 def test_memory_is_used_again_and_each_tensor_has_a_storage(made: str) -> None:
-    ours = loader(pictures(MAKERS[made]))
-    inside = 0
+    ours, inside = loader(pictures(MAKERS[made])), 0
     for epoch in range(4):
         for images, _ in ours:
             for image in images:

@@ -108,8 +108,7 @@ def test_a_trial_takes_no_longer_than_its_limit_and_what_it_has_started_ends_wit
         (tmp_path / str(os.getpid())).touch()
         return threading.Event().wait() if index in slow else index
 
-    began = time.monotonic()
-    why = chosen(auto(Made(make, 10), 2))
+    began, why = time.monotonic(), chosen(auto(Made(make, 10), 2))
     assert time.monotonic() - began < LIMIT_SECONDS + 10  # on a machine that does other things, too
     assert why.startswith("processes") and "a trial of threads was not over after 1.0 s" in why
     pids = [int(path.name) for path in tmp_path.iterdir()]

@@ -114,8 +114,7 @@ def pids_of(iterator: ProcessPass) -> list[int]:
 
 def assert_gone(held: list[Any], seconds: float = 3) -> None:
     """Assert that a pass, which this list alone holds, ends soon and leaves nothing (torch takes 5 s a worker)."""
-    pids = pids_of(held[0])
-    started = time.monotonic()
+    pids, started = pids_of(held[0]), time.monotonic()
     held.clear()
     gc.collect()
     assert time.monotonic() - started < seconds and left_by(pids) == []

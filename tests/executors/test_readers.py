@@ -137,10 +137,8 @@ def test_there_are_no_readers_where_nothing_blocks_or_no_worker_is(way, folder, 
 
 
 def test_readers_count_and_record_each_file(slow, folder):
-    spans = []
-    ours = NATIVE.loader(folder)
-    stop = ours.record_spans(lambda *piece: spans.append(piece))
-    began = time.perf_counter()
+    spans, ours = [], NATIVE.loader(folder)
+    stop, began = ours.record_spans(lambda *piece: spans.append(piece)), time.perf_counter()
     list(ours)
     stop()
     read = [piece for piece in spans if piece[0] == "read_ahead"]
@@ -156,8 +154,7 @@ def test_readers_count_and_record_each_file(slow, folder):
 
 
 def test_readers_cease_where_reads_cease_to_block(slow, folder):
-    ours = NATIVE.loader(folder, batch_size=2)
-    depths = []
+    ours, depths = NATIVE.loader(folder, batch_size=2), []
     for i, _ in enumerate(ours):
         if i == 60:
             assert ours.stats().reading.depth > 0
@@ -219,8 +216,7 @@ def test_errors_and_replaced_samples_are_those_without_readers(way, broken, repl
     how = penstock.Replace() if way is NATIVE else penstock.Replace(max_share=0.2)
     options = {"on_error": how, "seed": 1} if replaced else {}
     ours, again = (way.loader(way.tensors(root, ids=ids), batch_size=4, **options) for _ in range(2))
-    expected = outcomes(ours)
-    slow = request.getfixturevalue("slow")
+    expected, slow = outcomes(ours), request.getfixturevalue("slow")
     assert_same(outcomes(again), expected)
     assert replaced or sum(isinstance(one, tuple) for one in expected) == (7 if way is NATIVE else 6)
     assert of_readers(slow).deepest() > 2
@@ -240,8 +236,7 @@ def test_an_error_of_the_transform_is_that_of_torchs_loader(photos, monkeypatch)
 
 def test_a_file_that_is_replaced_meanwhile_is_one_of_the_two(way, slow, tmp_path):
     tensor_files(tmp_path, SIZE, (100,), "{:03}")
-    ours = way.loader(tmp_path, batch_size=2)
-    seen = set()
+    ours, seen = way.loader(tmp_path, batch_size=2), set()
     for number, batch in enumerate(ours):
         if number == 30:
             for i in range(SIZE):
@@ -274,8 +269,7 @@ def test_a_sampler_of_the_users_is_asked_no_further_ahead(way, slow, folder):
 
 def test_readers_end_with_a_pass(way, slow, folder):
     gc.collect()
-    before = readers()
-    ours = way.loader(folder)
+    before, ours = readers(), way.loader(folder)
     for end in ("dropped", "closed", "dropped again", "gone through"):
         batches = iter(ours)
         taken(batches, 15)
@@ -291,8 +285,7 @@ def test_readers_end_with_a_pass(way, slow, folder):
 
 def test_a_blocked_read_holds_nobody_up(way, slow, folder):
     gc.collect()
-    before = readers()
-    batches = iter(way.loader(folder))
+    before, batches = readers(), iter(way.loader(folder))
     taken(batches, 15)
     ahead = min(3, len(batches._queue))
     if way is THREADS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import itertools
 import os
@@ -12,6 +13,7 @@ from collections import namedtuple
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,9 +24,8 @@ import torch.utils.data as tud
 import penstock
 from penstock.executors.workers import shared_memory
 from penstock.executors.workers.post_mortem import note_space
-from penstock.testing.bitwise import difference
 from tests.forking import assert_ended_well, begin_in_child
-from tests.same import outcomes
+from tests.same import assert_passes, assert_same, outcomes
 from tests.sample_datasets import Made
 
 LARGE = 3000  # elements of float32 a sample: 4 of them are more than SHARED_BYTES
@@ -69,14 +70,11 @@ def numbers(size: int) -> list[list[float]]:
 def test_batches_are_torchs(made: str, options: dict[str, Any]) -> None:
     theirs = list(tud.DataLoader(Made(MAKERS[made], SIZE - 1), 4))
     ours = loader(MAKERS[made], SIZE - 1, **options)
-    for _ in range(3):
-        for batch, expected in zip(ours, theirs, strict=True):
-            assert difference(batch, expected) is None
+    assert_passes(ours, theirs, 3)
 
 
 def test_memory_is_used_again_and_looks_like_torchs() -> None:
-    ours = loader()
-    addresses = set()
+    ours, addresses = loader(), set()
     for _ in range(3):
         for batch, labels in ours:
             addresses.add(batch.data_ptr())
@@ -95,10 +93,10 @@ def test_small_tensors_of_complex_halves() -> None:
     def halves(index: int) -> torch.Tensor:
         return torch.full((6,), float(index), dtype=torch.float16).view(torch.complex32)
 
-    theirs = list(tud.DataLoader(Made(halves, 8), 4, num_workers=1))
-    for batch, expected in zip(loader(halves, 8, num_workers=1), theirs, strict=True):
-        assert batch.dtype is expected.dtype is torch.complex32
-        assert torch.view_as_real(batch).tolist() == torch.view_as_real(expected).tolist()
+    ours, theirs = loader(halves, 8, num_workers=1), tud.DataLoader(Made(halves, 8), 4, num_workers=1)
+    found, wanted = ([torch.view_as_real(one) for one in batches] for batches in (ours, theirs))
+    assert_same(found, wanted)
+    assert {one.dtype for one in found} == {torch.float16}
 
 
 def test_all_batches_may_be_kept() -> None:
@@ -148,15 +146,12 @@ def test_a_batch_that_a_forked_process_holds_is_left_to_it() -> None:
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_passes_that_are_left_do_not_write_into_those_that_follow(persistent: bool) -> None:
-    ours = loader(large, 400, persistent_workers=persistent, prefetch_factor=4)
-    held = []
+    ours, held = loader(large, 400, persistent_workers=persistent, prefetch_factor=4), []
     for turn in range(12):
-        for number, batch in enumerate(ours):
+        for number, batch in enumerate(itertools.islice(ours, turn + 1)):
             assert batch[:, 0].tolist() == batch[:, -1].tolist() == numbers(400)[number]
-            if number == turn:
-                held.append(batch)
-                break
-    assert [int(batch[0, 0]) for batch in held] == [4 * turn for turn in range(12)]
+        held.append(batch)
+    assert last_column(held) == numbers(400)[:12]
 
 
 def test_out_of_order() -> None:
@@ -190,19 +185,16 @@ def test_a_worker_that_dies_takes_no_memory_with_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "refused", "error"),
-    [
-        ("open", r"/proc/.*/fd/", PermissionError(13, "no")),
-        ("memfd_create", "penstock-batch", OSError(28, "No space left on device")),
-    ],
+    ("name", "refused", "number"),
+    [("open", r"/proc/.*/fd/", errno.EACCES), ("memfd_create", "penstock-batch", errno.ENOSPC)],
     ids=["workers cannot open it", "the system has none"],
 )
-def test_memory_that_is_refused(name: str, refused: str, error: OSError, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_is_refused(name: str, refused: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     real = getattr(os, name)
 
     def refuse(what: Any, *arguments: Any, **named: Any) -> int:
         if re.match(refused, str(what)):
-            raise error
+            raise OSError(number, "refused")
         return int(real(what, *arguments, **named))
 
     monkeypatch.setattr(os, name, refuse)  # in the workers too, which are forked
@@ -211,12 +203,9 @@ def test_memory_that_is_refused(name: str, refused: str, error: OSError, monkeyp
 
 
 def test_a_parent_without_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(nbytes: int, **named: Any) -> int:
-        raise OSError(28, "No space left on device")
-
     ours = loader()
     list(map(len, ours))  # what a field takes is known
-    monkeypatch.setattr(shared_memory, "SharedBlock", refuse)
+    monkeypatch.setattr(shared_memory, "SharedBlock", mock.Mock(side_effect=OSError(28, "No space left on device")))
     ours._executors.shared = shared_memory.SharedBuffers()
     ours._executors.shared.learn(4 * 4 * LARGE)
     assert last_column(ours) == numbers(SIZE)
@@ -250,7 +239,7 @@ def test_tensors_that_share_memory_do_so_where_they_arrive(elements: int) -> Non
     batches = list(itertools.chain(ours, ours))[2:]
     assert (ours._executors.shared.counts() != (0, 0)) == (elements == LARGE)
     theirs = list(tud.DataLoader(made, 4, num_workers=1, collate_fn=aliased))
-    assert difference(batches, theirs) is None
+    assert_same(batches, theirs)
     for one in (*batches, *theirs):
         assert one["again"] is one["pair"].first
         one["pair"].first[0, 0] = -5

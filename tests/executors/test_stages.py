@@ -63,8 +63,7 @@ def test_rows_in_memory(threads):
 
 @pytest.mark.parametrize("threads", [0, 1, 3])
 def test_timelines(threads):
-    began = time.perf_counter()
-    pool = pool_of(gathering(), threads=threads, recorded=True)
+    began, pool = time.perf_counter(), pool_of(gathering(), threads=threads, recorded=True)
     for _ in range(3):
         pool.retire(fill(pool, 1000))
     pool.close()  # threads that are done with the last batch have said so
@@ -177,8 +176,7 @@ def test_seconds_are_those_of_the_threads(tmp_path, threads):
 
 
 def test_any_thread_may_look_while_others_work():
-    pool = pool_of(gathering(4096), threads=2)
-    stop = threading.Event()
+    pool, stop = pool_of(gathering(4096), threads=2), threading.Event()
     seen = [0]
 
     def look():

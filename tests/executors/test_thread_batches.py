@@ -50,8 +50,7 @@ def test_a_build_is_a_contiguous_stack(shape: tuple[int, ...]) -> None:
 
 
 def test_a_batch_of_other_samples_ends_while_the_next_one_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = SampleRows(Buffers(pinned=False, keep=0))
-    other = FetchedBatch(indices=[0, 1])
+    rows, other = SampleRows(Buffers(pinned=False, keep=0)), FetchedBatch(indices=[0, 1])
     rows.build_for(other, torch.ones(2)).take([torch.ones(2), torch.ones(2).double()], 0)
 
     def building(*arguments: Any) -> Build:

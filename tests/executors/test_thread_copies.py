@@ -482,8 +482,7 @@ def test_memory_mapped_arrays_and_those_in_containers_are_shared(tmp_path: Path)
 
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_small_memory_keeps_its_views(order: Any) -> None:
-    room = np.zeros((4, 6), order=order)
-    tensor = torch.zeros(4, 6)
+    room, tensor = np.zeros((4, 6), order=order), torch.zeros(4, 6)
     seen, array = torch.from_numpy(room), tensor.numpy()
     own, thing = copied_thing(room=room, part=room[1:3, ::2], seen=seen, tensor=tensor, turned=tensor.t(), array=array)
     own.room[1, 2] = 7

@@ -125,8 +125,7 @@ def test_global_draws_in_threads_are_said() -> None:
     def make(i: int) -> float:
         return random.random() + float(np.random.rand())
 
-    state = random.getstate()
-    text = in_threads(make, seed=1).explain()
+    state, text = random.getstate(), in_threads(make, seed=1).explain()
     assert "draws from the global generators of random and numpy.random" in text
     assert random.getstate() == state and "random " not in in_threads(image).explain()
 
