@@ -17,9 +17,7 @@ from tests.sample_datasets import Made, Stream, Whole, rows
 from tests.samples import SAMPLES, image
 
 
-def assert_as_torch(
-    dataset: Any, executor: Executor, make_options: Callable[[], dict[str, Any]] = dict, passes: int = 1
-) -> None:
+def assert_as_torch(dataset: Any, executor: Executor, make_options: Any = dict, passes: int = 1) -> None:
     """Assert that batches, lengths and torch's generator afterwards (or the error) are those of torch's loader."""
 
     def outcome(kind: Any, own: dict[str, Any]) -> Any:

@@ -44,13 +44,18 @@ def batches_of(loader, log, most=4):
             errors += 1
 
 
+def drained(batches, log, receive, last):
+    """Have each batch received, and let go of all but the last ones; hold none."""
+    for batch in batches:
+        receive(batch)
+        del batch
+        log.drop(last)
+
+
 def each(make, log, receive, epochs=1, last=0):
     loader = make()
     for _ in range(epochs):
-        for batch in batches_of(loader, log):
-            receive(batch)
-            del batch
-            log.drop(last)
+        drained(batches_of(loader, log), log, receive, last)
 
 
 def hold(make, log, epochs=1, last=0):
@@ -161,13 +166,7 @@ def copies(make, log, how, epochs=1, last=2):
 def in_thread(make, log, epochs=1, last=2):
     loader, batches = make(), queue.Queue[object](maxsize=2)
 
-    def work():
-        while (batch := batches.get()) is not None:
-            log.receive(batch)
-            del batch
-            log.drop(last)
-
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=drained, args=(iter(batches.get, None), log, log.receive, last))
     thread.start()
     passed = Log()
     for _ in range(epochs):
@@ -202,11 +201,12 @@ def by_thread(make, log, epochs=1, last=2):
 
 def _receiving(there, back):
     log = Log()
-    while (batch := there.get()) is not None:
+
+    def receive(batch):
         log.receive(batch)
-        del batch
         back.put(log.lines[-1])
-        log.drop(3)
+
+    drained(iter(there.get, None), log, receive, 3)
     log.lines.clear()
     log.end()
     back.put(log.lines)
@@ -280,10 +280,7 @@ def fork(make, log, after, then, epochs=1, last=2):
     loader = make()
     hold(lambda: loader, log, epochs=epochs - 1, last=last)
     batches = batches_of(loader, log)
-    for batch in (next(batches, None) for _ in range(after)):
-        log.receive(batch)
-        del batch
-        log.drop(last)
+    drained((next(batches, None) for _ in range(after)), log, log.receive, last)
     with tempfile.TemporaryFile("w+") as file:
         child = os.fork()
         if not child:
@@ -301,10 +298,7 @@ def fork(make, log, after, then, epochs=1, last=2):
                 traceback.print_exc()
             finally:
                 os._exit(code)
-        for batch in batches:
-            log.receive(batch)
-            del batch
-            log.drop(last)
+        drained(batches, log, log.receive, last)
         hold(lambda: loader, log, epochs=epochs, last=last)
         log.note(f"the child ended with {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}")
         file.seek(0)

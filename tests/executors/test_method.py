@@ -50,9 +50,7 @@ def found(one: float, every: float, draws: tuple[str, ...] = ()) -> Measurement:
         (found(1e-3, 0.3e-3), None, Method.THREAD),
     ],
 )
-def test_the_faster_method_is_taken(
-    measured: Measurement, samples: int | None, wanted: Method, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_faster_method_is_taken(measured: Measurement, samples: Any, wanted: Method, monkeypatch: Any) -> None:
     monkeypatch.setattr("penstock.executors.method.usable_cpus", lambda: 4)
     choice = choose(measured, *OF_LOADER, samples, seeded=False)
     assert choice.method is wanted

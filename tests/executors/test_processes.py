@@ -35,7 +35,7 @@ from penstock.executors.workers.progress import Board, WorkerStage
 from tests.differential import values
 from tests.forking import assert_in_child
 from tests.resources import collect, run_script
-from tests.sample_datasets import Order
+from tests.sample_datasets import Made, Order
 from tests.values import listed, taken
 from tests.waiting import wait_until
 
@@ -56,18 +56,14 @@ def sleep_for_ever() -> None:
         time.sleep(1)  # it is the stuck sample of the test, and ended by a signal
 
 
-class Numbers(tud.Dataset[torch.Tensor]):
+class Numbers(Made):
     """Sample i is the number i; at BAD something happens first."""
 
-    def __init__(self, at_bad: Callable[[], Any] | None = None, bad: int = BAD) -> None:
-        self.at_bad = at_bad
-        self.bad = bad
-
-    def __len__(self) -> int:
-        return SIZE
+    def __init__(self, at_bad: Callable[[], Any] = int, bad: int = BAD) -> None:
+        self.at_bad, self.bad, self.size = at_bad, bad, SIZE
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        if index == self.bad and self.at_bad is not None:
+        if index == self.bad:
             self.at_bad()
         return torch.full((100,), index)
 
@@ -75,12 +71,12 @@ class Numbers(tud.Dataset[torch.Tensor]):
 class Stream(tud.IterableDataset[torch.Tensor]):
     """The first half of the numbers in each worker; worker 1 does something at its fifth."""
 
-    def __init__(self, at_fifth: Callable[[], Any] | None = None) -> None:
+    def __init__(self, at_fifth: Callable[[], Any] = int) -> None:
         self.at_fifth = at_fifth
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         for index in range(SIZE // 2):
-            if index == 4 and self.at_fifth is not None and get_worker_info().id == 1:
+            if index == 4 and get_worker_info().id == 1:
                 self.at_fifth()
             yield torch.full((100,), index)
 
