@@ -166,7 +166,13 @@ def copies(make, log, how, epochs=1, last=2):
 def in_thread(make, log, epochs=1, last=2):
     loader, batches = make(), queue.Queue[object](maxsize=2)
 
-    thread = threading.Thread(target=drained, args=(iter(batches.get, None), log, log.receive, last))
+    def work():
+        while (batch := batches.get()) is not None:
+            log.receive(batch)
+            del batch
+            log.drop(last)
+
+    thread = threading.Thread(target=work)
     thread.start()
     passed = Log()
     for _ in range(epochs):
@@ -201,12 +207,11 @@ def by_thread(make, log, epochs=1, last=2):
 
 def _receiving(there, back):
     log = Log()
-
-    def receive(batch):
+    while (batch := there.get()) is not None:
         log.receive(batch)
+        del batch
         back.put(log.lines[-1])
-
-    drained(iter(there.get, None), log, receive, 3)
+        log.drop(3)
     log.lines.clear()
     log.end()
     back.put(log.lines)

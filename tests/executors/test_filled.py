@@ -221,7 +221,7 @@ def test_a_seed_reaches_targets(folder, workers):
 
 def test_resuming(folder):
     dataset = images(folder, v1.Compose([TRAIN, v1.ConvertImageDtype(torch.float32)]))
-    options = {"shuffle": True, "seed": 3, "num_workers": 2, "collate_fn": mixed}
+    options: Any = {"shuffle": True, "seed": 3, "num_workers": 2, "collate_fn": mixed}
     one, begun, again = (penstock.DataLoader(dataset, 4, **options) for _ in range(3))
     torch.manual_seed(0)
     whole = list(one)

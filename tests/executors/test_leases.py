@@ -66,7 +66,7 @@ def wrong_batches(batches: Any) -> int:
 @pytest.mark.parametrize("persistent", [False, True])
 def test_pinned_batches_of_workers_are_right(persistent: bool) -> None:
     with pinning():
-        options = {"num_workers": 2, "pin_memory": True, "persistent_workers": persistent}
+        options: Any = {"num_workers": 2, "pin_memory": True, "persistent_workers": persistent}
         ours = penstock.DataLoader(rows(), 8, shuffle=True, **options)
         assert wrong_batches(chain(ours, ours)) == 0 and ours._executors.shared.counts()[0] <= 4 + MOST_KEPT
         del ours

@@ -68,8 +68,13 @@ def test_with_a_seed_global_draws_need_processes() -> None:
 
 def test_measuring_leaves_the_generators_as_they_were() -> None:
     read: list[int] = []
-    before, drawing = generator_states(), Drawing(12)
-    why = chosen(auto(Made(lambda index: (read.append(index), drawing[index])[1], 12), seed=1))
+    before = generator_states()
+
+    def draw(index: int) -> Any:
+        read.append(index)
+        return Drawing(12)[index]
+
+    why = chosen(auto(Made(draw, 12), seed=1))
     assert why.startswith("processes: with seed= the draws from random, numpy.random and torch must follow")
     assert generators_drawn_from(before) == ()
     assert not read  # a child tried them: what a dataset opens or counts there ends there

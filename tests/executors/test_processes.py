@@ -329,6 +329,12 @@ def plain(samples: list[torch.Tensor]) -> list[int]:
     return [int(sample[0]) for sample in samples]
 
 
+def slowly(batches: Any, seconds: float) -> Iterator[Any]:
+    for batch in batches:
+        yield batch
+        time.sleep(seconds)
+
+
 @pytest.mark.parametrize("seconds", [0.0, 0.02])  # with the longer ones a batch is always ready
 @pytest.mark.parametrize("in_order", [True, False])
 def test_no_pass_goes_on_without_its_dead(in_order: bool, seconds: float) -> None:
@@ -337,7 +343,7 @@ def test_no_pass_goes_on_without_its_dead(in_order: bool, seconds: float) -> Non
     kill_idle(iterator)
     got: list[Any] = []
     with pytest.raises(WorkerDied):
-        got.extend((batch, time.sleep(seconds)) for batch in iterator)
+        got.extend(slowly(iterator, seconds))
     assert len(got) <= 4  # those that had come, but not in their turn
 
 

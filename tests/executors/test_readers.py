@@ -350,7 +350,7 @@ def test_a_pass_goes_on_behind_its_state(way, slow, folder):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_ranks_read_their_parts(slow, folder, rank):
-    sampler = tud.DistributedSampler(NATIVE.tensors(folder), 2, rank, shuffle=True, seed=4)
+    sampler: Any = tud.DistributedSampler(NATIVE.tensors(folder), 2, rank, shuffle=True, seed=4)
     ours = NATIVE.loader(folder, batch_size=3, sampler=sampler)
     assert_same(list(ours), NATIVE.theirs(folder, batch_size=3, sampler=sampler))
     assert_read_ahead(ours)

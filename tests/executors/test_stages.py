@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -146,7 +147,8 @@ def test_what_fails_and_what_python_decodes(tmp_path):
     number = fill(pool, 3, PIXELS, names)  # with no threads, all that is native is done when run_here() returns
     counted = {"open": 2, "read": 2, "decode": 1, "resize": 1, "convert": 1}
     assert samples(pool) == counted
-    assert pool.finish_pixels(pool.take_python(False), np.asarray(image)) is None
+    job: Any = pool.take_python(False)
+    assert pool.finish_pixels(job, np.asarray(image)) is None
     assert [failure[2] for failure in pool.retire(number)] == ["io"]
     assert samples(pool) == counted | {"resize": 2, "convert": 2}
 
@@ -155,7 +157,7 @@ def test_only_a_filler_of_images_takes_pixels(tmp_path):
     (tmp_path / "a.pt").write_bytes(b"nothing")
     pool = pool_of(_native.TensorFileFiller(table_of(tmp_path, "a")))
     fill(pool, 1, PIXELS)
-    job = pool.take_python(False)
+    job: Any = pool.take_python(False)
     assert pool.finish_pixels(job, np.zeros((8, 8, 3), np.uint8)) == "not an image field"
     pool.fail_python(job)
 
