@@ -33,9 +33,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--case", type=int, help="print the program of one case, and run it")
     parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds that a case may take")
-    parser.add_argument(
-        "--undefined", action="store_true", help="print what torch's loader does not always do alike, too"
-    )
+    parser.add_argument("--undefined", action="store_true", help="print, too, where torch's loader varies")
     parser.add_argument("--quick", action="store_true", help="without what takes seconds: spawned workers, trials")
     parser.add_argument("--into", type=Path, help="a folder for the programs of failing cases")
     options = parser.parse_args(arguments)

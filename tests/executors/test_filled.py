@@ -195,12 +195,13 @@ def test_a_damaged_file(folder, tmp_path, workers, method):
     assert sum(len(labels) for _, labels in loader) == len(dataset)
 
 
-def test_a_function_that_raises(folder):
-    def fail(batch):
-        raise KeyError("mine", *default_collate(batch)[1].shape)
+@pytest.mark.parametrize(("name", "words"), [("collate_fn", r"\('mine', 8\)"), ("worker_init_fn", r"\('mine', 0\)")])
+def test_a_function_that_raises(folder, name, words):
+    def fail(given):
+        raise KeyError("mine", given if name == "worker_init_fn" else len(default_collate(given)[1]))
 
-    loader = penstock.DataLoader(images(folder), batch_size=8, num_workers=2, collate_fn=fail)
-    with pytest.raises(KeyError, match="Caught KeyError in DataLoader worker process 0"):
+    loader = penstock.DataLoader(images(folder), batch_size=8, num_workers=2, **{name: fail})
+    with pytest.raises(KeyError, match=rf"(?s)Caught KeyError in DataLoader worker process 0.*{words}"):
         next(iter(loader))
 
 

@@ -48,6 +48,7 @@ def found(one: float, every: float, draws: tuple[str, ...] = ()) -> Measurement:
         (found(1e-3, 1.2e-3), 20, Method.THREAD),
         (found(1e-3, 0.55e-3), None, Method.PROCESS),  # code may do in threads what no trial shows
         (found(1e-3, 0.3e-3), None, Method.THREAD),
+        (found(1e-3, 0.3e-3, ("torch", "random", "numpy.random")), None, Method.THREAD),  # draws: no seed is given
     ],
 )
 def test_the_faster_method_is_taken(measured: Measurement, samples: Any, wanted: Method, monkeypatch: Any) -> None:
@@ -57,13 +58,6 @@ def test_the_faster_method_is_taken(measured: Measurement, samples: Any, wanted:
     assert f"one thread fetched {1 / measured.one:,.0f} samples/s and 2 threads {1 / measured.all:,.0f}" in choice.why
     assert "after a start of 50 ms" in choice.why
     assert choice.why.endswith(" times as fast") == (wanted is Method.THREAD)
-
-
-def test_with_a_seed_global_draws_need_processes() -> None:
-    facts = found(1e-3, 0.3e-3, ("torch", "random", "numpy.random"))
-    assert choose(facts, *OF_LOADER, None, seeded=False).method is Method.THREAD
-    choice = choose(facts, *OF_LOADER, None, seeded=True)
-    assert choice.method is Method.PROCESS and "torch, random and numpy.random" in choice.why
 
 
 def test_measuring_leaves_the_generators_as_they_were() -> None:

@@ -102,15 +102,6 @@ def test_a_worker_that_changes_more(folder):
     check(parts, filled=False, worker_init_fn=other_parts, collate_fn=listed)
 
 
-def test_an_init_that_raises(folder):
-    def init(worker):
-        raise ValueError(f"worker {worker}")
-
-    loader = penstock.DataLoader(images(folder), batch_size=8, num_workers=1, worker_init_fn=init)
-    with pytest.raises(ValueError, match=r"(?s)Caught ValueError in DataLoader worker process 0.*worker 0"):
-        next(iter(loader))
-
-
 def test_native_draws_follow_the_workers_seed(folder):
     def seeded(worker):
         torch.manual_seed(17 + worker)
