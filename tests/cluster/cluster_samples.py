@@ -66,7 +66,6 @@ class Waiting(Made):
 
 
 def row(index: int) -> torch.Tensor:
-    """Return 300 KB."""
     return torch.full((75_000,), float(index))
 
 

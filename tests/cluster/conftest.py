@@ -56,7 +56,6 @@ class Nodes:
         self.add(*names)
 
     def add(self, *names: str) -> None:
-        """Add nodes, where they are not there."""
         options = {"num_cpus": 8, "object_store_memory": STORE, "include_dashboard": False}
         for name in [name for name in names if name not in self._nodes]:
             self._nodes[name] = self._cluster.add_node(resources={name: 8, "filler": 8}, **options)

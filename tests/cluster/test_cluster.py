@@ -118,7 +118,6 @@ def test_no_cluster_answers(work: str, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def refused(versions: dict[str, str], *missing: Any) -> str:
-    """Return what is said of a filler that is not fit."""
     with pytest.raises(penstock.ClusterError, match=r"^filler 3 on node abc \(10\.0\.0\.9\) ") as caught:
         check(Facts(versions, "abc", "10.0.0.9", 1, *missing), "filler 3")
     return str(caught.value).partition(") ")[2]
@@ -158,7 +157,6 @@ def in_new_memory(size: int) -> Memory:
 
 
 def sent(value: Any) -> Any:
-    """Return a value that was sent."""
     return value_of(pieces_of(value), in_new_memory)
 
 

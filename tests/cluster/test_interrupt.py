@@ -37,12 +37,10 @@ def actors() -> dict[str, str]:
 
 
 def at_work() -> set[str]:
-    """Return the fillers and packers that are not dead."""
     return {name for name, state in actors().items() if state != "DEAD"}
 
 
 def started(nodes: Nodes, folder: Path, what: str) -> subprocess.Popen[str]:
-    """Return a program of interrupted.py that is at work."""
     assert not at_work()
     command = [sys.executable, str(Path(__file__).with_name("interrupted.py")), nodes.address, what, str(folder)]
     process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)

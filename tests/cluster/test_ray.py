@@ -40,7 +40,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fillers(batches: Any) -> list[Any]:
-    """Return what the fillers of a pass have said of themselves."""
     return [one.facts for one in batches.filler._crew.at_work]
 
 

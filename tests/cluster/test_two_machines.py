@@ -35,7 +35,6 @@ ENVIRONMENT = {
 
 @pytest.fixture
 def machines() -> Iterator[Machines]:
-    """Return two machines with a Ray node each; machine 0 has the head."""
     with two_machines() as made:
         folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # names of sockets are short
         ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus", "1"]

@@ -26,7 +26,6 @@ STEPS = [v1.RandomCrop(28), v1.RandomHorizontalFlip(), v1.ToTensor()]
 
 @pytest.fixture(params=["resident", "decoded there"])
 def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Return what makes a loader of 26 images, on the device or (where that is None) on the host."""
     replaced_by_the_cpu(monkeypatch)
     if request.param == "resident":
         dataset, feed = in_memory("CIFAR10", v1.Compose(STEPS), 26), penstock.Feed("cuda", cache="device")

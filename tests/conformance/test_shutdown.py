@@ -52,7 +52,6 @@ def make(folder: Path) -> Callable[[Executor], Any]:
 
 
 def workers_since(before: tuple[int, int, int, int], executor: Executor) -> int:
-    """Return how many workers of this executor's kind have come since then."""
     now = held()
     if executor.native:
         return now[2] - before[2] - (now[1] - before[1])  # all threads but Python's

@@ -147,7 +147,6 @@ def _parts() -> dict[str, str]:
 
 
 def _definitions(text: str) -> list[str]:
-    """Return the definitions that a text names, and those that these name, in the order of the modules."""
     parts, named, texts = _parts(), set[str](), [text]
     while texts:
         words = set(re.findall(r"\w+", texts.pop())) & parts.keys() - named

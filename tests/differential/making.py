@@ -238,7 +238,6 @@ def _loop(draw: random.Random, case: Case, workers: int, persistent: bool) -> Ca
 
 
 def quick_case_of(seed: int) -> Case:
-    """Return a case of a seed that starts no interpreters and makes no trial of threads."""
     case = case_of(seed)
     options = tuple(o for o in case.options if not re.search("spawn|forkserver", o))
     return replace(case, options=options, own=tuple(o for o in case.own if "auto" not in o))

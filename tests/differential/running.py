@@ -137,7 +137,6 @@ def _in_child(folder: str, error: int, write: int, limit: float) -> None:
 
 
 def lanes(number: int, work: Callable[[int, Callable[[object], None]], None]) -> Iterator[object]:
-    """Run work(lane, tell) in so many forked processes, and yield what they tell."""
     queue = multiprocessing.get_context("fork").SimpleQueue()
     children = []
     for lane in range(number):

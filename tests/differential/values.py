@@ -108,7 +108,6 @@ def describe(value, seen=None):
 
 
 def mapped(value, change):
-    """Return a batch with each of its tensors changed, in lists and dicts."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict):

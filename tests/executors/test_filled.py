@@ -66,7 +66,6 @@ def described(batch):
 
 
 def writing(batch):
-    """Write to the samples, behind their stack and before another one."""
     (first, *_), pictures = batch, stacked(batch)
     first[0].zero_()
     batch[1][0].numpy()[...] = 5

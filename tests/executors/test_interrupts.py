@@ -93,7 +93,6 @@ def interrupted(batches: Any, at: int) -> tuple[Any, list[Any], bool]:
 
 
 def interrupted_everywhere(make: Callable[[], Any], step: int = 1) -> Iterator[tuple[Any, list[Any], bool]]:
-    """Yield what interrupted() returns for each line of a pass in turn that an interrupt may come at."""
     for at in range(0, 100_000, step):
         batches = iter(make())
         where, got, said = interrupted(batches, at)
@@ -185,7 +184,6 @@ def test_a_loader_is_usable_behind_an_interrupt(method: Any, workers: int) -> No
 
 
 def interrupting(values: Any, at: int, error: BaseException | None = None) -> Iterator[Any]:
-    """Yield values, and raise KeyboardInterrupt (or another error) in the place of the one at this position."""
     for number, value in enumerate(values):
         if number == at:
             raise error or KeyboardInterrupt
@@ -193,8 +191,6 @@ def interrupting(values: Any, at: int, error: BaseException | None = None) -> It
 
 
 class Generated(IterableDataset[Any]):
-    """A sampler, or a dataset, whose iterator is a generator."""
-
     def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
         self.make = make
 

@@ -55,7 +55,6 @@ def test_how_a_lease_ends_says_whether_its_block_is_used_again(events: str) -> N
 
 
 def rows(size: int = 800) -> Made:
-    """Return a dataset whose sample i is a tensor of 3 x 40 x 40 that holds i, and i."""
     return Made(lambda index: (torch.full((3, 40, 40), float(index)), index), size)
 
 

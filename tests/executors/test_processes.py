@@ -86,7 +86,6 @@ def loader_of(dataset: Any, **options: Any) -> Any:
 
 
 def processes(loader: Any) -> Any:
-    """Return an iterator of a loader, or the same one for another pass."""
     iterator = iter(loader)
     assert isinstance(iterator, ProcessPass)
     return iterator
@@ -125,7 +124,6 @@ def kill_idle(iterator: ProcessPass) -> Any:
 
 
 def died(iterator: ProcessPass, seconds: float = 100) -> str:
-    """Return what the end of a worker is said by, within so many seconds."""
     started = time.monotonic()
     with pytest.raises(WorkerDied) as caught:
         list(iterator)
@@ -247,7 +245,6 @@ def test_persistent_workers_after_an_early_break() -> None:
 
 
 def done_since(iterator: ProcessPass) -> float:
-    """Return for how many seconds worker 0 has been done with what it was given."""
     progress = iterator._board.progress(0)
     return progress.seconds if progress.stage is WorkerStage.DONE else 0.0
 
@@ -285,7 +282,6 @@ def test_a_dead_worker_is_named(what, torchs, ours, stack, capfd, tmp_path, monk
 
 
 def collating(at: int, do: Callable[[], Any], samples: Any) -> Any:
-    """Do something at the batch that begins with this number."""
     if int(samples[0][0]) == at:
         do()
     return torch.stack(samples)

@@ -45,12 +45,10 @@ class Way(NamedTuple):
         return penstock.TensorFolder(str(root), **{"transform": self.transform, **options})
 
     def loader(self, dataset, **options):
-        """Return a loader of a dataset, or of a folder of tensors."""
         dataset = self.tensors(dataset) if isinstance(dataset, Path) else dataset
         return penstock.DataLoader(dataset, **{"batch_size": 8, "num_workers": 2, **self.options, **options})
 
     def theirs(self, root, **options):
-        """Return the batches of torch's loader."""
         return list(tud.DataLoader(self.tensors(root), **{"batch_size": 8, **options}))
 
 
@@ -91,7 +89,6 @@ def of_readers(tables):
 
 
 def ahead(loader):
-    """Return how many files readers have brought, or were asked for."""
     return loader.stats().reading.ahead + loader.stats().reading.awaited
 
 
@@ -166,7 +163,6 @@ def test_readers_cease_where_reads_cease_to_block(slow, folder):
 
 @pytest.fixture
 def opened(monkeypatch):
-    """Return a list that grows by each file of a penstock.ImageFolder that Python opens for Pillow."""
     spy = mock.Mock(wraps=reading.open_sample)
     monkeypatch.setattr("penstock.sources.image_folder.open_sample", spy)
     return spy.call_args_list

@@ -26,8 +26,6 @@ def _own_dataset() -> Any:
 
 
 class Recording:
-    """Returns with each label what the worker's generators and its init function have left."""
-
     def __init__(self) -> None:
         self.inits: list[Any] = []
 
