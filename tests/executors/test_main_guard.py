@@ -12,17 +12,9 @@ UNGUARDED = """
 import sys
 import penstock
 from penstock.errors import WorkerDied
-
-class Samples:
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return index
-
 {before}
 try:
-    print(list(penstock.DataLoader(Samples(), num_workers=1, multiprocessing_context={method!r})))
+    print(list(penstock.DataLoader(list(range(8)), num_workers=1, multiprocessing_context={method!r})))
 except WorkerDied as error:
     print("message:", error)
 """

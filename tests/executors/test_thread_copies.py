@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import itertools
@@ -156,7 +157,7 @@ HANDLES: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.parametrize("name", HANDLES)
 def test_what_cannot_be_copied_is_said_and_goes_to_processes(name: str, tmp_path: Path) -> None:
     held = HANDLES[name](tmp_path)
-    try:
+    with contextlib.closing(held) if hasattr(held, "close") else contextlib.nullcontext():
         dataset = Holding(held)
         loader = in_threads(dataset)
         with pytest.raises(penstock.InvalidOption, match=r"Holding\.parts\[0\]\['held'\].*share_dataset=True"):
@@ -164,9 +165,6 @@ def test_what_cannot_be_copied_is_said_and_goes_to_processes(name: str, tmp_path
         assert "refused  worker_method='thread' gives each thread a copy" in loader.explain()
         assert flat(in_threads(dataset, share_dataset=True)) == flat(trying := auto(dataset)) == NUMBERS
         assert "chosen   processes: Holding.parts[0]['held']" in trying.explain()
-    finally:
-        if hasattr(held, "close"):
-            held.close()
 
 
 @pytest.fixture
