@@ -199,7 +199,8 @@ def test_a_function_that_raises(folder, name, words):
     def fail(given):
         raise KeyError("mine", given if name == "worker_init_fn" else len(default_collate(given)[1]))
 
-    loader = penstock.DataLoader(images(folder), batch_size=8, num_workers=2, **{name: fail})
+    options: Any = {name: fail}
+    loader = penstock.DataLoader(images(folder), batch_size=8, num_workers=2, **options)
     with pytest.raises(KeyError, match=rf"(?s)Caught KeyError in DataLoader worker process 0.*{words}"):
         next(iter(loader))
 
