@@ -32,10 +32,7 @@ AUTO = "advice   worker_method='auto' would measure whether threads of this proc
     [
         ({}, f"{AUTO}the caller's thread"),
         ({"num_workers": 2}, f"{AUTO}worker processes"),
-        (
-            {"num_workers": 0},
-            AUTO.replace(" would", " with num_workers above 0 would") + "the caller's thread",
-        ),
+        ({"num_workers": 0}, AUTO.replace(" would", " with num_workers above 0 would") + "the caller's thread"),
         ({"worker_method": "thread"}, None),
         ({"worker_method": "process"}, None),
         ({"worker_method": "auto", "num_workers": 0}, None),

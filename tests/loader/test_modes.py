@@ -26,11 +26,7 @@ BATCH = 4
 
 def parts(index: int) -> dict[str, Any]:
     """Return a sample of each kind of part: a tensor, an array, a number, and a string that stays as it is."""
-    return {
-        "x": torch.full((3,), float(index)),
-        "pair": (np.full(2, index, np.float32), index / 2),
-        "name": str(index),
-    }
+    return {"x": torch.full((3,), float(index)), "pair": (np.full(2, index, np.float32), index / 2), "name": str(index)}
 
 
 def modes(index: int) -> Any:
