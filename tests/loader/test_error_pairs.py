@@ -40,15 +40,12 @@ def test_an_error_of_two_classes(kind: Any, cause: BaseException) -> None:
     error.add_note("a note")
     assert pair(kind, type(cause)) is type(error)
     assert (type(error).__name__, type(error).__module__) == (kind.__name__, "penstock.errors")
+    one: Any
     for one in (error, *copies(error)):
         assert type(one) is type(error)
-        assert isinstance(one, kind)
-        assert isinstance(one, type(cause))
-        assert isinstance(one, penstock.SampleError)
-        assert (str(one), one.sample_id, one.path) == ("our sentence", "s", "/p")
-        assert one.__notes__ == ["a note"]
+        assert all(isinstance(one, parent) for parent in (kind, type(cause), penstock.SampleError))
+        assert (str(one), one.sample_id, one.path, one.__notes__) == ("our sentence", "s", "/p", ["a note"])
         if isinstance(cause, OSError):
-            assert isinstance(one, OSError)
             assert (one.errno, one.strerror, one.filename) == (cause.errno, cause.strerror, cause.filename)
 
 
@@ -58,8 +55,7 @@ def test_an_error_of_two_classes(kind: Any, cause: BaseException) -> None:
 def test_classes_that_exclude_each_other(kind: Any) -> None:
     """An OSError cannot be a UnicodeDecodeError too: what both can be, it is."""
     error = like(UnicodeDecodeError("utf8", b"a", 0, 1, "r"), kind, "our sentence", sample_id="s", path="/p")
-    assert isinstance(error, kind)
-    assert isinstance(error, ValueError)
+    assert isinstance(error, kind) and isinstance(error, ValueError)
     assert str(pickle.loads(pickle.dumps(error))) == "our sentence"
 
 
