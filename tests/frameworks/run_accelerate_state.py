@@ -8,8 +8,6 @@ Each rank writes FOLDER/<verb>-<rank>.json: for each case the samples of each st
 
 from __future__ import annotations
 
-import faulthandler
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,10 +17,12 @@ from typing import Any
 import accelerate
 import torch
 from accelerate.utils import DataLoaderConfiguration
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 import penstock
 from penstock.frameworks import keep_loaders
+from tests.frameworks.launching import begin, end
+from tests.sample_datasets import Made
 
 SAMPLES, BATCH, EPOCHS = 43, 4, 3
 #: The state is saved in this epoch, after so many steps: in its middle, and when a dispatcher has met its end.
@@ -31,16 +31,14 @@ EPOCH, STEPS = 1, (2, 5)
 Seen = list[list[list[int]]]
 
 
-class Counting(Dataset[Any]):
+class Counting(Made):
     """What only Python can read, and which samples it was asked for."""
 
     def __init__(self) -> None:
+        super().__init__(self.get, SAMPLES)
         self.read: list[int] = []
 
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> Any:
+    def get(self, index: int) -> Any:
         self.read.append(index)
         return (torch.tensor(index),)
 
@@ -109,16 +107,21 @@ CASES = {
 }
 
 
+def numbers(batches: Any) -> list[list[int]]:
+    """Return the samples of each step."""
+    return [batch[0].tolist() for batch in batches]
+
+
 def whole(case: Case) -> Seen:
     """Return what epochs give that nothing interrupts."""
     _, loader, _ = case.begin()
-    return [[batch[0].tolist() for batch in loader] for _ in range(EPOCHS)]
+    return [numbers(loader) for _ in range(EPOCHS)]
 
 
 def saved(case: Case, folder: Path, epoch: int = EPOCH, steps: tuple[int, ...] = STEPS) -> Seen:
     """Save the state after each of these steps of an epoch, in FOLDER/<step>; return what came before the last."""
     accelerator, loader, _ = case.begin()
-    seen: Seen = [[batch[0].tolist() for batch in loader] for _ in range(epoch)]
+    seen: Seen = [numbers(loader) for _ in range(epoch)]
     if 0 in steps:
         accelerator.save_state(str(folder / "0"))
     seen.append([])
@@ -135,23 +138,20 @@ def gone_on(case: Case, folder: Path, epochs: int = EPOCHS - EPOCH) -> tuple[See
     """Load a state; return what comes after it, and which samples were read in the first of these epochs."""
     accelerator, loader, dataset = case.begin(seed=4)
     accelerator.load_state(str(folder))
-    first = [batch[0].tolist() for batch in loader]
+    first = numbers(loader)
     read = list(getattr(dataset, "read", ()))
-    return [first, *([batch[0].tolist() for batch in loader] for _ in range(epochs - 1))], read
+    return [first, *(numbers(loader) for _ in range(epochs - 1))], read
 
 
 def main(verb: str, folder: Path) -> None:
-    faulthandler.dump_traceback_later(90, exit=True)  # a rank that waits in vain for the other ends, and says where
-    torch.set_num_threads(1)
+    begin()
     results: dict[str, Any] = {}
     for name, case in CASES.items():
         if verb == "save":
             results[name] = whole(case), saved(case, folder / name)
         else:
             results[name] = {step: gone_on(case, folder / name / str(step)) for step in STEPS}
-    rank = accelerate.PartialState().process_index
-    (folder / f"{verb}-{rank}.json").write_text(json.dumps(results))
-    accelerate.PartialState().destroy_process_group()
+    end(folder / verb, results)
 
 
 if __name__ == "__main__":
