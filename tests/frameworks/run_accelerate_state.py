@@ -64,6 +64,11 @@ class Stream(IterableDataset[Any]):
         self.at = state["at"]
 
 
+def numbers(batches: Any) -> list[list[int]]:
+    """Return the samples of each step."""
+    return [batch[0].tolist() for batch in batches]
+
+
 @dataclass(frozen=True)
 class Case:
     """How a loader is made and prepared."""
@@ -84,6 +89,34 @@ class Case:
             loader = keep_loaders(accelerator).prepare(loader)
         accelerator.register_for_checkpointing(loader)
         return accelerator, loader, dataset
+
+    def whole(self) -> Seen:
+        """Return what epochs give that nothing interrupts."""
+        _, loader, _ = self.begin()
+        return [numbers(loader) for _ in range(EPOCHS)]
+
+    def saved(self, folder: Path, epoch: int = EPOCH, steps: tuple[int, ...] = STEPS) -> Seen:
+        """Save the state after each of these steps of an epoch, in FOLDER/<step>; return what came before the last."""
+        accelerator, loader, _ = self.begin()
+        seen: Seen = [numbers(loader) for _ in range(epoch)]
+        if 0 in steps:
+            accelerator.save_state(str(folder / "0"))
+        seen.append([])
+        for batch in loader:
+            seen[-1].append(batch[0].tolist())
+            if len(seen[-1]) in steps:
+                accelerator.save_state(str(folder / str(len(seen[-1]))))
+            if len(seen[-1]) == max(steps):
+                break
+        return seen
+
+    def gone_on(self, folder: Path, epochs: int = EPOCHS - EPOCH) -> tuple[Seen, list[int]]:
+        """Load a state; return what comes after it, and which samples were read in the first of these epochs."""
+        accelerator, loader, dataset = self.begin(seed=4)
+        accelerator.load_state(str(folder))
+        first = numbers(loader)
+        read = list(getattr(dataset, "read", ()))
+        return [first, *(numbers(loader) for _ in range(epochs - 1))], read
 
 
 SEEDED = {"shuffle": True, "seed": 5}
@@ -107,50 +140,14 @@ CASES = {
 }
 
 
-def numbers(batches: Any) -> list[list[int]]:
-    """Return the samples of each step."""
-    return [batch[0].tolist() for batch in batches]
-
-
-def whole(case: Case) -> Seen:
-    """Return what epochs give that nothing interrupts."""
-    _, loader, _ = case.begin()
-    return [numbers(loader) for _ in range(EPOCHS)]
-
-
-def saved(case: Case, folder: Path, epoch: int = EPOCH, steps: tuple[int, ...] = STEPS) -> Seen:
-    """Save the state after each of these steps of an epoch, in FOLDER/<step>; return what came before the last."""
-    accelerator, loader, _ = case.begin()
-    seen: Seen = [numbers(loader) for _ in range(epoch)]
-    if 0 in steps:
-        accelerator.save_state(str(folder / "0"))
-    seen.append([])
-    for batch in loader:
-        seen[-1].append(batch[0].tolist())
-        if len(seen[-1]) in steps:
-            accelerator.save_state(str(folder / str(len(seen[-1]))))
-        if len(seen[-1]) == max(steps):
-            break
-    return seen
-
-
-def gone_on(case: Case, folder: Path, epochs: int = EPOCHS - EPOCH) -> tuple[Seen, list[int]]:
-    """Load a state; return what comes after it, and which samples were read in the first of these epochs."""
-    accelerator, loader, dataset = case.begin(seed=4)
-    accelerator.load_state(str(folder))
-    first = numbers(loader)
-    read = list(getattr(dataset, "read", ()))
-    return [first, *(numbers(loader) for _ in range(epochs - 1))], read
-
-
 def main(verb: str, folder: Path) -> None:
     begin()
     results: dict[str, Any] = {}
     for name, case in CASES.items():
         if verb == "save":
-            results[name] = whole(case), saved(case, folder / name)
+            results[name] = case.whole(), case.saved(folder / name)
         else:
-            results[name] = {step: gone_on(case, folder / name / str(step)) for step in STEPS}
+            results[name] = {step: case.gone_on(folder / name / str(step)) for step in STEPS}
     end(folder / verb, results)
 
 

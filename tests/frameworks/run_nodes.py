@@ -65,7 +65,8 @@ def main(folder: Path) -> None:
         "read": read,
         "scans": scans[0],
         "cached": [tier.samples, again.samples],
-        "read again": max(0, neighbour.stats().samples - again.hits),
+        "hits": again.hits,
+        "samples": neighbour.stats().samples,
         "explained": remote.explain(),
     }
     end(folder / "rank", found)

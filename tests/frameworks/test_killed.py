@@ -14,14 +14,14 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import torch
-from PIL import Image
 
-from tests.frameworks.launching import TORCHRUN, descendants, lives
+from tests.frameworks.launching import TORCHRUN, descendants, environment, lives, needs_gloo
+from tests.photos import noise_image
+from tests.sample_datasets import tensor_files
 from tests.waiting import wait_until
 
 pytest.importorskip("torchvision")
@@ -36,7 +36,7 @@ LAST = 2
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch was built without gloo"),
+    needs_gloo,
 ]
 
 
@@ -46,8 +46,9 @@ class Run:
     def __init__(self, folder: Path, ranks: int, *arguments: str) -> None:
         self._errors = folder / f"errors-{len(list(folder.glob('errors-*')))}"
         command = [sys.executable, *TORCHRUN[:-1], str(ranks), str(SCRIPT), str(folder), *arguments]
+        options: dict[str, Any] = {"start_new_session": True, "env": environment()}
         with self._errors.open("w") as errors:  # a file: a child that waits for ever would keep a pipe open
-            self._process = subprocess.Popen(command, stdout=errors, stderr=errors, start_new_session=True)
+            self._process = subprocess.Popen(command, stdout=errors, stderr=errors, **options)
         self.processes = {self._process.pid}
         self.shared: set[str] = set()
 
@@ -81,14 +82,10 @@ class Run:
 
 def fill(folder: Path) -> None:
     """Write the datasets."""
-    (folder / "tensors").mkdir()
-    for number in range(run_killed.SAMPLES["tensors"]):
-        torch.save(torch.arange(6.0) * number, folder / "tensors" / f"id-{number}.pt")
-    draw = np.random.default_rng(5)
+    tensor_files(folder / "tensors", run_killed.SAMPLES["tensors"], (6,), "id-{}")
     for number in range(run_killed.SAMPLES["images"]):
         (folder / "images" / f"{number:03}").mkdir(parents=True)
-        pixels = draw.integers(0, 256, (24, 20, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / "images" / f"{number:03}" / "image.png")
+        noise_image(number, 24, 20).save(folder / "images" / f"{number:03}" / "image.png")
 
 
 def came(folder: Path, step: int) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch.utils.data import TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import penstock
-from tests.frameworks.launching import run
+from tests.frameworks.launching import found_in, needs_gloo, run
 
 SCRIPT = Path(__file__).with_name("run_lightning.py")
 SAMPLES, BATCH, EPOCHS = 26, 4, 2  # as there
@@ -25,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("lightning") is None, reason="lightning is not installed: pip install lightning"
     ),
-    pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch was built without gloo"),
+    needs_gloo,
 ]
 
 
@@ -33,7 +32,7 @@ pytestmark = [
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("lightning")
     run(str(SCRIPT), str(folder), cwd=folder)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+    return found_in(folder)
 
 
 def expected(rank: int, epoch: int, shuffle: bool, seed: int = 0) -> list[list[int]]:
@@ -52,11 +51,9 @@ def test_the_loader_made_anew_is_ours_with_its_options(ranks: list[dict[str, Any
     for rank in ranks:
         loader = rank[case]["loaders"][stage]
         own = {name: wanted[name] for name in loader["own"]}
-        assert own["seed"] == 5
         made: Any = penstock.DataLoader(TensorDataset(torch.arange(2)), **own)
-        assert loader["kept"]
+        assert loader["kept"] and own["seed"] == 5 and loader["sampler"] == "DistributedSampler"
         assert loader["own"] == {name: repr(getattr(made, name)) for name in own}
-        assert loader["sampler"] == "DistributedSampler"
 
 
 @pytest.mark.parametrize("case", NATIVE)
@@ -88,6 +85,6 @@ def test_batches_are_those_of_the_sampler_in_every_epoch(ranks: list[dict[str, A
 def test_predictions_are_of_the_samples_that_lightning_names(ranks: list[dict[str, Any]]) -> None:
     for number, rank in enumerate(ranks):
         case = rank["predict"]
-        assert case["loaders"]["predict"]["kept"]
-        assert "native thread" in case["loaders"]["predict"]["plan"]
+        loader = case["loaders"]["predict"]
+        assert loader["kept"] and "native thread" in loader["plan"]
         assert case["indices"] == case["seen"]["predict"][0] == expected(number, 0, False)
