@@ -11,7 +11,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock
-from tests.gpu.on_device import DEVICE, on_host, settled_bytes, sleep
+from tests.gpu.on_device import DEVICE, assert_as_on_host, assert_converted, on_host, settled_bytes, sleep
 from tests.photos import in_memory
 from tests.same import assert_same
 
@@ -24,29 +24,23 @@ def images(name: str, transform: Any) -> Any:
 
 
 def augmented(name: str, version: str) -> Any:
-    t: Any = {"v1": v1, "v2": v2}[version]
     side, mean, std = (32, (0.5, 0.4, 0.3), (0.2, 0.3, 0.1)) if name.startswith("CIFAR") else (28, (0.13,), (0.31,))
-    first = [t.ToImage()] if version == "v2" else []
-    last = [t.ToDtype(torch.float32, scale=True)] if version == "v2" else [t.ToTensor()]
-    steps = [*first, t.RandomCrop(side, padding=4), t.RandomHorizontalFlip(), *last, t.Normalize(mean, std)]
-    return t.Compose(steps)
+    if version == "v1":
+        t, first, last = v1, [], [v1.ToTensor()]
+    else:
+        t, first, last = v2, [v2.ToImage()], [v2.ToDtype(torch.float32, scale=True)]
+    return t.Compose([*first, t.RandomCrop(side, padding=4), t.RandomHorizontalFlip(), *last, t.Normalize(mean, std)])
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
 @pytest.mark.parametrize("name", ["CIFAR10", "CIFAR100", "MNIST", "FashionMNIST"])
 def test_augmented_images_equal_the_hosts(name: str, version: str) -> None:
-    dataset = images(name, augmented(name, version))
-    plain = penstock.DataLoader(dataset, **OPTIONS)
-    cached = penstock.DataLoader(dataset, device=CACHED, **OPTIONS)
-    for _ in range(3):
-        assert_same([on_host(batch) for batch in cached], list(plain))
+    assert_as_on_host(images(name, augmented(name, version)), CACHED, passes=3, **OPTIONS)
 
 
 def test_bytes_equal_the_hosts() -> None:
     steps = [v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), v1.PILToTensor()]
-    dataset = images("CIFAR10", v1.Compose(steps))
-    cached = penstock.DataLoader(dataset, device=CACHED, **OPTIONS)
-    assert_same([on_host(batch) for batch in cached], list(penstock.DataLoader(dataset, **OPTIONS)))
+    assert_as_on_host(images("CIFAR10", v1.Compose(steps)), CACHED, passes=1, **OPTIONS)
 
 
 def rows() -> Any:
@@ -57,20 +51,12 @@ def rows() -> Any:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_arrays_equal_the_hosts(workers: int) -> None:
-    options = {**OPTIONS, "num_workers": workers}
-    cached = penstock.DataLoader(rows(), device=CACHED, **options)
-    plain = penstock.DataLoader(rows(), **options)
-    for _ in range(2):
-        assert_same([on_host(batch) for batch in cached], list(plain))
+    assert_as_on_host(rows(), CACHED, **{**OPTIONS, "num_workers": workers})
 
 
 def test_what_the_feed_asks_is_done_to_cached_batches() -> None:
-    dataset = images("CIFAR10", augmented("CIFAR10", "v1"))
     feed = penstock.Feed("cuda", cache="device", dtype=torch.bfloat16, channels_last=True)
-    wanted = list(penstock.DataLoader(dataset, **OPTIONS))
-    for (x, y), (host_x, host_y) in zip(penstock.DataLoader(dataset, device=feed, **OPTIONS), wanted, strict=True):
-        assert x.is_contiguous(memory_format=torch.channels_last)
-        assert torch.equal(x.cpu(), host_x.bfloat16()) and torch.equal(y.cpu(), host_y)
+    assert_converted(images("CIFAR10", augmented("CIFAR10", "v1")), feed, **OPTIONS)
 
 
 def test_the_data_are_on_the_device_as_long_as_the_pass() -> None:
@@ -87,21 +73,14 @@ def test_the_data_are_on_the_device_as_long_as_the_pass() -> None:
 
 def test_kept_batches_are_never_overwritten() -> None:
     cached = penstock.DataLoader(rows(), device=CACHED, **OPTIONS)
-    kept = []
-    for batch in cached:
-        sleep()
-        kept.append(batch)
+    kept = [(batch, sleep())[0] for batch in cached]
     assert_same([on_host(batch) for batch in kept], list(penstock.DataLoader(rows(), **OPTIONS)))
 
 
 def test_leaving_early() -> None:
     cached = penstock.DataLoader(rows(), device=CACHED, **OPTIONS)
-    wanted = list(penstock.DataLoader(rows(), **OPTIONS))
-    assert_same([on_host(batch) for batch in cached], wanted)
+    assert_same([on_host(batch) for batch in cached], list(penstock.DataLoader(rows(), **OPTIONS)))
     before = settled_bytes()
     for _ in range(5):
-        for batch in cached:
-            assert batch[0].device == DEVICE
-            break
-        del batch
+        assert next(iter(cached))[0].device == DEVICE
     assert settled_bytes() == before

@@ -6,7 +6,7 @@ the copies. A checksum taken on the device is compared with that of the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -41,68 +41,39 @@ def slowly(batch: Any) -> Any:
 # --- naive prefetchers: each lacks one thing --------------------------------------------------------------------------
 
 
-def without_a_wait(pinned: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Nobody waits for the copy."""
-    side = torch.cuda.Stream(DEVICE)
-    for batch in pinned:
-        with torch.cuda.stream(side):
-            sleep()
-            there = batch.to(DEVICE, non_blocking=True)
-        yield there
-        del there
-
-
-def one_host_buffer(pinned: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The host overwrites what is still to be copied."""
-    side = torch.cuda.Stream(DEVICE)
-    staging = torch.empty(pinned[0].shape, dtype=pinned[0].dtype, pin_memory=True)
-    for batch in pinned:
-        staging.copy_(batch)
-        with torch.cuda.stream(side):
-            sleep()
-            there = staging.to(DEVICE, non_blocking=True)
-        torch.cuda.current_stream(DEVICE).wait_stream(side)
-        there.record_stream(torch.cuda.current_stream(DEVICE))
-        yield there
-        del there
-
-
-def one_device_buffer(pinned: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The copy does not wait for those who still read what was there."""
-    side = torch.cuda.Stream(DEVICE)
-    there = torch.empty_like(pinned[0], device=DEVICE)
+def naive(pinned: list[torch.Tensor], lacks: str) -> Iterator[torch.Tensor]:
+    """Yield batches on the device, each copied while nobody waits for it, or into memory that is still read."""
+    side, current = torch.cuda.Stream(DEVICE), torch.cuda.current_stream(DEVICE)
+    host = torch.empty_like(pinned[0], pin_memory=True) if lacks == "host buffers" else None
+    device = torch.empty_like(pinned[0], device=DEVICE) if lacks == "device buffers" else None
     torch.cuda.synchronize()
     for batch in pinned:
+        source = batch if host is None else host.copy_(batch)
         with torch.cuda.stream(side):
-            there.copy_(batch, non_blocking=True)
-        torch.cuda.current_stream(DEVICE).wait_stream(side)
-        yield there
+            if lacks in ("a wait", "host buffers"):
+                sleep()
+            copied = source.to(DEVICE, non_blocking=True) if device is None else device.copy_(source, non_blocking=True)
+        if lacks != "a wait":
+            current.wait_stream(side)
+        if lacks == "host buffers":
+            copied.record_stream(current)
+        yield copied
+        del copied
 
 
-def without_record_stream(pinned: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The allocator is not told who reads: memory is given away when the tensor is dropped, not when it was read."""
-    side = torch.cuda.Stream(DEVICE)
-    for batch in pinned:
-        with torch.cuda.stream(side):
-            there = batch.to(DEVICE, non_blocking=True)
-        torch.cuda.current_stream(DEVICE).wait_stream(side)
-        yield there
-        del there
+#: What each lacks, and the pause of the reader in which it is seen. Without a wait nobody waits for the copy; with one
+#: host buffer the host overwrites what is still to be copied, with one device buffer the copy what is still read; and
+#: without record_stream the allocator gives memory away when the tensor is dropped, not when it was read.
+NAIVE = [("a wait", 0), ("host buffers", 0), ("device buffers", PAUSE), ("record_stream", PAUSE)]
 
 
-NAIVE = [(without_a_wait, 0), (one_host_buffer, 0), (one_device_buffer, PAUSE), (without_record_stream, PAUSE)]
-
-
-@pytest.mark.parametrize(("naive", "pause"), NAIVE, ids=lambda value: getattr(value, "__name__", ""))
-def test_a_naive_prefetcher_corrupts_batches_and_penstock_does_not(naive: Callable[..., Any], pause: int) -> None:
+@pytest.mark.parametrize(("lacks", "pause"), NAIVE)
+def test_a_naive_prefetcher_corrupts_batches_and_penstock_does_not(lacks: str, pause: int) -> None:
     source = [batch.pin_memory() for batch in random_words(BATCHES)]
     wanted = checksums(source)
     assert len(set(wanted)) == BATCHES
-    for _ in range(5):
-        if consumed(naive(source), pause) != wanted:
-            break
-    else:
-        pytest.fail(f"{naive.__name__} corrupted nothing, so that this test would not see a race")
+    if all(consumed(naive(source, lacks), pause) == wanted for _ in range(5)):
+        pytest.fail(f"without {lacks} nothing was corrupted, so that this test would not see a race")
     for transform in (None, slowly):
         assert consumed(penstock.prefetch(source, DEVICE, transform=transform), pause) == wanted
 
@@ -180,10 +151,9 @@ def test_loaders(kind: str, workers: int) -> None:
         host = penstock.DataLoader(dataset, seed=1, **options)
         loader = penstock.DataLoader(dataset, seed=1, device=penstock.Feed(DEVICE, transform=slowly), **options)
     else:
-        host = penstock.DataLoader(dataset, generator=torch.Generator().manual_seed(1), **options)
-        around: Any = TorchDataLoader(
-            dataset, generator=torch.Generator().manual_seed(1), pin_memory=workers == 1, **options
-        )
+        one, two = (torch.Generator().manual_seed(1) for _ in range(2))
+        host = penstock.DataLoader(dataset, generator=one, **options)
+        around: Any = TorchDataLoader(dataset, generator=two, pin_memory=workers == 1, **options)
         loader = penstock.prefetch(around, DEVICE, transform=slowly)
     for _ in range(3):
         wanted = checksums(x for (x,) in host)
@@ -193,10 +163,7 @@ def test_loaders(kind: str, workers: int) -> None:
 def test_several_loaders_at_once() -> None:
     sources = [random_words(BATCHES, words) for words in (1 << 20, 2 << 20, 3 << 19, 1 << 10)]
     sums: list[list[torch.Tensor]] = [[] for _ in sources]
-    feedings = [
-        penstock.prefetch(source, DEVICE, depth=depth, transform=slowly)
-        for depth, source in enumerate(sources, start=1)
-    ]
+    feedings = [penstock.prefetch(one, DEVICE, depth=depth, transform=slowly) for depth, one in enumerate(sources, 1)]
     for batches in zip(*feedings, strict=True):
         sleep(PAUSE // 2)
         for lane, batch in enumerate(batches):
@@ -211,15 +178,8 @@ def test_several_threads_take_from_one_pass() -> None:
     sums: list[int] = []
 
     def take(thread: int) -> None:
-        stream = torch.cuda.Stream(DEVICE)
-        with torch.cuda.stream(stream):
-            taken = []
-            for batch in feeding:
-                sleep(PAUSE // 2)
-                taken.append(checksum(batch))
-                del batch
-            stream.synchronize()
-            sums.extend(int(one) for one in taken)
+        with torch.cuda.stream(torch.cuda.Stream(DEVICE)):
+            sums.extend(consumed(feeding, PAUSE // 2))
 
     run_in_threads(3, take)
     assert sorted(sums) == sorted(checksums(source))
