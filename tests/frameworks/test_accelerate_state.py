@@ -219,10 +219,10 @@ def test_an_order_that_is_drawn_anew_is_not_registered(own: Any) -> None:
             r"batch_size=4.* cannot go on with .*batch_size=3",
         ),
         (lambda: prepared_alone(**{**SHUFFLED, "seed": 6}), InvalidOption, "seed=5 cannot go on with seed=6"),
-        (lambda: prepared_alone(size=9, **SHUFFLED), DatasetChanged, ""),
+        (lambda: prepared_alone(size=9, **SHUFFLED), DatasetChanged, None),
     ],
 )
-def test_states_of_other_loaders_are_refused(make: Any, error: Any, said: str) -> None:
+def test_states_of_other_loaders_are_refused(make: Any, error: Any, said: str | None) -> None:
     _, prepared, _ = SEEDED.begin()
     with pytest.raises(InvalidOption, match="not the state of a loader that an Accelerator prepared"):
         prepared.load_state_dict(alone(**SHUFFLED).state_dict())

@@ -25,6 +25,12 @@ def sleep(cycles: int = PAUSE) -> None:
     torch.cuda._sleep(cycles)
 
 
+def slowly(batch: Any) -> Any:
+    """Keep the stream of the copies busy, as a transform."""
+    sleep()
+    return batch
+
+
 def random_words(batches: int, words: int = 2 << 20) -> list[torch.Tensor]:
     """Return batches of 8-byte numbers, no two the same, whose sums do not overflow."""
     generator = torch.Generator().manual_seed(5)

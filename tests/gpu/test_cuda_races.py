@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import TensorDataset
 
 import penstock
-from tests.gpu.on_device import DEVICE, PAUSE, checksum, checksums, random_words, sleep
+from tests.gpu.on_device import DEVICE, PAUSE, checksum, checksums, random_words, sleep, slowly
 from tests.waiting import run_in_threads
 
 BATCHES = 12
@@ -30,12 +30,6 @@ def consumed(batches: Iterable[torch.Tensor], pause: int) -> list[int]:
         del batch
     torch.cuda.synchronize()
     return [int(one) for one in sums]
-
-
-def slowly(batch: Any) -> Any:
-    """Keep the stream of the copies busy, as a transform."""
-    sleep()
-    return batch
 
 
 # --- naive prefetchers: each lacks one thing --------------------------------------------------------------------------
