@@ -118,6 +118,12 @@ def test_a_thread_beside_others_takes_no_draws_back() -> None:
             assert torch.equal(torch.rand(1), first) is not beside_others
 
 
+def augmented(t: Any) -> tuple[Any, list[Any]]:
+    jitter = t.RandomApply([t.ColorJitter(0.4, 0.4, 0.4, 0.1), t.RandomGrayscale(0.5)], 0.8)
+    before = [t.RandomResizedCrop(24), t.TrivialAugmentWide(), jitter, t.RandomHorizontalFlip()]
+    return t, [*before, t.PILToTensor(), t.ConvertImageDtype(torch.float32), t.RandomErasing(0.5)]
+
+
 PIPELINES: list[tuple[Any, list[Any]]] = [
     (v1, [v1.RandomVerticalFlip(0.4), v1.RandomCrop((30, 31), padding=3), v1.RandomHorizontalFlip(), v1.ToTensor()]),
     (v1, [v1.RandomCrop(64, pad_if_needed=True), v1.RandomResizedCrop((20, 30), (0.3, 0.9)), v1.PILToTensor()]),
@@ -125,17 +131,23 @@ PIPELINES: list[tuple[Any, list[Any]]] = [
     (v2, [v2.RandomCrop((30, 31), padding=3), v2.RandomVerticalFlip(0.4), v2.RandomHorizontalFlip(), v2.PILToTensor()]),
     (v2, [v2.ToImage(), v2.RandomResizedCrop(24, antialias=True), v2.RandomHorizontalFlip(), v2.ToPureTensor()]),
     (v2, [v2.RandomCrop(64, padding=(1, 2, 3, 4), pad_if_needed=True), v2.RandomResizedCrop(20), v2.PILToTensor()]),
+    augmented(v1),
+    augmented(v2),
 ]
 
 
 @pytest.mark.parametrize(("t", "steps"), PIPELINES, ids=str)
-def test_pipelines_draw_the_same_on_every_route(root: Path, t: Any, steps: list[Any]) -> None:
-    dataset = folder(root, *steps, t=t)
-    wanted = [list(loader) for loader in [PL(dataset, batch_size=3, shuffle=True, seed=5)] for _ in range(2)]
-    for name in ("collate_fn 0", "one by one 0", "processes", "threads", "one by one, threads"):
-        wrap, options = ROUTES[name]
-        loader = PL(wrap(dataset), batch_size=3, shuffle=True, seed=5, **options)
+def test_pipelines_draw_the_same_on_every_route_and_after_a_stop(root: Path, t: Any, steps: list[Any]) -> None:
+    dataset, options = folder(root, *steps, t=t), {"batch_size": 3, "shuffle": True, "seed": 5}
+    before = torch.get_rng_state()
+    wanted = [list(loader) for loader in [PL(dataset, **options)] for _ in range(2)]
+    for wrap, how in ROUTES.values():
+        loader = PL(wrap(dataset), **options, **how)
         assert_same([list(loader) for _ in range(2)], wanted)
+    assert torch.equal(torch.get_rng_state(), before)
+    begun, again = (PL(dataset, num_workers=2, **options) for _ in range(2))
+    _, after = resumed(begun, again, 1)
+    assert_same(list(after), wanted[0][1:])
 
 
 def test_a_native_prefix_and_its_rest_draw_as_the_whole(root: Path) -> None:

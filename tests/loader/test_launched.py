@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 import penstock
 from penstock.system.launched import _COUNTS_ELSEWHERE, _OF_TORCH
+from tests.values import flat
 
 DATASET = TensorDataset(torch.arange(10))
 
@@ -30,7 +33,7 @@ def test_each_rank_gets_its_part(dataset: Any, options: Any, monkeypatch: pytest
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in "01":
         monkeypatch.setenv("RANK", rank)
-        parts += [int(i) for batch in loader for i in (batch[0] if isinstance(batch, list) else batch)]
+        parts += flat(loader)
         loader.set_epoch(0)
     assert sorted(parts) == list(range(10))
 
@@ -74,30 +77,19 @@ def test_a_pass_before_the_others_were_known_is_told_of(monkeypatch: pytest.Monk
         list(loader)
 
 
-class Train:
-    """What ray.train is to those who ask for the rank of a worker."""
-
-    def __init__(self, rank: object, world: object) -> None:
-        self.rank, self.world = rank, world
-
-    def get_context(self) -> Train:
-        if self.rank is None:
-            raise RuntimeError("this is no worker of Ray Train")
-        return self
-
-    def get_world_rank(self) -> object:
-        return self.rank
-
-    def get_world_size(self) -> object:
-        return self.world
+def train(rank: object, world: object) -> Any:
+    """Return what ray.train is to those who ask for the rank of a worker."""
+    context = SimpleNamespace(get_world_rank=lambda: rank, get_world_size=lambda: world)
+    fails = mock.Mock(side_effect=RuntimeError("this is no worker of Ray Train"))
+    return SimpleNamespace(get_context=fails if rank is None else lambda: context)
 
 
 def test_a_worker_of_ray_train_knows_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     loader: Any = penstock.DataLoader(DATASET, 2, shard="auto")
-    monkeypatch.setitem(sys.modules, "ray.train", Train(4, 5))
+    monkeypatch.setitem(sys.modules, "ray.train", train(4, 5))
     assert [batch[0].tolist() for batch in loader] == [[8, 9]]
-    for outside in (Train(None, None), Train("4", "5")):
+    for outside in (train(None, None), train("4", "5")):
         monkeypatch.setitem(sys.modules, "ray.train", outside)
         assert len(loader) == 3

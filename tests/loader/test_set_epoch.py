@@ -13,7 +13,7 @@ from torch.utils.data import DistributedSampler, TensorDataset
 
 import penstock
 from penstock.state.ledger import Verdict, compare, read
-from tests.values import flat, loaded, stored, taken
+from tests.values import flat, loaded, stopped, taken
 
 SIZE = 22
 PYTHON: Any = range(SIZE)
@@ -40,6 +40,13 @@ def make(workers: str, **options: Any) -> Any:
 def epochs() -> list[list[int]]:
     loader = make("native")
     return [flat(loader) for _ in range(5)]
+
+
+def begun(loader: Any, set_epoch: Any, epoch: int) -> list[int]:
+    """Return a pass that is told its epoch after iter()."""
+    batches = iter(loader)
+    set_epoch(epoch)
+    return flat(batches)
 
 
 @ALL
@@ -71,14 +78,11 @@ def test_a_pass_that_nobody_goes_on_with_takes_no_epoch(workers: str) -> None:
 
 @ALL
 def test_a_resumed_pass_follows_too(workers: str) -> None:
-    whole, begun = epochs(), make(workers)
-    taken(iter(begun), 2)
-    state = stored(begun.state_dict())
+    whole = epochs()
+    _, state, _ = stopped(make(workers), 2)
     for epoch, wanted in ((0, whole[0][8:]), (1, whole[1])):
         again = loaded(make(workers), state)
-        batches = iter(again)
-        again.set_epoch(epoch)
-        assert flat(batches) == wanted
+        assert begun(again, again.set_epoch, epoch) == wanted
         assert flat(again) == whole[epoch + 1]
 
 
@@ -90,15 +94,11 @@ def test_a_distributed_sampler_follows(workers: str) -> None:
     wanted = flat(TorchDataLoader(dataset, 4, sampler=sampler))
     sampler.set_epoch(0)
     loader: Any = penstock.DataLoader(dataset, 4, sampler=sampler, **own)
-    batches = iter(loader)
-    loader.set_epoch(2)
-    assert flat(batches) == wanted
+    assert begun(loader, loader.set_epoch, 2) == wanted
     # Without workers torch's loader calls the sampler with the first batch, and follows the sampler's own set_epoch.
     if not own:
         sampler.set_epoch(0)
-        batches = iter(loader)
-        sampler.set_epoch(2)
-        assert flat(batches) == wanted
+        assert begun(loader, sampler.set_epoch, 2) == wanted
 
 
 def test_the_ledger_says_which_epoch_came(tmp_path: Path) -> None:
@@ -107,9 +107,7 @@ def test_the_ledger_says_which_epoch_came(tmp_path: Path) -> None:
     loader.set_epoch(2)
     flat(loader)
     loader = make("native, workers", ledger=two)
-    batches = iter(loader)
-    loader.set_epoch(2)
-    flat(batches)
+    begun(loader, loader.set_epoch, 2)
     assert compare(read(one), read(two)).verdict is Verdict.EQUAL
 
 
@@ -118,7 +116,5 @@ def test_without_a_seed_nothing_is_drawn_twice() -> None:
     wanted, behind = flat(TorchDataLoader(NATIVE, 4, shuffle=True)), torch.get_rng_state()
     torch.manual_seed(4)
     loader: Any = penstock.DataLoader(NATIVE, 4, shuffle=True)
-    batches = iter(loader)
-    loader.set_epoch(3)
-    assert flat(batches) == wanted
+    assert begun(loader, loader.set_epoch, 3) == wanted
     assert torch.equal(torch.get_rng_state(), behind)

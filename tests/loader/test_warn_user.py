@@ -15,6 +15,7 @@ import penstock
 import penstock.state.manifest
 from penstock.device.feeding import prefetch
 from tests.sample_datasets import Made, Stream, rows
+from tests.values import stopped
 
 arrays = partial(rows, 8)
 samples = partial(Made, float, 8)
@@ -40,10 +41,6 @@ def test_a_device_that_is_not_there(dataset: Callable[[], Any], workers: int) ->
     loader = penstock.DataLoader(dataset(), num_workers=workers, device="cuda")
     (message,) = _warned(lambda: list(loader))
     assert "no cuda device is available" in message
-
-
-@needs_no_accelerator
-def test_a_device_that_is_not_there_of_prefetch() -> None:
     batches = prefetch([torch.ones(1)])
     assert len(_warned(lambda: list(batches))) == 1
 
@@ -54,12 +51,8 @@ def test_pinning_without_an_accelerator(options: dict[str, Any]) -> None:
     loader = penstock.DataLoader(arrays(), pin_memory=True, num_workers=2, **options)
     for _ in range(2):
         assert all("no accelerator is found" in message for message in _warned(lambda: next(iter(loader))))
-
-
-@needs_no_accelerator
-def test_a_batch_asked_for_out_of_order() -> None:
-    loader = penstock.DataLoader(arrays(), pin_memory=True, seed=1)
-    assert len(_warned(lambda: loader.batch_at(0, 0))) == 1
+    out_of_order = penstock.DataLoader(arrays(), pin_memory=True, seed=1)
+    assert len(_warned(lambda: out_of_order.batch_at(0, 0))) == 1
 
 
 def test_too_many_processes_are_warned_of_by_torch() -> None:
@@ -68,10 +61,8 @@ def test_too_many_processes_are_warned_of_by_torch() -> None:
 
 
 def test_a_stream_that_is_gone_through_again() -> None:
+    _, state, _ = stopped(penstock.DataLoader(Stream(8), batch_size=2), 1)
     loader = penstock.DataLoader(Stream(8), batch_size=2)
-    batches = iter(loader)
-    next(batches)
-    state = loader.state_dict()
     (message,) = _warned(lambda: loader.load_state_dict(state))
     assert "1 batch will be read and dropped" in message
 
