@@ -43,9 +43,6 @@ CASES = [
 ]
 
 
-# ---------------------------------------------------------------- two ranks
-
-
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return launched(Path(__file__).with_name("run_accelerate.py"), tmp_path_factory.mktemp("accelerate"))
@@ -82,9 +79,6 @@ def test_ranks_share_a_shuffled_epoch_of_our_seed(ranks: list[dict[str, Any]]) -
         gathered = [rank["shuffled"]["with own"]["seen"]["gathered"][epoch] for rank in ranks]
         assert sorted(gathered[0]) == list(range(27))
         assert gathered[0] == gathered[1] != sorted(gathered[0])
-
-
-# ---------------------------------------------------------------- one process
 
 
 def ours(**options: Any) -> Any:
@@ -197,9 +191,6 @@ def test_the_functions_look_as_they_did() -> None:
     assert list(inspect.signature(accelerate.skip_first_batches).parameters) == ["dataloader", "num_batches"]
     parameters = inspect.signature(accelerate.data_loader.prepare_data_loader).parameters
     assert {"dataloader", "device", "num_processes", "split_batches"} <= parameters.keys()
-
-
-# ---------------------------------------------------------------- penstock.install(): code that names torch's class
 
 
 @pytest.fixture

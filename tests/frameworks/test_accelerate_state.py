@@ -73,9 +73,6 @@ def fresh() -> Iterator[None]:
     GradientState._reset_state()
 
 
-# ---------------------------------------------------------------- two ranks
-
-
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]], list[dict[str, Any]]]:
     """What two ranks saw and saved, and what two others saw that went on."""
@@ -123,9 +120,6 @@ def test_a_prepared_loader_refuses_other_processes(two: Any) -> None:
     said = r"a state of processes=2, .* cannot go on with processes=1, .*shard='auto'"
     with pytest.raises(InvalidOption, match=said):
         SEEDED.gone_on(two[0] / "seeded" / str(STEPS[0]))
-
-
-# ---------------------------------------------------------------- one process
 
 
 @pytest.mark.parametrize("name", CASES)

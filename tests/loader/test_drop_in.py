@@ -24,7 +24,7 @@ import penstock
 from tests.photos import grey_files, in_memory
 from tests.same import assert_same, assert_same_batches
 from tests.sample_datasets import Order, rows, tensor_files
-from tests.values import flat
+from tests.values import flat, listed
 from tests.waiting import run_in_threads
 
 pytestmark = pytest.mark.native
@@ -201,10 +201,30 @@ def test_a_seed_reaches_torchs_plan() -> None:
     assert orders[0] == orders[1] != orders[2]
 
 
-@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1])
-def test_seeds_out_of_range(seed: int) -> None:
-    with pytest.raises(penstock.InvalidOption, match="out of range"):
-        penstock.DataLoader(rows(), seed=seed)
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: penstock.DataLoader(rows(), seed=2**64), penstock.InvalidOption, "out of range"),
+        (lambda: penstock.DataLoader(rows(), seed=-(2**63) - 1), penstock.InvalidOption, "out of range"),
+        (
+            lambda: penstock.TensorFolder("/tmp", ["fine", "\ud800"]),
+            penstock.InvalidID,
+            "cannot be the name of a file",
+        ),
+        (lambda: pickle.dumps(iter(penstock.DataLoader(rows()))), NotImplementedError, "cannot be pickled"),
+        (
+            lambda: list(penstock.DataLoader(parts(torch.zeros(3, 2), torch.zeros(3, 4)), batch_size=6)),
+            penstock.ShapeMismatch,
+            r"sample 'number 3' .* as sample 'number 0' does",
+        ),
+    ],
+)
+def test_errors(call: Any, error: Any, words: str) -> None:
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_a_seed_of_numpys() -> None:
     assert penstock.DataLoader(rows(), seed=np.int64(3)).seed == 3  # type: ignore[arg-type]
 
 
@@ -224,11 +244,11 @@ def test_a_folder_that_was_made_anew(tmp_path: Path) -> None:
     root = tmp_path / "data"
     dataset = penstock.TensorFolder(tensor_files(root, 4, (1,)))
     loader: Any = penstock.DataLoader(dataset, batch_size=4)
-    assert next(iter(loader)).tolist() == [[0], [1], [2], [3]]
+    assert listed(loader) == [[[0], [1], [2], [3]]]
     shutil.rmtree(root)
     tensor_files(root, 4, (2,))
     assert dataset[3].tolist() == [3, 3]
-    assert next(iter(loader)).tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]
+    assert listed(loader) == [[[0, 0], [1, 1], [2, 2], [3, 3]]]
 
 
 def test_relative_roots_stay_where_they_were(pngs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,11 +273,9 @@ def test_errors_leave_nothing_for_the_garbage_collector(tmp_path: Path) -> None:
     try:
         before = threading.active_count()
         for _ in range(5):
-            with pytest.raises(penstock.CorruptSample) as caught:
+            with pytest.raises(penstock.CorruptSample):
                 list(loader)
-            del caught
-        assert threading.active_count() == before
-        assert loader.stats().buffers_lent == 0
+        assert (threading.active_count(), loader.stats().buffers_lent) == (before, 0)
     finally:
         gc.enable()
 
@@ -275,20 +293,10 @@ def test_indices_outside_a_concatenation(index: int) -> None:
     assert_as_torch(parts(torch.zeros(3), torch.zeros(4)), **options)
 
 
-def test_samples_of_a_concatenation_are_told_apart() -> None:
-    with pytest.raises(penstock.ShapeMismatch, match=r"sample 'number 3' .* as sample 'number 0' does"):
-        next(iter(penstock.DataLoader(parts(torch.zeros(3, 2), torch.zeros(3, 4)), batch_size=6)))
-
-
 @pytest.mark.parametrize("sampler", [[[1, 2], [3, 4]], [slice(0, 2)], [torch.tensor([3]), torch.tensor([4])]])
 def test_samplers_of_more_than_indices(sampler: Any) -> None:
     ours: Any = penstock.DataLoader(rows(), batch_size=2, sampler=sampler)
     assert_same(list(ours), list(tud.DataLoader(rows(), batch_size=2, sampler=sampler)))
-
-
-def test_ids_that_no_file_can_have(tmp_path: Path) -> None:
-    with pytest.raises(penstock.InvalidID, match="cannot be the name of a file"):
-        penstock.TensorFolder(tmp_path, ["fine", "\ud800"])
 
 
 def test_persistent_workers_keep_the_base_seed_as_torchs_do() -> None:
@@ -298,11 +306,6 @@ def test_persistent_workers_keep_the_base_seed_as_torchs_do() -> None:
 
     ours, torchs = of_both(drawn)
     assert ours == torchs
-
-
-def test_a_pass_cannot_be_pickled() -> None:
-    with pytest.raises(NotImplementedError, match="cannot be pickled"):
-        pickle.dumps(iter(penstock.DataLoader(rows())))
 
 
 def test_batches_given_as_generators() -> None:
