@@ -62,8 +62,7 @@ def test_our_class_and_arguments_survive(ranks: list[dict[str, Any]], case: str)
         for each in rank[case]["with own"]["what"]:
             own = {name: wanted[name] for name in each["own"]}
             made: Any = penstock.DataLoader(NUMBERS, **own)
-            assert each["ours"] and each["as given"]
-            assert own["seed"] == 5
+            assert each["ours"] and each["as given"] and own["seed"] == 5
             assert each["own"] == {name: repr(getattr(made, name)) for name in own}
 
 
@@ -77,8 +76,7 @@ def test_native_threads_still_read(ranks: list[dict[str, Any]], case: str) -> No
 def test_ranks_share_a_shuffled_epoch_of_our_seed(ranks: list[dict[str, Any]]) -> None:
     for epoch in (0, 1):
         gathered = [rank["shuffled"]["with own"]["seen"]["gathered"][epoch] for rank in ranks]
-        assert sorted(gathered[0]) == list(range(27))
-        assert gathered[0] == gathered[1] != sorted(gathered[0])
+        assert sorted(gathered[0]) == list(range(27)) and gathered[0] == gathered[1] != sorted(gathered[0])
 
 
 def ours(**options: Any) -> Any:
@@ -105,8 +103,7 @@ def test_a_drop_in_keeps_its_native_threads(accelerator: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         prepared = accelerator.prepare(ours())
-    assert type(prepared.base_dataloader) is penstock.DataLoader
-    assert "native threads" in prepared.explain()
+    assert type(prepared.base_dataloader) is penstock.DataLoader and "native threads" in prepared.explain()
     assert listed(prepared)[-1] == [[20, 21]]
 
 
@@ -119,8 +116,7 @@ def test_a_derived_class_is_not_built_anew(accelerator: Any) -> None:
         accelerator.prepare(Derived(NUMBERS, batch_size=4, seed=3))
     with pytest.warns(UserWarning, match="in the place of a Derived, which reads without native threads") as caught:
         prepared = accelerator.prepare(Derived(NUMBERS, batch_size=4))
-    assert caught[0].filename == __file__
-    assert type(prepared.base_dataloader) is tud.DataLoader
+    assert caught[0].filename == __file__ and type(prepared.base_dataloader) is tud.DataLoader
     assert prepared.num_workers == 0, "torch's default, and not a process for each native thread"
 
 
@@ -161,16 +157,14 @@ def test_random_transforms_follow_our_seed(tmp_path: Path, accelerator: Any) -> 
 def test_asking_twice_changes_nothing(accelerator: Any) -> None:
     assert keep_loaders(keep_loaders(accelerator)) is accelerator
     prepared = accelerator.prepare(ours(seed=3))
-    assert accelerator.prepare(prepared) is prepared
-    assert accelerator._dataloaders == [prepared]
+    assert accelerator.prepare(prepared) is prepared and accelerator._dataloaders == [prepared]
 
 
 def test_other_loaders_are_treated_as_before(accelerator: Any) -> None:
     prepared = keep_loaders(accelerator).prepare(tud.DataLoader(NUMBERS, batch_size=4))
     assert type(prepared.base_dataloader) is tud.DataLoader
     skipped = accelerator.skip_first_batches(prepared, 5)
-    assert type(skipped.base_dataloader) is tud.DataLoader
-    assert flat(skipped) == [20, 21]
+    assert type(skipped.base_dataloader) is tud.DataLoader and flat(skipped) == [20, 21]
 
 
 def test_the_function_skips_batches_as_the_method_does(accelerator: Any) -> None:
@@ -212,8 +206,7 @@ def test_a_trainer_that_names_torchs_class_resumes_in_an_epoch(accelerator: Any,
         assert type(prepared.base_dataloader) is penstock.DataLoader
         prepared.set_epoch(epoch)
         rest = accelerate.skip_first_batches(prepared, skip) if skip else prepared
-        assert type(rest.base_dataloader) is penstock.DataLoader
-        assert len(rest) == 6 - skip
+        assert type(rest.base_dataloader) is penstock.DataLoader and len(rest) == 6 - skip
         return list(rest)
 
     whole = steps(0, 1)
@@ -238,8 +231,7 @@ def test_prepared_loaders_are_pickled_and_copied(accelerator: Any, dispatch: boo
     prepared = accelerator.prepare(tud.DataLoader(NUMBERS, batch_size=4))
     for other in (pickle.loads(pickle.dumps(prepared)), copy.deepcopy(prepared)):
         assert type(other.base_dataloader) is penstock.DataLoader
-        assert next(iter(other))[0].tolist() == [0, 1, 2, 3]
-        assert other.state_dict()["loader"]["batches"] == 1
+        assert next(iter(other))[0].tolist() == [0, 1, 2, 3] and other.state_dict()["loader"]["batches"] == 1
         assert prepared.state_dict()["loader"]["batches"] == 0, "a state of its own"
 
 

@@ -146,8 +146,7 @@ def test_set_epoch_reaches_the_order_and_what_is_saved(tmp_path: Path) -> None:
     accelerator, loader, _ = SEEDED.begin()
     loader.set_epoch(2)
     accelerator.save_state(str(tmp_path))
-    assert numbers(loader) == uninterrupted[2]
-    assert SEEDED.gone_on(tmp_path)[0][0] == uninterrupted[2]
+    assert numbers(loader) == uninterrupted[2] and SEEDED.gone_on(tmp_path)[0][0] == uninterrupted[2]
     # Another epoch than that of the state begins at its start.
     accelerator, loader = going_on(tmp_path)
     loader.set_epoch(1)

@@ -34,8 +34,7 @@ def test_the_total_is_the_number_of_batches(workers: int, drop_last: bool, batch
 def test_enumerate_needs_the_total_from_len() -> None:
     loader = native(num_workers=2)
     bar = tqdm(enumerate(loader), total=len(loader), file=io.StringIO())
-    assert [step for step, _ in bar] == list(range(6))
-    assert (bar.total, bar.n) == (6, 6)
+    assert [step for step, _ in bar] == list(range(6)) and (bar.total, bar.n) == (6, 6)
 
 
 def test_a_bar_that_is_left_leaves_the_loader_in_order() -> None:

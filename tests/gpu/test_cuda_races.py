@@ -121,8 +121,7 @@ def test_batches_on_several_streams_let_go_of_in_any_order(depth: int) -> None:
         if len(held) > 4:  # the oldest, the newest, one between
             del held[sorted(held)[(0, -1, len(held) // 2)[number % 3]]]
     torch.cuda.synchronize()
-    assert [int(one) for one in sums] == wanted
-    assert len(held) == 4
+    assert [int(one) for one in sums] == wanted and len(held) == 4
     for number, batch in held.items():
         assert int(checksum(batch)) == wanted[number]
     assert list(feeding) == []

@@ -37,8 +37,7 @@ def test_every_sample_comes_within_the_window() -> None:
     assert sorted(epoch) == list(range(SHARDS * EACH))
     shards = [number // EACH for number in epoch]
     assert len(set(shards[:40])) == 3, "the first slot holds samples of one window"
-    assert epoch == numbers(loader(worker_method="thread", num_workers=2))
-    assert epoch != numbers(loader(seed=6))
+    assert epoch == numbers(loader(worker_method="thread", num_workers=2)) and epoch != numbers(loader(seed=6))
 
 
 def test_ranks_cut_one_order() -> None:
@@ -72,8 +71,7 @@ def test_subsets_and_concatenations_keep_the_blocks() -> None:
     dataset = InShards()
     chosen = list(range(60, 180))
     epoch = numbers(loader(Subset(dataset, chosen)))
-    assert sorted(epoch) == chosen
-    assert len({number // EACH for number in epoch[:40]}) == 3
+    assert sorted(epoch) == chosen and len({number // EACH for number in epoch[:40]}) == 3
     blocks = blocks_of(Subset(dataset, chosen))
     assert blocks is not None and blocks.sizes.tolist() == [EACH] * 6
     subset = Subset(dataset, torch.arange(100).tolist())

@@ -331,8 +331,7 @@ def test_torchs_samplers_follow_the_seed_and_are_left_as_they_are(make: Any) -> 
         orders.append([flat(loader), flat(loader)])
         assert generators_drawn_from(before) == () and sampler.generator is None
         assert loader.batch_sampler.sampler is sampler
-    assert orders[0] == orders[1] != orders[2]
-    assert orders[0][0] != orders[0][1]
+    assert orders[0] == orders[1] != orders[2] and orders[0][0] != orders[0][1]
 
 
 def test_a_samplers_own_generator_is_used() -> None:

@@ -108,8 +108,7 @@ def test_loaders_can_be_copied(copied: Any, seed: int | None) -> None:
     torch.manual_seed(0)
     first = flat(loader)
     torch.manual_seed(0)
-    assert flat(twin) == first
-    assert twin.explain().splitlines()[:3] == loader.explain().splitlines()[:3]
+    assert flat(twin) == first and twin.explain().splitlines()[:3] == loader.explain().splitlines()[:3]
 
 
 def test_generic() -> None:
@@ -247,8 +246,7 @@ def test_a_folder_that_was_made_anew(tmp_path: Path) -> None:
     assert listed(loader) == [[[0], [1], [2], [3]]]
     shutil.rmtree(root)
     tensor_files(root, 4, (2,))
-    assert dataset[3].tolist() == [3, 3]
-    assert listed(loader) == [[[0, 0], [1, 1], [2, 2], [3, 3]]]
+    assert dataset[3].tolist() == [3, 3] and listed(loader) == [[[0, 0], [1, 1], [2, 2], [3, 3]]]
 
 
 def test_relative_roots_stay_where_they_were(pngs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,8 +258,7 @@ def test_relative_roots_stay_where_they_were(pngs: Path, tmp_path: Path, monkeyp
     monkeypatch.chdir("/")
     for tensors, pictures in ((folder, images), pickle.loads(pickled)):
         assert next(iter(penstock.DataLoader(tensors))).tolist() == [[1.0, 1.0]]
-        assert len(list(penstock.DataLoader(pictures, batch_size=4))) == 3
-        assert pictures[0][0].shape == (3, 9, 9)
+        assert len(list(penstock.DataLoader(pictures, batch_size=4))) == 3 and pictures[0][0].shape == (3, 9, 9)
 
 
 def test_errors_leave_nothing_for_the_garbage_collector(tmp_path: Path) -> None:
@@ -282,8 +279,7 @@ def test_errors_leave_nothing_for_the_garbage_collector(tmp_path: Path) -> None:
 
 def test_dtypes_that_torch_promotes() -> None:
     loader: Any = penstock.DataLoader(parts(torch.zeros(3), torch.zeros(3).double()), batch_size=6)
-    assert next(iter(loader))[0].dtype == torch.float64
-    assert "different dtypes" in loader.explain()
+    assert next(iter(loader))[0].dtype == torch.float64 and "different dtypes" in loader.explain()
 
 
 @pytest.mark.parametrize("index", [7, -8])
@@ -318,8 +314,7 @@ def test_a_changed_collate_map_is_torchs(monkeypatch: pytest.MonkeyPatch) -> Non
 
     loader: Any = penstock.DataLoader(rows(), batch_size=3)
     monkeypatch.setitem(default_collate_fn_map, torch.Tensor, lambda batch, *, collate_fn_map: len(batch))
-    assert next(iter(loader)) == [3]
-    assert "default_collate_fn_map" in loader.explain()
+    assert next(iter(loader)) == [3] and "default_collate_fn_map" in loader.explain()
 
 
 class Steered(tud.Sampler[int]):

@@ -100,8 +100,7 @@ def test_images(photos: Path, kind: Any, damage: str, monkeypatch: pytest.Monkey
             got: Any = raised(lambda dataset=dataset, options=options: list(OURS(dataset, 4, **options)))  # type: ignore[misc]
             assert isinstance(got, type(want)), (options, want, got)
             if kind is penstock.ImageFolder or dataset is datasets[0]:
-                assert isinstance(got, penstock.SampleError)
-                assert str(path) in str(got) and "\n" not in str(got)
+                assert isinstance(got, penstock.SampleError) and str(path) in str(got) and "\n" not in str(got)
             if isinstance(want, OSError):
                 assert (got.errno, got.strerror, got.filename) == (want.errno, want.strerror, want.filename)
     if kind is penstock.ImageFolder:

@@ -434,11 +434,9 @@ def test_a_change_between_batches_of_two_iterators():
         first, second = iter(loader), iter(loader)
         next(first)
         dataset.tensors = (dataset.tensors[0] + 1, dataset.tensors[1])
-        assert next(second)[0][0, 0] == 1
-        assert next(first)[0][0, 0] == 4 * BATCH + 1
+        assert next(second)[0][0, 0] == 1 and next(first)[0][0, 0] == 4 * BATCH + 1
         share(dataset)
-        assert len(list(first)) == SAMPLES // BATCH - 2
-        assert len(list(second)) == SAMPLES // BATCH - 1
+        assert len(list(first)) == SAMPLES // BATCH - 2 and len(list(second)) == SAMPLES // BATCH - 1
 
 
 def test_batch_at_sees_the_dataset_as_it_is():

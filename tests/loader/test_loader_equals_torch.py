@@ -182,8 +182,7 @@ def test_changes_between_epochs_are_seen(photos: Path) -> None:
     images, labels = next(iter(loader))
     assert (images.shape, labels[0]) == ((6, 1, 17, 19), 7)
     dataset.transform = WITH_LAMBDA
-    assert next(iter(loader))[0].shape == (6, 3, 8, 8)
-    assert "Lambda" in loader.explain()
+    assert next(iter(loader))[0].shape == (6, 3, 8, 8) and "Lambda" in loader.explain()
 
 
 def test_num_workers_none_follows_the_plan(photos: Path) -> None:
@@ -237,8 +236,7 @@ def test_shuffle_is_torchs() -> None:
         torch.manual_seed(11)
         first = [flat(ours), flat(ours)]
         torch.manual_seed(11)
-        assert first == [flat(theirs), flat(theirs)]
-        assert sorted(first[0]) == list(range(size))
+        assert first == [flat(theirs), flat(theirs)] and sorted(first[0]) == list(range(size))
 
 
 def test_attributes_are_torchs() -> None:
@@ -275,8 +273,7 @@ class Rebuilt(penstock.TensorFolder):
 def test_other_datasets_are_torchs(tensors: Path) -> None:
     for dataset, what in ((Made(size=10), "Made"), (Rebuilt(tensors), "a subclass of TensorFolder")):
         ours = penstock.DataLoader(dataset, batch_size=4)
-        assert ours.num_workers == 0
-        assert what in ours.explain()
+        assert ours.num_workers == 0 and what in ours.explain()
         assert_same(list(ours), list(tud.DataLoader(dataset, batch_size=4)))
     ours = penstock.DataLoader(Made(size=10), batch_size=4, num_workers=2)
     assert_same(list(ours), list(tud.DataLoader(Made(size=10), batch_size=4, num_workers=2)))

@@ -132,14 +132,12 @@ def test_persistent_threads_read_each_pass_in_its_modes(workers: int) -> None:
 
     plain = (True, False, str(before), "cpu")
     try:
-        assert read(torch.inference_mode()) == {(False, *plain[1:])}
-        assert read(nullcontext()) == {plain}
+        assert read(torch.inference_mode()) == {(False, *plain[1:])} and read(nullcontext()) == {plain}
         assert read(torch.no_grad(), torch.autocast("cpu")) == {(False, True, *plain[2:])}
         torch.set_default_dtype(torch.float64)
         assert read(nullcontext()) == {(True, False, "torch.float64", "cpu")}
         torch.set_default_dtype(before)
-        assert read(torch.device("meta")) == {(*plain[:3], "meta")}
-        assert read(nullcontext()) == {plain}
+        assert read(torch.device("meta")) == {(*plain[:3], "meta")} and read(nullcontext()) == {plain}
     finally:
         torch.set_default_dtype(before)
 

@@ -55,8 +55,7 @@ def test_a_pass_follows_until_its_first_batch(workers: str) -> None:
     batches = iter(loader)
     loader.set_epoch(3)
     loader.sampler.set_epoch(2)  # as Lightning calls it
-    assert loader.state_dict()["epoch"] == 2
-    assert flat(batches) == whole[2]
+    assert loader.state_dict()["epoch"] == 2 and flat(batches) == whole[2]
     assert flat(loader) == whole[3], "the next pass is the next epoch"
     batches = iter(loader)
     first = flat(taken(batches, 1))
@@ -82,8 +81,7 @@ def test_a_resumed_pass_follows_too(workers: str) -> None:
     _, state, _ = stopped(make(workers), 2)
     for epoch, wanted in ((0, whole[0][8:]), (1, whole[1])):
         again = loaded(make(workers), state)
-        assert begun(again, again.set_epoch, epoch) == wanted
-        assert flat(again) == whole[epoch + 1]
+        assert begun(again, again.set_epoch, epoch) == wanted and flat(again) == whole[epoch + 1]
 
 
 @ALL
@@ -116,5 +114,4 @@ def test_without_a_seed_nothing_is_drawn_twice() -> None:
     wanted, behind = flat(TorchDataLoader(NATIVE, 4, shuffle=True)), torch.get_rng_state()
     torch.manual_seed(4)
     loader: Any = penstock.DataLoader(NATIVE, 4, shuffle=True)
-    assert begun(loader, loader.set_epoch, 3) == wanted
-    assert torch.equal(torch.get_rng_state(), behind)
+    assert begun(loader, loader.set_epoch, 3) == wanted and torch.equal(torch.get_rng_state(), behind)

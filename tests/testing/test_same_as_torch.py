@@ -123,8 +123,7 @@ def test_the_sample_is_named_in_any_order(monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(AssertionError) as caught:
             assert_same_as_torch(Made(sample, 11), **CALLER, **given)
         found = re.search(r"sample (\d+): sample\['x'\]\[0, 2\] is -1.0, and (\S+) with", str(caught.value))
-        assert found is not None
-        assert float(found[2]) == int(found[1]) + 2
+        assert found is not None and float(found[2]) == int(found[1]) + 2
 
 
 def test_the_same() -> None:

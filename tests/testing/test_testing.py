@@ -104,8 +104,7 @@ def test_simulate() -> None:
     steps = simulate(loader, 3, workers=1)
     assert [len(step) for step in steps] == [3] * len(loader(shard=(0, 3)))
     assert flat(batch for step in steps[:4] for batch in step) == flat(loader())[:48]
-    assert difference(simulate(loader, 3, 2), steps[:2]) is None
-    assert simulate(loader, 3, 0) == []
+    assert difference(simulate(loader, 3, 2), steps[:2]) is None and simulate(loader, 3, 0) == []
     assert difference(simulate(loader, 3, 1, epoch=1), steps[:1]) is not None
     other = Ranks(loader, 2, epoch=1)
     taken = iter(other)
@@ -113,9 +112,7 @@ def test_simulate() -> None:
     state = other.state_dict()
     assert (state["epoch"], state["position"]) == (1, 8)
     again = Ranks(loader, 2, state=state)
-    assert again.epoch == 1
-    assert difference(next(iter(again)), next(taken)) is None
-    assert other.padded() == [0, 0]
+    assert again.epoch == 1 and difference(next(iter(again)), next(taken)) is None and other.padded() == [0, 0]
 
 
 # --- what is wrong ----------------------------------------------------------------------------------------------------
@@ -310,8 +307,7 @@ def test_the_same(make: Any) -> None:
     ],
 )
 def test_differences(a: Any, b: Any, path: str, row: int | None, what: str) -> None:
-    assert difference(a, b) == (path, row, what)
-    assert digest(a) != digest(b)
+    assert difference(a, b) == (path, row, what) and digest(a) != digest(b)
 
 
 def test_rows() -> None:
