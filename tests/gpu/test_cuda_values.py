@@ -1,4 +1,4 @@
-"""What arrives on the device is what the host's path gives: shapes, dtypes, strides and values."""
+"""What arrives on the device, or lives there with Feed(cache="device"), is what the host's path gives, in all respects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,16 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import penstock
-from tests.gpu.on_device import DEVICE, assert_as_on_host, assert_converted, numbered, on_host, sleep
+from tests.gpu.on_device import (
+    DEVICE,
+    assert_as_on_host,
+    assert_converted,
+    numbered,
+    on_host,
+    settled_bytes,
+    sleep,
+    slowly,
+)
 from tests.photos import in_memory, photo_files
 from tests.same import assert_same
 from tests.sample_datasets import Made
@@ -184,3 +193,74 @@ def test_tensors_that_are_there_already() -> None:
 def test_images_of_torchvision_keep_their_type() -> None:
     found = moved(tv_tensors.Image(torch.rand(3, 4, 4)))
     assert type(found) is tv_tensors.Image and found.device == DEVICE
+
+
+CACHED = penstock.Feed("cuda", cache="device")
+EPOCH: dict[str, Any] = {"batch_size": 64, "shuffle": True, "seed": 7, "num_workers": 2}
+
+
+def images(name: str, transform: Any) -> Any:
+    return in_memory(name, transform, 500, planar=False)
+
+
+def augmented(name: str, version: str) -> Any:
+    side, mean, std = (32, (0.5, 0.4, 0.3), (0.2, 0.3, 0.1)) if name.startswith("CIFAR") else (28, (0.13,), (0.31,))
+    if version == "v1":
+        t, first, last = v1, [], [v1.ToTensor()]
+    else:
+        t, first, last = v2, [v2.ToImage()], [v2.ToDtype(torch.float32, scale=True)]
+    return t.Compose([*first, t.RandomCrop(side, padding=4), t.RandomHorizontalFlip(), *last, t.Normalize(mean, std)])
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("name", ["CIFAR10", "CIFAR100", "MNIST", "FashionMNIST"])
+def test_augmented_images_equal_the_hosts(name: str, version: str) -> None:
+    assert_as_on_host(images(name, augmented(name, version)), CACHED, passes=3, **EPOCH)
+
+
+def test_bytes_equal_the_hosts() -> None:
+    steps = [v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), v1.PILToTensor()]
+    assert_as_on_host(images("CIFAR10", v1.Compose(steps)), CACHED, passes=1, **EPOCH)
+
+
+def rows() -> Any:
+    rng = np.random.default_rng(0)
+    kinds: list[Any] = [np.float32, np.uint8, np.int64, np.float64, np.bool_]
+    return penstock.Arrays(*[rng.integers(0, 100, (500, 3, 7)).astype(kind) for kind in kinds], np.arange(500))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_arrays_equal_the_hosts(workers: int) -> None:
+    assert_as_on_host(rows(), CACHED, **{**EPOCH, "num_workers": workers})
+
+
+def test_what_the_feed_asks_is_done_to_cached_batches() -> None:
+    feed = penstock.Feed("cuda", cache="device", dtype=torch.bfloat16, channels_last=True)
+    assert_converted(images("CIFAR10", augmented("CIFAR10", "v1")), feed, **EPOCH)
+
+
+def test_the_data_are_on_the_device_as_long_as_the_pass() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (4000, 3, 32, 32), dtype=np.uint8)
+    before = settled_bytes()
+    loader = penstock.DataLoader(penstock.Arrays(pixels, np.arange(4000)), device=CACHED, **EPOCH)
+    for _ in range(2):
+        batches = iter(loader)
+        first = next(batches)[1].tolist()
+        assert settled_bytes() >= before + pixels.nbytes
+        assert sorted(first + [int(y) for _, labels in batches for y in labels.cpu()]) == list(range(4000))
+        assert settled_bytes() == before
+
+
+def test_kept_batches_are_never_overwritten() -> None:
+    cached = penstock.DataLoader(rows(), device=CACHED, **EPOCH)
+    kept = [slowly(batch) for batch in cached]
+    assert_same([on_host(batch) for batch in kept], list(penstock.DataLoader(rows(), **EPOCH)))
+
+
+def test_leaving_early() -> None:
+    cached = penstock.DataLoader(rows(), device=CACHED, **EPOCH)
+    assert_same([on_host(batch) for batch in cached], list(penstock.DataLoader(rows(), **EPOCH)))
+    before = settled_bytes()
+    for _ in range(5):
+        assert next(iter(cached))[0].device == DEVICE
+    assert settled_bytes() == before

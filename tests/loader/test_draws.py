@@ -138,7 +138,8 @@ PIPELINES: list[tuple[Any, list[Any]]] = [
 
 @pytest.mark.parametrize(("t", "steps"), PIPELINES, ids=str)
 def test_pipelines_draw_the_same_on_every_route_and_after_a_stop(root: Path, t: Any, steps: list[Any]) -> None:
-    dataset, options = folder(root, *steps, t=t), {"batch_size": 3, "shuffle": True, "seed": 5}
+    options: dict[str, Any] = {"batch_size": 3, "shuffle": True, "seed": 5}
+    dataset = folder(root, *steps, t=t)
     before = torch.get_rng_state()
     wanted = [list(loader) for loader in [PL(dataset, **options)] for _ in range(2)]
     for wrap, how in ROUTES.values():
@@ -198,7 +199,7 @@ def test_orders_that_repeat_samples_draw_anew_and_can_be_stopped(root: Path, nam
     same: list[dict[str, Any]] = [{}, {"wrap": Wrapped, "worker_method": "thread"}]
     for options in ({"num_workers": 0, "wrap": Wrapped}, *({"num_workers": 2, **more} for more in same)):
         assert_same(list(drawn_by(name, root, **options)), wanted)
-    stops = [{"num_workers": 1}, {"num_workers": 2, "worker_method": "process"}]
+    stops: list[dict[str, Any]] = [{"num_workers": 1}, {"num_workers": 2, "worker_method": "process"}]
     if name != "mix":  # whose parts are Subsets of a folder
         stops.append({"num_workers": 0, "wrap": Single})
     for options, stop in itertools.product(stops, (1, 3)):
