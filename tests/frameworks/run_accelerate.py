@@ -1,6 +1,6 @@
 """Two ranks of Accelerate over torch's loader and over ours, which it was told to keep; started by test_accelerate.py.
 
-    torchrun --nproc-per-node 2 run_accelerate.py FOLDER
+    torchrun --nproc-per-node 2 run_accelerate.py found FOLDER
 
 Each rank writes FOLDER/found-<rank>.json: for each case what each of the two loaders gave.
 """
@@ -112,4 +112,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[2]))

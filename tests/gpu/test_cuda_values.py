@@ -1,4 +1,4 @@
-"""What arrives on the device, or lives there with Feed(cache="device"), is what the host's path gives, in all respects."""
+"""What arrives on the device, or lives there with Feed(cache="device"), is what the host's path gives."""
 
 from __future__ import annotations
 

@@ -85,17 +85,22 @@ def test_a_row_for_python_may_come_before_its_batch_is_known(pngs: Path) -> None
 def test_several_threads_share_an_iterator(workers: int) -> None:
     iterator: Any = iter(penstock.DataLoader(rows(2000), batch_size=5, num_workers=workers))
     seen: list[int] = []
-    run_in_threads(4, lambda thread: [seen.extend(batch.tolist()) for (batch,) in iterator])
+
+    def take(thread: int) -> None:
+        for (batch,) in iterator:
+            seen.extend(batch.tolist())
+
+    run_in_threads(4, take)
     assert sorted(seen) == list(range(2000))
 
 
 def test_ctrl_c_in_the_callers_thread_is_no_sample_error(pngs: Path) -> None:
-    dataset = penstock.ImageFolder(pngs, v1.ToTensor())
+    dataset: Any = penstock.ImageFolder(pngs, v1.ToTensor())
 
-    def interrupted(position: int, file: Any) -> Any:
+    def interrupted(position: int, file: Any = None) -> Any:
         raise KeyboardInterrupt
 
-    dataset.read = interrupted  # type: ignore[method-assign]
+    dataset.read = interrupted
     with pytest.raises(KeyboardInterrupt):
         next(iter(penstock.DataLoader(dataset, num_workers=0)))
 

@@ -159,10 +159,12 @@ def test_what_a_pass_changes_is_not_seen_by_the_next() -> None:
     assert dataset.calls == 0
 
 
+CALLS = itertools.count()  # shared by all copies of a dataset
+
+
 def test_a_dataset_that_differs_from_itself() -> None:
-    calls = itertools.count()  # shared by all copies
     with pytest.raises(AssertionError, match="Two passes of torch's loader differ too"):
-        assert_same_as_torch(Made(lambda index: next(calls), 3), **CALLER)
+        assert_same_as_torch(Made(lambda index: next(CALLS), 3), **CALLER)
 
 
 def test_a_dataset_that_threads_cannot_copy(tmp_path: Any) -> None:
