@@ -1,9 +1,4 @@
-"""Two ranks of Accelerate over torch's loader and over ours, which it was told to keep; started by test_accelerate.py.
-
-    torchrun --nproc-per-node 2 run_accelerate.py found FOLDER
-
-Each rank writes FOLDER/found-<rank>.json: for each case what each of the two loaders gave.
-"""
+"""Two ranks of Accelerate over torch's loader and over ours, which it was told to keep; see test_accelerate.py."""
 
 from __future__ import annotations
 

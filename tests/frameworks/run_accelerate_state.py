@@ -1,28 +1,23 @@
-"""Two ranks of Accelerate, stopped in the middle of an epoch and gone on with; started by test_accelerate_state.py.
-
-    torchrun --nproc-per-node 2 run_accelerate_state.py save FOLDER
-    torchrun --nproc-per-node 2 run_accelerate_state.py load FOLDER
-
-Each rank writes FOLDER/<verb>-<rank>.json: for each case the samples of each step of each epoch.
-"""
+"""Two ranks of Accelerate, stopped in the middle of an epoch ("save"), or gone on with ("load")."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import accelerate
 import torch
 from accelerate.utils import DataLoaderConfiguration
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import penstock
 from penstock.frameworks import keep_loaders
 from tests.frameworks.launching import begin, end
-from tests.sample_datasets import Made
+from tests.sample_datasets import Made, Placed
 
 SAMPLES, BATCH, EPOCHS = 43, 4, 3
 #: The state is saved in this epoch, after so many steps: in its middle, and when a dispatcher has met its end.
@@ -43,27 +38,6 @@ class Counting(Made):
         return (torch.tensor(index),)
 
 
-class Stream(IterableDataset[Any]):
-    """Says itself where it is."""
-
-    def __init__(self) -> None:
-        self.at = 0
-        self.read: list[int] = []
-
-    def __iter__(self) -> Iterator[Any]:
-        while self.at < SAMPLES:
-            self.at += 1
-            self.read.append(self.at - 1)
-            yield (torch.tensor(self.at - 1),)
-        self.at = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
-
-
 def numbers(batches: Any) -> list[list[int]]:
     """Return the samples of each step."""
     return [batch[0].tolist() for batch in batches]
@@ -73,7 +47,7 @@ def numbers(batches: Any) -> list[list[int]]:
 class Case:
     """How a loader is made and prepared."""
 
-    dataset: type[Any] | None = None
+    dataset: Callable[[], Any] | None = None
     """None: one that native threads read."""
     loading: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
@@ -119,6 +93,7 @@ class Case:
         return [first, *(numbers(loader) for _ in range(epochs - 1))], read
 
 
+stream = partial(Placed, SAMPLES, lambda index: (torch.tensor(index),))
 SEEDED = {"shuffle": True, "seed": 5}
 CASES = {
     "not prepared": Case(loading={**SEEDED, "shard": "auto"}, prepared=False),
@@ -135,8 +110,8 @@ CASES = {
     "both": Case(loading=SEEDED, config={"use_seedable_sampler": True}),
     "dispatched": Case(loading=SEEDED, config={"dispatch_batches": True}),
     "dispatched, split": Case(loading=SEEDED, config={"dispatch_batches": True, "split_batches": True}),
-    "dispatched stream": Case(Stream, config={"dispatch_batches": True}),
-    "dispatched stream, split": Case(Stream, config={"dispatch_batches": True, "split_batches": True}),
+    "dispatched stream": Case(stream, config={"dispatch_batches": True}),
+    "dispatched stream, split": Case(stream, config={"dispatch_batches": True, "split_batches": True}),
 }
 
 

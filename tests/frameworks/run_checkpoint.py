@@ -1,9 +1,4 @@
-"""A run that saves its loaders with torch.distributed.checkpoint, or goes on from there; see test_checkpoint.py.
-
-    torchrun --nproc-per-node N run_checkpoint.py save|load FOLDER
-
-Each rank writes what it was handed to FOLDER/save-<rank>.json or FOLDER/load-<rank>.json.
-"""
+"""A run that saves its loaders with torch.distributed.checkpoint ("save"), or goes on from there ("load")."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Two ranks of Lightning's Trainer over penstock loaders; started by test_lightning.py.
-
-    python run_lightning.py FOLDER
-
-Each rank writes FOLDER/found-<rank>.json: what, for each case, its trainer's loaders were and gave.
-"""
+"""Two ranks of Lightning's Trainer over penstock loaders; see test_lightning.py."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,13 @@ import torch
 import torch.distributed.checkpoint
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.stateful import Stateful
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import penstock
 from tests.frameworks import run_checkpoint
 from tests.frameworks.launching import found_in, launched
 from tests.same import assert_same
-from tests.sample_datasets import Drawing
+from tests.sample_datasets import Drawing, Placed
 from tests.values import flat, taken
 
 dcp: Any = torch.distributed.checkpoint  # which does not say what it exports
@@ -31,25 +30,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
     pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),  # by torch 2.10's own checkpoints
 ]
-
-
-class Keeper(IterableDataset[Any]):
-    """An iterable dataset that says where it is."""
-
-    def __init__(self) -> None:
-        self.at = 0
-
-    def __iter__(self) -> Iterator[int]:
-        while self.at < SIZE:
-            self.at += 1
-            yield self.at - 1
-        self.at = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"place": {"at": self.at, "shard": None}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["place"]["at"]
 
 
 @pytest.fixture(autouse=True)
@@ -158,9 +138,9 @@ def test_a_loader_in_the_middle_of_another_pass_goes_back(steps: int, options: A
 
 
 def test_an_iterable_dataset_with_a_state_of_its_own(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"dataset": Keeper(), "shuffle": None, "seed": None}
+    options: dict[str, Any] = {"dataset": Placed(SIZE), "shuffle": None, "seed": None}
     state, rest = stopped(loader(tmp_path, **options), 3, tmp_path)
-    again = restored(tmp_path, loader(tmp_path, **{**options, "dataset": Keeper()}))
+    again = restored(tmp_path, loader(tmp_path, **{**options, "dataset": Placed(SIZE)}))
     assert state["dataset"] is not None and again.state_dict()["dataset"] == state["dataset"]
     assert_same(list(again), rest)
 

@@ -153,16 +153,21 @@ def test_loaders(kind: str, workers: int) -> None:
         assert consumed((x for (x,) in loader), PAUSE // 2) == wanted
 
 
+def sums_of_lanes(feedings: list[Any]) -> list[list[int]]:
+    """Return the checksums of several passes that are gone through at once."""
+    sums: list[list[torch.Tensor]] = [[] for _ in feedings]
+    for batches in zip(*feedings, strict=True):
+        for lane, batch in enumerate(batches):
+            with torch.cuda.device(batch.device):
+                sleep(PAUSE // 2)
+                sums[lane].append(checksum(batch))
+    return [[int(one) for one in lane] for lane in sums]
+
+
 def test_several_loaders_at_once() -> None:
     sources = [random_words(BATCHES, words) for words in (1 << 20, 2 << 20, 3 << 19, 1 << 10)]
-    sums: list[list[torch.Tensor]] = [[] for _ in sources]
     feedings = [penstock.prefetch(one, DEVICE, depth=depth, transform=slowly) for depth, one in enumerate(sources, 1)]
-    for batches in zip(*feedings, strict=True):
-        sleep(PAUSE // 2)
-        for lane, batch in enumerate(batches):
-            sums[lane].append(checksum(batch))
-    torch.cuda.synchronize()
-    assert [[int(one) for one in lane] for lane in sums] == [checksums(source) for source in sources]
+    assert sums_of_lanes(feedings) == [checksums(source) for source in sources]
 
 
 def test_several_threads_take_from_one_pass() -> None:
@@ -183,15 +188,6 @@ def test_several_devices_at_once() -> None:
         pytest.skip("one CUDA device only")
     devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     source = random_words(BATCHES)
-    wanted = checksums(source)
-    sums: dict[torch.device, list[torch.Tensor]] = {device: [] for device in devices}
     feedings = [penstock.prefetch(source, device, transform=slowly) for device in devices]
-    for batches in zip(*feedings, strict=True):
-        for device, batch in zip(devices, batches, strict=True):
-            assert batch.device == device
-            with torch.cuda.device(device):
-                sleep(PAUSE // 2)
-                sums[device].append(checksum(batch))
-    for device in devices:
-        torch.cuda.synchronize(device)
-        assert [int(one) for one in sums[device]] == wanted
+    assert [next(iter(feeding)).device for feeding in feedings] == devices
+    assert sums_of_lanes(feedings) == [checksums(source)] * len(devices)

@@ -26,7 +26,7 @@ import penstock
 from tests import same
 from tests.photos import grey_files, in_memory, photo_files
 from tests.same import assert_passes, assert_same
-from tests.sample_datasets import Order, tensor_files
+from tests.sample_datasets import Doubling, Order, tensor_files
 
 pytestmark = pytest.mark.native
 
@@ -89,12 +89,6 @@ def put(owner: Any, **attributes: Any) -> Any:
     for name, value in attributes.items():
         setattr(owner, name, value)
     return owner
-
-
-class Doubling(TensorDataset):
-    def __getitem__(self, index: Any) -> Any:
-        first, *rest = super().__getitem__(index)
-        return (first * 2, *rest)
 
 
 TENSOR_CHANGES: dict[str, Change] = {
