@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,7 @@ from tests.frameworks.launching import begin, end
 from tests.sample_datasets import Made, Stream
 
 SAMPLES, BATCH = 27, 4
-WANTED: dict[str, Any] = {"seed": 5, "worker_method": "thread", "on_error": "replace"}
-OWN = {name: value for name, value in WANTED.items() if name in inspect.signature(penstock.DataLoader).parameters}
+OWN: dict[str, Any] = {"seed": 5, "worker_method": "thread", "on_error": "replace"}
 
 
 def sample(index: int) -> Any:
@@ -37,9 +35,8 @@ def values(batch: Any) -> Any:
 def run(loader_class: Any, own: dict[str, Any], dataset: Any, loading: dict[str, Any], config: dict[str, Any]) -> Any:
     """Prepare a loader and a model; return all that a training script could see of it in two epochs."""
     accelerate.utils.set_seed(0)
-    accelerator = accelerate.Accelerator(
-        cpu=True, gradient_accumulation_steps=3, dataloader_config=DataLoaderConfiguration(**config)
-    )
+    loading_config = DataLoaderConfiguration(**config)
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=3, dataloader_config=loading_config)
     if loader_class is penstock.DataLoader:
         keep_loaders(accelerator)
     given = loader_class(dataset, **loading, **own)
@@ -77,31 +74,33 @@ def run(loader_class: Any, own: dict[str, Any], dataset: Any, loading: dict[str,
     return {"seen": seen, "what": what}
 
 
+PLAIN: dict[str, Any] = {"batch_size": BATCH, "num_workers": 0}
+BY_SAMPLER = {"batch_sampler": BatchSampler(SequentialSampler(range(SAMPLES)), BATCH, False), "num_workers": 0}
+CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+    "plain": (NUMBERS, PLAIN, {}),
+    "threads": (NUMBERS, PLAIN | {"num_workers": 2, "persistent_workers": True}, {}),
+    "shuffled": (NUMBERS, PLAIN | {"num_workers": 2, "shuffle": True}, {}),
+    "seedable": (NUMBERS, PLAIN | {"shuffle": True}, {"use_seedable_sampler": True}),
+    "drop_last": (NUMBERS, PLAIN | {"drop_last": True}, {}),
+    "split": (NUMBERS, PLAIN | {"num_workers": 2}, {"split_batches": True}),
+    "uneven": (NUMBERS, PLAIN, {"even_batches": False}),
+    "dispatched": (NUMBERS, PLAIN, {"dispatch_batches": True}),
+    "Python": (Made(sample, SAMPLES), PLAIN | {"num_workers": 1}, {}),
+    "stream": (Stream(SAMPLES, sample, shared=False), PLAIN, {"dispatch_batches": False}),
+    "batches by sampler": (NUMBERS, BY_SAMPLER, {}),
+}
+
+
 def main(folder: Path) -> None:
     begin()
-    plain: dict[str, Any] = {"batch_size": BATCH, "num_workers": 0}
-    by_sampler = {"batch_sampler": BatchSampler(SequentialSampler(range(SAMPLES)), BATCH, False), "num_workers": 0}
-    cases: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
-        ("plain", NUMBERS, plain, {}),
-        ("threads", NUMBERS, plain | {"num_workers": 2, "persistent_workers": True}, {}),
-        ("shuffled", NUMBERS, plain | {"num_workers": 2, "shuffle": True}, {}),
-        ("seedable", NUMBERS, plain | {"shuffle": True}, {"use_seedable_sampler": True}),
-        ("drop_last", NUMBERS, plain | {"drop_last": True}, {}),
-        ("split", NUMBERS, plain | {"num_workers": 2}, {"split_batches": True}),
-        ("uneven", NUMBERS, plain, {"even_batches": False}),
-        ("dispatched", NUMBERS, plain, {"dispatch_batches": True}),
-        ("Python", Made(sample, SAMPLES), plain | {"num_workers": 1}, {}),
-        ("stream", Stream(SAMPLES, sample, shared=False), plain, {"dispatch_batches": False}),
-        ("batches by sampler", NUMBERS, by_sampler, {}),
-    ]
     results: dict[str, Any] = {}
-    for name, dataset, loading, config in cases:
+    for name, case in CASES.items():
         # What the order is with our seed is ours to say; here it is only that our arguments survive.
         own = {key: value for key, value in OWN.items() if name != "stream" or key != "on_error"}  # refused there
         results[name] = {
-            "theirs": run(torch.utils.data.DataLoader, {}, dataset, loading, config),
-            "ours": run(penstock.DataLoader, {}, dataset, loading, config),
-            "with own": run(penstock.DataLoader, own, dataset, loading, config),
+            "theirs": run(torch.utils.data.DataLoader, {}, *case),
+            "ours": run(penstock.DataLoader, {}, *case),
+            "with own": run(penstock.DataLoader, own, *case),
         }
     end(folder / "found", results)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import sys
 from functools import partialmethod
@@ -20,8 +19,7 @@ from tests.frameworks.launching import begin
 from tests.sample_datasets import Made
 
 SAMPLES, BATCH = 26, 4
-WANTED: dict[str, Any] = {"seed": 5, "worker_method": "thread", "on_error": "replace"}
-OWN = {name: value for name, value in WANTED.items() if name in inspect.signature(penstock.DataLoader).parameters}
+OWN: dict[str, Any] = {"seed": 5, "worker_method": "thread", "on_error": "replace"}
 
 
 NATIVE = TensorDataset(torch.arange(SAMPLES), torch.zeros(SAMPLES, 3))

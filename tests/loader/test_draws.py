@@ -175,10 +175,8 @@ def drawn_by(name: str, root: Path, **options: Any) -> Any:
     if name == "batch sampler":
         return PL(dataset, batch_sampler=Order(UNEVEN), **{**given, "batch_size": 1})
     if name == "mix":
-        mixed = penstock.Mix(
-            {"a": (tud.Subset(dataset, [0, 1]), 3), "b": (tud.Subset(dataset, [6, 2, 3]), 1)}, length=23
-        )
-        return PL(mixed, shuffle=True, **given)
+        parts: Any = {"a": (tud.Subset(dataset, [0, 1]), 3), "b": (tud.Subset(dataset, [6, 2, 3]), 1)}
+        return PL(penstock.Mix(parts, length=23), shuffle=True, **given)
     sampler = {
         "repeating": lambda: Order([i for i in range(7) for _ in range(3)]),
         "replacement": lambda: tud.RandomSampler(dataset, replacement=True, num_samples=23),
