@@ -145,9 +145,6 @@ def test_an_iterable_dataset_with_a_state_of_its_own(tmp_path: Path) -> None:
     assert_same(list(again), rest)
 
 
-# --- two ranks --------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Save with two ranks, go on with two; return the folder."""

@@ -12,7 +12,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,18 +79,6 @@ class Run:
         wait_until(lambda: not any(map(lives, self.processes)))
 
 
-def fill(folder: Path) -> None:
-    """Write the datasets."""
-    tensor_files(folder / "tensors", run_killed.SAMPLES["tensors"], (6,), "id-{}")
-    for number in range(run_killed.SAMPLES["images"]):
-        (folder / "images" / f"{number:03}").mkdir(parents=True)
-        noise_image(number, 24, 20).save(folder / "images" / f"{number:03}" / "image.png")
-
-
-def came(folder: Path, step: int) -> bool:
-    return len(run_killed.lines(folder)) > step
-
-
 class Killed(NamedTuple):
     """An epoch that was gone through by runs most of which were killed."""
 
@@ -108,7 +95,10 @@ class Killed(NamedTuple):
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
     """Run the epoch to its end."""
     folder = tmp_path_factory.mktemp("killed")
-    fill(folder)
+    tensor_files(folder / "tensors", run_killed.SAMPLES["tensors"], (6,), "id-{}")
+    for number in range(run_killed.SAMPLES["images"]):
+        (folder / "images" / f"{number:03}").mkdir(parents=True)
+        noise_image(number, 24, 20).save(folder / "images" / f"{number:03}" / "image.png")
     stops = [0]
     processes: set[int] = set()
     shared: set[str] = set()
@@ -116,7 +106,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
         last = stops[-1] + (further or 0)
         run = Run(folder, ranks, *([] if further is None else [str(last)]))
         try:
-            assert run.wait(partial(came, folder, last)) is None, run.said()
+            assert run.wait(lambda last=last: len(run_killed.lines(folder)) > last) is None, run.said()  # type: ignore[misc]
             run.look()
             if further is None:
                 assert run.wait(lambda: False) == 0, run.said()

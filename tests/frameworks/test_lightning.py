@@ -14,7 +14,9 @@ from torch.utils.data.distributed import DistributedSampler
 import penstock
 from tests.frameworks.launching import found_in, run
 
-lightning = pytest.importorskip("lightning", reason="lightning is not installed: pip install lightning")
+pytest.importorskip("lightning", reason="lightning is not installed: pip install lightning")
+import lightning
+
 from tests.frameworks import run_lightning
 from tests.frameworks.run_lightning import BATCH, OWN, SAMPLES
 

@@ -113,9 +113,6 @@ def test_cuda_is_the_current_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert penstock.Feed("cuda").resolve() == last
 
 
-# --- out of memory ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("depth", [1, 3])
 def test_a_batch_that_does_not_fit_fails_alone(depth: int) -> None:
     sizes = [1, 2, 300, 3, 4]

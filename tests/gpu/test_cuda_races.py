@@ -32,9 +32,6 @@ def consumed(batches: Iterable[torch.Tensor], pause: int) -> list[int]:
     return [int(one) for one in sums]
 
 
-# --- naive prefetchers: each lacks one thing --------------------------------------------------------------------------
-
-
 def naive(pinned: list[torch.Tensor], lacks: str) -> Iterator[torch.Tensor]:
     """Yield batches on the device, each copied while nobody waits for it, or into memory that is still read."""
     side, current = torch.cuda.Stream(DEVICE), torch.cuda.current_stream(DEVICE)
@@ -70,9 +67,6 @@ def test_a_naive_prefetcher_corrupts_batches_and_penstock_does_not(lacks: str, p
         pytest.fail(f"without {lacks} nothing was corrupted, so that this test would not see a race")
     for transform in (None, slowly):
         assert consumed(penstock.prefetch(source, DEVICE, transform=transform), pause) == wanted
-
-
-# --- ours -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pinned", [False, True], ids=["pageable", "pinned"])

@@ -132,8 +132,6 @@ def test_transforms_of_torchvision() -> None:
         assert torch.equal(labels.cpu(), source[0][1])
 
 
-# --- structures and kinds of tensors ---------------------------------------------------------------------------------
-
 Pair = namedtuple("Pair", "image label")
 
 

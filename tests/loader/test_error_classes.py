@@ -144,9 +144,6 @@ def test_a_path_that_no_file_can_have(photos: Path) -> None:
     assert all(torch.equal(good[i][0], want[i][0]) for i in range(6) if i != 3)
 
 
-# --- the tutorial's dataset -------------------------------------------------------------------------------------
-
-
 class Foreign:
     """What torch.load(weights_only=True) refuses."""
 
@@ -229,8 +226,6 @@ def test_arrays(tmp_path: Path, content: bytes, kind: Any) -> None:
         assert isinstance(got, error) and isinstance(got, penstock.SampleError)
 
 
-# --- indices ----------------------------------------------------------------------------------------------------
-
 ROWS = TensorDataset(torch.arange(8.0))
 NO_INDICES = (100, -100, 16, -17, "two", 1.5, None, 2**70, (1,), b"a", ..., np.float64(1), [1], torch.tensor([1]))
 
@@ -248,9 +243,6 @@ def test_indices(dataset: Any, index: Any) -> None:
             assert isinstance(got, type(want)), (want, got)
         else:
             assert str(got) == str(want)
-
-
-# --- sentences --------------------------------------------------------------------------------------------------
 
 
 def test_an_object_in_the_file(tmp_path: Path) -> None:

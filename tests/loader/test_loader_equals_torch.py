@@ -211,12 +211,13 @@ def test_images_in_memory(name: str, tail: Any) -> None:
 
 def test_planar_images_with_draws_and_changes() -> None:
     dataset = in_memory("CIFAR10", v1.Compose([v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), v1.ToTensor()]))
-    ways: list[tuple[int, Any]] = [(0, None), (2, None), (2, "process")]
-    batches = [
-        list(penstock.DataLoader(dataset, batch_size=16, num_workers=workers, seed=3, worker_method=method))
-        for workers, method in ways
+    ways: list[dict[str, Any]] = [
+        {"num_workers": 0},
+        {"num_workers": 2},
+        {"num_workers": 2, "worker_method": "process"},
     ]
-    assert_same(batches[1:], [batches[0]] * 2)
+    first, *others = [list(penstock.DataLoader(dataset, batch_size=16, seed=3, **way)) for way in ways]
+    assert_same(others, [first] * 2)
     dataset.transform = v1.ToTensor()
     loader = assert_as_torch(dataset, workers=None, batch_size=16)
     dataset.data[:] = 255 - dataset.data
@@ -224,9 +225,6 @@ def test_planar_images_with_draws_and_changes() -> None:
     assert_same_batches(loader, tud.DataLoader(dataset, batch_size=16))
     dataset.data = dataset.data[:9]
     assert "CIFAR10.targets: they are not as many as the images" in loader.explain()
-
-
-# --- the options of DataLoader ---------------------------------------------------------------------------------
 
 
 def test_shuffle_is_torchs() -> None:

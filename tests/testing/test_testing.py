@@ -50,8 +50,6 @@ GOOD = pytest.mark.parametrize("dataset", [NATIVE, DRAWING], ids=["native", "pyt
 EACH_KEY = pytest.mark.parametrize("key", [None, numbers])
 EACH_END = pytest.mark.parametrize("drop_last", [False, True])
 
-# --- what is right ----------------------------------------------------------------------------------------------------
-
 
 @GOOD
 @EACH_KEY
@@ -113,9 +111,6 @@ def test_simulate() -> None:
     assert (state["epoch"], state["position"]) == (1, 8)
     again = Ranks(loader, 2, state=state)
     assert again.epoch == 1 and difference(next(iter(again)), next(taken)) is None and other.padded() == [0, 0]
-
-
-# --- what is wrong ----------------------------------------------------------------------------------------------------
 
 
 class Counting(Made):
@@ -246,9 +241,6 @@ def test_batches_without_rows_need_a_key() -> None:
     assert_worker_invariant(make, workers=(0, 1))
     with pytest.raises(TypeError, match="a batch with a float in it, which has no rows: give key="):
         assert_resume_exact(make, stops=[2], workers=(0,))
-
-
-# --- bit for bit ------------------------------------------------------------------------------------------------------
 
 
 class Pair(NamedTuple):
