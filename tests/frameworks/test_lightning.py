@@ -92,7 +92,7 @@ def test_predictions_are_of_the_samples_that_lightning_names(ranks: list[dict[st
 DATA = TensorDataset(torch.arange(40), torch.randn(40, 3))
 
 
-class Model(lightning.LightningModule):  # type: ignore[name-defined]
+class Model(lightning.LightningModule):
     """Notes the samples of each step, and fails at one."""
 
     def __init__(self, fails_at: int | None = None) -> None:

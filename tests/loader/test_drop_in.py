@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -96,11 +97,7 @@ def test_several_threads_share_an_iterator(workers: int) -> None:
 
 def test_ctrl_c_in_the_callers_thread_is_no_sample_error(pngs: Path) -> None:
     dataset: Any = penstock.ImageFolder(pngs, v1.ToTensor())
-
-    def interrupted(position: int, file: Any = None) -> Any:
-        raise KeyboardInterrupt
-
-    dataset.read = interrupted
+    dataset.read = mock.Mock(side_effect=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         next(iter(penstock.DataLoader(dataset, num_workers=0)))
 

@@ -73,9 +73,6 @@ def assert_live(make: Callable[[], Any], change: Change, *, every: bool = False,
     outcomes(penstock.DataLoader(dataset, **options, num_workers=2), change, dataset, every=every)
 
 
-# --- tensors ----------------------------------------------------------------------------------------------------------
-
-
 def rows() -> torch.Tensor:
     return torch.arange(SAMPLES * 4, dtype=torch.float32).view(SAMPLES, 4)
 
@@ -145,9 +142,6 @@ def test_a_tensor_may_grow_during_and_after_a_pass():
         x.untyped_storage().resize_(0)
 
 
-# --- what a dataset is made up of -------------------------------------------------------------------------------------
-
-
 def subset(kind: Any) -> Any:
     return Subset(TensorDataset(torch.arange(1000), torch.arange(1000.0)), kind(list(range(3, 3 + SAMPLES))))
 
@@ -193,9 +187,6 @@ def test_a_subset_with_an_odd_index_far_behind(odd):
     wanted = batches(torch.utils.data.DataLoader)
     for options in [*LIVE, {"num_workers": 2}]:
         assert_same(batches(penstock.DataLoader, **options), wanted)
-
-
-# --- images in memory -------------------------------------------------------------------------------------------------
 
 
 def pictures(name: str, transform: Any) -> Any:
@@ -331,9 +322,6 @@ def test_random_draws_are_those_of_a_pass_with_the_other_transform():
             assert_same(ours[:, :, 1:-1, 1:-1].contiguous(), theirs)
 
 
-# --- image files ------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     return photo_files(tmp_path_factory.mktemp("images"), SAMPLES, (20, 25))
@@ -390,9 +378,6 @@ def test_tensor_folder(tmp_path):
     for change in ({"transform": lambda tensor: tensor * 2}, {"target_transform": lambda number: number + 50}):
         make = functools.partial(penstock.TensorFolder, tmp_path, labels=labels)
         assert_live(make, lambda dataset, change=change: put(dataset, **change))  # type: ignore[misc]
-
-
-# --- passes -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 0}, {"num_workers": 2, "persistent_workers": True}])

@@ -211,11 +211,7 @@ def test_images_in_memory(name: str, tail: Any) -> None:
 
 def test_planar_images_with_draws_and_changes() -> None:
     dataset = in_memory("CIFAR10", v1.Compose([v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), v1.ToTensor()]))
-    ways: list[dict[str, Any]] = [
-        {"num_workers": 0},
-        {"num_workers": 2},
-        {"num_workers": 2, "worker_method": "process"},
-    ]
+    ways: list[Any] = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "worker_method": "process"}]
     first, *others = [list(penstock.DataLoader(dataset, batch_size=16, seed=3, **way)) for way in ways]
     assert_same(others, [first] * 2)
     dataset.transform = v1.ToTensor()
