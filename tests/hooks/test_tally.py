@@ -90,10 +90,7 @@ def lines_of(loader: Any) -> list[str]:
 def counts_of(epochs: int, folder: Path) -> dict[str, CallCounts]:
     example = f"{folder}/0.npz"
     archives = RefusedCalls(4 * epochs, example if len(example) <= 40 else f"...{example[-37:]}")
-    return {
-        "numpy.load": CallCounts(8 * epochs, {ARCHIVE: archives}),
-        "torch.load": CallCounts(SIZE * epochs),
-    }
+    return {"numpy.load": CallCounts(8 * epochs, {ARCHIVE: archives}), "torch.load": CallCounts(SIZE * epochs)}
 
 
 @WAYS

@@ -26,14 +26,17 @@ TRANSFORM = T.Compose([T.RandomResizedCrop(16), T.RandomHorizontalFlip(), T.ToTe
 SIZE = 12
 
 
-class Store(Dataset):
-    """A store that is written by `write` and opened at the first sample of each worker."""
+def transformed(file: Any) -> Any:
+    return TRANSFORM(Image.open(file).convert("RGB"))
 
-    name = "store.zip"
+
+class Store(Dataset):
+    """A store that is written by `write` and opened at the first sample of each worker: an archive here."""
+
     needs: tuple[str, ...] = ()
 
     def __init__(self, folder: Path, photos: list[Path]) -> None:
-        self.path = folder / self.name
+        self.folder, self.path = folder, folder / "store"
         self.store: Any = None
         self.write(photos)
 
@@ -49,7 +52,7 @@ class Store(Dataset):
         if self.store is None:
             self.store = zipfile.ZipFile(self.path)
         with self.store.open(f"{index}.jpg") as file:
-            return TRANSFORM(Image.open(file).convert("RGB")), index
+            return transformed(file), index
 
     def __del__(self) -> None:
         if self.store is not None:
@@ -58,8 +61,6 @@ class Store(Dataset):
 
 class Tar(Store):
     """Members by their offsets, as WebDataset's indexed files have it."""
-
-    name = "store.tar"
 
     def write(self, photos: list[Path]) -> None:
         with tarfile.open(self.path, "w") as archive:
@@ -72,30 +73,27 @@ class Tar(Store):
         offset, size = self.members[index]
         with open(self.path, "rb") as file:
             file.seek(offset)
-            return TRANSFORM(Image.open(io.BytesIO(file.read(size))).convert("RGB"))
+            return transformed(io.BytesIO(file.read(size)))
 
 
 class Gzip(Store):
     """Tensors in compressed files, one a sample, and a pickle of all labels."""
 
     def write(self, photos: list[Path]) -> None:
-        self.folder = self.path.parent
         for i in range(SIZE):
             with gzip.open(self.folder / f"{i}.pt.gz", "wb") as file:
                 torch.save(torch.arange(6.0) + i, cast(Any, file))
-        (self.folder / "labels.pkl").write_bytes(pickle.dumps({i: f"label {i}" for i in range(SIZE)}))
-        with open(self.folder / "labels.pkl", "rb") as file:
+        self.path.write_bytes(pickle.dumps({i: f"label {i}" for i in range(SIZE)}))
+        with open(self.path, "rb") as file:
             self.labels = pickle.load(file)
 
     def __getitem__(self, index: int) -> Any:
         with gzip.open(self.folder / f"{index}.pt.gz", "rb") as file:
-            x = torch.load(io.BytesIO(file.read()))
-        return x, self.labels[index]
+            return torch.load(io.BytesIO(file.read())), self.labels[index]
 
 
 class Pickles(Store):
     def write(self, photos: list[Path]) -> None:
-        self.folder = self.path.parent
         for i in range(SIZE):
             sample = {"image": np.full((2, 3), i, np.uint8), "label": i, "tensor": torch.arange(3) * i}
             (self.folder / f"{i}.pkl").write_bytes(pickle.dumps(sample))
@@ -110,16 +108,15 @@ class Joblib(Store):
 
     def write(self, photos: list[Path]) -> None:
         for i in range(SIZE):
-            joblib.dump({"x": np.arange(5) + i}, self.path.parent / f"{i}.joblib")
+            joblib.dump({"x": np.arange(5) + i}, self.folder / f"{i}.joblib")
 
     def __getitem__(self, index: int) -> Any:
-        return joblib.load(self.path.parent / f"{index}.joblib")["x"]
+        return joblib.load(self.folder / f"{index}.joblib")["x"]
 
 
 class Hdf5(Store):
     """A file that each worker opens at its first sample."""
 
-    name = "store.h5"
     needs = ("h5py",)
 
     def write(self, photos: list[Path]) -> None:
@@ -146,18 +143,13 @@ class Lmdb(Store):
     needs = ("lmdb",)
 
     def write(self, photos: list[Path]) -> None:
-        self.path = self.path.parent / "lmdb"
         with lmdb.open(str(self.path), map_size=1 << 24) as environment, environment.begin(write=True) as writer:
             for i, photo in enumerate(photos):
                 writer.put(b"%03d" % i, photo.read_bytes())
 
     def __getitem__(self, index: int) -> Any:
-        with (
-            lmdb.open(str(self.path), readonly=True, lock=False) as environment,
-            environment.begin(buffers=True) as reader,
-        ):
-            image = Image.open(io.BytesIO(reader.get(b"%03d" % index))).convert("RGB")
-        return TRANSFORM(image), index
+        with lmdb.open(str(self.path), readonly=True, lock=False) as store, store.begin(buffers=True) as reader:
+            return transformed(io.BytesIO(reader.get(b"%03d" % index))), index
 
 
 class LmdbKept(Lmdb):
@@ -167,8 +159,7 @@ class LmdbKept(Lmdb):
         if self.store is None:
             self.store = lmdb.open(str(self.path), readonly=True, lock=False, readahead=False, meminit=False)
         with self.store.begin(write=False) as reader:
-            content = reader.get(b"%03d" % index)
-        return TRANSFORM(Image.open(io.BytesIO(content)).convert("RGB"))
+            return transformed(io.BytesIO(reader.get(b"%03d" % index)))
 
 
 @kinds(Store, Tar, Hdf5, unseeded=(Gzip, Pickles, Joblib, Hdf5EachTime))

@@ -1,4 +1,4 @@
-"""Datasets of tensors: files that torch.save wrote, and tensors that the dataset keeps."""
+"""Datasets of tensors and numpy arrays: files, memory maps, and what the dataset keeps."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils import data
@@ -55,20 +56,49 @@ def noisy(root: Path, index: int) -> Any:
     return x + 0.1 * torch.randn_like(x), torch.randint(10, ())
 
 
-READS: dict[str, Callable[[Path, int], Any]] = {
-    "saved": lambda root, i: torch.load(root / f"{i}.dict.pt"),
-    "changed": changed,
-    "noisy": noisy,
-    "tuples": lambda root, i: torch.load(str(root / f"{i}.tuple.pt"), map_location="cpu", weights_only=True),
-    "any object": any_object,
-    "mapped": lambda root, i: torch.load(root / f"{i}.pt", mmap=True)[1],
-    "differentiable": lambda root, i: torch.load(root / f"{i}.pt").requires_grad_(i % 2 == 0).detach(),
+def as_arrays(root: Path, index: int) -> Any:
+    x = np.load(f"{root}/{index}.npy")
+    return x, x.astype(np.float64).sum(), np.uint8(index), x[::-1, ::2], np.asfortranarray(x[0])
+
+
+def archives(root: Path, index: int) -> Any:
+    with np.load(root / f"{index}.npz") as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+def raw_file(root: Path, index: int) -> Any:
+    row = np.fromfile(root / f"{index}.npy", dtype=np.float32, count=8, offset=128)
+    return row.reshape(2, 4), np.memmap(root / f"{index}.npy", dtype=np.uint8, mode="r", shape=(6,)).sum()
+
+
+def drawing(root: Path, index: int) -> Any:
+    x = np.load(root / f"{index}.npy")
+    top = np.random.randint(3)
+    return x[:, top : top + 3] * np.random.normal(1, 0.1), np.random.permutation(4)
+
+
+#: By name: how a sample is read, and the seed.
+READS: dict[str, tuple[Callable[[Path, int], Any], int | None]] = {
+    "saved": (lambda root, i: torch.load(root / f"{i}.dict.pt"), 7),
+    "changed": (changed, 7),
+    "noisy": (noisy, 7),
+    "tuples": (lambda root, i: torch.load(str(root / f"{i}.tuple.pt"), map_location="cpu", weights_only=True), None),
+    "any object": (any_object, None),
+    "mapped": (lambda root, i: torch.load(root / f"{i}.pt", mmap=True)[1], None),
+    "differentiable": (lambda root, i: torch.load(root / f"{i}.pt").requires_grad_(i % 2 == 0).detach(), None),
+    "arrays": (lambda root, i: (torch.from_numpy(np.load(root / f"{i}.npy")), i), 7),
+    "as arrays": (as_arrays, 7),
+    "drawing": (drawing, 7),
+    "archives": (archives, None),
+    "mapped arrays": (lambda root, i: torch.tensor(np.load(root / f"{i}.npy", mmap_mode="r")[1]) + 1, None),
+    "raw file": (raw_file, None),
 }
 
 
 @pytest.mark.parametrize("name", READS)
 def test_files(name: str, saved: Path) -> None:
-    assert_conforms(Read(saved, READS[name]), seed=7 if name in ("saved", "changed", "noisy") else None)
+    read, seed = READS[name]
+    assert_conforms(Read(saved, read), seed=seed)
 
 
 class Cached(Files):
@@ -106,9 +136,42 @@ class Pickled(Files):
         return pickle.loads(self.contents[index])
 
 
-@kinds(Cached, Kept, Pickled)
-def test_tensors_that_are_kept(kind: Any, saved: Path) -> None:
-    assert_conforms(kind(saved), seed=None)
+class MappedWhole(Files):
+    """One memory map of all samples, made by __init__."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        np.save(root / "whole.npy", np.stack([np.load(root / f"{i}.npy") for i in range(12)]))
+        self.whole = np.load(root / "whole.npy", mmap_mode="r")
+
+    def __getitem__(self, index: int) -> Any:
+        return np.array(self.whole[index]), torch.from_numpy(self.whole[index, 0].copy())
+
+
+class Views(Files):
+    """Views of one big array."""
+
+    big = np.arange(12 * 40, dtype=np.int16).reshape(40, 12)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.big[:, index], self.big[index : index + 3].T, self.big[index, 3]
+
+
+class Scaled(Files):
+    """Statistics kept in self, and an array that each sample is written into."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.mean, self.buffer = np.float32(0.25), np.zeros((3, 6, 5), np.float32)
+
+    def __getitem__(self, index: int) -> Any:
+        np.subtract(np.load(self.root / f"{index}.npy"), self.mean, out=self.buffer)
+        return self.buffer.copy()
+
+
+@kinds(Scaled, unseeded=(Cached, Kept, Pickled, MappedWhole, Views))
+def test_what_is_kept(kind: Any, seed: int | None, saved: Path) -> None:
+    assert_conforms(kind(saved), seed=seed)
 
 
 def layouts(root: Path, index: int) -> Any:
@@ -117,13 +180,25 @@ def layouts(root: Path, index: int) -> Any:
     return x[0].t(), x[1].to_sparse(), x.to(memory_format=torch.contiguous_format).expand(2, 3, 6, 5), x[:, :index]
 
 
-def test_tensors_that_are_not_stacked(saved: Path) -> None:
-    assert_conforms(Read(saved, layouts), collate_fn=listed, seed=None)
+RECORDS = np.zeros(12, dtype=[("name", "U4"), ("box", "f4", 4), ("label", "i8")])
+RECORDS["label"] = np.arange(12)
+OBJECTS = np.array([{"i": i} for i in range(12)], dtype=object)
+
+
+def records(root: Path, index: int) -> Any:
+    """Return structured arrays, strings, dates and objects, which default_collate refuses."""
+    day = np.datetime64("2024-01-01") + index
+    return RECORDS[index], RECORDS[index : index + 1], OBJECTS[index], day, np.array([f"n{index}"])
+
+
+@pytest.mark.parametrize(("read", "collate_fn"), [(layouts, listed), (records, listed), (records, None)])
+def test_what_is_not_stacked(read: Any, collate_fn: Any, saved: Path) -> None:
+    assert_conforms(Read(saved, read), collate_fn=collate_fn, seed=None)
 
 
 @pytest.mark.parametrize(("batch_size", "drop_last"), [(None, False), (1, False), (5, True)])
 def test_sizes_of_batches(batch_size: Any, drop_last: bool, saved: Path) -> None:
-    dataset = Read(saved, READS["saved"])
+    dataset = Read(saved, READS["saved"][0])
     assert_conforms(dataset, batch_size=batch_size, drop_last=drop_last, samples=7, seed=None)
 
 
@@ -133,8 +208,17 @@ def missing(root: Path, index: int) -> Any:
     return x, {i: i for i in range(10)}[index]
 
 
-def test_missing_files_and_labels(saved: Path) -> None:
-    assert_conforms(Read(saved, missing), shuffle=False, seed=None)
+def objects(root: Path, index: int) -> Any:
+    """Read a file of a pickled object, which numpy refuses without allow_pickle, and one that is missing."""
+    if index == 5:
+        np.save(root / "object.npy", np.array([{}], dtype=object))
+        return np.load(root / "object.npy")
+    return np.load(root / ("none.npy" if index == 9 else f"{index}.npy"))
+
+
+@pytest.mark.parametrize("read", [missing, objects])
+def test_what_is_missing_or_refused(read: Any, saved: Path) -> None:
+    assert_conforms(Read(saved, read), shuffle=False, seed=None)
 
 
 @pytest.mark.parametrize("harm", ["cut", "empty", "text", "flipped"])

@@ -8,25 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, random_split
 from torchvision import transforms as T
 
 from tests.own_datasets.conformance import assert_conforms, kinds, listed
+from tests.sample_datasets import Made
 
 TRANSFORM = T.Compose([T.RandomCrop(20), T.ToTensor()])
 
 
-class Plain(Dataset):
-    def __init__(self, paths: list[Path]) -> None:
-        self.paths = paths
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> Any:
-        return Image.open(self.paths[index]).convert("RGB"), index
+def plain(paths: list[Path]) -> Made:
+    return Made(lambda index: (Image.open(paths[index]).convert("RGB"), index), len(paths))
 
 
 class Transformed(Dataset):
@@ -43,19 +38,12 @@ class Transformed(Dataset):
         return self.transform(image), label
 
 
-def test_subset_of_a_split(photos: list[Path]) -> None:
-    train, _ = random_split(Plain(photos), [9, 3], generator=torch.Generator().manual_seed(0))
+def test_splits_subsets_and_stacks(photos: list[Path]) -> None:
+    train, _ = random_split(plain(photos), [9, 3], generator=torch.Generator().manual_seed(0))
     assert_conforms(Transformed(train, TRANSFORM))
-
-
-def test_subset_and_concat(photos: list[Path]) -> None:
-    whole = Transformed(Plain(photos), T.ToTensor())
-    small = Transformed(Plain(photos[:4]), TRANSFORM)
+    whole, small = Transformed(plain(photos), T.ToTensor()), Transformed(plain(photos[:4]), TRANSFORM)
     assert_conforms(ConcatDataset([Subset(whole, [3, 3, 0]), small, small + Subset(whole, [1])]), collate_fn=listed)
-
-
-def test_stacked(photos: list[Path]) -> None:
-    first, second = Transformed(Plain(photos), TRANSFORM), Transformed(Plain(photos[::-1]), TRANSFORM)
+    first, second = Transformed(plain(photos), TRANSFORM), Transformed(plain(photos[::-1]), TRANSFORM)
     assert_conforms(StackDataset(image=first, other=second))
     assert_conforms(StackDataset(first, Whole()), seed=None)
 
@@ -171,17 +159,6 @@ class CachedCalls(Whole):
         return self.load(index), self.load(0)
 
 
-class Generating(Rows):
-    """Each sample comes from a generator that the call makes."""
-
-    def rows(self, index: int) -> Iterator[Any]:
-        for value in self.data[index]:
-            yield value * 2
-
-    def __getitem__(self, index: int) -> Any:
-        return list(self.rows(index)), tuple(x.item() for x in self.rows(index)), next(self.rows(index))
-
-
 class CallableItems(Rows):
     """__getitem__ is put on the object's class later, and __call__ does the work."""
 
@@ -209,18 +186,33 @@ class Negative(Rows):
 
 @kinds(
     WholeAsTensor, Forwarding, Lambdas,
-    unseeded=(Whole, NaiveForwarding, Duck, Sequenced, Properties, CachedCalls, Generating, CallableItems, Negative),
+    unseeded=(Whole, NaiveForwarding, Duck, Sequenced, Properties, CachedCalls, CallableItems, Negative),
 )  # fmt: skip
 def test_classes(kind: Any, seed: int | None) -> None:
     assert_conforms(kind(), seed=seed)
 
 
-def test_plain_sequences() -> None:
-    assert_conforms([torch.arange(2) + i for i in range(9)], seed=None)
-    assert_conforms(range(9), seed=None)
-    assert_conforms({i: (i, f"v{i}") for i in range(9)}, seed=None)
+def generating(index: int) -> Any:
+    """Take each sample from a generator that the call makes."""
+
+    def rows() -> Iterator[Any]:
+        for value in np.arange(index, index + 3, dtype=np.float32):
+            yield value * 2
+
+    return list(rows()), tuple(x.item() for x in rows()), next(rows())
 
 
-def test_keys_that_are_no_numbers() -> None:
-    table = {f"k{i}": torch.tensor([i]) for i in range(9)}
-    assert_conforms(table, sampler=list(table), seed=None)
+NAMED = {f"k{i}": torch.tensor([i]) for i in range(9)}
+SEQUENCES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "generating": (Made(generating, 12), {}),
+    "list": ([torch.arange(2) + i for i in range(9)], {}),
+    "range": (range(9), {}),
+    "dict": ({i: (i, f"v{i}") for i in range(9)}, {}),
+    "keys that are no numbers": (NAMED, {"sampler": list(NAMED)}),
+}
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_plain_sequences(name: str) -> None:
+    sequence, options = SEQUENCES[name]
+    assert_conforms(sequence, seed=None, **options)
