@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset
 
 from tests.own_datasets.conformance import assert_conforms, kinds
 from tests.sample_datasets import Made
@@ -96,18 +95,9 @@ def bad_collate(samples: list[Any]) -> Any:
     return torch.stack(samples)
 
 
-def test_errors_of_a_collate_fn() -> None:
-    assert_conforms(Made(torch.tensor, 14), collate_fn=bad_collate, shuffle=False, seed=None)
-
-
 def bad_start(worker: int) -> None:
     if worker == 1:
         raise OSError("worker 1 does not start")
-
-
-def test_errors_of_a_worker_init_fn() -> None:
-    options: dict[str, Any] = {"worker_methods": (None, "process"), "num_workers": (2,), "seed": None}
-    assert_conforms(Made(torch.tensor, 14), worker_init_fn=bad_start, **options)
 
 
 def warning(index: int) -> Any:
@@ -116,27 +106,22 @@ def warning(index: int) -> Any:
     return index
 
 
-def test_warnings() -> None:
+def test_errors_of_functions_of_the_loader_and_warnings() -> None:
+    assert_conforms(Made(torch.tensor, 14), collate_fn=bad_collate, shuffle=False, seed=None)
+    options: dict[str, Any] = {"worker_methods": (None, "process"), "num_workers": (2,), "seed": None}
+    assert_conforms(Made(torch.tensor, 14), worker_init_fn=bad_start, **options)
     assert_conforms(Made(warning, 14), shuffle=False, num_workers=(0,))
 
 
-class Empty(Dataset):
-    def __len__(self) -> int:
-        return 0
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.tensor([index])
-
-
-class WithoutLength(Empty):
+class WithoutLength(Made):
     __len__ = None  # type: ignore[assignment]
 
 
-class BadLength(Empty):
+class BadLength(Made):
     def __len__(self) -> int:
         raise RuntimeError("the index is not loaded")
 
 
-@kinds(Empty, WithoutLength, BadLength)
+@kinds(Made, WithoutLength, BadLength)
 def test_lengths(kind: Any) -> None:
-    assert_conforms(kind(), shuffle=False, samples=None, seed=None)
+    assert_conforms(kind(torch.tensor, 0), shuffle=False, samples=None, seed=None)

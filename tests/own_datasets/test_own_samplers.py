@@ -3,38 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    Dataset,
-    DistributedSampler,
-    RandomSampler,
-    Sampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-    get_worker_info,
-)
+from torch.utils import data
 
 from tests.own_datasets.conformance import assert_conforms
+from tests.sample_datasets import Made
 
 LENGTHS = [3, 9, 1, 7, 7, 2, 8, 4, 4, 5, 6, 1, 9]
 
 
-class Lengths(Dataset):
-    """Samples of different lengths."""
-
-    def __len__(self) -> int:
-        return len(LENGTHS)
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.full((3,), float(index)) + torch.rand(3), index
+DATASET = Made(lambda index: (torch.full((3,), float(index)) + torch.rand(3), index), len(LENGTHS))
 
 
-class ByLength(Sampler[list[int]]):
+class ByLength(data.Sampler[list[int]]):
     """Batches of samples of like length, in a random order that torch draws."""
 
     def __init__(self, size: int) -> None:
@@ -49,7 +35,7 @@ class ByLength(Sampler[list[int]]):
             yield self.batches[i]
 
 
-class Balanced(Sampler[int]):
+class Balanced(data.Sampler[int]):
     """Draws from random and numpy while it goes."""
 
     def __len__(self) -> int:
@@ -60,7 +46,7 @@ class Balanced(Sampler[int]):
             yield random.randrange(13) if np.random.rand() < 0.5 else 0
 
 
-class Epochs(Sampler[int]):
+class Epochs(data.Sampler[int]):
     """A seed of its own, and set_epoch."""
 
     epoch = 0
@@ -72,35 +58,41 @@ class Epochs(Sampler[int]):
         return iter(torch.randperm(13, generator=torch.Generator().manual_seed(self.epoch)).tolist())
 
 
-def test_samplers_of_torch() -> None:
-    weighted = WeightedRandomSampler([float(length) for length in LENGTHS], 11)
-    assert_conforms(Lengths(), sampler=weighted)
-    assert_conforms(Lengths(), sampler=SubsetRandomSampler([4, 2, 7, 9]), seed=None)
-    assert_conforms(Lengths(), sampler=RandomSampler(range(13), replacement=True, num_samples=9), seed=None)
-    assert_conforms(Lengths(), sampler=DistributedSampler(Lengths(), num_replicas=2, rank=1), seed=None)
-
-
-def test_a_sampler_with_a_generator() -> None:
+def with_generator() -> dict[str, Any]:
     generator = torch.Generator().manual_seed(3)
-    assert_conforms(Lengths(), sampler=RandomSampler(range(13), generator=generator), generator=generator, seed=None)
+    return {"sampler": data.RandomSampler(range(13), generator=generator), "generator": generator, "seed": None}
 
 
-def test_samplers_of_ones_own() -> None:
-    assert_conforms(Lengths(), sampler=Epochs())
-    assert_conforms(Lengths(), sampler=Balanced(), seed=None)
+TWO: dict[str, Any] = {"num_workers": (2,), "worker_methods": (None, "thread"), "seed": None}
+#: By name: what makes the options of the loader.
+OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
+    "weighted": lambda: {"sampler": data.WeightedRandomSampler([float(length) for length in LENGTHS], 11)},
+    "subset": lambda: {"sampler": data.SubsetRandomSampler([4, 2, 7, 9]), "seed": None},
+    "replaced": lambda: {"sampler": data.RandomSampler(range(13), replacement=True, num_samples=9), "seed": None},
+    "distributed": lambda: {"sampler": data.DistributedSampler(DATASET, num_replicas=2, rank=1), "seed": None},
+    "with a generator": with_generator,
+    "epochs": lambda: {"sampler": Epochs()},
+    "balanced": lambda: {"sampler": Balanced(), "seed": None},
+    "by length": lambda: {"batch_sampler": ByLength(4), "invariant": False},
+    "batches of epochs": lambda: {"batch_sampler": data.BatchSampler(Epochs(), 5, drop_last=True), "seed": None},
+    "batches": lambda: {"batch_sampler": [[1, 2], [3], (4, 5), np.array([6, 7]).tolist()], "seed": None},
+    "persistent": lambda: {"persistent_workers": True, "prefetch_factor": 3, **TWO},
+    "last dropped": lambda: {"drop_last": True, "batch_size": 5, "timeout": 60, **TWO},
+}
 
 
-def test_batch_samplers() -> None:
-    assert_conforms(Lengths(), batch_sampler=ByLength(4), invariant=False)
-    assert_conforms(Lengths(), batch_sampler=BatchSampler(Epochs(), 5, drop_last=True), seed=None)
-    assert_conforms(Lengths(), batch_sampler=[[1, 2], [3], (4, 5), np.array([6, 7]).tolist()], seed=None)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_samplers_and_options(name: str) -> None:
+    assert_conforms(DATASET, **OPTIONS[name]())
 
 
-class Prepared(Lengths):
+class Prepared(data.Dataset):
     """What worker_init_fn has done is seen by each sample."""
 
-    def __init__(self) -> None:
-        self.start = 0.0
+    start = 0.0
+
+    def __len__(self) -> int:
+        return len(LENGTHS)
 
     def __getitem__(self, index: int) -> Any:
         return index + self.start, random.random(), float(np.random.rand())
@@ -108,7 +100,7 @@ class Prepared(Lengths):
 
 def prepare(worker: int) -> None:
     """Do what people do in a worker_init_fn: seed numpy by torch's seed, and change the worker's dataset."""
-    info: Any = get_worker_info()
+    info: Any = data.get_worker_info()
     np.random.seed(torch.initial_seed() % 2**32)
     info.dataset.start = 0.5 + (info.num_workers == 2)
 
@@ -117,19 +109,10 @@ def test_worker_init_fn() -> None:
     assert_conforms(Prepared(), worker_init_fn=prepare, invariant=False)
 
 
-class OfWorkers(Lengths):
-    """What get_worker_info() says."""
-
-    def __getitem__(self, index: int) -> Any:
-        info = get_worker_info()
-        return index, -1 if info is None else info.num_workers, type(info is None).__name__
+def of_worker(index: int) -> Any:
+    info = data.get_worker_info()
+    return index, -1 if info is None else info.num_workers, type(info is None).__name__
 
 
 def test_worker_info() -> None:
-    assert_conforms(OfWorkers(), invariant=False)
-
-
-def test_options() -> None:
-    two: dict[str, Any] = {"num_workers": (2,), "worker_methods": (None, "thread"), "seed": None}
-    assert_conforms(Lengths(), persistent_workers=True, prefetch_factor=3, **two)
-    assert_conforms(Lengths(), drop_last=True, batch_size=5, timeout=60, **two)
+    assert_conforms(Made(of_worker, 13), invariant=False)

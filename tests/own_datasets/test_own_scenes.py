@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,54 +14,24 @@ from torchvision.datasets import wrap_dataset_for_transforms_v2
 from torchvision.transforms import v2
 
 from tests.filled_batches import listed as columns
+from tests.own_datasets import torchvision_files as files
 from tests.own_datasets.conformance import assert_conforms
-from tests.own_datasets.torchvision_files import (
-    coco_tools,
-    write_caltech,
-    write_celeba,
-    write_cityscapes,
-    write_coco,
-    write_pets,
-    write_voc,
-)
 
-
-@pytest.fixture(scope="module")
-def voc(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_voc(tmp_path_factory.mktemp("voc"))
-
-
-@pytest.fixture(scope="module")
-def coco(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    coco_tools()
-    return write_coco(tmp_path_factory.mktemp("coco"))
-
-
-def segmenting() -> Any:
-    """Return the transforms of torchvision's references for segmentation, of version 2."""
-    return v2.Compose(
-        [
-            v2.RandomResizedCrop((32, 40), scale=(0.5, 1.0)),
-            v2.RandomHorizontalFlip(),
-            v2.ToImage(),
-            v2.ToDtype({tv_tensors.Image: torch.float32, tv_tensors.Mask: torch.int64, "others": None}, scale=True),
-            v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-            v2.ToPureTensor(),
-        ]
-    )
-
-
-def detecting() -> Any:
-    """Return transforms of torchvision's references for detection."""
-    return v2.Compose(
-        [
-            v2.RandomHorizontalFlip(),
-            v2.ToImage(),
-            v2.ToDtype(torch.float32, scale=True),
-            v2.SanitizeBoundingBoxes(labels_getter=None),
-            v2.ToPureTensor(),
-        ]
-    )
+#: The transforms of torchvision's references for segmentation, of version 2.
+SEGMENTING = v2.Compose(
+    [
+        v2.RandomResizedCrop((32, 40), scale=(0.5, 1.0)), v2.RandomHorizontalFlip(), v2.ToImage(),
+        v2.ToDtype({tv_tensors.Image: torch.float32, tv_tensors.Mask: torch.int64, "others": None}, scale=True),
+        v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), v2.ToPureTensor(),
+    ]
+)  # fmt: skip
+#: Transforms of torchvision's references for detection.
+DETECTING = v2.Compose(
+    [
+        v2.RandomHorizontalFlip(), v2.ToImage(), v2.ToDtype(torch.float32, scale=True),
+        v2.SanitizeBoundingBoxes(labels_getter=None), v2.ToPureTensor(),
+    ]
+)  # fmt: skip
 
 
 class Functional:
@@ -78,52 +49,59 @@ RESIZED = v1.Compose([v1.Resize((24, 20)), v1.ToTensor(), v1.Normalize((0.5,) * 
 NEAREST = v1.Compose([v1.Resize((24, 20), v1.InterpolationMode.NEAREST), v1.PILToTensor()])
 
 
-SEGMENTED: dict[str, tuple[dict[str, Any], Any]] = {
-    "joint": ({"transforms": segmenting()}, 7),
-    "functions": ({"transforms": Functional()}, 7),
-    "separate": ({"transform": RESIZED, "target_transform": NEAREST}, None),
+def coco(root: Path, **options: Any) -> Any:
+    files.coco_tools()
+    return datasets.CocoDetection(*files.write_coco(root), **options)
+
+
+def cityscapes(root: Path, target: str) -> Any:
+    return datasets.Cityscapes(files.write_cityscapes(root), target_type=target, transforms=SEGMENTING)
+
+
+def pets(root: Path, kinds: Any) -> Any:
+    return datasets.OxfordIIITPet(files.write_pets(root), target_types=kinds, transforms=SEGMENTING)
+
+
+def celeba(root: Path, kinds: Any) -> Any:
+    with pytest.MonkeyPatch.context() as checksums:
+        checksums.setattr(datasets.CelebA, "_check_integrity", lambda self: True)
+        return datasets.CelebA(files.write_celeba(root), target_type=kinds, transform=RESIZED)
+
+
+def voc(root: Path, **options: Any) -> Any:
+    return datasets.VOCSegmentation(files.write_voc(root), **options)
+
+
+COLUMNS = {"collate_fn": columns}
+#: Datasets that are wrapped for transforms of version 2, and the loaders' options.
+WRAPPED: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
+    "VOC, segmentation": (lambda root: voc(root, transforms=SEGMENTING), {}),
+    "VOC, detection": (lambda root: datasets.VOCDetection(files.write_voc(root), transforms=DETECTING), COLUMNS),
+    "COCO": (lambda root: coco(root, transforms=DETECTING), COLUMNS),
+    "Cityscapes": (lambda root: cityscapes(root, "semantic"), {}),
+    "Cityscapes, instances": (lambda root: cityscapes(root, "instance"), COLUMNS),
+    "pets": (lambda root: pets(root, "segmentation"), {}),
+    "pets, categories": (lambda root: pets(root, ["segmentation", "category"]), {}),
+}
+PLAIN: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
+    "VOC, functions": (lambda root: voc(root, transforms=Functional()), {}),
+    "VOC, separate": (lambda root: voc(root, transform=RESIZED, target_transform=NEAREST), {"seed": None}),
+    "COCO": (lambda root: coco(root, transform=RESIZED), {**COLUMNS, "seed": None}),
+    "Caltech101": (lambda root: datasets.Caltech101(files.write_caltech(root), transform=RESIZED), {"seed": None}),
+    "Caltech256": (lambda root: datasets.Caltech256(files.write_caltech(root), transform=RESIZED), {"seed": None}),
+    "CelebA": (lambda root: celeba(root, "attr"), {"seed": None}),
+    "CelebA, identities": (lambda root: celeba(root, "identity"), {"seed": None}),
+    "CelebA, all": (lambda root: celeba(root, ["attr", "bbox", "landmarks"]), {"seed": None}),
 }
 
 
-@pytest.mark.parametrize("name", SEGMENTED)
-def test_voc_segmentation(voc: Path, name: str) -> None:
-    options, seed = SEGMENTED[name]
-    dataset = datasets.VOCSegmentation(voc, **options)
-    assert_conforms(wrap_dataset_for_transforms_v2(dataset) if name == "joint" else dataset, seed=seed)
+@pytest.mark.parametrize("name", WRAPPED)
+def test_datasets_with_transforms_of_both(name: str, tmp_path: Path) -> None:
+    make, options = WRAPPED[name]
+    assert_conforms(wrap_dataset_for_transforms_v2(make(tmp_path)), **options)
 
 
-def test_voc_detection(voc: Path) -> None:
-    dataset = wrap_dataset_for_transforms_v2(datasets.VOCDetection(voc, transforms=detecting()))
-    assert_conforms(dataset, collate_fn=columns)
-
-
-def test_coco_detection(coco: tuple[Path, Path]) -> None:
-    dataset = datasets.CocoDetection(*coco, transforms=detecting())
-    assert_conforms(wrap_dataset_for_transforms_v2(dataset), collate_fn=columns)
-    assert_conforms(datasets.CocoDetection(*coco, transform=RESIZED), collate_fn=columns, seed=None)
-
-
-@pytest.mark.parametrize("target", ["semantic", "instance"])
-def test_cityscapes(tmp_path: Path, target: str) -> None:
-    dataset = datasets.Cityscapes(write_cityscapes(tmp_path), target_type=target, transforms=segmenting())
-    collate: dict[str, Any] = {"collate_fn": columns} if target == "instance" else {}
-    assert_conforms(wrap_dataset_for_transforms_v2(dataset), **collate)
-
-
-@pytest.mark.parametrize("kinds", ["segmentation", ["segmentation", "category"]])
-def test_pets(kinds: Any, tmp_path: Path) -> None:
-    dataset = datasets.OxfordIIITPet(write_pets(tmp_path), target_types=kinds, transforms=segmenting())
-    assert_conforms(wrap_dataset_for_transforms_v2(dataset))
-
-
-@pytest.mark.parametrize("dataset", [datasets.Caltech101, datasets.Caltech256])
-def test_caltech(dataset: Any, tmp_path: Path) -> None:
-    assert_conforms(dataset(write_caltech(tmp_path), transform=RESIZED), seed=None)
-
-
-@pytest.mark.parametrize("kinds", ["attr", "identity", ["attr", "bbox", "landmarks"]])
-def test_celeba(kinds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as checksums:
-        checksums.setattr(datasets.CelebA, "_check_integrity", lambda self: True)
-        dataset = datasets.CelebA(write_celeba(tmp_path), target_type=kinds, transform=RESIZED)
-    assert_conforms(dataset, seed=None)
+@pytest.mark.parametrize("name", PLAIN)
+def test_datasets_as_they_are(name: str, tmp_path: Path) -> None:
+    make, options = PLAIN[name]
+    assert_conforms(make(tmp_path), **options)

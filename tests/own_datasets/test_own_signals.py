@@ -6,6 +6,7 @@ import random
 import re
 import struct
 import wave
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from tests.own_datasets.conformance import assert_conforms, kinds, listed, optional
+from tests.sample_datasets import Made
 
 soundfile = optional("soundfile")
 RATE = 8000
@@ -110,35 +112,26 @@ class Texts(Dataset):
 
     def __getitem__(self, index: int) -> Any:
         ids = [self.vocabulary.get(word, 0) for word in self.split(self.texts[index].lower())][:12]
-        mask = [1] * len(ids) + [0] * (12 - len(ids))
-        return {
-            "input_ids": torch.tensor(ids + [0] * (12 - len(ids))),
-            "attention_mask": mask,
-            "text": self.texts[index],
-        }
+        rest = [0] * (12 - len(ids))
+        return {"ids": torch.tensor(ids + rest), "mask": [1] * len(ids) + rest, "text": self.texts[index]}
 
 
 class Masked(Texts):
     """A language model's data: some of the tokens are replaced."""
 
     def __getitem__(self, index: int) -> Any:
-        ids = super().__getitem__(index)["input_ids"]
+        ids = super().__getitem__(index)["ids"]
         chosen = torch.bernoulli(torch.full(ids.shape, 0.15)).bool()
         return ids.masked_fill(chosen, 103), torch.where(chosen, ids, -100), random.choice(self.texts)
 
 
-class Tokens(Dataset):
-    """Blocks of a memory map of tokens, as nanoGPT reads them."""
+TOKENS = np.arange(600, dtype=np.uint16)
 
-    def __init__(self) -> None:
-        self.data = np.arange(600, dtype=np.uint16)
 
-    def __len__(self) -> int:
-        return (len(self.data) - 1) // 32
-
-    def __getitem__(self, index: int) -> Any:
-        x = torch.from_numpy(self.data[index * 32 : index * 32 + 32].astype(np.int64))
-        return x, torch.from_numpy(self.data[index * 32 + 1 : index * 32 + 33].astype(np.int64))
+def tokens(index: int) -> Any:
+    """Return blocks of an array of tokens, as nanoGPT reads them."""
+    x = torch.from_numpy(TOKENS[index * 32 : index * 32 + 32].astype(np.int64))
+    return x, torch.from_numpy(TOKENS[index * 32 + 1 : index * 32 + 33].astype(np.int64))
 
 
 class Windows(Dataset):
@@ -158,22 +151,21 @@ class Windows(Dataset):
         raise AssertionError("a map-style dataset is indexed")
 
 
-class Binary(Dataset):
-    """Records of a fixed length, unpacked by struct."""
-
-    def __init__(self) -> None:
-        self.content = b"".join(struct.pack("<if4s", i, i / 2, b"%04d" % i) for i in range(12))
-
-    def __len__(self) -> int:
-        return len(self.content) // 12
-
-    def __getitem__(self, index: int) -> Any:
-        return struct.unpack_from("<if4s", self.content, 12 * index)
+#: Records of a fixed length.
+BINARY = b"".join(struct.pack("<if4s", i, i / 2, b"%04d" % i) for i in range(12))
+SEQUENCES: dict[str, tuple[Callable[[], Any], int | None]] = {
+    "masked": (Masked, 7),
+    "texts": (Texts, None),
+    "windows": (Windows, None),
+    "tokens": (lambda: Made(tokens, 18), None),
+    "binary": (lambda: Made(lambda i: struct.unpack_from("<if4s", BINARY, 12 * i), 12), None),
+}
 
 
-@kinds(Masked, unseeded=(Texts, Tokens, Windows, Binary))
-def test_sequences(kind: Any, seed: int | None) -> None:
-    assert_conforms(kind(), seed=seed)
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_sequences(name: str) -> None:
+    make, seed = SEQUENCES[name]
+    assert_conforms(make(), seed=seed)
 
 
 class Graph:
@@ -192,27 +184,16 @@ class Graph:
         return cls(torch.cat([graph.x for graph in graphs]), torch.cat(edges, 1), batch=where, count=len(graphs))
 
 
-class Graphs(Dataset):
-    collate: Any = staticmethod(Graph.batch)
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> Any:
-        nodes = 2 + index % 4
-        return Graph(torch.rand(nodes, 3), torch.randint(nodes, (2, index)), y=torch.tensor([index]))
+def graph(index: int) -> Any:
+    nodes = 2 + index % 4
+    return Graph(torch.rand(nodes, 3), torch.randint(nodes, (2, index)), y=torch.tensor([index]))
 
 
-class Clouds(Graphs):
-    """Point clouds, one below the other."""
-
-    collate = staticmethod(listed)
-
-    def __getitem__(self, index: int) -> Any:
-        points = np.random.rand(3 + index, 3).astype(np.float32)
-        return points[np.argsort(points[:, 0])], np.random.choice(10, 2, replace=False)
+def cloud(index: int) -> Any:
+    points = np.random.rand(3 + index, 3).astype(np.float32)
+    return points[np.argsort(points[:, 0])], np.random.choice(10, 2, replace=False)
 
 
-@kinds(Graphs, Clouds)
-def test_graphs(kind: Any) -> None:
-    assert_conforms(kind(), collate_fn=kind.collate)
+@pytest.mark.parametrize(("make", "collate"), [(graph, Graph.batch), (cloud, listed)])
+def test_graphs_and_clouds(make: Any, collate: Any) -> None:
+    assert_conforms(Made(make, 12), collate_fn=collate)

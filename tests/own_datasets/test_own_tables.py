@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import itertools
 import json
 import sqlite3
 from pathlib import Path
@@ -41,14 +43,9 @@ class Rows(Dataset):
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Any:
-        row = self.rows[index]
-        image = Image.open(row["path"]).convert("RGB")
-        return {
-            "image": TRANSFORM(image),
-            "label": int(row["label"]),
-            "path": row["path"],
-            "score": float(row["score"]),
-        }
+        row: dict[str, Any] = dict(self.rows[index])
+        image = TRANSFORM(Image.open(row["path"]).convert("RGB"))
+        return row | {"image": image, "label": int(row["label"]), "score": float(row["score"])}
 
 
 class JsonLines(Dataset):
@@ -56,12 +53,9 @@ class JsonLines(Dataset):
 
     def __init__(self, table: Path) -> None:
         self.path = table.with_suffix(".jsonl")
-        self.path.write_text(
-            "\n".join(json.dumps({"text": f"line {i} é", "ids": list(range(i % 4))}) for i in range(12))
-        )
-        self.offsets = [0]
-        for line in self.path.read_bytes().splitlines(keepends=True):
-            self.offsets.append(self.offsets[-1] + len(line))
+        lines = [json.dumps({"text": f"line {i} é", "ids": list(range(i % 4))}) + "\n" for i in range(12)]
+        self.path.write_text("".join(lines))
+        self.offsets = [0, *itertools.accumulate(map(len, self.path.read_bytes().splitlines(keepends=True)))]
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -89,11 +83,8 @@ class Database(Dataset):
         return 12
 
     def __getitem__(self, index: int) -> Any:
-        connection = sqlite3.connect(self.path)
-        try:
+        with contextlib.closing(sqlite3.connect(self.path)) as connection:
             data, label = connection.execute("select data, label from samples where id = ?", (int(index),)).fetchone()
-        finally:
-            connection.close()
         return torch.frombuffer(bytearray(data), dtype=torch.float32), label
 
 
