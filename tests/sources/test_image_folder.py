@@ -67,15 +67,10 @@ def age(root: Path, by_ns: int = HOUR_NS) -> None:
 
 
 def assert_same(root: Path | str) -> ImageFolder:
-    expected = torchvision.datasets.ImageFolder(root)
-    ours = ImageFolder(root)
-    assert ours.classes == expected.classes
-    assert ours.class_to_idx == expected.class_to_idx
-    assert list(ours.samples) == expected.samples
-    assert ours.samples == expected.samples
-    assert ours.imgs == expected.imgs
-    assert ours.targets == expected.targets
-    assert ours.labels.tolist() == expected.targets
+    expected, ours = torchvision.datasets.ImageFolder(root), ImageFolder(root)
+    for name in ("classes", "class_to_idx", "samples", "imgs", "targets"):
+        assert getattr(ours, name) == getattr(expected, name)
+    assert (list(ours.samples), ours.labels.tolist()) == (expected.samples, expected.targets)
     assert len(ours) == len(expected)
     return ours
 
@@ -83,11 +78,8 @@ def assert_same(root: Path | str) -> ImageFolder:
 # --- The scan -----------------------------------------------------------------------------------------------------
 
 
-def test_extensions_are_torchvisions() -> None:
-    assert torchvision.datasets.folder.IMG_EXTENSIONS == IMG_EXTENSIONS
-
-
 def test_nested_and_odd_names(tmp_path: Path) -> None:
+    assert torchvision.datasets.folder.IMG_EXTENSIONS == IMG_EXTENSIONS
     root = tree(
         tmp_path / "data",
         "b/1.jpg", "b/10.jpg", "b/2.JPG", "b/x.JpEg", "b/x.txt", "b/.jpg", "b/jpg", "b/x.jpg.bak", "b/a.webp",
@@ -98,25 +90,19 @@ def test_nested_and_odd_names(tmp_path: Path) -> None:
     ours = assert_same(root)
     assert ours.samples[-1] == (str(root / "ä" / "\U0001f600.jpg"), 4)
     assert_same(f"{root}/")
-
-
-def test_names_that_are_not_utf8_sort_as_python_strings(tmp_path: Path) -> None:
+    # Names that are not UTF-8 sort as Python's strings.
     names = [b"\xff", b"\x80", b"\xc3", b"\xc3\xa9", b"\xc3A", b"\xe2\x82", b"\xe2\x82\xac", b"\xef\xbf\xae",
              b"\xed\xa0\x80", b"\xf0\x9f\x98\x80", b"\xf0\x9f\xc3\xa9", b"\xf5\x80", b"a", b"\xc0\x80", b"a\xff", b"a\xc3\xa9"]  # fmt: skip # noqa: E501
-    tree(tmp_path / "data", *(b"c/" + name + b".jpg" for name in names), *(name + b"/x.jpg" for name in names))
-    assert_same(tmp_path / "data")
+    tree(tmp_path / "bytes", *(b"c/" + name + b".jpg" for name in names), *(name + b"/x.jpg" for name in names))
+    assert_same(tmp_path / "bytes")
+
+
+PARTS = st.text(st.sampled_from("aB-./é\udcff\U0001f600 "), min_size=1, max_size=4)
+NAMES = st.lists(PARTS, min_size=2, max_size=4).map("/".join)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.lists(
-        st.lists(
-            st.text(st.sampled_from("aB-./é\udcff\U0001f600 "), min_size=1, max_size=4), min_size=2, max_size=4
-        ).map("/".join),
-        min_size=1,
-        max_size=8,
-    )
-)
+@given(st.lists(NAMES, min_size=1, max_size=8))
 def test_any_tree(tmp_path: Path, names: list[str]) -> None:
     root = tmp_path / "any"
     shutil.rmtree(root, ignore_errors=True)
@@ -129,27 +115,21 @@ def test_any_tree(tmp_path: Path, names: list[str]) -> None:
 def test_symbolic_links_are_followed(tmp_path: Path) -> None:
     outside = tree(tmp_path / "outside", "far/1.jpg", "far/deep/2.jpg", "3.png")
     root = tree(tmp_path / "data", "a/1.jpg", "b/1.jpg", "b/n/1.jpg")
-    (root / "a" / "far").symlink_to(outside / "far")
-    (root / "a" / "file.jpg").symlink_to(outside / "3.png")
-    (root / "a" / "again.jpg").symlink_to("1.jpg")
-    (root / "a" / "dangling.jpg").symlink_to("nowhere")
-    (root / "a" / "dangling").symlink_to("nowhere")
-    (root / "c").symlink_to(outside)
-    (root / "d").symlink_to("b")
-    (root / "nothing").symlink_to("nowhere")
+    links: dict[str, str | Path] = {
+        "a/far": outside / "far", "a/file.jpg": outside / "3.png", "a/again.jpg": "1.jpg", "a/dangling.jpg": "nowhere",
+        "a/dangling": "nowhere", "c": outside, "d": "b", "nothing": "nowhere",
+    }  # fmt: skip
+    for name, target in links.items():
+        (root / name).symlink_to(target)
     os.mkfifo(root / "a" / "fifo.jpg")
     assert_same(root)
     (tmp_path / "link").symlink_to(root)
     assert_same(tmp_path / "link")
-
-
-def test_a_cycle_of_links_ends(tmp_path: Path) -> None:
-    root = tree(tmp_path / "data", "a/1.jpg", "a/n/2.jpg")
-    (root / "a" / "n" / "up").symlink_to(root / "a")
-    (root / "a" / "self.jpg").symlink_to("self.jpg")  # ELOOP: a file, for os.walk too
-    assert [os.path.relpath(path, root) for path, _ in ImageFolder(root).samples] == [
-        "a/1.jpg", "a/self.jpg", "a/n/2.jpg",
-    ]  # fmt: skip
+    cycle = tree(tmp_path / "cycle", "a/1.jpg", "a/n/2.jpg")
+    (cycle / "a" / "n" / "up").symlink_to(cycle / "a")
+    (cycle / "a" / "self.jpg").symlink_to("self.jpg")  # ELOOP: a file, for os.walk too
+    found = [os.path.relpath(path, cycle) for path, _ in ImageFolder(cycle).samples]
+    assert found == ["a/1.jpg", "a/self.jpg", "a/n/2.jpg"]
 
 
 def test_relative_root_and_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,19 +141,17 @@ def test_relative_root_and_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_errors_are_torchvisions_with_what_to_do(tmp_path: Path) -> None:
-    root = tree(tmp_path / "data", "x.jpg")
-    for make in (torchvision.datasets.ImageFolder, ImageFolder):
-        with pytest.raises(FileNotFoundError, match=f"Couldn't find any class folder in {root}"):
-            make(root)
-        with pytest.raises(FileNotFoundError, match=r"No such file or directory.*nowhere"):
-            make(root / "nowhere")
-        with pytest.raises(NotADirectoryError, match=r"x\.jpg"):
-            make(root / "x.jpg")
-    tree(root, "full/1.jpg", "none/1.txt", "empty/n/README")
+    root, classes = tree(tmp_path / "data", "x.jpg"), tree(tmp_path / "b", "full/1.jpg", "none/1.txt", "empty/n/README")
     message = r"Found no valid file for the classes empty, none\. Supported extensions are: \.jpg, .*\.webp"
-    for make in (torchvision.datasets.ImageFolder, ImageFolder):
-        with pytest.raises(FileNotFoundError, match=message):
-            make(root)
+    for where, error, words in (
+        (root, FileNotFoundError, f"Couldn't find any class folder in {root}"),
+        (root / "nowhere", FileNotFoundError, r"No such file or directory.*nowhere"),
+        (root / "x.jpg", NotADirectoryError, r"x\.jpg"),
+        (classes, FileNotFoundError, message),
+    ):
+        for make in (torchvision.datasets.ImageFolder, ImageFolder):
+            with pytest.raises(error, match=words):
+                make(where)
     with pytest.raises(TypeError, match="root must be a str"):
         ImageFolder(os.fsencode(root))  # type: ignore[arg-type]
 
@@ -229,25 +207,18 @@ def test_samples_are_torchvisions(photos: Path) -> None:
             ours[index]
     with pytest.raises(TypeError):
         ours["0"]  # type: ignore[index]
-
-
-def test_repr_says_what_it_holds(photos: Path) -> None:
-    assert repr(ImageFolder(photos)) == f"ImageFolder('{photos}': 5 files in 2 classes)"
+    assert repr(ours) == f"ImageFolder('{photos}': 5 files in 2 classes)"
 
 
 def test_samples_is_a_sequence(photos: Path) -> None:
-    expected = torchvision.datasets.ImageFolder(photos).samples
-    samples = ImageFolder(photos).samples
+    expected, samples = torchvision.datasets.ImageFolder(photos).samples, ImageFolder(photos).samples
     assert isinstance(samples, Samples)
-    assert samples[1:4] == expected[1:4]
-    assert samples[::-2] == expected[::-2]
-    assert samples[-1] == expected[-1]
-    assert expected[3] in samples
-    assert samples.index(expected[3]) == 3
+    for which in (slice(1, 4), slice(None, None, -2), -1):
+        assert samples[which] == expected[which]
+    assert expected[3] in samples and samples.index(expected[3]) == 3
     assert samples == ImageFolder(photos).samples
-    assert samples != expected[:-1]
-    assert samples != [*expected[:-1], ("x", 0)]
-    assert samples != 5
+    for other in (expected[:-1], [*expected[:-1], ("x", 0)], 5):
+        assert samples != other
 
 
 def test_pickle_lists_nothing(photos: Path, listings: list[bytes]) -> None:
@@ -257,12 +228,9 @@ def test_pickle_lists_nothing(photos: Path, listings: list[bytes]) -> None:
     shutil.rmtree(cache_folder.folder_of(image_folder.KIND) or "", ignore_errors=True)
     again = pickle.loads(held)
     assert len(listings) == 1
-    assert again.samples == ours.samples
-    assert again.classes == ours.classes
-    assert again.targets == ours.targets
-    assert again.class_to_idx == ours.class_to_idx
-    assert again[3][1] == "1"
-    assert repr(again) == repr(ours)
+    for name in ("samples", "classes", "targets", "class_to_idx"):
+        assert getattr(again, name) == getattr(ours, name)
+    assert (again[3][1], repr(again)) == ("1", repr(ours))
 
 
 def test_a_sample_costs_few_bytes(tmp_path: Path) -> None:
@@ -307,14 +275,6 @@ def test_second_start_reads_one_file(root: Path, tmp_path: Path, cache: Path, li
     assert len(listings) == 1
 
 
-def into_outside(root: Path) -> None:
-    tree(root.parent / "outside", "y.jpg")
-
-
-def later_folder(root: Path) -> None:
-    tree(root.parent / "later", "z.jpg")
-
-
 def switched_link(root: Path) -> None:
     tree(root.parent / "elsewhere", "q/1.jpg")
     age(root.parent / "elsewhere")
@@ -339,8 +299,8 @@ def hidden_change(root: Path) -> None:
         lambda root: (root / "a/1.jpg").rename(root / "a/renamed.jpg"),
         lambda root: (root / "a").rename(root / "z"),
         lambda root: shutil.rmtree(root / "a"),
-        into_outside,
-        later_folder,
+        lambda root: tree(root.parent / "outside", "y.jpg"),
+        lambda root: tree(root.parent / "later", "z.jpg"),
         switched_link,
         hidden_change,
     ],
@@ -353,12 +313,10 @@ def test_changes_are_noticed(root: Path, listings: list[bytes], change: Callable
 
 
 def test_a_tree_changed_just_before_the_scan_is_not_kept(root: Path, cache: Path, listings: list[bytes]) -> None:
-    age(root / "a" / "n", by_ns=image_folder.RACY_NS // 2)
-    ImageFolder(root)
-    assert not list(cache.glob("*"))
-    age(root / "a" / "n", by_ns=-HOUR_NS)  # a clock that goes wrong is no reason to trust
-    ImageFolder(root)
-    assert not list(cache.glob("*"))
+    for by_ns in (image_folder.RACY_NS // 2, -HOUR_NS):  # a clock that goes wrong is no reason to trust
+        age(root / "a" / "n", by_ns=by_ns)
+        ImageFolder(root)
+        assert not list(cache.glob("*"))
     age(root / "a" / "n", by_ns=image_folder.RACY_NS + 1)
     ImageFolder(root)
     ImageFolder(root)
@@ -371,9 +329,7 @@ def rewrite(entry: Path, **changed: Any) -> None:
     np.savez(entry, **{name: array for name, array in (arrays | changed).items() if array is not None})
 
 
-def as_npy(entry: Path) -> None:
-    with entry.open("wb") as file:
-        np.save(file, np.zeros(3))
+NPY = b"\x93NUMPY\x01\x00\x46\x00" + b"{'descr': '<f8', 'fortran_order': False, 'shape': (0,)}".ljust(70)
 
 
 @pytest.mark.parametrize(
@@ -384,9 +340,7 @@ def as_npy(entry: Path) -> None:
         lambda entry: entry.write_bytes(pickle.dumps([1, 2])),
         lambda entry: entry.write_bytes(entry.read_bytes()[:-30]),
         lambda entry: entry.write_bytes(entry.read_bytes().replace(b"a/n/2.jpg", b"a/n/9.jpg")),
-        lambda entry: entry.write_bytes(
-            b"\x93NUMPY\x01\x00\x46\x00" + b"{'descr': '<f8', 'fortran_order': False, 'shape': (0,)}".ljust(70)
-        ),
+        lambda entry: entry.write_bytes(NPY),
         lambda entry: (entry.unlink(), entry.mkdir()),
         lambda entry: rewrite(entry, names=None),
         lambda entry: rewrite(entry, names=np.frombuffer(b"a/1.jpg\0a/2.jpg", np.uint8)),
@@ -399,9 +353,7 @@ def as_npy(entry: Path) -> None:
         lambda entry: rewrite(entry, stamps=np.zeros((16, 2), np.int64)),
     ],
 )
-def test_a_damaged_cache_is_none(
-    root: Path, cache: Path, listings: list[bytes], damage: Callable[[Path], object]
-) -> None:
+def test_a_damaged_cache_is_none(root: Path, cache: Path, listings: list[bytes], damage: Any) -> None:
     ImageFolder(root)
     entry = next(cache.iterdir())
     damage(entry)
@@ -427,11 +379,9 @@ def test_root_and_extensions_have_their_own_entry(root: Path, cache: Path, listi
     shutil.copytree(root, root.with_name("copy"), symlinks=True)
     age(root.with_name("copy"))
     for _ in range(2):
-        assert len(image_folder.scan(str(root), (".jpg",)).paths) == 4
-        assert len(image_folder.scan(str(root), (".txt",)).paths) == 1
-        assert len(image_folder.scan(str(root.with_name("copy")), (".jpg",)).paths) == 4
-    assert len(listings) == 3
-    assert len(list(cache.iterdir())) == 3
+        for name, suffix, count in (("data", ".jpg", 4), ("data", ".txt", 1), ("copy", ".jpg", 4)):
+            assert len(image_folder.scan(str(root.with_name(name)), (suffix,)).paths) == count
+    assert len(listings) == len(list(cache.iterdir())) == 3
 
 
 def test_the_cache_folder_stays_small(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
