@@ -13,24 +13,21 @@ from torchvision.transforms import v2
 from torchvision.transforms._presets import ImageClassification
 
 from penstock.hooks.calls import natively
-from penstock.recipe import encoded_image
 from penstock.recipe.encoded_image import is_encoded
 from tests.hooks.jpegs import PLAIN, assert_as_pillow, jpeg, outcome, picture
 
-pytestmark = pytest.mark.native
-
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+pytestmark = [pytest.mark.native, pytest.mark.filterwarnings("ignore:The transform `ToTensor")]
+GENERATIONS = pytest.mark.parametrize("generation", [v1, v2], ids=["v1", "v2"])
 
 
 def steps(t: Any) -> dict[str, Any]:
+    crop, normal = t.RandomResizedCrop(30), t.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     return {
-        "training": t.Compose(
-            [t.RandomResizedCrop(40), t.RandomHorizontalFlip(), t.ToTensor(), t.Normalize(MEAN, STD)]
-        ),
-        "validation": t.Compose([t.Resize(48), t.CenterCrop(40), t.ToTensor(), t.Normalize(MEAN, STD)]),
-        "a picture": t.Compose([t.RandomResizedCrop(30), t.RandomVerticalFlip()]),
-        "jitter": t.Compose([t.RandomResizedCrop(30), t.ColorJitter(0.4, 0.4), t.ToTensor()]),
-        "jitter first": t.Compose([t.ColorJitter(0.4, 0.4), t.RandomResizedCrop(30), t.ToTensor()]),
+        "training": t.Compose([t.RandomResizedCrop(40), t.RandomHorizontalFlip(), t.ToTensor(), normal]),
+        "validation": t.Compose([t.Resize(48), t.CenterCrop(40), t.ToTensor(), normal]),
+        "a picture": t.Compose([crop, t.RandomVerticalFlip()]),
+        "jitter": t.Compose([crop, t.ColorJitter(0.4, 0.4), t.ToTensor()]),
+        "jitter first": t.Compose([t.ColorJitter(0.4, 0.4), crop, t.ToTensor()]),
         "nothing first": t.Compose([t.RandomHorizontalFlip(0.0), t.PILToTensor()]),
         "padded": t.Compose([t.RandomCrop(100, padding=6, pad_if_needed=True, fill=4), t.ToTensor()]),
         "resized crop": t.RandomResizedCrop(32),
@@ -41,22 +38,18 @@ def steps(t: Any) -> dict[str, Any]:
         "to tensor": t.ToTensor(),
         "flip": t.RandomHorizontalFlip(1.0),
         "preset": ImageClassification(crop_size=40, resize_size=48),
-        "reference": t.Compose(
-            [t.RandomResizedCrop(30), t.TrivialAugmentWide(), t.PILToTensor(), t.RandomErasing(0.5)]
-        ),
+        "reference": t.Compose([crop, t.TrivialAugmentWide(), t.PILToTensor(), t.RandomErasing(0.5)]),
         "grey": t.Grayscale(),
         "five": t.FiveCrop(20),
     }
 
 
-@pytest.fixture(autouse=True)
-def _no_image_of_several_views(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoded_image._Repeated, "images", 0)
+#: Of which only a part of an image is decoded.
+PARTS = ("training", "validation", "resized crop", "resize", "to tensor", "preset", "reference")
 
 
-@pytest.mark.parametrize("generation", [v1, v2], ids=["v1", "v2"])
+@GENERATIONS
 @pytest.mark.parametrize("name", steps(v1))
-@pytest.mark.filterwarnings("ignore:The transform `ToTensor")
 def test_transforms_give_what_torchvisions_give(name: str, generation: Any) -> None:
     transform = steps(generation)[name]
 
@@ -71,11 +64,8 @@ def test_transforms_give_what_torchvisions_give(name: str, generation: Any) -> N
             assert_as_pillow(work, data, convert)
 
 
-@pytest.mark.parametrize("generation", [v1, v2], ids=["v1", "v2"])
-@pytest.mark.parametrize(
-    "name", ["training", "validation", "resized crop", "resize", "to tensor", "preset", "reference"]
-)
-@pytest.mark.filterwarnings("ignore:The transform `ToTensor")
+@GENERATIONS
+@pytest.mark.parametrize("name", PARTS)
 def test_transforms_decode_a_part_alone(name: str, generation: Any) -> None:
     transform = steps(generation)[name]
     with natively():

@@ -26,6 +26,7 @@ from penstock.hooks.loads import Refused
 from tests.corrupt import archive_of, saved
 from tests.forking import assert_in_child
 from tests.hooks.loaded import answered, assert_equal, corpus, filled, random_object, refused
+from tests.same import assert_same, assert_same_outcome
 from tests.waiting import run_in_threads
 
 CORPUS = corpus()
@@ -34,9 +35,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserW
 
 @pytest.fixture
 def file(tmp_path: pathlib.Path) -> str:
-    path = str(tmp_path / "sample.pt")
-    torch.save({"x": torch.arange(6.0), "y": [1, "a"]}, path)
-    return path
+    return written(tmp_path / "sample.pt", {"x": torch.arange(6.0), "y": [1, "a"]})
+
+
+def written(path: pathlib.Path, value: Any) -> str:
+    torch.save(value, path)
+    return str(path)
 
 
 @pytest.mark.parametrize("name", CORPUS)
@@ -56,12 +60,8 @@ def test_equals_torch(name: str, tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("name", ["tensor", "empty", "dict", "many tensors", "plain", "big and small", "views"])
 def test_a_file_object_is_left_where_torch_leaves_it(name: str, tmp_path: pathlib.Path) -> None:
-    other = torch.zeros(5)
-    with open(tmp_path / "two", "wb") as out:
-        out.write(b"in front")
-        torch.save(CORPUS[name], out)
-    torch.save(other, tmp_path / "one")
-    content = (tmp_path / "two").read_bytes()
+    content = b"in front" + saved(CORPUS[name])
+    (tmp_path / "two").write_bytes(content)
     for make in (lambda: io.BytesIO(content), lambda: open(tmp_path / "two", "rb")):  # noqa: SIM115
         with make() as ours, make() as theirs:
             for opened in (ours, theirs):
@@ -81,22 +81,18 @@ def test_random_structures(seed: int) -> None:
 
 def test_several_files_after_each_other(tmp_path: pathlib.Path) -> None:
     """What one file left behind in the thread's memory is not in the next."""
-    names = random.Random(3).choices(list(CORPUS), k=200)
-    for name in names:
-        content = saved(CORPUS[name])
-        (tmp_path / "x.pt").write_bytes(content)
-        assert_equal(answered(str(tmp_path / "x.pt")), torch.load(io.BytesIO(content)))
-        assert refused(io.BytesIO(content[:-1]))
+    for name in random.Random(3).choices(list(CORPUS), k=200):
+        path = written(tmp_path / "x.pt", CORPUS[name])
+        assert_equal(answered(path), torch.load(path))
+        assert refused(io.BytesIO(saved(CORPUS[name])[:-1]))
 
 
 @pytest.mark.parametrize("size", [0, 3, 40, 3000, 40_000, 400_000, 3_000_000])
 def test_sizes(size: int, tmp_path: pathlib.Path) -> None:
-    for value in (
-        filled((size,), torch.uint8),
-        {"a": filled((size,), torch.uint8), "b": filled((size // 2,), torch.int16)},
-    ):
-        torch.save(value, tmp_path / "x.pt")
-        assert_equal(answered(str(tmp_path / "x.pt")), torch.load(tmp_path / "x.pt"))
+    one, other = filled((size,), torch.uint8), filled((size // 2,), torch.int16)
+    for value in (one, {"a": one, "b": other}):
+        path = written(tmp_path / "x.pt", value)
+        assert_equal(answered(path), torch.load(path))
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -142,40 +138,24 @@ def test_other_files(tmp_path: pathlib.Path, file: str) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "none").touch()
     os.mkfifo(tmp_path / "pipe")
-    for name in ("folder", "none", "missing", "pipe", "x.safetensors", "a\0b"):
-        assert refused(str(tmp_path / name))
-    assert refused(os.fsencode(file))
-    assert refused(None)
-    assert refused(5)
-    with gzip.open(tmp_path / "x.gz", "wb") as out:
-        out.write(pathlib.Path(file).read_bytes())
-    with gzip.open(tmp_path / "x.gz") as zipped:
-        assert refused(zipped)
-    with open(file, "r+b") as writable:
-        assert refused(writable)
-    with open(file, "rb", buffering=0) as raw:
-        assert refused(raw)
-    with open(file, "rb") as opened:
-        pass
-    assert refused(opened)
-    closed = io.BytesIO(legacy)
-    closed.close()
-    assert refused(closed)
+    names = ("folder", "none", "missing", "pipe", "x.safetensors", "a\0b")
+    for given in (*(str(tmp_path / name) for name in names), os.fsencode(file), None, 5):
+        assert refused(given)
+    (tmp_path / "x.gz").write_bytes(gzip.compress(pathlib.Path(file).read_bytes()))
+    for opened in (gzip.open(tmp_path / "x.gz"), open(file, "r+b"), open(file, "rb", buffering=0)):  # noqa: SIM115
+        with opened:
+            assert refused(opened)
+    for closed in (open(file, "rb"), io.BytesIO(legacy)):  # noqa: SIM115
+        closed.close()
+        assert refused(closed)
 
 
 def test_arguments(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    locations = ("meta", "cuda:0", torch.device("cpu", 0), {"cuda": "cpu"}, lambda storage, _: storage, b"cpu")
     for options in (
-        {"map_location": "meta"},
-        {"map_location": "cuda:0"},
-        {"map_location": torch.device("cpu", 0)},
-        {"map_location": {"cuda": "cpu"}},
-        {"map_location": lambda storage, _: storage},
-        {"map_location": b"cpu"},
-        {"pickle_module": pickle},
-        {"weights_only": False},
-        {"weights_only": 1},
-        {"mmap": True},
-        {"encoding": "ascii"},
+        *({"map_location": location} for location in locations),
+        *({"pickle_module": pickle}, {"weights_only": False}, {"weights_only": 1}),
+        *({"mmap": True}, {"encoding": "ascii"}),
     ):
         assert refused(file, **options), options
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
@@ -195,22 +175,15 @@ def test_other_devices() -> None:
 
 
 def test_states_of_torch(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with torch.serialization.skip_data():
-        assert refused(file)
-    with torch._subclasses.FakeTensorMode():
-        assert refused(file)
-    with torch.device("meta"):
-        assert refused(file)
-    with torch.inference_mode():
-        assert refused(file)
+    states = (torch.serialization.skip_data, torch._subclasses.FakeTensorMode, torch.inference_mode)
+    for state in (*states, lambda: torch.device("meta")):
+        with state():
+            assert refused(file)
     for name, value in (("mmap", True), ("endianness", torch.serialization.LoadEndianness.BIG)):
-        before = getattr(config.load, name)
-        setattr(config.load, name, value)
-        try:
+        with monkeypatch.context() as patch:
+            patch.setattr(config.load, name, value)
             with natively():
                 assert refused(file), name
-        finally:
-            setattr(config.load, name, before)
         with natively():
             assert answered(file)
     with torch.serialization.safe_globals([deque]), torch.no_grad():
@@ -229,8 +202,7 @@ def test_states_of_torch(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_torch_cannot_rebuild_is_left_to_its_error(tmp_path: pathlib.Path) -> None:
-    path = str(tmp_path / "x.pt")
-    torch.save(torch.zeros(2, dtype=torch.float8_e5m2).requires_grad_(), path)
+    path = written(tmp_path / "x.pt", torch.zeros(2, dtype=torch.float8_e5m2).requires_grad_())
     with pytest.raises(RuntimeError, match="requires grad"):
         torch.load(path)
     assert refused(path)
@@ -240,8 +212,7 @@ def test_what_torch_cannot_rebuild_is_left_to_its_error(tmp_path: pathlib.Path) 
 
 
 def test_tensors_are_as_other_tensors(tmp_path: pathlib.Path) -> None:
-    path = str(tmp_path / "x.pt")
-    torch.save({"big": torch.randn(3000), "small": torch.arange(4.0)}, path)
+    path = written(tmp_path / "x.pt", {"big": torch.randn(3000), "small": torch.arange(4.0)})
     for which in ("big", "small"):
         for call in (
             lambda one: one.resize_(5000),
@@ -253,23 +224,14 @@ def test_tensors_are_as_other_tensors(tmp_path: pathlib.Path) -> None:
             lambda one: torch.stack([one, one]).sum().item(),
             lambda one: one.requires_grad_().sum().backward(),
         ):
-            outcomes = []
             # Each call has tensors of its own: torch has changed the shape when it finds that it cannot resize.
-            for one in (answered(path)[which], torch.load(path)[which]):
-                try:
-                    outcomes.append(str(call(one)))
-                except RuntimeError as error:
-                    outcomes.append(str(error))
-            assert outcomes[0] == outcomes[1]
+            ours, theirs = answered(path)[which], torch.load(path)[which]
+            assert_same_outcome(lambda: str(call(ours)), lambda: str(call(theirs)))  # noqa: B023
 
 
 def test_memory_is_given_back(tmp_path: pathlib.Path) -> None:
-    paths = []
-    for i, value in enumerate(
-        (torch.ones(300_000), [torch.ones(100_000), torch.ones(100_000)], torch.ones(200_000)[1:])
-    ):
-        paths.append(str(tmp_path / f"{i}.pt"))
-        torch.save(value, paths[-1])
+    values = (torch.ones(300_000), [torch.ones(100_000), torch.ones(100_000)], torch.ones(200_000)[1:])
+    paths = [written(tmp_path / f"{i}.pt", value) for i, value in enumerate(values)]
 
     def resident() -> int:
         return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -287,22 +249,14 @@ def test_memory_is_given_back(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_kept_tensor_keeps_its_values(tmp_path: pathlib.Path) -> None:
-    path = str(tmp_path / "x.pt")
-    kept = []
-    for i in range(50):
-        torch.save({"x": torch.full((500,), i), "y": torch.tensor(i)}, path)
-        kept.append(answered(path))
-    for i, one in enumerate(kept):
-        assert (one["x"] == i).all()
-        assert one["y"] == i
+    values = [{"x": torch.full((500,), i), "y": torch.tensor(i)} for i in range(50)]
+    assert_same([answered(written(tmp_path / "x.pt", value)) for value in values], values)
 
 
 @pytest.mark.native
 def test_threads(tmp_path: pathlib.Path) -> None:
-    paths = []
-    for name in ("dict", "views", "tensor", "big and small", "cyclic"):
-        paths.append(str(tmp_path / f"{name}.pt"))
-        torch.save(CORPUS[name], paths[-1])
+    names = ("dict", "views", "tensor", "big and small", "cyclic")
+    paths = [written(tmp_path / f"{name}.pt", CORPUS[name]) for name in names]
     wanted = [torch.load(path) for path in paths]
 
     def work(seed: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import Dataset
 
 from tests.own_datasets.conformance import assert_conforms, kinds
 from tests.sample_datasets import Made
@@ -113,15 +114,23 @@ def test_errors_of_functions_of_the_loader_and_warnings() -> None:
     assert_conforms(Made(warning, 14), shuffle=False, num_workers=(0,))
 
 
-class WithoutLength(Made):
+class Empty(Dataset):
+    def __len__(self) -> int:
+        return 0
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([index])
+
+
+class WithoutLength(Empty):
     __len__ = None  # type: ignore[assignment]
 
 
-class BadLength(Made):
+class BadLength(Empty):
     def __len__(self) -> int:
         raise RuntimeError("the index is not loaded")
 
 
-@kinds(Made, WithoutLength, BadLength)
+@kinds(Empty, WithoutLength, BadLength)
 def test_lengths(kind: Any) -> None:
-    assert_conforms(kind(torch.tensor, 0), shuffle=False, samples=None, seed=None)
+    assert_conforms(kind(), shuffle=False, samples=None, seed=None)
