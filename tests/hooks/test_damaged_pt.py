@@ -80,39 +80,30 @@ def test_bytes_at_random() -> None:
 RAN: list[int] = []
 
 
+class Evil:
+    def __reduce__(self) -> Any:
+        return evil, ()
+
+
 def evil() -> None:
     RAN.append(1)
 
 
-class Evil:
-    def __reduce__(self) -> Any:
-        return evil, ()
+HOSTILE = [
+    b"\x80\x02cos\nsystem\nX\4\0\0\0true\x85R.", b"\x80\x02c__builtin__\neval\nX\1\0\0\x001\x85R.",
+    b"\x80\x02ctorch\nfloat32\n)R.", b"\x80\x02ctorch\nFloatStorage\n)R.",
+    b"\x80\x02c__builtin__\nset\n](K\1K\2ec__builtin__\nset\n\x85R\x85R.", b"\x80\x04]\x94.",
+    b"\x80\x02ccollections\nOrderedDict\n)Rq\0}b.", b"\x80\x02]q\0h\0h\0e.", b"\x80\x02h\0.",
+    b"\x80\x02r\xff\xff\xff\xff.", b"\x80\x02X\xff\xff\xff\xffab.", b"\x80\x02\x8a\xff\1.",
+    b"\x80\x02" + b"(" * 100 + b".", b"\x80\x02}(K\1u.", b"\x80\x02}(]K\1u.", b"\x80\x02.", b"\x80\x02t.",
+    b"\x80\x02N", b"",
+]  # fmt: skip
 
 
 def test_nothing_in_a_file_is_called() -> None:
     for value in (Evil(), [Evil()], {"x": torch.ones(2), "y": Evil()}):
         assert "evil" in refused(io.BytesIO(saved(value)))
     archive = archive_of(saved([1, 2]))
-    for pickled in (
-        b"\x80\x02cos\nsystem\nX\4\0\0\0true\x85R.",
-        b"\x80\x02c__builtin__\neval\nX\1\0\0\x001\x85R.",
-        b"\x80\x02ctorch\nfloat32\n)R.",
-        b"\x80\x02ctorch\nFloatStorage\n)R.",
-        b"\x80\x02c__builtin__\nset\n](K\1K\2ec__builtin__\nset\n\x85R\x85R.",
-        b"\x80\x04]\x94.",
-        b"\x80\x02ccollections\nOrderedDict\n)Rq\0}b.",
-        b"\x80\x02]q\0h\0h\0e.",
-        b"\x80\x02h\0.",
-        b"\x80\x02r\xff\xff\xff\xff.",
-        b"\x80\x02X\xff\xff\xff\xffab.",
-        b"\x80\x02\x8a\xff\1.",
-        b"\x80\x02" + b"(" * 100 + b".",
-        b"\x80\x02}(K\1u.",
-        b"\x80\x02}(]K\1u.",
-        b"\x80\x02.",
-        b"\x80\x02t.",
-        b"\x80\x02N",
-        b"",
-    ):
+    for pickled in HOSTILE:
         assert refused(io.BytesIO(archive.edit(b"data.pkl", data=pickled).file())), pickled
     assert not RAN

@@ -17,7 +17,14 @@ from tests.sample_datasets import Made
 LENGTHS = [3, 9, 1, 7, 7, 2, 8, 4, 4, 5, 6, 1, 9]
 
 
-DATASET = Made(lambda index: (torch.full((3,), float(index)) + torch.rand(3), index), len(LENGTHS))
+class Lengths(data.Dataset):
+    """Samples of different lengths."""
+
+    def __len__(self) -> int:
+        return len(LENGTHS)
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((3,), float(index)) + torch.rand(3), index
 
 
 class ByLength(data.Sampler[list[int]]):
@@ -69,7 +76,7 @@ OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
     "weighted": lambda: {"sampler": data.WeightedRandomSampler([float(length) for length in LENGTHS], 11)},
     "subset": lambda: {"sampler": data.SubsetRandomSampler([4, 2, 7, 9]), "seed": None},
     "replaced": lambda: {"sampler": data.RandomSampler(range(13), replacement=True, num_samples=9), "seed": None},
-    "distributed": lambda: {"sampler": data.DistributedSampler(DATASET, num_replicas=2, rank=1), "seed": None},
+    "distributed": lambda: {"sampler": data.DistributedSampler(Lengths(), num_replicas=2, rank=1), "seed": None},
     "with a generator": with_generator,
     "epochs": lambda: {"sampler": Epochs()},
     "balanced": lambda: {"sampler": Balanced(), "seed": None},
@@ -83,16 +90,13 @@ OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_samplers_and_options(name: str) -> None:
-    assert_conforms(DATASET, **OPTIONS[name]())
+    assert_conforms(Lengths(), **OPTIONS[name]())
 
 
-class Prepared(data.Dataset):
+class Prepared(Lengths):
     """What worker_init_fn has done is seen by each sample."""
 
     start = 0.0
-
-    def __len__(self) -> int:
-        return len(LENGTHS)
 
     def __getitem__(self, index: int) -> Any:
         return index + self.start, random.random(), float(np.random.rand())
