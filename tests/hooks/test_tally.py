@@ -6,14 +6,12 @@ import copy
 import os
 import pickle
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.utils.data as tud
 from PIL import Image
 
 import penstock
@@ -22,6 +20,8 @@ from penstock.call_counts import MOST_REASONS, OTHER_REASONS, CallCounts, CallMe
 from penstock.errors import WorkerDied
 from penstock.hooks.calls import example_of, natively
 from tests.executors_under_test import options
+from tests.photos import photo_files
+from tests.sample_datasets import Made, Stream, tensor_files
 
 SIZE = 12
 WAYS = options(
@@ -31,46 +31,24 @@ WAYS = options(
 ARCHIVE = "an .npz archive, whose arrays numpy reads when they are asked for"
 
 
-class Files(tud.Dataset[Any]):
-    """Loads a tensor, and an array or, for every third sample, an archive."""
+class Files(Made):
+    """Loads a tensor, and an array or, for every third sample, an archive; may end its worker behind the load."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, dying: int | None = None) -> None:
+        super().__init__(self.load, SIZE)
+        self.folder, self.dying = folder, dying
 
-    def __len__(self) -> int:
-        return SIZE
-
-    def __getitem__(self, index: int) -> Any:
+    def load(self, index: int) -> Any:
         values = torch.load(f"{self.folder}/{index}.pt")
         found = np.load(self.folder / "0.npy") if index % 3 else np.load(f"{self.folder}/0.npz")["x"]
-        return values, found
-
-
-class Stream(tud.IterableDataset[Any]):
-    """The same samples, one after the other."""
-
-    def __init__(self, files: Files) -> None:
-        self.files = files
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self.files[index] for index in range(SIZE))
-
-
-class Dying(Files):
-    """Ends its worker process at the sixth sample, behind the load."""
-
-    def __getitem__(self, index: int) -> Any:
-        found = super().__getitem__(index)
-        if index == 5:
+        if index == self.dying:
             os.kill(os.getpid(), signal.SIGKILL)
-        return found
+        return values, found
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("files")
-    for index in range(SIZE):
-        torch.save(torch.full((4,), float(index)), root / f"{index}.pt")
+    root = tensor_files(tmp_path_factory.mktemp("files"), SIZE, name="{}")
     np.save(root / "0.npy", np.zeros(4))
     np.savez(root / "0.npz", x=np.zeros(4))
     return root
@@ -110,16 +88,13 @@ def test_calls_are_counted_in_every_kind_of_worker(folder: Path, options: dict[s
 @options("caller", "threads, 2", "processes, 1")
 def test_an_iterable_dataset(folder: Path, options: dict[str, Any]) -> None:
     made = {**options, "num_workers": min(1, options["num_workers"])}  # each worker goes through all of it
-    loader = go_through(penstock.DataLoader(Stream(Files(folder)), 4, **made))
+    loader = go_through(penstock.DataLoader(Stream(SIZE, Files(folder).load, shared=False), 4, **made))
     assert loader.stats().calls == counts_of(1, folder)
 
 
-def test_a_spawned_worker(folder: Path) -> None:
+def test_a_spawned_worker_and_one_where_nothing_is_answered(folder: Path) -> None:
     loader = go_through(penstock.DataLoader(Files(folder), 4, num_workers=1, multiprocessing_context="spawn"))
     assert loader.stats().calls == counts_of(1, folder)
-
-
-def test_nothing_is_counted_where_nothing_is_answered(folder: Path) -> None:
     loader = go_through(penstock.DataLoader(Files(folder), 4, num_workers=1, worker_method="process"))
     assert loader.stats().calls == {}
 
@@ -147,22 +122,17 @@ def test_each_loader_has_its_own_counts(folder: Path, options: dict[str, Any]) -
 def test_a_loader_in_a_dataset_counts_for_itself(folder: Path) -> None:
     inner = penstock.DataLoader(Files(folder), 4)
 
-    class Outer(tud.Dataset[Any]):
-        def __len__(self) -> int:
-            return 2
+    def read(index: int) -> Any:
+        go_through(inner)
+        return torch.load(f"{folder}/0.pt")
 
-        def __getitem__(self, index: int) -> int:
-            go_through(inner)
-            torch.load(f"{folder}/0.pt")
-            return index
-
-    outer = go_through(penstock.DataLoader(Outer()))
+    outer = go_through(penstock.DataLoader(Made(read, 2)))
     assert outer.stats().calls == {"torch.load": CallCounts(2)}
     assert inner.stats().calls == counts_of(2, folder)
 
 
 def test_a_worker_that_dies_leaves_the_counts_of_its_batches(folder: Path) -> None:
-    loader = penstock.DataLoader(Dying(folder), 4, num_workers=1)
+    loader = penstock.DataLoader(Files(folder, dying=5), 4, num_workers=1)
     with pytest.raises(WorkerDied):
         go_through(loader)
     assert loader.stats().calls["torch.load"].answered == 4
@@ -177,45 +147,33 @@ def test_a_copy_counts_anew(folder: Path) -> None:
 def test_transforms_count_by_image() -> None:
     transforms = pytest.importorskip("torchvision.transforms")
 
-    class Images(tud.Dataset[Any]):
-        def __init__(self, *rest: Any) -> None:
-            self.transform = transforms.Compose([transforms.Resize(8), *rest, transforms.ToTensor()])
+    def images(*rest: Any) -> Made:
+        transform = transforms.Compose([transforms.Resize(8), *rest, transforms.ToTensor()])
+        return Made(lambda index: transform(Image.new("RGB" if index else "CMYK", (16, 16)))[:3], SIZE)
 
-        def __len__(self) -> int:
-            return SIZE
-
-        def __getitem__(self, index: int) -> Any:
-            return self.transform(Image.new("RGB" if index else "CMYK", (16, 16)))[:3]
-
-    name = "torchvision transforms"
-    another_mode = "the image is of mode CMYK"
+    name, why = "torchvision transforms", "the image is of mode CMYK"
+    another_mode = {why: RefusedCalls(1, "")}
     for made in ({}, {"num_workers": 2}, {"num_workers": 2, "worker_method": "thread"}):
-        plain = go_through(penstock.DataLoader(Images(), 4, **made))
-        assert plain.stats().calls == {name: CallCounts(11, {another_mode: RefusedCalls(1, "")})}
-        assert lines_of(plain) == [f"calls    {name}: 11 answered natively; 1 torchvision's own ({another_mode})"]
-        part = go_through(penstock.DataLoader(Images(transforms.ElasticTransform(sigma=1.0)), 4, **made))
-        jitter = RefusedCalls(11, "")
-        assert part.stats().calls[name] == CallCounts(
-            11, {"ElasticTransform has no native form": jitter, another_mode: RefusedCalls(1, "")}
-        )
+        plain = go_through(penstock.DataLoader(images(), 4, **made))
+        assert plain.stats().calls == {name: CallCounts(11, another_mode)}
+        assert lines_of(plain) == [f"calls    {name}: 11 answered natively; 1 torchvision's own ({why})"]
+        part = go_through(penstock.DataLoader(images(transforms.ElasticTransform(sigma=1.0)), 4, **made))
+        refused = {"ElasticTransform has no native form": RefusedCalls(11, ""), **another_mode}
+        assert part.stats().calls[name] == CallCounts(11, refused)
 
 
 def test_a_compose_that_cannot_be_followed_is_counted() -> None:
     transforms = pytest.importorskip("torchvision.transforms")
 
-    class Changing(tud.Dataset[Any]):
-        def __len__(self) -> int:
-            return SIZE
+    def changing(index: int) -> Any:
+        transform = transforms.Compose([transforms.Resize(8), transforms.ToTensor()])
+        handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+        try:
+            return transform(Image.new("RGB", (16, 16)))
+        finally:
+            handle.remove()
 
-        def __getitem__(self, index: int) -> Any:
-            self.transform = transforms.Compose([transforms.Resize(8), transforms.ToTensor()])
-            handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
-            try:
-                return self.transform(Image.new("RGB", (16, 16)))
-            finally:
-                handle.remove()
-
-    loader = go_through(penstock.DataLoader(Changing(), 4))
+    loader = go_through(penstock.DataLoader(Made(changing, SIZE), 4))
     why = "the Compose, or what its transforms call, was changed"
     assert loader.stats().calls == {"torchvision transforms": CallCounts(0, {why: RefusedCalls(SIZE, "")})}
 
@@ -253,16 +211,13 @@ def test_a_meter_keeps_so_many_reasons() -> None:
     assert counts["g"].refused == {"one": RefusedCalls(3 * MOST_REASONS, "")}
 
 
-def unchanged(image: Any) -> Any:
-    return image
-
-
 @options("caller", "threads, 2", "processes, 2")
 def test_the_rest_of_a_folders_transform_counts(tmp_path: Path, options: dict[str, Any]) -> None:
+    def unchanged(image: Any) -> Any:
+        return image
+
     transforms = pytest.importorskip("torchvision.transforms")
-    (tmp_path / "cats").mkdir()
-    for number in range(SIZE):
-        Image.new("RGB", (20, 16)).save(tmp_path / "cats" / f"{number}.jpg")
+    photo_files(tmp_path, SIZE)
     transform = transforms.Compose([transforms.CenterCrop(16), unchanged, transforms.Resize(8), transforms.ToTensor()])
     loader = go_through(penstock.DataLoader(penstock.ImageFolder(tmp_path, transform), 4, **options))
     calls = loader.stats().calls
