@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -38,22 +39,22 @@ def read(paths: _native.PathTable, index: int = 0) -> bytes:
 
 
 def table(root: Path, *names: str, suffix: str = "", beneath: bool = True) -> _native.PathTable:
-    joined = b"".join(os.fsencode(name) + b"\0" for name in names)
-    made = _native.PathTable(os.fsencode(root), joined, os.fsencode(suffix), beneath)
+    made = _native.PathTable(os.fsencode(root), joined(*names), os.fsencode(suffix), beneath)
     prepare(made)
     return made
+
+
+def joined(*names: str | bytes) -> bytes:
+    return b"".join(os.fsencode(name) + b"\0" for name in names)
 
 
 @pytest.fixture
 def box(tmp_path: Path) -> Path:
     """box/ holds files and links; secret lies beside it."""
     root = tmp_path / "box"
-    (root / "sub" / "deep").mkdir(parents=True)
-    (tmp_path / "secret").write_bytes(b"secret")
-    (tmp_path / "box2").mkdir()
-    (tmp_path / "box2" / "secret").write_bytes(b"secret")
-    (root / "one.pt").write_bytes(b"one")
-    (root / "sub" / "deep" / "two.pt").write_bytes(b"two")
+    for name in ("secret", "box2/secret", "box/one.pt", "box/sub/deep/two.pt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes((tmp_path / name).stem.encode())
     links: dict[str, str | Path] = {
         "relative": "one.pt", "absolute": root / "one.pt", "folder": "sub", "absolute_folder": root / "sub",
         "sub/up": "../one.pt", "out_and_in": "../box/one.pt", "out": "../secret", "absolute_out": tmp_path / "secret",
@@ -111,10 +112,9 @@ class TestBeneath:
         before = open_files()
         names = ["one.pt", "sub/deep/two.pt", "absolute", "out", "loop", "missing/x", "absolute_folder/deep/no"]
         paths = table(box, *names)
-        for _ in range(3):
-            for index in range(len(paths)):
-                with contextlib.suppress(OSError):
-                    os.close(paths.open(index))
+        for index in [*range(len(paths))] * 3:
+            with contextlib.suppress(OSError):
+                os.close(paths.open(index))
         assert [path for _, path in open_files() - before] == [str(box)]  # the root
         del paths
         assert open_files() - before == set()
@@ -123,10 +123,9 @@ class TestBeneath:
 @pytest.mark.parametrize("name", ["", "/etc/passwd", "..", "../x", "a/../x", "a/..", "a/b/.."])
 def test_names_that_leave_the_root_as_written(tmp_path: Path, name: str) -> None:
     names = [b"good", b"..good", b"a..", b"a/..b", b"...", b"a/.../b"] * 4000
-    assert _native.first_bad_name(b"\0".join(names) + b"\0") is None
+    assert _native.first_bad_name(joined(*names)) is None
     for position in (0, 1, 11_111, len(names) - 1, len(names)):
-        some = [*names[:position], os.fsencode(name), *names[position:]]
-        assert _native.first_bad_name(b"\0".join(some) + b"\0") == position
+        assert _native.first_bad_name(joined(*names[:position], name, *names[position:])) == position
     with pytest.raises(ValueError, match="name 1 is empty, absolute or has a component"):
         table(tmp_path, "good", name)
     assert len(table(tmp_path, "good", name, beneath=False)) == 2
@@ -136,8 +135,7 @@ def test_names_that_leave_the_root_as_written(tmp_path: Path, name: str) -> None
 @given(st.lists(st.text(st.sampled_from("./a"), max_size=5), max_size=6))
 def test_first_bad_name_is_the_first(names: list[str]) -> None:
     bad = [not name or name[0] == "/" or ".." in name.split("/") for name in names]
-    joined = "".join(name + "\0" for name in names).encode()
-    assert _native.first_bad_name(joined) == (bad.index(True) if any(bad) else None)
+    assert _native.first_bad_name(joined(*names)) == (bad.index(True) if any(bad) else None)
 
 
 def test_table_holds_what_it_was_given(tmp_path: Path) -> None:
@@ -154,15 +152,20 @@ def test_table_holds_what_it_was_given(tmp_path: Path) -> None:
             paths.open(outside)
 
 
-def test_table_without_a_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_without_a_root_and_with_one_that_comes_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.jpg").touch()
     monkeypatch.chdir(tmp_path)
     paths = _native.PathTable(b"", b"x.jpg\0" + os.fsencode(tmp_path / "x.jpg") + b"\0")
     assert read(paths, 0) == read(paths, 1) == b""
-    assert paths.path(0) == b"x.jpg"
-    assert paths.path(1) == os.fsencode(tmp_path / "x.jpg")
+    assert [paths.path(0), paths.path(1)] == [b"x.jpg", os.fsencode(tmp_path / "x.jpg")]
     assert _native.PathTable(b"/r", b"/x\0", b".y").path(0) == b"/x.y"
     assert _native.PathTable(b"/r/", b"x\0").path(0) == b"/r/x"
+    later = table(tmp_path / "later", "x")
+    with pytest.raises(FileNotFoundError):
+        later.open(0)
+    (tmp_path / "later").mkdir()
+    (tmp_path / "later" / "x").touch()
+    assert read(later) == b""
 
 
 @pytest.mark.parametrize("arguments", [
@@ -175,20 +178,9 @@ def test_tables_that_make_no_sense(arguments: tuple[bytes, bytes, bytes, bool]) 
 
 
 def test_paths_of_any_length(tmp_path: Path) -> None:
-    for length in (4094, 4095, 4096, 5000):
-        for suffix in ("", ".pt"):
-            for beneath in (False, True):
-                with pytest.raises(OSError, match=r"too long|No such file"):
-                    table(tmp_path, "x/" * (length // 2) + "y" * (length % 2), suffix=suffix, beneath=beneath).open(0)
-
-
-def test_a_root_that_comes_later(tmp_path: Path) -> None:
-    paths = table(tmp_path / "later", "x")
-    with pytest.raises(FileNotFoundError):
-        paths.open(0)
-    (tmp_path / "later").mkdir()
-    (tmp_path / "later" / "x").touch()
-    assert read(paths) == b""
+    for length, suffix, beneath in product((4094, 4095, 4096, 5000), ("", ".pt"), (False, True)):
+        with pytest.raises(OSError, match=r"too long|No such file"):
+            table(tmp_path, "x/" * (length // 2) + "y" * (length % 2), suffix=suffix, beneath=beneath).open(0)
 
 
 def test_list_folder(tmp_path: Path) -> None:
@@ -197,9 +189,8 @@ def test_list_folder(tmp_path: Path) -> None:
     (tmp_path / "folder.pt").mkdir()
     (tmp_path / "link.pt").symlink_to("nowhere")
     os.mkfifo(tmp_path / "fifo.pt")
-    listed = _native.list_folder(os.fsencode(tmp_path), b".pt")
     names = sorted([b"b", b"a", b"a-b", "é".encode(), b"\xff", b"B", b"link"])
-    assert listed == b"".join(name + b"\0" for name in names)
+    assert _native.list_folder(os.fsencode(tmp_path), b".pt") == joined(*names)
     assert _native.list_folder(os.fsencode(tmp_path), b".none") == b""
     with pytest.raises(FileNotFoundError, match="nowhere"):
         _native.list_folder(os.fsencode(tmp_path / "nowhere"), b"")

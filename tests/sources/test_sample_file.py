@@ -84,27 +84,21 @@ def test_no_byte_is_given_before_its_checksum_was_compared(tmp_path, rooms, offs
 
 
 def test_what_is_no_regular_file(tmp_path):
-    folder = SampleFile.whole(str(tmp_path))
-    with pytest.raises(IsADirectoryError):
-        folder.size()
-    with pytest.raises(IsADirectoryError):
-        folder.read(1, 0)
     os.mkfifo(tmp_path / "pipe")
-    pipe = SampleFile.whole(str(tmp_path / "pipe"))
-    with pytest.raises(ValueError, match="not a regular file"):
-        pipe.size()
-    with pytest.raises(OSError) as caught:
-        pipe.read(1, 0)
-    assert caught.value.errno == errno.ESPIPE
+    folder, pipe = SampleFile.whole(str(tmp_path)), SampleFile.whole(str(tmp_path / "pipe"))
+    for call, error, words in (
+        (folder.size, IsADirectoryError, ""),
+        (lambda: folder.read(1, 0), IsADirectoryError, ""),
+        (pipe.size, ValueError, "not a regular file"),
+        (lambda: pipe.read(1, 0), OSError, os.strerror(errno.ESPIPE)),
+    ):
+        with pytest.raises(error, match=words):
+            call()
 
 
 def test_an_empty_sample(tmp_path):
-    (tmp_path / "empty").touch()
-    for sample in (
-        SampleFile.memory(b""),
-        SampleFile.whole(str(tmp_path / "empty")),
-        SampleFile.part(str(tmp_path / "empty"), 0, 0),
-        SampleFile.checked(str(tmp_path / "empty"), 0, 0, 0),
-    ):
-        assert sample.size() == 0
-        assert sample.readv([5, 5], 0) == b""
+    path = tmp_path / "empty"
+    path.touch()
+    files = [SampleFile.whole(str(path)), SampleFile.part(str(path), 0, 0), SampleFile.checked(str(path), 0, 0, 0)]
+    for sample in (SampleFile.memory(b""), *files):
+        assert (sample.size(), sample.readv([5, 5], 0)) == (0, b"")

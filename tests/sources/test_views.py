@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Subset, default_collate
+from torch.utils.data import ConcatDataset, Subset
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 import penstock
 from penstock import Views
-from tests.filled_batches import batches, save_pictures
+from tests.filled_batches import batches, handed_on, save_pictures
 from tests.same import assert_same
 
 pytestmark = [pytest.mark.native, pytest.mark.filterwarnings("ignore:The transform `ToTensor")]
@@ -63,38 +63,24 @@ def test_native_views_draw_what_python_draws(folder, t, name):
     assert len(ours[0][0]) == len(views.transforms)
 
 
-def test_views_without_draws_are_torchs(folder):
-    dataset = ImageFolder(folder, eval_views())
-    ours = batches(penstock.DataLoader, dataset, num_workers=2)
+def assert_as_torch(dataset, native=True, **options):
+    assert ("native threads fill" in penstock.DataLoader(dataset, batch_size=4).explain()) is native
+    ours = batches(penstock.DataLoader, dataset, **options)
     assert_same(ours, batches(torch.utils.data.DataLoader, dataset))
 
 
 @pytest.mark.parametrize(
-    "make", [lambda f, v: penstock.ImageFolder(f, v), lambda f, v: penstock.Images(files(f), None, v)]
+    "make", [ImageFolder, penstock.ImageFolder, lambda root, v: penstock.Images(sorted(root.glob("*/*")), None, v)]
 )
-def test_other_folders_have_views(folder, make):
-    dataset = make(folder, eval_views())
-    assert "native threads fill" in penstock.DataLoader(dataset, batch_size=4).explain()
-    ours = batches(penstock.DataLoader, dataset, num_workers=2)
-    assert_same(ours, batches(torch.utils.data.DataLoader, dataset))
-
-
-def files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*/*"))
+def test_views_without_draws_are_torchs(folder, make):
+    assert_as_torch(make(folder, eval_views()), num_workers=2)
 
 
 def test_subsets_and_concatenations(folder):
-    dataset: Any = ConcatDataset(
-        [Subset(ImageFolder(folder, eval_views()), range(3, 20)), ImageFolder(folder, eval_views())]
-    )
-    ours = batches(penstock.DataLoader, dataset, num_workers=2)
-    assert_same(ours, batches(torch.utils.data.DataLoader, dataset))
-    mixed: Any = ConcatDataset([ImageFolder(folder, eval_views()), ImageFolder(folder, eval_views().transforms[0])])
+    whole = ImageFolder(folder, eval_views())
+    assert_as_torch(ConcatDataset([Subset(whole, range(3, 20)), ImageFolder(folder, eval_views())]), num_workers=2)
+    mixed: Any = ConcatDataset([whole, ImageFolder(folder, eval_views().transforms[0])])
     assert "native threads fill" not in penstock.DataLoader(mixed, batch_size=4).explain()
-
-
-def handed_on(batch):
-    return default_collate(batch)
 
 
 def listed(batch):
@@ -125,11 +111,8 @@ def test_a_view_that_is_not_known_is_pythons(folder):
             return v1.functional.to_tensor(image.resize((9, 9)))
 
     dataset = ImageFolder(folder, Views([eval_views().transforms[0], Mine()]))
-    explained = penstock.DataLoader(dataset, batch_size=4).explain()
-    assert "native threads fill" not in explained
-    assert "Mine" in explained
-    ours = batches(penstock.DataLoader, dataset)
-    assert_same(ours, batches(torch.utils.data.DataLoader, dataset))
+    assert "Mine" in penstock.DataLoader(dataset, batch_size=4).explain()
+    assert_as_torch(dataset, native=False)
 
 
 def test_changes_are_noticed(folder):
@@ -150,8 +133,7 @@ def test_subclasses_and_odd_views(folder):
         def __call__(self, image):
             return [view * 2 for view in super().__call__(image)]
 
-    dataset = ImageFolder(folder, Twice(eval_views().transforms))
-    assert_same(batches(penstock.DataLoader, dataset), batches(torch.utils.data.DataLoader, dataset))
+    assert_as_torch(ImageFolder(folder, Twice(eval_views().transforms)), native=False)
     with pytest.raises(penstock.InvalidOption, match="makes no view"):
         Views([])
     assert repr(Views([v1.ToTensor()])) == "Views([\n    ToTensor(),\n])"
@@ -172,6 +154,5 @@ class TwoCrops:
 @GENERATIONS
 def test_a_class_of_the_users_gets_the_same_views(folder, t):
     recipe = simclr(t, blurs=True)
-    own = batches(penstock.DataLoader, ImageFolder(folder, TwoCrops(recipe)), num_workers=2, seed=4)
-    views = batches(penstock.DataLoader, ImageFolder(folder, Views([recipe, recipe])), num_workers=2, seed=4)
-    assert_same(own, views)
+    datasets = [ImageFolder(folder, transform) for transform in (TwoCrops(recipe), Views([recipe, recipe]))]
+    assert_same(*(batches(penstock.DataLoader, dataset, num_workers=2, seed=4) for dataset in datasets))
