@@ -116,7 +116,7 @@ def test_relative_paths(files, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("paths", "labels", "error", "words"), [
-    ("a.jpg", None, TypeError, ""), ([1], None, TypeError, ""), ([b"a"], None, TypeError, ""),
+    ("a.jpg", None, TypeError, None), ([1], None, TypeError, None), ([b"a"], None, TypeError, None),
     ([""], None, penstock.InvalidID, "no file has that name"),
     (["a\0b"], None, penstock.InvalidID, "no file has that name"),
     (["a"] * 10, range(9), penstock.InvalidOption, "9 labels for 10 paths"),

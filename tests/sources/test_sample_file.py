@@ -87,8 +87,8 @@ def test_what_is_no_regular_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     folder, pipe = SampleFile.whole(str(tmp_path)), SampleFile.whole(str(tmp_path / "pipe"))
     for call, error, words in (
-        (folder.size, IsADirectoryError, ""),
-        (lambda: folder.read(1, 0), IsADirectoryError, ""),
+        (folder.size, IsADirectoryError, None),
+        (lambda: folder.read(1, 0), IsADirectoryError, None),
         (pipe.size, ValueError, "not a regular file"),
         (lambda: pipe.read(1, 0), OSError, os.strerror(errno.ESPIPE)),
     ):

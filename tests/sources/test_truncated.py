@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +22,18 @@ def same(tensor: torch.Tensor) -> torch.Tensor:
 
 def messages(folder: Path, suffix: str = ".pt") -> list[str]:
     """What each way of reading says of the one file of a folder."""
-    plain = penstock.TensorFolder(folder, ["x"], suffix=suffix)
-    called = penstock.TensorFolder(folder, ["x"], suffix=suffix, transform=same)
-    loaders: list[Any] = [
-        penstock.DataLoader(plain, num_workers=0),
-        penstock.DataLoader(plain, num_workers=2),
-        penstock.DataLoader(called, num_workers=0),
-        penstock.DataLoader(called, num_workers=1, worker_method="thread"),
+    plain, called = (penstock.TensorFolder(folder, ["x"], suffix=suffix, transform=f) for f in (None, same))
+    reads: list[Any] = [
+        *(partial(list, penstock.DataLoader(plain, num_workers=workers)) for workers in (0, 2)),
+        partial(list, penstock.DataLoader(called, num_workers=0)),
+        partial(list, penstock.DataLoader(called, num_workers=1, worker_method="thread")),
     ]
     said = []
-    for read in (*(lambda loader=loader: list(loader) for loader in loaders), lambda: plain[0]):
+    for read in (*reads, lambda: plain[0]):
         with pytest.raises(penstock.CorruptSample) as caught:
             read()
-        assert caught.value.sample_id == "x"
-        assert caught.value.path == str(folder / f"x{suffix}")
-        assert "Invalid argument" not in str(caught.value)
-        assert ".;" not in str(caught.value)
+        assert (caught.value.sample_id, caught.value.path) == ("x", str(folder / f"x{suffix}"))
+        assert "Invalid argument" not in str(caught.value) and ".;" not in str(caught.value)
         said.append(str(caught.value))
     return said
 
