@@ -234,9 +234,6 @@ def test_damaged_files() -> None:
     assert encoded > 500
 
 
-# --- what a program changes -------------------------------------------------------------------------------------------
-
-
 def test_a_method_of_the_programs_own_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     convert = Image.Image.convert
     for inside in (False, True):

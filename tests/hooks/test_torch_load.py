@@ -96,9 +96,6 @@ def test_sizes(size: int, tmp_path: pathlib.Path) -> None:
         assert_equal(answered(path), torch.load(path))
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
-
-
 class Subclass(torch.Tensor):
     pass
 
@@ -210,9 +207,6 @@ def test_what_torch_cannot_rebuild_is_left_to_its_error(tmp_path: pathlib.Path) 
     with pytest.raises(RuntimeError, match="requires grad"):
         torch.load(path)
     assert refused(path)
-
-
-# --- whose memory it is -----------------------------------------------------------------------------------------------
 
 
 def test_tensors_are_as_other_tensors(tmp_path: pathlib.Path) -> None:

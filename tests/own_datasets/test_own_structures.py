@@ -43,11 +43,6 @@ STRUCTURES: dict[str, Callable[[int], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", STRUCTURES)
-def test_structures(name: str) -> None:
-    assert_conforms(Made(STRUCTURES[name], 13), seed=None)
-
-
 @dataclass
 class Sample:
     x: torch.Tensor
@@ -138,18 +133,6 @@ def test_own_collation(name: str) -> None:
     assert_conforms(Made(get, 13), collate_fn=collate_fn, seed=seed)
 
 
-REFUSED: list[Callable[[int], Any]] = [
-    lambda i: {"x": i, "y": None if i > 5 else 1},
-    lambda i: (torch.zeros(4 if i == 5 else 3), [i] * (1 + (i == 9))),
-    lambda i: {"a": i} if i != 6 else {"b": i},
-]
-
-
-@pytest.mark.parametrize("make", REFUSED, ids=["none", "uneven", "keys"])
-def test_what_torch_refuses(make: Any) -> None:
-    assert_conforms(Made(make, 13), shuffle=False, seed=None)
-
-
 def of_other_samples(i: int) -> Any:
     """Replace a bad index by a random other one, and draw a partner, as MixUp does."""
     if i % 5 == 4:
@@ -172,11 +155,6 @@ DRAWS: dict[str, Callable[[int], Any]] = {
     "random": lambda i: (random.random(), random.choice("abc"), random.sample(range(9), 2), random.gauss(0, 1)),
     "other samples": of_other_samples,
 }
-
-
-@pytest.mark.parametrize("name", DRAWS)
-def test_draws(name: str) -> None:
-    assert_conforms(Made(DRAWS[name], 14))
 
 
 def test_seeds_of_its_own() -> None:
@@ -333,12 +311,23 @@ RAISING: dict[str, Callable[[int], Any]] = {
     "asserting": asserting,
     "deep": deep,
     "last": lambda index: list(range(12))[index],  # too short for its length
+    # What torch's collation refuses.
+    "none": lambda i: {"x": i, "y": None if i > 5 else 1},
+    "uneven": lambda i: (torch.zeros(4 if i == 5 else 3), [i] * (1 + (i == 9))),
+    "keys": lambda i: {"a": i} if i != 6 else {"b": i},
+}
+MADE: dict[str, tuple[Callable[[int], Any], dict[str, Any]]] = {
+    **{name: (make, {"seed": None}) for name, make in STRUCTURES.items()},
+    **{f"draws of {name}": (make, {}) for name, make in DRAWS.items()},
+    **{f"error: {name}": (make, {"shuffle": False, "seed": None}) for name, make in RAISING.items()},
+    "error: two lines": (RAISING["two lines"], {"shuffle": False}),
 }
 
 
-@pytest.mark.parametrize("name", RAISING)
-def test_errors(name: str) -> None:
-    assert_conforms(Made(RAISING[name], 14), shuffle=False, seed=7 if name == "two lines" else None)
+@pytest.mark.parametrize("name", MADE)
+def test_samples(name: str) -> None:
+    make, options = MADE[name]
+    assert_conforms(Made(make, 14), **options)
 
 
 def bad_collate(samples: list[Any]) -> Any:

@@ -104,19 +104,12 @@ def sharpened(image):
     return {"image": np.asarray(image).astype(np.float32)[::-1] / 3}
 
 
-# ---- images ----
-
-
 @FOLDERS
-def test_the_image_itself(images, folder):
-    check(folder(images, transform=itself))
-    assert_same(assisted_by(folder(images))(0, 0, 0), folder(images)[0])
-
-
-@FOLDERS
-@pytest.mark.parametrize("transform", [np.asarray, lambda image: image.getexif().get(0x0112), sharpened])
+@pytest.mark.parametrize("transform", [itself, np.asarray, lambda image: image.getexif().get(0x0112), sharpened])
 def test_functions_of_the_users_own(images, folder, transform):
+    check(folder(images, transform=transform))
     check(folder(images, transform=transform, target_transform=lambda label: {"label": str(label)}))
+    assert_same(assisted_by(folder(images))(0, 0, 0), folder(images)[0])
 
 
 @GENERATIONS
@@ -236,9 +229,6 @@ def test_errors_and_changes_of_the_users_code(images):
         assisted_by(torchvision.datasets.ImageFolder(images, wrong))(0, 0, 0)
 
 
-# ---- which datasets, and their indices ----
-
-
 def test_no_gain_no_assistance(images, monkeypatch):
     class Own(torchvision.datasets.ImageFolder):
         def __getitem__(self, index):
@@ -282,9 +272,6 @@ def test_steps_of_several_parts(images):
     assert said[3] == "Python: read    list, by its __getitem__"
 
 
-# ---- processes and threads ----
-
-
 @FOLDERS
 def test_pickling(images, folder, keyed):
     transform = v1.Compose([v1.RandomResizedCrop(20), v1.Lambda(itself), v1.ToTensor()])
@@ -302,30 +289,23 @@ def test_four_threads_at_once(images, folder, keyed):
     assisted = assisted_by(dataset)
     native = [index for index in range(len(dataset)) if index not in (4, 5)]
     expected = {index: assisted(index, 0, index) for index in native}
-    start, wrong = threading.Barrier(4), []
+    start = threading.Barrier(4)
 
-    def work(first):
+    def work(number):
         start.wait()
         for step in range(40):
-            index = (first + step) % len(dataset)
-            image, label = assisted(index, 0, index)
-            if index in expected:
-                if not (np.array_equal(image, expected[index][0]) and label == expected[index][1]):
-                    wrong.append(index)
-            elif image.shape != (20, 22, 3):
-                wrong.append(index)
+            index = (2 * number + step) % len(dataset)
+            found = assisted(index, 0, index)
+            assert_same(found, expected.get(index, found))
+            assert found[0].shape == (20, 22, 3)
 
-    run_in_threads(4, lambda number: work(2 * number))
-    assert not wrong
+    run_in_threads(4, work)
 
 
 def test_after_a_fork(images):
     assisted = assisted_by(torchvision.datasets.ImageFolder(images, np.asarray))
     expected = [assisted(index, 0, 0) for index in range(4)]
     assert_in_child(lambda: assert_same([assisted(index, 0, 0) for index in range(4)], expected))
-
-
-# ---- tensors ----
 
 
 @pytest.fixture
@@ -382,9 +362,6 @@ def test_npy_and_bad_tensor_files(tmp_path):
     np.save(tmp_path / "d.npy", np.zeros(3))
     with pytest.raises(KeyError, match=r"sample 'd' .* has no label"):
         assisted_by(dataset)(3, 0, 0)
-
-
-# ---- the native functions ----
 
 
 def test_read_tensor_checks_its_room(tensors):

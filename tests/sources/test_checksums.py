@@ -38,9 +38,6 @@ KINDS: dict[str, Callable[[int], torch.Tensor]] = {
 }
 
 
-# --- the function -----------------------------------------------------------------------------------------------
-
-
 def crc32(data: bytes, before: int = 0, *, way: str | None) -> int:
     """Return the CRC-32 by one way, or by the one that the processor does best (None)."""
     return _native.crc32(data, before) if way is None else crc32_by(way, data, before)
@@ -79,9 +76,6 @@ def test_any_split(way: str | None) -> None:
         assert whole == zlib.crc32(data)
         before = rng.randrange(1 << 32)
         assert crc32(data, before, way=way) == zlib.crc32(data, before)
-
-
-# --- files ------------------------------------------------------------------------------------------------------
 
 
 def place_of(file: bytes, record: str) -> tuple[int, int]:
@@ -196,9 +190,6 @@ def test_a_pickle_that_was_changed(tmp_path: Path) -> None:
         for workers in (0, 1):
             loader: Any = penstock.DataLoader(penstock.TensorFolder(tmp_path, [name]), num_workers=workers)
             assert_corrupt(partial(list, loader), r"data\.pkl")
-
-
-# --- files that are good ----------------------------------------------------------------------------------------
 
 
 def reads_as_torch_does(folder: Path) -> None:

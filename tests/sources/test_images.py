@@ -75,9 +75,6 @@ def loaders(ours: Any, theirs: Any, workers: int = 2) -> tuple[Any, Any]:
     )
 
 
-# ---- penstock.Images ----
-
-
 @pytest.mark.parametrize("labels", [None, list(range(10)), [i / 4 for i in range(10)], [f"n{i}" for i in range(10)]])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_images_by_a_list(files, labels, workers):
@@ -154,9 +151,6 @@ def test_transforms_that_end_in_python(files, workers):
         ours, theirs = loaders(penstock.Images(files, given, transform), table(files, given, transform), workers)
         assert_same(list(ours), list(theirs))
         assert "JPEG decoded" in ours.explain()
-
-
-# ---- torchvision's datasets by name ----
 
 
 def labels_of(root: Path, name: str, *lines: str) -> None:
