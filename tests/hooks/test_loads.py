@@ -1,4 +1,4 @@
-"""torch.load answered natively: torch.load itself is the oracle, of damaged and hostile files too."""
+"""torch.load and numpy.load answered natively: they themselves are the oracle, of damaged and hostile files too."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ import re
 import warnings
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.serialization import config
 
 from penstock import _native
 from penstock.hooks.calls import natively
-from penstock.hooks.loads import Refused
+from penstock.hooks.loads import Refused, load_numpy
 from penstock.hooks.loads import load_torch as load
-from tests.corrupt import archive_of, saved
+from tests.corrupt import archive_of, npy, npy_with_header, saved
 from tests.forking import assert_in_child
-from tests.hooks.loaded import answered, assert_equal, corpus, filled, random_object, refused
+from tests.hooks.loaded import answered, answered_by, assert_equal, corpus, filled, random_object, refused, refused_by
 from tests.same import assert_same, assert_same_outcome
 from tests.waiting import run_in_threads
 
@@ -375,3 +377,172 @@ def test_nothing_in_a_file_is_called() -> None:
     for pickled in HOSTILE:
         assert refused(io.BytesIO(archive.edit(b"data.pkl", data=pickled).file())), pickled
     assert not RAN
+
+
+ARRAY_DTYPES = ["|u1", "|i1", "|b1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8", "<c8", "<c16"]
+SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (5,), (3, 4), (2, 0, 3), (2, 3, 4), (1, 7), (7, 1), (1, 2) * 4]
+
+
+def filled_array(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    count = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    data = (np.arange(count) * 37 % 251).astype(np.uint8)
+    return np.ascontiguousarray(data % 2 if dtype == "|b1" else data).view(dtype).reshape(shape)
+
+
+array_answered = partial(answered_by, load_numpy)
+array_refused = partial(refused_by, load_numpy)
+
+
+def assert_equal_arrays(ours: Any, theirs: Any) -> None:
+    assert type(ours) is type(theirs) is np.ndarray
+    assert (ours.dtype, ours.shape, ours.strides) == (theirs.dtype, theirs.shape, theirs.strides)
+    assert str(ours.flags) == str(theirs.flags)
+    assert (ours.base is None) == (theirs.base is None)
+    if ours.base is not None:
+        assert type(ours.base) is type(theirs.base) is np.ndarray
+        assert (ours.base.shape, str(ours.base.flags)) == (theirs.base.shape, str(theirs.base.flags))
+    assert ours.tobytes() == theirs.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ARRAY_DTYPES)
+@pytest.mark.parametrize("order", "CF")
+def test_equals_numpy(dtype: str, order: str, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "ä sample.npy"
+    for shape in SHAPES:
+        np.save(path, np.asarray(filled_array(shape, dtype), order=order))  # type: ignore[call-overload]
+        theirs = np.load(path)
+        for given in (path, str(path), io.BytesIO(path.read_bytes()), str(path)):
+            assert_equal_arrays(array_answered(given), theirs)
+        assert_equal_arrays(array_answered(str(path), allow_pickle=True), theirs)
+
+
+def test_a_file_object_is_left_where_numpy_leaves_it(tmp_path: pathlib.Path) -> None:
+    versions = {(1, 0): (3, 4), (2, 0): (2,), (3, 0): (5, 5)}
+    content = b"in front" + b"".join(npy(filled_array(shape, "<f4"), version) for version, shape in versions.items())
+    (tmp_path / "three").write_bytes(content)
+    for make in (lambda: io.BytesIO(content), lambda: open(tmp_path / "three", "rb")):  # noqa: SIM115
+        with make() as ours, make() as theirs:
+            for opened in (ours, theirs):
+                opened.seek(8)
+            for _ in range(3):
+                assert_equal_arrays(array_answered(ours), np.load(theirs))
+                assert ours.tell() == theirs.tell()
+            assert array_refused(ours)
+            assert ours.tell() == theirs.tell()
+
+
+def test_npy_files_after_each_other(tmp_path: pathlib.Path) -> None:
+    """A file that is another one than the last led to expect."""
+    draw = random.Random(1)
+    path = str(tmp_path / "x.npy")
+    for _ in range(300):
+        array = filled_array(
+            draw.choice([(3, 4), (4, 3), (12,), (24,), (3,)]), draw.choice(["<f4", "<i4", "<f8", "|u1"])
+        )
+        np.save(path, np.asfortranarray(array) if draw.random() < 0.3 else array)
+        if draw.random() < 0.1:
+            with open(path, "ab") as out:
+                out.write(b"more")
+        assert_equal_arrays(array_answered(path), np.load(path))
+
+
+@pytest.mark.parametrize("count", [0, 1, 5000, 50_000, 5_000_000])
+def test_sizes_of_arrays(count: int, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "x.npy"
+    for _ in range(2):
+        np.save(path, filled_array((count,), "<f4"))
+        assert_equal_arrays(array_answered(path), np.load(path))
+
+
+REFUSED_ARRAYS: dict[str, Callable[[], Any]] = {
+    "structured": lambda: np.zeros(3, [("x", "<f4"), ("y", "<i4")]),
+    "big-endian": lambda: np.zeros(3, ">f4"),
+    "text": lambda: np.array(["a", "bc"]),
+    "bytes": lambda: np.array([b"a"]),
+    "date": lambda: np.array(["2020-01-01"], "datetime64[D]"),
+    "long double": lambda: np.zeros(2, np.longdouble),
+    "9-d": lambda: np.zeros((1,) * 9),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_ARRAYS)
+def test_what_is_left_to_numpy(name: str) -> None:
+    file = io.BytesIO()
+    np.save(file, REFUSED_ARRAYS[name]())
+    file.seek(0)
+    assert array_refused(file)
+    assert file.tell() == 0
+
+
+def test_other_npy_files_and_arguments(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "x.npy")
+    np.save(path, np.arange(5))
+    np.savez(tmp_path / "x.npz", a=np.arange(5))
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    (tmp_path / "none").touch()
+    assert ".npz" in array_refused(str(tmp_path / "x.npz"))
+    for name in ("objects.npy", "none", "missing", ".", "a\0b"):
+        assert array_refused(str(tmp_path / name))
+        assert array_refused(str(tmp_path / name), allow_pickle=True)
+    assert array_refused(os.fsencode(path)) and array_refused(3)
+    encodings = ({"encoding": "latin1"}, {"encoding": "nonsense"})
+    for options in (
+        {"mmap_mode": "r"},
+        *encodings,
+        {"fix_imports": False},
+        {"max_header_size": 10},
+        {"allow_pickle": 1},
+    ):
+        assert array_refused(path, **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(builtins, "open", lambda *_, **__: None)
+        assert array_refused(path)
+    assert_equal_arrays(array_answered(path), np.load(path))
+
+
+def test_damaged_arrays(tmp_path: pathlib.Path) -> None:
+    content = npy(filled_array((3, 2), "<i2"))
+    path = tmp_path / "x.npy"
+    path.write_bytes(content)
+    array_answered(str(path))  # what is expected of the next file
+    count = 0
+    for at in range(len(content)):
+        path.write_bytes(content[:at])
+        assert array_refused(str(path)) and array_refused(io.BytesIO(content[:at]))
+        for bits in (1, 0x80, 0xFF):
+            damaged = content[:at] + bytes([content[at] ^ bits]) + content[at + 1 :]
+            path.write_bytes(damaged)
+            for ours in (load_numpy(str(path)), load_numpy(io.BytesIO(damaged))):
+                if type(ours) is not Refused:
+                    count += 1
+                    assert_equal_arrays(ours, np.load(io.BytesIO(damaged)))
+    assert count > 0
+    for header in (b"{}\n", b"{'descr': '<f4', 'fortran_order': False, 'shape': (4, 9999999999999)}\n"):
+        assert array_refused(io.BytesIO(npy_with_header(header)))
+
+
+@pytest.mark.native
+def test_bytes_at_random_and_threads(tmp_path: pathlib.Path) -> None:
+    """No file makes the native core step outside its memory; threads do not see each other's files."""
+    draw = random.Random(5)
+    content = npy(filled_array((3, 4), "<f4"))
+    for _ in range(1000):
+        damaged = bytearray(content)
+        for _ in range(draw.randrange(1, 5)):
+            damaged[draw.randrange(130)] = draw.choice(b"0123456789<>fiu'(), :\n\x00\xff")
+        (tmp_path / "x.npy").write_bytes(damaged)
+        load_numpy(str(tmp_path / "x.npy"))
+        load_numpy(io.BytesIO(damaged))
+    files = {
+        str(tmp_path / f"{i}.npy"): filled_array((40, i + 2), dtype) for i, dtype in enumerate(("<f4", "<f4", "<i8"))
+    }
+    files[str(tmp_path / "3.npy")] = filled_array((40, 5), "|u1")
+    for path, array in files.items():
+        np.save(path, array)
+
+    def work(seed: int) -> None:
+        for path in random.Random(seed).choices(list(files), k=200):
+            found = array_answered(path)
+            assert (found.tobytes(), found.dtype) == (files[path].tobytes(), files[path].dtype)
+
+    run_in_threads(4, work)
