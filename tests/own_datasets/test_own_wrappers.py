@@ -325,17 +325,11 @@ class Pipe(IterableDataset):
                 yield value
 
 
-def test_a_pipe(photos: list[Path]) -> None:
+def test_pipes_and_chained_streams(photos: list[Path]) -> None:
     transform = T.Compose([T.Resize((16, 16)), T.ToTensor()])
     assert_conforms(Pipe(photos).map(Image.open).map(lambda image: image.convert("RGB")).map(transform), seed=None)
-
-
-def test_a_stream_of_batches() -> None:
     batches = [torch.arange(3) + i for i in range(7)]
     assert_conforms(Pipe(batches).map(lambda x: x * 2), batch_size=None, seed=None)
-
-
-def test_chained_streams() -> None:
     assert_conforms(ChainDataset([Stream(sharded), Stream(repeated)]), collate_fn=listed, drop_last=True, seed=None)
     assert_conforms(Stream(sharded) + Stream(sharded), seed=None)
 

@@ -320,13 +320,9 @@ def test_rows_that_no_file_can_hold(tmp_path: Path) -> None:
         _native.RowFile(file.fileno(), 4, 1 << 40, 1 << 40)
 
 
-def same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
 def messages(folder: Path, suffix: str = ".pt") -> list[str]:
     """What each way of reading says of the one file of a folder."""
-    plain, called = (penstock.TensorFolder(folder, ["x"], suffix=suffix, transform=f) for f in (None, same))
+    plain, called = (penstock.TensorFolder(folder, ["x"], suffix=suffix, transform=f) for f in (None, doubled))
     reads: list[Any] = [
         *(partial(list, penstock.DataLoader(plain, num_workers=workers)) for workers in (0, 2)),
         partial(list, penstock.DataLoader(called, num_workers=0)),
@@ -353,12 +349,29 @@ CUTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("cut", CUTS)
-def test_a_pt_file(cut: str, tmp_path: Path) -> None:
-    (tmp_path / "x.pt").write_bytes(WHOLE[: CUTS[cut]])
-    for said in messages(tmp_path):
-        assert f"it has {CUTS[cut]:,} byte" in said and "was it cut off" in said
-        assert "torch.save(tensor, path)" in said
+OLD = saved(torch.arange(100.0), _use_new_zipfile_serialization=False)
+NPY = npy(np.arange(100.0))
+CUT_OFF = ("was it cut off",)
+#: By name: the suffix, the content, and what is said beside its size.
+CUT_FILES: dict[str, tuple[str, bytes, tuple[str, ...]]] = {
+    **{name: (".pt", WHOLE[:cut], (*CUT_OFF, "torch.save(tensor, path)")) for name, cut in CUTS.items()},
+    **{f"before torch 1.6, {length}": (".pt", OLD[:length], CUT_OFF) for length in (1, 30, 90, 300, 400)},
+    **{f"npy, {length}": (".npy", NPY[:length], ()) for length in (3, 6, 8, 9, 60, 128, 300, 927)},
+    **{f"empty, {suffix}": (suffix, b"", ("is an empty file; write it again",)) for suffix in (".pt", ".npy")},
+}
+
+
+@pytest.mark.parametrize("name", CUT_FILES)
+def test_a_file_that_was_cut_off(name: str, tmp_path: Path) -> None:
+    suffix, content, words = CUT_FILES[name]
+    size = [f"it has {len(content):,} byte"] if content else []
+    (tmp_path / f"x{suffix}").write_bytes(content)
+    for said in messages(tmp_path, suffix):
+        assert all(text in said for text in (*words, *size)), said
+    if suffix == ".npy" and content:
+        with pytest.raises(penstock.CorruptSample, match=f"it has {len(content)} bytes") as caught:
+            penstock.Arrays(tmp_path / "x.npy")
+        assert isinstance(caught.value, type(caught.value.__cause__))
 
 
 def test_every_cut(tmp_path: Path) -> None:
