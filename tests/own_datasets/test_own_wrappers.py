@@ -429,14 +429,11 @@ def prepare(worker: int) -> None:
     info.dataset.start = 0.5 + (info.num_workers == 2)
 
 
-def test_worker_init_fn() -> None:
-    assert_conforms(Prepared(), worker_init_fn=prepare, invariant=False)
-
-
 def of_worker(index: int) -> Any:
     info = data.get_worker_info()
     return index, -1 if info is None else info.num_workers, type(info is None).__name__
 
 
-def test_worker_info() -> None:
+def test_worker_init_fn_and_worker_info() -> None:
+    assert_conforms(Prepared(), worker_init_fn=prepare, invariant=False)
     assert_conforms(Made(of_worker, 13), invariant=False)

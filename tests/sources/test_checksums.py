@@ -385,30 +385,3 @@ def test_every_cut(tmp_path: Path) -> None:
                 torch.load(tmp_path / "x.pt")
             with pytest.raises(type(theirs.value), match="was it cut off"):
                 list(loader)
-
-
-@pytest.mark.parametrize("length", [1, 30, 90, 300, 400])
-def test_a_file_of_torch_before_1_6(length: int, tmp_path: Path) -> None:
-    file = saved(torch.arange(100.0), _use_new_zipfile_serialization=False)
-    (tmp_path / "x.pt").write_bytes(file[:length])
-    for said in messages(tmp_path):
-        assert f"it has {length:,} byte" in said and "was it cut off" in said
-
-
-@pytest.mark.parametrize("length", [3, 6, 8, 9, 60, 128, 300, 927])
-def test_an_npy_file(length: int, tmp_path: Path) -> None:
-    file = npy(np.arange(100.0))
-    assert len(file) == 928
-    (tmp_path / "x.npy").write_bytes(file[:length])
-    for said in messages(tmp_path, ".npy"):
-        assert f"it has {length} bytes" in said
-    with pytest.raises(penstock.CorruptSample, match=f"it has {length} bytes") as caught:
-        penstock.Arrays(tmp_path / "x.npy")
-    assert isinstance(caught.value, type(caught.value.__cause__))
-
-
-def test_an_empty_file(tmp_path: Path) -> None:
-    for suffix in (".pt", ".npy"):
-        (tmp_path / f"x{suffix}").write_bytes(b"")
-        for said in messages(tmp_path, suffix):
-            assert "is an empty file; write it again" in said
