@@ -22,6 +22,8 @@ import penstock._native as _native
 from penstock.sources import image_folder
 from penstock.sources.image_folder import IMG_EXTENSIONS, ImageFolder, Samples
 from penstock.system import cache_folder
+from tests import same
+from tests.photos import noise_image
 
 torchvision = pytest.importorskip("torchvision")
 pytestmark = pytest.mark.native
@@ -180,11 +182,9 @@ def test_any_number_of_threads_gives_the_same(tmp_path: Path) -> None:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    root = tmp_path / "photos"
+    root = tree(tmp_path / "photos", *(f"class{number % 2}/{number}.png" for number in range(5)))
     for number, mode in enumerate(("RGB", "L", "P", "RGBA", "1")):
-        (root / f"class{number % 2}").mkdir(parents=True, exist_ok=True)
-        pixels = np.random.default_rng(number).integers(0, 256, (5, 7, 3), np.uint8)
-        Image.fromarray(pixels).convert(mode).save(root / f"class{number % 2}" / f"{number}.png")
+        noise_image(number, 5, 7).convert(mode).save(root / f"class{number % 2}" / f"{number}.png")
     return root
 
 
@@ -196,12 +196,9 @@ def test_samples_are_torchvisions(photos: Path) -> None:
     expected = torchvision.datasets.ImageFolder(photos, as_array, lambda label: label + 10)
     ours = ImageFolder(photos, as_array, lambda label: label + 10)
     for index in (*range(5), -1, -5, np.int64(2)):
-        image, label = ours[index]
-        np.testing.assert_array_equal(image, expected[index][0])
-        assert (label, type(label)) == (expected[index][1], int)
+        same.assert_same(ours[index], expected[index])
     image, label = ImageFolder(photos)[-1]
-    assert image.mode == "RGB"
-    assert label == 1
+    assert (image.mode, label) == ("RGB", 1)
     for index in (5, -6):
         with pytest.raises(IndexError, match=f"sample index {index} is out of range: there are 5 samples"):
             ours[index]
@@ -260,8 +257,7 @@ def root(tmp_path: Path) -> Path:
 
 def test_second_start_reads_one_file(root: Path, tmp_path: Path, cache: Path, listings: list[bytes]) -> None:
     first = ImageFolder(root)
-    assert len(listings) == 1
-    assert len(list(cache.iterdir())) == 1
+    assert len(listings) == len(list(cache.iterdir())) == 1
     opened: list[str] = []
     watching = [True]
     sys.addaudithook(lambda event, args: opened.append(os.fspath(args[0])) if event == "open" and watching[0] else None)
@@ -269,8 +265,7 @@ def test_second_start_reads_one_file(root: Path, tmp_path: Path, cache: Path, li
     watching[0] = False
     assert len(listings) == 1
     assert [path for path in opened if path.startswith(str(tmp_path))] == [str(next(cache.iterdir()))]
-    assert second.samples == first.samples
-    assert second.classes == first.classes
+    assert (second.samples, second.classes) == (first.samples, first.classes)
     assert_same(root)
     assert len(listings) == 1
 
@@ -391,11 +386,9 @@ def test_the_cache_folder_stays_small(root: Path, cache: Path, monkeypatch: pyte
     os.utime(cache / "old.tmp", ns=(0, 0))
     ImageFolder(root)
     kept = {path.name for path in cache.iterdir()}
-    assert {"new.tmp", "README"} < kept
-    assert "old.tmp" not in kept
     entries = {name for name in kept if name.endswith(".npz")}
-    assert len(entries) == cache_folder.MAX_FILES
-    assert {f"{i}.npz" for i in range(7, 70)} < entries
+    assert kept - entries == {"new.tmp", "README"}
+    assert len(entries) == cache_folder.MAX_FILES and {f"{i}.npz" for i in range(7, 70)} < entries
     monkeypatch.setattr(cache_folder, "MAX_BYTES", 0)
     for i in range(70):
         (cache / f"{i}.npz").write_bytes(b"x")
