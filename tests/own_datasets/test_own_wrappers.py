@@ -120,10 +120,7 @@ class Duck:
         return [index, str(index)][index % 1 :]
 
 
-class Sequenced(Sequence[Any]):
-    def __len__(self) -> int:
-        return 11
-
+class Sequenced(Duck, Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         return {"x": torch.full((2,), index), "y": range(20)[index]}
 

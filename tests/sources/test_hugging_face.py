@@ -25,8 +25,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning"),  # of pyarrow, for Dataset.sort
 ]
 
-# --- what is read natively --------------------------------------------------------------------------------------------
-
 
 def bits(batches: Any) -> list[Any]:
     return list(map(as_bits, batches))
@@ -186,9 +184,6 @@ def test_seeds_ranks_and_states() -> None:
     assert (begun.stats().batches, begun.stats().samples) == (2, 2 * BATCH)
 
 
-# --- changes ----------------------------------------------------------------------------------------------------------
-
-
 CHANGES: dict[str, Callable[[Any], None]] = {
     "columns": lambda dataset: dataset.set_format("torch", columns=["scalar_int64"]),
     "a dtype": lambda dataset: dataset.set_format("torch", dtype=torch.float64, columns=["scalar_float32"]),
@@ -226,9 +221,6 @@ def test_a_change_in_a_pass_and_between_passes(change: str) -> None:
         assert "gather" in loader.explain()
         assert_same(outcomes(loader, ours, CHANGES[change]), batches)
         assert_same(bits(loader), bits_of_torchs(ours))
-
-
-# --- damage -----------------------------------------------------------------------------------------------------------
 
 
 def test_rows_of_other_bytes_than_the_elements_take() -> None:

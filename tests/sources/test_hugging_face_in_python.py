@@ -17,8 +17,6 @@ from tests.arrow_tables import BATCH, as_bits, datasets, equal, from_columns, si
 from tests.executors_under_test import Executor, executors
 from tests.same import assert_same
 
-# --- what stays Python's ----------------------------------------------------------------------------------------------
-
 
 def changed(name: str, value: Any) -> Any:
     dataset = simple()
@@ -92,9 +90,6 @@ def test_tensors_that_come_otherwise_than_expected() -> None:
     with torch.device("meta"):
         assert "no plain tensor in host memory" in loader.explain()
     assert "gather" in loader.explain()
-
-
-# --- images and streams -----------------------------------------------------------------------------------------------
 
 
 def photos() -> Any:

@@ -77,9 +77,6 @@ def assert_same(root: Path | str) -> ImageFolder:
     return ours
 
 
-# --- The scan -----------------------------------------------------------------------------------------------------
-
-
 def test_nested_and_odd_names(tmp_path: Path) -> None:
     assert torchvision.datasets.folder.IMG_EXTENSIONS == IMG_EXTENSIONS
     root = tree(
@@ -177,9 +174,6 @@ def test_any_number_of_threads_gives_the_same(tmp_path: Path) -> None:
     assert len({(paths.names(), *rest) for paths, *rest, _ in results}) == 1
 
 
-# --- The dataset --------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     root = tree(tmp_path / "photos", *(f"class{number % 2}/{number}.png" for number in range(5)))
@@ -238,9 +232,6 @@ def test_a_sample_costs_few_bytes(tmp_path: Path) -> None:
     assert len(gc.get_objects()) - before < 100
     assert sys.getsizeof(samples) < 1000
     assert samples[123_456] == ("/data/class/000123456.jpg", 0)
-
-
-# --- The cache ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
