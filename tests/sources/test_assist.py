@@ -302,6 +302,7 @@ def test_four_threads_at_once(images, folder, keyed):
     run_in_threads(4, work)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # of threads that other tests have left
 def test_after_a_fork(images):
     assisted = assisted_by(torchvision.datasets.ImageFolder(images, np.asarray))
     expected = [assisted(index, 0, 0) for index in range(4)]
