@@ -205,16 +205,15 @@ CONTENT = bytes(range(256)) * 40
 @pytest.fixture(params=["whole", "part", "checked", "memory"])
 def sample(request, tmp_path):
     """Return CONTENT as a SampleFile of each kind."""
-    path = tmp_path / "file"
-    if request.param == "memory":
-        return SampleFile.memory(CONTENT)
-    if request.param == "whole":
-        path.write_bytes(CONTENT)
-        return SampleFile.whole(str(path))
-    path.write_bytes(b"x" * 1000 + CONTENT + b"y" * 1000)
-    if request.param == "checked":
-        return SampleFile.checked(str(path), 1000, len(CONTENT), _native.crc32c(CONTENT))
-    return SampleFile.part(str(path), 1000, len(CONTENT))
+    whole, around = tmp_path / "whole", tmp_path / "around"
+    whole.write_bytes(CONTENT)
+    around.write_bytes(b"x" * 1000 + CONTENT + b"y" * 1000)
+    return {
+        "whole": lambda: SampleFile.whole(str(whole)),
+        "part": lambda: SampleFile.part(str(around), 1000, len(CONTENT)),
+        "checked": lambda: SampleFile.checked(str(around), 1000, len(CONTENT), _native.crc32c(CONTENT)),
+        "memory": lambda: SampleFile.memory(CONTENT),
+    }[request.param]()
 
 
 @pytest.mark.parametrize("offset", [0, 1, 255, len(CONTENT) - 1, len(CONTENT), len(CONTENT) + 1, 2**62])
@@ -232,8 +231,8 @@ def test_a_long_read_ends_with_the_sample(sample, bytes):
 def test_a_part_past_the_end_of_its_file_is_short(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"0123456789")
-    assert SampleFile.part(str(path), 5, 100).read(100, 0) == b"56789"
-    assert SampleFile.part(str(path), 5, 100).size() == 100  # whoever reads it finds it truncated
+    part = SampleFile.part(str(path), 5, 100)
+    assert (part.read(100, 0), part.size()) == (b"56789", 100)  # whoever reads it finds it truncated
     assert SampleFile.part(str(path), 2**63, 2**63).read(10, 0) == b""
     assert SampleFile.part(str(path), 0, 2**64 - 1).read(100, 2**63 + 5) == b""
 
@@ -264,11 +263,9 @@ def test_no_byte_is_given_before_its_checksum_was_compared(tmp_path, rooms, offs
     for content in (LONG[:-1], LONG[:-1] + bytes([LONG[-1] ^ 128]), b""):
         path.write_bytes(content)
         damaged = SampleFile.checked(str(path), 0, len(LONG), crc)
-        for _ in range(2):
+        for read in (lambda: damaged.readv(rooms, offset), lambda: damaged.read(5, 0)) * 2:  # noqa: B023
             with pytest.raises(OSError):
-                damaged.readv(rooms, offset)
-            with pytest.raises(OSError):
-                damaged.read(5, 0)
+                read()
 
 
 def test_what_is_no_regular_file(tmp_path):
