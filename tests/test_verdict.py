@@ -56,10 +56,7 @@ CASES = {
     "a cgroup's quota": (case(wait=60, work=20, busy={Cause.DECODE: 79}, workers=1, cpus=1, host_cpus=8), Cause.CPUS),
     "copies": (case(wait=30, work=10, busy={Cause.COPY: 78}), Cause.COPY),
     "compute": (case(wait=0.5, work=100, busy={Cause.DECODE: 50}), Cause.COMPUTE),
-    "outliers": (
-        case(wait=30, work=20, busy={Cause.PYTHON: 30}, kind=Workers.PROCESSES, **OUTLYING),
-        Cause.OUTLIERS,
-    ),
+    "outliers": (case(wait=30, work=20, busy={Cause.PYTHON: 30}, kind=Workers.PROCESSES, **OUTLYING), Cause.OUTLIERS),
     "few workers": (case(wait=60, work=20, busy={Cause.DECODE: 79}, workers=1, cpus=8), Cause.DECODE),
 }
 

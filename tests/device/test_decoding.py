@@ -241,10 +241,7 @@ def test_the_counters_say_what_pillow_read_and_why(root, tmp_path):
     next(batches)
     told = counters.snapshot((0, 0, 0), {}, None, None)
     assert told.samples == len(dataset) == 6
-    assert told.read_by_python == {
-        "not a JPEG, or a damaged header": 1,
-        "JPEG: not YCbCr, or unusual components": 2,
-    }
+    assert told.read_by_python == {"not a JPEG, or a damaged header": 1, "JPEG: not YCbCr, or unusual components": 2}
 
 
 class Refusing:

@@ -67,8 +67,7 @@ def refusal(dataset: Any) -> str:
 def gathering(held: ResidentPlan, batches: Iterator[Any], *, seed: int = 7, epoch: int = 0) -> Pass:
     resources = PassResources(2, None, Buffers(pinned=False, keep=1))
     return Pass(
-        ResidentFiller(held, resources),
-        PassInput(with_sample_numbers(batches, 0, batched=True), None, seed, epoch),
+        ResidentFiller(held, resources), PassInput(with_sample_numbers(batches, 0, batched=True), None, seed, epoch)
     )
 
 

@@ -170,13 +170,7 @@ def drawn(transform: Any, image: Any, sample: int) -> torch.Tensor:
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_torchvision_draws_for_a_keyed_sample_what_the_native_core_draws(t: Any, name: str) -> None:
     compose = t.Compose(
-        [
-            t.RandomResizedCrop(24),
-            AUGMENTATIONS[name](t),
-            t.RandomHorizontalFlip(),
-            t.ToTensor(),
-            t.RandomErasing(0.5),
-        ]
+        [t.RandomResizedCrop(24), AUGMENTATIONS[name](t), t.RandomHorizontalFlip(), t.ToTensor(), t.RandomErasing(0.5)]
     )
     image = picture(50, 40)
     for sample in range(12):

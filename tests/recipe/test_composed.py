@@ -48,11 +48,7 @@ ANY = {
     "padded once": lambda t: [t.RandomCrop((32, 40), padding=4, fill=7), t.PILToTensor()],
     "not padded": lambda t: [t.Resize(70), t.RandomCrop(40), t.RandomGrayscale(0.5), t.ToTensor()],
     "too large": lambda t: [t.Resize(20), t.RandomCrop(64), t.ToTensor()],
-    "grey": lambda t: [
-        t.Grayscale(),
-        t.RandomResizedCrop(30, interpolation=BICUBIC),
-        t.ToTensor(),
-    ],
+    "grey": lambda t: [t.Grayscale(), t.RandomResizedCrop(30, interpolation=BICUBIC), t.ToTensor()],
     "a picture": lambda t: [t.RandomResizedCrop(30), t.RandomHorizontalFlip(0.5), t.RandomVerticalFlip()],
     "a padded picture": lambda t: [t.Resize(30), t.Pad(4, fill=9)],
     "nested": lambda t: [t.Compose([t.CenterCrop(60), t.Compose([t.RandomHorizontalFlip()])]), t.ToTensor()],

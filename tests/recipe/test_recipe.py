@@ -488,10 +488,7 @@ REFUSED = {
         "",
     ),
     "std of zero": (v1.Compose([v1.ToTensor(), v1.Normalize(MEAN, [1, 0, 1])]), "raises ValueError"),
-    "fill dict": (
-        v2.Compose([v2.Pad(1, fill={Image.Image: 3, "others": 0}), v2.ToImage()]),
-        "a fill for types",
-    ),
+    "fill dict": (v2.Compose([v2.Pad(1, fill={Image.Image: 3, "others": 0}), v2.ToImage()]), "a fill for types"),
     "fill of two": (v1.Compose([v1.Pad(1, fill=(1, 2)), v1.ToTensor()]), "raises ValueError"),
     "negative padding": (v1.Compose([v1.Pad(-1), v1.ToTensor()]), "padding=-1"),
     "padding of halves": (v1.Compose([v1.Pad(1.5), v1.ToTensor()]), "padding=1.5"),
