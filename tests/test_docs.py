@@ -126,9 +126,6 @@ def test_block_runs(block: Block, names: dict[str, Any], capsys: pytest.CaptureF
         assert "the sensor was off" in Path("bad.jsonl").read_text(encoding="utf-8")
 
 
-# ---------------------------------------------------------------- links
-
-
 def anchors(page: Path) -> set[str]:
     """Return the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", without_code(text_of(page)), re.MULTILINE)
@@ -150,9 +147,6 @@ def test_relative_links_resolve(page: Path) -> None:
 
 def test_readme_leads_to_every_guide() -> None:
     assert [name_of(page) for page in GUIDES if f"({name_of(page)})" not in text_of(ROOT / "README.md")] == []
-
-
-# ---------------------------------------------------------------- commands
 
 
 def commands_in(page: Path) -> list[list[str]]:
@@ -213,9 +207,6 @@ def test_wrong_commands_are_noticed() -> None:
     wrong += ["python -m benchmarks tea", "python -m penstock brew", "penstock run --epochs 3 train.py"]
     assert [complaint(command.split()) for command in right] == [None] * len(right)
     assert None not in [complaint(command.split()) for command in wrong]
-
-
-# ---------------------------------------------------------------- README and results
 
 
 def test_readme_is_short() -> None:

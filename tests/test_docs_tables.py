@@ -213,9 +213,6 @@ def test_known_transforms_are_those_of_explain(tmp_path: Path) -> None:
     assert set(re.findall(r"`([A-Z]\w+)`", table[0])) == set(re.findall(r"\b[A-Z]\w+", advice)) - {"Compose"}
 
 
-# ---------------------------------------------------------------- results
-
-
 def medians(value: Any) -> Iterator[float]:
     """Yield every median of a file of results."""
     if isinstance(value, dict):

@@ -110,9 +110,6 @@ def test_its_passes_are_cut_among_ranks_and_go_on_from_states(computer: None) ->
     assert values(first) + values(rest) == one
 
 
-# --- an observer ------------------------------------------------------------------------------------------------------
-
-
 class Watching(Observer):
     """Keeps what it is told."""
 
@@ -155,9 +152,6 @@ def test_an_observer_of_the_native_core() -> None:
     loader._executors.observers += (watching,)
     assert len(list(loader)) == 3
     assert watching.seen == [4, 4, 2, "end"]
-
-
-# --- a source ---------------------------------------------------------------------------------------------------------
 
 
 class Records(Dataset[tuple[torch.Tensor]]):

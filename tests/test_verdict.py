@@ -192,9 +192,6 @@ def test_stages_are_read_by_a_collection_amid_their_addition() -> None:
     assert meter.stages()["read"][:2] == (7.0, 3)
 
 
-# --- the clock of a loop --------------------------------------------------------------------------------------------
-
-
 def test_a_loops_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("penstock.loop_times.perf_counter", lambda: now[0])
@@ -285,9 +282,6 @@ def test_stages_know_their_cpu_time(options: dict[str, Any]) -> None:
         stage = loader.stats().stages["getitem"]
         assert stage.samples == 48
         assert least <= stage.cpu_seconds / stage.seconds <= most
-
-
-# --- the log line ---------------------------------------------------------------------------------------------------
 
 
 def slow(index: int) -> torch.Tensor:

@@ -107,8 +107,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-# --- recipes ----------------------------------------------------------------------------------------------------------
-
 COLOUR = [
     pytest.param(v1, [v1.ToTensor()], id="ToTensor"),
     pytest.param(v1, [v1.ToTensor(), v1.Normalize(*IMAGENET)], id="ImageNet"),
@@ -192,9 +190,6 @@ def test_a_transform_changed_during_the_pass_is_an_error_of_its_sample() -> None
             batches(sent, workers=0)
 
 
-# --- where pixels are not sent ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "steps",
     [
@@ -258,9 +253,6 @@ def test_datasets_side_by_side() -> None:
         [cifar(v1.ToTensor()), cifar(v1.PILToTensor())]
     )  # pixels both, but not both are to stay
     assert isinstance(plan(bytes_too, batched=True, collate_fn=None, worker_init_fn=None, raw=True), PythonPlan)
-
-
-# --- the arithmetic ---------------------------------------------------------------------------------------------------
 
 
 def noise(samples: int, channels: int, height: int = 9, width: int = 13) -> torch.Tensor:
@@ -328,9 +320,6 @@ def test_many_threads_at_once() -> None:
     assert len(made) == 6
     for one in made:
         assert_same_bits(one, looked_up(TABLES["float32"], pixels))
-
-
-# --- and back ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -127,8 +127,6 @@ def differences(dataset, batches):
 
 BATCHES = [[0, 3, 5, 2], [7, 1, 4], [6], [6, -1, 6, 0]]
 
-# ---- pixels ----
-
 EXACT = [
     [v1.RandomCrop(50), v1.RandomHorizontalFlip()],
     [v1.CenterCrop(101), v1.RandomHorizontalFlip(1.0)],
@@ -204,9 +202,6 @@ def test_torchvisions_folder_beside_ours(root, tmp_path):
     ours, theirs = penstock.ImageFolder(root, transform), datasets.ImageFolder(fill_folder(tmp_path), transform)
     whole: Any = ConcatDataset([theirs, Subset(ours, [6, 2])])
     assert_same(list(on_device(whole, [[9, 3, 8]])), [default_collate([whole[n] for n in (9, 3, 8)])])
-
-
-# ---- order and the rest of a pass ----
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
@@ -318,9 +313,6 @@ def test_a_loaders_pass_goes_on_from_here(root):
     wait_until(lambda: not reading_threads())
 
 
-# ---- errors ----
-
-
 def damaged(tmp_path):
     """Return a folder of six images: 1 is cut off, 2 empty, 4 missing."""
     dataset = folder(fill_folder(tmp_path, SIZES[:6]), v1.CenterCrop(30))
@@ -390,9 +382,6 @@ def test_what_the_users_own_transform_decides(tmp_path):
     dataset = folder(fill_folder(tmp_path, [(40, 40), (12, 40)]), v1.RandomCrop(20))
     with pytest.raises(ValueError, match="larger than"):
         list(on_device(dataset, [[0, 1]]))
-
-
-# ---- threads ----
 
 
 def reading_threads():
@@ -500,9 +489,6 @@ def test_an_error_keeps_no_memory(tmp_path):
         gc.enable()
 
 
-# ---- what is refused ----
-
-
 @pytest.mark.parametrize(
     ("transform", "why"),
     [
@@ -523,9 +509,6 @@ def test_what_stays_on_the_host(root, transform, why):
     dataset = arrays if transform is None else penstock.ImageFolder(root, v1.Compose(transform))
     refused = refusal(plan(dataset, batched=True, collate_fn=None, worker_init_fn=None, raw=True))
     assert refused is not None and why in refused.why
-
-
-# ---- decoders ----
 
 
 def test_without_any_decoder_the_error_says_what_to_install(monkeypatch):
@@ -616,8 +599,6 @@ def test_nvimagecodec_is_asked_as_its_documentation_has_it(monkeypatch):
     assert torch.equal(first, expected)
     assert codec.decoded == [2, 2]  # one file alone is given twice
 
-
-# ---- headers ----
 
 PHOTO = photo(1, (40, 56))
 DAMAGED_HEADERS = [

@@ -102,9 +102,6 @@ def to_float(t: Any, statistics: Any = CIFAR) -> list[Any]:
     return [*scaled, t.Normalize(*statistics)]
 
 
-# --- images ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("t", [v1, v2], ids=["v1", "v2"])
 @pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "symmetric"])
 def test_crops_in_every_padding_mode(t: Any, mode: str) -> None:
@@ -167,9 +164,6 @@ def test_axis_maps_refuse_what_does_not_fit() -> None:
         _native.axis_maps(recipe.native, 0, 0, samples, samples[:1], 4, 3, np.empty((2, 11), dtype=np.int32))
 
 
-# --- rows ------------------------------------------------------------------------------------------------------------
-
-
 def columns(samples: int = 53) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(2)
     numbers = torch.randint(0, 200, (samples, 3, 5), generator=generator)
@@ -193,9 +187,6 @@ def test_pieces_of_memory_mapped_files(tmp_path: Path, monkeypatch: pytest.Monke
         np.save(tmp_path / f"{name}.npy", array)
     assert_equal(penstock.Arrays(tmp_path / "x.npy", tmp_path / "y.npy"), epochs=1)
     assert_equal(images("CIFAR10", *to_float(v1)), epochs=1)
-
-
-# --- order -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -243,9 +234,6 @@ def test_an_error_of_the_sampler() -> None:
     assert list(made) == []
 
 
-# --- labels ----------------------------------------------------------------------------------------------------------
-
-
 def test_labels_of_every_kind() -> None:
     targets: list[Any] = [
         [0.5 * i for i in range(50)],
@@ -287,9 +275,6 @@ def test_subsets() -> None:
         assert_equal(Subset(Subset(dataset, range(10, 20)), range(0, 10, 3)), size=4)
 
 
-# --- what stays on the host ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "steps",
     [
@@ -328,9 +313,6 @@ def test_an_allocation_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resident, "Rows", rows)
     refused = resident.hold(native_plan(TensorDataset(torch.zeros(10))), CPU)
     assert isinstance(refused, Refusal) and "had no room" in refused.why
-
-
-# --- from pass to pass -----------------------------------------------------------------------------------------------
 
 
 def test_a_pass_has_the_arrays_as_they_were_when_it_began() -> None:

@@ -158,9 +158,6 @@ def test_the_preprocessing_of_detectors_is_native() -> None:
     assert_as_torchvision(v1.Compose([preset]), picture(30, 41))
 
 
-# ---- the native core's own draws, for a known dataset ----
-
-
 def drawn(transform: Any, image: Any, sample: int) -> torch.Tensor:
     """Return what the native core makes of the image as that sample."""
     return of_sample(recipe_of(transform, image.mode), image, 3, 1, sample, sample)
@@ -215,9 +212,6 @@ def test_samples_draw_apart(t: Any) -> None:
     image = picture(40, 40)
     transform = t.Compose([t.ColorJitter(0.5, 0.5, 0.5, 0.5), t.ToTensor()])
     assert len({drawn(transform, image, sample).numpy().tobytes() for sample in range(40)}) == 40
-
-
-# ---- what stays Python's ----
 
 
 @GENERATIONS

@@ -163,9 +163,6 @@ def test_a_compose_that_is_changed_now_and_then_is_not_given_up(monkeypatch: pyt
     assert len(made) == 12
 
 
-# --- what torchvision does with it ------------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass
 class Equal(v1.Compose):
     """Has an __eq__, and so no __hash__."""
@@ -272,9 +269,6 @@ def test_a_method_of_one_that_is_none() -> None:
     natively(v1.Compose(parts()), picture())
     other: Any = Other()
     assert_same(natively(functools.partial(v1.Compose.__call__, other), picture()), v1.Compose(parts())(picture()))
-
-
-# --- transforms that change while they run ----------------------------------------------------------------------------
 
 
 def _other_size(compose: Any) -> None:

@@ -131,9 +131,6 @@ def test_a_crop_after_the_conversion_leaves_what_is_before_it_native() -> None:
     assert runs(transform) == [(0, 2)]
 
 
-# --- images -----------------------------------------------------------------------------------------------------------
-
-
 def opened(mode: str = "RGB", size: tuple[int, int] = (20, 16)) -> Any:
     """Return an image of a file, with Exif."""
     exif = Image.Exif()

@@ -277,9 +277,6 @@ def test_photos() -> None:
         check(data, [(0, 0, *image.size), *random_boxes(*image.size, rng, 3)], OWN[-1:])
 
 
-# --- the entropy decoder, seen by the pixels -------------------------------------------------------------------------
-
-
 def check_states(data: bytes) -> None:
     """Compare the whole with libjpeg; and the way to every row of MCUs, by a skip and from the state before it."""
     whole = decode_jpeg_by(data, "libjpeg")
