@@ -244,7 +244,7 @@ def test_a_source_that_gives_nothing_does_not_keep_the_program(monkeypatch: pyte
 
 
 def test_several_at_once() -> None:
-    feedings = [feed_through((torch.tensor([10 * one + n]) for n in range(30)), depth=one + 1) for one in range(4)]
+    feedings = [feed_through(10 * one + torch.arange(30).view(30, 1), depth=one + 1) for one in range(4)]
     for number in range(30):
         assert [next(feeding).item() for feeding in feedings] == [10 * one + number for one in range(4)]
 
