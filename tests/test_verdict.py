@@ -30,12 +30,9 @@ MS = 1e-3
 WAITS = (0,) * 17 + (100,) + (0,) * (WAIT_CLASSES - 18)
 
 
-def case(
-    *, wait: float, work: float, busy: dict[Cause, float], cpu: dict[Cause, float] | None = None, **rest: Any
-) -> Measured:
+def case(*, wait: float, work: float, busy: dict[Cause, float], cpu: Any = None, **rest: Any) -> Measured:
     """Return a case whose times are in milliseconds a step."""
-    seconds = {cause: MS * time for cause, time in busy.items()}
-    on_cpu = seconds if cpu is None else {cause: MS * time for cause, time in cpu.items()}
+    seconds, on_cpu = ({cause: MS * time for cause, time in some.items()} for some in (busy, cpu or busy))
     given = {"steps": 100, "workers": 2, "kind": Workers.NATIVE, "cpus": 2, "batch_size": 64, **rest}
     return Measured(wait=MS * wait, work=MS * work, busy=seconds, cpu=on_cpu, **given)
 
@@ -43,14 +40,12 @@ def case(
 LOCKED: dict[str, Any] = {"cpu": {Cause.PYTHON: 98}, "kind": Workers.THREADS, "workers": 4, "cpus": 4}
 OUTLYING: dict[str, Any] = {"outlying_batches": 0.01, "outlying_wait": 28 * MS, "longest_wait": 2.8}
 DISK: dict[str, Any] = {"other_cpu": 5 * MS, "read_bytes": 6e6, "cacheable": True}
+SLOW: dict[str, Any] = {"kind": Workers.PROCESSES, "other_cpu": 2 * MS}
 CASES = {
     # Two native threads read 5 ms for each of 64 files, and no CPU is busy.
     "slow disk": (case(wait=150, work=20, busy={Cause.READ: 340}, cpu={Cause.READ: 10}, cacheable=True), Cause.READ),
     "slow decoding": (case(wait=60, work=20, busy={Cause.DECODE: 140, Cause.READ: 15}, **DISK), Cause.DECODE),
-    "slow Python": (
-        case(wait=80, work=20, busy={Cause.PYTHON: 195}, kind=Workers.PROCESSES, other_cpu=2 * MS),
-        Cause.PYTHON,
-    ),
+    "slow Python": (case(wait=80, work=20, busy={Cause.PYTHON: 195}, **SLOW), Cause.PYTHON),
     "Python's lock": (case(wait=80, work=20, busy={Cause.PYTHON: 380}, **LOCKED), Cause.LOCK),
     "tiny batches": (case(wait=0.09, work=0.01, busy={Cause.COPY: 0.004}, batch_size=1), Cause.OVERHEAD),
     "a cgroup's quota": (case(wait=60, work=20, busy={Cause.DECODE: 79}, workers=1, cpus=1, host_cpus=8), Cause.CPUS),
@@ -65,8 +60,7 @@ CASES = {
 def test_the_first_finding(name: str) -> None:
     found, cause = CASES[name]
     first = findings(found)[0]
-    assert first.cause is cause, findings(found)
-    assert first.evidence.endswith(".")
+    assert first.cause is cause and first.evidence.endswith("."), findings(found)
     nothing_helps = name in ("compute", "tiny batches")
     assert (first.gain == 1.0 and not first.change) if nothing_helps else first.gain > 1.1
     assert verdict(found).startswith(f"The consumer waited {found.wait / found.step:.0%} of the time (")
@@ -74,8 +68,7 @@ def test_the_first_finding(name: str) -> None:
 
 def test_predictions_are_those_of_the_pipeline() -> None:
     decoding = case(wait=80, work=20, busy={Cause.DECODE: 200})
-    assert decoding.modelled == pytest.approx(0.1)
-    assert decoding.overhead == pytest.approx(0)
+    assert (decoding.modelled, decoding.overhead) == pytest.approx((0.1, 0))
     (more, *_) = findings(decoding)
     assert (more.change, more.cause) == ("6 more cores", Cause.DECODE)
     assert more.gain == pytest.approx(200 / 2 / (200 / 8))
@@ -165,9 +158,7 @@ def test_outlying_waits_are_a_few_long_ones() -> None:
     waits = [0] * WAIT_CLASSES
     waits[6], waits[19] = 990, 10  # up to 64 us, up to 0.5 s
     loop = LoopTimes(batches=1001, waited=4.0, longest_wait=0.5, waits=tuple(waits))
-    count, wait = outliers(loop)
-    assert count == 10
-    assert wait == pytest.approx(4.0, rel=0.02)
+    assert outliers(loop) == (10, pytest.approx(4.0, rel=0.02))
     waits[6], waits[19] = 10, 990
     assert outliers(replace(loop, waits=tuple(waits)))[0] == 0
 
@@ -234,15 +225,12 @@ def test_a_clock_that_a_program_patches_is_not_called(monkeypatch: pytest.Monkey
     assert loader.stats().loop.batches == 8
 
 
-@pytest.mark.parametrize(
-    ("options", "least", "most"),
-    [
-        ({"num_workers": 2, "prefetch_factor": 3}, 4, 6),
-        ({"num_workers": 2, "prefetch_factor": 3, "worker_method": "thread"}, 4, 6),
-        ({"num_workers": 0}, 0, 0),
-    ],
-)
-def test_the_depth_of_the_queue(options: dict[str, Any], least: float, most: float) -> None:
+AHEAD: dict[str, Any] = {"num_workers": 2, "prefetch_factor": 3}
+
+
+@pytest.mark.parametrize("options", [AHEAD, {**AHEAD, "worker_method": "thread"}, {"num_workers": 0}])
+def test_the_depth_of_the_queue(options: dict[str, Any]) -> None:
+    least, most = (4, 6) if options["num_workers"] else (0, 0)
     rows = penstock.Arrays(torch.zeros(600, 4).numpy())  # rows in memory are gathered within next() only
     for dataset, ahead in ((Made(lambda index: torch.zeros(2), 600), 1), (rows, 0)):
         loader: Any = penstock.DataLoader(dataset, 4, **options)
