@@ -12,14 +12,13 @@ import os
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageFilter
+from PIL import Image
 from torch.utils.data import ConcatDataset, Subset, default_collate
 from torchvision import datasets
 from torchvision import transforms as v1
@@ -39,9 +38,9 @@ from penstock.plan import NativePlan
 from penstock.sample_notes import add_note
 from penstock.stats import Counters
 from penstock.storage.tiers import caches_of
-from tests.accelerator import OnHost
+from tests.accelerator import OnHost, PromptStream
 from tests.device.passes import native_plan, on_host, pass_input, plan_of, resources
-from tests.jpegs import save
+from tests.jpegs import picture, save
 from tests.same import assert_same
 from tests.waiting import wait_until
 
@@ -53,16 +52,7 @@ SIZES = [(120, 160), (160, 120), (90, 90), (131, 77), (64, 200), (100, 100), (75
 
 def photo(number: int, size: tuple[int, int]) -> Image.Image:
     """Return a picture of smooth areas, edges and some noise, (height, width)."""
-    rng = np.random.default_rng(number)
-    height, width = size
-    coarse = rng.integers(0, 256, (height // 12 + 2, width // 12 + 2, 3), dtype=np.uint8)
-    image = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
-    for _ in range(6):
-        y, x = int(rng.integers(0, height - 8)), int(rng.integers(0, width - 8))
-        image.paste(tuple(int(n) for n in rng.integers(0, 256, 3)), (x, y, x + 8 + x % 20, y + 8 + y % 20))
-    noise = rng.normal(0, 4, (height, width, 3))
-    blurred = np.asarray(image.filter(ImageFilter.GaussianBlur(0.6)), dtype=np.float64)
-    return Image.fromarray(np.clip(blurred + noise, 0, 255).astype(np.uint8))
+    return Image.fromarray(picture(size[1], size[0], number))
 
 
 def jpeg(image: Image.Image, **options) -> bytes:
@@ -240,33 +230,15 @@ def test_orientation_is_not_applied(tmp_path):
     assert differences(folder(tmp_path, v1.CenterCrop((60, 40))), [[0, 1, 2]]) == (0.0, 0)
 
 
-class Beside:
+class Beside(PromptStream):
     """A copy stream of the CPU that counts what is done on it."""
 
     device = CPU
-
-    def __init__(self):
-        self.copied, self.worked, self.received = 0, 0, 0
-
-    def current(self):
-        return nullcontext()
+    worked = 0
 
     def working(self):
         self.worked += 1
-        return nullcontext()
-
-    def copy(self, tensor):
-        self.copied += 1
-        return tensor.clone()
-
-    def pin(self, value):
-        return value
-
-    def mark(self):
-        return None
-
-    def receive(self, mark, tensors):
-        self.received += 1
+        return super().working()
 
 
 def test_a_loaders_pass_goes_on_from_here(root):
@@ -278,7 +250,7 @@ def test_a_loaders_pass_goes_on_from_here(root):
     batches = list(Feeding(source, Feed("cpu"), CPU, stream, arithmetic=Arithmetic(table), end_source=source.close))
     assert_same(batches, [default_collate([dataset[n] for n in numbers]) for numbers in BATCHES])
     # Decoding and the rest of the way are on the stream; pixels that are on the device are not copied.
-    assert (stream.worked, stream.received) == (2 * len(BATCHES), len(BATCHES))
+    assert (stream.worked, len(stream.handed_over)) == (2 * len(BATCHES), len(BATCHES))
     wait_until(lambda: not reading_threads())
 
 
@@ -367,7 +339,6 @@ def test_threads_end_with_the_pass(root, way):
         del batches
         assert gone() is None  # no thread and no cycle holds it
     else:
-        batches.filler._decoder = Refusing({0, 1})
         batches.filler._decoder.decode = None
         with pytest.raises(TypeError):
             next(batches)
