@@ -119,8 +119,7 @@ def test_nothing_above_most_is_tried(limit: int, most: int, start: int | None) -
     gc.freeze()
     device = Device(limit)
     found = find_batch_size(device.step, torch.zeros(16), start=None if start is None else min(start, most), most=most)
-    assert found == min(limit, most)
-    assert max(device.tried) <= most
+    assert found == min(limit, most) and max(device.tried) <= most
 
 
 def test_every_try_has_a_batch_of_its_size_with_the_samples_repeated() -> None:
@@ -265,8 +264,6 @@ MESSAGES = [
     "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
     "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
 ]
-
-
 KINDS = (Nearly, MemoryError, torch.cuda.OutOfMemoryError, OutOfMemory)
 
 

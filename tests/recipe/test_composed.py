@@ -124,9 +124,8 @@ def test_what_is_changed_counts_from_the_next_image(change: Callable[[Any], obje
 
 
 def test_numbers_in_an_array_are_not_trusted() -> None:
-    mean = np.array(MEAN)
+    mean, image = np.array(MEAN), picture(40, 30)
     compose = v1.Compose([v1.Resize(20), v1.ToTensor(), v1.Normalize(mean, STD)])
-    image = picture(40, 30)
     assert_as_torchvision(compose, image)
     mean[0] = 0.9
     assert_as_torchvision(compose, image)
@@ -189,8 +188,7 @@ class Mine(Image.Image):
 
 
 def test_images_of_a_class_of_ones_own() -> None:
-    image = Mine()
-    other = picture(40, 30)
+    image, other = Mine(), picture(40, 30)
     image.im, image._mode, image._size = other.im, "RGB", other.size
     assert_as_torchvision(v1.Compose([v1.Resize((20, 20)), v1.ToTensor()]), image)
 
@@ -203,14 +201,13 @@ def test_several_inputs_are_torchvisions() -> None:
 def test_many_threads_at_once() -> None:
     compose = v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.ToTensor(), v1.Normalize(MEAN, STD)])
     images = [picture(90, 50 + number, seed=number) for number in range(16)]
-    found: list[Any] = [None] * 16
+    wanted = [compose(image) for image in images]
 
     def work(begin: int) -> None:
         for number in [*range(begin, 16, 4)] * 20:
-            found[number] = natively(compose, images[number])
+            assert_same(natively(compose, images[number]), wanted[number])
 
     run_in_threads(4, work)
-    assert_same(found, [compose(image) for image in images])
 
 
 class Photos(Made):
@@ -235,8 +232,7 @@ def test_loaders_give_what_torchs_gives(tmp_path: Any, workers: int, method: Any
         return list(make(Photos(tmp_path), batch_size=4, shuffle=True, num_workers=workers, **options))
 
     found = batches(penstock.DataLoader, worker_method=method)
-    wanted = batches(TorchDataLoader)
-    for (images, natively_done), (expected, never) in zip(found, wanted, strict=True):
+    for (images, natively_done), (expected, never) in zip(found, batches(TorchDataLoader), strict=True):
         assert torch.equal(images, expected)
         assert natively_done.any() == (method is None) and not never.any()
 

@@ -164,6 +164,7 @@ PROGRESSIVE = encode(40, 30, "4:2:0", progressive=True)
         (b"\xff\xd8\xff\xd9" + bytes(9), "JPEG: unexpected marker"),
         (encode(40, 30, "grey").replace(b"\xff\xdb", b"\xff\xe5"), "libjpeg: corrupt data"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_left_to_pillow(data: bytes, reason: str, capfd: pytest.CaptureFixture[str]) -> None:
     native(GOOD)  # whose tables must not serve the next image
