@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFilter
 from torch.utils.data import ConcatDataset, Subset, default_collate
 from torchvision import datasets
 from torchvision import transforms as v1
@@ -40,7 +40,7 @@ from penstock.stats import Counters
 from penstock.storage.tiers import caches_of
 from tests.accelerator import OnHost, PromptStream
 from tests.device.passes import native_plan, on_host, pass_input, plan_of, resources
-from tests.jpegs import picture, save
+from tests.jpegs import save
 from tests.same import assert_same
 from tests.waiting import wait_until
 
@@ -52,7 +52,15 @@ SIZES = [(120, 160), (160, 120), (90, 90), (131, 77), (64, 200), (100, 100), (75
 
 def photo(number: int, size: tuple[int, int]) -> Image.Image:
     """Return a picture of smooth areas, edges and some noise, (height, width)."""
-    return Image.fromarray(picture(size[1], size[0], number))
+    rng = np.random.default_rng(number)
+    height, width = size
+    coarse = rng.integers(0, 256, (height // 12 + 2, width // 12 + 2, 3), dtype=np.uint8)
+    image = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+    for _ in range(6):
+        y, x = int(rng.integers(0, height - 8)), int(rng.integers(0, width - 8))
+        image.paste(tuple(int(n) for n in rng.integers(0, 256, 3)), (x, y, x + 8 + x % 20, y + 8 + y % 20))
+    blurred = np.asarray(image.filter(ImageFilter.GaussianBlur(0.6)), dtype=np.float64)
+    return Image.fromarray((blurred + rng.normal(0, 4, blurred.shape)).clip(0, 255).astype(np.uint8))
 
 
 def jpeg(image: Image.Image, **options) -> bytes:
