@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -122,8 +123,7 @@ def test_stages_of_python_that_does_not_run_are_reads() -> None:
     assert found.cpu == pytest.approx({Cause.PYTHON: 0.02})
     assert (found.batch_size, found.step) == pytest.approx((64, 0.1))
     in_threads = shown(stages, cpu=3.0, kind=Workers.THREADS)  # which wait for Python's lock too
-    assert in_threads.busy == pytest.approx({Cause.PYTHON: 0.16})
-    assert in_threads.other_cpu == pytest.approx(0.01)
+    assert in_threads.busy == pytest.approx({Cause.PYTHON: 0.16}) and in_threads.other_cpu == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize("quota", [False, True])
@@ -211,15 +211,11 @@ def test_a_loops_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("own", [True, False])
 def test_a_clock_that_a_program_patches_is_not_called(monkeypatch: pytest.MonkeyPatch, own: bool) -> None:
-    def fails() -> float:
-        raise AssertionError("the program's clock was called")
-
     dataset: Any = Made(float, 8) if own else torch.utils.data.TensorDataset(torch.arange(8.0))
     loader = penstock.DataLoader(dataset, 2, num_workers=0)
-    for _ in loader:  # what torch imports at first use reads the clock
-        pass
+    list(loader)  # what torch imports at first use reads the clock
     for name in ("monotonic", "perf_counter", "process_time", "thread_time", "time"):
-        monkeypatch.setattr(time, name, fails)
+        monkeypatch.setattr(time, name, mock.Mock(side_effect=AssertionError("the program's clock was called")))
     assert sum(len(batch if own else batch[0]) for batch in loader) == 8
     monkeypatch.undo()
     assert loader.stats().loop.batches == 8
@@ -234,8 +230,7 @@ def test_the_depth_of_the_queue(options: dict[str, Any]) -> None:
     rows = penstock.Arrays(torch.zeros(600, 4).numpy())  # rows in memory are gathered within next() only
     for dataset, ahead in ((Made(lambda index: torch.zeros(2), 600), 1), (rows, 0)):
         loader: Any = penstock.DataLoader(dataset, 4, **options)
-        for _ in loader:
-            pass
+        list(loader)
         assert ahead * least <= loader.stats().loop.queue_depth <= ahead * most
     assert LoopTimes().queue_depth == 0
 
@@ -246,10 +241,8 @@ def test_a_loader_measures_its_loop() -> None:
         for _ in loader:
             time.sleep(2e-3)  # the loop's work
     stats = loader.stats()
-    assert stats.loop.batches == stats.batches == 32
-    assert stats.loop.waited == stats.wait_seconds
-    assert stats.loop.worked >= 30 * 2e-3
-    assert sum(stats.loop.waits) == 30
+    assert (stats.loop.batches, stats.batches, sum(stats.loop.waits)) == (32, 32, 30)
+    assert stats.loop.waited == stats.wait_seconds and stats.loop.worked >= 30 * 2e-3
 
 
 @pytest.mark.parametrize("options", [{}, {"worker_method": "thread"}, {"num_workers": 0}])
@@ -268,8 +261,7 @@ def test_stages_know_their_cpu_time(options: dict[str, Any]) -> None:
         loader = penstock.DataLoader(Made(make, 48), 8, **{"num_workers": 1, **options})
         list(loader)
         stage = loader.stats().stages["getitem"]
-        assert stage.samples == 48
-        assert least <= stage.cpu_seconds / stage.seconds <= most
+        assert stage.samples == 48 and least <= stage.cpu_seconds / stage.seconds <= most
 
 
 def slow(index: int) -> torch.Tensor:
@@ -326,10 +318,8 @@ def test_stages_know_the_bytes_that_they_read(tmp_path: Path) -> None:
     for number in range(40):
         noise_image(number, 30, 20).save(tmp_path / "a" / f"{number:02}.jpg")
     sizes = [path.stat().st_size for path in sorted((tmp_path / "a").iterdir())]
-    photos = penstock.ImageFolder(str(tmp_path), transforms.ToTensor())
-    loader = penstock.DataLoader(photos, batch_size=8, num_workers=2)
-    for _ in loader:
-        pass
+    loader = penstock.DataLoader(penstock.ImageFolder(str(tmp_path), transforms.ToTensor()), 8, num_workers=2)
+    list(loader)
     stages, brought = loader.stats().stages, loader.stats().reading.bytes  # by readers, where a worker slept for a file
     # The first batch shows its shape, and is filled anew.
     assert stages["read"].bytes + brought == sum(sizes) + sum(sizes[:8])
