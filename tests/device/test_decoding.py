@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -485,24 +486,13 @@ def test_one_bad_file_costs_its_batch_nothing_else():
 class Codec:
     """As much of nvidia.nvimgcodec as is used, with images in host memory."""
 
+    BackendKind = SimpleNamespace(HW_GPU_ONLY=0, GPU_ONLY=1, HYBRID_CPU_GPU=2)
+    ColorSpec = SimpleNamespace(SRGB="srgb")
+    Backend, CodeStream, DecodeParams = int, bytes, dict
+
     def __init__(self):
         self.made = {}
         self.decoded = []
-
-    class BackendKind:
-        HW_GPU_ONLY, GPU_ONLY, HYBRID_CPU_GPU = range(3)
-
-    class ColorSpec:
-        SRGB = "srgb"
-
-    def Backend(self, kind):
-        return kind
-
-    def CodeStream(self, data):
-        return bytes(data)
-
-    def DecodeParams(self, **options):
-        return options
 
     def Decoder(self, **options):
         self.made = options

@@ -410,20 +410,17 @@ def test_loaders_bring_batches_to_their_device(late: list[LateStream], dataset: 
     del iterator
 
 
-@pytest.mark.parametrize(
-    ("device", "feed"), [("late", Feed("cuda")), ("decodes_on_the_cpu", Feed("cuda", cache="device"))]
-)
+@pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_pass_follows_set_epoch_until_its_first_batch(
-    request: pytest.FixtureRequest, device: str, feed: Feed, persistent: bool
+    request: pytest.FixtureRequest, cached: bool, persistent: bool
 ) -> None:
-    request.getfixturevalue(device)
-
-    def make(**options: Any) -> Any:
-        return penstock.DataLoader(DATA, 4, shuffle=True, seed=3, num_workers=2, **options)
-
-    epochs = [list(loader) for loader in [make()] for _ in range(4)]
-    loader = make(device=feed, persistent_workers=persistent)
+    request.getfixturevalue("decodes_on_the_cpu" if cached else "late")
+    feed = Feed("cuda", cache="device" if cached else None)
+    options: Any = {"shuffle": True, "seed": 3, "num_workers": 2}
+    plain = penstock.DataLoader(DATA, 4, **options)
+    epochs = [list(plain) for _ in range(4)]
+    loader = penstock.DataLoader(DATA, 4, device=feed, persistent_workers=persistent, **options)
     for epoch in (2, 1):
         batches = iter(loader)
         loader.set_epoch(epoch)
@@ -432,17 +429,11 @@ def test_a_pass_follows_set_epoch_until_its_first_batch(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_uint8_is_sent_and_converted_there(
-    late: list[LateStream], monkeypatch: pytest.MonkeyPatch, workers: int
-) -> None:
+@pytest.mark.usefixtures("late")
+def test_uint8_is_sent_and_converted_there(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
     sent: list[torch.dtype] = []
-
-    class Spy(PromptStream):
-        def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-            sent.append(tensor.dtype)
-            return super().copy(tensor)
-
-    monkeypatch.setattr("penstock.device.target.copy_stream_to", lambda device: Spy())
+    monkeypatch.setattr(PromptStream, "copy", lambda self, tensor: sent.append(tensor.dtype) or tensor.clone())
+    monkeypatch.setattr("penstock.device.target.copy_stream_to", lambda device: PromptStream())
     photos = in_memory("CIFAR10", v1.Compose([*CIFAR_STEPS, v1.Normalize((0.5, 0.4, 0.3), (0.2,) * 3)]), 20)
     options: Any = {**SHUFFLED, "num_workers": workers}
     loader = penstock.DataLoader(photos, device="cuda", **options)
@@ -488,19 +479,14 @@ def photos(tmp_path: Path) -> ImageFolder:
     return ImageFolder(str(tmp_path), v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()]))
 
 
-def assert_close(found: list[Any], wanted: list[Any]) -> None:
-    for (images, labels), (expected, expected_labels) in zip(found, wanted, strict=True):
-        assert (images - expected).abs().max() <= 2.01 / 255
-        assert torch.equal(labels, expected_labels)
-
-
 @pytest.mark.parametrize("decode", ["gpu", "auto"])
 def test_images_are_decoded_there(decodes_on_the_cpu: None, photos: ImageFolder, decode: Any) -> None:
-    options: Any = {"batch_size": 4, "shuffle": True, "seed": 1, "num_workers": 2}
+    options: Any = {**SHUFFLED, "batch_size": 4, "num_workers": 2}
     loader = penstock.DataLoader(photos, device=Feed("cuda", decode=decode), **options)
     plain = penstock.DataLoader(photos, **options)
     for _ in range(2):
-        assert_close(list(loader), list(plain))
+        for (images, labels), (expected, expected_labels) in zip(loader, plain, strict=True):
+            assert (images - expected).abs().max() <= 2.01 / 255 and torch.equal(labels, expected_labels)
     assert "decode   on the device" in loader.explain()
 
 
@@ -560,6 +546,6 @@ def test_a_forked_child_is_told(late: list[LateStream]) -> None:
 
 
 def test_lightning_and_accelerate_find_the_device_among_the_arguments() -> None:
-    loader = penstock.DataLoader(DATA, batch_size=4, device=Feed("cpu", depth=3))
-    again: Any = loader.with_samples(DATA, batch_size=2)
-    assert again.device == Feed("cpu", depth=3)
+    feed = Feed("cpu", depth=3)
+    again: Any = penstock.DataLoader(DATA, batch_size=4, device=feed).with_samples(DATA, batch_size=2)
+    assert again.device == feed
