@@ -622,26 +622,22 @@ def test_map_leaves_keeps_types_and_leaves_the_batch_alone() -> None:
     class Named(list):
         name = ""
 
-    named = Named([1])
-    named.name = "kept"
-    batch: dict[str, Any] = {
-        "list": named,
-        "defaultdict": collections.defaultdict(list, a=2),
-        "proxy": types.MappingProxyType({"a": 3}),
-        "wrapper": Wrapper({"a": 4}),
-        "user": collections.UserDict(a=5),
-        "tuple": (Pair(6, torch.Size([7])), Slotted(8), None, "text", b"bytes", {9}),
-    }
-    doubled = map_leaves(batch, lambda leaf: leaf * 2 if isinstance(leaf, int) else leaf)
-    assert doubled["list"] == [2] and type(doubled["list"]) is Named and doubled["list"].name == "kept"
-    assert doubled["defaultdict"] == {"a": 4} and doubled["defaultdict"]["new"] == []
-    assert doubled["proxy"] == {"a": 6} and type(doubled["proxy"]) is types.MappingProxyType
-    assert doubled["wrapper"]["a"] == 8 and type(doubled["wrapper"]) is Wrapper
-    assert doubled["user"] == {"a": 10} and type(doubled["user"]) is collections.UserDict
-    assert doubled["tuple"] == (Pair(12, torch.Size([14])), Slotted(16), None, "text", b"bytes", {9})
-    assert type(doubled["tuple"][0]) is Pair and type(doubled["tuple"][0].labels) is torch.Size
-    assert named == [1] and batch["wrapper"]["a"] == 4 and batch["user"] == {"a": 5}
-    assert list(leaves(batch)) == [1, 2, 3, 4, 5, 6, 7, 8, None, "text", b"bytes", {9}]
+    def batch(number: int) -> list[Any]:
+        kinds = (
+            Wrapper({"a": 4 * number}),
+            collections.UserDict(a=5 * number),
+            Pair(6 * number, torch.Size([7 * number])),
+        )
+        mappings = collections.defaultdict(list, a=2 * number), types.MappingProxyType({"a": 3 * number})
+        return [Named([number]), *mappings, *kinds, torch.Size([7 * number]), Slotted(8 * number)]
+
+    given, rest = batch(1), (None, "text", b"bytes", {9})
+    given[0].name = "kept"
+    *doubled, others = map_leaves([*given, rest], lambda leaf: leaf * 2 if isinstance(leaf, int) else leaf)
+    assert (doubled, others, given) == (batch(2), rest, batch(1))
+    assert [type(one) for one in doubled] == [type(one) for one in given] and type(doubled[5].labels) is torch.Size
+    assert doubled[0].name == "kept" and doubled[1]["new"] == []
+    assert list(leaves([*given, rest])) == [1, 2, 3, 4, 5, 6, 7, 7, 8, *rest]
 
 
 def test_map_leaves_asks_what_is_a_leaf_first() -> None:

@@ -384,12 +384,9 @@ def reversed_range():
         return v1.RandomResizedCrop(8, scale=(1.0, 0.5))
 
 
+FLOATS = [v2.ToImage(), v2.ToDtype(torch.float32)]
 REFUSED = {
-    "normalise that adds channels": (
-        v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32), v2.Normalize(MEAN, STD)]),
-        "number of channels",
-        "L",
-    ),
+    "normalise that adds channels": (v2.Compose([*FLOATS, v2.Normalize(MEAN, STD)]), "number of channels", "L"),
     "reversed range": (v1.Compose([reversed_range(), v1.ToTensor()]), ""),
     "no transform": (None, "PIL images cannot be collated"),
     "a function": (lambda image: image, "does not know it"),
@@ -405,10 +402,7 @@ REFUSED = {
     "filter of tensors": (v2.Compose([v2.ToImage(), v2.Resize(8, InterpolationMode.LANCZOS)]), "not reproduced"),
     "normalise bytes": (v1.Compose([v1.PILToTensor(), v1.Normalize(MEAN, STD)]), "raises TypeError"),
     "normalise one of three": (v1.Compose([v1.ToTensor(), v1.Normalize(MEAN[:2], STD[:2])]), "raises RuntimeError"),
-    "normalise an image": (
-        v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32), v2.Normalize(torch.zeros(3, 1, 256), STD)]),
-        "",
-    ),
+    "normalise an image": (v2.Compose([*FLOATS, v2.Normalize(torch.zeros(3, 1, 256), STD)]), ""),
     "std of zero": (v1.Compose([v1.ToTensor(), v1.Normalize(MEAN, [1, 0, 1])]), "raises ValueError"),
     "fill dict": (v2.Compose([v2.Pad(1, fill={Image.Image: 3, "others": 0}), v2.ToImage()]), "a fill for types"),
     "fill of two": (v1.Compose([v1.Pad(1, fill=(1, 2)), v1.ToTensor()]), "raises ValueError"),
