@@ -78,9 +78,9 @@ def computer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
 def test_an_executor_is_one_more_in_the_tuple(computer: None, options: dict[str, Any]) -> None:
+    makes: tuple[Any, ...] = penstock.DataLoader, tud.DataLoader
     loader, theirs = (
-        make(Squares(), 4, shuffle=True, generator=torch.Generator().manual_seed(3), **options)
-        for make in (penstock.DataLoader, tud.DataLoader)
+        make(Squares(), 4, shuffle=True, generator=torch.Generator().manual_seed(3), **options) for make in makes
     )
     for _ in range(2):
         batches = iter(loader)
@@ -173,7 +173,7 @@ def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Records:
     return Records(tmp_path / "records")
 
 
-def firsts(batches: Any) -> list[float]:
+def firsts(batches: Any) -> Any:
     return flat(batch[:, 0] for (batch,) in batches)
 
 

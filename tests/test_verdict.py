@@ -158,7 +158,7 @@ def test_outlying_waits_are_a_few_long_ones() -> None:
     waits = [0] * WAIT_CLASSES
     waits[6], waits[19] = 990, 10  # up to 64 us, up to 0.5 s
     loop = LoopTimes(batches=1001, waited=4.0, longest_wait=0.5, waits=tuple(waits))
-    assert outliers(loop) == (10, pytest.approx(4.0, rel=0.02))
+    assert outliers(loop) == pytest.approx((10, 4.0), rel=0.02)
     waits[6], waits[19] = 10, 990
     assert outliers(replace(loop, waits=tuple(waits)))[0] == 0
 

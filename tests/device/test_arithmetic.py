@@ -206,7 +206,7 @@ def test_datasets_side_by_side() -> None:
     for other in (cifar(v1.ToTensor()), cifar(v1.ToTensor(), v1.Pad(0), one, one), grey):
         both: Any = ConcatDataset([cifar(v1.ToTensor(), one), other])
         made = native_plan(both, raw=True)
-        assert [part.table for part in (made, *made.leaves)] == [None] * 3
+        assert [made.table, *(leaf.table for leaf in made.leaves)] == [None] * 3
         assert_same_pixels(made, both)
     # pixels both, but not both are to stay
     assert isinstance(plan_of(ConcatDataset([cifar(v1.ToTensor()), cifar(v1.PILToTensor())])), PythonPlan)

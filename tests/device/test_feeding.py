@@ -8,6 +8,7 @@ import pickle
 import threading
 from collections import namedtuple
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -134,11 +135,14 @@ def test_no_more_than_depth_batches_are_sent_ahead(depth: int) -> None:
             taken.append(number)
             yield torch.tensor([number])
 
+    def ahead(number: int) -> bool:
+        return len(stream.waiting) == len(taken) == number
+
     stream = LateStream()
     feeding = feed_through(source(), stream, depth=depth)
     for number in range(10):
         assert next(feeding).item() == number
-        wait_until(lambda number=number: len(stream.waiting) == len(taken) == number + 1 + depth)
+        wait_until(partial(ahead, number + 1 + depth))
     assert len(stream.waiting) == 10 + depth
     feeding.close()
 
@@ -257,7 +261,7 @@ def test_types_that_move_themselves() -> None:
 
 def test_types_that_hide_their_tensors_move_when_they_are_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = PromptStream()
-    threads: list[int] = []
+    threads: Any = []
     monkeypatch.setattr(Hidden, "to", lambda hidden, device: threads.append(threading.get_ident()) or hidden)
     hidden = next(feed_through([Hidden(torch.ones(2))], stream))
     assert (hidden.get() == 1).all() and stream.handed_over == []
@@ -321,7 +325,8 @@ def test_prefetch_on_the_cpu_changes_nothing() -> None:
 
 def test_what_prefetch_is_given_replaces_what_a_feed_says() -> None:
     feed = Feed("cpu", depth=3, dtype=torch.float16, decode="auto")
-    for options in ({}, {"depth": 9}, {"depth": 2, "channels_last": True}):
+    given: tuple[dict[str, Any], ...] = {}, {"depth": 9}, {"depth": 2, "channels_last": True}
+    for options in given:
         assert prefetch([], feed, **options).feed == dataclasses.replace(feed, **options)
     assert prefetch([], "cpu").feed == Feed("cpu", depth=2)
     with pytest.raises(InvalidOption, match="depth=0"):
@@ -390,7 +395,12 @@ def square(index: int) -> Any:
 SQUARES = Made(square, 20)
 CIFAR_STEPS = [v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), v1.ToTensor()]
 SHUFFLED: dict[str, Any] = {"batch_size": 6, "shuffle": True, "seed": 1}
-WORKERS = ({"num_workers": 0}, {"num_workers": 2}, {}, {"num_workers": 2, "persistent_workers": True})
+WORKERS: tuple[dict[str, Any], ...] = (
+    {"num_workers": 0},
+    {"num_workers": 2},
+    {},
+    {"num_workers": 2, "persistent_workers": True},
+)
 
 
 @pytest.mark.parametrize("dataset", [DATA, torch.utils.data.Subset(SQUARES, range(12))], ids=["native", "python"])
@@ -431,7 +441,7 @@ def test_a_pass_follows_set_epoch_until_its_first_batch(
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.usefixtures("late")
 def test_uint8_is_sent_and_converted_there(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
-    sent: list[torch.dtype] = []
+    sent: Any = []
     monkeypatch.setattr(PromptStream, "copy", lambda self, tensor: sent.append(tensor.dtype) or tensor.clone())
     monkeypatch.setattr("penstock.device.target.copy_stream_to", lambda device: PromptStream())
     photos = in_memory("CIFAR10", v1.Compose([*CIFAR_STEPS, v1.Normalize((0.5, 0.4, 0.3), (0.2,) * 3)]), 20)

@@ -628,7 +628,7 @@ def test_map_leaves_keeps_types_and_leaves_the_batch_alone() -> None:
             collections.UserDict(a=5 * number),
             Pair(6 * number, torch.Size([7 * number])),
         )
-        mappings = collections.defaultdict(list, a=2 * number), types.MappingProxyType({"a": 3 * number})
+        mappings = collections.defaultdict[str, Any](list, a=2 * number), types.MappingProxyType({"a": 3 * number})
         return [Named([number]), *mappings, *kinds, torch.Size([7 * number]), Slotted(8 * number)]
 
     given, rest = batch(1), (None, "text", b"bytes", {9})

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.native
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that grows by one with each Compose that is read."""
-    made: list[int] = []
+    made: Any = []
     monkeypatch.setattr(composed, "KnownTransforms", lambda given: made.append(len(given)) or KnownTransforms(given))
     return made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -385,7 +386,7 @@ def reversed_range():
 
 
 FLOATS = [v2.ToImage(), v2.ToDtype(torch.float32)]
-REFUSED = {
+REFUSED: dict[str, tuple[Any, ...]] = {
     "normalise that adds channels": (v2.Compose([*FLOATS, v2.Normalize(MEAN, STD)]), "number of channels", "L"),
     "reversed range": (v1.Compose([reversed_range(), v1.ToTensor()]), ""),
     "no transform": (None, "PIL images cannot be collated"),
