@@ -54,9 +54,6 @@ def manifest(tmp_path: Path) -> str:
     )
 
 
-# --- the whole ---------------------------------------------------------------------------------------------------
-
-
 def test_help_and_version(capsys: Captured) -> None:
     for arguments, words in (
         (["--help"], "quarantine"),
@@ -121,9 +118,6 @@ def test_no_permission(manifest: str, capsys: Captured) -> None:
         assert fails(capsys, "quarantine", "list", manifest) == f"penstock: {manifest}: Permission denied"
     finally:
         os.seteuid(before)
-
-
-# --- list --------------------------------------------------------------------------------------------------------
 
 
 def test_list(manifest: str, capsys: Captured) -> None:
@@ -201,9 +195,6 @@ def test_output_that_is_no_file(manifest: str, monkeypatch: pytest.MonkeyPatch, 
     assert capsys.readouterr().err == "penstock: stdout is closed\n"
 
 
-# --- retry -------------------------------------------------------------------------------------------------------
-
-
 def samples(folder: Path) -> dict[str, str | None]:
     """Make files, good and bad; return the path of each by ID."""
     folder.mkdir()
@@ -263,10 +254,7 @@ def test_retry(tmp_path: Path, capsys: Captured) -> None:
     assert said["nowhere"] == "left        nowhere: no file is known"
     assert said["outside"].startswith("left        outside: it led out of its root")
     counts = f"{len(GOOD)} good again ({{}}), {len(bad) - len(GOOD) - 2} still bad, 2 left without a try, in {manifest}"
-    assert (lines[-1], dry[-1]) == (
-        counts.format(f"{len(GOOD)} taken out"),
-        counts.format("they stay: a dry run"),
-    )
+    assert (lines[-1], dry[-1]) == (counts.format(f"{len(GOOD)} taken out"), counts.format("they stay: a dry run"))
     kept = Manifest(manifest).read()
     assert kept == {entry.id: entry for entry in bad if entry.id not in GOOD}  # what stays has its old error
 
@@ -283,9 +271,6 @@ def test_retry_when_all_is_well(tmp_path: Path, capsys: Captured, monkeypatch: p
     )
     assert Path(manifest).read_bytes() == b""
     printed(capsys, "retry", manifest)
-
-
-# --- export ------------------------------------------------------------------------------------------------------
 
 
 def test_export_csv(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -343,9 +328,6 @@ def test_export_to_a_file(manifest: str, tmp_path: Path, capsys: Captured) -> No
     }.items():
         assert words in fails(capsys, *command[:-1], wrong, "--force")
     assert Path(manifest).read_bytes() == before
-
-
-# --- as a program ------------------------------------------------------------------------------------------------
 
 
 def program(*arguments: str, stdout: Any = subprocess.PIPE) -> subprocess.CompletedProcess[bytes]:

@@ -86,8 +86,6 @@ def test_what_is_wrong_in_one_line(tmp_path: Path, capsys: Captured) -> None:
 
 
 class Terminal(io.StringIO):
-    """A terminal."""
-
     def isatty(self) -> bool:
         return True
 

@@ -44,9 +44,6 @@ class Counted(Made):
         return super().__getitem__(index)
 
 
-# --- loaders ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", LOADERS)
 def test_only_the_samples_of_the_batch_are_read(kind: Any) -> None:
     dataset = Counted()
@@ -118,9 +115,6 @@ def test_what_can_only_be_gone_through() -> None:
     assert [cell.id for cell in sheet.cells] == ["#0", "#1", "#2", "#3"]
 
 
-# --- datasets --------------------------------------------------------------------------------------------------------
-
-
 def test_datasets_get_a_loader(tmp_path: Path) -> None:
     folder = penstock.TensorFolder(tensor_files(tmp_path / "data", 9, (3, 8, 8)))
     found = batch_of(folder, 1, batch_size=4)
@@ -173,9 +167,6 @@ def test_names_of_classes(tmp_path: Path) -> None:
     assert classes_of(of_hugging_face) == ("a", "b") and classes_of(Made()) is None
     folder.target_transform = str  # the labels are numbers of classes no more
     assert classes_of(folder) is None
-
-
-# --- faults ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", LOADERS)

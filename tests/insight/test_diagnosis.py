@@ -113,8 +113,6 @@ def test_arguments_of_a_loader_may_be_changed() -> None:
     assert loader_maker(DATA)().batch_size == 32
 
 
-# --- the command ----------------------------------------------------------------------------------------------------
-
 MODULE = """
 import time, torch
 from tests.insight.test_diagnosis import Made, waits

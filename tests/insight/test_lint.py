@@ -40,8 +40,6 @@ def only(dataset: Any) -> Remark:
 
 
 class Held(Dataset[Any]):
-    """A dataset that holds whatever it is given."""
-
     def __init__(self, value: Any = None, transform: Any = None) -> None:
         self.value = value
         self.transform = transform
@@ -51,9 +49,6 @@ class Held(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         raise AssertionError("the lint called the dataset")
-
-
-# --- Python objects --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -176,9 +171,6 @@ def test_objects_in_a_table_of_pandas() -> None:
     assert lint(Held(table[["label"]])) == []
 
 
-# --- open files --------------------------------------------------------------------------------------------------
-
-
 def handles(tmp_path: Path) -> Iterator[tuple[str, Any]]:
     file = tmp_path / "data.bin"
     file.write_bytes(b"data")
@@ -234,9 +226,6 @@ def test_handles_in_datasets_of_datasets(tmp_path: Path) -> None:
     assert remark.what.startswith("dataset.dataset.datasets[1].dataset.value is an open file")
 
 
-# --- OpenCV ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def cv2(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """Put a stand-in for OpenCV in its place, with a pool of eight threads."""
@@ -263,12 +252,7 @@ def test_opencv_threads(cv2: types.ModuleType, monkeypatch: pytest.MonkeyPatch) 
     assert lint(own.Photos()) == []
 
 
-# --- the whole -----------------------------------------------------------------------------------------------------
-
-
 class Strange:
-    """An object that no code of whose class may run."""
-
     def __getattribute__(self, name: str) -> Any:
         raise AssertionError(f"the lint called __getattribute__({name!r})")
 

@@ -35,8 +35,6 @@ ROWS = TensorDataset(torch.arange(12))
 
 
 class Squares(Dataset[int]):
-    """Numbers that Python makes."""
-
     def __len__(self) -> int:
         return 10
 
@@ -45,8 +43,6 @@ class Squares(Dataset[int]):
 
 
 class Bad(Squares):
-    """One of its samples cannot be read."""
-
     def __getitem__(self, index: int) -> int:
         if index == 5:
             raise LookupError("no sample 5")
@@ -54,25 +50,19 @@ class Bad(Squares):
 
 
 class Stream(IterableDataset[int]):
-    """Seven numbers; it says that it has six."""
-
     def __iter__(self) -> Iterator[int]:
         return iter(range(7))
 
     def __len__(self) -> int:
-        return 6
+        return 6  # of seven
 
 
 class Derived(DataLoader[Any]):
-    """A library's loader."""
-
     def __init__(self, dataset: Any, **named: Any) -> None:
         super().__init__(dataset, batch_size=3, **named)
 
 
 class Endless(DataLoader[Any]):
-    """Keeps one iterator of torch's for ever, and goes through parts of it."""
-
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.kept = super().__iter__()
@@ -111,9 +101,6 @@ def here(offset: int = 0) -> str:
     frame = inspect.currentframe()
     assert frame is not None and frame.f_back is not None
     return f"tests/insight/test_loops.py:{frame.f_back.f_lineno + offset}"
-
-
-# --- what is counted ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -243,9 +230,6 @@ def test_prefetch_on_top(loops: Recording) -> None:
     assert (only(loops).passes, only(loops).times.batches, only(loops).samples) == (1, 3, 12)
 
 
-# --- what stays ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("dataset", [Squares(), Bad(), ROWS, Stream()], ids=lambda dataset: type(dataset).__name__)
 def test_batches_and_errors_are_the_same(dataset: Any, workers: int) -> None:
@@ -304,9 +288,6 @@ def test_one_frame_more(loops: Recording) -> None:
         list(DataLoader(Bad(), 10))
     files = [entry.filename for entry in traceback.extract_tb(caught.value.__traceback__)]
     assert sum("penstock/insight/program_loaders.py" in file for file in files) == 1
-
-
-# --- steps and words ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [DataLoader, penstock.DataLoader])

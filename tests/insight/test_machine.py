@@ -11,16 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.insight import machine as host
-from penstock.insight.machine import (
-    Check,
-    DatasetFiles,
-    HostMemory,
-    Processors,
-    State,
-    checked,
-    dataset_files,
-    examine,
-)
+from penstock.insight.machine import Check, DatasetFiles, HostMemory, Processors, State, checked, dataset_files, examine
 from penstock.sources import ImageFolder, TensorFolder
 from tests.photos import noise_image
 from tests.sample_datasets import Made, tensor_files
@@ -136,9 +127,6 @@ def test_file_systems(folder: str, kind: str, expected: State, tmp_path: Path) -
     (tmp_path / "mounts").write_text(MOUNTS.lstrip())
     check = host.check_file_system(folder, str(tmp_path / "mounts"))
     assert check.state is expected and f"{folder} lies on {kind}" in check.found
-
-
-# --- all of them -----------------------------------------------------------------------------------------------------
 
 
 def test_a_check_that_fails_is_unknown() -> None:

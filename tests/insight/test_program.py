@@ -160,11 +160,7 @@ def test_a_folder_and_a_zip_file(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_program_is_an_error(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: list[str],
-    said: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
     written(tmp_path, {"empty/x": "", "package/__init__.py": ""})
     monkeypatch.chdir(tmp_path)

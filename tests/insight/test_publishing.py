@@ -57,9 +57,6 @@ def training() -> Iterator[int]:
             os.waitpid(child, 0)
 
 
-# --- what is written --------------------------------------------------------------------------------------------------
-
-
 def test_a_recording_says_what_the_loader_does(folder: Path) -> None:
     loader = penstock.DataLoader(Numbers(bad=[9]), batch_size=4)
     batches = iter(loader)
@@ -159,9 +156,6 @@ def test_workers_write_none(folder: Path) -> None:
         assert job.name == this_process() and job.summary[2] == "Made" and loaders_of(folder) == ["loader 1"]
 
 
-# --- what goes wrong --------------------------------------------------------------------------------------------------
-
-
 def unsafe(folder: Path, _: pytest.MonkeyPatch) -> None:
     folder.mkdir(parents=True)
     folder.chmod(0o777)
@@ -218,9 +212,6 @@ def test_a_loader_that_only_its_pass_keeps(folder: Path) -> None:
     assert "2 batches in 1 pass" in read(folder).lines[2]
 
 
-# --- other processes --------------------------------------------------------------------------------------------------
-
-
 def test_two_processes_and_one_that_is_killed(folder: Path) -> None:
     with training() as first:
         with training() as second:
@@ -271,9 +262,6 @@ def test_files_of_other_machines_go_after_a_week(folder: Path) -> None:
     os.utime(folder / old.file, (0, 0))
     live_files.remove_stale(folder)
     assert sorted(file.name for file in folder.iterdir()) == sorted([name.file, "somebody's.txt"])
-
-
-# --- what is read -----------------------------------------------------------------------------------------------------
 
 
 def test_damaged_files_are_left_out(folder: Path) -> None:

@@ -26,9 +26,6 @@ def table_of(recorded: Recording, number: int = 0) -> Any:
     return recorded.all_loops()[number].rows.table()
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
-
-
 def test_the_latest_rows_are_kept() -> None:
     """One batch a second: of one pass, and of one pass each."""
     for count, passes in ((0, False), (7, False), (1001, False), (1001, True)):
@@ -40,9 +37,6 @@ def test_the_latest_rows_are_kept() -> None:
         assert len(table) == count if count < 8 else 8 <= len(table) < 16
         assert column(table, "got").tolist() == [number + 0.75 for number in range(count - len(table), count)]
         assert column(table, "start").tolist() == list(range(count - len(table), count))
-
-
-# --- the loop ---------------------------------------------------------------------------------------------------------
 
 
 def test_rows_agree_with_the_loop_times(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,9 +210,6 @@ def test_a_forked_child_leaves_the_recording_alone(tmp_path: Path) -> None:
     everything.end()
     block.__exit__(None, None, None)
     assert json.loads(file.read_text())["traceEvents"] == []
-
-
-# --- spans ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_latest_spans_are_kept() -> None:

@@ -25,8 +25,6 @@ BAD = "</script><script>document.title='taken'</script><img src=x onerror=\"aler
 
 
 class Page(HTMLParser):
-    """The tags of a page, which must be closed as they were opened, and its text."""
-
     def __init__(self, text: str) -> None:
         super().__init__()
         self.open: list[str] = []
@@ -99,9 +97,6 @@ def test_a_run_without_loaders_has_a_report(tmp_path: Path) -> None:
     assert "No loader was gone through" in (tmp_path / "none.html").read_text(encoding="utf-8")
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------------
-
-
 def recorded_rows(*made: tuple[Any, ...]) -> Loop:
     recording = Recording()
     recording.observe(penstock.DataLoader(rows()))
@@ -143,8 +138,6 @@ def test_odd_numbers_make_no_odd_page() -> None:
     assert not re.search(r"\bnan\b", text.lower())
     assert np.isfinite(time_shares(recording.all_loops()[0], 5.0, 5.0, 4).waited).all()
 
-
-# --- a real browser ---------------------------------------------------------------------------------------------------
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 

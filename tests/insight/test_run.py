@@ -188,9 +188,6 @@ def test_comparison_of_different_loops() -> None:
     ]
 
 
-# --- the live line ------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def terminal() -> Iterator[tuple[int, Path]]:
     ours, theirs = pty.openpty()
@@ -234,8 +231,6 @@ def test_a_terminal_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
         live.end()
         live(loop)
 
-
-# --- torchrun -----------------------------------------------------------------------------------------------------
 
 RANKS = """
 import os, torch

@@ -148,9 +148,6 @@ def test_nothing_of_a_sample_is_in_a_trace(tmp_path: Path) -> None:
     assert "secret" not in file.read_text(encoding="utf-8")
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
 def test_wrong_files_are_refused_before_the_block(tmp_path: Path) -> None:
     for options, words in (
         ({"trace": tmp_path}, "it is a folder"),

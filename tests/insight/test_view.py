@@ -68,9 +68,6 @@ def module(user_module: Callable[[str, str], str]) -> str:
     return user_module("own_pictures_of_a_test", MODULE)
 
 
-# --- DATASET ---------------------------------------------------------------------------------------------------------
-
-
 def test_folders(tmp_path: Path) -> None:
     photos = write_photos(tmp_path / "photos", count=2)
     assert type(target(str(photos))) is penstock.ImageFolder
@@ -114,9 +111,6 @@ def test_what_is_no_dataset(module: str, tmp_path: Path) -> None:
             target(text)
     with pytest.raises(InvalidOption, match="--split"):
         target(f"{module}:dataset", "train")
-
-
-# --- the command -----------------------------------------------------------------------------------------------------
 
 
 def test_a_sheet_in_the_current_folder(module: str, capsys: Captured) -> None:

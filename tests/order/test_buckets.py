@@ -43,9 +43,6 @@ def batches_of(**arguments: Any) -> list[list[int]]:
     return list(penstock.Buckets(LENGTHS, **arguments))
 
 
-# --- the batches ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("size", [None, 1, 5])
 def test_each_sample_comes_once_within_the_budget(shuffle: bool, size: int | None) -> None:
@@ -107,9 +104,6 @@ def test_neighbours_are_mixed() -> None:
 def test_refused(arguments: Any, message: str) -> None:
     with pytest.raises(TypeError if "whole" in message else InvalidOption, match=message):
         penstock.DataLoader(SENTENCES, batch_sampler=penstock.Buckets(**arguments))
-
-
-# --- in a loader ------------------------------------------------------------------------------------------------------
 
 
 def loader(**arguments: Any) -> penstock.DataLoader[Any]:
@@ -249,8 +243,6 @@ def test_tensor_folders_are_read_natively(tmp_path: Any) -> None:
         assert torch.equal(padded.values, pad_sequence(samples, batch_first=True, padding_value=-1))
         assert padded.lengths.tolist() == [len(sample) for sample in samples]
 
-
-# --- padding ----------------------------------------------------------------------------------------------------------
 
 Named = namedtuple("Named", "tokens label")
 

@@ -76,9 +76,6 @@ def test_any_part_is_that_of_the_whole(kind: Callable[[st.DataObject], Orders], 
             order(*key).take(begin, count)
 
 
-# --- blocks -----------------------------------------------------------------------------------------------------------
-
-
 def test_blocks_are_open_within_a_window() -> None:
     blocks = Blocks(np.full(40, 50), 4)
     of_position = blocks.of_samples(blocks.order(7, 0).take(0, 2000))
@@ -97,9 +94,6 @@ def test_a_window_of_all_blocks_is_the_full_shuffle() -> None:
 def test_a_window_is_a_positive_number(window: object) -> None:
     with pytest.raises(InvalidOption, match="number of shards"):
         checked_window(window)
-
-
-# --- keyed samplers ---------------------------------------------------------------------------------------------------
 
 
 def mix(**options: Any) -> Any:
@@ -136,9 +130,6 @@ def test_a_pass_follows_torchs_generator_and_the_epoch(make: Any) -> None:
         sampler.set_epoch(-1)
     with pytest.raises(TypeError):
         sampler.set_epoch("1")
-
-
-# --- the same bytes for any number of workers --------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
