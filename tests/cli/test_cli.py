@@ -23,9 +23,7 @@ import penstock
 from penstock.cli import main
 from penstock.errors import CorruptSample
 from penstock.state.manifest import BadSample, Manifest
-from tests.insight.penstock_processes import fails
-
-Captured = pytest.CaptureFixture[str]
+from tests.insight.penstock_processes import Captured, fails
 
 WHEN = "2025-11-20T13:03:00Z"
 ODD = os.fsdecode(b'a "\xff"\n\x1b[31m,b')
@@ -261,7 +259,7 @@ def test_retry_when_all_is_well(tmp_path: Path, capsys: Captured, monkeypatch: p
     printed(capsys, "retry", manifest)
 
 
-def test_export_csv(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_export_csv_and_odd_names(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     entries = [BadSample(ODD, "/d/" + ODD, "E: x", 1, WHEN, 5), BadSample("b", None, "E", None, WHEN)]
     assert main(["quarantine", "export", write(tmp_path / "m", *entries)]) == 0
     out = capsysbinary.readouterr().out
@@ -271,6 +269,9 @@ def test_export_csv(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) 
         ["b", "", "E", "", WHEN, ""],
     ]
     assert b'"a ""\xff""\n' in out  # the bytes of the name as they are on the disk
+    manifest = write(tmp_path / "m", BadSample(ODD, None, "E", 1, WHEN), BadSample("\ud800", None, "E", 1, WHEN))
+    assert main(["quarantine", "export", manifest, "--format", "ids", "--null"]) == 0
+    assert capsysbinary.readouterr().out == os.fsencode(ODD) + b"\0\xed\xa0\x80\0"
 
 
 def test_export_names(manifest: str, capsys: Captured) -> None:
@@ -279,12 +280,6 @@ def test_export_names(manifest: str, capsys: Captured) -> None:
     out, err = capsys.readouterr()
     assert out == "/data/id-1.pt\0/data/x.jpg\0"
     assert err == "penstock: note: 1 of 3 bad samples have no path and are left out\n"
-
-
-def test_export_odd_names(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    manifest = write(tmp_path / "m", BadSample(ODD, None, "E", 1, WHEN), BadSample("\ud800", None, "E", 1, WHEN))
-    assert main(["quarantine", "export", manifest, "--format", "ids", "--null"]) == 0
-    assert capsysbinary.readouterr().out == os.fsencode(ODD) + b"\0\xed\xa0\x80\0"
 
 
 def test_export_names_that_cannot_be_told_apart(tmp_path: Path, capsys: Captured) -> None:

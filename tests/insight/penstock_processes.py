@@ -15,6 +15,8 @@ import pytest
 from penstock.cli import main
 from tests.python_processes import Program
 
+Captured = pytest.CaptureFixture[str]
+
 _COMMAND = "import sys; from penstock.cli import main; sys.argv[0] = 'penstock'; sys.exit(main())"
 _NO_STDERR = "import os, sys; os.close(2); sys.stderr = sys.__stderr__ = None; "
 
@@ -78,7 +80,7 @@ def written(folder: Path, files: Mapping[str, str] | Sequence[tuple[str, str]]) 
     return folder
 
 
-def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def fails(capsys: Captured, *arguments: str) -> str:
     """Run the command in this process: assert exit code 2, nothing on stdout, one line on stderr; return that."""
     try:
         code: Any = main(arguments)

@@ -11,13 +11,13 @@ import pytest
 import penstock
 from penstock.cli import main
 from penstock.cli.capacity import measured_costs
-from tests.insight.penstock_processes import fails
+from tests.insight.penstock_processes import Captured, fails
 
 COSTS = ["--cpu-ms", "1.7", "--stored", "100KB", "--batched", "600KB", "--dataset", "1TB"]
 JOB = ["--gpus", "8", "--rate", "1000", *COSTS]
 
 
-def planned(capsys: pytest.CaptureFixture[str], machines: str) -> tuple[dict[str, Any], dict[str, float], str]:
+def planned(capsys: Captured, machines: str) -> tuple[dict[str, Any], dict[str, float], str]:
     """Return what a job needs, as JSON, each need of it, and the sentence of the table."""
     main(["plan-capacity", *JOB, *machines.split(), "--json"])
     found = json.loads(capsys.readouterr().out)
@@ -26,7 +26,7 @@ def planned(capsys: pytest.CaptureFixture[str], machines: str) -> tuple[dict[str
     return found, needed, capsys.readouterr().out.splitlines()[-1]
 
 
-def test_each_need_is_its_formula(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_need_is_its_formula(capsys: Captured) -> None:
     _, needed, _ = planned(capsys, "--nodes 2 --cores 4 --storage 1GB --network 1GB --cache 250GB")
     assert needed["CPU cores"] == pytest.approx(8 * 1000 * 0.0017 / 0.85)
     assert needed["cache"] == 2e12
@@ -44,7 +44,7 @@ def test_each_need_is_its_formula(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_the_weakest_link_says_what_is_reached(
-    machines: str, weakest: str | None, reached: float | None, words: str, capsys: pytest.CaptureFixture[str]
+    machines: str, weakest: str | None, reached: float | None, words: str, capsys: Captured
 ) -> None:
     found, needed, sentence = planned(capsys, machines)
     assert found["weakest"] == weakest and words in sentence
@@ -66,7 +66,7 @@ def test_costs_are_those_of_the_doctor() -> None:
             measured_costs(text)
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "doctor.json").write_text(json.dumps({"loop": {"stages": STAGES}}))
     command = ["plan-capacity", "--gpus", "8", "--rate", "1000", "--measured", str(tmp_path / "doctor.json")]
     assert main([*command, "--nodes", "2", "--cores", "32"]) == 0
@@ -92,5 +92,5 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         ("--cpu-ms 1 --cache big", "a size in bytes"),
     ],
 )
-def test_wrong_arguments(rest: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments(rest: str, says: str, capsys: Captured) -> None:
     assert says in fails(capsys, "plan-capacity", "--gpus", "8", "--rate", "1000", *rest.split())

@@ -16,6 +16,7 @@ from penstock.cli import main
 from penstock.errors import InvalidOption
 from penstock.insight.diagnosis import diagnose, loader_maker
 from penstock.loop_model import Workers
+from tests.insight.penstock_processes import Captured
 from tests.insight.penstock_processes import fails as one_line
 from tests.same import assert_same
 from tests.sample_datasets import Made, Stream, rows
@@ -120,7 +121,7 @@ def module(user_module: Callable[[str, str], str]) -> str:
     return user_module("own_loop", MODULE)
 
 
-def test_the_command_measures_a_loop(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_measures_a_loop(module: str, capsys: Captured) -> None:
     arguments = ["doctor", f"{module}:dataset", "--step", f"{module}:step", "--seconds", "0.1", "--batch-size", "4"]
     main([*arguments, "--num-workers", "0", "--apply"])
     out, err = capsys.readouterr()
@@ -149,11 +150,11 @@ def test_the_command_measures_a_loop(module: str, capsys: pytest.CaptureFixture[
         ("own_loop:dataset --num-workers -1", "no whole number of 0 or more"),
     ],
 )
-def test_wrong_arguments(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments(arguments: str, message: str, capsys: Captured) -> None:
     assert message in one_line(capsys, "doctor", *arguments.split())
 
 
-def test_a_dataset_that_fails_is_unknown(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dataset_that_fails_is_unknown(module: str, capsys: Captured) -> None:
     main(["doctor", f"{module}:bad", "--seconds", "0.1"])
     out = capsys.readouterr().out
     assert "unknown" in out and "the loop" in out and "KeyError: 'no such sample'" in out

@@ -13,18 +13,15 @@ import pytest
 import penstock
 from penstock.cli import doctor, main
 from penstock.insight.machine import Check, DatasetFiles, State
+from tests.insight.penstock_processes import Captured
 from tests.photos import noise_image
 from tests.sample_datasets import tensor_files
-
-Captured = pytest.CaptureFixture[str]
 
 TRAIN = """
 import random
 import torch
 import penstock
-
 print("the module's own words")
-
 class Noisy(torch.utils.data.Dataset):
     def __init__(self, file=None):
         self.file = file
@@ -32,15 +29,12 @@ class Noisy(torch.utils.data.Dataset):
         return 10
     def __getitem__(self, index):
         return random.random()
-
 noisy = Noisy()
 opened = Noisy(open(__file__))
 quiet = torch.utils.data.TensorDataset(torch.zeros(4))
-class Lengthless(torch.utils.data.Dataset):
+class Lengthless(Noisy):
     def __len__(self):
         raise OSError("the list of files is gone")
-    def __getitem__(self, index):
-        return index
 lengthless = Lengthless()
 def make():
     print("called")
@@ -131,7 +125,7 @@ def test_a_folder_of_tensors_really_measured(folder: Path, capsys: Captured) -> 
         ("Noisy", 0, ["no remark"]),
         ("quiet", 0, []),
         ("make", 0, []),
-        ("opened", 1, ["own_train:opened: 1 remark of the lint", "Noisy (own_train.py:8)"]),
+        ("opened", 1, ["own_train:opened: 1 remark of the lint", "Noisy (own_train.py:6)"]),
         ("lengthless", 0, ["unknown  dataset files  what was looked at raised OSError: the list of files is gone"]),
     ],
 )

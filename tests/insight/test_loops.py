@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-import threading
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from penstock.insight.run_report import RunReport, plain_sentence
 from penstock.system.words import duration
 from tests.same import assert_same, outcomes
 from tests.sample_datasets import Made, Numbers
+from tests.waiting import run_in_threads
 
 ROWS, BAD = TensorDataset(torch.arange(12)), Numbers(bad=[5], size=10, error=LookupError)
 
@@ -148,10 +148,8 @@ def test_a_library_that_makes_a_loader_is_called_by_a_line_of_the_program(loops:
     loader, place = names["made"](), here()
     list(loader)
     assert only(loops).loader.place == place
-    thread = threading.Thread(target=lambda made=names["made"]: list(made()))
-    thread.start()
-    thread.join()
-    assert {one.loader.place for one in loops.loops()} == {place, here(-3)}
+    run_in_threads(1, lambda _, made=names["made"]: list(made()))
+    assert {one.loader.place for one in loops.loops()} == {place, here(-1)}
 
 
 @pytest.mark.parametrize(
@@ -182,9 +180,7 @@ def test_nested_loops_and_a_copy(loops: Recording) -> None:
 
 
 def test_a_background_thread(loops: Recording) -> None:
-    thread = threading.Thread(target=lambda: list(DataLoader(Squares(), 4)))
-    thread.start()
-    thread.join()
+    run_in_threads(1, lambda _: list(DataLoader(Squares(), 4)))
     assert only(loops).background
     assert plain_sentence(only(loops)).startswith("A background thread waited")
 
@@ -194,10 +190,7 @@ def test_install_and_prefetch_on_top(loops: Recording) -> None:
         for loader, ours in ((DataLoader(ROWS, 4), True), (Derived(ROWS), False)):
             assert isinstance(loader, penstock.DataLoader) is ours
             list(loader)
-    assert sorted((one.loader.name, one.passes) for one in loops.loops()) == [
-        ("Derived", 1),
-        ("penstock.DataLoader", 1),
-    ]
+    assert {one.loader.name: one.passes for one in loops.loops()} == {"Derived": 1, "penstock.DataLoader": 1}
     prefetched = DataLoader(ROWS, 5)
     assert type(prefetched) is DataLoader and len(list(penstock.prefetch(prefetched, "cpu"))) == 3
     assert counts(loops) == [(1, 3, 12), (1, 3, 12), (1, 4, 12)]

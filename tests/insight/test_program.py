@@ -25,14 +25,11 @@ print(sorted(globals()))
 """
 SPAWN = """
 import multiprocessing, sys
-
 class Point:
     def __init__(self, x):
         self.x = x
-
 def twice(point):
     return Point(2 * point.x)
-
 if __name__ == "__main__":
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         print([point.x for point in pool.map(twice, [Point(1), Point(2)])], Point.__module__)
@@ -42,24 +39,19 @@ else:
 CHAINED = """
 import atexit
 atexit.register(print, "the last word")
-
 def fails():
     try:
         raise KeyError("first")
     except KeyError as error:
         raise ValueError("second") from error
-
 def falls():
     fails()
-
 falls()
 """
 OWN_HOOK = """
 import sys, traceback
-
 def hook(kind, error, trace):
     print("hook", kind.__name__, error, [entry.name for entry in traceback.extract_tb(trace)])
-
 sys.excepthook = hook
 def falls():
     raise OSError(2, "of its own")

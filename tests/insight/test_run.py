@@ -30,15 +30,12 @@ import hashlib, sys, time
 from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, Dataset
-
 class Photos(Dataset):
     def __len__(self):
         return 64
-
     def __getitem__(self, index):
         time.sleep(0.0002)  # a sample that takes a while
         return torch.full((3,), float(index)) + torch.rand(3)
-
 torch.manual_seed(0)
 digest = hashlib.sha256()
 for epoch in range(2):
@@ -49,7 +46,7 @@ print(digest.hexdigest(), type(DataLoader([1])).__module__)
 """
 SENTENCE = re.compile(
     r"penstock: The consumer waited \d+ % of the time \([\d.]+ (us|ms) a step\) for DataLoader\(Photos, batch_size=16, "
-    r"num_workers=\d\) at train.py:18(: the loader keeps up)?; 8 batches in 2 passes, [\d.]+ batches/s, "
+    r"num_workers=\d\) at train.py:15(: the loader keeps up)?; 8 batches in 2 passes, [\d.]+ batches/s, "
     r"[\d,]+ samples/s(; the first batch of a pass took [\d.]+ (ms|s)(, with the start of the workers)?: \d+ % of all)?"
 )
 
@@ -73,7 +70,7 @@ def test_report_and_unchanged_output(tmp_path: Path, penstock_run: Any, workers:
     figures = json.loads((tmp_path / "out.json").read_text())
     (loop,) = figures["loops"]
     assert figures["seconds"] > loop["waited"] + loop["worked"]
-    wanted = {"dataset": "Photos", "workers": int(workers), "place": "train.py:18", "batches": 8, "samples": 128}
+    wanted = {"dataset": "Photos", "workers": int(workers), "place": "train.py:15", "batches": 8, "samples": 128}
     assert {name: loop[name] for name in wanted} == wanted
     again = penstock_run(TRAIN, "-m", "train", workers)
     assert again.out == ended.out and ended.out.endswith("torch.utils.data.dataloader\n")
@@ -82,7 +79,7 @@ def test_report_and_unchanged_output(tmp_path: Path, penstock_run: Any, workers:
 def test_replaced_in_place(penstock_run: Any) -> None:
     ended = penstock_run(TRAIN, "--replace", "--after-only", "train.py", "2")
     assert (ended.code, ended.out.split()[1]) == (0, "penstock.loader"), ended.err
-    assert " for penstock.DataLoader(Photos, batch_size=16, num_workers=2) at train.py:18" in ended.err
+    assert " for penstock.DataLoader(Photos, batch_size=16, num_workers=2) at train.py:15" in ended.err
 
 
 def test_a_report_of_a_program_that_fails(tmp_path: Path, penstock_run: Any) -> None:
@@ -225,7 +222,6 @@ import os, torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
-
 dist.init_process_group("gloo")
 dataset = TensorDataset(torch.arange(16))
 total = sum(x.sum() for (x,) in DataLoader(dataset, 4, sampler=DistributedSampler(dataset)))
@@ -244,4 +240,4 @@ def test_torchrun(tmp_path: Path) -> None:
     assert sorted(said.splitlines()) == [f"rank {rank} total 120 __main__" for rank in (0, 1)]
     for rank in (0, 1):
         (loop,) = json.loads((tmp_path / f"{rank}.json").read_text())["loops"]
-        assert (loop["batches"], loop["samples"], loop["place"]) == (2, 8, "train.py:9")
+        assert (loop["batches"], loop["samples"], loop["place"]) == (2, 8, "train.py:8")

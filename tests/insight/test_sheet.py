@@ -8,7 +8,6 @@ import os
 import re
 from collections import namedtuple
 from dataclasses import dataclass
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from penstock.errors import InvalidOption
 from penstock.insight import sheet as sheets
 from penstock.insight.pictures import _PALETTE, MAGENTA, Normalisation
 from penstock.insight.sheet import Sheet, contact_sheet, html_of, image_of, write_sheet
+from tests.insight.html_pages import Page
 
 DRAW = np.random.default_rng(3)
 BYTES = DRAW.integers(0, 256, (4, 3, 12, 10), dtype=np.uint8)
@@ -283,37 +283,23 @@ def test_numbers_of_samples_and_columns() -> None:
     assert len(sheet.cells) == 5 and "the first 5 of 9 samples" in sheet.notes
 
 
-class Reader(HTMLParser):
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
-        self.text = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
 EVIL = ['<script>alert("1")</script>', "\" onload='alert(1)' x=\"", "a&amp;b", "</p></figure><h1>big"]
 
 
 def test_a_page_holds_its_pictures_labels_and_ids() -> None:
     page = html_of(contact_sheet([IMAGES, EVIL], EVIL, title="<b>title</b>", notes=["<i>note</i>"]))
-    read = Reader(page)
-    sources = [(value or "").partition(",") for name, value in read.attributes if name == "src"]
-    assert [kind for kind, _, _ in sources] == ["data:image/png;base64"] * 4 and read.tags.count("figure") == 4
+    read = Page(page)
+    tags = [tag for tag, _ in read.tags]
+    attributes = [attribute for _, found in read.tags for attribute in found.items()]
+    sources = [(value or "").partition(",") for name, value in attributes if name == "src"]
+    assert [kind for kind, _, _ in sources] == ["data:image/png;base64"] * 4 and tags.count("figure") == 4
     shown = [np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))) for _, _, data in sources]
     assert np.array_equal(shown, WANTED)
     assert all(read.text.count(evil) == 2 for evil in EVIL)
     assert "<b>title</b>" in read.text and "<i>note</i>" in read.text
-    assert {"script", "b", "i"}.isdisjoint(read.tags) and read.tags.count("h1") == 1
-    assert [value for name, value in read.attributes if name == "alt"] == [f"{evil} 0" for evil in EVIL]
-    assert not [name for name, _ in read.attributes if name.startswith("on") or name == "href"]
+    assert {"script", "b", "i"}.isdisjoint(tags) and tags.count("h1") == 1
+    assert [value for name, value in attributes if name == "alt"] == [f"{evil} 0" for evil in EVIL]
+    assert not [name for name, _ in attributes if name.startswith("on") or name == "href"]
     assert "prefers-color-scheme: dark" in page and 'content="light dark"' in page and "default-src 'none'" in page
     assert not re.search(r"https?:|//|@import|url\(", re.sub(r"base64,[^\"]+", "", page).replace("</", ""))
 

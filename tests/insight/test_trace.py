@@ -117,14 +117,15 @@ def test_a_long_run_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_errors_have_marks_and_nothing_of_a_sample_is_in_a_trace(file: Path) -> None:
-    with record(trace=file):
+    with record(trace=file) as made:
         batches = iter(penstock.DataLoader(Numbers(bad=[5]), batch_size=4))
         next(batches)
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="number 5"):
             next(batches)
         list(batches)
         list(penstock.DataLoader(Made(lambda index: f"secret-{index}"), batch_size=4))
     assert [event["name"] for event in read(file) if event["ph"] == "i"] == ["error: ValueError"]
+    assert [one.meter.failed for one in made.all_loops()] == [1, 0]
     assert "secret" not in file.read_text(encoding="utf-8")
 
 

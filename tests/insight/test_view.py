@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,49 +13,37 @@ import penstock
 from penstock.cli import main
 from penstock.errors import InvalidOption
 from penstock.insight.targets import target
-from tests.insight.penstock_processes import fails
+from tests.insight.penstock_processes import Captured, fails
 from tests.packing.packed import write_photos, write_tensors
 from tests.sample_datasets import tensor_files
-
-Captured = pytest.CaptureFixture[str]
 
 MODULE = """
 import torch
 import penstock
-
 class Pictures(torch.utils.data.Dataset):
     classes = ["cat", "dog"]
     list_IDs = ["<script>a</script>", "b", "c", "d"]
-
     def __len__(self):
         return 4
-
     def __getitem__(self, index):
         return torch.full((3, 16, 16), index / 4), index % 2
-
 class Holder:
     loader = penstock.DataLoader(Pictures(), batch_size=2, num_workers=0)
-
     @staticmethod
     def torchs():
         return torch.utils.data.DataLoader(Pictures(), batch_size=2)
-
 class Bad(Pictures):
     def __getitem__(self, index):
         if index == 2:
             raise RuntimeError("two is\\nbad")
         return super().__getitem__(index)
-
 class Empty(Pictures):
     def __len__(self):
         return 0
-
 dataset = Pictures()
 bad, empty, number = Bad(), Empty(), 5
-
 def needs(path):
     return dataset
-
 def stops():
     raise SystemExit("usage: ...")
 """
@@ -177,12 +163,3 @@ def test_mistakes_are_one_line(module: str, tmp_path: Path, capsys: Captured) ->
     ):
         assert words in fails(capsys, "view", f"{module}:dataset", *options.split()), options
     assert not Path("penstock-view.png").exists()
-
-
-def test_a_closed_pipe(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "w") as stdout, monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", stdout)
-        assert main(["view", f"{module}:Holder.loader"]) == 1
-    assert Path("penstock-view.png").read_bytes().startswith(b"\x89PNG")
