@@ -20,14 +20,11 @@ from penstock.insight.view import _classes, _normalisation, _of_all_parts, batch
 from tests.packing.packed import write_photos
 from tests.same import assert_same
 from tests.sample_datasets import Made, Numbers, Stream, Whole, rows, tensor_files
+from tests.values import listed
 
 OURS = penstock.DataLoader
 KINDS: list[Any] = [torch.utils.data.DataLoader, OURS]
 both = pytest.mark.parametrize("kind", KINDS)
-
-
-def numbers_of(batch: Any) -> list[int]:
-    return [int(number) for number in batch]
 
 
 def classes_of(*datasets: Any) -> list[Any]:
@@ -43,9 +40,9 @@ def test_only_the_samples_of_the_batch_are_read(kind: Any) -> None:
     read: list[int] = []
     loader = kind(Made(lambda index: read.append(index) or index), batch_size=4, num_workers=0)
     found = batch_of(loader, 3)
-    assert numbers_of(found.value) == read == [12, 13, 14, 15] and found.ids == ("12", "13", "14", "15")
+    assert listed(found.value) == read == [12, 13, 14, 15] and found.ids == ("12", "13", "14", "15")
     assert not found.listed and "batch 3 of a " in found.about
-    assert numbers_of(batch_of(loader, 5).value) == [20, 21, 22]
+    assert listed(batch_of(loader, 5).value) == [20, 21, 22]
 
 
 @both
@@ -66,7 +63,7 @@ def test_only_the_samples_of_the_batch_are_read(kind: Any) -> None:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_ids_are_those_of_the_samples(kind: Any, options: dict[str, Any], ids: Any) -> None:
     found = batch_of(kind(Made(), **options), 1)
-    assert found.ids == tuple(map(str, numbers_of(found.value))) and ids in (None, found.ids)
+    assert found.ids == tuple(map(str, listed(found.value))) and ids in (None, found.ids)
 
 
 def test_a_seeded_loader_gives_the_very_batch_of_its_pass(tmp_path: Path) -> None:
@@ -76,7 +73,7 @@ def test_a_seeded_loader_gives_the_very_batch_of_its_pass(tmp_path: Path) -> Non
         loader = penstock.DataLoader(dataset, 4, shuffle=True, seed=5, **{"num_workers": 0, **options})
         found = batch_of(loader, 2)
         assert_same(found.value, list(loader)[2])
-        assert found.ids == tuple(map(str, numbers_of(found.value[0]))) == tuple(loader.ids(0, 2))
+        assert found.ids == tuple(map(str, listed(found.value[0]))) == tuple(loader.ids(0, 2))
     batch_of(penstock.DataLoader(Made(), 4, ledger=tmp_path / "kept", num_workers=0), 1)
     assert not (tmp_path / "kept").exists()
 
@@ -87,7 +84,7 @@ def test_unbatched_loaders(kind: Any) -> None:
     assert one.value == [6] and one.ids == ("6",) and one.listed
     sampler = BatchSampler(range(23), 4, drop_last=False)
     several = batch_of(kind(rows(23), batch_size=None, sampler=sampler, num_workers=0), 1)
-    assert numbers_of(several.value[0]) == [4, 5, 6, 7] and several.ids == ("4", "5", "6", "7")
+    assert listed(several.value[0]) == [4, 5, 6, 7] and several.ids == ("4", "5", "6", "7")
 
 
 class OwnPass(torch.utils.data.DataLoader[Any]):
@@ -97,11 +94,11 @@ class OwnPass(torch.utils.data.DataLoader[Any]):
 
 
 def test_what_can_only_be_gone_through() -> None:
-    assert numbers_of(batch_of(OwnPass(Made(), batch_size=4), 1).value) == [8, 10, 12, 14]
+    assert listed(batch_of(OwnPass(Made(), batch_size=4), 1).value) == [8, 10, 12, 14]
     for kind in KINDS:
         found = batch_of(kind(Stream(), batch_size=4, num_workers=0), 1)
-        assert numbers_of(found.value) == [4, 5, 6, 7] and found.ids is None
-    assert numbers_of(batch_of(Stream(), 1, batch_size=3).value) == [3, 4, 5]
+        assert listed(found.value) == [4, 5, 6, 7] and found.ids is None
+    assert listed(batch_of(Stream(), 1, batch_size=3).value) == [3, 4, 5]
     assert batch_of((torch.full((2,), float(n)) for n in range(3)), 2).value.tolist() == [2.0, 2.0]
     sheet = sheet_of(penstock.DataLoader(Stream(), 4, num_workers=0))
     assert [cell.id for cell in sheet.cells] == ["#0", "#1", "#2", "#3"]
@@ -163,7 +160,7 @@ def test_a_bad_sample_is_named(kind: Any, workers: int) -> None:
     with pytest.raises(InvalidOption, match=r"batch 1 of .* failed: ValueError: .* of sample 6") as raised:
         batch_of(loader, 1)
     assert raised.value.__cause__ is not None
-    assert numbers_of(batch_of(loader).value) == [0, 1, 2, 3]
+    assert listed(batch_of(loader).value) == [0, 1, 2, 3]
 
 
 def bad(index: int) -> int:

@@ -234,23 +234,15 @@ def test_opencv_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lint(own.Photos()) == []
 
 
-class Strange:
-    def __getattribute__(self, name: str) -> Any:
-        raise AssertionError(f"the lint called __getattribute__({name!r})")
-
-    def _refuse(self, *_: Any) -> Any:
-        raise AssertionError("the lint called an object's method")
-
-    __eq__ = __hash__ = __repr__ = __len__ = __iter__ = __getitem__ = __bool__ = __sizeof__ = __call__ = _refuse
+def refuse(*arguments: Any) -> Any:
+    raise AssertionError(f"the lint called a method of an object's class: {arguments[1:]}")
 
 
-class StrangeList(list[Any]):
-    __eq__ = __iter__ = __getitem__ = __len__ = __bool__ = __sizeof__ = __repr__ = Strange._refuse  # type: ignore[assignment]
-
-
-class StrangeDict(dict[Any, Any]):
-    __eq__ = __iter__ = __getitem__ = __len__ = __bool__ = __sizeof__ = Strange._refuse  # type: ignore[assignment]
-    items = keys = values = Strange._refuse  # type: ignore[assignment]
+METHODS = "__eq__ __hash__ __repr__ __len__ __iter__ __getitem__ __bool__ __sizeof__ __call__ items keys values"
+STRANGE = dict.fromkeys(METHODS.split(), refuse)
+Strange: Any = type("Strange", (), {**STRANGE, "__getattribute__": refuse})
+StrangeList: Any = type("StrangeList", (list,), STRANGE)
+StrangeDict: Any = type("StrangeDict", (dict,), STRANGE)
 
 
 def test_no_code_of_the_dataset_runs() -> None:

@@ -49,6 +49,7 @@ SENTENCE = re.compile(
     r"num_workers=\d\) at train.py:15(: the loader keeps up)?; 8 batches in 2 passes, [\d.]+ batches/s, "
     r"[\d,]+ samples/s(; the first batch of a pass took [\d.]+ (ms|s)(, with the start of the workers)?: \d+ % of all)?"
 )
+REPLACED = " for penstock.DataLoader(Photos, batch_size=16, num_workers=2) at train.py:15"
 
 
 @pytest.fixture
@@ -76,10 +77,18 @@ def test_report_and_unchanged_output(tmp_path: Path, penstock_run: Any, workers:
     assert again.out == ended.out and ended.out.endswith("torch.utils.data.dataloader\n")
 
 
-def test_replaced_in_place(penstock_run: Any) -> None:
-    ended = penstock_run(TRAIN, "--replace", "--after-only", "train.py", "2")
-    assert (ended.code, ended.out.split()[1]) == (0, "penstock.loader"), ended.err
-    assert " for penstock.DataLoader(Photos, batch_size=16, num_workers=2) at train.py:15" in ended.err
+@pytest.mark.parametrize(
+    ("text", "arguments", "out", "err"),
+    [
+        (TRAIN, "--replace --after-only train.py 2", r"\w+ penstock\.loader\n", REPLACED),
+        (TRAIN.replace("range(2)", "range(10**9)"), "--steps 6 train.py 0", "", "; 6 batches in 2 passes"),
+        ("print(1)", "--json none/out.json train.py", r"1\n", "\npenstock: none/out.json: No such file or directory\n"),
+    ],
+    ids=["replaced in place", "steps", "figures that cannot be written"],
+)
+def test_options(penstock_run: Any, text: str, arguments: str, out: str, err: str) -> None:
+    ended = penstock_run(text, *arguments.split())
+    assert ended.code == 0 and re.fullmatch(out, ended.out) and err in ended.err, ended
 
 
 def test_a_report_of_a_program_that_fails(tmp_path: Path, penstock_run: Any) -> None:
@@ -91,17 +100,6 @@ def test_a_report_of_a_program_that_fails(tmp_path: Path, penstock_run: Any) -> 
     ended = penstock_run(import_ + "list(DataLoader([1, 'a', 3], 3))", "train.py")  # an error of a dataset
     assert ended.code == 1 and "in _next_data" in ended.err
     assert ended.program_err.count(os.path.dirname(penstock.__file__)) == 1  # one frame of ours
-
-
-def test_steps(penstock_run: Any) -> None:
-    ended = penstock_run(TRAIN.replace("range(2)", "range(10**9)"), "--steps", "6", "train.py", "0")
-    assert (ended.code, ended.out) == (0, "") and "; 6 batches in 2 passes" in ended.err
-
-
-def test_figures_that_cannot_be_written(penstock_run: Any) -> None:
-    ended = penstock_run("print(1)", "--json", "none/out.json", "train.py")
-    assert (ended.code, ended.out) == (0, "1\n")
-    assert ended.said[1] == "penstock: none/out.json: No such file or directory"
 
 
 def test_rank_0_reports(tmp_path: Path, penstock_run: Any) -> None:

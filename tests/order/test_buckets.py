@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import pickle
 from collections import namedtuple
@@ -27,7 +28,6 @@ LENGTHS = (np.random.default_rng(0).lognormal(3, 0.8, COUNT).astype(np.int64) % 
 
 
 def sentence(index: int) -> Any:
-    """Return a sequence of its own length, with its number."""
     return torch.arange(LENGTHS[index]) + index, index
 
 
@@ -52,14 +52,11 @@ def test_each_sample_comes_once_within_the_budget(shuffle: bool, size: int | Non
         assert longest <= max(shortest + 1, shortest * 9 / 8 + 1)
 
 
-def test_lengths_of_every_kind() -> None:
+def test_lengths_of_every_kind_and_boundaries_of_ones_own() -> None:
     wanted = list(penstock.Buckets(LENGTHS, 400, shuffle=False))
     for given in (np.array(LENGTHS, dtype=np.uint8), torch.tensor(LENGTHS), tuple(LENGTHS)):
         assert list(penstock.Buckets(given, 400, shuffle=False)) == wanted
     assert list(penstock.Buckets([0, 0, 0], 2)) and list(penstock.Buckets([7], 7)) == [[0]]
-
-
-def test_boundaries_of_ones_own() -> None:
     for batch in penstock.Buckets(LENGTHS, batch_size=10, boundaries=[20, 50]):
         assert len({(LENGTHS[i] >= 20) + (LENGTHS[i] >= 50) for i in batch}) == 1
 
@@ -111,8 +108,7 @@ def test_the_same_as_torchs_loader(options: Any) -> None:
         assert_same(*(seeded_outcome(lambda loader=one: list(loader), 7)[0] for one in (ours, theirs)))
 
 
-def make(**options: Any) -> penstock.DataLoader[Any]:
-    return loader(seed=5, **options)
+make = functools.partial(loader, seed=5)
 
 
 def test_conforms() -> None:
@@ -252,14 +248,11 @@ def test_fields_of_ones_choice() -> None:
         penstock.Padded(fields="x")
 
 
-def test_sequences_that_differ_in_more_than_their_lengths() -> None:
+def test_sequences_with_a_gradient_and_unlike_ones() -> None:
+    sequence = torch.zeros(2, 3, requires_grad=True)
+    penstock.Padded()([sequence, torch.zeros(3, 3)]).values.sum().backward()
+    assert sequence.grad is not None
     unlike = {r"sample 1 .* \(2, 4\)": torch.zeros(2, 4), "int64": torch.zeros(2, 3, dtype=torch.int64)}
     for words, other in unlike.items():
         with pytest.raises(ShapeMismatch, match=words):
             penstock.Padded()([torch.zeros(2, 3), other])
-
-
-def test_a_sequence_with_a_gradient() -> None:
-    sequence = torch.zeros(2, requires_grad=True)
-    penstock.Padded()([sequence, torch.zeros(3)]).values.sum().backward()
-    assert sequence.grad is not None

@@ -12,23 +12,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import ConcatDataset, DataLoader, IterableDataset, Sampler, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler
 
 import penstock
 from penstock.errors import InvalidOption
 from penstock.order.mix import Mix
-from tests.values import flat
+from tests.sample_datasets import Stream, rows
+from tests.values import flat, taken
 
 pytestmark = pytest.mark.native
 
 
-def numbers(size: int) -> TensorDataset:
-    return TensorDataset(torch.arange(size))
-
-
 def made(shares: list[Any], sizes: list[int] | None = None, length: int | None = None) -> Mix[Any]:
     sizes = sizes or [7 + i for i in range(len(shares))]
-    return Mix({f"d{i}": (numbers(n), s) for i, (n, s) in enumerate(zip(sizes, shares, strict=True))}, length=length)
+    return Mix({f"d{i}": (rows(n), s) for i, (n, s) in enumerate(zip(sizes, shares, strict=True))}, length=length)
 
 
 def parts_of(mix: Mix[Any], indices: np.ndarray) -> np.ndarray:
@@ -36,14 +33,11 @@ def parts_of(mix: Mix[Any], indices: np.ndarray) -> np.ndarray:
 
 
 def deviations(mix: Mix[Any], drawn: np.ndarray) -> list[Fraction]:
-    """Return, for each dataset, the greatest deviation from n * share in any window of these positions, exactly.
-
-    That of the window from p to q is the difference of how far the counts of the first p and q positions are off.
-    """
+    """Return, for each dataset, the greatest deviation from n * share in any window of these positions, exactly."""
     found = []
     for number, share in enumerate(mix.shares):
         counts = [0, *itertools.accumulate((parts_of(mix, drawn) == number).astype(int).tolist())]
-        off = [count - p * share for p, count in enumerate(counts)]
+        off = [count - p * share for p, count in enumerate(counts)]  # a window's is the difference of its ends'
         found.append(max(off) - min(off))
     return found
 
@@ -70,9 +64,8 @@ def test_the_bound_of_equal_shares_of_any_number() -> None:
 def test_exact_over_windows_of_a_long_epoch() -> None:
     """Counts over windows of 10^5 at far positions, with shares of no small denominator."""
     mix = made([2**0.5, 3**0.5, 0.1, 5**0.5], sizes=[1000, 10**6, 10, 30], length=10**12)
-    order = mix.order(1, 3)
     for begin in (0, 999_999, 10**12 - 100_000):
-        counts = np.bincount(parts_of(mix, order.take(begin, 100_000)), minlength=4)
+        counts = np.bincount(parts_of(mix, mix.order(1, 3).take(begin, 100_000)), minlength=4)
         assert all(abs(int(n) - 100_000 * share) < 2 for n, share in zip(counts, mix.shares, strict=True))
 
 
@@ -104,6 +97,14 @@ def test_datasets_have_orders_of_their_own() -> None:
     assert not np.array_equal(drawn[drawn < 50], drawn[drawn >= 50] - 50)
 
 
+def test_an_epoch_through_every_dataset() -> None:
+    """The length that the documentation gives for it."""
+    sizes, shares = [5, 100, 33], [0.5, 0.2, 0.3]
+    bound = made(shares, sizes=sizes).bound
+    length = max(-int(-(size + bound) // share) for size, share in zip(sizes, shares, strict=True))
+    assert set(made(shares, sizes=sizes, length=length).order(1, 0).take(0, length).tolist()) == set(range(138))
+
+
 @settings(max_examples=80, deadline=None)
 @given(shares=exact_shares, data=st.data())
 def test_the_first_epoch_is_as_long_as_no_sample_comes_twice(shares: list[Any], data: st.DataObject) -> None:
@@ -113,15 +114,6 @@ def test_the_first_epoch_is_as_long_as_no_sample_comes_twice(shares: list[Any], 
         *drawn, last = made(shares, sizes=sizes, length=length + 1).order(4, 0).take(0, length + 1).tolist()
         assert made(shares, sizes=sizes).order(4, 0).take(0, length).tolist() == drawn
         assert len(set(drawn)) == length and last in drawn
-
-
-def test_an_epoch_through_every_dataset() -> None:
-    """The length that the documentation gives for it."""
-    sizes, shares = [5, 100, 33], [0.5, 0.2, 0.3]
-    bound = made(shares, sizes=sizes).bound
-    length = max(-int(-(size + bound) // share) for size, share in zip(sizes, shares, strict=True))
-    drawn = made(shares, sizes=sizes, length=length).order(1, 0).take(0, length)
-    assert set(drawn.tolist()) == set(range(138))
 
 
 def test_orders_stay_what_they_are() -> None:
@@ -156,13 +148,13 @@ def test_torchs_loader_without_the_sampler_is_refused(shuffle: bool, workers: in
 
 
 def test_the_loaders_generator_makes_the_order() -> None:
-    def first(seed: int) -> Any:
+    first = []
+    for seed in (1, 2):
         torch.manual_seed(seed)  # whatever the global generator holds
-        one = torch.Generator().manual_seed(1)
-        loader: Any = penstock.DataLoader(made([3, 1], sizes=[90, 30]), 8, shuffle=True, generator=one)
-        return next(iter(loader))[0].tolist()
-
-    assert first(1) == first(2)
+        own = torch.Generator().manual_seed(1)
+        mix = made([3, 1], sizes=[90, 30])
+        first.append(flat(taken(iter(penstock.DataLoader(mix, 8, shuffle=True, generator=own)), 1)))
+    assert first[0] == first[1]
 
 
 def test_pickled() -> None:
@@ -172,38 +164,28 @@ def test_pickled() -> None:
     assert repr(twin) == repr(mix) == "Mix(d0: 0.545 of 4, d1: 0.273 of 6, d2: 0.182 of 5; 9 an epoch)"
 
 
-class Endless(IterableDataset[int]):
-    def __iter__(self) -> Any:
-        return itertools.count()
-
-
-class Unsized(torch.utils.data.Dataset[int]):
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
 @pytest.mark.parametrize(
     ("part", "kind", "message"),
     [
-        (numbers(3), TypeError, "'a' is given as TensorDataset"),
-        ((numbers(3), 1, 2), TypeError, "'a' is given as tuple"),
-        ((numbers(0), 1), InvalidOption, "'a' is empty"),
-        ((Endless(), 1), InvalidOption, "'a' is an IterableDataset"),
-        ((Unsized(), 1), TypeError, "'a' .Unsized. has no length"),
+        (rows(3), TypeError, "'a' is given as TensorDataset"),
+        ((rows(3), 1, 2), TypeError, "'a' is given as tuple"),
+        ((rows(0), 1), InvalidOption, "'a' is empty"),
+        ((Stream(), 1), InvalidOption, "'a' is an IterableDataset"),
+        ((Dataset(), 1), TypeError, "'a' .Dataset. has no length"),
         ((made([1, 2]), 1), InvalidOption, "'a' is itself a Mix"),
-        *(((numbers(3), share), InvalidOption, f"the share of 'a' is {share}") for share in (0, -0.5, np.nan, np.inf)),
-        *(((numbers(3), share), TypeError, f"the share of 'a' is {share!r}") for share in (True, "1")),
-        ((numbers(3), 1e-300), InvalidOption, "the share of 'a' is too small: 1e-300"),
+        *(((rows(3), share), InvalidOption, f"the share of 'a' is {share}") for share in (0, -0.5, np.nan, np.inf)),
+        *(((rows(3), share), TypeError, f"the share of 'a' is {share!r}") for share in (True, "1")),
+        ((rows(3), 1e-300), InvalidOption, "the share of 'a' is too small: 1e-300"),
     ],
 )
 def test_bad_parts(part: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
-        Mix({"b": (numbers(3), 1), "a": part})
+        Mix({"b": (rows(3), 1), "a": part})
 
 
 def test_other_mistakes() -> None:
-    wrong: Any = [([numbers(3)], TypeError, "not list"), ({}, InvalidOption, "no datasets")]
-    for parts, kind, message in (*wrong, ({1: (numbers(3), 1)}, TypeError, "1 is given as tuple")):
+    wrong: Any = [([rows(3)], TypeError, "not list"), ({}, InvalidOption, "no datasets")]
+    for parts, kind, message in (*wrong, ({1: (rows(3), 1)}, TypeError, "1 is given as tuple")):
         with pytest.raises(kind, match=message):
             Mix(parts)
     for length in (0, -1, 1 << 62, 2.0):
