@@ -306,7 +306,7 @@ def test_export_to_a_file(manifest: str, tmp_path: Path, capsys: Captured) -> No
     assert Path(manifest).read_bytes() == before
 
 
-def program(*arguments: str, stdout: Any = subprocess.PIPE) -> tuple[int, bytes, bytes]:
+def program(*arguments: str, stdout: Any = subprocess.PIPE) -> tuple[int, Any, bytes]:
     command = [sys.executable, "-m", "penstock", *arguments]
     done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, timeout=60)
     return done.returncode, done.stdout, done.stderr

@@ -80,14 +80,6 @@ def test_what_is_wrong_in_one_line(tmp_path: Path, ran: Any) -> None:
         assert ran(verb, tmp_path / folder, *rest, code=2)[1].count("\n") == 1
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return 2
-
-
 def test_progress_elsewhere_and_on_a_terminal(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("penstock.cli.terminal.time.monotonic", lambda: now[0])
@@ -100,7 +92,8 @@ def test_progress_elsewhere_and_on_a_terminal(capsys: Captured, monkeypatch: pyt
         "packing: 41 of 100, 4 samples/s, 3.9 KiB/s, about 14 s left",
         "packing: 81 of 100, 4 samples/s, 3.9 KiB/s, about 5 s left",
     ]
-    terminal = Terminal()
+    terminal: Any = io.StringIO()
+    terminal.isatty, terminal.fileno = lambda: True, lambda: 2
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((30, 24)))
     with Bar("packing") as bar:

@@ -171,7 +171,7 @@ def handles(folder: Path) -> Iterator[tuple[str, Any]]:
         archive.writestr("a", "b")
         shard.add(names[0], "data.bin")
     for options in ({"mode": "rb"}, {"encoding": "utf-8"}, {"mode": "rb", "buffering": 0}):
-        yield "an open file", open(names[0], **options)  # type: ignore[call-overload]  # noqa: SIM115
+        yield "an open file", open(names[0], **options)  # noqa: SIM115
     yield "an open socket.socket", socket.socket()
     yield "sqlite3.Connection", sqlite3.connect(":memory:")
     yield "zipfile.ZipFile", zipfile.ZipFile(names[2])
@@ -202,7 +202,7 @@ def test_handles_of_other_libraries(tmp_path: Path) -> None:
 
 def test_handles_in_datasets_of_datasets(file: Any) -> None:
     # ConcatDataset calls len() of its datasets, a Subset's is that of its indices
-    datasets = ConcatDataset([TensorDataset(torch.zeros(3)), Subset(Held(file), [0])])
+    datasets: Any = ConcatDataset([TensorDataset(torch.zeros(3)), Subset(Held(file), [0])])
     remark = only(Subset(datasets, [0, 1]))
     assert remark.what.startswith("dataset.dataset.datasets[1].dataset.value is an open file")
 

@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, Subset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Subset, TensorDataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
 import penstock
 from penstock.insight.recording import Loop, Recording
 from penstock.insight.run_report import RunReport, plain_sentence
 from penstock.system.words import duration
+from tests import sample_datasets
 from tests.same import assert_same, outcomes
 from tests.sample_datasets import Made, Numbers
 from tests.waiting import run_in_threads
@@ -48,12 +49,9 @@ class Derived(DataLoader[Any]):
         super().__init__(dataset, batch_size=3, **named)
 
 
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(7))
-
+class Stream(sample_datasets.Stream):
     def __len__(self) -> int:
-        return 6  # of seven
+        return self.size - 1
 
 
 @pytest.fixture
@@ -121,14 +119,6 @@ def test_the_start_of_workers_is_part_of_the_first_wait(loops: Recording) -> Non
         assert record.times.first_waited > max(0, record.times.steady_waited / 1000)
 
 
-def test_loaders_of_one_line_are_one_record(loops: Recording) -> None:
-    for _ in range(3):
-        loader, place = DataLoader(Squares(), 4), here()
-        list(loader)
-    record = only(loops)
-    assert (record.loader.place, record.loaders, record.passes, record.times.batches) == (place, 3, 3, 9)
-
-
 def test_derived_classes(loops: Recording) -> None:
     loader, place = Derived(Subset(Squares(), range(5))), here()
     list(loader)
@@ -145,14 +135,14 @@ def test_a_library_that_makes_a_loader_is_called_by_a_line_of_the_program(loops:
     loader, place = names["made"](), here()
     list(loader)
     assert only(loops).loader.place == place
-    run_in_threads(1, lambda _, made=names["made"]: list(made()))
+    run_in_threads(1, lambda _: list(names["made"]()))
     assert {one.loader.place for one in loops.loops()} == {place, here(-1)}
 
 
 @pytest.mark.parametrize(
     ("make", "batching", "samples"),
     [
-        (lambda: DataLoader(Stream(), 3), "batch_size=3", 7),
+        (lambda: DataLoader(Stream(7), 3), "batch_size=3", 7),
         (lambda: DataLoader(ROWS, batch_sampler=[[0, 1], [2]]), "batch_sampler=list", 3),
         (lambda: DataLoader(ROWS, batch_sampler=[[0, 1], [2]], collate_fn=len), "batch_sampler=list", 0),
         (lambda: DataLoader(ROWS, 5, collate_fn=len), "batch_size=5", 15),
@@ -194,7 +184,9 @@ def test_install_and_prefetch_on_top(loops: Recording) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("dataset", [Squares(), BAD, ROWS, Stream()], ids=lambda dataset: type(dataset).__name__)
+@pytest.mark.parametrize(
+    "dataset", [Squares(), BAD, ROWS, Stream(7, shared=False)], ids=lambda dataset: type(dataset).__name__
+)
 def test_batches_and_errors_are_the_same(dataset: Any, workers: int, request: pytest.FixtureRequest) -> None:
     def found() -> list[str]:
         torch.manual_seed(3)
@@ -207,7 +199,7 @@ def test_batches_and_errors_are_the_same(dataset: Any, workers: int, request: py
 
 
 def test_torchs_warnings_name_the_same_lines(loops: Recording) -> None:
-    loader = DataLoader(Stream(), pin_memory=not torch.accelerator.is_available())
+    loader = DataLoader(Stream(7), pin_memory=not torch.accelerator.is_available())
     len(loader)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

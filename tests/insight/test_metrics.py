@@ -69,7 +69,6 @@ def test_tensorboard_takes_them(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install tensorboard")
     reading = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     writing = pytest.importorskip("torch.utils.tensorboard")
-
     metrics = loader_of(tmp_path / "data").stats().metrics()
     with writing.SummaryWriter(str(tmp_path / "runs")) as writer:
         for name, value in metrics.items():

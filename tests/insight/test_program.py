@@ -98,10 +98,12 @@ def test_a_script_runs_as_python_runs_it(tmp_path: Path, name: str) -> None:
     assert_runs(tmp_path, "train.py", "--quiet", "-m", "x", "--", "--help", report=report)
 
 
-@pytest.mark.parametrize("path", ["./train.py", "sub/../train.py", "sub/link.py", "ABSOLUTE"])
-def test_a_script_by_any_path(tmp_path: Path, path: str) -> None:
-    written(tmp_path, {"train.py": SURROUNDINGS, "sub/other.py": ""})
+@pytest.mark.parametrize("path", ["./train.py", "sub/../train.py", "sub/link.py", "ABSOLUTE", "app", "app.zip"])
+def test_a_script_a_folder_and_a_zip_file_by_any_path(tmp_path: Path, path: str) -> None:
+    app = {"app/__main__.py": f"import part\n{SURROUNDINGS}", "app/part.py": "print('part')"}
+    written(tmp_path, {"train.py": SURROUNDINGS, "sub/other.py": "", **app})
     (tmp_path / "sub/link.py").symlink_to("../train.py")
+    shutil.make_archive(str(tmp_path / "app"), "zip", tmp_path / "app")
     assert_runs(tmp_path, str(tmp_path / "train.py") if path == "ABSOLUTE" else path, "a")
 
 
@@ -119,13 +121,6 @@ MODULES = {
 @pytest.mark.parametrize("name", ["single", "pack.module", "pack", "pack.fails", "spawns"])
 def test_a_module_runs_as_python_runs_it(tmp_path: Path, name: str) -> None:
     assert_runs(written(tmp_path, MODULES), name, "-m", "--lr", "0.1", run=["-m"])
-
-
-def test_a_folder_and_a_zip_file(tmp_path: Path) -> None:
-    written(tmp_path, {"app/__main__.py": f"import part\n{SURROUNDINGS}", "app/part.py": "print('part')"})
-    shutil.make_archive(str(tmp_path / "app"), "zip", tmp_path / "app")
-    for name in ("app", "app.zip"):
-        assert_runs(tmp_path, name, "a")
 
 
 @pytest.mark.parametrize(

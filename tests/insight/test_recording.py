@@ -151,14 +151,11 @@ def test_two_recordings_at_once_and_loops_in_loops(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_recording_keeps_no_loader_and_no_sample() -> None:
-    class Witness:
-        pass
-
     made = Recording(torch=True)
     made.begin()
     for kind in (penstock.DataLoader, torch.utils.data.DataLoader):
         loader = kind(Made(lambda index: torch.zeros(2)), batch_size=4)
-        loader.witness = witness = Witness()
+        loader.witness = witness = Made()
         list(loader)
         alive = weakref.ref(witness)
         del loader, witness

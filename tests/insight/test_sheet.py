@@ -7,7 +7,7 @@ import io
 import os
 import re
 from collections import namedtuple
-from dataclasses import dataclass
+from dataclasses import make_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,7 @@ DRAW = np.random.default_rng(3)
 BYTES = DRAW.integers(0, 256, (4, 3, 12, 10), dtype=np.uint8)
 IMAGES = torch.from_numpy(BYTES)
 Pair = namedtuple("Pair", "image label")
-
-
-@dataclass
-class Record:
-    image: Any
-    name: Any
+Record = make_dataclass("Record", ["image", "name"])
 
 
 def pixels(sheet: Sheet, cell: int = 0, picture: int = 0) -> Any:
@@ -184,8 +179,8 @@ def test_what_has_no_part_for_each_sample_is_one_text() -> None:
     sheet = contact_sheet({"x": torch.rand(7, 2), "edges": torch.ones(2, 30)}, ["g1", "g2", "g3"])
     assert [cell.id for cell in sheet.cells] == ["the batch"] and sheet.notes == ("of samples g1, g2, g3",)
     assert sheet.cells[0].texts[1] == "edges: float32 (2, 30): 1 .. 1"
-    found = [contact_sheet(batch).cells[0].texts for batch in (None, [], torch.zeros(0, 3, 8, 8))]
-    assert found == [("None",), ("[]",), ("[]",)]
+    batches: list[Any] = [None, [], torch.zeros(0, 3, 8, 8)]
+    assert [contact_sheet(batch).cells[0].texts for batch in batches] == [("None",), ("[]",), ("[]",)]
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -256,12 +251,9 @@ def test_each_tile_of_the_png_is_its_picture(tmp_path: Path) -> None:
 
 
 def test_pngs_of_odd_content(monkeypatch: pytest.MonkeyPatch) -> None:
-    for batch, more in (
-        (["text only", "日本語 🐈"], {"ids": ["a" * 900, "\udcff"], "title": "x" * 900}),
-        ({str(n): torch.ones(2) for n in range(30)}, {}),
-        (None, {}),
-    ):
-        assert image_of(contact_sheet(batch, **more)).size[0] < 700
+    batches: list[Any] = [["text only", "日本語 🐈"], {str(n): torch.ones(2) for n in range(30)}, None]
+    for batch, ids, title in zip(batches, (["a" * 900, "\udcff"], None, None), ("x" * 900, "", ""), strict=True):
+        assert image_of(contact_sheet(batch, ids, title=title)).size[0] < 700
     notes = [" ".join(["word"] * 100), "x" * 900, "日本 " * 99]  # long lines of the head, which are wrapped
     plain, image = image_of(SMALL), image_of(contact_sheet(torch.zeros(1, 3, 8, 8), notes=notes))
     assert image.width == plain.width == 480 and image.height > plain.height + 16 * 3 * len(notes)

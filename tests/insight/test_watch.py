@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import pty
 import signal
-import struct
 import sys
 import termios
 from collections.abc import Callable
@@ -114,7 +112,7 @@ def test_live_view(folder: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> N
     if child == 0:  # what pytest holds must not run here
         code = 99
         try:
-            fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+            termios.tcsetwinsize(1, (40, 100))
             signal.signal(signal.SIGINT, signal.default_int_handler)
             sys.stdout, sys.stderr = (os.fdopen(end, "w", encoding="utf-8") for end in (1, 2))
             code = main(["watch", str(watched)])

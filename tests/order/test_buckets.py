@@ -105,7 +105,7 @@ def test_the_same_as_torchs_loader(options: Any) -> None:
     ours, theirs = penstock.DataLoader(SENTENCES, **given, **options), TorchDataLoader(SENTENCES, **given)
     assert len(ours) == len(theirs)
     for _ in range(1 if options.get("persistent_workers") else 2):  # whose later passes draw less than torch's here
-        assert_same(*(seeded_outcome(lambda loader=one: list(loader), 7)[0] for one in (ours, theirs)))
+        assert_same(*(seeded_outcome(functools.partial(list, one), 7)[0] for one in (ours, theirs)))
 
 
 make = functools.partial(loader, seed=5)

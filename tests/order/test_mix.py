@@ -124,7 +124,8 @@ def test_orders_stay_what_they_are() -> None:
 def test_it_is_the_concatenation() -> None:
     mix = made([3, 1], sizes=[4, 6])
     plain: ConcatDataset[Any] = ConcatDataset(mix.datasets)
-    assert isinstance(mix, ConcatDataset) and len(mix) == len(plain) == 10
+    assert isinstance(mix, ConcatDataset)
+    assert len(mix) == len(plain) == 10
     assert [mix[i] for i in range(-10, 10)] == [plain[i] for i in range(-10, 10)]
     assert mix.cumulative_sizes == plain.cumulative_sizes
     assert flat(DataLoader(plain)) == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5]
@@ -134,7 +135,8 @@ def test_in_torchs_loader() -> None:
     mix = made([3, 1], sizes=[90, 30])
     sampler, again = (mix.sampler(generator=torch.Generator().manual_seed(1)) for _ in range(2))
     loader = DataLoader(mix, batch_size=8, sampler=sampler)
-    assert isinstance(sampler, Sampler) and len(loader) == 15
+    assert isinstance(sampler, Sampler)
+    assert len(loader) == 15
     assert flat(loader) == [mix[i][0].item() for i in again]
     assert sorted(mix.sampler(shuffle=False), key=lambda i: i >= 90) == list(range(120))  # each in sequence
 
