@@ -65,9 +65,8 @@ def penstock_command(*arguments: str, folder: Path, **given: Any) -> Ended:
 
 def python(*arguments: str, folder: Path) -> Ended:
     """Run Python, the reference, with these arguments."""
-    ended = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=60, check=False
-    )
+    command = [sys.executable, *arguments]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
     return Ended(ended.returncode, ended.stdout, ended.stderr)
 
 

@@ -37,8 +37,12 @@ def normalisations_of(*datasets: Any) -> list[Any]:
 
 @both
 def test_only_the_samples_of_the_batch_are_read(kind: Any) -> None:
+    def make(index: int) -> int:
+        read.append(index)
+        return index
+
     read: list[int] = []
-    loader = kind(Made(lambda index: (read.append(index), index)[1]), batch_size=4, num_workers=0)
+    loader = kind(Made(make), batch_size=4, num_workers=0)
     found = batch_of(loader, 3)
     assert listed(found.value) == read == [12, 13, 14, 15] and found.ids == ("12", "13", "14", "15")
     assert not found.listed and "batch 3 of a " in found.about
@@ -89,8 +93,7 @@ def test_unbatched_loaders(kind: Any) -> None:
 
 class OwnPass(torch.utils.data.DataLoader[Any]):
     def __iter__(self) -> Any:
-        for batch in super().__iter__():
-            yield batch * 2
+        return (batch * 2 for batch in super().__iter__())
 
 
 def test_what_can_only_be_gone_through() -> None:

@@ -6,7 +6,6 @@ import copy
 import inspect
 import itertools
 import logging
-import traceback
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -228,13 +227,6 @@ def test_an_error_of_observation_is_logged(
             monkeypatch.setattr(f"penstock.insight.recording.{name}", fails)
             assert len(list(DataLoader(ROWS, 4))) == 3
     assert caplog.text.count("RuntimeError: observed badly") == 4  # the last loader has no place, and no facts
-
-
-def test_one_frame_more(loops: Recording) -> None:
-    with pytest.raises(LookupError) as caught:
-        list(DataLoader(BAD, 10))
-    files = [entry.filename for entry in traceback.extract_tb(caught.value.__traceback__)]
-    assert sum("penstock/insight/program_loaders.py" in file for file in files) == 1
 
 
 @pytest.mark.parametrize("kind", [DataLoader, penstock.DataLoader])

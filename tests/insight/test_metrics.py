@@ -36,11 +36,8 @@ def test_numbers_of_a_loader(tmp_path: Path) -> None:
     assert found["cache/hits"] == stats.cache["memory"].hits > 0
     waits = [found[f"{name}_seconds"] for name in ("wait_p50", "wait_p90", "wait_p99", "longest_wait")]
     assert waits == sorted(waits)
-
-
-def test_a_loader_that_did_nothing() -> None:
-    metrics = penstock.DataLoader(Made(), num_workers=0).stats().metrics()
-    assert set(metrics.values()) == {0.0} and "penstock/wait_p99_seconds" in metrics
+    nothing = penstock.DataLoader(Made(), num_workers=0).stats().metrics()
+    assert set(nothing.values()) == {0.0} and nothing.keys() >= {"penstock/wait_p99_seconds"}
 
 
 def test_every_name_is_in_the_table(tmp_path: Path) -> None:

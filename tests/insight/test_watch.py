@@ -19,7 +19,7 @@ import penstock
 from penstock.cli import main, watch
 from penstock.insight import live_files
 from penstock.insight.live_files import ProcessName, machine, read_all, this_process
-from tests.insight.penstock_processes import Captured
+from tests.insight.penstock_processes import Captured, fails
 from tests.sample_datasets import Made, rows
 
 
@@ -40,9 +40,7 @@ def test_none_is_running(watched: Any, capsys: Captured) -> None:
     assert "penstock run train.py" in watched(code=1)
     assert "has no live recording" in watched(str(os.getpid()), code=1)
     assert f"there is no process {2**22 + 1}" in watched(str(2**22 + 1), code=1)
-    with pytest.raises(SystemExit):
-        main(["watch", "train.py"])
-    assert "invalid int value" in capsys.readouterr().err
+    assert "invalid int value" in fails(capsys, "watch", "train.py")
 
 
 def test_once(watched: Any) -> None:

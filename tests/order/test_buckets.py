@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import pickle
-from collections import namedtuple
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +20,7 @@ from penstock.testing import assert_each_sample_once, assert_resume_exact, asser
 from tests.executors_under_test import PYTHON, options
 from tests.same import assert_same, seeded_outcome
 from tests.sample_datasets import Made, rows
+from tests.samples import Point
 from tests.values import flat, loaded, resumed, stopped, stored
 
 COUNT = 301
@@ -207,9 +207,6 @@ def test_tensor_folders_are_read_natively(tmp_path: Any) -> None:
         assert padded.lengths.tolist() == [len(sample) for sample in samples]
 
 
-Named = namedtuple("Named", "tokens label")
-
-
 def sequences(*lengths: int, dtype: torch.dtype = torch.float32) -> Iterator[torch.Tensor]:
     return (torch.arange(length * 3).reshape(length, 3).to(dtype) for length in lengths)
 
@@ -226,7 +223,7 @@ def test_samples_of_every_form() -> None:
     padded = penstock.PaddedSequences(pad_sequence([one, two], batch_first=True), torch.tensor([2, 4]))
     for given, wanted in (
         ([(one, 1, "a"), (two, 2, "b")], [padded, torch.tensor([1, 2]), ["a", "b"]]),
-        ([Named(one, 1), Named(two, 2)], Named(padded, torch.tensor([1, 2]))),
+        ([Point(one, 1), Point(two, 2)], Point(padded, torch.tensor([1, 2]))),
         ([one.numpy(), two.numpy()], padded),
         ([(one,)], [penstock.PaddedSequences(one[None], torch.tensor([2]))]),
     ):
