@@ -13,8 +13,20 @@ from penstock.cli import main
 from penstock.cli.capacity import measured_costs
 from tests.insight.penstock_processes import Captured, fails
 
-COSTS = ["--cpu-ms", "1.7", "--stored", "100KB", "--batched", "600KB", "--dataset", "1TB"]
-JOB = ["--gpus", "8", "--rate", "1000", *COSTS]
+JOB = [
+    "--gpus",
+    "8",
+    "--rate",
+    "1000",
+    "--cpu-ms",
+    "1.7",
+    "--stored",
+    "100KB",
+    "--batched",
+    "600KB",
+    "--dataset",
+    "1TB",
+]
 
 
 def planned(capsys: Captured, machines: str) -> tuple[dict[str, Any], dict[str, float], str]:

@@ -14,7 +14,7 @@ import penstock
 from penstock.cli import doctor, main
 from penstock.insight.machine import Check, DatasetFiles, State
 from tests.insight.penstock_processes import Captured
-from tests.photos import noise_image
+from tests.photos import photo_files
 from tests.sample_datasets import tensor_files
 
 TRAIN = """
@@ -99,11 +99,10 @@ def test_exit_code_and_json_of_a_bad_machine(monkeypatch: pytest.MonkeyPatch, ca
 
 
 def test_an_image_folder(folder: Path, healthy: list[Any], capsys: Captured) -> None:
-    (folder / "photos" / "cat").mkdir(parents=True)
-    noise_image(1, 8, 8).save(folder / "photos" / "cat" / "1.png")
+    photo_files(folder / "photos", 1)
     code, out, err = run(capsys, "photos")
     assert (code, err) == (0, "") and "photos: no remark of the lint" in out
-    assert healthy[0].folder == str(folder / "photos" / "cat")
+    assert healthy[0].folder == str(folder / "photos" / "class0")
 
 
 def test_a_folder_of_tensors_really_measured(folder: Path, capsys: Captured) -> None:

@@ -22,11 +22,7 @@ from penstock.order.permutations import KeyedShuffle
 
 pytestmark = pytest.mark.native
 
-SEEDS = 300
-SIZES = [1000, 1025, 4096, 6000]
-BLOCKS = 16
-ALPHA = 1e-3
-
+SEEDS, BLOCKS, ALPHA = 300, 16, 1e-3
 Permutations = Callable[[int], NDArray[np.int64]]
 
 
@@ -38,9 +34,7 @@ def stacked(draw: Callable[[int, int], Any]) -> Permutations:
 keyed = stacked(lambda size, seed: KeyedShuffle(size, seed, 0).take(0, size))
 keyed_epochs = stacked(lambda size, epoch: KeyedShuffle(size, 1, epoch).take(0, size))
 torchs = stacked(lambda size, seed: torch.randperm(size, generator=torch.Generator().manual_seed(seed)).numpy())
-
-
-sized = pytest.mark.parametrize("size", SIZES)
+sized = pytest.mark.parametrize("size", [1000, 1025, 4096, 6000])
 
 
 def inversions(values: NDArray[np.int64]) -> int:
