@@ -13,27 +13,14 @@ from penstock.cli import main
 from penstock.cli.capacity import measured_costs
 from tests.insight.penstock_processes import Captured, fails
 
-JOB = [
-    "--gpus",
-    "8",
-    "--rate",
-    "1000",
-    "--cpu-ms",
-    "1.7",
-    "--stored",
-    "100KB",
-    "--batched",
-    "600KB",
-    "--dataset",
-    "1TB",
-]
+JOB = "--gpus 8 --rate 1000 --cpu-ms 1.7 --stored 100KB --batched 600KB --dataset 1TB"
 
 
 def planned(capsys: Captured, machines: str) -> tuple[dict[str, Any], dict[str, float], str]:
     """Return what a job needs, as JSON, each need of it, and the sentence of the table."""
-    main(["plan-capacity", *JOB, *machines.split(), "--json"])
+    main(["plan-capacity", *JOB.split(), *machines.split(), "--json"])
     found = json.loads(capsys.readouterr().out)
-    main(["plan-capacity", *JOB, *machines.split()])
+    main(["plan-capacity", *JOB.split(), *machines.split()])
     needed = {need["name"]: need["needed"] for need in found["needs"]}
     return found, needed, capsys.readouterr().out.splitlines()[-1]
 
