@@ -170,10 +170,7 @@ def _link(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["data-000000.tar", "data.index.npy", "data.ids.npy"])
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [(_cut, "cut off"), (Path.unlink, "missing"), (_link, "link")],
-)
+@pytest.mark.parametrize(("damage", "words"), [(_cut, "cut off"), (Path.unlink, "missing"), (_link, "link")])
 def test_damaged_files(copy: Path, name: str, damage: Callable[[Path], None], words: str) -> None:
     damage(copy / name)
     with pytest.raises(penstock.CorruptShards, match=words) as caught:
@@ -304,8 +301,7 @@ def test_an_index_that_leads_out_of_its_shard(copy: Path, column: str, value: in
 
 @pytest.mark.native
 @pytest.mark.parametrize(
-    ("column", "value"),
-    [("shard", 99), ("id_offset", 1 << 63), ("id_length", (1 << 32) - 1), ("id_offset", 3)],
+    ("column", "value"), [("shard", 99), ("id_offset", 1 << 63), ("id_length", (1 << 32) - 1), ("id_offset", 3)]
 )
 def test_an_index_with_wrong_columns(copy: Path, column: str, value: int) -> None:
     def change(rows: Any) -> None:

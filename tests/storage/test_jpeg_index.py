@@ -22,18 +22,7 @@ from penstock.sources.cached import photos_of
 from penstock.storage import jpeg_index
 from penstock.storage.jpeg_index import JpegIndexes, Photos
 from tests.forking import assert_in_child
-from tests.indexed_photos import (
-    FORMS,
-    LOW,
-    MIDDLE,
-    PHOTOS,
-    counts_of,
-    encoded,
-    only,
-    pictures,
-    scan_of,
-    torchs,
-)
+from tests.indexed_photos import FORMS, LOW, MIDDLE, PHOTOS, counts_of, encoded, only, pictures, scan_of, torchs
 from tests.python_processes import Program
 from tests.same import assert_passes, assert_same
 

@@ -29,7 +29,7 @@ from tests.native_testing import SlowTable
 from tests.packing.packed import start_readers
 from tests.photos import noise_image
 from tests.python_processes import Program
-from tests.same import assert_passes, assert_same
+from tests.same import assert_passes, assert_same, outcomes
 from tests.sample_datasets import tensor_files
 
 pytestmark = pytest.mark.native
@@ -37,13 +37,22 @@ pytestmark = pytest.mark.native
 RECIPE = transforms.Compose([transforms.Resize(24), transforms.CenterCrop(20), transforms.ToTensor()])
 
 
-def pictures(root: Path, count: int = 14) -> Path:
-    """Write a folder of JPEG and PNG files."""
+def pictures(root: Path, count: int = 14, suffixes: tuple[str, ...] = ("png", "jpg", "jpg"), step: int = 1) -> Path:
+    """Write a folder of PNG and JPEG files, each `step` pixels higher than the one before."""
     for number in range(count):
         folder = root / f"class{number % 2}"
         folder.mkdir(parents=True, exist_ok=True)
-        noise_image(number, 40 + number, 50).save(folder / f"{number:02}.{'png' if number % 3 == 0 else 'jpg'}")
+        noise_image(number, 40 + step * number, 50).save(folder / f"{number:02}.{suffixes[number % len(suffixes)]}")
     return root
+
+
+def torchs(dataset: Any, size: int = 4) -> list[Any]:
+    return list(torch.utils.data.DataLoader(dataset, batch_size=size))
+
+
+def counts_of(loader: Any) -> Any:
+    (counts,) = loader.stats().cache.values()
+    return counts
 
 
 def numpy_files(root: Path) -> Path:
@@ -93,15 +102,14 @@ def spoil(root: Path) -> None:
 @pytest.mark.parametrize("name", DATASETS)
 def test_later_epochs_come_from_the_tiers(name: str, tiers: str, workers: int, tmp_path: Path) -> None:
     dataset = DATASETS[name](tmp_path)
-    wanted = list(torch.utils.data.DataLoader(dataset, batch_size=4))
+    wanted = torchs(dataset)
     loader = DataLoader(dataset, batch_size=4, num_workers=workers, cache=TIERS[tiers](tmp_path))
     assert_same(list(loader), wanted)
     spoil(tmp_path / "data")
     assert_same(list(loader), wanted)
-    counts = loader.stats().cache
-    assert sum(one.samples for one in counts.values()) == 14
-    assert sum(one.hits for one in counts.values()) >= 14
-    assert all(one.dropped == 0 and one.error is None for one in counts.values())
+    counts = loader.stats().cache.values()
+    assert sum(one.samples for one in counts) == 14 <= sum(one.hits for one in counts)
+    assert {(one.dropped, one.error) for one in counts} == {(0, None)}
 
 
 def negative(value: Any) -> Any:
@@ -117,28 +125,25 @@ def test_samples_whose_transform_is_pythons(kind: str, tiers: str, workers: dict
     if kind == "tensors":
         dataset = TensorFolder(tensor_files(tmp_path / "data", 14), transform=negative)
     else:
-        for number in range(14):
-            (tmp_path / "data" / str(number % 2)).mkdir(parents=True, exist_ok=True)
-            noise_image(number, 30, 30).save(tmp_path / "data" / str(number % 2) / f"{number:02}.jpg")
-        dataset = (ImageFolder if kind == "images" else torchvision.datasets.ImageFolder)(tmp_path / "data", negative)
+        made: Any = ImageFolder if kind == "images" else torchvision.datasets.ImageFolder
+        dataset = made(pictures(tmp_path / "data", 14, ("jpg",), step=0), negative)
     loader = DataLoader(dataset, batch_size=4, cache=TIERS[tiers](tmp_path), **workers)
-    wanted = list(torch.utils.data.DataLoader(dataset, batch_size=4))
+    wanted = torchs(dataset)
     assert_same(list(loader), wanted)
     spoil(tmp_path / "data")
     assert_passes(loader, wanted)
-    (counts,) = loader.stats().cache.values()
+    counts = counts_of(loader)
     assert (counts.samples, counts.dropped) == (14, 0) and counts.hits >= 28
     assert "14 samples" in loader.explain()
 
 
 def test_a_tier_that_is_full(tmp_path: Path) -> None:
     dataset = TensorFolder(tensor_files(tmp_path / "data", 40, (100,)))
-    bytes_each = (tmp_path / "data" / "00.pt").stat().st_size
-    wanted = list(torch.utils.data.DataLoader(dataset, batch_size=4))
-    loader = DataLoader(dataset, batch_size=4, num_workers=2, cache=(tmp_path / "cache", 10 * bytes_each + 5))
-    assert_passes(loader, wanted)
-    (counts,) = loader.stats().cache.values()
-    assert (counts.samples, counts.bytes, counts.limit) == (10, 10 * bytes_each, 10 * bytes_each + 5)
+    size = 10 * (tmp_path / "data" / "00.pt").stat().st_size
+    loader = DataLoader(dataset, batch_size=4, num_workers=2, cache=(tmp_path / "cache", size + 5))
+    assert_passes(loader, torchs(dataset))
+    counts = counts_of(loader)
+    assert (counts.samples, counts.bytes, counts.limit) == (10, size, size + 5)
     assert "10 samples" in loader.explain()
 
 
@@ -182,7 +187,7 @@ def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
         dataset = ImageFolder(pictures(tmp_path / "data", 12), RECIPE)
     else:
         dataset = TensorFolder(tensor_files(tmp_path / "data", 12, (64,)))
-    made = Kept(dataset, tmp_path / "cache", decoded, list(torch.utils.data.DataLoader(dataset, batch_size=4)))
+    made = Kept(dataset, tmp_path / "cache", decoded, torchs(dataset))
     assert_same(list(made.loader()), made.wanted)
     return made
 
@@ -201,8 +206,7 @@ def test_damaged_samples_are_read_anew(kept: Kept) -> None:
     loader = kept.loader()
     for _ in range(2):
         assert_same(list(loader), kept.wanted)
-        (counts,) = loader.stats().cache.values()
-        assert counts.dropped == 3, "they were kept anew"
+        assert counts_of(loader).dropped == 3, "they were kept anew"
 
 
 @pytest.mark.parametrize("left", [0, 100, 5000])
@@ -268,12 +272,10 @@ def test_a_changed_dataset_has_a_cache_of_its_own(tmp_path: Path) -> None:
     list(DataLoader(dataset, batch_size=4, cache=folder))
     for number in range(12):
         torch.save(torch.full((64,), -1.0), tmp_path / "data" / f"{number:02}.pt")
-    other = TensorFolder(tensor_files(tmp_path / "other", 12, (64,), name="{:02}"))
+    other = TensorFolder(tensor_files(tmp_path / "other", 12, (64,)))
     torch.save(torch.full((64,), -2.0), tmp_path / "other" / "05.pt")
     for one in (dataset, other):
-        assert_same(
-            list(DataLoader(one, batch_size=4, cache=folder)), list(torch.utils.data.DataLoader(one, batch_size=4))
-        )
+        assert_same(list(DataLoader(one, batch_size=4, cache=folder)), torchs(one))
     assert len(list(folder.glob("*.index"))) == 3
 
 
@@ -282,14 +284,11 @@ def test_files_that_a_program_exchanges_in_the_list(tmp_path: Path) -> None:
     loader = DataLoader(dataset, batch_size=7, cache="1MiB")
     list(loader)
     dataset.samples[3], dataset.samples[9] = dataset.samples[9], dataset.samples[3]
-    assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=7)))
-    caches = loader._executors.caches
-    assert caches is not None
-    ((cache, _),) = caches._held.values()
-    name, other = (os.fsencode(dataset.samples[number][0]) for number in (3, 9))
-    assert cache.find(3, name) is not None
-    assert cache.find(3, other) is None, "another file at the same place is no sample of the cache"
-    assert loader.stats().cache["memory"].dropped == 1
+    wanted = torchs(dataset, 7)
+    assert_same(list(loader), wanted)
+    assert counts_of(loader).dropped == 1, "another file at the same place is no sample of the cache"
+    spoil(tmp_path / "data")
+    assert_same(list(loader), wanted)
 
 
 def test_folders_that_are_refused(kept: Kept, tmp_path: Path) -> None:
@@ -318,24 +317,27 @@ def test_options_that_are_no_cache(option: Any) -> None:
         DataLoader(list(range(3)), cache=option)  # type: ignore[arg-type]
 
 
-def test_options(tmp_path: Path) -> None:
-    def tiers(option: Any) -> tuple[Tier, ...]:
-        found = caches_of(option)
-        assert found is not None
-        return found.tiers
-
-    assert caches_of(None) is None
-    assert tiers("8GiB") == tiers(8 << 30) == (MemoryTier(8 << 30),)
-    assert tiers(["1GB", "/a", ("/b", "2KiB"), ("/c", 5)]) == (
-        MemoryTier(10**9),
-        FolderTier(Path("/a"), None),
-        FolderTier(Path("/b"), 2048),
-        FolderTier(Path("/c"), 5),
-    )
-    assert tiers(("/b", "2KiB")) == (FolderTier(Path("/b"), 2048),)
-    assert tiers("./8GiB") == (FolderTier(Path.cwd() / "8GiB", None),)
-    assert tiers("~/x") == (FolderTier(Path.home() / "x", None),)
-    assert tiers(("1KiB", "/a"))[1] == FolderTier(Path("/a"), None)
+@pytest.mark.parametrize(
+    ("option", "tiers"),
+    [
+        ("8GiB", [MemoryTier(8 << 30)]),
+        (8 << 30, [MemoryTier(8 << 30)]),
+        (
+            ["1GB", "/a", ("/b", "2KiB"), ("/c", 5)],
+            [
+                MemoryTier(10**9),
+                *(FolderTier(Path(path), size) for path, size in (("/a", None), ("/b", 2048), ("/c", 5))),
+            ],
+        ),
+        (("/b", "2KiB"), [FolderTier(Path("/b"), 2048)]),
+        ("./8GiB", [FolderTier(Path.cwd() / "8GiB", None)]),
+        ("~/x", [FolderTier(Path.home() / "x", None)]),
+        (("1KiB", "/a"), [MemoryTier(1024), FolderTier(Path("/a"), None)]),
+    ],
+)
+def test_options(option: Any, tiers: list[Tier]) -> None:
+    found = caches_of(option)
+    assert caches_of(None) is None and found is not None and list(found.tiers) == tiers
 
 
 # --- one after the other, and at once ---------------------------------------------------------------------------------
@@ -359,10 +361,8 @@ def read_elsewhere(root: Path, folder: Path) -> Program:
 def test_processes_share_a_folder(tmp_path: Path) -> None:
     root, folder = tensor_files(tmp_path / "data", 200, (50,), name="{:03}"), tmp_path / "cache"
     total = round(sum(torch.load(path).double().sum().item() for path in root.iterdir()), 3)
-    processes = [read_elsewhere(root, folder) for _ in range(3)]
-    found = [process.communicate()[0].split() for process in processes]
-    assert {float(words[0]) for words in found} == {total}
-    assert {words[3] for words in found} == {"0"}
+    found = [process.communicate()[0].split() for process in [read_elsewhere(root, folder) for _ in range(3)]]
+    assert {(float(words[0]), words[3]) for words in found} == {(total, "0")}
     later = read_elsewhere(root, folder).communicate()[0].split()
     assert int(later[2]) >= 200 and float(later[0]) == total
 
@@ -375,12 +375,9 @@ def test_a_process_that_is_killed(tmp_path: Path) -> None:
             time.sleep(0.002)  # what another process writes gives no event
         time.sleep(0.005)  # amid what it writes next
         process.kill()
-    dataset = TensorFolder(root)
-    wanted = list(torch.utils.data.DataLoader(dataset, batch_size=100))
-    loader = DataLoader(dataset, batch_size=100, cache=folder)
-    assert_passes(loader, wanted)
-    (counts,) = loader.stats().cache.values()
-    assert counts.dropped == 0
+    loader = DataLoader(TensorFolder(root), batch_size=100, cache=folder)
+    assert_passes(loader, torchs(TensorFolder(root), 100))
+    assert counts_of(loader).dropped == 0
 
 
 def test_copies_and_forks_of_a_loader(kept: Kept) -> None:
@@ -396,12 +393,11 @@ def test_copies_and_forks_of_a_loader(kept: Kept) -> None:
 
 
 def test_descriptors_and_memory_are_given_back(tmp_path: Path) -> None:
-    dataset = TensorFolder(tensor_files(tmp_path / "data", 6))
-    list(DataLoader(dataset, cache=["1MiB", tmp_path / "cache"]))  # what is opened once
-    before = len(os.listdir("/proc/self/fd"))
-    for _ in range(5):
+    dataset, held = TensorFolder(tensor_files(tmp_path / "data", 6)), []
+    for _ in range(6):  # the first opens what is opened once
         list(DataLoader(dataset, cache=["1MiB", tmp_path / "cache"]))
-    assert len(os.listdir("/proc/self/fd")) == before
+        held.append(len(os.listdir("/proc/self/fd")))
+    assert held[0] == held[-1]
 
 
 @pytest.mark.parametrize("cache", ["1MiB", "folder"])
@@ -411,21 +407,12 @@ def test_errors_of_samples_are_those_of_their_files(kept: Kept, cache: str, tmp_
     for path, content in zip(files[1:4], (whole[: len(whole) // 2], b"garbage", b""), strict=True):
         path.write_bytes(content)
     files[4].unlink()
-
-    def errors(loader: Any) -> list[tuple[type, str]]:
-        batches, found = iter(loader), []
-        for _ in range(12):
-            try:
-                next(batches)
-            except penstock.SampleError as error:
-                found.append((type(error), str(error)))
-        return found
-
-    wanted = errors(DataLoader(kept.dataset, num_workers=2))
+    wanted = outcomes(DataLoader(kept.dataset, num_workers=2))
     loader = kept.loader(batch_size=1, num_workers=2, cache=cache if cache == "1MiB" else tmp_path / "new")
-    assert errors(loader) == errors(loader) == wanted and len(wanted) == 4
-    (counts,) = loader.stats().cache.values()
-    assert counts.decoded == (8 if kept.decoded else 0), "no pixels are kept of a file that cannot be read"
+    for _ in range(2):
+        assert_same(outcomes(loader), wanted)
+    assert sum(isinstance(one, tuple) for one in wanted) == 4
+    assert counts_of(loader).decoded == (8 if kept.decoded else 0), "no pixels are kept of a file that cannot be read"
 
 
 # --- the tier itself --------------------------------------------------------------------------------------------------
@@ -435,15 +422,17 @@ def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
     dataset = TensorFolder(tensor_files(tmp_path / "data", 6))
     index, data = os.open(tmp_path / "index", os.O_RDWR | os.O_CREAT), os.open("/dev/full", os.O_RDWR)
     tier = CacheTier(index, data, 6, 1 << 20)
-    os.close(index)
-    os.close(data)
-    caches = Caches((FolderTier(tmp_path, None),))
-    key = next(iter(_keys(caches, dataset)))
+    for descriptor in (index, data):
+        os.close(descriptor)
+    caches, first = Caches((FolderTier(tmp_path, None),)), DataLoader(dataset, cache="1KiB")
+    list(first)
+    assert first._executors.caches is not None
+    (key,) = first._executors.caches._held
     caches._held[key] = SampleCache([tier]), [tier]
     loader = DataLoader(dataset, batch_size=2, cache=tmp_path / "unused")
     loader._given = dataclasses.replace(loader._given, caches=caches)
     loader._executors.caches = caches
-    assert_passes(loader, list(torch.utils.data.DataLoader(dataset, batch_size=2)))
+    assert_passes(loader, torchs(dataset, 2))
     assert loader.stats().cache[str(tmp_path)].error == "No space left on device"
     assert "no more after an error (No space left on device)" in loader.explain()
 
@@ -454,14 +443,13 @@ def test_a_disk_that_is_full_before(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("penstock.storage.tiers.open_private_folder", full)
     each = TensorFolder(tensor_files(tmp_path / "data", 6))
+    dataset: ConcatDataset[Any] = ConcatDataset([each, each])
     for cache in (tmp_path / "cache", [tmp_path / "cache", "1MiB"]):
-        dataset: ConcatDataset[Any] = ConcatDataset([each, each])
         loader = DataLoader(dataset, batch_size=5, cache=cache)
         with pytest.warns(UserWarning, match=r"cannot be written \(No space left on device\)") as warned:
             first = list(loader)
         assert len(warned) == 1 and warned[0].filename == __file__
-        assert_same(first, list(torch.utils.data.DataLoader(dataset, batch_size=5)))
-        assert_same(list(loader), first)
+        assert_same([first, list(loader)], [torchs(dataset, 5)] * 2)
         counts = loader.stats().cache
         assert counts[str(tmp_path / "cache")].error == "No space left on device"
         assert len(counts) == 1 or counts["memory"].hits >= 12
@@ -523,30 +511,22 @@ def test_a_file_system_that_becomes_full(tmp_path: Path) -> None:
     assert all(dropped == 0 for *_, dropped in found)
 
 
-def _keys(caches: Caches, dataset: Any) -> list[str]:
-    loader = DataLoader(dataset, cache="1KiB")
-    list(loader)
-    assert loader._executors.caches is not None
-    return list(loader._executors.caches._held)
-
-
 def test_indices_that_are_refused(tmp_path: Path) -> None:
-    file = os.open(tmp_path / "x", os.O_RDWR | os.O_CREAT)
+    file, folder = os.open(tmp_path / "x", os.O_RDWR | os.O_CREAT), os.open(tmp_path, os.O_RDONLY)
     try:
-        for samples in (1 << 60, (1 << 64) - 1):
-            with pytest.raises(ValueError, match="more samples than an index can hold"):
-                CacheTier(file, file, samples, 10)
         os.write(file, b"x")
-        with pytest.raises(ValueError, match="not one of so many samples"):
-            CacheTier(file, file, 3, 10)
-        folder = os.open(tmp_path, os.O_RDONLY)
-        with pytest.raises(ValueError, match="not one of so many samples"):
-            CacheTier(folder, file, 3, 10)
-        os.close(folder)
-        with pytest.raises(OSError):
-            CacheTier(-1, file, 3, 10)
+        for index, samples, error, words in (
+            (file, 1 << 60, ValueError, "more samples than an index can hold"),
+            (file, (1 << 64) - 1, ValueError, "more samples than an index can hold"),
+            (file, 3, ValueError, "not one of so many samples"),
+            (folder, 3, ValueError, "not one of so many samples"),
+            (-1, 3, OSError, ""),
+        ):
+            with pytest.raises(error, match=words):
+                CacheTier(index, file, samples, 10)
     finally:
         os.close(file)
+        os.close(folder)
     assert SampleCache([CacheTier.in_memory(3, 10)]).find(7, b"x") is None
 
 
@@ -564,25 +544,21 @@ def test_readers_bring_what_no_tier_has(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(_native, "TensorFileFiller", filler)
     start_readers(monkeypatch)
     dataset = TensorFolder(tensor_files(tmp_path / "data", 90, (50,)))
-    each = (tmp_path / "data" / "00.pt").stat().st_size
-    wanted = list(torch.utils.data.DataLoader(dataset, batch_size=5))
-    loader = DataLoader(dataset, batch_size=5, num_workers=2, cache=40 * each)
-    for epoch in range(3):
+    size = 40 * (tmp_path / "data" / "00.pt").stat().st_size
+    wanted = torchs(dataset, 5)
+    loader = DataLoader(dataset, batch_size=5, num_workers=2, cache=size)
+    for most in (95, 55, 55):
         assert_same(list(loader), wanted)
-        opened = sum(tables[-1].opened())
-        assert opened <= 95 if epoch == 0 else opened <= 55, "what a tier has is not opened"
-    (counts,) = loader.stats().cache.values()
-    assert (counts.samples, counts.bytes, counts.dropped) == (40, 40 * each, 0)
-    assert loader.stats().reading.ahead + loader.stats().reading.awaited > 0
+        assert sum(tables[-1].opened()) <= most, "what a tier has is not opened"
+    counts, reading = counts_of(loader), loader.stats().reading
+    assert (counts.samples, counts.bytes, counts.dropped) == (40, size, 0)
+    assert reading.ahead + reading.awaited > 0
 
 
 def test_shards_have_no_files_to_keep(tmp_path: Path) -> None:
-    for number in range(6):
-        (tmp_path / "data" / str(number % 2)).mkdir(parents=True, exist_ok=True)
-        noise_image(number, 30, 30).save(tmp_path / "data" / str(number % 2) / f"{number}.jpg")
-    penstock.pack(ImageFolder(tmp_path / "data"), tmp_path / "packed")
+    penstock.pack(ImageFolder(pictures(tmp_path / "data", 6, ("jpg",), step=0)), tmp_path / "packed")
     for transform in (RECIPE, negative):
         dataset = penstock.Shards(tmp_path / "packed", transform=transform)
         loader = DataLoader(dataset, batch_size=4, cache="1MiB")
-        assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=4)))
+        assert_same(list(loader), torchs(dataset))
         assert loader.stats().cache["memory"].samples == 0
