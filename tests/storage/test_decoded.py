@@ -352,18 +352,19 @@ def test_a_transform_that_changes_between_epochs(photos: Path) -> None:
         assert_passes(loader, torchs(dataset))
 
 
-def test_files_that_a_program_exchanges_in_the_list(tmp_path: Path) -> None:
+@pytest.mark.parametrize("decoded", [True, False])
+def test_files_that_a_program_exchanges_in_the_list(decoded: bool, tmp_path: Path) -> None:
     (tmp_path / "data" / "class").mkdir(parents=True)
     for number in range(130):
         noise_image(number, 20, 22).save(tmp_path / "data" / "class" / f"{number:03}.{'png' if number % 2 else 'jpg'}")
     dataset = torchvision.datasets.ImageFolder(tmp_path / "data", compose(STILL["v1 grey"]))
-    loader = made(dataset, batch_size=7, cache=tmp_path / "cache")
+    loader = made(dataset, batch_size=7, cache=tmp_path / "cache", cache_decoded=decoded)
     list(loader)
     samples = dataset.samples
     samples[1], samples[2] = samples[2], samples[1]  # the part of the folder is found by 64 files: neither is one
     assert_passes(loader, torchs(dataset, 7))
     assert len(list((tmp_path / "cache").glob("*.index"))) == 1
-    assert counts_of(loader).dropped == 2, "pixels of another file are made anew"
+    assert counts_of(loader).dropped == 2, "another file at the same place is no sample of the cache"
 
 
 # --- what is not trusted ----------------------------------------------------------------------------------------------

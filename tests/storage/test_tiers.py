@@ -279,18 +279,6 @@ def test_a_changed_dataset_has_a_cache_of_its_own(tmp_path: Path) -> None:
     assert len(list(folder.glob("*.index"))) == 3
 
 
-def test_files_that_a_program_exchanges_in_the_list(tmp_path: Path) -> None:
-    dataset = torchvision.datasets.ImageFolder(pictures(tmp_path / "data"), RECIPE)
-    loader = DataLoader(dataset, batch_size=7, cache="1MiB")
-    list(loader)
-    dataset.samples[3], dataset.samples[9] = dataset.samples[9], dataset.samples[3]
-    wanted = torchs(dataset, 7)
-    assert_same(list(loader), wanted)
-    assert counts_of(loader).dropped == 1, "another file at the same place is no sample of the cache"
-    spoil(tmp_path / "data")
-    assert_same(list(loader), wanted)
-
-
 def test_folders_that_are_refused(kept: Kept, tmp_path: Path) -> None:
     dataset, folder = kept.dataset, kept.folder
     data = only(folder, "data")
