@@ -505,7 +505,7 @@ def test_indices_that_are_refused(tmp_path: Path) -> None:
             (file, (1 << 64) - 1, ValueError, "more samples than an index can hold"),
             (file, 3, ValueError, "not one of so many samples"),
             (folder, 3, ValueError, "not one of so many samples"),
-            (-1, 3, OSError, ""),
+            (-1, 3, OSError, "Bad file"),
         ):
             with pytest.raises(error, match=words):
                 CacheTier(index, file, samples, 10)
