@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 import penstock
 from tests.object_server import ObjectServer
+from tests.sample_datasets import tensor_files
 from tests.storage.remote import SAMPLES, objects_of
 
 
@@ -33,13 +33,10 @@ def no_thread_is_left() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of shards of tensors."""
-    source = tmp_path_factory.mktemp("tensors")
-    for number in range(SAMPLES):
-        torch.save(torch.full((32, 32), number, dtype=torch.float32), source / f"id-{number:04d}.pt")
-    out = tmp_path_factory.mktemp("packed")
+    source = tensor_files(tmp_path_factory.mktemp("tensors"), SAMPLES, (32, 32), "id-{:04d}")
     labels = {f"id-{number:04d}": number % 7 for number in range(SAMPLES)}
-    ids = sorted(labels)
-    penstock.pack(penstock.TensorFolder(source, ids, labels), out, shard_size=100_000)
+    out = tmp_path_factory.mktemp("packed")
+    penstock.pack(penstock.TensorFolder(source, sorted(labels), labels), out, shard_size=100_000)
     return out
 
 

@@ -13,7 +13,7 @@ import pytest
 import penstock
 from tests.python_processes import Program
 from tests.s3_server import S3, serve
-from tests.same import assert_same
+from tests.storage.remote import assert_equal_passes, objects_of
 
 pytest.importorskip("obstore", reason="the client of object stores (extra 'remote') is not installed")
 
@@ -33,9 +33,8 @@ for _, labels in penstock.DataLoader(data, batch_size=8, shuffle=True, seed=1, n
 @pytest.fixture(scope="module")
 def served(packed: Path) -> Iterator[S3]:
     with serve() as server:
-        for path in packed.iterdir():
-            if path.is_file():
-                server.put(f"data/{path.name}", path.read_bytes())
+        for name, data in objects_of(packed).items():
+            server.put(f"data/{name}", data)
         yield server
 
 
@@ -47,9 +46,8 @@ def bucket(served: S3) -> S3:
 
 def fetched(bucket: S3) -> dict[str, int]:
     """Return how often each shard was fetched."""
-    return {
-        name: count for (method, name), count in bucket.requests.items() if method == "GET" and name.endswith(".tar")
-    }
+    gets = ((name, count) for (method, name), count in bucket.requests.items() if method == "GET")
+    return {name: count for name, count in gets if name.endswith(".tar")}
 
 
 def start(bucket: S3, cache: Path, *, rank: int = 0, world: int = 1, limit: int = 1 << 30, pause: float = 0) -> Any:
@@ -62,24 +60,18 @@ def labels_of(process: Any) -> list[list[int]]:
     return [json.loads(line) for line in out.splitlines()]
 
 
+def passes(shards: penstock.Shards, **options: Any) -> Any:
+    return penstock.DataLoader(shards, batch_size=8, shuffle=True, seed=1, **options)
+
+
 def expected(packed: Path, **options: Any) -> list[list[int]]:
-    local = penstock.Shards(packed, window=3)
-    return [
-        labels.tolist()
-        for _, labels in penstock.DataLoader(local, batch_size=8, shuffle=True, seed=1, num_workers=0, **options)
-    ]
+    local = passes(penstock.Shards(packed, window=3), num_workers=0, **options)
+    return [labels.tolist() for _, labels in local]
 
 
 def test_an_epoch_over_s3_is_that_of_the_folder(bucket: S3, packed: Path, tmp_path: Path) -> None:
-    over = penstock.DataLoader(
-        penstock.Shards(f"{bucket.url}/data", window=3, cache_folder=tmp_path / "cache"),
-        batch_size=8,
-        shuffle=True,
-        seed=1,
-    )
-    local = penstock.DataLoader(penstock.Shards(packed, window=3), batch_size=8, shuffle=True, seed=1)
-    for ours, theirs in zip(over, local, strict=True):
-        assert_same(ours, theirs)
+    over = penstock.Shards(f"{bucket.url}/data", window=3, cache_folder=tmp_path / "cache")
+    assert_equal_passes(passes(over), passes(penstock.Shards(packed, window=3)))
     assert set(fetched(bucket).values()) == {1}
 
 
@@ -87,8 +79,7 @@ def test_the_ranks_of_a_node_share_a_cache(bucket: S3, packed: Path, tmp_path: P
     ranks = [start(bucket, tmp_path / "cache", rank=rank, world=2) for rank in range(2)]
     for rank, process in enumerate(ranks):
         assert labels_of(process) == expected(packed, shard=(rank, 2))
-    shards = fetched(bucket)
-    assert set(shards.values()) == {1} and len(shards) == len(list(packed.glob("*.tar")))
+    assert fetched(bucket) == dict.fromkeys((path.name for path in packed.glob("*.tar")), 1)
 
 
 @pytest.mark.slow
