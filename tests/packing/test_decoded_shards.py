@@ -90,9 +90,6 @@ def assert_read_natively(ours: Any, wanted: Any, passes: int = 1) -> None:
     assert "native threads" in ours.explain() and ours.stats().read_by_python == {}
 
 
-# --- what torch gives -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.native
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("transform", FIXED)
@@ -183,9 +180,6 @@ def test_a_transform_that_changes_between_two_passes(packed: Path, monkeypatch: 
     monkeypatch.setattr(Image, "fromarray", lambda array, *mode: Image.new("RGB", (50, 50)))
     found.transform = CENTERED
     assert_same(list(loader(found)), list(loader(Pictures(found, CENTERED))))
-
-
-# --- arrays that are none of the recipe's -----------------------------------------------------------------------------
 
 
 @pytest.mark.native

@@ -92,9 +92,6 @@ def test_labels_that_are_no_class_numbers(folder: Path, image: bytes) -> None:
     assert penstock.Shards(folder)[1]["cls"] == 1
 
 
-# --- bad archives -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["../evil.txt", "/etc/evil.txt", "a/../../evil.txt", "a/.."])
 def test_names_that_leave_the_folder(tmp_path: Path, name: str) -> None:
     write_tar(tmp_path / "a.tar", {"good.txt": b"", name: b"evil"})
@@ -188,9 +185,6 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     for given, error, words in wrong:
         with pytest.raises(error, match=words):
             index(given)
-
-
-# --- headers ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["a", "a" * 99, "a" * 100, "d/" * 60 + "n", "\u00e4.jpg", "x" * 300])

@@ -55,9 +55,6 @@ def folder(root: Path) -> penstock.ImageFolder:
     return penstock.ImageFolder(root)
 
 
-# --- what is packed ---------------------------------------------------------------------------------------------------
-
-
 def test_image_folders(root: Path, tmp_path: Path) -> None:
     for name, kind in (("ours", penstock.ImageFolder), ("theirs", torchvision.datasets.ImageFolder)):
         packed = penstock.pack(kind(root), tmp_path / name, shard_size="8KiB")
@@ -198,9 +195,6 @@ def test_smaller_and_decoded_images(folder: Any, tmp_path: Path) -> None:
         penstock.pack(TensorDataset(torch.zeros(3, 2)), tmp_path / "x", decoded=True)
 
 
-# --- crashes and repetitions ------------------------------------------------------------------------------------------
-
-
 def test_the_same_bytes_whoever_packs(folder: Any, tmp_path: Path) -> None:
     for name, workers in (("one", 1), ("four", 4)):
         penstock.pack(folder, tmp_path / name, shard_size=9000, workers=workers)
@@ -331,9 +325,6 @@ def test_a_full_disk(folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(penstock.OutOfSpace, match="more are needed"):
         penstock.pack(folder, tmp_path / "other")
     assert not list((tmp_path / "other").glob("*"))
-
-
-# --- what is refused --------------------------------------------------------------------------------------------------
 
 
 def test_folders_that_hold_something_else(folder: Any, tmp_path: Path) -> None:

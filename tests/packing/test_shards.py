@@ -86,9 +86,6 @@ def rewritten(copy: Path, change: Callable[[Any], None]) -> None:
     describe(copy, "index", file.getvalue())
 
 
-# --- samples and batches ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.native
 @pytest.mark.parametrize("verify", [True, False])
 def test_batches_of_images(photos: Path, packed: Path, verify: bool) -> None:
@@ -154,9 +151,6 @@ def test_shards_in_a_cycle_of_references_close_their_files_in_silence(packed: Pa
         warnings.simplefilter("always")
         gc.collect()
     assert not caught and len(os.listdir("/proc/self/fd")) == before
-
-
-# --- bad input --------------------------------------------------------------------------------------------------------
 
 
 def test_no_shards_there(tmp_path: Path, packed: Path) -> None:
@@ -308,9 +302,6 @@ def test_an_index_that_is_cut_off_meanwhile(copy: Path) -> None:
         found[25]
 
 
-# --- the native table -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.native
 def test_more_shards_than_may_be_open(packed_tensors: Path) -> None:
     found = penstock.Shards(packed_tensors)
@@ -335,9 +326,6 @@ def test_more_shards_than_may_be_open(packed_tensors: Path) -> None:
     for wrong in ([100, 8, 24], [12, 8, 1 << 60], [12, 1 << 63, 24], [1, 2]):
         with pytest.raises(ValueError):
             _native.ShardTable(found.index.native, shards, wrong, True)
-
-
-# --- unpacking --------------------------------------------------------------------------------------------------------
 
 
 def test_unpacking(photos: Path, packed: Path, copy: Path, tmp_path: Path) -> None:

@@ -214,9 +214,6 @@ def test_bad_sampler(indices: Any, kind: type[Exception], words: str) -> None:
         next(iterator)
 
 
-# --- images ----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     (tmp_path / "class").mkdir()

@@ -72,9 +72,6 @@ CHANGES: dict[str, list[int]] = {
 }
 
 
-# --- continued --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"seed": None}, {"batch_size": None}], ids=str)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_dataset_goes_on_with_an_epoch_only(change: str, options: Any) -> None:
@@ -183,9 +180,6 @@ def test_a_mix_cannot_go_on_by_id() -> None:
             again.load_state_dict(state, on_change="continue")
 
 
-# --- refused ----------------------------------------------------------------------------------------------------------
-
-
 def folder_of(root: Path, names: Sequence[str], labels: dict[str, Any] | None = None) -> Any:
     for name in names:
         torch.save(torch.zeros(2), root / f"{name}.pt")
@@ -245,9 +239,6 @@ def test_what_is_named_samples_need_not_be_a_list_of_files(samples: Any) -> None
     counted: Any = Made(size=1)
     counted.samples = samples
     assert loader(counted).state_dict()["data"]["size"] == 1
-
-
-# --- the catalogue ----------------------------------------------------------------------------------------------------
 
 
 def test_datasets_have_catalogues_of_their_own(tmp_path: Path) -> None:

@@ -58,9 +58,6 @@ def recorded(given: Iterable[Step]) -> list[Record]:
 TEN = steps(*((epoch, step) for epoch in (0, 1) for step in range(5)))
 
 
-# --- written and read --------------------------------------------------------------------------------------------
-
-
 def test_what_is_appended_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.ledger"
     with Ledger(path, run=RUN) as ledger:
@@ -148,9 +145,6 @@ def test_places_where_no_ledger_can_be(tmp_path: Path) -> None:
             read(tmp_path / name)
 
 
-# --- one writer --------------------------------------------------------------------------------------------------
-
-
 def test_two_writers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledgers, "LOCK_SECONDS", 0.0)
     with Ledger(tmp_path / "a", run=RUN) as ledger:
@@ -210,9 +204,6 @@ def test_a_write_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         for step in TEN[1:]:
             ledger.append(*step)
     assert list(read(path)) == recorded(TEN)
-
-
-# --- torn and damaged --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("zeros", [0, 4096])
@@ -285,9 +276,6 @@ def test_killed_while_writing(tmp_path: Path) -> None:
         file = read(path)
         assert list(file) == recorded((0, step, (str(step), f"name {step}")) for step in range(len(file.steps)))
         assert len(file.steps) >= more
-
-
-# --- where two runs parted ---------------------------------------------------------------------------------------
 
 
 def parted(one: list[Step], two: list[Step]) -> tuple[Verdict, int]:

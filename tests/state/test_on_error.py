@@ -197,9 +197,6 @@ def test_memory_that_runs_out_is_no_bad_sample() -> None:
         list(replacing(Numbers({3}, error=MemoryError)))
 
 
-# --- small datasets: one bad sample is always allowed -----------------------------------------------------------------
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("size", [3, 100, 999])
 def test_one_bad_sample_of_a_small_dataset_is_replaced(size: int, workers: int) -> None:
@@ -216,9 +213,6 @@ def test_the_error_of_a_small_dataset_says_how_many_are_allowed() -> None:
         list(replacing(Numbers({1, 5}, 100, OSError), 64, on_error="replace"))
     with pytest.raises(penstock.TooManyBadSamples, match=r"1 of 100 .* allows 0:"):
         list(replacing(Numbers({1}, 100, OSError), 64, on_error=penstock.Replace(0)))
-
-
-# --- a manifest of another dataset ------------------------------------------------------------------------------------
 
 
 def test_a_manifest_of_another_dataset_is_warned_of(folder: Path, manifest: Path, tmp_path: Path) -> None:

@@ -336,9 +336,6 @@ def test_full_disk_leaves_the_file_as_it_was(path: Path, monkeypatch: pytest.Mon
     assert lines(path) == ["a", "b"]
 
 
-# --- many at once -----------------------------------------------------------------------------------------------
-
-
 def open_here(inode: int) -> int:
     """Return how many descriptors of this process are of a file."""
     found = 0
@@ -443,9 +440,6 @@ def test_threads_report_at_once(path: Path) -> None:
     run_in_threads(4, lambda thread: [kept.report(bad(f"id-{i}")) for i in range(40)])
     assert kept.known == {f"id-{i}" for i in range(40)}
     assert sorted(lines(path)) == sorted(kept.known)
-
-
-# --- one loader's count -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -133,9 +133,6 @@ def test_in_order_native_passes_keep_their_small_states() -> None:
     assert (state["position"], state["format"]) == (2, 1)
 
 
-# --- datasets and samplers that say where they are --------------------------------------------------------------------
-
-
 class Rewinding(IterableDataset[Any]):
     """Its own iterator; iter() begins anew, and load_state_dict() needs what iter() sets."""
 

@@ -34,9 +34,6 @@ def refused(words: str) -> Any:
     return pytest.raises(penstock.InvalidOption, match=words)
 
 
-# --- schedules --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("start", [0, 4, 36])
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
@@ -67,9 +64,6 @@ def test_auto_asks_torchruns_variables_before_the_group_is_made(monkeypatch: pyt
     for name, value in (("is_initialized", True), ("get_rank", 4), ("get_world_size", 5)):
         monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
     assert share_of("auto") == Share(4, 5)
-
-
-# --- ranks ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:seed= does not reach what the dataset draws")
@@ -116,9 +110,6 @@ def test_a_distributed_sampler_is_respected_and_not_doubled() -> None:
 def test_shares_that_make_no_sense_or_cannot_be_cut(make: Any) -> None:
     with refused("shard="):
         make()
-
-
-# --- state ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_state_at_the_end_of_an_epoch() -> None:
@@ -285,9 +276,6 @@ def test_other_iterable_datasets_are_gone_through_again(workers: int) -> None:
     assert listed(again) == listed(batches)
 
 
-# --- the ledger -------------------------------------------------------------------------------------------------------
-
-
 def test_the_ledger_says_where_two_runs_parted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def made(name: str, **options: Any) -> Any:
         return loader(ledger=tmp_path / name, **options)
@@ -338,9 +326,6 @@ def test_every_rank_goes_on_with_the_state_of_one_and_its_own_ledger(tmp_path: P
         assert main(["ledger", "diff", str(tmp_path / f"whole-{rank}"), str(tmp_path / f"killed-{rank}")]) == 0
 
 
-# --- drawn by weight, mixed -------------------------------------------------------------------------------------------
-
-
 def drawn(**options: Any) -> Any:
     return loader(sampler=penstock.Weighted(torch.arange(1.0, SIZE + 1), 60), shuffle=None, **options)
 
@@ -381,9 +366,6 @@ def test_without_a_seed_weights_follow_torchs_generator() -> None:
     assert found == flat(TorchDataLoader(NATIVE, 4, sampler=sampler))
     with pytest.raises(penstock.InvalidOption, match="weights"):  # of another dataset
         penstock.DataLoader(NATIVE, 4, sampler=penstock.Weighted([1.0, 2.0]))
-
-
-# --- epochs and replay ------------------------------------------------------------------------------------------------
 
 
 def test_the_sampler_of_a_copy_sets_the_epoch_of_the_copy() -> None:

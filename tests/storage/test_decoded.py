@@ -182,9 +182,6 @@ def test_datasets_of_datasets(name: str, tmp_path: Path) -> None:
     assert loader.explain().count("pixels as CenterCrop leaves them") == 1
 
 
-# --- what is kept, and what is not ------------------------------------------------------------------------------------
-
-
 resize, crop, pad, flip = v1.Resize(30), v1.CenterCrop((20, 24)), v1.Pad((1, 2)), v1.RandomHorizontalFlip()
 
 
@@ -269,8 +266,6 @@ def test_options_that_make_no_sense(options: dict[str, Any], what: str) -> None:
     with pytest.raises(penstock.InvalidOption, match=f"cache_decoded=.*{what}"):
         DataLoader(list(range(3)), **options)  # type: ignore[arg-type]
 
-
-# --- one after the other, and at once ---------------------------------------------------------------------------------
 
 READER = """
 import sys
@@ -367,9 +362,6 @@ def test_files_that_a_program_exchanges_in_the_list(decoded: bool, tmp_path: Pat
     assert counts_of(loader).dropped == 2, "another file at the same place is no sample of the cache"
 
 
-# --- what is not trusted ----------------------------------------------------------------------------------------------
-
-
 GOOD = np.arange(60, dtype=np.uint8)
 
 
@@ -450,9 +442,6 @@ def test_truncated_images_where_pillow_allows_them(photos: Path, monkeypatch: py
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", False)
     with pytest.raises(penstock.SampleError, match="truncated"):
         list(loader)
-
-
-# --- with readers -----------------------------------------------------------------------------------------------------
 
 
 def test_readers_keep_no_files_in_the_place_of_pixels(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:

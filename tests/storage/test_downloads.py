@@ -193,9 +193,6 @@ def test_processes_that_share_a_cache_fetch_each_shard_once(server: ObjectServer
     assert set(server.gets.values()) == {1}
 
 
-# --- the folder ---------------------------------------------------------------------------------------------------
-
-
 def shard_of(number: int, size: int = 900) -> CachedShard:
     return CachedShard(f"s3://bucket/{number}.tar", size, number)
 
@@ -301,9 +298,6 @@ def test_a_forked_child_lets_go_of_its_parents_locks(tmp_path: Path) -> None:
     assert_in_child(check)
     assert held.descriptor >= 0
     held.close()
-
-
-# --- the shards of a pass -----------------------------------------------------------------------------------------
 
 
 def test_a_stage_without_a_known_order_fetches_what_tickets_need(server: ObjectServer, tmp_path: Path) -> None:

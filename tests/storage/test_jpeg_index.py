@@ -111,9 +111,6 @@ def test_recipes_without_a_crop_have_no_index(root: Path, home: Path) -> None:
     assert not home.exists()
 
 
-# --- files that change ------------------------------------------------------------------------------------------------
-
-
 def replaced(path: Path, data: bytes) -> None:
     """Exchange the bytes of a file, and nothing else that a file system shows."""
     status = path.stat()
@@ -186,8 +183,6 @@ def test_a_list_of_files_that_a_program_exchanges(root: Path) -> None:
     assert_passes(loader, torchs(dataset))
 
 
-# --- processes --------------------------------------------------------------------------------------------------------
-
 READ = """
 import sys
 import penstock
@@ -239,9 +234,6 @@ def test_copies_of_a_loader(dataset: Any) -> None:
     assert counts_of(copy) is None
     assert_same(list(copy), wanted)
     assert counts_of(copy).hits > 0
-
-
-# --- the folder -------------------------------------------------------------------------------------------------------
 
 
 def in_memory(loader: Any, why: str) -> None:

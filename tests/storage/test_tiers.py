@@ -162,9 +162,6 @@ def test_explain_makes_nothing(tmp_path: Path) -> None:
     assert "nothing is kept: the dataset has no files" in arrays.explain()
 
 
-# --- what is not trusted ----------------------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass
 class Kept:
     """A dataset, of which a folder has all samples, and the batches of torch's loader."""
@@ -325,8 +322,6 @@ def test_options(option: Any, tiers: list[Any]) -> None:
     assert list(found.tiers) == wanted
 
 
-# --- one after the other, and at once ---------------------------------------------------------------------------------
-
 READER = """
 import sys
 import torch
@@ -398,9 +393,6 @@ def test_errors_of_samples_are_those_of_their_files(kept: Kept, cache: str, tmp_
         assert_same(outcomes(loader), wanted)
     assert sum(isinstance(one, tuple) for one in wanted) == 4
     assert counts_of(loader).decoded == (8 if kept.decoded else 0), "no pixels are kept of a file that cannot be read"
-
-
-# --- the tier itself --------------------------------------------------------------------------------------------------
 
 
 def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
@@ -513,9 +505,6 @@ def test_indices_that_are_refused(tmp_path: Path) -> None:
         os.close(file)
         os.close(folder)
     assert SampleCache([CacheTier.in_memory(3, 10)]).find(7, b"x") is None
-
-
-# --- with readers -----------------------------------------------------------------------------------------------------
 
 
 def test_readers_bring_what_no_tier_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
