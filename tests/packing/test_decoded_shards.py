@@ -60,17 +60,9 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "out"
 
 
-@pytest.fixture(scope="module")
-def cifar(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("cifar") / "out"
-    penstock.pack(in_memory("CIFAR10", None, 23), out)
-    return out
-
-
-@pytest.fixture(scope="module")
-def mnist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("mnist") / "out"
-    penstock.pack(in_memory("MNIST", None, 23), out)
+def packed_noise(name: str, out: Path) -> Path:
+    """Pack 23 images of one size, and return their folder."""
+    penstock.pack(in_memory(name, None, 23), out)
     return out
 
 
@@ -108,9 +100,9 @@ def test_draws_are_those_of_torchvisions_transforms(packed: Path, transform: Any
 
 @pytest.mark.native
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(("pixels", "mode"), [("cifar", "RGB"), ("mnist", "L")])
-def test_images_of_one_size(request: pytest.FixtureRequest, pixels: str, mode: str, workers: int) -> None:
-    path = request.getfixturevalue(pixels)
+@pytest.mark.parametrize(("pixels", "mode"), [("CIFAR10", "RGB"), ("MNIST", "L")])
+def test_images_of_one_size(pixels: str, mode: str, workers: int, tmp_path: Path) -> None:
+    path = packed_noise(pixels, tmp_path / "out")
     for transform in (T.ToTensor(), T.Compose([T.RandomCrop(24, padding=4), T.RandomHorizontalFlip(), T.ToTensor()])):
         ours = loader(penstock.Shards(path, transform=transform), num_workers=workers)
         theirs = loader(Pictures(penstock.Shards(path), transform), worker_method="thread")
@@ -135,13 +127,12 @@ def test_without_a_transform(packed: Path) -> None:
 
 
 @pytest.mark.native
-def test_parts_and_several_datasets(packed: Path, cifar: Path) -> None:
-    def both(read: Any) -> Any:
-        first, second = (read(penstock.Shards(path, transform=DRAWN)) for path in (packed, cifar))
-        return ConcatDataset([Subset(first, [25, 3, 9, 4, 3]), second])
-
-    theirs = loader(both(lambda shards: Pictures(shards, DRAWN)), worker_method="thread")
-    assert_read_natively(loader(both(lambda shards: shards)), theirs)
+def test_parts_and_several_datasets(packed: Path, tmp_path: Path) -> None:
+    first, second = (penstock.Shards(path, transform=DRAWN) for path in (packed, packed_noise("CIFAR10", tmp_path)))
+    part = [25, 3, 9, 4, 3]
+    ours = ConcatDataset([Subset(first, part), second])
+    theirs = ConcatDataset([Subset(Pictures(first, DRAWN), part), Pictures(second, DRAWN)])
+    assert_read_natively(loader(ours), loader(theirs, worker_method="thread"))
 
 
 def test_shards_in_an_object_store(packed: Path, tmp_path: Path) -> None:

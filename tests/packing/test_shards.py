@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 import torch
 import torchvision.transforms as T
-from torch.utils.data import Subset
+from torch.utils.data import Subset, TensorDataset
 
 import penstock
 import penstock._native as _native
 from penstock.packing.unpack import unpack, verify
-from tests.packing.packed import contents, flip_bit, offset_of, write_photos, write_tensors
+from tests.packing.packed import contents, flip_bit, offset_of, start_readers, write_photos, write_tensors
 from tests.same import assert_same
 from tests.values import resumed
 
@@ -86,9 +86,16 @@ def rewritten(copy: Path, change: Callable[[Any], None]) -> None:
     describe(copy, "index", file.getvalue())
 
 
+@pytest.fixture(params=["workers", "readers"])
+def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have workers read the shards, or readers from the start of each pass, though nothing blocks."""
+    if request.param == "readers":
+        start_readers(monkeypatch)
+
+
 @pytest.mark.native
 @pytest.mark.parametrize("verify", [True, False])
-def test_batches_of_images(photos: Path, packed: Path, verify: bool) -> None:
+def test_batches_of_images(photos: Path, packed: Path, verify: bool, reading: None) -> None:
     found, folder = penstock.Shards(packed, transform=TRANSFORM, verify=verify), penstock.ImageFolder(photos, TRANSFORM)
     loader = loader_of(found)
     assert "native threads" in loader.explain() and f"verify={verify}" in loader.explain() + "verify=True"
@@ -241,7 +248,7 @@ def test_damaged_descriptions(copy: Path, change: Callable[[Any, Any], Any]) -> 
 
 
 @pytest.mark.native
-def test_a_flipped_bit(copy: Path) -> None:
+def test_a_flipped_bit(copy: Path, reading: None) -> None:
     path, offset = offset_of(penstock.Shards(copy), 7)
     flip_bit(path, offset + 300)
     found = penstock.Shards(copy, transform=TRANSFORM)
@@ -253,6 +260,34 @@ def test_a_flipped_bit(copy: Path) -> None:
     replaced = list(penstock.DataLoader(found, batch_size=5, num_workers=2, on_error="replace"))
     assert sum(len(labels) for _, labels in replaced) == 26
     assert [type(error) for error in verify(copy)] == [penstock.CorruptShards, penstock.ChecksumMismatch]
+
+
+@pytest.mark.native
+@pytest.mark.parametrize("shape", [(3, 5), (70_000,), (600_000,), (3_000_000,)])
+def test_tensors_of_every_size_and_a_flipped_bit(tmp_path: Path, shape: tuple[int, ...], reading: None) -> None:
+    """Arrays have no checksum of their own; a batch is read by the layout of the one before it."""
+    tensor = torch.arange(8 * int(np.prod(shape)), dtype=torch.float32).reshape(8, *shape)
+    arrays = TensorDataset(tensor, torch.arange(8))
+    penstock.pack(arrays, tmp_path / "out", shard_size="8MiB")
+    found, wanted = penstock.Shards(tmp_path / "out"), list(torch.utils.data.DataLoader(arrays, batch_size=2))
+
+    def loader(**options: Any) -> Any:
+        return penstock.DataLoader(penstock.Shards(tmp_path / "out"), batch_size=2, num_workers=2, **options)
+
+    clean = loader()
+    assert_same(list(clean), wanted)
+    assert clean.stats().read_by_python == {}
+    path, offset = offset_of(found, 5)
+    flip_bit(path, offset + 128 + int(np.prod(shape)) * 2)
+    batches = iter(loader())
+    assert_same([next(batches), next(batches)], wanted[:2])
+    with pytest.raises(penstock.ChecksumMismatch, match=found.name(5)) as caught:
+        next(batches)
+    assert (caught.value.sample_id, caught.value.path) == (found.name(5), str(path))
+    replaced = [label for _, labels in loader(on_error="replace") for label in labels.tolist()]
+    assert len(replaced) == 8 and 5 not in replaced
+    unchecked = penstock.Shards(tmp_path / "out", verify=False)
+    assert not torch.equal(next(iter(penstock.DataLoader(unchecked, batch_size=8, num_workers=2)))[0], tensor)
 
 
 @pytest.mark.native

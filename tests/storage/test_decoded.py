@@ -24,10 +24,9 @@ from tests.accelerator import replaced_by_the_cpu
 from tests.native_testing import SlowTable
 from tests.packing.packed import start_readers
 from tests.photos import noise_image
-from tests.python_processes import Program
 from tests.same import assert_passes, assert_same
 from tests.sample_datasets import tensor_files
-from tests.storage.test_tiers import TIERS, counts_of, spoil, torchs
+from tests.storage.test_tiers import TIERS, counts_of, read_elsewhere, spoil, torchs
 
 pytestmark = pytest.mark.native
 
@@ -228,13 +227,14 @@ def test_where_files_are_kept_as_they_are(steps: list[Any], why: str, photos: Pa
     assert (counts_of(loader).samples, counts_of(loader).decoded) == (18, 0)
 
 
-def test_other_samples_than_images_for_the_native_core(tmp_path: Path) -> None:
-    loader = checked(TensorFolder(tensor_files(tmp_path / "tensors", 6)), 1, cache="1MiB")
-    assert "files as they are: the samples are no images" in loader.explain()
+@pytest.mark.parametrize("decoded", [False, True])
+def test_other_samples_than_images_for_the_native_core(decoded: bool, tmp_path: Path) -> None:
+    loader = checked(TensorFolder(tensor_files(tmp_path / "tensors", 6)), 1, cache="1MiB", cache_decoded=decoded)
+    assert ("files as they are: the samples are no images" in loader.explain()) is decoded
     assert (counts_of(loader).samples, counts_of(loader).decoded) == (6, 0)
     others: Any = {"the dataset has no files": penstock.Arrays(np.zeros((4, 2))), "Python reads the files": range(9)}
     for why, dataset in others.items():
-        loader = made(dataset, cache="1MiB")
+        loader = made(dataset, cache="1MiB", cache_decoded=decoded)
         assert list(loader)
         assert f"nothing is kept: {why}" in loader.explain() and "files as they are" not in loader.explain()
 
@@ -267,33 +267,17 @@ def test_options_that_make_no_sense(options: dict[str, Any], what: str) -> None:
         DataLoader(list(range(3)), **options)  # type: ignore[arg-type]
 
 
-READER = """
-import sys
-import torch
-from torchvision import transforms
-from penstock import DataLoader, ImageFolder
-root, folder, size = sys.argv[1:]
-recipe = transforms.Compose([transforms.Resize(26), transforms.CenterCrop(int(size)), transforms.ToTensor()])
-loader = DataLoader(
-    ImageFolder(root, recipe), batch_size=4, num_workers=2, cache=(folder, "1GiB"), cache_decoded=True, shuffle=True
-)
-total = sum(batch.double().sum().item() for batch, _ in loader)
-(counts,) = loader.stats().cache.values()
-print(round(total, 3), counts.decoded, counts.hits, counts.dropped)
-"""
-
-
 def test_processes_and_recipes_share_a_folder(photos: Path, tmp_path: Path) -> None:
     folder, totals = tmp_path / "cache", {}
     for size in (20, 24):
         dataset = ImageFolder(photos, v1.Compose([v1.Resize(26), v1.CenterCrop(size), v1.ToTensor()]))
         totals[size] = round(sum(dataset[index][0].double().sum().item() for index in range(18)), 3)
-    processes = [Program(READER, photos, folder, size) for size in (20, 24, 20)]
+    processes = [read_elsewhere(photos, folder, size) for size in (20, 24, 20)]
     read = [process.communicate()[0].split() for process in processes]
     assert [(float(words[0]), words[3]) for words in read] == [(totals[size], "0") for size in (20, 24, 20)]
     spoil(photos)
     for size in (20, 24):
-        words = Program(READER, photos, folder, size).communicate()[0].split()
+        words = read_elsewhere(photos, folder, size).communicate()[0].split()
         assert (float(words[0]), int(words[1])) == (totals[size], 18) and int(words[2]) >= 18
     assert len(list(folder.glob("*.index"))) == 2
 

@@ -17,18 +17,7 @@ import pytest
 
 import penstock._native as _native
 import penstock.storage.remote_shards as download
-from penstock.errors import (
-    AccessRefused,
-    ChangedObject,
-    ChecksumMismatch,
-    CorruptDownload,
-    CorruptShards,
-    MissingObject,
-    OutOfSpace,
-    StorageError,
-    StoreUnreachable,
-    UnsafeCache,
-)
+from penstock import errors
 from penstock.storage.cache_folder import CachedShard, CacheFolder, NoRoom
 from penstock.storage.description import Shard
 from penstock.storage.index import MEMBER
@@ -101,7 +90,7 @@ def test_wrong_bytes_are_fetched_once_more_and_then_refused(server: ObjectServer
     assert fetch(shards, 0) == server.objects["data-000000.tar"]
     assert server.gets["data-000000.tar"] == 10
     server.faults = lambda method, *_: "wrong" if method == "GET" else ""
-    with pytest.raises(CorruptDownload, match=r"data-000001.tar: the 300,000 bytes .* do not have the checksum"):
+    with pytest.raises(errors.CorruptDownload, match=r"data-000001.tar: the 300,000 bytes .* do not have the checksum"):
         fetch(shards, 1)
     assert sorted(path.suffix for path in shards.cache.path.iterdir()) == ["", ".shard"], "nothing is left"
 
@@ -112,21 +101,21 @@ def test_errors_of_a_store_are_clear(
 ) -> None:
     monkeypatch.setattr("penstock.storage.objects._RETRIES", {"max_retries": 0})
     server.faults = lambda *_: "403"
-    with pytest.raises(AccessRefused, match=r"http://127.*data-000000.tar: the store refuses access"):
+    with pytest.raises(errors.AccessRefused, match=r"http://127.*data-000000.tar: the store refuses access"):
         fetch(shards, 0)
     server.faults = lambda method, *_: "500" if method == "GET" else ""
-    with pytest.raises(StoreUnreachable, match=r"requests in a row for its bytes from .* brought none"):
+    with pytest.raises(errors.StoreUnreachable, match=r"requests in a row for its bytes from .* brought none"):
         fetch(shards, 0)
     server.faults = lambda *_: ""
     del server.objects["data-000000.tar"]
-    with pytest.raises(MissingObject, match="there is no such object") as raised:
+    with pytest.raises(errors.MissingObject, match="there is no such object") as raised:
         fetch(shards, 0)
     assert raised.value.url.endswith("/data-000000.tar")
     server.objects["data-000001.tar"] += b"more"
-    with pytest.raises(ChangedObject, match=r"has 300,004 bytes, and dataset.json says 300,000"):
+    with pytest.raises(errors.ChangedObject, match=r"has 300,004 bytes, and dataset.json says 300,000"):
         fetch(shards, 1)
     server.close()
-    with pytest.raises(StoreUnreachable, match="does not answer; check the endpoint and the network"):
+    with pytest.raises(errors.StoreUnreachable, match="does not answer; check the endpoint and the network"):
         fetch(shards, 2)
 
 
@@ -141,7 +130,7 @@ def test_an_object_that_changes_in_the_middle_is_an_error(
         return ""
 
     server.faults = change
-    with pytest.raises(CorruptDownload if size == SIZE else ChangedObject, match="damaged or replaced"):
+    with pytest.raises(errors.CorruptDownload if size == SIZE else errors.ChangedObject, match="damaged or replaced"):
         fetch(shards, 0)
 
 
@@ -255,7 +244,7 @@ def test_symbolic_links_are_refused_and_what_they_lead_to_is_kept(tmp_path: Path
     for ending in ("shard", "part"):
         (cache.path / f"{shard.file}.{ending}").symlink_to(victim)
     for act in (cache.hold, cache.begin):
-        with pytest.raises(UnsafeCache, match="is a symbolic link"):
+        with pytest.raises(errors.UnsafeCache, match="is a symbolic link"):
             act(shard)
     put(cache, shard_of(1))
     assert victim.read_bytes() == bytes(900)
@@ -264,11 +253,11 @@ def test_symbolic_links_are_refused_and_what_they_lead_to_is_kept(tmp_path: Path
 def test_folders_of_others_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
-    with pytest.raises(UnsafeCache, match=r"other users can write into the cache folder .*/open \(drwxrwxrwx\)"):
+    with pytest.raises(errors.UnsafeCache, match=r"other users can write into the cache folder .*/open \(drwxrwxrwx\)"):
         CacheFolder(tmp_path / "open")
     (tmp_path / "theirs").mkdir(mode=0o700)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    with pytest.raises(UnsafeCache, match="belongs to user"):
+    with pytest.raises(errors.UnsafeCache, match="belongs to user"):
         CacheFolder(tmp_path / "theirs")
 
 
@@ -282,7 +271,7 @@ def test_a_full_disk_is_said_with_what_is_missing(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(NoRoom):  # ahead of need: what is there serves on
         cache.begin(shard_of(1))
-    with pytest.raises(OutOfSpace, match=r"is full: a shard of .* is needed now") as raised:
+    with pytest.raises(errors.OutOfSpace, match=r"is full: a shard of .* is needed now") as raised:
         cache.begin(shard_of(1), beyond=True)
     assert (raised.value.errno, raised.value.missing) == (28, 900)
 
@@ -322,7 +311,7 @@ def test_errors_reach_who_waits_and_another_ticket_tries_once_more(
     server.faults = lambda method, name, number: "500"
     stage = ShardStage(shards)
     ticket = stage.ticket([0])
-    with pytest.raises(StorageError, match="data-000000"):
+    with pytest.raises(errors.StorageError, match="data-000000"):
         ticket.wait(30)
     ticket.release()
     server.faults = lambda *_: ""
@@ -357,9 +346,9 @@ def test_few_samples_come_by_range_and_many_with_their_shard(server: ObjectServe
     ):
         wrong = member(of, 0, 100)
         wrong["crc32c"] ^= 1
-        with pytest.raises(ChecksumMismatch, match=words):
+        with pytest.raises(errors.ChecksumMismatch, match=words):
             shards.read(number, wrong, "x", verify=True)
-    with pytest.raises(CorruptShards, match="index of another dataset"):
+    with pytest.raises(errors.CorruptShards, match="index of another dataset"):
         shards.read(2, member(data, SIZE - 10, 20), "x", verify=True)
 
 
@@ -369,7 +358,7 @@ def test_forked_children_read_what_is_in_the_cache(server: ObjectServer, shards:
 
     def read() -> None:
         assert shards.read(1, member(data, 10, 5000), "x", verify=True) == data[10:5010]
-        with pytest.raises(StorageError, match=r"forked after its first use: .*context='spawn', or .*'thread'"):
+        with pytest.raises(errors.StorageError, match=r"forked after its first use: .*context='spawn', or .*'thread'"):
             shards.read(2, member(other, 0, 10), "x", verify=True)
 
     assert_in_child(read)

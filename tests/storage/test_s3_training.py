@@ -13,7 +13,7 @@ import pytest
 import penstock
 from tests.python_processes import Program
 from tests.s3_server import S3, serve
-from tests.storage.remote import assert_equal_passes, objects_of
+from tests.storage.remote import objects_of
 
 pytest.importorskip("obstore", reason="the client of object stores (extra 'remote') is not installed")
 
@@ -30,18 +30,12 @@ for _, labels in penstock.DataLoader(data, batch_size=8, shuffle=True, seed=1, n
 """
 
 
-@pytest.fixture(scope="module")
-def served(packed: Path) -> Iterator[S3]:
+@pytest.fixture
+def bucket(packed: Path) -> Iterator[S3]:
     with serve() as server:
         for name, data in objects_of(packed).items():
             server.put(f"data/{name}", data)
         yield server
-
-
-@pytest.fixture
-def bucket(served: S3) -> S3:
-    served.requests.clear()
-    return served
 
 
 def fetched(bucket: S3) -> dict[str, int]:
@@ -60,19 +54,10 @@ def labels_of(process: Any) -> list[list[int]]:
     return [json.loads(line) for line in out.splitlines()]
 
 
-def passes(shards: penstock.Shards, **options: Any) -> Any:
-    return penstock.DataLoader(shards, batch_size=8, shuffle=True, seed=1, **options)
-
-
 def expected(packed: Path, **options: Any) -> list[list[int]]:
-    local = passes(penstock.Shards(packed, window=3), num_workers=0, **options)
-    return [labels.tolist() for _, labels in local]
-
-
-def test_an_epoch_over_s3_is_that_of_the_folder(bucket: S3, packed: Path, tmp_path: Path) -> None:
-    over = penstock.Shards(f"{bucket.url}/data", window=3, cache_folder=tmp_path / "cache")
-    assert_equal_passes(passes(over), passes(penstock.Shards(packed, window=3)))
-    assert set(fetched(bucket).values()) == {1}
+    local = penstock.Shards(packed, window=3)
+    loader = penstock.DataLoader(local, batch_size=8, shuffle=True, seed=1, num_workers=0, **options)
+    return [labels.tolist() for _, labels in loader]
 
 
 def test_the_ranks_of_a_node_share_a_cache(bucket: S3, packed: Path, tmp_path: Path) -> None:
