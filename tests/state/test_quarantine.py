@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import re
 import tempfile
 import threading
 import time
@@ -71,24 +72,21 @@ def test_replace_keeps_what_it_is_given(path: Path) -> None:
         given.max_share = 1  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan"), float("inf"), True, "0.1", None, 1j])
-def test_wrong_share(share: Any) -> None:
-    with pytest.raises(InvalidOption, match="is no share: give a number from 0 to 1") as caught:
-        Replace(max_share=share)
-    assert repr(share) in str(caught.value)
-
-
 @pytest.mark.parametrize(
-    ("manifest", "words"),
+    ("options", "words"),
     [
-        (Path("."), "is a folder"),
-        (Path("none/bad.jsonl"), "does not exist; make it"),
-        *((name, "no name of a file") for name in (b"bad.jsonl", "", "a\0b", 3)),
+        *(
+            ({"max_share": share}, re.escape(repr(share)) + ".* is no share: give a number from 0 to 1")
+            for share in (-0.1, 1.1, float("nan"), float("inf"), True, "0.1", None, 1j)
+        ),
+        ({"manifest": Path(".")}, "is a folder"),
+        ({"manifest": Path("none/bad.jsonl")}, "does not exist; make it"),
+        *(({"manifest": name}, "no name of a file") for name in (b"bad.jsonl", "", "a\0b", 3)),
     ],
 )
-def test_wrong_manifest(manifest: Any, words: str) -> None:
+def test_wrong_options(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidOption, match=words):
-        Replace(manifest=manifest)
+        Replace(**options)
 
 
 def test_entry_says_what_was_met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -488,24 +486,19 @@ def test_later_run_takes_up_its_own(path: Path) -> None:
     assert (lines(path), list(later.entries), later.known) == (["a", "b"], ["a", "b"], frozenset())
     later.take_up("xyzbw")  # "a" is of another dataset, and does not count
     before = later.known
-    assert before == {"b"}
-    later.report(bad("b"))
-    assert later.known == {"b"} and lines(path) == ["a", "b"]
-    later.report(bad("a"))  # found bad here too: it stands in the manifest already
-    assert before == {"b"} and later.known == {"a", "b"} and lines(path) == ["a", "b"]
+    for id, known in (("b", {"b"}), ("a", {"a", "b"})):  # found bad here too: both stand in the manifest already
+        later.report(bad(id))
+        assert (before, later.known, lines(path)) == ({"b"}, known, ["a", "b"])
     assert repr(later) == f"Quarantine(2 of 6 bad, 3 allowed, manifest={str(path)!r})"
     later.report(bad("c"))
     with pytest.raises(TooManyBadSamples):
         later.report(bad("d"))
     with pytest.raises(TooManyBadSamples, match=r"^4 of 6 "):
         Quarantine(Replace(0.5, path), 6).take_up("abcd")
-
-
-def test_nothing_bad() -> None:
-    kept = Quarantine(Replace(), 10)
-    kept.take_up(["a"])
-    assert not kept.entries and not kept.known
-    assert repr(kept) == "Quarantine(0 of 10 bad, 1 allowed)"
+    unwritten = Quarantine(Replace(), 10)
+    unwritten.take_up(["a"])
+    assert (unwritten.entries, unwritten.known) == ({}, frozenset())
+    assert repr(unwritten) == "Quarantine(0 of 10 bad, 1 allowed)"
 
 
 def test_manifest_that_goes_bad_does_not_end_the_run(path: Path) -> None:

@@ -40,8 +40,8 @@ def described(objects: dict[str, bytes]) -> list[Shard]:
     return [Shard(name, len(data), _native.crc32c(data), 1) for name, data in sorted(objects.items())]
 
 
-@pytest.fixture
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "PART_BYTES", 64 << 10)
     monkeypatch.setattr(download, "_FIRST_PAUSE", 0.001)
 
@@ -71,7 +71,6 @@ def fetch(shards: RemoteShards, number: int) -> bytes:
         return Path(shards.path(number)).read_bytes()
 
 
-@pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("fault", ["500", "503", "cut", "drop", "slow", ""])
 def test_a_shard_comes_whole_through_faults(fault: str, server: ObjectServer, shards: RemoteShards) -> None:
     server.faults = lambda method, name, number: fault if method == "GET" and number % 3 else ""
@@ -83,7 +82,6 @@ def test_a_shard_comes_whole_through_faults(fault: str, server: ObjectServer, sh
     assert shards.cache.path.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.usefixtures("small_parts")
 def test_wrong_bytes_are_fetched_once_more_and_then_refused(server: ObjectServer, shards: RemoteShards) -> None:
     faults = iter(["wrong"])
     server.faults = lambda method, *_: next(faults, "") if method == "GET" else ""
@@ -95,7 +93,6 @@ def test_wrong_bytes_are_fetched_once_more_and_then_refused(server: ObjectServer
     assert sorted(path.suffix for path in shards.cache.path.iterdir()) == ["", ".shard"], "nothing is left"
 
 
-@pytest.mark.usefixtures("small_parts")
 def test_errors_of_a_store_are_clear(
     server: ObjectServer, shards: RemoteShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,7 +116,6 @@ def test_errors_of_a_store_are_clear(
         fetch(shards, 2)
 
 
-@pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("size", [SIZE, SIZE + 1, SIZE // 2, 0])
 def test_an_object_that_changes_in_the_middle_is_an_error(
     size: int, server: ObjectServer, shards: RemoteShards
@@ -140,7 +136,6 @@ def _fetch_and_die(url: str, folder: str, shard: Shard) -> None:
     fetch(shards, 0)
 
 
-@pytest.mark.usefixtures("small_parts")
 def test_a_killed_process_leaves_nothing_that_is_trusted(server: ObjectServer, shards: RemoteShards) -> None:
     reached = threading.Event()
 
@@ -303,7 +298,6 @@ def test_a_stage_without_a_known_order_fetches_what_tickets_need(server: ObjectS
         stage.close()
 
 
-@pytest.mark.usefixtures("small_parts")
 def test_errors_reach_who_waits_and_another_ticket_tries_once_more(
     server: ObjectServer, shards: RemoteShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
