@@ -222,18 +222,16 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path
 
 
+#: What becomes of an image, and what the error says.
+BAD_IMAGES = {
+    "missing": "No such file", "empty": "is an empty file", "truncated": "truncated", "text": "not an image",
+    "bomb": "MAX_IMAGE_PIXELS",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("kind", [torchvision.datasets.ImageFolder, penstock.ImageFolder], ids=["torchvision", "ours"])
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        ("missing", "No such file"),
-        ("empty", "is an empty file"),
-        ("truncated", "truncated"),
-        ("text", "not an image"),
-        ("bomb", "MAX_IMAGE_PIXELS"),
-    ],
-)
-def test_bad_image(photos: Path, damage: str, words: str, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("damage", BAD_IMAGES)
+def test_bad_image(photos: Path, damage: str, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     path = photos / "class" / "13.jpg"
     dataset = kind(str(photos), v1.Compose([v1.Resize((16, 16)), v1.PILToTensor()]))
     contents = {"empty": b"", "truncated": path.read_bytes()[:-30], "text": b"no pixels here"}
@@ -244,7 +242,7 @@ def test_bad_image(photos: Path, damage: str, words: str, kind: Any, monkeypatch
     elif damage != "missing":
         path.write_bytes(contents[damage])
     wanted = penstock.MissingSample if damage == "missing" else penstock.CorruptSample
-    error = fails_at_batch_three(dataset, wanted, str(path), words)
+    error = fails_at_batch_three(dataset, wanted, str(path), BAD_IMAGES[damage])
     assert isinstance(error, penstock.ImageTooLarge) is (damage == "bomb")
 
 
