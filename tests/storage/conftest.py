@@ -11,8 +11,10 @@ import pytest
 
 import penstock
 from tests.object_server import ObjectServer
+from tests.packing.packed import contents
 from tests.sample_datasets import tensor_files
-from tests.storage.remote import SAMPLES, objects_of
+
+SAMPLES = 240
 
 
 @pytest.fixture(autouse=True)
@@ -42,5 +44,5 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def server(packed: Path) -> Iterator[ObjectServer]:
-    with ObjectServer(objects_of(packed)) as serving:
+    with ObjectServer(contents(packed)) as serving:
         yield serving

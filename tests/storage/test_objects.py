@@ -18,9 +18,9 @@ import penstock
 from penstock import errors
 from penstock.storage.objects import ObjectStore, run_alone
 from tests.object_server import ObjectServer
+from tests.packing.packed import contents
 from tests.python_processes import Program
 from tests.s3_server import S3, serve
-from tests.storage.remote import objects_of
 
 pytest.importorskip("obstore", reason="the client of object stores (extra 'remote') is not installed")
 
@@ -52,7 +52,7 @@ def bucket(served: S3) -> str:
 
 @pytest.fixture
 def shards(served: S3, packed: Path) -> S3:
-    for name, data in objects_of(packed).items():
+    for name, data in contents(packed).items():
         served.put(f"data/{name}", data)
     served.requests.clear()
     return served

@@ -22,27 +22,37 @@ from penstock.errors import MissingObject, StorageError
 from penstock.storage.remote_shards import RemoteShards
 from tests.forking import assert_in_child
 from tests.object_server import ObjectServer
+from tests.packing.packed import contents
 from tests.photos import photo_files
 from tests.python_processes import Program
-from tests.same import assert_same
-from tests.storage.remote import (
-    SAMPLES,
-    WINDOW,
-    assert_all_but_a_damaged_shard,
-    assert_equal_passes,
-    bounded,
-    damage_a_shard,
-    downloads,
-    limit_for,
-    loader,
-    objects_of,
-    remote,
-)
+from tests.same import assert_same, outcomes
 from tests.values import loaded, stopped
 from tests.waiting import wait_until
 
 pytest.importorskip("obstore", reason="the client of object stores (extra 'remote') is not installed")
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
+
+
+SAMPLES = 240  # of the fixture `packed`
+WINDOW = 3
+
+
+def loader(dataset: Any, **options: Any) -> penstock.DataLoader[Any]:
+    return penstock.DataLoader(dataset, **{"batch_size": 16, "shuffle": True, "seed": 3, "num_workers": 2, **options})
+
+
+def downloads(server: ObjectServer) -> dict[str, int]:
+    return {name: count for name, count in server.gets.items() if name.endswith(".tar")}
+
+
+def assert_equal_passes(ours: Any, theirs: Any) -> None:
+    """Assert that two loaders give the same batches, which are compared one by one."""
+    for one, other in zip(ours, theirs, strict=True):
+        assert_same(one, other)
+
+
+def remote(server: ObjectServer, cache: Path, **options: Any) -> Any:
+    return penstock.Shards(server.url, window=WINDOW, cache_folder=cache, **options)
 
 
 def negative(tensor: torch.Tensor) -> torch.Tensor:
@@ -102,9 +112,18 @@ def hanging(method: str, name: str, number: int) -> str:
 
 @pytest.mark.parametrize("who", READERS)
 def test_an_epoch_is_that_of_the_folder(server: ObjectServer, packed: Path, far: Any, near: Any, who: str) -> None:
-    options, transform, limit = READERS[who], transform_of(who), limit_for(packed, 9)
+    options, transform = READERS[who], transform_of(who)
+    sizes = [path.stat().st_size for path in packed.glob("*.tar")]
+    limit = 9 * (max(sizes) + 1024) + sum(path.stat().st_size for path in packed.glob("*.npy")) + 4096
     dataset = far(transform, cache_limit=limit)
-    dataset.files.cache.begin = bounded(dataset.files.cache, limit)
+    cache, begin = dataset.files.cache, dataset.files.cache.begin
+
+    def looked(*arguments: Any, **given: Any) -> Any:
+        found = begin(*arguments, **given)
+        assert cache.held_bytes() <= limit
+        return found
+
+    cache.begin = looked
     over = loader(dataset, batch_size=8, **options)
     for words in ("native   read", "window of 3 shards") if transform is None else ("because  ",):
         assert words in over.explain()
@@ -176,7 +195,7 @@ def test_few_samples_come_by_range(server: ObjectServer, far: Any, near: Any, tm
 def test_images_with_transforms(tmp_path: Path) -> None:
     penstock.pack(penstock.ImageFolder(photo_files(tmp_path / "photos", 60)), tmp_path / "packed", shard_size=20_000)
     steps = [v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
-    with ObjectServer(objects_of(tmp_path / "packed")) as server:
+    with ObjectServer(contents(tmp_path / "packed")) as server:
         over = remote(server, tmp_path / "cache", transform=v2.Compose(steps))
         local = penstock.Shards(tmp_path / "packed", window=WINDOW, transform=v2.Compose(steps))
         assert_equal_passes(loader(over, batch_size=8), loader(local, batch_size=8))
@@ -205,9 +224,13 @@ def test_parts_that_lie_elsewhere(server: ObjectServer, far: Any, near: Any) -> 
 def test_a_shard_that_cannot_be_fetched_is_the_error_of_its_batches(
     server: ObjectServer, packed: Path, far: Any, who: str
 ) -> None:
-    name = damage_a_shard(server, packed)
-    over = loader(far(transform_of(who)), shuffle=False, batch_size=8, **READERS[who])
-    assert_all_but_a_damaged_shard(over, name)
+    name = sorted(path.name for path in packed.glob("*.tar"))[4]
+    good = server.objects[name]
+    server.objects[name] = good[:-1] + bytes([good[-1] ^ 1])
+    found = outcomes(loader(far(transform_of(who)), shuffle=False, batch_size=8, **READERS[who]))
+    bad = [one for one in found if isinstance(one, tuple)]
+    assert bad and all(kind == "CorruptDownload" and name in text for kind, text in bad)
+    assert sum(8 if isinstance(one, tuple) else len(one[1]) for one in found) == SAMPLES
 
 
 def test_indices_that_the_dataset_refuses(far: Any) -> None:
