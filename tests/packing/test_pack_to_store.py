@@ -38,7 +38,7 @@ def s3(server: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
     server.refuse = lambda method, path: None
 
 
-def assert_packed(s3: S3, name: str, dataset: Any, out: Path, **options: Any) -> penstock.packing.pack.Packed:
+def assert_packed(s3: S3, name: str, dataset: Any, out: Path, **options: Any) -> Any:
     """Pack to a store, assert that it holds what packing to a folder gives, and return what is told."""
     made = penstock.pack(dataset, f"{s3.url}/{name}", **options)
     penstock.pack(dataset, out, **options)

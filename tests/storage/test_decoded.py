@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -311,16 +313,20 @@ def test_each_form_has_a_part_of_its_own(photos: Path, tmp_path: Path, monkeypat
         assert parts(resize, crop) == number
 
 
-def test_changed_datasets(photos: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("decoded", [True, False])
+def test_a_changed_dataset_has_a_cache_of_its_own(decoded: bool, photos: Path, tmp_path: Path) -> None:
     path, folder = photos / "class0" / "00.jpg", tmp_path / "cache"
     for change in (
         lambda: None,
         lambda: noise_image(99, 70, 70).save(path),
+        lambda: os.utime(path, (1, 1)),  # of the same name and size
         lambda: path.rename(photos / "class0" / "zz.jpg"),
+        lambda: shutil.copytree(photos, tmp_path / "other"),
     ):
         change()
-        checked(ImageFolder(photos, compose(STILL["v1"])), cache=folder)
-    assert len(list(folder.glob("*.index"))) == 3
+        root = tmp_path / "other" if (tmp_path / "other").exists() else photos
+        checked(ImageFolder(root, compose(STILL["v1"])), cache=folder, cache_decoded=decoded)
+    assert len(list(folder.glob("*.index"))) == 5
 
 
 def test_a_transform_that_changes_between_epochs(photos: Path) -> None:

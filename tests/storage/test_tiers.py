@@ -257,18 +257,6 @@ def test_bytes_that_change_while_a_loader_is_open(tmp_path: Path) -> None:
     assert (counts_of(loader).samples, counts_of(loader).dropped) == (14, 14)
 
 
-def test_a_changed_dataset_has_a_cache_of_its_own(tmp_path: Path) -> None:
-    dataset, folder = TensorFolder(tensor_files(tmp_path / "data", 12, (64,))), tmp_path / "cache"
-    list(DataLoader(dataset, batch_size=4, cache=folder))
-    for number in range(12):
-        torch.save(torch.full((64,), -1.0), tmp_path / "data" / f"{number:02}.pt")
-    other = TensorFolder(tensor_files(tmp_path / "other", 12, (64,)))
-    torch.save(torch.full((64,), -2.0), tmp_path / "other" / "05.pt")
-    for one in (dataset, other):
-        assert_same(list(DataLoader(one, batch_size=4, cache=folder)), torchs(one))
-    assert len(list(folder.glob("*.index"))) == 3
-
-
 def test_folders_that_are_refused(kept: Kept, tmp_path: Path) -> None:
     dataset, folder = kept.dataset, kept.folder
     data = only(folder, "data")
