@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import penstock
-from tests.object_server import ObjectServer
-from tests.packing.packed import contents
 from tests.sample_datasets import tensor_files
 
 SAMPLES = 240
@@ -22,16 +17,6 @@ def _nothing_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.storage.tiers._LEFT", 0.0)
 
 
-@pytest.fixture
-def no_thread_is_left() -> Iterator[None]:
-    """Assert that a test leaves no thread of ours that fetches."""
-    before = threading.enumerate()
-    yield
-    gc.collect()
-    left = [thread.name for thread in threading.enumerate() if thread not in before]
-    assert not {"penstock-download", "penstock-fetch"} & set(left)
-
-
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of shards of tensors."""
@@ -40,9 +25,3 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("packed")
     penstock.pack(penstock.TensorFolder(source, sorted(labels), labels), out, shard_size=100_000)
     return out
-
-
-@pytest.fixture
-def server(packed: Path) -> Iterator[ObjectServer]:
-    with ObjectServer(contents(packed)) as serving:
-        yield serving

@@ -381,7 +381,7 @@ def test_entries_that_are_no_pixels(content: Any, tmp_path: Path, monkeypatch: p
     assert torch.equal(images, (other if content == (20, 1, 3) else dataset[0][0])[None])
 
 
-def test_the_filler_that_keeps_pixels() -> None:
+def test_pixels_that_the_filler_refuses() -> None:
     resize = {"op": "Resize", "size": (4, 5), "shorter": 0, "longest": 0, "filter": "bilinear", "arithmetic": "pillow"}
     recipe, drawing = (
         _native.Recipe(3, [operation], "uint8", "hwc", None, [])
@@ -392,11 +392,8 @@ def test_the_filler_that_keeps_pixels() -> None:
     filler = files.keeping_pixels(cache, 1)
     image = np.asarray(noise_image(1, 40, 50))
     assert filler.keep(0, b"a", image)
-    kept = cache.find(0, b"a")
-    assert kept is not None and kept[:16] == numbers(4, 5, 3) and len(kept) == 16 + 60
     assert not filler.keep(0, b"a", image[..., :1].copy()), "another number of channels"
     assert not filler.keep(0, b"a", image[:0]), "no pixels"
-    assert not filler.keep(0, b"a", np.zeros((41, 50, 3), np.uint8)), "more pixels than Pillow takes without a warning"
     for call, words in (
         (lambda: filler.keep(0, b"a", image.reshape(-1)), "height x width"),
         (lambda: files.keeping_pixels(cache, 2), "fewer operations"),

@@ -8,7 +8,7 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ from tests.values import loaded, stopped
 from tests.waiting import wait_until
 
 pytest.importorskip("obstore", reason="the client of object stores (extra 'remote') is not installed")
-pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
 SAMPLES = 240  # of the fixture `packed`
@@ -92,6 +91,22 @@ def assert_each_came_once(dataset: Any, server: ObjectServer, *, processes: bool
         assert sum(downloads(server).values()) < SAMPLES // 2
     else:
         assert (traffic.shards, traffic.ranges, sum(downloads(server).values())) == (shards, 0, shards)
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    """Assert that a test leaves no thread of ours that fetches."""
+    before = threading.enumerate()
+    yield
+    gc.collect()
+    left = [thread.name for thread in threading.enumerate() if thread not in before]
+    assert not {"penstock-download", "penstock-fetch"} & set(left)
+
+
+@pytest.fixture
+def server(packed: Path) -> Iterator[ObjectServer]:
+    with ObjectServer(contents(packed)) as serving:
+        yield serving
 
 
 @pytest.fixture
