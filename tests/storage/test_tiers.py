@@ -26,7 +26,7 @@ from penstock.errors import StorageError, UnsafeCache
 from penstock.storage.tiers import Caches, FolderTier, MemoryTier, caches_of
 from tests.forking import assert_in_child
 from tests.native_testing import SlowTable
-from tests.packing.packed import start_readers
+from tests.packing.packed import start_readers, write_tensors
 from tests.photos import noise_image
 from tests.python_processes import Program
 from tests.same import assert_passes, assert_same, outcomes
@@ -55,27 +55,17 @@ def counts_of(loader: Any) -> Any:
     return counts
 
 
-def saved(root: Path, save: Callable[[str, int], object]) -> Path:
-    """Write 14 files, each by a function of its name and number."""
-    root.mkdir()
-    for number in range(14):
-        save(f"{root}/{number:02}", number)
+def parameters(root: Path) -> Path:
+    """Write files that torch.load reads, as the native core reads none of a subclass."""
+    for path in tensor_files(root, 14).iterdir():
+        torch.save(torch.nn.Parameter(torch.load(path)), path)
     return root
-
-
-def save_array(name: str, number: int) -> None:
-    np.save(name, np.full((3, 5), number, np.int16))
-
-
-def save_parameter(name: str, number: int) -> None:
-    """Write a file that torch.load reads, as the native core reads none of a subclass."""
-    torch.save(torch.nn.Parameter(torch.full((3,), float(number))), f"{name}.pt")
 
 
 DATASETS: dict[str, Callable[[Path], Any]] = {
     "pt": lambda root: TensorFolder(tensor_files(root / "data", 14)),
-    "npy": lambda root: TensorFolder(saved(root / "data", save_array), suffix=".npy"),
-    "read by torch.load": lambda root: TensorFolder(saved(root / "data", save_parameter)),
+    "npy": lambda root: TensorFolder(write_tensors(root / "data", count=14, suffix=".npy"), suffix=".npy"),
+    "read by torch.load": lambda root: TensorFolder(parameters(root / "data")),
     "images": lambda root: ImageFolder(pictures(root / "data"), RECIPE),
     "torchvision": lambda root: torchvision.datasets.ImageFolder(pictures(root / "data"), RECIPE),
     "subset": lambda root: Subset(TensorFolder(tensor_files(root / "data", 20)), list(range(3, 17))),
@@ -246,7 +236,7 @@ def test_parts_of_a_folder_that_are_older_than_others(lost: str, kept: Kept) -> 
 
 def test_bytes_that_change_while_a_loader_is_open(tmp_path: Path) -> None:
     """Each read compares: another machine may write into a folder of a network file system."""
-    dataset = TensorFolder(saved(tmp_path / "data", save_array), suffix=".npy")
+    dataset = TensorFolder(write_tensors(tmp_path / "data", count=14, suffix=".npy"), suffix=".npy")
     loader = DataLoader(dataset, batch_size=4, cache=tmp_path / "cache")
     assert_passes(loader, torchs(dataset))
     data = only(tmp_path / "cache", "data")
@@ -402,8 +392,11 @@ def test_a_disk_that_is_full_before(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("penstock.storage.tiers.open_private_folder", full)
     each = TensorFolder(tensor_files(tmp_path / "data", 6))
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        list(DataLoader(each, cache=tmp_path / "file"))
+    monkeypatch.setattr("penstock.storage.tiers.open_private_folder", full)
     dataset: ConcatDataset[Any] = ConcatDataset([each, each])
     for cache in (tmp_path / "cache", [tmp_path / "cache", "1MiB"]):
         loader = DataLoader(dataset, batch_size=5, cache=cache)
@@ -414,10 +407,6 @@ def test_a_disk_that_is_full_before(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         counts = loader.stats().cache
         assert counts[str(tmp_path / "cache")].error == "No space left on device"
         assert len(counts) == 1 or counts["memory"].hits >= 12
-    (tmp_path / "file").touch()
-    monkeypatch.undo()
-    with pytest.raises(NotADirectoryError):
-        list(DataLoader(each, cache=tmp_path / "file"))
 
 
 FULL = """
