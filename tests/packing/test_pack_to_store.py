@@ -145,7 +145,7 @@ def test_a_shard_that_is_gone(s3: S3, photos: Any) -> None:
 def test_a_store_that_refuses(
     s3: S3, photos: Any, tmp_path: Path, status: str, code: str, error: type[Exception], said: str
 ) -> None:
-    name = f"refused-{code}"
+    name = f"refused-{status[:3]}-{error.__name__}"
     sent: set[str] = set()
 
     def refuse(method: str, path: str) -> tuple[str, str] | None:

@@ -252,7 +252,7 @@ def writable_by_others(home: Path) -> None:
 
 
 def a_file(home: Path) -> None:
-    home.parent.mkdir(parents=True)
+    home.parent.mkdir(parents=True, exist_ok=True)
     home.write_text("mine")
 
 
