@@ -291,7 +291,7 @@ class Passes:
                 raise
             except Exception as error:
                 refused = error
-                outcomes = [Outcome(error=words_of(error), kind=type(error))]
+                outcomes = [Outcome(error=words_of(error))]
             else:
                 outcomes, ended = self._outcomes(loader)
         warned = [(one.category, str(one.message)) for one in caught]
