@@ -33,7 +33,7 @@ def test_an_event_that_cannot_happen_is_an_error_and_changes_nothing() -> None:
     assert lease is not None
     with pytest.raises(RuntimeError, match=r"Lease\(number=\d+, block=\d+, state=reserved\): it was not sent"):
         lease.received()
-    assert lease.state is State.RESERVED
+    assert lease.state.name == State.RESERVED.name
     lease.sent()
     with pytest.raises(RuntimeError, match=r"state=sent\): it was sent before"):
         lease.sent()

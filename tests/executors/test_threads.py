@@ -200,10 +200,12 @@ def test_a_cycle_that_holds_an_iterator_may_be_collected_by_its_own_threads() ->
         next(batches)
         cycle: list[Any] = [batches]
         cycle.append(cycle)
-        threads = batches.filler._crew._threads
+        threads: list[threading.Thread] = batches.filler._crew._threads
         del batches, cycle
         in_cycle.set()
-        wait_until(lambda threads=threads: not any(thread.is_alive() for thread in threads))
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
 
 
 def test_explain_says_who_reads() -> None:

@@ -152,6 +152,7 @@ def test_other_files(tmp_path: pathlib.Path, file: str) -> None:
 
 def test_arguments(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     locations = ("meta", "cuda:0", torch.device("cpu", 0), {"cuda": "cpu"}, lambda storage, _: storage, b"cpu")
+    options: Any
     for options in (
         *({"map_location": location} for location in locations),
         *({"pickle_module": pickle}, {"weights_only": False}, {"weights_only": 1}),

@@ -98,6 +98,11 @@ def test_other_files_are_pillows(name: str, opened: Callable[[bytes], Any]) -> N
         assert not is_encoded(found[0]) and found[0] == wanted[0]
 
 
+def drawn_on(image: Any) -> Any:
+    ImageDraw.Draw(image).line((0, 0, 40, 30), fill=(255, 0, 0), width=3)
+    return image
+
+
 LOOKS: dict[str, Callable[[Any], Any]] = {
     "array": np.asarray,
     "bytes": lambda image: image.tobytes(),
@@ -110,7 +115,7 @@ LOOKS: dict[str, Callable[[Any], Any]] = {
     "copy.copy": copy.copy,
     "deepcopy": copy.deepcopy,
     "pickle": lambda image: pickle.loads(pickle.dumps(image)),
-    "draw": lambda image: (ImageDraw.Draw(image).line((0, 0, 40, 30), fill=(255, 0, 0), width=3), image),
+    "draw": drawn_on,
     "paste": lambda image: (image.paste((1, 2, 3), (2, 2, 9, 9)), image),
     "save": lambda image: encoded(image, "PNG"),
     "split": lambda image: image.split(),

@@ -278,7 +278,7 @@ def test_random_crop_of_every_width_up_to_vectors_and_beyond():
         (v2.Compose([v2.RandomCrop(32), v1.ToTensor()]), picture(31, 40), "RandomCrop is larger than the image"),
         (v1.ToTensor(), picture(5, 5, "L"), "channels"),
     ],
-    ids=str,
+    ids=["v1", "v2", "L"],
 )
 def test_images_that_are_pythons(transform, image, words):
     with pytest.raises(ValueError, match=words):

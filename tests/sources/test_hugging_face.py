@@ -234,7 +234,7 @@ def test_rows_of_other_bytes_than_the_elements_take() -> None:
         (values.view(np.int64), "int64", TypeError, "not an array of bytes"),
     ):
         with pytest.raises(error, match=words):
-            _native.ColumnFiller([rows], kind, spec)
+            _native.ColumnFiller([rows], kind, spec)  # type: ignore[list-item]
 
 
 def test_columns_are_views_of_buffers_and_do_not_keep_their_table() -> None:

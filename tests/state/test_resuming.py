@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, 
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import penstock
-from penstock.state.ledger import Verdict, compare, read
+from penstock.state.ledger import compare, read
 from tests.sample_datasets import Made, rows
 from tests.values import flat, listed, loaded, resumed, stopped, stored
 
@@ -120,7 +120,7 @@ def test_the_ledger_writes_what_was_handed_out(tmp_path: Path) -> None:
     loader.dataset.gate.set()
     assert len(got + flat(batches)) == SIZE
     told = compare(read(ledgers[0]), read(ledgers[1]))
-    assert (told.verdict, told.at) == (Verdict.PARTED, (0, 0)), "the first step was given another batch"
+    assert (told.ended, told.at) == (None, (0, 0)), "the first step was given another batch"
     # What was given at each step, whichever way it came to that, is what two ledgers agree on.
     same = loaded(numbers(2, seed=1, num_workers=0, sampler=None, ledger=ledgers[2]), state)
     assert flat(same) == [number for number in range(SIZE) if number not in got]
@@ -302,7 +302,8 @@ def test_another_batch_size_goes_on_by_samples(before: int | None, after: int | 
 
 def test_without_batches_the_shuffle_that_was_drawn_goes_on() -> None:
     for options in ({}, {"worker_method": "thread"}):
-        got, again = resumed(*(numbers(None, shuffle=True, **options) for _ in range(2)), 5)
+        first, second = (numbers(None, shuffle=True, **options) for _ in range(2))
+        got, again = resumed(first, second, 5)
         assert sorted(flat(got) + flat(again)) == list(range(SIZE))
     drawn = []
     for kind in (penstock.DataLoader, TorchDataLoader):
