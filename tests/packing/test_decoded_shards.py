@@ -130,8 +130,8 @@ def test_without_a_transform(packed: Path) -> None:
 def test_parts_and_several_datasets(packed: Path, tmp_path: Path) -> None:
     first, second = (penstock.Shards(path, transform=DRAWN) for path in (packed, packed_noise("CIFAR10", tmp_path)))
     part = [25, 3, 9, 4, 3]
-    ours = ConcatDataset([Subset(first, part), second])
-    theirs = ConcatDataset([Subset(Pictures(first, DRAWN), part), Pictures(second, DRAWN)])
+    ours: Any = ConcatDataset([Subset(first, part), second])
+    theirs: Any = ConcatDataset([Subset(Pictures(first, DRAWN), part), Pictures(second, DRAWN)])
     assert_read_natively(loader(ours), loader(theirs, worker_method="thread"))
 
 
@@ -145,7 +145,12 @@ def test_shards_in_an_object_store(packed: Path, tmp_path: Path) -> None:
 @pytest.mark.native
 def test_labels_are_transformed_once(packed: Path) -> None:
     seen: list[int] = []
-    found = penstock.Shards(packed, transform=CENTERED, target_transform=lambda label: seen.append(label) or -label)
+
+    def negative(label: int) -> int:
+        seen.append(label)
+        return -label
+
+    found = penstock.Shards(packed, transform=CENTERED, target_transform=negative)
     labels = [label for _, batch in loader(found, shuffle=False) for label in batch.tolist()]
     assert labels == [-label for label in found.targets] and len(seen) == len(found)
 

@@ -139,7 +139,7 @@ def test_whoever_makes_the_batches(workers: str, kind: str) -> None:
 
 
 def test_a_distributed_sampler_goes_on_in_its_epoch() -> None:
-    samplers = [DistributedSampler(PYTHON, 1, 0) for _ in range(2)]
+    samplers: list[Any] = [DistributedSampler(PYTHON, 1, 0) for _ in range(2)]
     begun, again = (penstock.DataLoader(PYTHON, 4, sampler=one, num_workers=0) for one in samplers)
     samplers[0].set_epoch(2)
     _, state, batches = stopped(begun, 3)
@@ -226,7 +226,7 @@ def test_another_order_is_warned_of() -> None:
 
 def test_states_without_a_generator_stay_small() -> None:
     orders = {"shuffle": True}, {"shuffle": True, "seed": 5}, {"sampler": list(range(SIZE))}
-    plain: list[Any] = [penstock.DataLoader(NATIVE, 4, **order) for order in orders]  # type: ignore[arg-type]
+    plain: list[Any] = [penstock.DataLoader(NATIVE, 4, **order) for order in orders]
     for loader, most in (*((one, 1000) for one in plain), (loader_of("shuffle", NATIVE), 6000)):
         next(iter(loader))
         assert len(str(loader.state_dict())) < most

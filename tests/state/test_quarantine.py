@@ -405,7 +405,10 @@ def test_processes_add_while_one_takes_out(path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     start, results = context.Barrier(6), context.Queue()
-    work = [*((adds, (str(path), number)) for number in range(5)), (takes_out, (str(path),))]
+    work: list[tuple[Any, tuple[Any, ...]]] = [
+        *((adds, (str(path), number)) for number in range(5)),
+        (takes_out, (str(path),)),
+    ]
     processes = [context.Process(target=target, args=(*args, start, results)) for target, args in work]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -422,7 +425,12 @@ def test_processes_add_while_one_takes_out(path: Path) -> None:
 
 def test_threads_report_at_once(path: Path) -> None:
     kept = Quarantine(Replace(1, path), 1000)
-    run_in_threads(4, lambda thread: [kept.report(bad(f"id-{i}")) for i in range(40)])
+
+    def reports(thread: int) -> None:
+        for i in range(40):
+            kept.report(bad(f"id-{i}"))
+
+    run_in_threads(4, reports)
     assert kept.known == {f"id-{i}" for i in range(40)}
     assert sorted(lines(path)) == sorted(kept.known)
 
@@ -475,7 +483,7 @@ def test_later_run_takes_up_its_own(path: Path) -> None:
     before = later.known
     for id, known in (("b", {"b"}), ("a", {"a", "b"})):  # found bad here too: both stand in the manifest already
         later.report(bad(id))
-        assert (before, later.known, lines(path)) == ({"b"}, known, ["a", "b"])
+        assert before == {"b"} and later.known == known and lines(path) == ["a", "b"]
     assert repr(later) == f"Quarantine(2 of 6 bad, 3 allowed, manifest={str(path)!r})"
     later.report(bad("c"))
     with pytest.raises(TooManyBadSamples):

@@ -126,7 +126,12 @@ def test_a_state_at_the_end_of_an_epoch() -> None:
 
 def test_a_samplers_batches_are_skipped_without_being_read() -> None:
     read: list[int] = []
-    watched: Any = Made(lambda index: read.append(index) or index, SIZE)
+
+    def noted(index: int) -> int:
+        read.append(index)
+        return index
+
+    watched: Any = Made(noted, SIZE)
     order = list(range(0, SIZE, 3))
     begun, again = (penstock.DataLoader(watched, 4, sampler=order) for _ in range(2))
     resumed(begun, again, 3)
