@@ -408,7 +408,10 @@ def test_processes_add_while_one_takes_out(path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     start, results = context.Barrier(6), context.Queue()
-    work: list[Any] = [*((adds, (str(path), number)) for number in range(5)), (takes_out, (str(path),))]
+    work: list[tuple[Any, tuple[Any, ...]]] = [
+        *((adds, (str(path), number)) for number in range(5)),
+        (takes_out, (str(path),)),
+    ]
     processes = [context.Process(target=target, args=(*args, start, results)) for target, args in work]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -425,7 +428,12 @@ def test_processes_add_while_one_takes_out(path: Path) -> None:
 
 def test_threads_report_at_once(path: Path) -> None:
     kept = Quarantine(Replace(1, path), 1000)
-    run_in_threads(4, lambda thread: list(map(kept.report, (bad(f"id-{i}") for i in range(40)))))
+
+    def reports(thread: int) -> None:
+        for i in range(40):
+            kept.report(bad(f"id-{i}"))
+
+    run_in_threads(4, reports)
     assert kept.known == {f"id-{i}" for i in range(40)}
     assert sorted(lines(path)) == sorted(kept.known)
 

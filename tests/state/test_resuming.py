@@ -302,8 +302,8 @@ def test_another_batch_size_goes_on_by_samples(before: int | None, after: int | 
 
 def test_without_batches_the_shuffle_that_was_drawn_goes_on() -> None:
     for options in ({}, {"worker_method": "thread"}):
-        first, second = (numbers(None, shuffle=True, **options) for _ in range(2))
-        got, again = resumed(first, second, 5)
+        begun, again = (numbers(None, shuffle=True, **options) for _ in range(2))
+        got, _ = resumed(begun, again, 5)
         assert sorted(flat(got) + flat(again)) == list(range(SIZE))
     drawn = []
     for kind in (penstock.DataLoader, TorchDataLoader):
