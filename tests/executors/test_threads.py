@@ -7,6 +7,7 @@ import gc
 import os
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -80,6 +81,7 @@ def test_get_worker_info_is_of_the_thread() -> None:
     seen: list[Any] = []
 
     def make(i: int) -> tuple[int, int, int, str]:
+        time.sleep(0.002)  # of samples that cost less fewer threads may work
         both.wait()
         info: Any = tud.get_worker_info()
         seen.append(info)
@@ -89,7 +91,7 @@ def test_get_worker_info_is_of_the_thread() -> None:
     torch.manual_seed(1)
     infos = list(in_threads(make, None, 8, share_dataset=True))
     (base,) = {seed - worker for worker, _, seed, _ in infos}
-    assert set(infos) == {(worker, 2, base + worker, "thread") for worker in (0, 1)}
+    assert set(map(tuple, infos)) == {(worker, 2, base + worker, "thread") for worker in (0, 1)}
     assert len({id(info) for info in seen}) == 2 and get_worker_info() is None
 
 

@@ -187,19 +187,29 @@ COUNTED_WAYS = options(
 ARCHIVE = "an .npz archive, whose arrays numpy reads when they are asked for"
 
 
-class Files(Made):
-    """Loads a tensor, and an array or, for every third sample, an archive; may end its worker behind the load."""
+class Files(tud.Dataset[Any]):
+    """Loads a tensor, and an array or, for every third sample, an archive."""
 
-    def __init__(self, folder: Path, dying: int | None = None) -> None:
-        super().__init__(self.load, SIZE)
-        self.folder, self.dying = folder, dying
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
-    def load(self, index: int) -> Any:
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> Any:
         values = torch.load(f"{self.folder}/{index}.pt")
         found = np.load(self.folder / "0.npy") if index % 3 else np.load(f"{self.folder}/0.npz")["x"]
-        if index == self.dying:
-            os.kill(os.getpid(), signal.SIGKILL)
         return values, found
+
+
+class Dying(Files):
+    """Ends its worker process at the sixth sample, behind the load."""
+
+    def __getitem__(self, index: int) -> Any:
+        found = super().__getitem__(index)
+        if index == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
 
 
 def go_through(loader: Any, epochs: int = 1) -> Any:
@@ -236,7 +246,7 @@ def test_calls_are_counted_in_every_kind_of_worker(folder: Path, options: dict[s
 @options("caller", "threads, 2", "processes, 1")
 def test_an_iterable_dataset(folder: Path, options: dict[str, Any]) -> None:
     made = {**options, "num_workers": min(1, options["num_workers"])}  # each worker goes through all of it
-    loader = go_through(penstock.DataLoader(Stream(SIZE, Files(folder).load, shared=False), 4, **made))
+    loader = go_through(penstock.DataLoader(Stream(SIZE, Files(folder).__getitem__, shared=False), 4, **made))
     assert loader.stats().calls == counts_of(1, folder)
 
 
@@ -280,7 +290,7 @@ def test_a_loader_in_a_dataset_counts_for_itself(folder: Path) -> None:
 
 
 def test_a_worker_that_dies_leaves_the_counts_of_its_batches(folder: Path) -> None:
-    loader = penstock.DataLoader(Files(folder, dying=5), 4, num_workers=1)
+    loader = penstock.DataLoader(Dying(folder), 4, num_workers=1)
     with pytest.raises(WorkerDied):
         go_through(loader)
     assert loader.stats().calls["torch.load"].answered == 4
