@@ -22,7 +22,7 @@ from penstock.errors import CorruptShards, InvalidOption, MissingObject, Penstoc
 from penstock.packing.plan import FILE, FOLDER, is_kept, names, parse, unfinished
 from penstock.storage import description
 from penstock.storage.description import Split
-from penstock.storage.durable import FULL, durably, out_of_space, sync_folder
+from penstock.storage.durable import FULL, durably, make_folder, out_of_space, sync_folder
 from penstock.storage.objects import ObjectStore
 
 Write = Callable[[BinaryIO], object]
@@ -134,7 +134,7 @@ class FolderPlace:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Make the folder, and hold its lock. Raises InvalidOption where another process holds it."""
-        os.makedirs(self.path, exist_ok=True)
+        make_folder(self.path)
         with alone(self.path):
             yield
 

@@ -27,6 +27,16 @@ def sync_folder(folder: str) -> None:
         os.close(descriptor)
 
 
+def make_folder(folder: str) -> None:
+    """Make a folder, and those above it, as far as they are missing; their names are on the disk then. Raises OSError."""
+    above = os.path.dirname(folder)
+    if not os.path.isdir(above):
+        make_folder(above)
+    os.makedirs(folder, exist_ok=True)
+    with suppress(PermissionError):  # a folder that may be entered but not read cannot be synced
+        sync_folder(above)
+
+
 def write_all(descriptor: int, data: bytes | memoryview) -> None:
     """Write all of some bytes. Raises OSError."""
     rest = memoryview(data)
