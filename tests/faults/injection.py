@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,11 @@ def _traced_by() -> int:
     return int(status.partition("TracerPid:")[2].split()[0])
 
 
-def _trace_this_process(strace: str, inject: str) -> None:
+def _trace_this_process(strace: str, inject: str, paths: Iterable[object]) -> None:
     name = inject.partition(":")[0]
     command = [strace, "-f", "-qq", "-o", "/dev/null", "-e", f"trace={name}", "-e", f"inject={inject}"]
+    for path in paths:
+        command += ["-P", str(path)]
     tracer = subprocess.Popen([*command, "-p", str(os.getpid())], stderr=subprocess.DEVNULL)
     while not _traced_by():
         if tracer.poll() is not None:
@@ -30,12 +32,13 @@ def _trace_this_process(strace: str, inject: str) -> None:
         time.sleep(0.001)
 
 
-def run(work: Callable[[], Any], inject: str) -> int:
+def run(work: Callable[[], Any], inject: str, paths: Iterable[object] = ()) -> int:
     """Run some work in a forked child, into whose system calls faults are put; return how it ended.
 
     Args:
         work: an error that it raises is printed, and the child then ends with 1.
         inject: as strace takes it: "fsync:signal=SIGKILL:when=3", "write:error=ENOSPC:when=2+".
+        paths: only calls on these files count; without them all calls.
 
     Returns:
         0, 1, or of a child that a signal ended its negative number.
@@ -47,7 +50,7 @@ def run(work: Callable[[], Any], inject: str) -> int:
     if not child:
         ended = 1
         try:
-            _trace_this_process(strace, inject)
+            _trace_this_process(strace, inject, paths)
             work()
             ended = 0
         except BaseException:

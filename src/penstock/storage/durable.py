@@ -22,6 +22,7 @@ def sync_folder(folder: str) -> None:
         os.fsync(descriptor)
     except OSError as error:
         if error.errno != errno.EINVAL:  # a file system that cannot sync folders
+            error.filename = folder
             raise
     finally:
         os.close(descriptor)
@@ -57,7 +58,9 @@ def durably(path: str, temporary: str) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.rename(temporary, path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = path  # a write or sync by a descriptor does not say of which file
         with suppress(OSError):
             os.unlink(temporary)
         raise
