@@ -36,7 +36,9 @@ def test_every_state(before: list[str], tmp_path: Path, full: bool, cases: Calla
     for split in before:
         penstock.pack(folder, root / "out", split=split, shard_size=6000)
     shutil.copytree(root, tmp_path / "began")
-    calls = power_loss.record(PACK.format(photos=str(photos), out=str(root / "out"), split="data"), root, tmp_path / "log")
+    calls = power_loss.record(
+        PACK.format(photos=str(photos), out=str(root / "out"), split="data"), root, tmp_path / "log"
+    )
     assert len(calls) > 20
     whole, wanted = contents(root / "out"), folder.targets
     disk = power_loss.Disk(root, tmp_path / "began")
