@@ -159,11 +159,11 @@ def run(name: str, seconds: float) -> dict[str, Any]:
         make, step = case.build(Path(folder))
         found = diagnose(make, step, seconds=seconds, apply=True)
         first = found.findings[0]
-        gain = found.measured_gain(first)
+        gain = found.gains.get(first)
         if case.cpus is not None:
-            limited = _run(make(), step, seconds).rate
+            limited = _run(make(), step, seconds)[0]
             os.sched_setaffinity(0, every)
-            gain = _run(make(num_workers=len(every)), step, seconds).rate / limited
+            gain = _run(make(num_workers=len(every)), step, seconds)[0] / limited
         if not first.change:
             gain = 1.0
     return {

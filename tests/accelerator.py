@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from penstock.device import resident
 from penstock.device.copy_stream import CopyStream
 from penstock.device.decoders import decoded_by_pillow
 from penstock.device.decoding import DecodingFiller
 from penstock.device.feed import Feed
-from penstock.device.resident import Resident
 
 CPU = torch.device("cpu")
 DEVICE = torch.device("cuda", 0)
@@ -73,7 +73,6 @@ class OnHost:
     """A decoder in the place of a GPU's: Pillow's pixels."""
 
     name = "Pillow, in place of a GPU"
-    grey = False
 
     def decode(self, encoded: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         return [decoded_by_pillow(data.numpy().tobytes()) for data in encoded]
@@ -105,4 +104,6 @@ def replaced_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.device.decoding.DecodingFiller", decoding)
     monkeypatch.setattr("penstock.device.target.decoder_for", lambda device: OnHost())
     monkeypatch.setattr("penstock.device.target.copy_stream_to", lambda device: PromptStream())
-    monkeypatch.setattr("penstock.device.target.Resident", lambda device: Resident(CPU))
+    for name in ("hold", "explain"):
+        there = getattr(resident, name)
+        monkeypatch.setattr(resident, name, lambda plan, device, there=there: there(plan, CPU))

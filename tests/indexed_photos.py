@@ -16,10 +16,10 @@ from torchvision import transforms
 import penstock._native as _native
 from penstock import ImageFolder
 from tests.native_pool import SECONDS, pool_of, submit
-from tests.native_testing import own_jpeg_serves
+from tests.native_testing import jpeg_decoders
 from tests.recipe.against_torchvision import recipe_of
 
-if not own_jpeg_serves():
+if "avx2" not in jpeg_decoders():
     pytest.skip("JPEG stays libjpeg's here, which knows no states", allow_module_level=True)
 
 PHOTOS = 12

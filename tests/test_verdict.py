@@ -17,10 +17,10 @@ import torch
 from torchvision import transforms
 
 import penstock
-from penstock.loop_model import Cause, FillerWork, Measured, Workers, measured, outliers
+from penstock.loop_model import Cause, Measured, Workers, measured, outliers
 from penstock.loop_times import WAIT_CLASSES, LoopClock, LoopMeter, LoopTimes
 from penstock.observe import Delivery, Meter, StageTime
-from penstock.system.cpus import machine_cpu_seconds
+from penstock.system.limits import machine_cpu_seconds
 from penstock.verdict import WAITING, findings, verdict
 from tests.forking import assert_in_child
 from tests.photos import noise_image
@@ -40,8 +40,6 @@ def case(
     return Measured(wait=MS * wait, work=MS * work, busy=seconds, cpu=on_cpu, **given)
 
 
-FILLERS = FillerWork(threads=2, arriving=5 * MS, bytes=38.5e6, at_once=13)
-FILLED: dict[str, Any] = {"wait": 60, "work": 20, "cpu": {}, "kind": Workers.FILLERS, "workers": 4}
 LOCKED: dict[str, Any] = {"cpu": {Cause.PYTHON: 98}, "kind": Workers.THREADS, "workers": 4, "cpus": 4}
 OUTLYING: dict[str, Any] = {"outlying_batches": 0.01, "outlying_wait": 28 * MS, "longest_wait": 2.8}
 DISK: dict[str, Any] = {"other_cpu": 5 * MS, "read_bytes": 6e6, "cacheable": True}
@@ -61,16 +59,6 @@ CASES = {
     "outliers": (
         case(wait=30, work=20, busy={Cause.PYTHON: 30}, kind=Workers.PROCESSES, **OUTLYING),
         Cause.OUTLIERS,
-    ),
-    # Four fillers of two threads each, whose CPUs are elsewhere.
-    "few fillers": (case(busy={Cause.DECODE: 640}, fillers=FILLERS, **FILLED), Cause.DECODE),
-    "a slow network": (
-        case(busy={Cause.DECODE: 40}, fillers=replace(FILLERS, arriving=78 * MS), **FILLED),
-        Cause.NETWORK,
-    ),
-    "few bytes in flight": (
-        case(busy={Cause.DECODE: 160}, fillers=replace(FILLERS, at_once=1), **FILLED),
-        Cause.OVERHEAD,
     ),
     "few workers": (case(wait=60, work=20, busy={Cause.DECODE: 79}, workers=1, cpus=8), Cause.DECODE),
 }
@@ -113,27 +101,19 @@ def test_the_sentence() -> None:
     assert verdict(case(wait=1, work=99, busy={Cause.DECODE: 10})) == working
 
 
-def test_what_is_advised_for_fillers() -> None:
-    more, network, wider = (
-        findings(CASES[name][0])[0] for name in ("few fillers", "a slow network", "few bytes in flight")
-    )
-    assert (more.change, more.options) == ("num_workers=16", {"num_workers": 16})
-    assert more.gain == pytest.approx(4)
-    assert more.evidence == "The batches kept 4 fillers busy for 640 ms a step, with 2 threads each."
-    assert network.change == "a faster network, or samples of fewer bytes,"
-    assert "Batches of 37 MiB came at 0.494 GB/s, for 98% of the time: the network" in network.evidence
-    assert wider.change == 'penstock.Ray(bytes_in_flight="441MiB")'
-    assert "lets 1 batch of 37 MiB be in flight, for 4 fillers" in wider.evidence
+def shown(stages: dict[str, StageTime], *, cpu: float = 1.0, machine: float = 0.0, **given: Any) -> Measured:
+    """Return what 100 batches of 64 samples show, of which the loop waited 8 s and worked 2 s."""
+    loop = LoopTimes(batches=100, waited=8.0, worked=2.0, cpu_seconds=cpu, machine_cpu_seconds=machine, waits=WAITS)
+    found = measured(loop, stages, samples=6400, workers=2, **{"cpus": 2, **given})
+    assert found is not None
+    return found
 
 
 def test_stages_of_fillers_run_on_other_cpus() -> None:
-    loop = LoopTimes(batches=100, waited=8.0, worked=2.0, cpu_seconds=3.0, machine_cpu_seconds=19.0, waits=WAITS)
     stages = {"decode": StageTime(16.0, 6400, cpu_seconds=15.0)}
-    found = measured(loop, stages, samples=6400, workers=2, kind=Workers.FILLERS, cpus=2, host_cpus=2, fillers=FILLERS)
-    assert found is not None
-    assert found.busy == pytest.approx({Cause.DECODE: 0.16})
-    assert not found.cpu
-    assert found.lanes == 4
+    found = shown(stages, cpu=3.0, machine=19.0, kind=Workers.FILLERS, host_cpus=2)
+    assert found.busy == pytest.approx({Cause.DECODE: 0.16}) and not found.cpu
+    assert [(one.cause, one.gain) for one in findings(found)] == [(Cause.DECODE, 1.0)]
     assert found.other_cpu == pytest.approx(0.03)
 
 
@@ -146,41 +126,31 @@ def test_nothing_is_said_of_a_short_time() -> None:
 
 
 def test_stages_of_python_that_does_not_run_are_reads() -> None:
-    loop = LoopTimes(batches=100, waited=8.0, worked=2.0, cpu_seconds=3.0, waits=WAITS)
     stages = {"getitem": StageTime(16.0, 6400, cpu_seconds=2.0), "read_ahead": StageTime(99.0, 1)}
-    given: dict[str, Any] = dict(samples=6400, workers=2, cpus=2)
-    found = measured(loop, stages, kind=Workers.PROCESSES, **given)
-    assert found is not None
+    found = shown(stages, cpu=3.0, kind=Workers.PROCESSES)
     assert found.busy == pytest.approx({Cause.PYTHON: 0.02, Cause.READ: 0.14})
     assert found.cpu == pytest.approx({Cause.PYTHON: 0.02})
     assert (found.batch_size, found.step) == pytest.approx((64, 0.1))
-    in_threads = measured(loop, stages, kind=Workers.THREADS, **given)  # which wait for Python's lock too
-    assert in_threads is not None
+    in_threads = shown(stages, cpu=3.0, kind=Workers.THREADS)  # which wait for Python's lock too
     assert in_threads.busy == pytest.approx({Cause.PYTHON: 0.16})
     assert in_threads.other_cpu == pytest.approx(0.01)
 
 
-def test_python_that_waits_for_a_cpu_does_not_read() -> None:
-    loop = LoopTimes(batches=100, waited=8.0, worked=2.0, cpu_seconds=1.0, machine_cpu_seconds=19.0, waits=WAITS)
+@pytest.mark.parametrize("quota", [False, True])
+def test_python_that_waits_for_a_cpu_does_not_read(quota: bool) -> None:
+    """Other processes take a CPU of two, or a cgroup leaves this one a CPU of eight."""
+    cpus: dict[str, Any] = {"cpus": 1, "host_cpus": 8, "machine": 9.5} if quota else {"host_cpus": 2, "machine": 19.0}
     stages = {"getitem": StageTime(16.0, 6400, cpu_seconds=8.0)}
-    found = measured(loop, stages, samples=6400, workers=2, kind=Workers.PROCESSES, cpus=2, host_cpus=2)
-    assert found is not None
-    assert found.foreign_cpus == pytest.approx(1.0)
+    found = shown(stages, kind=Workers.PROCESSES, **cpus)
     assert found.busy == pytest.approx({Cause.PYTHON: 0.08})
     (first, *_) = findings(found)
-    assert first.cause is Cause.PYTHON and "Other processes took 1 CPUs." in first.evidence
-
-
-def test_python_that_waits_for_the_cpus_of_its_quota_does_not_read() -> None:
-    loop = LoopTimes(batches=100, waited=8.0, worked=2.0, cpu_seconds=1.0, machine_cpu_seconds=9.5, waits=WAITS)
-    stages = {"getitem": StageTime(16.0, 6400, cpu_seconds=8.0)}
-    found = measured(loop, stages, samples=6400, workers=2, kind=Workers.PROCESSES, cpus=1, host_cpus=8)
-    assert found is not None
-    assert found.free_cpus == 1
-    assert found.busy == pytest.approx({Cause.PYTHON: 0.08})
-    (first, *_) = findings(found)
-    assert first.cause is Cause.CPUS and first.change.startswith("a CPU limit of ")
-    assert first.gain == pytest.approx(found.step / (found.work + found.overhead))
+    if quota:
+        assert found.free_cpus == 1
+        assert first.cause is Cause.CPUS and first.change.startswith("a CPU limit of ")
+        assert first.gain == pytest.approx(found.step / (found.work + found.overhead))
+    else:
+        assert found.foreign_cpus == pytest.approx(1.0)
+        assert first.cause is Cause.PYTHON and "Other processes took 1 CPUs." in first.evidence
 
 
 def test_the_machines_cpu_time(tmp_path: Path) -> None:
@@ -341,43 +311,35 @@ def test_a_loader_that_is_collected_while_its_stages_are_read(caplog: pytest.Log
     assert gone() is None and "The consumer waited" in caplog.text
 
 
-def test_a_loader_says_why_its_loop_waited_when_it_is_gone(caplog: pytest.LogCaptureFixture) -> None:
-    loader = penstock.DataLoader(Made(slow, 130), 10, num_workers=0)
-    list(loader)
-    assert "verdict  The consumer waited " in loader.explain()
-    assert not caplog.records
+def collected(loaders: list[Any], caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return what is logged when loaders are gone."""
     with caplog.at_level(logging.WARNING, "penstock"):
-        del loader
-        gc.collect()
-    (record,) = caplog.records
-    assert record.getMessage().startswith("The consumer waited ") and "read " in record.getMessage()
-
-
-def test_a_forked_child_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    loaders = [penstock.DataLoader(Made(slow, 130), 10, num_workers=0)]
-    list(loaders[0])
-
-    def check() -> None:
         loaders.clear()
         gc.collect()
-        assert not caplog.records
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_a_loader_says_why_its_loop_waited_when_it_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+    loaders = [penstock.DataLoader(Made(slow, 130), 10, num_workers=0)]
+    list(loaders[0])
+    assert "verdict  The consumer waited " in loaders[0].explain()
+    assert not caplog.records
+
+    def check() -> None:
+        assert not collected(loaders, caplog)  # in a forked child
 
     assert_in_child(check)
-    loaders.clear()
-    gc.collect()
-    assert len(caplog.records) == 1
+    (said,) = collected(loaders, caplog)
+    assert said.startswith("The consumer waited ") and "read " in said
 
 
 def test_a_loader_whose_loop_works_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    loader = penstock.DataLoader(Made(lambda index: torch.zeros(2), 40), 2, num_workers=0)
-    for _ in loader:
+    loaders = [penstock.DataLoader(Made(lambda index: torch.zeros(2), 40), 2, num_workers=0)]
+    for _ in loaders[0]:
         time.sleep(0.06)  # the loop's work
-    found = loader._executors.measured()
+    found = loaders[0].stats().measured
     assert found is not None
-    with caplog.at_level(logging.WARNING, "penstock"):
-        del loader
-        gc.collect()
-    assert bool(caplog.records) == (found.wait >= WAITING * found.step)  # which a busy machine can bring about
+    assert bool(collected(loaders, caplog)) == (found.wait >= WAITING * found.step)  # a busy machine can bring it about
 
 
 def test_stages_know_the_bytes_that_they_read(tmp_path: Path) -> None:

@@ -154,25 +154,6 @@ std::shared_ptr<Recipe> make_recipe(int channels, const nb::sequence& operations
   return recipe;
 }
 
-nb::object table_of(const Recipe& recipe) {
-  const Output& output = recipe.output;
-  if (output.copy) return nb::none();
-  return nb::bytes(output.table.data(), output.table.size());
-}
-
-nb::list fills_of(const Recipe& recipe) {
-  const Output& output = recipe.output;
-  const std::size_t size = info(output.dtype).size;
-  nb::list result;
-  for (const Fill& one : output.fills) {
-    std::array<std::uint8_t, kMaxChannels * sizeof(std::uint64_t)> elements{};
-    for (std::size_t c = 0; c < static_cast<std::size_t>(output.channels); ++c)
-      std::memcpy(elements.data() + c * size, &one.element[c], size);
-    result.append(nb::bytes(elements.data(), static_cast<std::size_t>(output.channels) * size));
-  }
-  return result;
-}
-
 using Image = nb::ndarray<const std::uint8_t, nb::c_contig, nb::device::cpu>;
 
 nb::tuple run_recipe(const Recipe& recipe, const Image& image, std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample,
@@ -257,10 +238,7 @@ Filter filter_named(const std::string& name) { return named("filter", name, kFil
 
 void bind_image(nb::module_& m) {
   nb::class_<Recipe>(m, "Recipe")
-      .def(nb::new_(&make_recipe), "channels"_a, "operations"_a, "dtype"_a, "layout"_a, "table"_a.none(), "fills"_a)
-      .def_prop_ro("dtype", [](const Recipe& self) { return std::string(info(self.output.dtype).torch_name); })
-      .def_prop_ro("table", &table_of)
-      .def_prop_ro("fills", &fills_of);
+      .def(nb::new_(&make_recipe), "channels"_a, "operations"_a, "dtype"_a, "layout"_a, "table"_a.none(), "fills"_a);
   nb::class_<SampleDraws>(m, "SampleDraws")
       .def("__init__", [](SampleDraws* self, std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample, std::uint64_t position) {
              new (self) SampleDraws(epoch_key(seed, epoch), sample, position);

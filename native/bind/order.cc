@@ -1,7 +1,6 @@
 // Python's view of order/: permutations and keyed draws.
 //
-// Threads: with Python's lock held; a TorchPermutation by one thread at a time. Memory: indices are written to arrays of
-// the caller's.
+// Threads: with Python's lock held. Memory: indices are written to arrays of the caller's.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
@@ -16,20 +15,6 @@ namespace penstock {
 
 void bind_order(nb::module_& m) {
   using Indices = nb::ndarray<nb::numpy, std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-  nb::class_<TorchPermutation>(m, "TorchPermutation")
-      .def("__init__",
-           [](TorchPermutation* self, std::uint64_t size, std::uint64_t seed) {
-             if (size >= TorchPermutation::kMaxSize) throw nb::value_error("size is over torch's limit for this shuffle");
-             new (self) TorchPermutation(static_cast<std::uint32_t>(size), seed);
-           },
-           nb::arg("size"), nb::arg("seed"))
-      .def("take",
-           [](TorchPermutation& self, std::uint64_t begin, const Indices& out) {
-             if (begin > self.size() || out.shape(0) > self.size() - begin) throw nb::index_error("past the end");
-             self.take(static_cast<std::uint32_t>(begin), static_cast<std::uint32_t>(out.shape(0)), out.data());
-           },
-           nb::arg("begin"), nb::arg("out"))
-      .def_prop_ro_static("max_size", [](nb::handle) { return TorchPermutation::kMaxSize; });
   m.def(
       "count_from_start",
       [](const nb::ndarray<nb::numpy, const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& indices,

@@ -11,7 +11,6 @@
 #include <jerror.h>
 
 #include "image/jpeg_segments.h"
-#include "image/jpeg_trial.h"
 #include "image/sequential_jpeg.h"
 
 #if !defined(LIBJPEG_TURBO_VERSION_NUMBER) || LIBJPEG_TURBO_VERSION_NUMBER < 2000000
@@ -272,7 +271,10 @@ void JpegDecoder::release() noexcept {
 
 JpegDecoder::JpegDecoder(JpegWay way, const jpeg::Kernels& kernels)
     : state_(std::make_unique<State>(kernels)), way_(way) {}
-JpegDecoder::JpegDecoder() : JpegDecoder(JpegWay::own_else_libjpeg, *jpeg::kernels(jpeg::Instructions::best)) {}
+// Without vectors of 256 bits jpeg/ is slower than libjpeg.
+JpegDecoder::JpegDecoder() : JpegDecoder(JpegWay::own_else_libjpeg, *jpeg::kernels(jpeg::Instructions::best)) {
+  if (jpeg::kernels(jpeg::Instructions::best) == &jpeg::kPortableKernels) way_ = JpegWay::libjpeg;
+}
 JpegDecoder::~JpegDecoder() = default;
 
 Outcome JpegDecoder::open(const std::uint8_t* data, std::size_t size, std::uint64_t max_pixels) noexcept {
@@ -324,7 +326,6 @@ Outcome JpegDecoder::open(const std::uint8_t* data, std::size_t size, std::uint6
 bool JpegDecoder::decode_own(Box box, jpeg::RowStates* states) noexcept {
   State& s = *state_;
   if (way_ == JpegWay::libjpeg || s.source.next_input_byte != data_ + head_) return false;
-  if (way_ == JpegWay::own_else_libjpeg && !own_jpeg_serves()) return false;
   s.crop_x = static_cast<JDIMENSION>(box.x0);
   s.crop_width = static_cast<JDIMENSION>(box.width());
   return s.reserve(kOwnRowOffset) && s.sequential.decode(s.cinfo, {data_ + head_, size_ - head_}, box, s.first_row,

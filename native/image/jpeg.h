@@ -29,7 +29,7 @@
 
 namespace penstock {
 
-// Who decodes: for tests, and for the trial of jpeg_trial.h, one of them alone.
+// Who decodes: for tests one of them alone.
 enum class JpegWay : std::uint8_t { own_else_libjpeg, own, libjpeg };
 
 class JpegDecoder {

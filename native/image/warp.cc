@@ -3,15 +3,10 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <numbers>
 #include <vector>
 
 #include "image/effects.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 namespace penstock {
 namespace {
@@ -166,111 +161,11 @@ void interpolate(const std::array<double, 6>& m, const ImagePart& picture, std::
   }
 }
 
-#if defined(__x86_64__)
-
-// ---- the same for three channels, each in a lane: FMA is left out, as Pillow rounds each product ----
-
-#define PENSTOCK_AVX2 __attribute__((target("avx2")))
-
-// The fourth lane is any number. `end`: of the picture's bytes.
-PENSTOCK_AVX2 inline __m256d channels_at(const std::uint8_t* pixel, const std::uint8_t* end) {
-  std::int32_t bytes = 0;
-  if (end - pixel >= 4) {
-    std::memcpy(&bytes, pixel, 4);
-  } else {
-    std::memcpy(&bytes, pixel, 3);
-  }
-  return _mm256_cvtepi32_pd(_mm_cvtepu8_epi32(_mm_cvtsi32_si128(bytes)));
-}
-
-PENSTOCK_AVX2 inline __m256d lanes_between(__m256d a, __m256d b, __m256d share) {
-  return _mm256_add_pd(a, _mm256_mul_pd(_mm256_sub_pd(b, a), share));
-}
-
-// along_cubic: a sum that begins with a negative number is a difference, rounded alike.
-PENSTOCK_AVX2 inline __m256d lanes_along_cubic(__m256d v1, __m256d v2, __m256d v3, __m256d v4, __m256d d) {
-  const __m256d p2 = _mm256_sub_pd(v3, v1);
-  const __m256d twice = _mm256_mul_pd(_mm256_set1_pd(2), _mm256_sub_pd(v1, v2));
-  const __m256d p3 = _mm256_sub_pd(_mm256_add_pd(twice, v3), v4);
-  const __m256d p4 = _mm256_add_pd(_mm256_sub_pd(_mm256_sub_pd(v2, v1), v3), v4);
-  const __m256d inner = _mm256_add_pd(p3, _mm256_mul_pd(d, p4));
-  return _mm256_add_pd(v2, _mm256_mul_pd(d, _mm256_add_pd(p2, _mm256_mul_pd(d, inner))));
-}
-
-PENSTOCK_AVX2 inline void write_lanes(__m256d value, std::uint8_t* to) {
-  const __m256d limited = _mm256_min_pd(_mm256_max_pd(value, _mm256_setzero_pd()), _mm256_set1_pd(255));
-  const __m128i words = _mm_packus_epi32(_mm256_cvttpd_epi32(limited), _mm_setzero_si128());
-  const std::int32_t bytes = _mm_cvtsi128_si32(_mm_packus_epi16(words, words));
-  std::memcpy(to, &bytes, 3);
-}
-
-PENSTOCK_AVX2 inline void bilinear_lanes(const ImagePart& picture, double at_x, double at_y, std::uint8_t* to) {
-  const std::uint8_t* const end = picture.data + picture.row_stride * (picture.height - 1) + std::ptrdiff_t{3} * picture.width;
-  const int x = floored(at_x), y = floored(at_y);
-  const __m256d dx = _mm256_set1_pd(at_x - x), dy = _mm256_set1_pd(at_y - y);
-  const int x0 = std::clamp(x, 0, picture.width - 1), x1 = std::clamp(x + 1, 0, picture.width - 1);
-  const int y0 = std::clamp(y, 0, picture.height - 1), y1 = y + 1 < picture.height ? y + 1 : y0;
-  const std::uint8_t* const top = picture.data + picture.row_stride * y0;
-  const std::uint8_t* const bottom = picture.data + picture.row_stride * y1;
-  const __m256d above = lanes_between(channels_at(top + 3 * x0, end), channels_at(top + 3 * x1, end), dx);
-  const __m256d below = lanes_between(channels_at(bottom + 3 * x0, end), channels_at(bottom + 3 * x1, end), dx);
-  write_lanes(lanes_between(above, below, dy), to);
-}
-
-PENSTOCK_AVX2 inline void bicubic_lanes(const ImagePart& picture, double at_x, double at_y, std::uint8_t* to) {
-  const std::uint8_t* const end = picture.data + picture.row_stride * (picture.height - 1) + std::ptrdiff_t{3} * picture.width;
-  const int x = floored(at_x), y = floored(at_y);
-  const __m256d dx = _mm256_set1_pd(at_x - x), dy = _mm256_set1_pd(at_y - y);
-  std::array<int, 4> columns{};
-  for (int i = 0; i < 4; ++i) columns[static_cast<std::size_t>(i)] = 3 * std::clamp(x - 1 + i, 0, picture.width - 1);
-  __m256d rows[4];
-  for (int i = 0; i < 4; ++i) {
-    const std::uint8_t* const row = picture.data + picture.row_stride * std::clamp(y - 1 + i, 0, picture.height - 1);
-    rows[i] = lanes_along_cubic(channels_at(row + columns[0], end), channels_at(row + columns[1], end),
-                                channels_at(row + columns[2], end), channels_at(row + columns[3], end), dx);
-  }
-  write_lanes(lanes_along_cubic(rows[0], rows[1], rows[2], rows[3], dy), to);
-}
-
-template <bool Cubic>
-PENSTOCK_AVX2 void interpolate_lanes(const std::array<double, 6>& m, const ImagePart& picture, std::uint8_t* dst,
-                                     std::ptrdiff_t stride) {
-  for (int y = 0; y < picture.height; ++y, dst += stride) {
-    std::uint8_t* to = dst;
-    const double down = y + 0.5;
-    for (int x = 0; x < picture.width; ++x, to += 3) {
-      const double across = x + 0.5;
-      const double at_x = m[0] * across + m[1] * down + m[2], at_y = m[3] * across + m[4] * down + m[5];
-      if (!(at_x >= 0.0 && at_x < picture.width && at_y >= 0.0 && at_y < picture.height)) continue;
-      if constexpr (Cubic) {
-        bicubic_lanes(picture, at_x - 0.5, at_y - 0.5, to);
-      } else {
-        bilinear_lanes(picture, at_x - 0.5, at_y - 0.5, to);
-      }
-    }
-  }
-}
-
-bool has_lanes() { return __builtin_cpu_supports("avx2"); }
-
-#else
-
-bool has_lanes() { return false; }
-
-template <bool Cubic>
-void interpolate_lanes(const std::array<double, 6>&, const ImagePart&, std::uint8_t*, std::ptrdiff_t) {}
-
-#endif
-
 template <int C>
 void warp(const Warp& by, const ImagePart& picture, std::uint8_t* dst, std::ptrdiff_t stride) {
   for (int y = 0; y < picture.height; ++y)
     for (int x = 0; x < picture.width; ++x) copy_pixel<C>(by.fill.data(), dst + stride * y + std::ptrdiff_t{C} * x);
   if (by.filter == Filter::nearest) return warp_nearest<C>(by.matrix, picture, dst, stride);
-  if (C == 3 && has_lanes()) {
-    return by.filter == Filter::bilinear ? interpolate_lanes<false>(by.matrix, picture, dst, stride)
-                                         : interpolate_lanes<true>(by.matrix, picture, dst, stride);
-  }
   if (by.filter == Filter::bilinear) return interpolate<C, bilinear_pixel<C>>(by.matrix, picture, dst, stride);
   return interpolate<C, bicubic_pixel<C>>(by.matrix, picture, dst, stride);
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <numeric>
-#include <utility>
 
 namespace penstock {
 
@@ -40,21 +39,6 @@ std::uint64_t below(Draws& draws, std::uint64_t bound) {
 }
 
 }  // namespace
-
-TorchPermutation::TorchPermutation(std::uint32_t size, std::uint64_t seed)
-    : values_(size), engine_(static_cast<std::uint32_t>(seed & 0xffffffffU)) {
-  std::iota(values_.begin(), values_.end(), 0U);
-}
-
-void TorchPermutation::take(std::uint32_t begin, std::uint32_t count, std::int64_t* out) {
-  const std::uint32_t end = begin + count;
-  const std::uint32_t last = size() == 0 ? 0 : size() - 1;  // the last position is settled by the others
-  for (; settled_ < std::min(end, last); ++settled_) {
-    const auto offset = static_cast<std::uint32_t>(engine_() % (size() - settled_));
-    std::swap(values_[settled_], values_[settled_ + offset]);
-  }
-  std::copy_n(values_.begin() + begin, count, out);
-}
 
 KeyedPermutation::KeyedPermutation(std::uint64_t size, std::uint64_t seed, std::uint64_t epoch) : size_(size) {
   const std::uint64_t key = mix(mix(seed) ^ (epoch * 0xd1342543de82ef95ULL));

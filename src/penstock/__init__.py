@@ -45,7 +45,7 @@ from penstock.errors import (
     WorkerStuck,
 )
 from penstock.loader import DataLoader
-from penstock.observe import follow as _follow
+from penstock.observe import watch as _watch
 from penstock.order.buckets import Buckets
 from penstock.order.mix import Mix
 from penstock.order.weighted import Weighted
@@ -60,18 +60,18 @@ if TYPE_CHECKING:
     from penstock.executors.padded import Padded, PaddedSequences
     from penstock.frameworks.installing import install, uninstall
     from penstock.packing.pack import pack
-    from penstock.recipe.views import Views
+    from penstock.recipe.reader import Views
     from penstock.sources import Arrays, ImageFolder, Images, Shards, TensorFolder
 
 __version__ = "0.1.0"
 
 
-def _publish(loader: object) -> None:
-    """Let `penstock watch` see this process: the module puts its own follower in the place of this one."""
-    _import_module("penstock.insight.publishing")
+def _begins(loader: object) -> None:
+    """Let `penstock watch` see this process."""
+    _import_module("penstock.insight.publishing").begins(loader)
 
 
-_follow(_publish)
+_watch(_begins)
 
 if not TYPE_CHECKING:
     __getattr__ = _attributes_of(
@@ -82,7 +82,7 @@ if not TYPE_CHECKING:
             "executors.padded": ("Padded", "PaddedSequences"),
             "frameworks.installing": ("install", "uninstall"),
             "packing.pack": ("pack",),
-            "recipe.views": ("Views",),
+            "recipe.reader": ("Views",),
             "sources": ("Arrays", "ImageFolder", "Images", "Shards", "TensorFolder"),
         },
         submodules=("cli", "data", "frameworks", "insight", "sources", "testing"),

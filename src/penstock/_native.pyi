@@ -4,7 +4,7 @@ What is bytes here is raw: paths as os.fsencode gives them, names each followed 
 let Python's lock go while they work. Objects may be used from any thread unless it says otherwise.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -183,17 +183,6 @@ class Recipe:
         table: bytes | None,
         fills: Sequence[tuple[bytes, bytes]],
     ) -> None: ...
-    @property
-    def dtype(self) -> str:
-        """Of the result."""
-
-    @property
-    def table(self) -> bytes | None:
-        """What pixel values become, channels x 256 elements; None: they are what they are."""
-
-    @property
-    def fills(self) -> list[bytes]:
-        """What the result holds outside the picture: for each fill, an element a channel."""
 
 def map_size(recipe: Recipe, width: int, height: int) -> tuple[int, int] | None:
     """Return (height, width) of the result where crops, pads and flips alone lead to it, whatever is drawn."""
@@ -282,13 +271,6 @@ def output_spec(recipe: Recipe, width: int = 0, height: int = 0) -> tuple[tuple[
     """Return the result's shape for sources of this size, None when it depends on the sample, and its dtype."""
 
 # --- order -------------------------------------------------------------------------------------------------------
-
-class TorchPermutation:
-    """torch.randperm for a seed, evaluated as far as asked for; one thread at a time."""
-
-    max_size: Final[int]
-    def __init__(self, size: int, seed: int) -> None: ...
-    def take(self, begin: int, out: NDArray[np.int64]) -> None: ...
 
 def count_from_start(indices: NDArray[np.int64], size: int) -> bool:
     """Return whether any index is negative, and so counts from the end. Raises IndexError for one out of range."""
@@ -500,19 +482,6 @@ class LoopCounter:
         """Return what passes in the caller's thread counted: batches, samples, and (seconds, samples, CPU seconds) of
         each stage in observe.CALLER_STAGES.
         """
-
-class NotedIndices:
-    """Goes through the indices of a batch, and notes each in memory that another process reads, before it gives it.
-
-    Words `at_index` and `at_index + 1` of the record become the index and the time (ns, CLOCK_MONOTONIC). describe() is
-    called in place of that with the first index, and with each that is not an int of 64 bits.
-    """
-
-    def __init__(
-        self, record: memoryview, at_index: int, describe: Callable[[Any], None], indices: Iterable[Any]
-    ) -> None: ...
-    def __iter__(self) -> NotedIndices: ...
-    def __next__(self) -> Any: ...
 
 class CallerClock:
     """The clock of one pass in the caller's thread."""

@@ -110,9 +110,6 @@ def decode_jpeg_by(
 ) -> NDArray[np.uint8] | str:
     """Return what decode_jpeg() does, by one of jpeg_decoders() alone."""
 
-def own_jpeg_serves() -> bool:
-    """Return whether the own decoder passed the trial of this process: libjpeg's pixels, by vectors."""
-
 def resize(
     image: NDArray[np.uint8],
     size: tuple[int, int],

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 #: Distinct reasons that are kept for a function; calls refused for further ones count under OTHER_REASONS.
@@ -63,7 +64,7 @@ def answered(function: str) -> None:
     """Count a call of a function, by its public name, that the native core has answered in the calling thread."""
     sink = this_thread.sink
     if sink is not None:
-        sink.answer(function)
+        sink.count(function)
 
 
 def refused(function: str, reason: str, example: str = "") -> None:
@@ -76,7 +77,7 @@ def refused(function: str, reason: str, example: str = "") -> None:
     """
     sink = this_thread.sink
     if sink is not None:
-        sink.refuse(function, reason, example)
+        sink.count(function, reason, 1, example)
 
 
 def count_in_this_process(sink: ThreadCalls | None) -> None:
@@ -97,39 +98,22 @@ class ThreadCalls:
     """What one thread, or one worker process, has counted; another thread may read it at any time."""
 
     def __init__(self) -> None:
-        self._answers: dict[str, int] = {}
-        self._refusals: dict[tuple[str, str], tuple[int, str]] = {}
+        self._counts: dict[tuple[str, str], tuple[int, str]] = {}  # by function and reason: calls, the first example
 
-    def answer(self, function: str) -> None:
-        """Count a call that was answered natively."""
-        self._answers[function] = self._answers.get(function, 0) + 1
-
-    def refuse(self, function: str, reason: str, example: str) -> None:
-        """Count a call that the original function does."""
-        key = kept_reason(self._refusals, function, reason)
-        before = self._refusals.get(key)
-        self._refusals[key] = (1, shortened(example)) if before is None else (before[0] + 1, before[1])
+    def count(self, function: str, reason: str = "", calls: int = 1, example: str = "") -> None:
+        """Count calls: answered natively, or refused for a reason."""
+        known, key = self._counts, (function, reason)
+        if reason and key not in known:
+            others = sum(other == function and bool(why) for other, why in known)
+            key = key if others < MOST_REASONS else (function, OTHER_REASONS)
+        before, first = known.get(key, (0, ""))
+        if example and not first:
+            first = example if len(example) <= _EXAMPLE_CHARACTERS else f"...{example[3 - _EXAMPLE_CHARACTERS :]}"
+        known[key] = before + calls, first
 
     def rows(self) -> list[CallRow]:
         """Return the counts so far."""
-        answers, refusals = self._answers.copy(), self._refusals.copy()
-        return [
-            *(CallRow(function, "", calls) for function, calls in answers.items()),
-            *(CallRow(*key, calls, example) for key, (calls, example) in refusals.items()),
-        ]
-
-
-def kept_reason(known: Iterable[tuple[str, str]], function: str, reason: str) -> tuple[str, str]:
-    """Return (function, reason) under which a refused call counts, where these are known already."""
-    key = (function, reason)
-    if key in known or sum(other == function and bool(why) for other, why in known) < MOST_REASONS:
-        return key
-    return function, OTHER_REASONS
-
-
-def shortened(example: str) -> str:
-    """Return the end of a path."""
-    return example if len(example) <= _EXAMPLE_CHARACTERS else f"...{example[3 - _EXAMPLE_CHARACTERS :]}"
+        return [CallRow(*key, *counted) for key, counted in self._counts.copy().items()]
 
 
 class CallMeter:
@@ -143,7 +127,7 @@ class CallMeter:
         self._threads: dict[int, ThreadCalls] = {}  # by number of the thread; a later thread of that number goes on
         self._working: list[CallReader] = []
         self._finished: deque[CallRow] = deque()  # counts that the totals do not have yet
-        self._totals: dict[tuple[str, str], tuple[int, str]] = {}
+        self._totals = ThreadCalls()
 
     def of_this_thread(self) -> ThreadCalls:
         """Return what counts the calls of the calling thread for this loader."""
@@ -153,7 +137,7 @@ class CallMeter:
     def open(self, read: CallReader) -> None:
         """Add worker processes, which count for themselves."""
         self._working.append(read)
-        self._count_finished()
+        self._finished_rows()
 
     def close(self, read: CallReader) -> None:
         """Read the counts of worker processes for the last time; the second call does nothing."""
@@ -163,13 +147,12 @@ class CallMeter:
 
     def counts(self) -> dict[str, CallCounts]:
         """Return the counts so far, by function."""
-        totals = self._count_finished()
-        for thread in list(self._threads.values()):
-            _count(totals, thread.rows())
-        for read in list(self._working):
-            _count(totals, read())
+        total = ThreadCalls()
+        now = (*(thread.rows for thread in list(self._threads.values())), *list(self._working))
+        for row in chain(self._finished_rows(), *(read() for read in now)):
+            total.count(*row)
         found: dict[str, CallCounts] = {}
-        for (function, reason), (calls, example) in totals.items():
+        for function, reason, calls, example in total.rows():
             before = found.get(function, CallCounts())
             if reason:
                 before.refused[reason] = RefusedCalls(calls, example)
@@ -178,15 +161,9 @@ class CallMeter:
                 found[function] = CallCounts(calls, before.refused)
         return found
 
-    def _count_finished(self) -> dict[tuple[str, str], tuple[int, str]]:
-        """Add what is finished to the totals, and return a copy of them."""
+    def _finished_rows(self) -> list[CallRow]:
+        """Add what is finished to the totals, and return those."""
         with self._lock:
-            _count(self._totals, (self._finished.popleft() for _ in range(len(self._finished))))
-            return dict(self._totals)
-
-
-def _count(totals: dict[tuple[str, str], tuple[int, str]], rows: Iterable[CallRow]) -> None:
-    for function, reason, calls, example in rows:
-        key = kept_reason(totals, function, reason) if reason else (function, reason)
-        before = totals.get(key, (0, ""))
-        totals[key] = (before[0] + calls, before[1] or example)
+            for _ in range(len(self._finished)):
+                self._totals.count(*self._finished.popleft())
+            return self._totals.rows()

@@ -64,9 +64,6 @@ class OutOfSpace(PenstockError, OSError):
         self.errno = errno.ENOSPC
         self.missing = missing
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return partial(type(self), missing=self.missing), (str(self),)
-
 
 class OutOfMemory(PenstockError, MemoryError):
     """Not even a batch of one sample fits into memory."""
@@ -86,9 +83,6 @@ class StorageError(PenstockError, OSError):
     def __init__(self, message: str, *, url: str = "") -> None:
         super().__init__(message)
         self.url = url
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return partial(type(self), url=self.url), (str(self),)
 
 
 class MissingBucket(StorageError, FileNotFoundError):

@@ -9,10 +9,11 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe, SequentialSampler, default_collate
 
-from penstock.executors.selection import Executors, can_pin, gathers_rows, reads_ahead
+from penstock.executors.job import can_pin, gathers_rows, reads_ahead
+from penstock.executors.selection import Executors
 from penstock.executors.workers.own_fetch import describe_copies
-from penstock.order.batch_order import BatchOrder
-from penstock.order.keyed import KeyedSampler
+from penstock.order.batches import BatchOrder
+from penstock.order.permutations import KeyedSampler
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
 from penstock.recipe.steps import Step
 from penstock.recipe.torchvision import classes
@@ -24,7 +25,7 @@ from penstock.sources.tree import source_of
 from penstock.stats import Stats
 from penstock.system.words import and_join, counted
 
-#: How many datasets of a ConcatDataset, and elements of a list, are looked at: they are alike as a rule.
+#: How many datasets of a ConcatDataset are looked at: they are alike as a rule.
 _ALIKE = 8
 #: Reasons that the line of a function's calls names.
 _MOST_REASONS = 4
@@ -111,15 +112,10 @@ class Explained:
             yield f"so far   {done}; your loop waited {stats.wait_seconds:.2f} s for them"
         if stats.verdict:
             yield f"verdict  {stats.verdict}"
-        reading = stats.reading
-        if reading.deepest:
-            brought = reading.ahead + reading.awaited
-            now = f" ({reading.depth} at work now)" if reading.depth else ""
+        if stats.reading.deepest:
             yield (
-                f"reading  up to {counted(reading.deepest, 'reader thread')}{now}, because reads block: "
-                f"{counted(brought, 'sample')} brought ahead of the workers, "
-                f"{brought / max(brought + reading.direct, 1):.0%} of those since reads were seen to block; at most "
-                f"{reading.most_held / 2**20:.0f} MiB held"
+                f"reading  up to {counted(stats.reading.deepest, 'reader thread')}, because reads block: "
+                f"{counted(stats.reading.ahead + stats.reading.awaited, 'sample')} brought ahead of the workers"
             )
         yield from _calls(stats)
 
@@ -264,22 +260,7 @@ def _readers(settings: Settings, *, in_threads: bool) -> str:
 
 
 def _composes_in(dataset: Any) -> tuple[str, ...]:
-    """Return the attributes of a dataset that hold a Compose, such as ".transform", each name once.
-
-    The attributes of the dataset are searched, or of those that it is a Subset or ConcatDataset of, and what lists,
-    tuples, dicts and objects in them hold.
-    """
+    """Return the attributes that are a Compose, such as ".transform", of a dataset, or of those that it is made of."""
     kinds = tuple(classes("Compose"))
-    if not kinds:
-        return ()
     held = (getattr(part.dataset, "__dict__", {}) for part in source_of(dataset).parts(_ALIKE))
-    return tuple(dict.fromkeys(f".{name}" for one in held for name, value in one.items() if _holds(value, kinds)))
-
-
-def _holds(value: Any, kinds: tuple[type, ...]) -> bool:
-    if isinstance(value, kinds):
-        return True
-    if type(value) in (list, tuple):
-        return any(isinstance(one, kinds) for one in value[:_ALIKE])
-    inside = value if type(value) is dict else getattr(value, "__dict__", {})
-    return any(isinstance(one, kinds) for one in inside.values())
+    return tuple(dict.fromkeys(f".{name}" for one in held for name, value in one.items() if isinstance(value, kinds)))

@@ -5,43 +5,41 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 import torch.utils.data
-from torch.utils.data import Dataset, IterDataPipe, MapDataPipe, RandomSampler, SequentialSampler
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, RandomSampler, SequentialSampler, Subset
 
+from penstock import settings as options
 from penstock.cluster.option import Ray, ray_of
 from penstock.device.feed import Device, DeviceFeed, Feed, feed_of
 from penstock.errors import InvalidOption
-from penstock.executors.job import Executor
-from penstock.executors.selection import Executors, default_workers, planned
+from penstock.executors.job import default_workers, planned
+from penstock.executors.selection import Executors
 from penstock.loop_times import LoopClock, LoopMeter
 from penstock.observe import Observers, SpanSink, watching
-from penstock.order.batch_order import BatchOrder
-from penstock.order.batches import deepest
-from penstock.order.buckets import Buckets, sampler_of
-from penstock.order.keyed import SetEpoch, checked_seed
+from penstock.order.batches import BatchOrder, deepest
+from penstock.order.buckets import Buckets
 from penstock.order.mix import Mix
+from penstock.order.permutations import SetEpoch, checked_seed
 from penstock.order.schedule import Shard
 from penstock.order.weighted import Weighted
 from penstock.plan import NativePlan, Plan, plan
 from penstock.recipe.unseeded_generators import SeedWarnings
-from penstock.settings import Given, Method, Settings, Snapshot, method_of, refuse_for_fillers, shares
+from penstock.settings import Given, Method, Settings
 from penstock.sources.blocks import blocks_of
 from penstock.state.checkpoint import Checkpoint, OnChange
 from penstock.state.ledger import LoaderLedger
-from penstock.state.progress import is_count
 from penstock.state.substitutes import Replace, register_of
 from penstock.stats import Stats
 from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import CacheOption, caches_of
-from penstock.system.arguments import check_numbers, naming_empty
-from penstock.system.cpus import usable_cpus
 from penstock.system.deferred import deferred
-from penstock.system.warn_user import warn_user
 
 if TYPE_CHECKING:
     from penstock import explain
@@ -57,73 +55,57 @@ _CHOOSING = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "dr
 class DataLoader(torch.utils.data.DataLoader[T_co]):
     """torch.utils.data.DataLoader, with batches filled by native threads where the dataset is recognised.
 
-    All arguments are torch's and mean what they mean there, with these additions:
+    All arguments are torch's and mean what they mean there, with these additions; docs/options.md says more of each.
 
     Args:
-        num_workers: native threads, or workers of `worker_method` where Python reads the dataset. None (the
-            default): as many threads as CPUs this process may use, and 0 worker processes, torch's
-            default. 0: the caller's thread.
+        num_workers: native threads, or workers of `worker_method` where Python reads the dataset. None (the default):
+            as many threads as CPUs this process may use, and 0 worker processes, as in torch. 0: the caller's thread.
         seed: makes the order a function of (seed, epoch), and every random draw one of (seed, epoch, sample, position),
             where position is the sample's place in the epoch's order: the same batches for any number of workers and
-            ranks and after any resume; a sample that comes several times draws anew. torchvision's RandomResizedCrop,
-            RandomCrop and flips draw the same whoever calls them. For other draws of Python code ``random``,
-            ``numpy.random`` and torch's generator (and the pipelines of Albumentations) are set for each sample, in
-            worker processes and in the caller's thread; threads, and samplers and generators of one's own, are warned
-            of where that does not reach. torch's own samplers without a generator follow the seed too. None: all this
-            follows torch's global generator, or `generator`, as torch's loader does, and the shuffle is the one that
-            torch's loader would draw; native random transforms are functions of a seed drawn for the pass.
-        worker_method: who reads a dataset that only Python can read. None: torch's worker processes, where a Compose of
-            torchvision's transforms that the dataset calls runs natively. "process": the same, with nothing native.
-            "thread": threads of this process, which write each sample into its row of the batch. Each has a copy of the
-            dataset's Python objects and of its transforms, made when a pass begins; tensors, arrays and other data are
-            shared. "auto": both fetch a few batches for a moment, and the faster method is taken; threads where they
-            are as fast. explain() says what was chosen and why. "ray", or a penstock.Ray: `num_workers` fillers, actors
-            of a Ray cluster, make all batches, native ones too, of the dataset as it was when the pass began.
-        share_dataset: True: all threads of worker_method="thread" or "auto" use the one dataset object, not a copy
-            each. Its code must be safe to call from several threads at once.
+            ranks and after any resume. What of the dataset's draws it does not reach is warned of. None: order and
+            draws follow torch's global generator, or `generator`, as in torch's loader; native random transforms are
+            functions of a seed drawn for the pass.
+        worker_method: who reads a dataset that only Python can read. None: torch's worker processes, with what is known
+            of its transforms done natively. "process": the same, with nothing native. "thread": threads of this
+            process, each with a copy of the dataset's Python objects; tensors and arrays are shared. "auto": the faster
+            of the two, by a short trial. "ray", or a penstock.Ray: actors of a Ray cluster make all batches.
+        share_dataset: True: all threads use the one dataset object, whose code must be safe for that.
         on_error: "raise": the error of a bad sample is raised at its batch. "replace", or a penstock.Replace: a good
             sample, a function of (seed, epoch, sample, position), stands in for it.
         device: where batches arrive, a few ahead of the one in use: "cuda" (cuda:LOCAL_RANK under torchrun), or a
-            penstock.Feed, which says more. None: they stay in host memory. With num_workers=0 one batch is read ahead.
-        shard: which of several ranks this is: (rank, ranks), or "auto", which asks torch.distributed when a pass
-            begins, or, before a process group runs, RANK and WORLD_SIZE of torchrun. Every global batch of one order,
-            the same for any number of ranks, is cut among them; all deliver the same number of batches. Where the last
-            one does not go round, samples of it are repeated: `padded` says how many. None, or a DistributedSampler: as
-            torch's loader.
-        ledger: a file that each batch handed out is written to, as a hash over its IDs: `penstock ledger diff` says at
-            which step two runs parted. "{rank}" in the path is the rank's number.
-        cache: where the bytes of recognised files are kept, so that later epochs do not read them from slow storage:
-            memory of this process ("8GiB"), a folder that processes of this user share and later runs find
+            penstock.Feed. None: they stay in host memory.
+        shard: which of several ranks this is: (rank, ranks), or "auto", which asks torch.distributed, or torchrun's
+            variables, when a pass begins. Each global batch of one order is cut among the ranks; all deliver as many
+            batches. None, or a DistributedSampler: as torch's loader.
+        ledger: a file that each batch handed out is written to, as a hash over its IDs. "{rank}" in it is the rank's.
+        cache: where the bytes of recognised files are kept for later epochs: memory of this process ("8GiB"), a folder
             ("/dev/shm/penstock"), a folder with its limit (("/nvme/penstock", "500GiB")), or a list of these, in order.
-            What is read first is kept until a tier is full; nothing is evicted. stats().cache says what came from it.
-        cache_decoded: True: of images, the cache keeps the pixels that the first transforms make, up to the first one
-            that draws or converts, where they have a set size and fit into the tiers or take less than the files.
-            explain() says where files are kept as they are, and why.
-        snapshot_every_n_steps: of torchdata's StatefulDataLoader, and taken for its programs. It changes nothing: a
-            state is that of the batch that was handed out last, at every step.
+        cache_decoded: True: of images, the cache keeps the pixels that the first transforms make, where that pays.
+        snapshot_every_n_steps: of torchdata's StatefulDataLoader, for its programs. It changes nothing.
 
     Raises:
         InvalidOption: seed together with generator, an unknown worker_method, share_dataset or on_error or device,
-            share_dataset=True without threads, a dataset of threads that holds an open file or a lock (from iter()),
-            on_error="replace" or
-            shard= for an iterable dataset, shard= with a shuffle without seed= or with a sampler of one's own; from
-            iter(), a device that is not there.
+            share_dataset=True without threads, on_error="replace" or shard= for an iterable dataset, shard= with a
+            shuffle without seed= or with a sampler of one's own; from iter(), a device that is not there, and a dataset
+            of threads that holds an open file or a lock.
         TooManyBadSamples: more samples are bad than on_error=Replace(max_share=) allows (while iterating).
         WorkerDied, WorkerStuck: a worker ended, or gave nothing for `timeout` seconds (while iterating).
         ValueError: arguments that torch refuses.
     """
 
-    # This file has over 400 lines, and the class over 25 methods and 15 attributes: half of the lines document the
-    # arguments, most attributes are arguments that programs read, as torch's are. __init__ has over 60 lines for its
-    # signature.
+    # Over 25 methods and 15 attributes: most attributes are arguments that programs read, as torch's are. __init__ has
+    # over 60 lines for its signature.
 
     dataset: Any
     sampler: Any
     batch_sampler: Any
     _iterator: Any
-    _snapshot: Snapshot | None = None
+    _kept_settings: Settings | None = None
+    """Of the latest question or pass: they hold while nothing that they were taken from has changed."""
     _planned_for: tuple[Settings, bool] | None = None
     """What the plan was made for: the settings of the latest pass, and whether images stay pixels for a device."""
+    _device_feed: DeviceFeed | None = None
+    _recording: LoaderLedger | None = None
 
     def __init__(
         self,
@@ -156,7 +138,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         cache_decoded: bool = False,
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
-        check_numbers(num_workers=num_workers, batch_size=batch_size, timeout=timeout, prefetch_factor=prefetch_factor)
+        options.check_numbers(
+            num_workers=num_workers,
+            batch_size=batch_size,
+            timeout=timeout,
+            prefetch_factor=prefetch_factor,
+            snapshot_every_n_steps=snapshot_every_n_steps,
+        )
         feed = feed_of(device)  # refuses what makes no sense
         if seed is not None:
             if generator is not None:
@@ -169,22 +157,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         for sized in (sampler, batch_sampler):
             if isinstance(sized, Weighted | Buckets):
                 sized.check_size(len(dataset))  # type: ignore[arg-type]
-        if snapshot_every_n_steps is not None and not is_count(snapshot_every_n_steps):
-            raise InvalidOption(
-                f"snapshot_every_n_steps={snapshot_every_n_steps!r}: it is a number of steps, 0 or more, or None"
-            )
         cluster = ray_of(worker_method)
-        method = method_of(worker_method) if cluster is None else Method.RAY
+        method = options.method_for(worker_method, cluster, dataset, num_workers)
+        if cluster is not None and feed is not None and (feed.cache is not None or feed.decode != "cpu"):
+            raise InvalidOption("worker_method='ray' fills batches elsewhere: Feed(cache=) and Feed(decode=) read here")
         self.seed, self.shard, self.ledger, self.device, self.on_error = seed, shard, ledger, device, on_error
         self.worker_method, self.snapshot_every_n_steps = worker_method, snapshot_every_n_steps
         self.cache, self.cache_decoded = cache, cache_decoded
-        register = register_of(on_error, dataset)
-        if method is Method.THREAD and isinstance(dataset, (IterDataPipe, MapDataPipe)):
-            raise InvalidOption("worker_method='thread' cannot read DataPipes, which keep one state: use 'process'")
-        refuse_for_fillers(cluster, dataset, num_workers)
-        if cluster is not None and feed is not None and (feed.cache is not None or feed.decode != "cpu"):
-            raise InvalidOption("worker_method='ray' fills batches elsewhere: Feed(cache=) and Feed(decode=) read here")
-        self.share_dataset = shares(share_dataset, method)
+        self.share_dataset = options.shares(share_dataset, method)
         self._given = Given(
             own_order=sampler is None and batch_sampler is None,
             prefetch_given=prefetch_factor is not None,
@@ -194,9 +174,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             indexes=JpegIndexes(),
             cluster=cluster,
         )
+        register = register_of(on_error, dataset)
         self._executors = Executors(register, SeedWarnings(), self._given.caches, self._given.indexes)
         self._checkpoint = Checkpoint(seed, self._executors.in_threads)
-        self._device_feed, self._recording = DeviceFeed(), LoaderLedger()
         self._plan: Plan = plan(
             dataset,
             batched=batch_size is not None or batch_sampler is not None,
@@ -206,26 +186,28 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
         if num_workers is None:
             num_workers = self._given.workers = default_workers(dataset, self._plan, method)
-        with naming_empty(dataset, shuffle=shuffle):
-            super().__init__(
-                dataset,
-                batch_size,
-                shuffle,
-                sampler,
-                batch_sampler,
-                num_workers,
-                collate_fn,
-                pin_memory,
-                drop_last,
-                timeout,
-                worker_init_fn,
-                multiprocessing_context,
-                generator,
-                prefetch_factor=prefetch_factor,
-                persistent_workers=persistent_workers,
-                pin_memory_device=pin_memory_device,
-                in_order=in_order,
-            )
+        own_order = self._given.own_order and not isinstance(dataset, IterableDataset)
+        if shuffle and own_order and len(dataset) == 0:  # type: ignore[arg-type]
+            raise InvalidOption(f"{type(dataset).__name__} has no samples, and shuffle=True needs one at least")
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
         self._order().refuse_shard()
         if self._given.seeded is not None and self._given.own_order and type(self.sampler) is RandomSampler:
             self.sampler.generator = self._given.seeded
@@ -234,30 +216,24 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what another process, or a copy, makes anew: the plan, the device, the ledger, the iterator."""
-        state = self.__dict__.copy()
-        for own in ("_plan", "_planned_for", "_snapshot", "_device_feed", "_recording"):
-            state.pop(own, None)
-        return {**state, "_iterator": None}
+        made = ("_plan", "_planned_for", "_kept_settings", "_device_feed", "_recording")
+        return {name: value for name, value in vars(self).items() if name not in made} | {"_iterator": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._executors = self._executors.copied()
+        vars(self).update(state)
+        self._executors = copy(self._executors)
         self._checkpoint = self._checkpoint.copied(self._executors.in_threads)
-        self._device_feed, self._recording = DeviceFeed(), LoaderLedger()
         self._offer_set_epoch()
         self._plan = planned(self._settings())
         self._choose_workers()
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        if name not in _OF_PASSES:
-            vars(self)["_snapshot"] = None  # the settings are others
-
     # --- passes -----------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Any:
-        feed = feed_of(self.device)
-        target = self._device_feed.begin(feed)
+        feed = target = stream = None
+        if self.device is not None or self._device_feed is not None:
+            feed = feed_of(self.device)
+            target = self._feeder().begin(feed)
         sends = target is not None and target.sends
         settings = self._settings()
         if self._planned_for != (settings, sends) or not self._plan.lasts():
@@ -265,27 +241,32 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self._choose_workers()
             settings = self._settings()
             self._planned_for = settings, sends
-        progress = self._checkpoint.next_progress(settings)
-        record = None
+        checkpoint, executors = self._checkpoint, self._executors
+        progress = checkpoint.next_progress(settings)
+        followers: Observers = ()
         if settings.ledger is not None:
-            record = self._recording.of_pass(settings, progress, self._checkpoint.fingerprint)
-        self._checkpoint.progress = progress
-        executors = self._executors
+            self._recording = self._recording or LoaderLedger()
+            followers = (self._recording.of_pass(settings, progress, checkpoint.fingerprint),)
+        checkpoint.progress = progress
         executors.warn_of_unreached(settings, self._plan)
         loop = executors.counters.loop
-        loop.followed(self)
-        followers: Observers = (progress, LoopClock(loop)) if record is None else (record, progress, LoopClock(loop))
-        followers += watching(self)
+        followers += (progress, LoopClock(loop), *watching(self))
+        replaces = self.on_error != "raise"
+        with nullcontext() if target is None else target.current(stream := target.copy_stream()):
+            on_device = (
+                None if target is None or feed is None else target.prepare(feed, self._plan, stream, replaces=replaces)
+            )
+            job = executors.job(self, settings, self._plan, progress, checkpoint.epochs, sends=sends)
+            held, self._iterator = self._iterator, None
+            batches = executors.begin(job, held, on_device)
+            if settings.persistent_workers and settings.num_workers:
+                self._iterator = batches
+            batches = checkpoint.forwarded(settings, batches, progress)
+            batches.observers = executors.observers if target is not None else (*executors.observers, *followers)
         if feed is None or target is None:
-            batches = self._batches(settings, None)
-            batches.observers = (*executors.observers, *followers)
             return batches
-        stream = target.copy_stream()
-        with target.current(stream):
-            batches = self._batches(settings, target.prepare(feed, self._plan, stream), sends=sends)
-            batches.observers = executors.observers
-        feeding = self._device_feed.feeding(batches, feed, target, stream, settings, self._plan, executors.counters)
-        feeding.observers = (target, *followers)
+        feeding = self._feeder().feeding(batches, feed, target, stream, settings, self._plan, executors.counters)
+        feeding.observers = followers
         return feeding
 
     def _get_iterator(self) -> Any:
@@ -296,18 +277,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         finally:
             self._iterator = held
 
-    def _batches(self, settings: Settings, on_device: Executor | None, *, sends: bool = False) -> Any:
-        """Return the iterator of the pass that begins, behind what was handed out before."""
-        checkpoint = self._checkpoint
-        assert checkpoint.progress is not None
-        job = self._executors.job(self, settings, self._plan, checkpoint.progress, checkpoint.epochs, sends=sends)
-        if (held := self._iterator) is not None:
-            self._iterator = None
-        batches = self._executors.begin(job, held, on_device)
-        if settings.persistent_workers and settings.num_workers:
-            self._iterator = batches
-        return checkpoint.forwarded(settings, batches, checkpoint.progress)
-
     def _choose_workers(self) -> None:
         """Choose the number of workers for the plan, where it was not given."""
         given = self._given
@@ -317,30 +286,25 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 self.prefetch_factor = 2 if self.num_workers else None  # as torch's __init__ has it
 
     def _settings(self) -> Settings:
-        sampler, blocks = sampler_of(self.sampler, self.batch_sampler), blocks_of(self.dataset)
-        kept = self._snapshot
-        snapshot = Snapshot.now(self, self._given, sampler, blocks, kept)
-        if snapshot is not kept:
-            vars(self)["_snapshot"] = snapshot
-        return snapshot.settings
+        dataset, batches = self.dataset, self.batch_sampler
+        # Beside Buckets torch puts a sampler of all samples in sequence.
+        sampler = batches.sampler if isinstance(batches, Buckets) else self.sampler
+        in_blocks = isinstance(dataset, Subset | ConcatDataset) or hasattr(dataset, "shuffle_blocks")
+        blocks = blocks_of(dataset) if in_blocks else None
+        kept = self._kept_settings = options.settings_now(self, self._given, sampler, blocks, self._kept_settings)
+        return kept
+
+    def _feeder(self) -> DeviceFeed:
+        self._device_feed = self._device_feed or DeviceFeed()
+        return self._device_feed
 
     def _order(self) -> BatchOrder:
         return BatchOrder(self._settings())
 
     def check_worker_number_rationality(self) -> None:
-        """Warn of more worker processes than CPUs, as torch does, and of more than 4 threads to a CPU."""
-        native = isinstance(self._plan, NativePlan)
-        if self._given.cluster is not None:
-            return
-        if not native and self._given.method is not Method.THREAD:
+        """Warn of more worker processes than CPUs, as torch does."""
+        if not isinstance(self._plan, NativePlan) and self._given.method not in (Method.THREAD, Method.RAY):
             super().check_worker_number_rationality()
-        elif self.num_workers > 4 * (cpus := usable_cpus()):
-            warn_user(
-                f"num_workers={self.num_workers:,}: this DataLoader will start as many {'native ' * native}threads, "
-                f"and the process may use {cpus} CPU{'s' * (cpus != 1)}; excessive worker creation might get "
-                "DataLoader running slow or even freeze: more than 4 to a CPU take turns and memory, and make nothing "
-                "faster; lower num_workers, or leave it out"
-            )
 
     # --- the order --------------------------------------------------------------------------------------------------
 
@@ -352,12 +316,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def set_epoch(self, epoch: int) -> None:
         """Make the next pass epoch number `epoch`; without it each pass is the next one. Reaches a user's sampler too.
 
-        A pass that has begun, and has handed out nothing, becomes one of that epoch: Lightning calls iter() first. With
-        a seed the sampler that the loader makes has a set_epoch too, where Lightning and others look for one.
-
-        Raises:
-            InvalidOption: a negative epoch.
-            TypeError: no integer.
+        A pass that has begun, and has handed out nothing, becomes one of that epoch: Lightning calls iter() first.
+        Raises InvalidOption for a negative epoch, TypeError for what is no integer.
         """
         self._checkpoint.begin_with(epoch)
         given = self.sampler if self.batch_sampler is None else self.batch_sampler
@@ -385,9 +345,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Return where the latest pass is, as its user sees it: JSON-able, under 1 KB, or 5 KB with a generator.
 
         It counts the batches that were handed out, not those that were read ahead; a batch whose error was raised
-        counts once a later one was handed out. An iterable dataset with a state_dict() of its own, read in the caller's
-        thread or in worker processes, adds its states, of whatever size they are. The first call makes the dataset's
-        fingerprint, for which it goes through the IDs.
+        counts once a later one was handed out. A dataset with a state_dict() of its own adds its states. The first call
+        goes through the IDs of the dataset, for its fingerprint.
         """
         kept = self._iterator is not None and self.persistent_workers
         return self._checkpoint.state_dict(self._settings(), iterator_kept=kept)
@@ -399,9 +358,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
         Args:
             state: of state_dict().
-            on_change: what becomes of a dataset that has changed since. "raise": an error says how. "continue": the
-                epoch goes on with the dataset as it is now, from its start, or in the middle where the IDs are the
-                same, or where a sampler draws with replacement.
+            on_change: of the dataset since. "raise": an error says how. "continue": the epoch goes on with the dataset
+                as it is now, from its start, or in the middle where it is known which samples are left.
 
         Raises:
             InvalidOption: a state of another seed, another order or another format; on_change="continue" where it is
@@ -451,11 +409,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         What would make the rest native, and what might be faster, comes last, as advice.
         """
         feed, settings = feed_of(self.device), self._settings()
-        sends = self._device_feed.sends(feed)
+        sends = self._feeder().sends(feed)
         chosen = planned(settings, raw=sends)
         if settings.workers_chosen:
             settings = replace(settings, num_workers=default_workers(self.dataset, chosen, settings.method))
-        device = tuple(self._device_feed.explain(feed, chosen))
+        device = tuple(self._feeder().explain(feed, chosen, replaces=self.on_error != "raise"))
         return explain.Explained(settings, chosen, self._executors, device, sends).text(self.stats())
 
     def stats(self) -> Stats:
@@ -527,34 +485,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Return the arguments in use that torch's loader does not know."""
         return {name: getattr(self, name) for name in _OWN if getattr(self, name) != _OWN[name]}
 
-    @property
-    def _is_accelerate_prepared(self) -> bool:
-        """What Accelerator.prepare asks before it builds a loader from the attributes of this one.
 
-        Raises:
-            InvalidOption: an argument of our own is in use and would be lost, because the class is a derived one.
-        """
-        if self.meet_accelerate() and type(self) is DataLoader:
-            return False
-        if given := self.own_options():
-            raise InvalidOption(
-                f"Accelerator.prepare builds a torch loader in the place of a {type(self).__name__}, without "
-                f"{', '.join(f'{name}={value!r}' for name, value in given.items())}; "
-                f"a penstock.DataLoader, of that very class, is kept"
-            )
-        if isinstance(self._plan, NativePlan):
-            warn_user(
-                f"Accelerator.prepare builds a torch loader in the place of a {type(self).__name__}, which reads "
-                "without native threads; a penstock.DataLoader, of that very class, is kept",
-                through=("accelerate",),
-            )
-        if self._given.workers:  # native threads; torch's loader would start as many processes
-            self.num_workers, self.prefetch_factor = 0, None
-        return False
-
-
-# Attributes that each pass sets, and no settings follow from.
-_OF_PASSES = frozenset({"_iterator", "_plan", "_planned_for"})
 _THEIRS = inspect.signature(torch.utils.data.DataLoader).parameters
 # The arguments that say how samples are read, not which: attributes of the same name.
 _READING = [name for name in _THEIRS if name not in _CHOOSING]

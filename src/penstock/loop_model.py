@@ -7,7 +7,6 @@ them, together, `busy` seconds, of which they run on a CPU for `cpu`. A step tak
 - the workers: busy / workers,
 - the CPUs: the CPU time of the whole process / CPUs that others leave to it,
 - Python's lock, which one thread holds at a time: cpu, where threads run Python,
-- the network, where batches come from other machines: the time in which one was coming in,
 
 plus what a batch costs beside its samples, which is what the measured step has beyond that. Without workers the loop
 makes each batch itself, and a step takes work + busy. A prediction is the same model with one of its numbers changed.
@@ -55,7 +54,6 @@ class Cause(enum.StrEnum):
     CPUS = "cpus"
     OVERHEAD = "overhead"
     OUTLIERS = "outliers"
-    NETWORK = "network"
 
 
 #: The stages of Stats.stages by what they are for. A reader's time is not a worker's.
@@ -73,20 +71,6 @@ _STAGES = {
     "getitem": Cause.PYTHON,
     "iterate": Cause.PYTHON,
 }
-
-
-@dataclass(frozen=True)
-class FillerWork:
-    """What the fillers of a cluster have shown beside the times of their stages."""
-
-    threads: int
-    """Native ones of each filler."""
-    arriving: float
-    """Seconds a step in which a batch was coming in."""
-    bytes: float
-    """That came a step."""
-    at_once: int
-    """Batches that may be in flight at once, by their bytes."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +106,6 @@ class Measured:
     """What the device that batches go to had nothing to do in, by its own clock; of the wait."""
     cacheable: bool = False
     """A cache= could keep the files, and there is none."""
-    fillers: FillerWork | None = None
-    """Where the workers are fillers, whose CPUs are not this machine's: `cpu` is empty then."""
 
     @property
     def step(self) -> float:
@@ -141,21 +123,15 @@ class Measured:
         return sum(self.cpu.values())
 
     @property
-    def lanes(self) -> int:
-        """How many samples are worked on at a time."""
-        if self.fillers is None:
-            return max(1, self.workers)
-        return max(1, min(self.workers, self.fillers.at_once)) * self.fillers.threads
-
-    @property
     def modelled(self) -> float:
         """What a step takes by the model, in seconds, without the cost of a batch beside its samples."""
         if self.kind is Workers.CALLER:
             return self.work + self.total_busy
+        if self.kind is Workers.FILLERS:  # what they have at once, and the network, is not modelled
+            return self.step
         cpus = (self.total_cpu + self.other_cpu) / self.free_cpus
         lock = self.total_cpu if self.locked else 0.0
-        network = self.fillers.arriving if self.fillers is not None else 0.0
-        return max(self.work, self.total_busy / self.lanes, cpus, lock, network)
+        return max(self.work, self.total_busy / max(1, self.workers), cpus, lock)
 
     @property
     def overhead(self) -> float:
@@ -168,22 +144,12 @@ class Measured:
         return max(0.01, min(self.cpus, max(self.cpus, self.host_cpus) - self.foreign_cpus))
 
     @property
-    def advised_kind(self) -> Workers:
-        """Who would make the batches if the loader had workers."""
-        return Workers.PROCESSES if self.kind is Workers.CALLER else self.kind
-
-    @property
     def locked(self) -> bool:
         """Whether threads that run Python do together what one could: one at a time holds Python's lock."""
         if self.kind is not Workers.THREADS or self.workers < 2:
             return False
         running = self.total_cpu / self.step if self.step else 0.0
         return SATURATED <= running <= 2 - SATURATED and self.cpus >= 2
-
-    def gain_without(self, *causes: Cause) -> float:
-        """Return how many times as fast the loop would be if this part of the workers' time fell away."""
-        busy = {cause: seconds for cause, seconds in self.busy.items() if cause not in causes}
-        return self.gain(busy=busy, cpu={cause: seconds for cause, seconds in self.cpu.items() if cause not in causes})
 
     def gain(self, **changed: object) -> float:
         """Return how many times as fast the loop would be by the model, with these fields changed."""
@@ -202,7 +168,6 @@ def measured(
     cpus: float,
     host_cpus: int = 0,
     cacheable: bool = False,
-    fillers: FillerWork | None = None,
 ) -> Measured | None:
     """Return what passes have shown, or None: they were too short to tell.
 
@@ -211,7 +176,7 @@ def measured(
         samples: in all batches.
         workers: of the loader; 0: the caller's thread.
         kind: who they are.
-        cpus, host_cpus, cacheable, fillers: as in Measured.
+        cpus, host_cpus, cacheable: as in Measured.
     """
     steps = sum(loop.waits)
     if steps < LEAST_STEPS or loop.steady_waited + loop.worked < LEAST_SECONDS:
@@ -222,7 +187,7 @@ def measured(
     foreign = max(0.0, loop.machine_cpu_seconds - own) / whole
     used = own / whole
     contended = used > SATURATED * cpus or used + foreign > SATURATED * max(cpus, host_cpus)
-    elsewhere = fillers is not None  # where the stages ran, and on whose CPUs
+    elsewhere = kind is Workers.FILLERS  # where the stages ran, and on whose CPUs
     busy, cpu = dict.fromkeys(Cause, 0.0), dict.fromkeys(Cause, 0.0)
     share = 1 / max(1, loop.batches)  # workers made the first batch of each pass too
     for stage, time in stages.items():
@@ -258,7 +223,6 @@ def measured(
         longest_wait=loop.longest_wait,
         device_idle=loop.device_idle / steps,
         cacheable=cacheable,
-        fillers=fillers,
     )
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import operator
 import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter, process_time
-from typing import Any
 
 import penstock._native as _native
-from penstock import observe
-from penstock.observe import Delivery, Follower, Observer
-from penstock.system.cpus import machine_cpu_seconds
+from penstock.observe import Delivery, Observer
+from penstock.system.limits import machine_cpu_seconds
 
 #: Waits are counted by their length: up to 1 us, 2 us, 4 us, ...; the last class holds all longer ones (over 67 s).
 WAIT_CLASSES = len(_native.LoopCounter().counts()[-1])
@@ -22,8 +19,6 @@ WAIT_CLASSES = len(_native.LoopCounter().counts()[-1])
 #: SHORT_PASS: shorter ones that follow each other are looked at together.
 LOOK_SECONDS = 0.25
 SHORT_PASS = 0.002
-
-_log = logging.getLogger("penstock")
 
 
 @dataclass(frozen=True)
@@ -90,6 +85,7 @@ class LoopMeter:
         failed: errors that the loops got in a batch's place.
         latest: returns the clock of the pass that began last, while it is there.
         looked: when the CPU times were read, by time.perf_counter().
+        follows: is called then, with this time; it raises nothing.
     """
 
     def __init__(self, counter: _native.LoopCounter | None = None) -> None:
@@ -99,8 +95,7 @@ class LoopMeter:
         self.passes = self.failed = 0
         self.latest: Callable[[], LoopClock | None] = lambda: None
         self.looked = 0.0
-        self._follower: Follower = observe.follow_none
-        self._follows: Callable[[float], None] | None = None
+        self.follows: Callable[[float], None] | None = None
         self._ran = 0.0, 0.0  # of the process and the machine, then
         # Batch by batch they are counted natively: behind a batch's samples Python's code has left the CPU's caches.
         self.add, self.add_work = self._counter.add, self._counter.add_work
@@ -116,15 +111,6 @@ class LoopMeter:
         clock = self.latest()
         return clock is not None and not clock.over
 
-    def followed(self, loader: Any) -> None:
-        """Let who follows loaders know of this one, where it does not: a pass begins."""
-        while self._follower is not observe.follower:  # a follower may put another one in its place
-            self._follower, self._follows = observe.follower, None
-            try:
-                self._follows = self._follower(loader)
-            except Exception:
-                _log.exception("a follower of loaders failed, and follows this one no more")
-
     def look(self, *, begins: bool = False) -> None:
         """Count the CPU times of process and machine since the last look; begins: of a pass, they are only read."""
         if (now := perf_counter()) - self.looked < SHORT_PASS:
@@ -135,8 +121,8 @@ class LoopMeter:
                 process, machine = map(operator.sub, self._ran, before)
                 self._cpu += process
                 self._machine_cpu += machine
-        if self._follows is not None:
-            self._follows(now)
+        if self.follows is not None:
+            self.follows(now)
 
     def times(self) -> LoopTimes:
         """Return the times so far."""

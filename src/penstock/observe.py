@@ -59,18 +59,8 @@ class Observer:
 Observers = tuple[Observer, ...]
 #: Called with a loader when one of its passes begins; returns an observer of what the pass's user gets, or None.
 Watcher = Callable[[Any], Observer | None]
-#: Called with a loader at its first pass; returns what its loops call a few times a second, with the time by
-#: time.perf_counter(), or None. It raises nothing.
-Follower = Callable[[Any], Callable[[float], None] | None]
 
 _watchers: list[Watcher] = []
-
-
-def follow_none(loader: Any) -> None:
-    """Follow no loader."""
-
-
-follower: Follower = follow_none
 _log = logging.getLogger("penstock")
 
 
@@ -86,12 +76,6 @@ def watch(watcher: Watcher) -> Callable[[], None]:
             _watchers.remove(watcher)
 
     return end
-
-
-def follow(one: Follower) -> None:
-    """Have this follower called for each loader of this process, in the place of the one before: it costs no pass."""
-    global follower
-    follower = one
 
 
 def watching(loader: Any) -> Observers:

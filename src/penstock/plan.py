@@ -6,7 +6,6 @@ A plan is made when a pass begins, because a dataset's transform may be changed 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,11 +21,11 @@ from penstock.order.permutations import Indices
 from penstock.recipe.collate_fn import only_collates
 from penstock.recipe.originals import look_again
 from penstock.recipe.steps import Refusal
-from penstock.sources.assist import Assisted, assist
 from penstock.sources.labels import LabelColumn, as_objects
 from penstock.sources.native_source import Memory, NativeSource
+from penstock.sources.sample_reader import Assisted
 from penstock.sources.source import unknown
-from penstock.sources.tree import LeafNumbers, Node, RemoteLeaves, build, is_foreign
+from penstock.sources.tree import LeafNumbers, Node, RemoteLeaves, assist, build, is_foreign
 from penstock.sources.unchanged import Unchanged, all_of, collates_as_torch, replaced_in_collating
 from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import Caches
@@ -73,8 +72,8 @@ class NativePlan:
             return False
         if not (leaf.lasting() and self.still() and self.unmoved()):
             return False
-        if indexes is not None:
-            indexes.refresh()
+        for index in () if indexes is None else indexes.opened:
+            index.refresh()
         return True
 
     @cached_property
@@ -118,7 +117,7 @@ class NativePlan:
 
     @cached_property
     def _named(self) -> bool:
-        return any(leaf.files is not None and leaf.files.listed is not None for leaf in self.leaves)
+        return any(leaf.files is not None and leaf.files.listed for leaf in self.leaves)
 
     def specs(self) -> list[_native.Spec | None]:
         """Return the row of each field as far as the plan knows it."""
@@ -133,8 +132,10 @@ class NativePlan:
             return None
         names = [b"."] * len(local)
         for leaf, positions in self._parts(leaves, local):
-            if leaf.files is not None and leaf.files.listed is not None:
-                for position, name in zip(positions.tolist(), leaf.files.listed(local[positions]), strict=True):
+            if leaf.files is not None and leaf.files.listed:
+                for position, name in zip(
+                    positions.tolist(), map(leaf.files.name, local[positions].tolist()), strict=True
+                ):
                     names[position] = name
         joined = b"\0".join(names) + b"\0"
         if joined.count(b"\0") != len(names):
@@ -142,31 +143,24 @@ class NativePlan:
             raise InvalidID(f"embedded null byte in the path {wrong!r}: no file can have that name")
         return joined
 
-    def labels(self, leaves: LeafNumbers | None, local: Indices, *, live: bool = True) -> Any:
-        """Return the collated labels of a batch, as torch's default_collate makes them.
-
-        live: the labels of this moment; else labels that the first batch of the plan saw may do.
-        """
-        column = self.label_column(leaves, local, live=live)
+    def labels(self, leaves: LeafNumbers | None, local: Indices) -> Any:
+        """Return the collated labels of a batch, as torch's default_collate makes them."""
+        column = self.label_column(leaves, local)
         return None if column is None else collated_labels(column)
 
-    def label_column(self, leaves: LeafNumbers | None, local: Indices, *, live: bool = True) -> LabelColumn | None:
-        """Return the labels of a batch, None for samples without; live: as for `labels`."""
-        if self.leaves[0].labels is None:
+    def label_column(self, leaves: LeafNumbers | None, local: Indices) -> LabelColumn | None:
+        """Return the labels of a batch, None for samples without."""
+        if (first := self.leaves[0].labels) is None:
             return None
         if leaves is None:
-            return self._reader(self.leaves[0], live)(local)
+            return first(local)
         values: list[Any] = [None] * len(local)
         for leaf, positions in self._parts(leaves, local):
-            part = self._reader(leaf, live)(local[positions])
+            assert leaf.labels is not None
+            part = leaf.labels(local[positions])
             for position, value in zip(positions.tolist(), as_objects(part), strict=True):
                 values[position] = value
         return values
-
-    @staticmethod
-    def _reader(leaf: NativeSource, live: bool) -> Callable[[Indices], LabelColumn]:
-        assert leaf.labels is not None
-        return leaf.labels.now if live or leaf.labels.kept is None else leaf.labels.kept
 
     def leaf(self, leaves: LeafNumbers | None, position: int) -> NativeSource:
         """Return the leaf of the sample at a position of a batch."""

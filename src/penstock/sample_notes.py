@@ -77,20 +77,13 @@ def collated(collate: Callable[[Any], Any], given: Any, samples: Any) -> Any:
         raise
 
 
-def fetch_samples(dataset: Any, given: Any) -> Any:
-    """Return the samples of a batch as torch's fetcher gets them."""
-    if whole := getattr(dataset, "__getitems__", None):
-        try:
-            return whole(given)
-        except Exception as error:
-            note_batch(error, given)
-            raise
-    return one_by_one(partial(operator.getitem, dataset), given)
-
-
 def torch_batch(dataset: Any, given: Any) -> Any:
     """Return the batch that torch would make where a sampler gave something else than indices."""
-    return collated(default_collate, given, fetch_samples(dataset, given))
+    if whole := getattr(dataset, "__getitems__", None):
+        samples = collated(lambda _: whole(given), given, None)
+    else:
+        samples = one_by_one(partial(operator.getitem, dataset), given)
+    return collated(default_collate, given, samples)
 
 
 def _difference(first: Any, other: Any, place: str) -> tuple[str, str, str] | None:

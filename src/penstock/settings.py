@@ -8,10 +8,17 @@ from enum import Enum
 from functools import cached_property
 from itertools import takewhile
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, IterableDataset, MapDataPipe, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    IterableDataset,
+    IterDataPipe,
+    MapDataPipe,
+    RandomSampler,
+    SequentialSampler,
+)
 
 from penstock.errors import InvalidOption
 
@@ -23,49 +30,6 @@ class Method(Enum):
     THREAD = "thread"
     AUTO = "auto"
     RAY = "ray"
-
-
-def method_of(value: object) -> Method | None:
-    """Return the method of a worker_method= argument; "multiprocessing", torch's word, is "process".
-
-    Raises InvalidOption.
-    """
-    if value is None:
-        return None
-    try:
-        return Method("process" if value == "multiprocessing" else value)
-    except ValueError:
-        raise InvalidOption(
-            f"worker_method={value!r}: it is 'process', 'thread', 'auto', 'ray' or a penstock.Ray, or None for torch's "
-            "processes"
-        ) from None
-
-
-def shares(value: object, method: Method | None) -> bool:
-    """Return a share_dataset= argument. Raises InvalidOption."""
-    if not isinstance(value, bool):
-        raise InvalidOption(f"share_dataset={value!r}: it is True or False")
-    if value and method not in (Method.THREAD, Method.AUTO):
-        raise InvalidOption(
-            "share_dataset=True is for worker_method='thread' or 'auto': worker processes share nothing"
-        )
-    return value
-
-
-def refuse_for_fillers(cluster: object, dataset: object, num_workers: int | None) -> None:
-    """Raise InvalidOption for a loader that fillers of a cluster cannot work for. cluster: None where there is none."""
-    if cluster is None:
-        return
-    if isinstance(dataset, IterableDataset | MapDataPipe):
-        raise InvalidOption(
-            f"worker_method='ray' needs a map-style dataset: a {type(dataset).__name__} makes its own order, and what "
-            "a lost filler had read of it nobody could read again"
-        )
-    if not num_workers:
-        raise InvalidOption(
-            f"worker_method='ray' needs num_workers=, the number of fillers, at least 1, not {num_workers!r}: each "
-            "takes what penstock.Ray(cpus=, resources=) says of the cluster"
-        )
 
 
 @dataclass(eq=False)
@@ -136,8 +100,10 @@ class Settings:
     """The order.blocks.Blocks that the dataset is shuffled in; None: it is shuffled as a whole."""
     size: int | None = None
     """The length of the dataset, where the loader makes the order; None: it has none, or is not asked."""
+    taken: tuple[Any, ...] = ()
+    """What they were taken from: the loader's attributes, and what its samplers hold."""
     known: dict[str, Any] = field(default_factory=dict, init=False)
-    """What order.batch_order has found out about these settings, once for all passes that go by them."""
+    """What order.batches has found out about these settings, once for all passes that go by them."""
 
     @cached_property
     def iterable(self) -> bool:
@@ -160,57 +126,111 @@ class Settings:
         return self.generator or self.seeded
 
 
-class Snapshot(NamedTuple):
-    """The settings of a loader, and what they were taken from that changes without the loader's knowledge."""
+def settings_now(loader: Any, given: Given, sampler: Any, blocks: Any, kept: Settings | None) -> Settings:
+    """Return the settings of a loader as it is now: `kept`, where nothing has changed since.
 
-    settings: Settings
-    taken: tuple[Any, ...]
-    """The objects behind its samplers."""
-    size: int | None
-
-    @classmethod
-    def now(cls, loader: Any, given: Given, sampler: Any, blocks: Any, kept: Snapshot | None) -> Snapshot:
-        """Return the snapshot of a loader as it is now: `kept` where that still holds.
-
-        Args:
-            loader, given: the loader, and what it was given.
-            sampler: says which samples come.
-            blocks: what the dataset is shuffled in.
-            kept: of an earlier moment, where no attribute of the loader was set since.
-        """
-        size, batches, taken = None, loader.batch_sampler, [blocks]
-        if type(sampler) in (RandomSampler, SequentialSampler):
-            taken += vars(sampler).values()
-            if given.own_order:
-                try:
-                    size = len(loader.dataset)
-                except Exception:  # of the user's __len__: it is raised where torch would ask
-                    size = None
-        if type(batches) is BatchSampler:
-            taken += vars(batches).values()
-        if (
-            kept is not None
-            and size == kept.size
-            and len(taken) == len(kept.taken)
-            and all(map(is_, taken, kept.taken))
-        ):
-            return kept
-        return cls(_settings_of(loader, given, sampler, blocks, size), tuple(taken), size)
-
-
-def _settings_of(loader: Any, given: Given, sampler: Any, blocks: Any, size: int | None) -> Settings:
-    attributes = {name: getattr(loader, name) for name in _ATTRIBUTES}
+    Args:
+        loader, given: the loader, and what it was given.
+        sampler: says which samples come.
+        blocks: what the dataset is shuffled in.
+        kept: of an earlier moment.
+    """
+    size, batches = None, loader.batch_sampler
+    attributes = [getattr(loader, name) for name in _ATTRIBUTES]
+    taken = [*attributes, sampler, blocks, given, given.workers, loader._IterableDataset_len_called]
+    if type(sampler) in (RandomSampler, SequentialSampler):
+        taken += vars(sampler).values()
+        if given.own_order:
+            try:
+                size = len(loader.dataset)
+            except Exception:  # of the user's __len__: it is raised where torch would ask
+                size = None
+    if type(batches) is BatchSampler:
+        taken += vars(batches).values()
+    if kept is not None and size == kept.size and len(taken) == len(kept.taken) and all(map(is_, taken, kept.taken)):
+        return kept
     given_options = {name: value for name, value in vars(given).items() if name != "workers"}
     return Settings(
-        **{**attributes, **given_options, "sampler": sampler},
+        **{**dict(zip(_ATTRIBUTES, attributes, strict=True)), **given_options, "sampler": sampler},
         index_sampler=loader._index_sampler,
         batched=loader._auto_collation,
         noted_length=loader._IterableDataset_len_called,
         workers_chosen=given.workers is not None and given.workers == loader.num_workers,
         blocks=blocks,
         size=size,
+        taken=tuple(taken),
     )
 
 
 #: The fields that are attributes of a loader by the same name.
 _ATTRIBUTES = list(takewhile(lambda name: name != "index_sampler", (one.name for one in fields(Settings))))
+
+
+# --- checks of arguments, with the exceptions that torch raises later -------------------------------------------------
+
+
+def method_of(value: object) -> Method | None:
+    """Return the method of a worker_method= argument; "multiprocessing", torch's word, is "process".
+
+    Raises InvalidOption.
+    """
+    if value is None:
+        return None
+    try:
+        return Method("process" if value == "multiprocessing" else value)
+    except ValueError:
+        raise InvalidOption(
+            f"worker_method={value!r}: it is 'process', 'thread', 'auto', 'ray' or a penstock.Ray, or None for torch's "
+            "processes"
+        ) from None
+
+
+def method_for(value: object, cluster: object, dataset: object, num_workers: int | None) -> Method | None:
+    """Return the method of a worker_method= argument. Raises InvalidOption where it cannot read the dataset.
+
+    cluster: that the argument names; None: none.
+    """
+    method = method_of(value) if cluster is None else Method.RAY
+    if method is Method.THREAD and isinstance(dataset, IterDataPipe | MapDataPipe):
+        raise InvalidOption("worker_method='thread' cannot read DataPipes, which keep one state: use 'process'")
+    if cluster is not None and isinstance(dataset, IterableDataset | MapDataPipe):
+        raise InvalidOption(
+            f"worker_method='ray' needs a map-style dataset: a {type(dataset).__name__} makes its own order, and what "
+            "a lost filler had read of it cannot be read again"
+        )
+    if cluster is not None and not num_workers:
+        raise InvalidOption(
+            f"worker_method='ray' needs num_workers=, the number of fillers, at least 1, not {num_workers!r}: each "
+            "takes what penstock.Ray(cpus=, resources=) says of the cluster"
+        )
+    return method
+
+
+def shares(value: object, method: Method | None) -> bool:
+    """Return a share_dataset= argument. Raises InvalidOption."""
+    if not isinstance(value, bool):
+        raise InvalidOption(f"share_dataset={value!r}: it is True or False")
+    if value and method not in (Method.THREAD, Method.AUTO):
+        raise InvalidOption(
+            "share_dataset=True is for worker_method='thread' or 'auto': worker processes share nothing"
+        )
+    return value
+
+
+def check_numbers(
+    *, num_workers: Any, batch_size: Any, timeout: Any, prefetch_factor: Any, snapshot_every_n_steps: Any
+) -> None:
+    """Raise TypeError for what is no number; InvalidOption, a ValueError, for a number of samples or steps."""
+    for name, value in (("num_workers", num_workers), ("prefetch_factor", prefetch_factor)):
+        if value is not None and not hasattr(value, "__index__"):
+            raise TypeError(f"{name} must be an integer, or None for the default, not {value!r}")
+    if isinstance(timeout, complex) or not (hasattr(timeout, "__float__") or hasattr(timeout, "__index__")):
+        raise TypeError(f"timeout must be a number of seconds, not {timeout!r}; 0 waits without limit")
+    if batch_size is not None and not isinstance(batch_size, int):
+        raise InvalidOption(
+            f"batch_size must be an int or None, which batches nothing, not {batch_size!r} of type "
+            f"{type(batch_size).__name__}"
+        )
+    steps = snapshot_every_n_steps
+    if steps is not None and not (type(steps) is int and steps >= 0):
+        raise InvalidOption(f"snapshot_every_n_steps={steps!r}: it is a number of steps, 0 or more, or None")

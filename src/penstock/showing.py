@@ -1,8 +1,13 @@
-"""Names, paths and URLs as every message shows them: nothing that a terminal acts upon, nothing that opens a store."""
+"""Names, paths and URLs as every message shows them: nothing that a terminal acts upon, nothing that opens a store.
+
+And the line on a terminal that says how far something is.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+from typing import TextIO
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"<>]*[^\s\"<>.,;:)\]}']")
 
@@ -32,3 +37,27 @@ def _bare(url: re.Match[str]) -> str:
     scheme, _, rest = url[0].partition("?")[0].partition("://")
     host, slash, path = rest.partition("/")
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
+class StatusLine:
+    """One line on a terminal, written anew each time. It ends where the terminal can no longer be written to."""
+
+    def __init__(self, terminal: TextIO) -> None:
+        self._terminal: TextIO | None = terminal
+        self._process = os.getpid()
+
+    def write(self, text: str = "") -> None:
+        """Show a text in the place of the one before; empty: take the line off the terminal."""
+        if self._terminal is None or os.getpid() != self._process:  # in a forked child it is the parent's
+            return
+        try:
+            columns = os.get_terminal_size(self._terminal.fileno()).columns or 80
+            # The cursor goes back to where the line begins: what a program prints does not begin behind it.
+            self._terminal.write(f"\r\x1b[K{text[: columns - 1]}\r" if text else "\r\x1b[K")
+            self._terminal.flush()
+        except (OSError, ValueError):  # it is gone, or closed
+            self._terminal = None
+
+    def end(self) -> None:
+        """Write no more."""
+        self._terminal = None

@@ -7,12 +7,11 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.cluster.option import REQUESTS
-from penstock.loop_model import SATURATED, Cause, FillerWork, Measured, Workers
-from penstock.system.words import counted, duration, size_of
+from penstock.loop_model import SATURATED, Cause, Measured, Workers
+from penstock.system.words import counted, duration
 
 #: A loop that waits for less than this share of its time is not held up by its batches.
 WAITING = 0.05
@@ -24,8 +23,6 @@ FEW, MOST = 0.05, 0.5
 ROOM = "1GiB"
 #: Workers that are advised at the most, where there are no more CPUs: each process takes memory.
 MOST_WORKERS = 16
-#: Fillers that are advised at the most: so many times those that there are.
-MOST_FILLERS = 8
 #: CPUs that are advised at the most: so many times those that there are.
 MOST_CPUS = 4
 
@@ -50,11 +47,9 @@ def findings(found: Measured) -> list[Finding]:
     if found.wait < WAITING * found.step:
         evidence = f"The loop worked for {duration(found.work)} of the {duration(found.step)} that a step takes."
         return [Finding(Cause.COMPUTE, evidence, "", 1.0)]
-    if found.fillers is None:
-        work = [*_lock(found), *_cpus(found), *_workers(found)]
-    else:
-        work = [*_cpus(found), *_of_fillers(found, found.fillers)]
-    made = [*_outliers(found), *_overhead(found), *work, *_reads(found)]
+    made: list[Finding] = []
+    if found.kind is not Workers.FILLERS:
+        made += [*_outliers(found), *_overhead(found), *_lock(found), *_cpus(found), *_workers(found), *_reads(found)]
     if not made:
         evidence = f"The loop waited for {duration(found.wait)} of the {duration(found.step)} that a step takes."
         return [Finding(_largest(found.busy), evidence, "", 1.0)]
@@ -147,7 +142,8 @@ def _workers(found: Measured) -> Iterator[Finding]:
     if found.locked:
         return
     numbers = range(found.workers + 1, max(MOST_WORKERS, math.ceil(found.cpus)) + 1)
-    best, gain = _fewest(numbers, lambda workers: found.gain(workers=workers, kind=found.advised_kind))
+    kind = Workers.PROCESSES if found.kind is Workers.CALLER else found.kind
+    best, gain = _fewest(numbers, lambda workers: found.gain(workers=workers, kind=kind))
     if gain < WORTH:
         return
     who = f"{counted(found.workers, 'worker')} " if found.workers else "the loop itself "
@@ -158,43 +154,11 @@ def _workers(found: Measured) -> Iterator[Finding]:
     yield Finding(_largest(found.busy), evidence, f"num_workers={best}", gain, {"num_workers": best})
 
 
-def _of_fillers(found: Measured, fillers: FillerWork) -> Iterator[Finding]:
-    """Yield what would help a loop whose batches fillers of a cluster make: more in flight, more fillers, a network."""
-    if fillers.at_once < found.workers:
-        wider = replace(fillers, at_once=REQUESTS * found.workers)
-        if (gain := found.gain(fillers=wider)) >= WORTH:
-            needed = fillers.bytes * REQUESTS * found.workers
-            evidence = (
-                f"bytes_in_flight= lets {counted(fillers.at_once, 'batch', 'batches')} of "
-                f"{size_of(round(fillers.bytes))} be in flight, for {counted(found.workers, 'filler')}."
-            )
-            change = f'penstock.Ray(bytes_in_flight="{math.ceil(needed / (1 << 20))}MiB")'
-            yield Finding(Cause.OVERHEAD, evidence, change, gain)
-    best, gain = _fewest(
-        range(found.workers + 1, MOST_FILLERS * found.workers + 1),
-        lambda number: found.gain(workers=number, fillers=replace(fillers, at_once=max(number, fillers.at_once))),
-    )
-    if gain >= WORTH:
-        evidence = (
-            f"The batches kept {counted(found.workers, 'filler')} busy for {duration(found.total_busy)} a step, with "
-            f"{counted(fillers.threads, 'thread')} each."
-        )
-        yield Finding(_largest(found.busy), evidence, f"num_workers={best}", gain, {"num_workers": best})
-    if fillers.arriving >= SATURATED * found.step:
-        gain = found.gain(fillers=replace(fillers, arriving=0.0))
-        evidence = (
-            f"Batches of {size_of(round(fillers.bytes))} came at {fillers.bytes / fillers.arriving / 1e9:.3g} GB/s, "
-            f"for {fillers.arriving / found.step:.0%} of the time: the network, or this process at its end, is the "
-            "limit."
-        )
-        yield Finding(Cause.NETWORK, evidence, "a faster network, or samples of fewer bytes,", gain)
-
-
 def _reads(found: Measured) -> Iterator[Finding]:
     """Yield the finding that files are what workers wait for."""
     if not found.cacheable or Cause.READ not in found.busy:
         return
-    gain = found.gain_without(Cause.READ)
+    gain = found.gain(busy={**found.busy, Cause.READ: 0.0}, cpu={**found.cpu, Cause.READ: 0.0})
     if gain >= WORTH:
         reading = found.busy[Cause.READ]
         rate = f", {found.read_bytes / reading / 1e6:.3g} MB/s for a worker" if found.read_bytes else ""
@@ -211,10 +175,8 @@ def verdict(found: Measured) -> str:
     if share < WAITING:
         return f"{text}: its own work, {duration(found.work)} a step, is what takes the time."
     parts = dict(found.busy)
-    if found.fillers is not None and found.fillers.arriving:
-        parts[Cause.NETWORK] = found.fillers.arriving * found.lanes
     if found.overhead > 0:
-        parts[Cause.OVERHEAD] = found.overhead * found.lanes
+        parts[Cause.OVERHEAD] = found.overhead * max(1, found.workers)
     whole = sum(parts.values())
     shown = sorted(((seconds, cause) for cause, seconds in parts.items() if seconds >= 0.05 * whole), reverse=True)
     if shown:

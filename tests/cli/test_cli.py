@@ -36,6 +36,14 @@ def write(path: Path, *entries: BadSample) -> str:
     return str(path)
 
 
+def printed(capsys: Captured, *arguments: str) -> str:
+    """Run `penstock quarantine`, which succeeds and says nothing on stderr; return its output."""
+    assert main(["quarantine", *arguments]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
+
+
 @pytest.fixture
 def manifest(tmp_path: Path) -> str:
     return write(
@@ -119,10 +127,7 @@ def test_no_permission(manifest: str, capsys: Captured) -> None:
 
 
 def test_list(manifest: str, capsys: Captured) -> None:
-    assert main(["quarantine", "list", manifest]) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
-    assert out.splitlines() == [
+    assert printed(capsys, "list", manifest).splitlines() == [
         "ID             SIZE  TIME                  PATH           ERROR",
         "id-1         12,345  2025-11-20T13:03:00Z  /data/id-1.pt  CorruptSample: torn",
         "id-22             -  2025-11-20T13:03:00Z  -              ValueError: no",
@@ -130,28 +135,23 @@ def test_list(manifest: str, capsys: Captured) -> None:
         "",
         f"3 bad samples in {manifest}",
     ]
+    for arguments in (["list", manifest, "--json"], ["export", manifest, "--format", "json"]):
+        entries = Manifest(manifest).read().values()
+        assert json.loads(printed(capsys, *arguments)) == [asdict(entry) for entry in entries]
 
 
 def test_list_empty(tmp_path: Path, capsys: Captured) -> None:
     path = write(tmp_path / "m")
-    assert main(["quarantine", "list", path]) == 0
-    assert capsys.readouterr().out == f"no bad samples in {path}\n"
-    assert main(["quarantine", "list", path, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == []
+    assert printed(capsys, "list", path) == f"no bad samples in {path}\n"
+    assert json.loads(printed(capsys, "list", path, "--json")) == []
 
 
 def test_list_odd_names(tmp_path: Path, capsys: Captured) -> None:
     path = write(tmp_path / "m", BadSample(ODD, None, f"E: {ODD}", 1, WHEN))
-    assert main(["quarantine", "list", path]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed(capsys, "list", path).splitlines()
     escaped = r'a "\udcff"\n\x1b[31m,b'
     assert lines[1].startswith(escaped + "  ") and lines[1].endswith("E: " + escaped)
     assert lines[2:] == ["", f"1 bad sample in {path}"]
-
-
-def test_list_json(manifest: str, capsys: Captured) -> None:
-    assert main(["quarantine", "list", manifest, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == [asdict(entry) for entry in Manifest(manifest).read().values()]
 
 
 def test_damaged_line_is_a_warning(manifest: str, capsys: Captured) -> None:
@@ -271,22 +271,18 @@ def test_retry(tmp_path: Path, capsys: Captured) -> None:
     assert kept == {entry.id: entry for entry in bad if entry.id not in GOOD}  # what stays has its old error
 
 
-def test_retry_when_all_is_well(tmp_path: Path, capsys: Captured) -> None:
+def test_retry_when_all_is_well(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save(torch.zeros(3), tmp_path / "a.pt")
-    manifest = write(tmp_path / "m", BadSample.of("a", tmp_path / "a.pt", CorruptSample("torn")))
-    assert main(["quarantine", "retry", manifest]) == 0
-    assert capsys.readouterr().out.startswith("good again  a: was CorruptSample: torn\n1 good again (1 taken out), 0 ")
+    Image.new("RGB", (40, 40)).save(tmp_path / "b.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # of which Pillow warns
+    files = [tmp_path / "a.pt", tmp_path / "b.png"]
+    manifest = write(tmp_path / "m", *(BadSample.of(file.stem, file, CorruptSample("torn")) for file in files))
+    lines = printed(capsys, "retry", manifest).splitlines()
+    assert lines[0] == "good again  a: was CorruptSample: torn" and lines[2].startswith(
+        "2 good again (2 taken out), 0 "
+    )
     assert Path(manifest).read_bytes() == b""
-    assert main(["quarantine", "retry", manifest]) == 0
-
-
-def test_retry_warns_of_nothing(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pillow's warnings of a file that it reads are none of a run's errors."""
-    Image.new("RGB", (40, 40)).save(tmp_path / "large.png")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
-    manifest = write(tmp_path / "m", BadSample.of("a", tmp_path / "large.png", CorruptSample("torn")))
-    assert main(["quarantine", "retry", manifest]) == 0
-    assert capsys.readouterr().err == ""
+    printed(capsys, "retry", manifest)
 
 
 # --- export ------------------------------------------------------------------------------------------------------
@@ -306,14 +302,8 @@ def test_export_csv(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) 
     assert b'"a ""\xff""\n' in out  # the bytes of the name as they are on the disk
 
 
-def test_export_json(manifest: str, capsys: Captured) -> None:
-    assert main(["quarantine", "export", manifest, "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out) == [asdict(entry) for entry in Manifest(manifest).read().values()]
-
-
 def test_export_names(manifest: str, capsys: Captured) -> None:
-    assert main(["quarantine", "export", manifest, "--format", "ids"]) == 0
-    assert capsys.readouterr() == ("id-1\nid-22\n/data/x.jpg\n", "")
+    assert printed(capsys, "export", manifest, "--format", "ids") == "id-1\nid-22\n/data/x.jpg\n"
     assert main(["quarantine", "export", manifest, "--format", "paths", "--null"]) == 0
     out, err = capsys.readouterr()
     assert out == "/data/id-1.pt\0/data/x.jpg\0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from pathlib import Path
 
@@ -90,6 +91,9 @@ class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
+    def fileno(self) -> int:
+        return 2
+
 
 def test_progress_elsewhere_and_on_a_terminal(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
@@ -103,10 +107,11 @@ def test_progress_elsewhere_and_on_a_terminal(capsys: Captured, monkeypatch: pyt
         "packing: 41 of 100, 4 samples/s, 3.9 KiB/s, about 14 s left",
         "packing: 81 of 100, 4 samples/s, 3.9 KiB/s, about 5 s left",
     ]
-    monkeypatch.undo()
-    pytest.importorskip("rich")
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((30, 24)))
     with Bar("packing") as bar:
-        bar.update(100, 100, 1000)
-    assert "packing" in terminal.getvalue() and "100 of 100" in terminal.getvalue()
+        for done in (1, 2, 100):
+            bar.update(done, 100, 1000)
+            now[0] += 0.25
+    assert terminal.getvalue() == "\r\x1b[Kpacking: 2 of 100, 8 samples/\r\r\x1b[K"

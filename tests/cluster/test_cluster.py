@@ -17,9 +17,19 @@ import pytest
 import torch
 
 import penstock
-from penstock.cluster.connection import Facts, check, connected, files_of, pickled, unseen, versions
+from penstock.cluster.connection import (
+    Facts,
+    Memory,
+    check,
+    connected,
+    files_of,
+    pickled,
+    pieces_of,
+    unseen,
+    value_of,
+    versions,
+)
 from penstock.cluster.option import Ray, ray_of
-from penstock.cluster.pickles import Memory, pieces_of, value_of
 from penstock.executors.buffers import Buffers
 from penstock.executors.filler import PassInput, PassResources
 from penstock.executors.iterator import Pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,21 +15,18 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock
-from penstock.device import arithmetic
-from penstock.device.arithmetic import Arithmetic
+from penstock.device import moving
+from penstock.device.moving import Arithmetic
 from penstock.errors import CorruptSample
 from penstock.executors.buffers import Buffers
 from penstock.executors.filler import PassInput, PassResources
 from penstock.executors.iterator import Pass
 from penstock.executors.native import NativeFiller
-from penstock.executors.selection import Executors
-from penstock.explain import Explained
 from penstock.order.batches import with_sample_numbers
 from penstock.plan import NativePlan, PythonPlan, plan
-from penstock.recipe.inverse import Inverse
+from penstock.recipe.conversions import Inverse
 from penstock.recipe.reader import read
-from penstock.recipe.recipe import Recipe
-from penstock.recipe.unseeded_generators import SeedWarnings
+from penstock.recipe.steps import Recipe
 from tests.photos import in_memory, noise_image, photo_files
 from tests.waiting import run_in_threads
 
@@ -264,26 +260,6 @@ def test_datasets_side_by_side() -> None:
     assert isinstance(plan(bytes_too, batched=True, collate_fn=None, worker_init_fn=None, raw=True), PythonPlan)
 
 
-def test_explain_says_who_converts() -> None:
-    dataset = cifar(v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(*IMAGENET))
-    loader = penstock.DataLoader(dataset, 8, num_workers=2)
-
-    def explained(*, raw: bool) -> str:
-        made = native_plan(dataset, raw=raw)
-        return Explained(loader._settings(), made, Executors(None, SeedWarnings()), (), sends=True).text(loader.stats())
-
-    lines = explained(raw=True).splitlines()
-    assert [line.split()[:2] for line in lines[2:6]] == [
-        ["native", "gather"],
-        ["native", "flip"],
-        ["native", "send"],
-        ["device", "convert"],
-    ]
-    assert "uint8" in lines[4]
-    assert "Normalize" in lines[5]
-    assert "device" not in explained(raw=False)
-
-
 # --- the arithmetic ---------------------------------------------------------------------------------------------------
 
 
@@ -315,7 +291,7 @@ def test_every_dtype_and_layout(
     monkeypatch: pytest.MonkeyPatch, name: str, slices: bool, dtype: torch.dtype | None
 ) -> None:
     if slices:
-        monkeypatch.setattr(arithmetic, "_ROOM", 1500)
+        monkeypatch.setattr(moving, "_ROOM", 1500)
     table = TABLES[name]
     convert = Arithmetic(table)
     for pixels in (noise(5, len(table)), noise(4, len(table), 1, 1), noise(2, len(table), 1, 40), noise(0, len(table))):
@@ -337,18 +313,6 @@ def test_what_cannot_be_converted_is_refused() -> None:
             convert(wrong)
     with pytest.raises(ValueError, match="a table has shape"):
         Arithmetic(torch.zeros(3, 255))
-
-
-def test_it_is_pickled_without_what_is_on_the_device() -> None:
-    convert = Arithmetic(TABLES["float32"])
-    pixels = noise(3, 3)
-    wanted = convert(pixels, torch.bfloat16, True)
-    again = pickle.loads(pickle.dumps(convert))
-    assert again._held == {}
-    assert "3 channels" in repr(again)
-    assert again.made_from(TABLES["float32"])
-    assert not any(again.made_from(TABLES[name]) for name in ("scaled", "grey", "float64"))
-    assert_same_bits(again(pixels, torch.bfloat16, True), wanted)
 
 
 def test_many_threads_at_once() -> None:

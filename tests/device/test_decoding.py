@@ -24,15 +24,12 @@ from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode, v2
 
 import penstock
-import penstock._native as _native
-from penstock import observe
 from penstock.device import decoders, reading
-from penstock.device.arithmetic import Arithmetic
 from penstock.device.decoders import decoder_for, read_header
 from penstock.device.decoding import DecodingFiller, refusal
 from penstock.device.feed import Feed
 from penstock.device.feeding import Feeding
-from penstock.device.target import Meter, judge
+from penstock.device.moving import Arithmetic
 from penstock.errors import CorruptSample, ImageTooLarge, InvalidOption, MissingSample, ShapeMismatch
 from penstock.executors.buffers import Buffers
 from penstock.executors.filler import PassInput, PassResources
@@ -41,7 +38,6 @@ from penstock.executors.native import NativeFiller
 from penstock.order.batches import as_indices, with_sample_numbers
 from penstock.plan import NativePlan, plan
 from penstock.sample_notes import add_note
-from penstock.state.substitutes import Replace, register_of
 from penstock.stats import Counters
 from penstock.storage.tiers import caches_of
 from tests.accelerator import OnHost
@@ -102,9 +98,8 @@ def resources(workers=2, **options) -> PassResources:
     return PassResources(workers, None, Buffers(pinned=False, keep=8), **options)
 
 
-def on_device(dataset, batches, workers=2, substitutes=None, decoder=None, **key):
-    chosen = decoder or OnHost()
-    filler = DecodingFiller(planned(dataset), resources(workers), chosen, CPU, substitutes=substitutes)
+def on_device(dataset, batches, workers=2, decoder=None, **key):
+    filler = DecodingFiller(planned(dataset), resources(workers), decoder or OnHost(), CPU)
     return Pass(filler, pass_input(batches, **key))
 
 
@@ -248,15 +243,14 @@ def test_the_counters_say_what_pillow_read_and_why(root, tmp_path):
     assert told.samples == len(dataset) == 6
     assert told.read_by_python == {
         "not a JPEG, or a damaged header": 1,
-        "JPEG: grey, which this decoder does not take": 1,
-        "JPEG: neither grey nor RGB": 1,
+        "JPEG: not YCbCr, or unusual components": 2,
     }
 
 
 class Refusing:
     """A decoder that leaves out some files, and turns others round, as EXIF might ask."""
 
-    name, grey = "picky", True
+    name = "picky"
 
     def __init__(self, leave_out):
         self.leave_out = leave_out
@@ -395,28 +389,6 @@ def test_a_bomb_is_pillows_to_refuse(root, monkeypatch):
         next(on_device(folder(root, v1.CenterCrop(10)), [[0]]))
 
 
-def test_bad_samples_are_replaced_as_on_the_host(tmp_path):
-    dataset = folder(fill_folder(tmp_path), v1.RandomCrop(30))
-    file = dataset.samples[3][0]
-    with open(file, "r+b") as damaged_file:
-        damaged_file.truncate(900)
-    batches, outcomes = [[0, 3, 1], [3, 5]], []
-    for make in (on_device, None):
-        register: Any = register_of(Replace(max_share=0.5), dataset)
-        register.substitutes.population = range(8)
-        if make is not None:
-            taken = make(dataset, batches, substitutes=register.substitutes)
-        else:
-            filler = NativeFiller(planned(dataset), resources(), substitutes=register.substitutes)
-            taken = Pass(filler, pass_input(batches))
-        taken.observers = (register,)
-        outcomes.append([*taken, sorted(register.quarantine.known)])
-    *ours, known = outcomes[0]
-    *theirs, known_there = outcomes[1]
-    assert known == known_there == [file]
-    assert_same(ours, theirs)
-
-
 def test_what_the_users_own_transform_decides(tmp_path):
     dataset = folder(fill_folder(tmp_path, [(40, 40), (12, 40)]), v1.RandomCrop(20))
     with pytest.raises(ValueError, match="larger than"):
@@ -457,13 +429,13 @@ def test_threads_end_with_the_pass(root, way):
 def test_a_pass_can_be_closed_while_it_is_waited_for(root, monkeypatch):
     begun, go_on = threading.Event(), threading.Event()
 
-    def slow(self, number, local, brought):
+    def slow(self, number, local):
         begun.set()
         go_on.wait(30)
         return "late"
 
     monkeypatch.setattr(reading.Readers, "_encoded", slow)
-    monkeypatch.setattr("penstock.executors.workers.thread_lifetime.JOIN_SECONDS", 0.1)
+    monkeypatch.setattr("penstock.executors.workers.worker_thread.JOIN_SECONDS", 0.1)
     batches, raised = on_device(folder(root, v1.CenterCrop(20)), [[0, 1]]), []
 
     def take():
@@ -482,31 +454,6 @@ def test_a_pass_can_be_closed_while_it_is_waited_for(root, monkeypatch):
     wait_until(lambda: not reading_threads())
 
 
-@pytest.mark.parametrize("kind", [datasets.ImageFolder, penstock.ImageFolder])
-def test_readers_bring_files_that_block(root, kind, monkeypatch):
-    real = _native.FileReaders
-
-    def started(*given):  # as where reads were seen to block
-        readers = real(*given)
-        readers.start()
-        return readers
-
-    dataset = folder(root, v1.RandomCrop(20), kind=kind)
-    numbers = [[i % len(dataset), (i + 3) % len(dataset)] for i in range(30)]
-    expected = list(on_device(dataset, numbers))
-    monkeypatch.setattr(_native, "FileReaders", started)
-    meter = observe.Meter()
-    given = resources(meter=meter, settled=True)
-    for _ in range(50):  # on a busy machine a pass may be over before a reader runs
-        ours = Pass(DecodingFiller(planned(dataset), given, OnHost(), CPU), pass_input(numbers))
-        assert_same(list(ours), expected)
-        counts = meter.reading.counts()
-        if counts.ahead + counts.awaited > 0:
-            break
-    assert counts.ahead + counts.awaited > 0 and counts.depth == 0, counts
-    assert meter.stages()["read_ahead"].samples >= counts.ahead
-
-
 def test_a_cache_keeps_what_the_decoder_takes(root):
     dataset, caches = folder(root, v1.CenterCrop(20)), caches_of("64MiB")
     numbers = [[i] for i in range(len(dataset))]
@@ -522,7 +469,7 @@ def test_a_cache_keeps_what_the_decoder_takes(root):
 
 def test_waiting_ends_after_the_timeout(root, monkeypatch):
     go_on = threading.Event()
-    monkeypatch.setattr(reading.Readers, "_encoded", lambda self, number, local, brought: str(go_on.wait(30)))
+    monkeypatch.setattr(reading.Readers, "_encoded", lambda self, number, local: str(go_on.wait(30)))
     dataset = folder(root, v1.CenterCrop(20))
     batches = Pass(DecodingFiller(planned(dataset), resources(timeout=0.05), OnHost(), CPU), pass_input([[0]]))
     with pytest.raises(penstock.WorkerStuck, match=r"2 threads read image files"):
@@ -605,19 +552,9 @@ def test_a_decoder_whose_pixels_are_wrong_is_passed_over(monkeypatch):
         def decode(self, encoded):
             return [255 - picture for picture in super().decode(encoded) if picture is not None]
 
-    class Colour(Wrong):
-        name = "colour"
-
-        def decode(self, encoded):
-            pictures: list[Any] = OnHost.decode(self, encoded)
-            return [None if torch.equal(picture[0], picture[1]) else picture for picture in pictures]
-
     monkeypatch.setattr(decoders, "NvImageCodec", Wrong)
-    monkeypatch.setattr(decoders, "TorchCodec", Colour)
-    found = decoder_for(torch.device("cuda", 0))
-    assert found.name == "colour" and not found.grey
-    monkeypatch.setattr(decoders, "TorchCodec", type("Both", (Wrong,), {"decode": OnHost.decode}))
-    assert decoder_for(torch.device("cuda", 0)).grey
+    monkeypatch.setattr(decoders, "TorchCodec", type("Right", (Wrong,), {"name": "right", "decode": OnHost.decode}))
+    assert decoder_for(torch.device("cuda", 0)).name == "right"
 
 
 def test_one_bad_file_costs_its_batch_nothing_else():
@@ -704,16 +641,17 @@ DAMAGED_HEADERS = [
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (jpeg(PHOTO), (56, 40, 3)),
-        (jpeg(PHOTO, progressive=True, optimize=True), (56, 40, 3)),
-        (jpeg(PHOTO, subsampling=0, quality=100), (56, 40, 3)),
-        (jpeg(PHOTO, restart_marker_blocks=2), (56, 40, 3)),
-        (jpeg(PHOTO.convert("L")), (56, 40, 1)),
-        (jpeg(PHOTO, comment=b"\xff\xd9" * 9), (56, 40, 3)),
+        (jpeg(PHOTO), (56, 40)),
+        (jpeg(PHOTO, progressive=True, optimize=True), (56, 40)),
+        (jpeg(PHOTO, subsampling=0, quality=100), (56, 40)),
+        (jpeg(PHOTO, restart_marker_blocks=2), (56, 40)),
+        (jpeg(PHOTO, comment=b"\xff\xd9" * 9), (56, 40)),
         (jpeg(PHOTO) + b"trailing", "JPEG: no end-of-image marker at its end"),
         (jpeg(PHOTO)[:-2], "JPEG: no end-of-image marker at its end"),
-        (jpeg(PHOTO.convert("CMYK")), "JPEG: neither grey nor RGB"),
-        (jpeg(PHOTO, keep_rgb=True), "JPEG: RGB, or unusual components"),
+        *(
+            (data, "JPEG: not YCbCr, or unusual components")
+            for data in (jpeg(PHOTO.convert("L")), jpeg(PHOTO.convert("CMYK")), jpeg(PHOTO, keep_rgb=True))
+        ),
         *((data, "not a JPEG, or a damaged header") for data in DAMAGED_HEADERS),
     ],
 )
@@ -730,35 +668,3 @@ def test_no_prefix_of_a_file_and_no_changed_byte_of_its_header_breaks_the_reader
             changed = data.copy()
             changed[at] = value
             read_header(changed)
-
-
-# ---- auto ----
-
-
-@pytest.mark.parametrize(
-    ("seconds", "waited", "cpu", "gpu", "settled", "words"),
-    [
-        (0.5, 0.5, 4.0, False, False, "too short to measure"),
-        (
-            100.0,
-            2.0,
-            400.0,
-            False,
-            True,
-            "which keeps up: the loop waited 2% of the time for batches, with 4 CPUs 100%",
-        ),
-        (100.0, 60.0, 90.0, False, True, "does not hold batches up (files may)"),
-        (100.0, 60.0, 390.0, True, True, "the GPU, for the CPU was the bottleneck"),
-        (100.0, 60.0, 450.0, True, True, "4 CPUs 100% busy"),
-    ],
-)
-def test_the_gpu_is_taken_where_a_saturated_cpu_is_waited_for(seconds, waited, cpu, gpu, settled, words):
-    verdict = judge(seconds, waited, cpu, 4)
-    assert (verdict.gpu, verdict.settled) == (gpu, settled) and words in verdict.why
-
-
-def test_a_meter_measures_from_when_it_is_made():
-    clock, cpu_clock = iter([10.0, 30.0]), iter([100.0, 138.0])
-    meter = Meter(2, clock.__next__, cpu_clock.__next__)
-    assert meter.judge(15.0) == judge(20.0, 15.0, 38.0, 2)
-    assert judge(20.0, 15.0, 38.0, 2).gpu

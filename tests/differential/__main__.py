@@ -18,11 +18,8 @@ import torchvision.transforms.v2
 from PIL import Image
 
 import penstock
-from tests.differential.case import Case
-from tests.differential.known import known
 from tests.differential.making import case_of, quick_case_of
-from tests.differential.running import LIMIT, Verdict, lanes, verdict_of
-from tests.differential.shrinking import shrunk
+from tests.differential.running import LIMIT, lanes, verdict_of
 
 #: Forked processes have these from the start.
 PRELOADED = (Image, numpy, penstock, torch.multiprocessing, torchvision.transforms.v2)
@@ -37,12 +34,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--case", type=int, help="print the program of one case, and run it")
     parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds that a case may take")
-    parser.add_argument("--shrink", action="store_true", help="make failing cases smaller")
     parser.add_argument(
         "--undefined", action="store_true", help="print what torch's loader does not always do alike, too"
     )
     parser.add_argument("--quick", action="store_true", help="without what takes seconds: spawned workers, trials")
-    parser.add_argument("--known", action="store_true", help="run the cases that known.py leaves out, too")
     parser.add_argument("--into", type=Path, help="a folder for the programs of failing cases")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -52,9 +47,6 @@ def main(arguments: list[str]) -> int:
         case = (quick_case_of if options.quick else case_of)(options.case)
         print(case.program())
         verdict = verdict_of(case, options.limit)
-        if options.shrink and verdict.word == "fault":
-            case, verdict = _smaller(case, verdict, options.limit)
-            print(case)
         print(verdict.word, *verdict.lines, sep="\n")
         return verdict.word == "fault"
     return _soak(options)
@@ -71,12 +63,8 @@ def _soak(options: argparse.Namespace) -> int:
                 return
             case = (quick_case_of if options.quick else case_of)(seed)
             begins = time.monotonic()
-            left_out = known(case) and not options.known
-            verdict = Verdict("known") if left_out else verdict_of(case, options.limit)
-            seconds = time.monotonic() - begins
-            if options.shrink and verdict.word == "fault":
-                case, verdict = _smaller(case, verdict, options.limit)
-            tell((seed, case, verdict, seconds))
+            verdict = verdict_of(case, options.limit)
+            tell((seed, case, verdict, time.monotonic() - begins))
 
     counts, slowest = Counter[str](), list[tuple[float, int]]()
     told: Any
@@ -95,21 +83,6 @@ def _soak(options: argparse.Namespace) -> int:
     print(", ".join(f"{count:,} {word}" for word, count in counts.most_common()))
     print(f"the slowest (seconds, seed): {slowest}")
     return int(counts["fault"] + counts["broken"] > 0)
-
-
-def _smaller(case: Case, verdict: Verdict, limit: float) -> tuple[Case, Verdict]:
-    """Return a smaller case with a like fault."""
-    latest = [verdict]
-    hangs = "hangs" in verdict.lines[0]
-
-    def fails(smaller: Case) -> bool:
-        found = verdict_of(smaller, 15 if hangs else limit)
-        if found.word != "fault" or ("hangs" in found.lines[0]) != hangs:
-            return False
-        latest.append(found)
-        return True
-
-    return shrunk(case, fails, 12 if hangs else 60), latest[-1]
 
 
 if __name__ == "__main__":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-
 import pytest
 import torch
 
@@ -32,14 +30,6 @@ def test_a_block_comes_back_and_is_used_again() -> None:
     assert repr(buffers) == "Buffers(pinned=False, lent=0, free=1, created=1)"
 
 
-def test_no_more_than_keep_are_kept() -> None:
-    buffers = Buffers(pinned=False, keep=2)
-    lent = [buffers.rows(8, Field(_native.Spec("uint8", [10 << 10]))) for _ in range(5)]
-    assert buffers.counts() == (5, 0, 5)
-    lent.clear()
-    assert buffers.counts() == (0, 2, 5)
-
-
 def test_a_much_larger_block_is_not_wasted_on_a_small_batch() -> None:
     buffers = Buffers(pinned=False, keep=4)
     large = buffers.rows(1, Field(_native.Spec("uint8", [10 << 20])))
@@ -55,15 +45,6 @@ def test_small_batches_are_left_to_torchs_allocator() -> None:
     assert rows.tensor.shape == (3, 100) and rows.memory.ctypes.data == rows.tensor.data_ptr()
     assert rows.tensor.untyped_storage().nbytes() == 300 and rows.tensor.untyped_storage().resizable()
     assert buffers.counts() == (0, 0, 0)
-
-
-def test_blocks_outlive_their_pool() -> None:
-    buffers = Buffers(pinned=False, keep=4)
-    tensor = buffers.rows(2, Field(_native.Spec("int64", []))).tensor
-    del buffers
-    gc.collect()
-    tensor[:] = 7
-    assert tensor.tolist() == [7, 7]
 
 
 @pytest.mark.parametrize("name", _native.DTYPES)
@@ -94,7 +75,7 @@ def test_pinned_memory_needs_an_accelerator() -> None:
     assert rows.tensor.is_pinned()
 
 
-def test_more_blocks_are_kept_for_more_batches_in_flight() -> None:
+def test_no_more_than_keep_are_kept_and_more_for_more_batches_in_flight() -> None:
     buffers = Buffers(pinned=False, keep=4)
     field = Field(_native.Spec("uint8", [1 << 17]))
 

@@ -14,7 +14,7 @@ from torchvision.transforms import v2
 
 import penstock
 from penstock.executors.filling import Filling
-from penstock.executors.selection import planned
+from penstock.executors.job import planned
 from penstock.plan import Kept, PythonPlan
 from penstock.state.delivery import Task
 from tests.filled_batches import (
@@ -65,6 +65,14 @@ def described(batch):
     ]
 
 
+def writing(batch):
+    """Write to the samples, behind their stack and before another one."""
+    (first, *_), pictures = batch, stacked(batch)
+    first[0].zero_()
+    batch[1][0].numpy()[...] = 5
+    return pictures, stacked(batch), first
+
+
 def parts(batch):
     return [{"images": default_collate(batch)[0][2:4], "all": 1}]
 
@@ -73,7 +81,7 @@ def parts(batch):
 
 
 @METHODS
-@pytest.mark.parametrize("collate", [handed_on, described, twice, stacked, listed])
+@pytest.mark.parametrize("collate", [handed_on, described, twice, stacked, writing, listed])
 def test_functions_of_samples_and_of_batches(folder, workers, method, collate):
     check(images(folder), workers=workers, method=method, collate_fn=collate)
 
@@ -355,7 +363,7 @@ def test_a_dataset_that_changes_for_a_batch(dataset):
 
 def test_samples_that_are_seen(dataset):
     batch = filled(Filling(dataset, Kept(), unseen=False), task(3, 4))
-    seen = batch.samples_of(batch.columns())
+    seen = batch.samples()
     assert_same(seen, [dataset[3], dataset[4]])
     assert [image.untyped_storage().nbytes() for image, _ in seen] == [image.nbytes for image, _ in seen]
     dataset.transform = v1.Compose([v1.Resize((9, 9)), v1.PILToTensor()])

@@ -18,8 +18,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 import penstock
-from penstock.device.gathering import ResidentFiller
-from penstock.device.resident import Resident, ResidentPlan
+from penstock.device.resident import ResidentFiller, ResidentPlan, hold
 from penstock.executors.buffers import Buffers
 from penstock.executors.filler import PassInput, PassResources
 from penstock.executors.iterator import Pass
@@ -35,7 +34,7 @@ FILES = tuple(
     for name in (
         "executors/inline.py", "executors/iterator.py", "executors/native.py", "executors/threads.py",
         "executors/filler.py", "observe.py", "executors/workers/crew.py", "executors/workers/native.py",
-        "device/gathering.py", "state/progress.py", "executors/workers/processes.py", "executors/torch_pass.py",
+        "device/resident.py", "state/progress.py", "executors/processes.py",
         "executors/workers/queues.py",
     )
 )  # fmt: skip
@@ -141,7 +140,7 @@ def gathered() -> Pass:
     rows = np.arange(12).reshape(4, 3)
     plan_of_rows = plan(penstock.Arrays(np.arange(12) ** 2), batched=True, collate_fn=None, worker_init_fn=None)
     assert isinstance(plan_of_rows, NativePlan)
-    held = Resident(torch.device("cpu")).hold(plan_of_rows)
+    held = hold(plan_of_rows, torch.device("cpu"))
     assert isinstance(held, ResidentPlan)
     resources = PassResources(1, None, Buffers(pinned=False, keep=1))
     return Pass(ResidentFiller(held, resources), PassInput(with_sample_numbers(iter(rows), 0, batched=True), 4, 7, 0))
@@ -249,35 +248,14 @@ def test_an_error_of_the_sampler_in_the_last_refill_loses_no_batch(method: Any) 
 # --- close() in another thread ----------------------------------------------------------------------------------------
 
 
-def closed_while(batches: Any, inside: threading.Event, *, then: Callable[[], None]) -> BaseException | Any:
-    """Return what next() came to in a thread whose pass was closed by this one meanwhile."""
-    came: list[Any] = []
-
-    def take() -> None:
-        try:
-            came.append(next(batches))
-        except BaseException as error:
-            came.append(error)
-
-    taking = threading.Thread(target=take)
-    taking.start()
-    assert inside.wait(10)
-    closing = threading.Thread(target=batches.close)
-    closing.start()
-    then()
-    taking.join(10)
-    closing.join(10)
-    assert len(came) == 1
-    return came[0]
-
-
 @pytest.mark.parametrize("method", [None, "thread"])
 def test_a_pass_that_is_closed_while_a_thread_is_in_next(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """close() comes when next() has waited for its batch, and has not handed it out."""
     loader: Any = penstock.DataLoader(read_by(method), 3, num_workers=1, worker_method=method)
     batches: Any = iter(loader)
     inside, closed = threading.Event(), threading.Event()
-    wait, close = batches.filler.ready, batches.close
+    wait = batches.filler.ready
+    came: list[Any] = []
 
     def waited(queue: Any) -> Any:
         found = wait(queue)
@@ -285,17 +263,24 @@ def test_a_pass_that_is_closed_while_a_thread_is_in_next(method: Any, monkeypatc
         assert closed.wait(10)
         return found
 
-    def closing() -> None:
-        close()
-        closed.set()
+    def take() -> None:
+        try:
+            came.append(next(batches))
+        except BaseException as error:
+            came.append(error)
 
     monkeypatch.setattr(batches.filler, "ready", waited)
-    monkeypatch.setattr(batches, "close", closing)
-    came = closed_while(batches, inside, then=lambda: None)
-    if isinstance(came, BaseException):
-        assert isinstance(came, RuntimeError) and "closed" in str(came)
+    taking = threading.Thread(target=take)
+    taking.start()
+    assert inside.wait(10)
+    batches.close()
+    closed.set()
+    taking.join(10)
+    (found,) = came
+    if isinstance(found, BaseException):
+        assert isinstance(found, RuntimeError) and "closed" in str(found)
     else:
-        assert numbers(came) == wanted()[0]
+        assert numbers(found) == wanted()[0]
     with pytest.raises(StopIteration):
         next(batches)
 

@@ -21,7 +21,7 @@ from torchvision import transforms as v1
 
 import penstock
 from penstock.sources.reading import read_image
-from penstock.system.cpus import usable_cpus
+from penstock.system.limits import usable_cpus
 from tests import python_processes
 from tests.photos import grey_files
 from tests.python_processes import Program

@@ -15,9 +15,7 @@ import torch
 import torch.utils.data as tud
 
 import penstock
-from penstock.executors.fetch import Fetch
-from penstock.executors.method import LIMIT_SECONDS, Choice, Measurement, Trial, choose, measure
-from penstock.executors.workers.own_fetch import OwnFetches
+from penstock.executors.method import LIMIT_SECONDS, Choice, Measurement, choose
 from penstock.settings import Method
 from penstock.system.randomness import generator_states, generators_drawn_from
 from tests.same import assert_same
@@ -32,12 +30,12 @@ def chosen(loader: Any) -> str:
 
 
 PAIRS = Made(lambda index: (torch.zeros(10), index), 9)
-TRIAL = Trial(Fetch(PAIRS, batched=True, collate_fn=tud.default_collate), 64, 2)
+OF_LOADER = 2, 64  # workers, and samples of a batch
 
 
-def found(one: float | None, every: float, draws: tuple[str, ...] = (), cpu: float | None = None) -> Measurement:
+def found(one: float, every: float, draws: tuple[str, ...] = ()) -> Measurement:
     """Return what a trial found: seconds a sample of one thread and of two."""
-    return Measurement(draws, 0.5, one, (one or 0.0) if cpu is None else cpu, every)
+    return Measurement(draws, one, every)
 
 
 @pytest.mark.parametrize(
@@ -48,31 +46,24 @@ def found(one: float | None, every: float, draws: tuple[str, ...] = (), cpu: flo
         (found(1e-3, 1.2e-3), 10_000, Method.PROCESS),  # Python's lock
         (found(1e-3, 1.2e-3), 20, Method.THREAD),
         (found(1e-3, 0.55e-3), None, Method.PROCESS),  # code may do in threads what no trial shows
-        (found(1e-3, 0.3e-3, cpu=0.3e-3), None, Method.THREAD),
-        (found(1e-3, 1e-3, cpu=1e-4), None, Method.PROCESS),
+        (found(1e-3, 0.3e-3), None, Method.THREAD),
     ],
 )
 def test_the_faster_method_is_taken(
     measured: Measurement, samples: int | None, wanted: Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.executors.method.usable_cpus", lambda: 4)
-    choice = choose(measured, TRIAL, samples, seeded=False)
+    choice = choose(measured, *OF_LOADER, samples, seeded=False)
     assert choice.method is wanted
-    assert measured.one is not None
     assert f"one thread fetched {1 / measured.one:,.0f} samples/s and 2 threads {1 / measured.all:,.0f}" in choice.why
     assert "after a start of 50 ms" in choice.why
     assert choice.why.endswith(" times as fast") == (wanted is Method.THREAD)
 
 
-def test_samples_too_slow_to_compare_go_to_processes() -> None:
-    choice = choose(found(None, 0.0), TRIAL, 10, seeded=False)
-    assert choice.method is Method.PROCESS and "a sample took 0.5 s" in choice.why
-
-
 def test_with_a_seed_global_draws_need_processes() -> None:
-    facts = found(1e-3, 0.3e-3, ("torch", "random", "numpy.random"), 0.3e-3)
-    assert choose(facts, TRIAL, None, seeded=False).method is Method.THREAD
-    choice = choose(facts, TRIAL, None, seeded=True)
+    facts = found(1e-3, 0.3e-3, ("torch", "random", "numpy.random"))
+    assert choose(facts, *OF_LOADER, None, seeded=False).method is Method.THREAD
+    choice = choose(facts, *OF_LOADER, None, seeded=True)
     assert choice.method is Method.PROCESS
     assert "torch, random and numpy.random" in choice.why
 
@@ -106,7 +97,7 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def fake(*given: Any, **more: Any) -> Choice:
         calls.append(given)
-        return choose(found(1e-5, 1e-5, cpu=0.0), TRIAL, 100, seeded=False)
+        return choose(found(1e-5, 1e-5), *OF_LOADER, 100, seeded=False)
 
     monkeypatch.setattr("penstock.executors.method.try_out", fake)
     dataset: Any = list(range(40))
@@ -195,12 +186,6 @@ def test_threads_are_timed(options: dict[str, Any], monkeypatch: pytest.MonkeyPa
     assert len(list(loader)) == len(loader)
     if options.get("persistent_workers"):
         loader._iterator._shutdown_workers()
-
-
-def test_what_a_trial_finds() -> None:
-    found = measure(TRIAL, OwnFetches(TRIAL.fetch, None))
-    assert found.one is not None and found.draws == ()
-    assert min(found.sample, found.one, found.all) > 0 and 0 < found.cpu < 1.5 * found.one
 
 
 @pytest.mark.parametrize("fails_in", ["worker_init_fn", "sample"])

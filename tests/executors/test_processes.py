@@ -27,9 +27,9 @@ import torch
 import torch.utils.data as tud
 from torch.utils.data.datapipes.map import SequenceWrapper
 
+import penstock
 from penstock.errors import WorkerDied, WorkerStuck
-from penstock.executors.fetch import Fetch
-from penstock.executors.workers.processes import ProcessPass
+from penstock.executors.processes import ProcessPass
 from penstock.executors.workers.progress import Board, WorkerStage
 from tests.differential import values
 from tests.forking import assert_in_child
@@ -83,18 +83,15 @@ class Stream(tud.IterableDataset[torch.Tensor]):
             yield torch.full((100,), index)
 
 
-def identify(index: Any) -> tuple[str, str | None]:
-    return f"id-{index}", f"data/{index}.pt"
+def loader_of(dataset: Any, **options: Any) -> Any:
+    return penstock.DataLoader(dataset, **{"batch_size": 4, "num_workers": 2, "worker_method": "process", **options})
 
 
-def processes(loader: tud.DataLoader[Any], key: Any = lambda: (None, 0), **options: Any) -> ProcessPass:
-    mapped = loader._dataset_kind == 0
-    fetch = Fetch(loader.dataset, batched=loader._auto_collation, collate_fn=loader.collate_fn)
-    return ProcessPass(loader, fetch if mapped else None, key=key, identify=identify, **options)
-
-
-def loader_of(dataset: Any, **options: Any) -> tud.DataLoader[Any]:
-    return tud.DataLoader(dataset, **{"batch_size": 4, "num_workers": 2, **options})
+def processes(loader: Any) -> Any:
+    """Return an iterator of a loader, or the same one for another pass."""
+    iterator = iter(loader)
+    assert isinstance(iterator, ProcessPass)
+    return iterator
 
 
 def first_column(batches: Any) -> list[list[int]]:
@@ -168,23 +165,6 @@ def _leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
 # What torch's loader does.
 
 
-def test_tasks_carry_seed_and_epoch() -> None:
-    passes = iter([(5, 0), (None, 1)])
-    loader = loader_of(Numbers(), persistent_workers=True)
-    fetch = TaskFetch(loader.dataset, batched=True, collate_fn=None)  # type: ignore[arg-type]
-    iterator = ProcessPass(loader, fetch, key=lambda: next(passes))
-    assert {(task.seed, task.epoch) for task in iterator} == {(5, 0)}
-    iterator._reset(loader)
-    tasks = list(iterator)
-    assert {(task.seed, task.epoch) for task in tasks} == {(iterator._base_seed, 1)}
-    assert [task.given for task in tasks] == whole()
-
-
-class TaskFetch(Fetch):
-    def load(self, task: Any, collate: Any = None) -> Any:
-        return task
-
-
 def note_dataset(worker: int) -> None:
     info = get_worker_info()
     assert (info.id, info.num_workers, info.seed) == (worker, 2, torch.initial_seed())
@@ -251,20 +231,19 @@ def test_messages_larger_than_the_pipe() -> None:
 def test_map_datapipes_are_sharded_as_torch_does() -> None:
     pipe = SequenceWrapper(list(range(SIZE)))
     batches = [batch.tolist() for batch in processes(loader_of(pipe))]
-    assert batches == [batch.tolist() for batch in loader_of(pipe)]
+    assert batches == [batch.tolist() for batch in tud.DataLoader(pipe, 4, num_workers=2)]
 
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_iterable_datasets_stay_torchs(persistent: bool) -> None:
     loader = loader_of(Stream(), persistent_workers=persistent)
+    theirs = first_column(tud.DataLoader(Stream(), 4, num_workers=2))
     iterator = processes(loader)
-    assert first_column(iterator) == first_column(loader)
+    pids = pids_of(iterator)
+    assert first_column(iterator) == theirs
     if persistent:
-        pids = pids_of(iterator)
-        iterator._reset(loader)
-        assert first_column(iterator) == first_column(loader)
-        assert pids_of(iterator) == pids
-    loader._iterator = None
+        assert first_column(loader) == theirs
+        assert pids_of(loader._iterator) == pids
 
 
 def test_persistent_workers_after_an_early_break() -> None:
@@ -272,9 +251,8 @@ def test_persistent_workers_after_an_early_break() -> None:
     iterator = processes(loader)
     pids = pids_of(iterator)
     next(iterator)
-    iterator._reset(loader)
-    assert len(list(iterator)) == 6
-    assert pids_of(iterator) == pids
+    assert len(list(loader)) == 6
+    assert loader._iterator is iterator and pids_of(iterator) == pids
     assert iterator.reusable
 
 
@@ -323,7 +301,7 @@ def test_a_dead_worker_is_named(
     text = str(caught.value)
     assert isinstance(caught.value, RuntimeError)
     assert f"Worker 1 (pid {pids[1]}) ended" in text and ours in text
-    assert f"in __getitem__ of sample 'id-{BAD}' (data/{BAD}.pt), begun 0." in text
+    assert f"in __getitem__ of sample '{BAD}', begun 0." in text
     assert " MiB of memory in use" in text or " GiB of memory in use" in text
     assert (
         f'test_processes.py", line {Numbers.__getitem__.__code__.co_firstlineno + 2} in __getitem__' in text
@@ -353,7 +331,7 @@ def die_at_start(worker: int) -> None:
     [
         ({"collate_fn": die_when_collating}, ", in collate_fn, begun "),
         ({"worker_init_fn": die_at_start}, ", in worker_init_fn, begun "),
-        ({"at_bad": kill, "in_order": False}, f"sample 'id-{BAD}'"),
+        ({"at_bad": kill, "in_order": False}, f"sample '{BAD}'"),
     ],
     ids=["collate", "start", "out of order"],
 )
@@ -374,6 +352,11 @@ def test_killed_while_idle(persistent: bool) -> None:
     assert str(worker.pid) in text
 
 
+class Endless:
+    def __iter__(self) -> Iterator[int]:
+        return iter(lambda: 1, 0)
+
+
 def plain(samples: list[torch.Tensor]) -> list[int]:
     return [int(sample[0]) for sample in samples]
 
@@ -387,7 +370,7 @@ def slowly(batches: Any, seconds: float) -> Iterator[Any]:
 @pytest.mark.parametrize("seconds", [0.0, 0.02])  # with the longer ones a batch is always ready
 @pytest.mark.parametrize("in_order", [True, False])
 def test_no_pass_goes_on_without_its_dead(in_order: bool, seconds: float) -> None:
-    endless = iter(lambda: 1, 0)
+    endless = Endless()
     iterator = processes(loader_of(Numbers(), collate_fn=plain, sampler=endless, in_order=in_order))
     next(iterator)
     kill_idle(iterator)
@@ -398,12 +381,8 @@ def test_no_pass_goes_on_without_its_dead(in_order: bool, seconds: float) -> Non
 
 
 SCRIPT = """
-import sys, torch, torch.utils.data as tud
-from penstock.executors.fetch import Fetch
-from penstock.executors.workers.processes import ProcessPass
-loader = tud.DataLoader(torch.arange(10**6), batch_size=1000, num_workers=2)
-fetch = Fetch(loader.dataset, batched=True, collate_fn=loader.collate_fn)
-iterator = ProcessPass(loader, fetch, key=lambda: (None, 0))
+import torch, penstock
+iterator = iter(penstock.DataLoader(torch.arange(10**6), batch_size=1000, num_workers=2, worker_method="process"))
 next(iterator)
 print(*(process.pid for process in iterator._workers))
 """
@@ -422,7 +401,7 @@ def test_persistent_worker_killed_between_passes() -> None:
     list(iterator)
     os.kill(iterator._workers[1].pid or 0, signal.SIGKILL)
     with pytest.raises(WorkerDied, match=f"{iterator._workers[1].pid}"):
-        iterator._reset(loader)
+        iter(loader)
     assert not iterator.reusable
 
 
@@ -462,7 +441,7 @@ def test_killed_while_sending() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_killed_at_any_time(seed: int) -> None:
     chance = random.Random(seed)
-    loader = loader_of(Numbers(), collate_fn=[None, big_arrays][seed % 2], sampler=iter(lambda: 1, 0))
+    loader = loader_of(Numbers(), collate_fn=[None, big_arrays][seed % 2], sampler=Endless())
     iterator = processes(loader)
     pids = pids_of(iterator)
     killer = threading.Timer(chance.random() * 0.2, os.kill, (chance.choice(pids), signal.SIGKILL))
@@ -518,7 +497,7 @@ def test_other_start_methods(method: str) -> None:
     pids = pids_of(iterator)
     text = died(iterator)
     assert f"is killed by signal: Killed.\nWorker 0 (pid {pids[0]}) ended by SIGKILL" in text
-    assert f"sample 'id-{BAD}'" in text
+    assert f"sample '{BAD}'" in text
     assert left_by(pids) == []
 
 
@@ -531,8 +510,8 @@ def test_a_stuck_worker_is_named_with_its_stack() -> None:
     got: list[Any] = []
     text = stuck(iterator, got)
     assert text.startswith("DataLoader timed out after 0.3 seconds.\n")
-    assert f"Worker 1 (pid {pids[1]}, " in text
-    assert f"in __getitem__ of sample 'id-{BAD}' (data/{BAD}.pt), begun " in text
+    assert f"Worker 1 (pid {pids[1]}) is " in text
+    assert f"in __getitem__ of sample '{BAD}', begun " in text
     assert "in sleep_for_ever\n" in text
     assert os.path.join("executors", "fetch.py") not in text  # the way to the user's code is left out
     assert "Worker 0" not in text
@@ -559,7 +538,7 @@ def stuck_when_collating(samples: Any) -> Any:
         (Numbers(), {"collate_fn": stuck_when_collating}, "in collate_fn, begun .*in stuck_when_collating"),
         (Numbers(), {"collate_fn": stuck_when_collating, "in_order": False}, "in collate_fn, .*in stuck_when_coll"),
         (Stream(sleep_for_ever), {}, "iterating over .*in sleep_for_ever"),
-        (Numbers(sleep_for_ever), {"pin_memory": True, "timeout": 2}, f"sample 'id-{BAD}'"),
+        (Numbers(sleep_for_ever), {"pin_memory": True, "timeout": 2}, f"sample '{BAD}'"),
     ],
     ids=["collate", "collate, out of order", "iterable", "before the pinning thread"],
 )
@@ -617,7 +596,7 @@ RECORDS: list[tuple[Any, Any]] = [
     ("größer", "'größer'"),
     ("x" * 1000, f"'{'x' * 37}...{'x' * 38}'"),
     (("a", 3), "('a', 3)"),
-    ([1] * 99, "[1, 1, 1, 1, 1, 1, 1, 1, ...]"),
+    ([1] * 99, "[1, 1, 1, 1, 1, 1, ...]"),
     (Untold(), "<Untold instance"),
     (None, None),
 ]

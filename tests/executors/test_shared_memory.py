@@ -8,8 +8,9 @@ import os
 import re
 import signal
 import weakref
-from collections import OrderedDict, namedtuple
+from collections import namedtuple
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ import torch.utils.data as tud
 
 import penstock
 from penstock.executors.workers import shared_memory
+from penstock.executors.workers.post_mortem import note_space
 from penstock.testing.bitwise import difference
 from tests.sample_datasets import Made
 
@@ -91,14 +93,6 @@ def test_small_tensors_of_complex_halves() -> None:
     for batch, expected in zip(loader(halves, 8, num_workers=1), theirs, strict=True):
         assert batch.dtype is expected.dtype is torch.complex32
         assert torch.view_as_real(batch).tolist() == torch.view_as_real(expected).tolist()
-
-
-def test_samples_that_grow_get_memory_of_their_size() -> None:
-    ours = loader(lambda i: torch.full((LARGE * (1 + (i >= SIZE // 2)),), float(i)), persistent_workers=True)
-    for _ in range(2):
-        assert [batch[:, -1].tolist() for batch in ours] == [[*range(n, n + 4)] for n in range(0, SIZE, 4)]
-    batch = 4 * 8 * LARGE  # bytes
-    assert batch <= ours._executors.shared.block_bytes <= batch * 9 // 8
 
 
 def test_all_batches_may_be_kept() -> None:
@@ -232,20 +226,6 @@ def test_what_is_torchs_own_way_stays_it() -> None:
     assert ours._executors.shared.counts() == (0, 0)
 
 
-def in_a_dict(samples: list[torch.Tensor]) -> Any:
-    return OrderedDict(values=torch.stack(samples))
-
-
-def test_batches_in_any_container() -> None:
-    ours = loader(large, collate_fn=in_a_dict)
-    for _ in range(2):
-        for number, batch in enumerate(ours):
-            assert type(batch) is OrderedDict and batch["values"][:, -1].tolist() == [
-                4.0 * number + i for i in range(4)
-            ]
-    assert ours._executors.shared.counts() != (0, 0)
-
-
 def error_of(batches: Any) -> type[Exception] | None:
     """Return the class of the error of a pass; kept itself, it would keep torch's iterator until a collection."""
     try:
@@ -266,14 +246,27 @@ def aliased(samples: list[torch.Tensor]) -> Any:
     return {"pair": Pair(stacked, stacked[0]), "again": stacked, "alone": stacked + 1, "column": stacked.T[:1]}
 
 
-def test_small_tensors_that_share_memory_do_so_where_they_arrive() -> None:
-    def small(index: int) -> torch.Tensor:
-        return torch.arange(10.0) + index
-
-    batches = list(loader(small, 8, collate_fn=aliased))
-    theirs = list(tud.DataLoader(Made(small, 8), 4, num_workers=1, collate_fn=aliased))
+@pytest.mark.parametrize("elements", [10, LARGE])
+def test_tensors_that_share_memory_do_so_where_they_arrive(elements: int) -> None:
+    made = Made(lambda index: torch.arange(float(elements)) + index, 8)
+    ours: Any = penstock.DataLoader(made, 4, num_workers=1, collate_fn=aliased)
+    batches = list(itertools.chain(ours, ours))[2:]
+    assert (ours._executors.shared.counts() != (0, 0)) == (elements == LARGE)
+    theirs = list(tud.DataLoader(made, 4, num_workers=1, collate_fn=aliased))
     assert difference(batches, theirs) is None
     for one in (*batches, *theirs):
+        assert one["again"] is one["pair"].first
         one["pair"].first[0, 0] = -5
         assert one["again"][0, 0] == one["pair"].second[0] == one["column"][0, 0] == -5
         assert one["alone"][0, 0] > 0
+
+
+def test_torchs_error_of_a_full_dev_shm_gets_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=3 << 8, f_frsize=4096))
+    error = RuntimeError("unable to allocate shared memory(shm) for file </torch_1_0>: No space left on device (28)")
+    note_space(error)
+    (note,) = error.__notes__
+    assert note.startswith("/dev/shm has 3.0 MiB free. Give /dev/shm more space (docker run --shm-size=...")
+    for other in (RuntimeError("another"), ValueError(str(error))):
+        note_space(other)
+        assert not hasattr(other, "__notes__")

@@ -85,23 +85,6 @@ def test_a_wrong_length_is_warned_of_as_torch_does() -> None:
     assert seen[0].filename == __file__
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_threads_as_torchs_workers(persistent: bool) -> None:
-    loader: Any = penstock.DataLoader(
-        [1.0, 2.0],  # type: ignore[arg-type]
-        num_workers=2,
-        worker_method="thread",
-        persistent_workers=persistent,
-    )
-    batches = iter(loader)
-    next(batches)
-    batches._shutdown_workers()
-    for worker in batches._workers:
-        worker.join(10)
-        worker.terminate()
-        assert not worker.is_alive() and worker.exitcode == 0
-
-
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 @pytest.mark.parametrize("nested", [(0, 1), (1,)], ids=str)
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

@@ -61,29 +61,6 @@ def between() -> None:
     meet()
 
 
-class Flip:
-    """Draws once for an image and its mask, and keeps what it drew."""
-
-    flip = False
-
-    def draw(self, index: int) -> None:
-        self.flip = index % 3 == 0
-
-    def __call__(self, value: torch.Tensor) -> torch.Tensor:
-        between()
-        return value.flip(0) if self.flip else value
-
-
-class Pairs(Sized):
-    def __init__(self) -> None:
-        self.transform = Flip()
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        self.transform.draw(index)
-        value = torch.arange(4) + index
-        return self.transform(value), self.transform(value)
-
-
 class Randomizable:
     """As MONAI's: randomize() draws into attributes that the call uses."""
 
@@ -135,10 +112,6 @@ def test_a_file_that_is_opened_at_the_first_sample_is_each_threads_own(tmp_path:
     dataset = Opening(tmp_path / "numbers", 48, between)
     assert torch.cat(list(penstock.DataLoader(dataset, 6, **THREADS))).tolist() == list(range(48))
     assert dataset.file is None
-
-
-def test_what_a_transform_keeps_for_a_pair_is_each_threads_own() -> None:
-    assert_same(list(penstock.DataLoader(Pairs(), 6, **THREADS)), list(tud.DataLoader(Pairs(), 6)))
 
 
 def test_what_a_random_transform_has_drawn_is_each_threads_own() -> None:
@@ -369,17 +342,6 @@ def test_a_thread_that_sqlite_knows(tmp_path: Path) -> None:
     opened: list[Any] = []
     loader = penstock.DataLoader(Rows(), 4, num_workers=2, worker_method="thread")
     assert torch.cat(list(loader)).tolist() == list(range(48))
-
-
-def test_a_worker_has_one_worker_info() -> None:
-    class Infos(Sized):
-        def __getitem__(self, index: int) -> int:
-            infos.append(tud.get_worker_info())
-            return index
-
-    infos: list[Any] = []
-    list(penstock.DataLoader(Infos(), 4, num_workers=2, worker_method="thread", share_dataset=True))
-    assert len(infos) == 48 and len({id(info) for info in infos}) <= 2
 
 
 # --- what threads share -----------------------------------------------------------------------------------------------
@@ -717,8 +679,10 @@ def test_objects_that_copy_themselves_do() -> None:
 
 
 def test_explain_says_whose_dataset_it_is() -> None:
-    assert "copies   each thread has the dataset's Python objects" in penstock.DataLoader(Pairs(), **THREADS).explain()
-    shared = penstock.DataLoader(Pairs(), share_dataset=True, **THREADS)
+    assert (
+        "copies   each thread has the dataset's Python objects" in penstock.DataLoader(Counted(), **THREADS).explain()
+    )
+    shared = penstock.DataLoader(Counted(), share_dataset=True, **THREADS)
     assert "shared   all threads use the one dataset" in shared.explain()
 
 

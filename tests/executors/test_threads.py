@@ -22,7 +22,7 @@ import penstock
 from penstock.executors.buffers import Buffers
 from penstock.executors.collating import Build, layout_of
 from penstock.executors.filler import IN_FLIGHT
-from penstock.executors.workers.pace import Pace
+from penstock.executors.workers.crew import Pace
 from tests import python_processes
 from tests.resources import collect
 from tests.same import assert_same
@@ -88,16 +88,18 @@ def test_a_dataset_that_cannot_be_copied_and_one_object_for_all() -> None:
 
 def test_get_worker_info_is_of_the_thread() -> None:
     both = threading.Barrier(2, timeout=10)
+    seen: list[Any] = []
 
     def make(i: int) -> tuple[int, int, int, str]:
         both.wait()
         info: Any = tud.get_worker_info()
+        seen.append(info)
         assert info is get_worker_info() is not None
         return info.id, info.num_workers, info.seed, info.worker_method
 
     torch.manual_seed(1)
-    infos = list(in_threads(make, None, 2, share_dataset=True))
-    assert sorted(info[0] for info in infos) == [0, 1]
+    infos = list(in_threads(make, None, 8, share_dataset=True))
+    assert {info[0] for info in infos} == {0, 1} and len({id(info) for info in seen}) == 2
     assert len({info[2] - info[0] for info in infos}) == 1  # base seed + id
     assert {(info[1], info[3]) for info in infos} == {(2, "thread")}
     assert get_worker_info() is None
@@ -226,10 +228,10 @@ def test_a_cycle_that_holds_an_iterator_may_be_collected_by_its_own_threads() ->
         next(batches)
         cycle: list[Any] = [batches]
         cycle.append(cycle)
-        ended = batches.filler.ended
+        threads = batches.filler._crew._threads
         del batches, cycle
         in_cycle.set()
-        assert ended.wait(30)
+        wait_until(lambda threads=threads: not any(thread.is_alive() for thread in threads))
 
 
 def test_explain_says_who_reads() -> None:
@@ -254,8 +256,8 @@ def test_explain_says_who_reads() -> None:
 def test_without_num_workers_there_is_one_for_each_cpu(
     dataset: Any, options: dict[str, Any], depth: int, persistent_workers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.executors.selection.usable_cpus", lambda: 3)
-    monkeypatch.setattr("penstock.executors.selection.SMALL_BATCH", 0)  # threads fill the smallest batch too
+    monkeypatch.setattr("penstock.executors.job.usable_cpus", lambda: 3)
+    monkeypatch.setattr("penstock.executors.job.SMALL_BATCH", 0)  # threads fill the smallest batch too
     loader: Any = penstock.DataLoader(dataset, 4, persistent_workers=persistent_workers, **options)
     fixed = penstock.DataLoader(dataset, 4, num_workers=2, **options)
     for _ in range(2):

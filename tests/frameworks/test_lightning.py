@@ -85,14 +85,6 @@ def test_batches_are_those_of_the_sampler_in_every_epoch(ranks: list[dict[str, A
         assert seen["val"] == [expected(number, epoch, False) for epoch in range(EPOCHS)]
 
 
-@pytest.mark.parametrize("stage", ["train", "val"])
-@pytest.mark.parametrize("case", FITTED)
-def test_no_sample_is_seen_twice(ranks: list[dict[str, Any]], case: str, stage: str) -> None:
-    for epoch in range(EPOCHS):
-        seen = [number for rank in ranks for batch in rank[case]["seen"][stage][epoch] for number in batch]
-        assert sorted(seen) == list(range(SAMPLES))
-
-
 def test_predictions_are_of_the_samples_that_lightning_names(ranks: list[dict[str, Any]]) -> None:
     for number, rank in enumerate(ranks):
         case = rank["predict"]

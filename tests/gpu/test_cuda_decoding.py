@@ -55,7 +55,7 @@ def root(tmp_path):
 def decoder(request):
     try:
         found = getattr(decoders, request.param)(DEVICE)
-        fault = decoders._fault(found, "RGB")
+        fault = decoders._fault(found)
     except (ImportError, OSError, AttributeError, RuntimeError) as error:
         pytest.skip(f"{request.param} is not installed, or not for this CUDA: {error}")
     assert fault is None

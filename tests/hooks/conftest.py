@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.recipe import encoded_image
-from penstock.recipe.known_transforms import Debt
+from penstock.recipe.compose_hook import Debt
 
 
 @pytest.fixture(autouse=True)

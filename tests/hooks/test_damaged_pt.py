@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.hooks.answers import Refused
-from penstock.hooks.torch_load import load
+from penstock.hooks.loads import Refused
+from penstock.hooks.loads import load_torch as load
 from tests.corrupt import archive_of, saved
 from tests.hooks.loaded import assert_equal, corpus, filled, refused
 

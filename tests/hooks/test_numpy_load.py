@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.hooks.answers import Refused
-from penstock.hooks.numpy_load import load
+from penstock.hooks.loads import Refused
+from penstock.hooks.loads import load_numpy as load
 from tests.corrupt import npy, npy_with_header
 from tests.hooks.loaded import answered_by, refused_by
 from tests.waiting import run_in_threads

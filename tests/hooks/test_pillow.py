@@ -171,12 +171,13 @@ def test_only_in_workers_and_only_to_rgb() -> None:
     with natively():
         for call in (
             lambda image: image.convert("L"),
+            lambda image: image.convert(),
             lambda image: image.convert("RGB", None, Image.Dither.NONE),
             lambda image: image.convert("RGB", (1, 0, 0, 0) * 3),
             lambda image: image.convert(mode="RGB", colors=8),
         ):
             assert not is_encoded(call(Image.open(io.BytesIO(data))))
-        for call in (lambda image: image.convert(), lambda image: image.convert(mode="RGB")):
+        for call in (lambda image: image.convert("RGB"), lambda image: image.convert(mode="RGB")):
             assert is_encoded(call(Image.open(io.BytesIO(data))))
         assert not is_encoded(Image.open(io.BytesIO(PLAIN["grey"])).convert())
         assert not is_encoded(Image.open(io.BytesIO(data)).copy())

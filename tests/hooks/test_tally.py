@@ -20,8 +20,7 @@ import penstock
 from penstock import call_counts
 from penstock.call_counts import MOST_REASONS, OTHER_REASONS, CallCounts, CallMeter, RefusedCalls, this_thread
 from penstock.errors import WorkerDied
-from penstock.hooks.answers import example_of
-from penstock.hooks.calls import natively
+from penstock.hooks.calls import example_of, natively
 from tests.executors_under_test import options
 
 SIZE = 12
@@ -249,8 +248,8 @@ def test_a_meter_keeps_so_many_reasons() -> None:
     meter = CallMeter()
     sink = meter.of_this_thread()
     for number in range(3 * MOST_REASONS):
-        sink.refuse("f", str(number), "")
-        sink.refuse("g", "one", "")
+        sink.count("f", str(number))
+        sink.count("g", "one")
     counts = meter.counts()
     assert len(counts["f"].refused) == MOST_REASONS + 1
     assert counts["f"].refused[OTHER_REASONS].calls == 2 * MOST_REASONS

@@ -21,8 +21,8 @@ import torch
 from torch.utils.serialization import config
 
 from penstock import _native
-from penstock.hooks.answers import Refused
 from penstock.hooks.calls import natively
+from penstock.hooks.loads import Refused
 from tests.corrupt import archive_of, saved
 from tests.forking import assert_in_child
 from tests.hooks.loaded import answered, assert_equal, corpus, filled, random_object, refused

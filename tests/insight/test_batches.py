@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, ConcatDataset, Subset, TensorDataset
 import penstock
 from penstock.errors import CorruptSample, InvalidOption
 from penstock.insight.pictures import Normalisation
-from penstock.insight.view import Options, _classes, _normalisation, _of_all_parts, batch_of, sheet_of
+from penstock.insight.view import _classes, _normalisation, _of_all_parts, batch_of, sheet_of
 from tests.packing.packed import write_photos
 from tests.sample_datasets import Made, Numbers, Stream, Whole, tensor_files
 
@@ -112,7 +112,7 @@ def test_what_can_only_be_gone_through() -> None:
     for kind in LOADERS:
         found = batch_of(kind(Stream(), batch_size=4, num_workers=0), 1)
         assert numbers_of(found.value) == [4, 5, 6, 7] and found.ids is None
-    assert numbers_of(batch_of(Stream(), 1, Options(batch_size=3)).value) == [3, 4, 5]
+    assert numbers_of(batch_of(Stream(), 1, batch_size=3).value) == [3, 4, 5]
     assert batch_of((torch.full((2,), float(n)) for n in range(3)), 2).value.tolist() == [2.0, 2.0]
     sheet = sheet_of(penstock.DataLoader(Stream(), 4, num_workers=0))
     assert [cell.id for cell in sheet.cells] == ["#0", "#1", "#2", "#3"]
@@ -123,12 +123,12 @@ def test_what_can_only_be_gone_through() -> None:
 
 def test_datasets_get_a_loader(tmp_path: Path) -> None:
     folder = penstock.TensorFolder(tensor_files(tmp_path / "data", 9, (3, 8, 8)))
-    found = batch_of(folder, 1, Options(batch_size=4))
+    found = batch_of(folder, 1, batch_size=4)
     assert found.ids == ("04", "05", "06", "07") and [one.shape for one in found.value] == [(3, 8, 8)] * 4
     assert len(batch_of(folder).value) == 9
-    shuffled = [batch_of(folder, 0, Options(shuffle=True, seed=seed)).ids for seed in (1, 1, 2)]
+    shuffled = [batch_of(folder, 0, shuffle=True, seed=seed).ids for seed in (1, 1, 2)]
     assert shuffled[0] == shuffled[1] != shuffled[2]
-    assert len(batch_of(folder, 0, Options(shuffle=True)).ids or ()) == 9
+    assert len(batch_of(folder, 0, shuffle=True).ids or ()) == 9
 
 
 def test_images_without_a_transform_are_shown_one_by_one(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_wrong_questions() -> None:
         with pytest.raises(InvalidOption, match="no batch to show"):
             batch_of(kind(Made(size=3), batch_size=4, drop_last=True))
         with pytest.raises(InvalidOption, match="options of a dataset"):
-            batch_of(kind(Made()), 0, Options(shuffle=True))
+            batch_of(kind(Made()), 0, shuffle=True)
     with pytest.raises(InvalidOption, match=r"no batch 9: a penstock\.DataLoader has 6 batches"):
         batch_of(penstock.DataLoader(Made(), 4, seed=1), 9)
     with pytest.raises(InvalidOption, match="has 3 batches"):
@@ -237,4 +237,4 @@ def test_wrong_questions() -> None:
     with pytest.raises(InvalidOption, match="RuntimeError: no length"):
         batch_of(Broken())
     with pytest.raises(InvalidOption, match="expected unspecified shuffle option"):
-        batch_of(Stream(), 0, Options(shuffle=True))
+        batch_of(Stream(), 0, shuffle=True)

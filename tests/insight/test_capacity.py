@@ -16,11 +16,11 @@ COSTS = ["--cpu-ms", "1.7", "--stored", "100KB", "--batched", "600KB", "--datase
 JOB = ["--gpus", "8", "--rate", "1000", *COSTS]
 
 
-def planned(capsys: pytest.CaptureFixture[str], *machines: str) -> tuple[dict[str, Any], str]:
+def planned(capsys: pytest.CaptureFixture[str], machines: str) -> tuple[dict[str, Any], str]:
     """Return what a job needs, as JSON, and the sentence of the table."""
-    main(["plan-capacity", *JOB, *machines, "--json"])
+    main(["plan-capacity", *JOB, *machines.split(), "--json"])
     found = json.loads(capsys.readouterr().out)
-    main(["plan-capacity", *JOB, *machines])
+    main(["plan-capacity", *JOB, *machines.split()])
     return found, capsys.readouterr().out.splitlines()[-1]
 
 
@@ -29,32 +29,29 @@ def needed(found: dict[str, Any]) -> dict[str, float]:
 
 
 def test_each_need_is_its_formula(capsys: pytest.CaptureFixture[str]) -> None:
-    machines = ["--nodes", "2", "--cores", "4", "--storage", "1GB", "--network", "1GB", "--cache", "250GB"]
-    found = needed(planned(capsys, *machines)[0])
+    found = needed(planned(capsys, "--nodes 2 --cores 4 --storage 1GB --network 1GB --cache 250GB")[0])
     assert found["CPU cores"] == pytest.approx(8 * 1000 * 0.0017 / 0.85)
     assert found["cache"] == 2e12
     assert found["storage bandwidth"] == pytest.approx(8 * 1000 * 100e3 * 0.75)
     assert found["network for fillers"] == pytest.approx(8 * 1000 * 600e3 * 0.5), "half of the cores are missing"
 
 
-def test_the_weakest_link_says_what_is_reached(capsys: pytest.CaptureFixture[str]) -> None:
-    found, sentence = planned(capsys, "--nodes", "2", "--cores", "4", "--storage", "1GB")
-    assert found["weakest"] == "CPU cores" and found["samples_per_second_and_gpu"] == pytest.approx(500)
-    assert "each GPU gets 500 of 1,000 samples/s. 8 cores more are needed, such as 8 fillers" in sentence
-    _, sentence = planned(capsys, "--nodes", "2", "--cores", "8", "--storage", "100MB")
-    assert sentence.startswith("weakest link: storage bandwidth; each GPU gets 250 of 1,000 samples/s")
-
-
-def test_enough_of_all(capsys: pytest.CaptureFixture[str]) -> None:
-    found, sentence = planned(capsys, "--nodes", "2", "--cores", "16", "--storage", "4GB", "--cache", "1")
-    assert found["samples_per_second_and_gpu"] == 1000
-    assert sentence == "enough of all; the nearest to its limit is CPU cores, of which 50% is taken"
-
-
-def test_nothing_is_known_of_the_machines(capsys: pytest.CaptureFixture[str]) -> None:
-    found, sentence = planned(capsys)
-    assert (found["weakest"], found["samples_per_second_and_gpu"]) == (None, None) and "unknown" in sentence
-    assert needed(found)["network for fillers"] == pytest.approx(8 * 1000 * 600e3)
+@pytest.mark.parametrize(
+    ("machines", "weakest", "reached", "words"),
+    [
+        ("--nodes 2 --cores 4 --storage 1GB", "CPU cores", 500, "8 cores more are needed, such as 8 fillers"),
+        ("--nodes 2 --cores 8 --storage 100MB", "storage bandwidth", 250, "each GPU gets 250 of 1,000 samples/s"),
+        ("--nodes 2 --cores 16 --storage 4GB --cache 1", "CPU cores", 1000, "CPU cores, of which 50% is taken"),
+        ("", None, None, "unknown"),
+    ],
+)
+def test_the_weakest_link_says_what_is_reached(
+    machines: str, weakest: str | None, reached: float | None, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, sentence = planned(capsys, machines)
+    assert found["weakest"] == weakest and words in sentence
+    assert found["samples_per_second_and_gpu"] == (reached if reached is None else pytest.approx(reached))
+    assert machines or needed(found)["network for fillers"] == pytest.approx(8 * 1000 * 600e3)
 
 
 STAGES = {

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import io
 import os
+import resource
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from penstock.insight import machine as host
-from penstock.insight.check import Check, State, checked
-from penstock.insight.machine import DatasetFiles, Gpu, HostMemory, Processors, dataset_files, examine
+from penstock.insight.machine import (
+    Check,
+    DatasetFiles,
+    HostMemory,
+    Processors,
+    State,
+    checked,
+    dataset_files,
+    examine,
+)
 from penstock.sources import ImageFolder, TensorFolder
-from penstock.system.cgroup import cgroup_quota
 from tests.photos import noise_image
 from tests.sample_datasets import Made, tensor_files
 
-MIB, GIB, NONE = 1 << 20, 1 << 30, float("inf")
-GPU = Gpu(0, "H100", 80 * GIB, "0000:3b:00.0")
+MIB, GIB, NONE = 1 << 20, 1 << 30, resource.RLIM_INFINITY
 
 
 def write(root: Path, files: dict[str, str]) -> str:
@@ -27,13 +35,40 @@ def write(root: Path, files: dict[str, str]) -> str:
     return str(root)
 
 
-def state(check: Check) -> State:
-    assert check.found
-    assert check.change or check.state is not State.BAD
-    return check.state
+MUCH = HostMemory(16 * GIB, 10 * GIB)
+CASES: dict[str, tuple[Check, State, str]] = {
+    "all CPUs": (host.check_processors(Processors(8, 8)), State.OK, "8 CPUs usable"),
+    "a wide quota": (host.check_processors(Processors(8, 8, quota=8.0)), State.OK, "8 CPUs usable"),
+    "a narrow quota": (host.check_processors(Processors(8, 8, quota=2.0)), State.LOOK, "2 CPUs usable"),
+    "a mask": (host.check_processors(Processors(64, 4)), State.LOOK, "4 CPUs usable"),
+    "one CPU": (host.check_processors(Processors(1, 1)), State.LOOK, "1 CPU usable"),
+    "a thread a CPU": (host.check_openmp(4, 4), State.OK, "torch uses 4"),
+    "many threads": (host.check_openmp(64, 4), State.LOOK, "OMP_NUM_THREADS=4"),
+    "one thread": (host.check_openmp(1, 0.5), State.OK, "torch uses 1"),
+    "memory": (host.check_memory(HostMemory(16 * GIB, 8 * GIB)), State.OK, "8.0 GiB available of 16.0 GiB"),
+    "little memory": (host.check_memory(HostMemory(16 * GIB, GIB)), State.LOOK, "few workers"),
+    "no memory": (host.check_memory(HostMemory(16 * GIB, 100 * MIB)), State.BAD, "workers are killed"),
+    "files that fit": (host.check_page_cache(MUCH, 8 * GIB, exact=True), State.OK, "the dataset's 8.0 GiB"),
+    "many files": (host.check_page_cache(MUCH, 140 * GIB, exact=False), State.LOOK, "about 140.0 GiB"),
+    "no /dev/shm": (host.check_shared_memory("/no/such/folder", 1, 2), State.BAD, "Mount a tmpfs"),
+    "few open files": (host.check_open_files(256, 1 << 20), State.BAD, "ulimit -n 65536 "),
+    "a low limit": (host.check_open_files(256, 4096), State.BAD, "ulimit -n 4096 "),
+    "a lower limit": (host.check_open_files(256, 256), State.BAD, "hard limit"),
+    "some open files": (host.check_open_files(800, NONE), State.LOOK, "ulimit -n 65536 "),
+    "enough open files": (host.check_open_files(1024, 4096), State.OK, "1,024"),
+    "any open files": (host.check_open_files(NONE, NONE), State.OK, "any number"),
+    "a GPU": (host.check_gpus(["0: H100 with 80.0 GiB"], 1, "13.0"), State.OK, "1 GPU (0: H100"),
+    "no GPU": (host.check_gpus([], 0, None), State.OK, "none"),
+    "hidden GPUs": (host.check_gpus([], 2, "13.0"), State.BAD, "--gpus all"),
+    "a torch without CUDA": (host.check_gpus([], 2, None), State.BAD, "Install a torch with CUDA"),
+}
 
 
-# --- CPUs ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", CASES)
+def test_how_a_property_stands(name: str) -> None:
+    check, state, words = CASES[name]
+    assert check.state is state and words in f"{check.found} {check.change} "
+    assert check.found and bool(check.change) == (state is not State.OK)
 
 
 def group(tmp_path: Path, files: dict[str, str], membership: str = "0::/job\n") -> tuple[str, str]:
@@ -46,7 +81,6 @@ def test_quota_of_half_a_cpu(tmp_path: Path) -> None:
     place = group(tmp_path, {"job/cpu.max": "50000 100000\n"})
     found = host.read_processors(*place)
     assert found.quota == 0.5
-    assert cgroup_quota(*place) == 1  # a process cannot have fewer workers
     check = host.check_processors(found)
     assert check.state is State.BAD
     assert "0.5 CPU usable" in check.found and "--cpus=" in check.change
@@ -56,27 +90,6 @@ def test_quota_of_cgroup_v1(tmp_path: Path) -> None:
     files = {"cpu,cpuacct/x": "", "cpu/job/cpu.cfs_quota_us": "250000\n", "cpu/job/cpu.cfs_period_us": "100000\n"}
     place = group(tmp_path, files, "3:cpu,cpuacct:/job\n")
     assert host.read_processors(*place).quota == 2.5
-    assert cgroup_quota(*place) == 3
-
-
-def test_cpus() -> None:
-    assert state(host.check_processors(Processors(8, 8))) is State.OK
-    assert state(host.check_processors(Processors(8, 8, quota=8.0))) is State.OK
-    assert state(host.check_processors(Processors(8, 8, quota=2.0))) is State.LOOK
-    assert state(host.check_processors(Processors(8, 2))) is State.LOOK
-    assert state(host.check_processors(Processors(1, 1))) is State.LOOK
-    assert "4 CPUs usable" in host.check_processors(Processors(64, 4)).found
-
-
-def test_pools_of_threads() -> None:
-    assert state(host.check_openmp([("openmp", 4)], 4)) is State.OK
-    assert state(host.check_openmp([], 4)) is State.OK
-    check = host.check_openmp([("openmp", 64), ("openblas", 4)], 4)
-    assert check.state is State.LOOK and "OMP_NUM_THREADS=4" in check.change and "64" in check.found
-    assert state(host.check_openmp([("openmp", 1)], 0.5)) is State.OK
-
-
-# --- memory ----------------------------------------------------------------------------------------------------------
 
 
 def test_memory_below_a_limit(tmp_path: Path) -> None:
@@ -89,111 +102,40 @@ def test_memory_below_a_limit(tmp_path: Path) -> None:
     assert check.state is State.LOOK and "2 processes" in check.found and "1.0 GiB available" in check.found
 
 
-def test_memory() -> None:
-    assert state(host.check_memory(HostMemory(16 * GIB, 8 * GIB))) is State.OK
-    assert state(host.check_memory(HostMemory(16 * GIB, GIB))) is State.LOOK
-    assert state(host.check_memory(HostMemory(16 * GIB, 100 * MIB))) is State.BAD
-
-
-def test_page_cache() -> None:
-    whole = HostMemory(16 * GIB, 10 * GIB)
-    assert state(host.check_page_cache(whole, 8 * GIB, exact=True)) is State.OK
-    check = host.check_page_cache(whole, 140 * GIB, exact=False)
-    assert check.state is State.LOOK and "about 140.0 GiB" in check.found
-
-
-# --- limits ----------------------------------------------------------------------------------------------------------
-
-
-def test_shared_memory_of_docker() -> None:
-    check = host.check_shared_memory((64 * MIB, 64 * MIB), 4, 2)
+def test_shared_memory_of_docker(monkeypatch: pytest.MonkeyPatch) -> None:
+    space = SimpleNamespace(f_frsize=1 << 20, f_blocks=64, f_bavail=64)
+    monkeypatch.setattr(os, "statvfs", lambda _: space)
+    check = host.check_shared_memory("/dev/shm", 4, 2)
     assert check.state is State.LOOK and "--shm-size" in check.change and "4 worker processes" in check.found
-    assert state(host.check_shared_memory((8 * GIB, 8 * GIB), 4, 2)) is State.OK
-    assert state(host.check_shared_memory(None, 1, 2)) is State.BAD
-    assert host.read_space("/no/such/folder") is None
+    space.f_blocks = space.f_bavail = 8192
+    assert host.check_shared_memory("/dev/shm", 4, 2).state is State.OK
 
-
-@pytest.mark.parametrize(
-    ("soft", "hard", "expected", "words"),
-    [
-        (256, 1 << 20, State.BAD, "ulimit -n 65536 "),
-        (256, 4096, State.BAD, "ulimit -n 4096 "),
-        (256, 256, State.BAD, "hard limit"),
-        (800, NONE, State.LOOK, "ulimit -n 65536 "),
-        (1024, 4096, State.OK, ""),
-        (NONE, NONE, State.OK, ""),
-    ],
-)
-def test_open_files(soft: float, hard: float, expected: State, words: str) -> None:
-    check = host.check_open_files(soft, hard)
-    assert state(check) is expected and words in check.change + " "
-
-
-# --- files ----------------------------------------------------------------------------------------------------------
 
 MOUNTS = r"""
-22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
-23 22 0:21 / /dev/shm rw - tmpfs tmpfs rw
-24 22 0:40 / /mnt/my\040data rw shared:2 master:1 - nfs4 server:/export rw
-25 22 0:41 / /mnt/hidden rw - ext4 /dev/sdb rw
-26 22 0:42 / /mnt/hidden rw - fuse.sshfs server: rw
-27 22 0:43 / / rw - overlay overlay rw
-broken line
+/dev/sda1 / ext4 rw,relatime 0 0
+tmpfs /dev/shm tmpfs rw 0 0
+server:/export /mnt/my\040data nfs4 rw 0 0
+/dev/sdb /mnt/hidden ext4 rw 0 0
+server: /mnt/hidden fuse.sshfs rw 0 0
+overlay / overlay rw 0 0
 """
 
 
-def test_mounts(tmp_path: Path) -> None:
-    (tmp_path / "mountinfo").write_text(MOUNTS)
-    table = str(tmp_path / "mountinfo")
-    kinds = {
-        path: host.mount_of(path, table)[0]
-        for path in ("/", "/dev/shm/x", "/mnt/my data", "/mnt/my data/a/b", "/mnt/my data2", "/mnt/hidden/x")
-    }
-    assert list(kinds.values()) == ["overlay", "tmpfs", "nfs4", "nfs4", "overlay", "fuse.sshfs"]
-    assert host.mount_of("/", str(tmp_path / "none")) == ("", "")
-    assert host.mount_of("/")[1]  # of the machine that runs this test
-
-
 @pytest.mark.parametrize(
-    ("kind", "expected"),
+    ("folder", "kind", "expected"),
     [
-        ("ext4", State.OK),
-        ("nfs4", State.LOOK),
-        ("fuse.sshfs", State.LOOK),
-        ("overlay", State.OK),
-        ("tmpfs", State.OK),
+        ("/", "overlay, mounted at /", State.OK),
+        ("/dev/shm/x", "tmpfs, mounted at /dev/shm", State.OK),
+        ("/mnt/my data", "nfs4", State.LOOK),
+        ("/mnt/my data/a/b", "nfs4", State.LOOK),
+        ("/mnt/my data2", "overlay", State.OK),
+        ("/mnt/hidden/x", "fuse.sshfs", State.LOOK),
     ],
 )
-def test_file_systems(kind: str, expected: State, tmp_path: Path) -> None:
-    (tmp_path / "mountinfo").write_text(f"22 1 8:1 / / rw - {kind} x rw\n")
-    check = host.check_file_system("/data", str(tmp_path / "mountinfo"))
-    assert state(check) is expected and kind in check.found
-
-
-def test_file_system_without_a_table(tmp_path: Path) -> None:
-    assert host.check_file_system("/data", str(tmp_path / "none")).state is State.UNKNOWN
-
-
-# --- GPUs -----------------------------------------------------------------------------------------------------------
-
-
-def test_gpus() -> None:
-    assert state(host.check_gpus([GPU], 1, "13.0")) is State.OK
-    assert state(host.check_gpus([], 0, None)) is State.OK
-    assert "--gpus all" in host.check_gpus([], 2, "13.0").change
-    assert host.check_gpus([], 2, None).state is State.BAD
-
-
-def test_numa_nodes(tmp_path: Path) -> None:
-    nodes = {"n/node0/cpulist": "0-3,8\n", "n/node1/cpulist": "4-7,9-11\n", f"d/{GPU.address}/numa_node": "1\n"}
-    write(tmp_path, nodes)
-    places = (str(tmp_path / "d"), str(tmp_path / "n"))
-    assert host.read_node(GPU, *places) == (1, {4, 5, 6, 7, 9, 10, 11})
-    check = host.check_node(GPU, *places, {0, 1, 2})
-    assert check.state is State.LOOK and "--cpunodebind=1" in check.change
-    assert state(host.check_node(GPU, *places, {3, 4})) is State.OK
-    write(tmp_path, {f"d/{GPU.address}/numa_node": "-1\n"})
-    assert host.read_node(GPU, *places) is None and state(host.check_node(GPU, *places, {0})) is State.OK
+def test_file_systems(folder: str, kind: str, expected: State, tmp_path: Path) -> None:
+    (tmp_path / "mounts").write_text(MOUNTS.lstrip())
+    check = host.check_file_system(folder, str(tmp_path / "mounts"))
+    assert check.state is expected and f"{folder} lies on {kind}" in check.found
 
 
 # --- all of them -----------------------------------------------------------------------------------------------------

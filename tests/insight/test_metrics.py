@@ -69,9 +69,6 @@ def test_quantiles_of_waits() -> None:
     assert times(0.5, c3=1, c19=1).wait_quantile(0.0) == pytest.approx(8e-6)
 
 
-# --- TensorBoard and Weights & Biases --------------------------------------------------------------------------------
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tensorboard_takes_them(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install tensorboard")
@@ -87,21 +84,3 @@ def test_tensorboard_takes_them(tmp_path: Path) -> None:
     assert set(events.Tags()["scalars"]) == set(metrics)
     (batches,) = events.Scalars("penstock/batches")
     assert (batches.step, batches.value) == (7, 6.0)
-
-
-class Wandb:
-    """A run of Weights & Biases, as far as it looks at what it is given."""
-
-    def __init__(self) -> None:
-        self.logged: list[dict[str, float]] = []
-
-    def log(self, data: dict[str, Any]) -> None:
-        assert type(data) is dict and all(isinstance(key, str) for key in data)
-        assert not any(isinstance(value, dict) for value in data.values())
-        self.logged.append(data)
-
-
-def test_weights_and_biases_takes_them(tmp_path: Path) -> None:
-    run = Wandb()
-    run.log({"loss": 0.5, **loader_of(tmp_path / "data").stats().metrics()})
-    assert run.logged[0]["penstock/samples"] == 20.0

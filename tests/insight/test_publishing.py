@@ -8,7 +8,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,8 +18,8 @@ import pytest
 import penstock
 from penstock.errors import PenstockError
 from penstock.insight import live_files, publish, publishing
-from penstock.insight.jobs import Job, job_of, jobs
-from penstock.insight.live_files import ProcessName, machine, read_all, started_at, this_process
+from penstock.insight.live_files import Job, ProcessName, job_of, jobs, machine, read_all, started_at, this_process
+from penstock.system.words import compact
 from tests.forking import assert_in_child
 from tests.sample_datasets import Made, Numbers, rows
 from tests.waiting import wait_until
@@ -29,6 +28,10 @@ from tests.waiting import wait_until
 def read(folder: Path) -> Job:
     (found,) = jobs(folder)
     return found
+
+
+def loaders_of(folder: Path) -> list[str]:
+    return [line[:8] for line in read(folder).lines if line.startswith("loader ")]
 
 
 @contextmanager
@@ -66,14 +69,12 @@ def test_a_recording_says_what_the_loader_does(folder: Path) -> None:
     next(batches)
     job = read(folder)
     assert (job.name, job.host) == (this_process(), os.uname().nodename)
-    (found,) = job.loaders
-    assert found.lines[0] == "loader 1: Numbers, batches of 4, no workers, read by Python"
-    assert found.lines[1].endswith("; 3 batches in 1 pass") and found.lines[1].startswith("  rate ")
-    assert (found.dataset, found.open) == ("Numbers", True)
-    assert "! errors    1 came in the place of a batch" in found.lines
-    assert any("getitem" in line for line in found.lines)
-    assert not job.ended and found.still(time.time(), 0.5) is None
-    assert found.got and found.still(found.got + 100, 0.5) == pytest.approx(100)
+    assert job.lines[1] == "loader 1: Numbers, batches of 4, no workers, read by Python"
+    assert job.lines[2].endswith("; 3 batches in 1 pass") and job.lines[2].startswith("  rate ")
+    assert job.summary[2] == "Numbers"
+    assert "! errors    1 came in the place of a batch" in job.lines
+    assert any("getitem" in line for line in job.lines)
+    assert not job.ended and job.patience >= 5
 
 
 def test_a_pass_that_was_left_is_not_open(folder: Path) -> None:
@@ -81,9 +82,8 @@ def test_a_pass_that_was_left_is_not_open(folder: Path) -> None:
     for _ in loader:
         break
     list(loader)
-    (found,) = read(folder).loaders
-    assert "in 2 passes" in found.lines[1] and not found.open
-    assert found.still(time.time() + 100, 0.5) is None
+    found = read(folder)
+    assert "in 2 passes" in found.lines[2] and not found.patience
 
 
 def test_the_folder_and_its_files_are_private(folder: Path) -> None:
@@ -117,10 +117,10 @@ def test_only_the_latest_loaders_are_written_and_gone_ones_are_not(folder: Path,
     loaders = [penstock.DataLoader(rows(), batch_size=n) for n in (1, 2, 3, 4, 5)]
     for loader in loaders:
         list(loader)
-    assert [one.number for one in read(folder).loaders] == [3, 4, 5]
+    assert loaders_of(folder) == ["loader 3", "loader 4", "loader 5"]
     del loader, loaders[2:4]
     list(loaders[0])
-    assert [one.number for one in read(folder).loaders] == [5, 1]
+    assert loaders_of(folder) == ["loader 2", "loader 5", "loader 1"]
 
 
 def test_publish_false_removes_the_file_and_writes_none(folder: Path) -> None:
@@ -156,52 +156,50 @@ def test_workers_write_none(folder: Path) -> None:
         loader: penstock.DataLoader[Any] = penstock.DataLoader(outer, num_workers=1, **options)
         assert [batch.item() for batch in loader] == [2] * 4
         (job,) = jobs(folder)
-        assert job.name == this_process() and [one.dataset for one in job.loaders] == ["Made"]
+        assert job.name == this_process() and job.summary[2] == "Made" and loaders_of(folder) == ["loader 1"]
 
 
 # --- what goes wrong --------------------------------------------------------------------------------------------------
 
 
-def unsafe(folder: Path) -> None:
+def unsafe(folder: Path, _: pytest.MonkeyPatch) -> None:
     folder.mkdir(parents=True)
     folder.chmod(0o777)
 
 
-def occupied(folder: Path) -> None:
+def occupied(folder: Path, _: pytest.MonkeyPatch) -> None:
     folder.parent.mkdir(parents=True)
     folder.write_text("no folder", encoding="utf-8")
 
 
-def linked(folder: Path) -> None:
+def linked(folder: Path, _: pytest.MonkeyPatch) -> None:
     folder.mkdir(parents=True, mode=0o700)
     (folder / this_process().file.replace("json", "tmp")).symlink_to("/dev/null")
 
 
-@pytest.mark.parametrize("spoil", [unsafe, occupied, linked])
-def test_where_it_cannot_be_written_the_process_goes_on(folder: Path, spoil: Any, recwarn: Any) -> None:
-    spoil(folder)
+def full(_: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def replace(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", replace)
+
+
+def homeless(_: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publishing, "live_folder", lambda: None)
+
+
+@pytest.mark.parametrize("spoil", [unsafe, occupied, linked, full, homeless])
+def test_where_it_cannot_be_written_the_process_goes_on(
+    folder: Path, spoil: Any, recwarn: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(folder, monkeypatch)
     for _ in range(2):
         assert len(list(penstock.DataLoader(rows(), batch_size=4))) == 14
     assert publishing._publisher is not None and publishing._publisher._due == float("inf")
-    if folder.is_dir():
-        assert [file.name for file in folder.iterdir() if file.suffix == ".json"] == []
-    assert list(recwarn) == []
-
-
-def test_a_full_disk_ends_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full)
-    list(penstock.DataLoader(rows()))
-    assert list(folder.glob("*.json")) == list(folder.glob("*.tmp")) == []
-
-
-def test_no_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishing, "live_folder", lambda: None)
-    list(penstock.DataLoader(rows()))
+    assert [file.name for file in folder.glob("*.json")] == []
+    assert spoil is linked or list(folder.glob("*.tmp")) == []
     publish(False)
-    assert not folder.exists()
+    assert list(recwarn) == []
 
 
 def test_a_user_s_class_that_fails_hurts_nobody(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -211,14 +209,13 @@ def test_a_user_s_class_that_fails_hurts_nobody(folder: Path, caplog: pytest.Log
 
     assert len(list(Odd(rows(), batch_size=4))) == 14
     assert not folder.exists()
-    assert "a follower of loaders failed" in caplog.text
+    assert "penstock watch cannot see a loader" in caplog.text
 
 
 def test_a_loader_that_only_its_pass_keeps(folder: Path) -> None:
     batches = iter(penstock.DataLoader(rows(), batch_size=4, num_workers=1))
     next(batches), next(batches)
-    (found,) = read(folder).loaders
-    assert "2 batches in 1 pass" in found.lines[1]
+    assert "2 batches in 1 pass" in read(folder).lines[2]
 
 
 # --- other processes --------------------------------------------------------------------------------------------------
@@ -273,7 +270,7 @@ def test_files_of_other_machines_go_after_a_week(folder: Path) -> None:
     (folder / "somebody's.txt").write_text("keep", encoding="utf-8")
     os.utime(folder / old.file, (0, 0))
     live_files.remove_stale(folder)
-    assert sorted(file.name for file in folder.iterdir()) == sorted([name.file, "penstock-live", "somebody's.txt"])
+    assert sorted(file.name for file in folder.iterdir()) == sorted([name.file, "somebody's.txt"])
 
 
 # --- what is read -----------------------------------------------------------------------------------------------------
@@ -290,14 +287,13 @@ def test_damaged_files_are_left_out(folder: Path) -> None:
         b"[" * 100_000,
         b" " * (live_files.MOST_BYTES + 1),
         data[:-10],
-        data.replace(b'"format": 3', b'"format": 2'),
+        data.replace(b'"format": 4', b'"format": 3'),
         json.dumps({**said, "began": float("nan")}).encode(),
         json.dumps({**said, "program": 5}).encode(),
-        json.dumps({**said, "loaders": [{**said["loaders"][0], "lines": [1]}]}).encode(),
-        json.dumps({**said, "loaders": [{**said["loaders"][0], "step": "no"}]}).encode(),
-        json.dumps({**said, "loaders": [{"lines": []}]}).encode(),
-        json.dumps({**said, "loaders": 5}).encode(),
-        b'{"format": 3, "began": 1e999}',
+        json.dumps({**said, "lines": [1]}).encode(),
+        json.dumps({**said, "patience": "no"}).encode(),
+        json.dumps({**said, "summary": 5}).encode(),
+        b'{"format": 4, "began": 1e999}',
     ):
         with pytest.raises(PenstockError):
             job_of(name, spoiled)
@@ -305,15 +301,10 @@ def test_damaged_files_are_left_out(folder: Path) -> None:
         assert jobs(folder) == []
 
 
-def test_rates_and_shares(folder: Path) -> None:
+def test_rates_are_those_of_the_loop(folder: Path) -> None:
     loader = penstock.DataLoader(rows())
     followed = publishing._Followed(loader, 1)
-    followed._history = [publishing._Reading(*one) for one in ((0,), (10, 100, 800, 2, 6), (20, 200, 1600, 3, 10))]
-    followed._history.append(publishing._Reading(30, 300, 2400, 11, 12))
-    assert followed._course() == "▃▂▇" and followed._history[-1].share(followed._history[0]) == pytest.approx(11 / 23)
-    followed._history = [publishing._Reading(0)]
     list(loader)
-    state = followed.state(100.0, 0.0)
-    assert state is not None and state["rate"] == pytest.approx(
-        loader.stats().samples / (loader.stats().loop.steady_waited + loader.stats().loop.worked)
-    )
+    loop, samples = loader.stats().loop, loader.stats().samples
+    _, (waiting, rate, _), _ = followed.lines(10.0, 0.5) or ([], "???", 0)
+    assert waiting == f"{loop.wait_share:.0%}" and rate == compact(samples / (loop.steady_waited + loop.worked))

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import weakref
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import penstock
 from penstock import loop_times
-from penstock.insight import loop_rows, record, recording
+from penstock.insight import record, recording
 from penstock.insight.loop_rows import Rows, WorkSpans, column
 from penstock.insight.recording import Recording
 from penstock.observe import Delivery
@@ -29,37 +29,17 @@ def table_of(recorded: Recording, number: int = 0) -> Any:
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def kept(count: int, most: int = 8, *, passes: bool = False) -> Any:
-    """Return the table of so many batches, one a second, of one pass or of one each."""
-    found = Rows(most)
-    for number in range(count):
-        found.add(number + 0.75, (0.25, 0.0, 0.5, 4, 1), number if passes else 1, 1 if passes else number + 1, number)
-    return found.table()
-
-
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 100, 1001])
-def test_merged_rows_lose_no_second(count: int) -> None:
-    table = kept(count)
-    assert len(table) <= 8
-    for name, each in {"waited": 0.25, "worked": 0.5, "samples": 4, "batches": 1}.items():
-        assert column(table, name).sum() == count * each
-    if count:
-        assert column(table, "start").min() >= 0
-        assert column(table, "got").max() == count - 0.25
-        assert (np.diff(column(table, "got")) > 0).all()
-
-
-def test_rows_of_a_long_run_are_even() -> None:
-    assert set(column(kept(1000), "batches")[:-1]) == {128.0}
-
-
-def test_many_short_passes_are_bounded() -> None:
-    table = kept(1000, passes=True)
-    assert len(table) <= 8 and column(table, "waited").sum() == 250
-
-
-def test_merged_rows_have_no_beginning() -> None:
-    assert column(kept(4, most=4), "begun").tolist() == [0, 0]
+def test_the_latest_rows_are_kept() -> None:
+    """One batch a second: of one pass, and of one pass each."""
+    for count, passes in ((0, False), (7, False), (1001, False), (1001, True)):
+        found = Rows(8)
+        for number in range(count):
+            place = (number, 1) if passes else (1, number + 1)
+            found.add(number + 0.75, (0.25, 0.0, 0.5, 4, 1), *place, number)
+        table = found.table()
+        assert len(table) == count if count < 8 else 8 <= len(table) < 16
+        assert column(table, "got").tolist() == [number + 0.75 for number in range(count - len(table), count)]
+        assert column(table, "start").tolist() == list(range(count - len(table), count))
 
 
 # --- the loop ---------------------------------------------------------------------------------------------------------
@@ -135,13 +115,12 @@ def test_threads_record_their_work() -> None:
     with record() as made:
         loader = penstock.DataLoader(Made(), batch_size=4, num_workers=2, worker_method="thread")
         list(loader)
-    lanes = made.all_loops()[0].spans.lanes()
-    assert {lane.thread for lane in lanes} <= {"penstock-worker-0", "penstock-worker-1", "MainThread"}
+    found = made.all_loops()[0].spans.by_thread()
+    assert found.keys() <= {"penstock-worker-0", "penstock-worker-1", "MainThread"}
     samples = {"getitem": 0.0, "collate": 0.0}
-    for lane in lanes:
-        assert (lane.table[:, 1] <= lane.table[:, 2]).all()
-        for stage, _, _, count in lane.table.tolist():
-            samples[lane.stages[int(stage)]] += count
+    for one in itertools.chain(*found.values()):
+        assert one.begin <= one.end
+        samples[one.stage] += one.samples
     assert samples == {"getitem": 23, "collate": 23}
 
 
@@ -185,7 +164,8 @@ def test_two_recordings_at_once_and_loops_in_loops() -> None:
         list(loader)
     assert inner.all_loops()[0].passes == 1 + len(loader)
     assert outer.all_loops()[0].passes == 2 + len(loader)
-    gathered = [sum(lane.table[:, 3].sum() for lane in made.all_loops()[0].spans.lanes()) for made in (inner, outer)]
+    spans = [made.all_loops()[0].spans.by_thread().values() for made in (inner, outer)]
+    gathered = [sum(one.samples for one in itertools.chain(*found)) for found in spans]
     assert gathered == [2 * 53 * 5, 2 * 53 * 6]  # rows are read, and a batch is made of them
 
 
@@ -193,15 +173,18 @@ def test_a_recording_keeps_no_loader_and_no_sample() -> None:
     class Witness:
         pass
 
-    with record() as made:
-        loader = penstock.DataLoader(Made(lambda index: torch.zeros(2)), batch_size=4)
+    made = Recording(torch=True)
+    made.begin()
+    for kind in (penstock.DataLoader, torch.utils.data.DataLoader):
+        loader = kind(Made(lambda index: torch.zeros(2)), batch_size=4)
         loader.witness = witness = Witness()
         list(loader)
         alive = weakref.ref(witness)
         del loader, witness
         gc.collect()
         assert alive() is None
-    assert made.all_loops()[0].times.batches == 6
+    made.end()
+    assert [one.times.batches for one in made.all_loops()] == [6, 6]
     assert made.all_loops()[0].explained
 
 
@@ -219,13 +202,18 @@ def test_a_forked_child_leaves_the_recording_alone(tmp_path: Path) -> None:
 
     def check() -> None:
         list(penstock.DataLoader(rows(), batch_size=4, num_workers=0))
+        list(torch.utils.data.DataLoader(Made(), 4))
+        assert everything.all_loops() == []
+        everything.end()
         block.__exit__(None, None, None)
         assert not file.exists()
         assert made.all_loops() == []
 
     block = record(trace=file)
-    made = block.__enter__()
+    made, everything = block.__enter__(), Recording(torch=True)
+    everything.begin()
     assert_in_child(check)
+    everything.end()
     block.__exit__(None, None, None)
     assert json.loads(file.read_text())["traceEvents"] == []
 
@@ -233,23 +221,9 @@ def test_a_forked_child_leaves_the_recording_alone(tmp_path: Path) -> None:
 # --- spans ------------------------------------------------------------------------------------------------------------
 
 
-def test_pieces_that_follow_each_other_are_one() -> None:
-    spans = WorkSpans()
-    spans("decode", 0.001, 1, 10.001)
-    spans("decode", 0.001, 2, 10.002)
-    spans("collate", 0.001, 3, 10.003)
-    spans("decode", 0.001, 1, 11.0)
-    spans("decode", 0.100, 1, 11.1)
-    (lane,) = spans.lanes()
-    assert [lane.stages[int(stage)] for stage in lane.table[:, 0]] == ["decode", "collate", "decode", "decode"]
-    assert lane.table[0] == pytest.approx([0, 10.0, 10.002, 3])
-
-
-def test_spans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_rows, "MOST_SPANS", 8)
-    spans = WorkSpans()
+def test_the_latest_spans_are_kept() -> None:
+    spans = WorkSpans(8)
     for number in range(101):
-        spans("read", 0.5, 1, float(number))
-    (lane,) = spans.lanes()
-    assert len(lane.table) < 8 and lane.table[-1, 2] == 100
-    assert len(lane.table) + spans.lost == 101
+        spans("read", 0.5, 1, float(number), "reader")
+    (done,) = spans.by_thread().values()
+    assert [one.end for one in done] == [*range(93, 101)] and done[0][:3] == ("reader", "read", 92.5)

@@ -19,8 +19,7 @@ import torch
 
 import penstock
 from penstock.cli import run as verb
-from penstock.cli import run_twice
-from penstock.insight.loader_facts import facts_of
+from penstock.insight.program_loaders import facts_of
 from penstock.insight.recording import Loop
 from penstock.insight.run_report import LiveLine
 from tests.frameworks.launching import TORCHRUN
@@ -141,7 +140,7 @@ def test_a_first_run_that_fails_is_the_last(
     written(tmp_path, {"fails.py": "import sys; sys.exit(5)", "dies.py": "import os; os.kill(os.getpid(), 9)"})
     written(tmp_path, {"leaves.py": "import os; os._exit(0)"})
     command = (sys.executable, "-c", "import sys; exec(open(sys.argv[-1]).read())")
-    monkeypatch.setattr(run_twice, "COMMAND", command)
+    monkeypatch.setattr(verb, "COMMAND", command)
     parser = argparse.ArgumentParser()
     verb.add_parser(parser.add_subparsers())
     for name, code, why in (
@@ -157,10 +156,10 @@ def test_a_first_run_that_fails_is_the_last(
 
 def test_signals_while_a_child_runs(tmp_path: Path) -> None:
     sends = "import os, signal, time\nfor number in {}:\n    os.kill(os.getppid(), number)\n"
-    ended = run_twice.run_child([sys.executable, "-c", sends.format("[signal.SIGINT]")], str(tmp_path / "none"))
+    ended = verb.run_child([sys.executable, "-c", sends.format("[signal.SIGINT]")], str(tmp_path / "none"))
     assert (ended.code, ended.figures) == (0, {})  # the terminal has sent it to the child too
     waits = sends.format("[signal.SIGTERM]") + "time.sleep(60)"
-    assert run_twice.run_child([sys.executable, "-c", waits], str(tmp_path / "none")).code == 143
+    assert verb.run_child([sys.executable, "-c", waits], str(tmp_path / "none")).code == 143
 
 
 def test_comparison_of_different_loops() -> None:
@@ -170,7 +169,7 @@ def test_comparison_of_different_loops() -> None:
 
     before = {"seconds": 4.0, "loops": [loop("a.py:1"), loop("a.py:2"), loop("a.py:1", samples=0)]}
     after = {"seconds": 2.0, "loops": [loop("a.py:1", waited=0.0, batches=20, wait_share=0.0), loop("a.py:3")]}
-    lines = run_twice.compared(before, after)
+    lines = verb.compared(before, after)
     assert [re.sub(r"  +", " | ", line) for line in lines] == [
         " | torch's loader | Penstock's",
         "the program | 4.0 s | 2.0 s | 2.00x",

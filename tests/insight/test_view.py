@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -64,13 +64,8 @@ def stops():
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Return the name of a module of the user's in the current folder."""
-    (tmp_path / "own_pictures_of_a_test.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
-    yield "own_pictures_of_a_test"
-    sys.modules.pop("own_pictures_of_a_test", None)
+def module(user_module: Callable[[str, str], str]) -> str:
+    return user_module("own_pictures_of_a_test", MODULE)
 
 
 # --- DATASET ---------------------------------------------------------------------------------------------------------

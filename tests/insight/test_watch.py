@@ -70,10 +70,8 @@ def test_names_cannot_disturb_a_terminal(folder: Path, capsys: Captured) -> None
     ((name, data),) = read_all(folder)
     said = json.loads(data)
     odd = "\x1b]0;taken\x07\n\x9b31m[bold]\udcff"
-    loader = {**said["loaders"][0], "dataset": odd, "lines": [odd, f"! {odd}"]}
-    live_files.write(
-        folder, name, json.dumps({**said, "program": odd, "host": odd, "rank": odd, "loaders": [loader]}).encode()
-    )
+    odder = {"program": odd, "host": odd, "rank": odd, "summary": [odd] * 3, "lines": [odd, f"! {odd}"]}
+    live_files.write(folder, name, json.dumps({**said, **odder}).encode())
     assert main(["watch"]) == 0
     out = capsys.readouterr().out
     assert not set(out) & {"\x1b", "\x07", "\x9b", "\udcff"}

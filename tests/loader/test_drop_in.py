@@ -301,18 +301,6 @@ def test_ids_that_no_file_can_have(tmp_path: Path) -> None:
         penstock.TensorFolder(tmp_path, ["fine", "\ud800"])
 
 
-def test_workers_of_a_pass_can_be_waited_for() -> None:
-    iterator: Any = iter(penstock.DataLoader(rows(), batch_size=7, num_workers=2))
-    workers = iterator._workers
-    assert [worker.is_alive() for worker in workers] == [True, True]
-    assert workers[0].exitcode is None
-    list(iterator)
-    for worker in workers:
-        worker.join(10)
-    assert not any(worker.is_alive() for worker in workers)
-    assert workers[0].exitcode == 0
-
-
 def test_persistent_workers_keep_the_base_seed_as_torchs_do() -> None:
     draws = []
     for kind in (penstock.DataLoader, tud.DataLoader):

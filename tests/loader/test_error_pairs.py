@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from PIL import Image, UnidentifiedImageError
-from torch._utils import ExceptionWrapper
 
 import penstock
 from penstock.errors import like, pair
@@ -51,19 +50,6 @@ def test_an_error_of_two_classes(kind: Any, cause: BaseException) -> None:
         if isinstance(cause, OSError):
             assert isinstance(one, OSError)
             assert (one.errno, one.strerror, one.filename) == (cause.errno, cause.strerror, cause.filename)
-
-
-@pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: type(cause).__name__)
-def test_an_error_that_torch_carries_over(cause: BaseException) -> None:
-    """torch's worker pickles the class and the traceback's text, and makes an error of the class with that text."""
-    try:
-        raise like(cause, penstock.CorruptSample, "our sentence", sample_id="s", path="/p")
-    except penstock.CorruptSample:
-        wrapper = pickle.loads(pickle.dumps(ExceptionWrapper(where="in a worker")))
-    with pytest.raises(type(cause)) as caught:
-        wrapper.reraise()
-    assert isinstance(caught.value, penstock.CorruptSample)
-    assert "our sentence" in str(caught.value)
 
 
 @pytest.mark.parametrize(

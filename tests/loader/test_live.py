@@ -23,7 +23,7 @@ from torchvision.transforms import v2
 
 import penstock
 from tests import same
-from tests.photos import grey_files
+from tests.photos import grey_files, in_memory, photo_files
 from tests.same import assert_same
 from tests.sample_datasets import Order, tensor_files
 
@@ -253,14 +253,7 @@ def test_a_subset_with_an_odd_index_far_behind(odd):
 
 
 def pictures(name: str, transform: Any) -> Any:
-    kind = getattr(torchvision.datasets, name)
-    dataset = kind.__new__(kind)
-    shape = (SAMPLES, 20, 24, 3) if name == "CIFAR10" else (SAMPLES, 20, 24)
-    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-    dataset.data = pixels if name == "CIFAR10" else torch.from_numpy(pixels).clone()
-    dataset.targets = list(range(SAMPLES)) if name == "CIFAR10" else torch.arange(SAMPLES)
-    dataset.transform, dataset.target_transform = transform, None
-    return dataset
+    return in_memory(name, transform, SAMPLES, planar=False)
 
 
 def steps(t: Any) -> Any:
@@ -274,7 +267,7 @@ def larger_data(dataset: Any) -> None:
 
 def resize_data(dataset: Any) -> None:
     if isinstance(dataset.data, np.ndarray):  # MNIST's own numpy() forbids that a tensor be resized
-        dataset.data.resize((2 * SAMPLES, 20, 24, 3), refcheck=False)
+        dataset.data.resize((2 * SAMPLES, 32, 32, 3), refcheck=False)
 
 
 def own_callable(dataset: Any) -> None:
@@ -385,13 +378,7 @@ def test_random_draws_are_those_of_a_pass_with_the_other_transform():
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("images")
-    pixels = np.random.default_rng(0).integers(0, 256, (SAMPLES, 20, 24, 3), dtype=np.uint8)
-    for number, image in enumerate(pixels):
-        path = folder / "ab"[number % 2] / f"{number:03}.jpg"
-        path.parent.mkdir(exist_ok=True)
-        Image.fromarray(image).save(path, quality=90)
-    return folder
+    return photo_files(tmp_path_factory.mktemp("images"), SAMPLES, (20, 25))
 
 
 def three_tuple(dataset: Any) -> None:

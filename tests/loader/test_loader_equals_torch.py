@@ -17,10 +17,10 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock
-from penstock.system.cpus import usable_cpus
+from penstock.system.limits import usable_cpus
 from tests.photos import in_memory, photo_files
 from tests.same import assert_same, assert_same_batches
-from tests.sample_datasets import Made, rows
+from tests.sample_datasets import Made, rows, tensor_files
 from tests.values import flat
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -43,11 +43,7 @@ class Tutorial(tud.Dataset[Any]):
 
 @pytest.fixture(scope="module")
 def tensors(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("tensors")
-    generator = torch.Generator().manual_seed(0)
-    for i in range(37):
-        torch.save(torch.randn(3, 5, 4, generator=generator), root / f"id-{i}.pt")
-    return root
+    return tensor_files(tmp_path_factory.mktemp("tensors"), 37, (3, 5, 4), "id-{}")
 
 
 @pytest.fixture(scope="module")
@@ -133,14 +129,6 @@ def test_arrays(workers: int, tmp_path: Path) -> None:
     assert_same(dataset[-1], reference[-1])
     loader = penstock.DataLoader(dataset, batch_size=7, num_workers=workers, drop_last=True)
     assert_same_batches(loader, tud.DataLoader(reference, batch_size=7, drop_last=True))
-
-
-def test_tensor_dataset_with_views() -> None:
-    base = torch.arange(4 * 50.0).view(50, 4)
-    dataset = tud.TensorDataset(base[::2], torch.arange(25), torch.arange(50).view(25, 2)[:, 0])
-    assert_same_batches(
-        penstock.DataLoader(dataset, batch_size=4, num_workers=2), tud.DataLoader(dataset, batch_size=4)
-    )
 
 
 def test_subset_and_concat(tensors: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch.utils.data
 from torch.utils.data import TensorDataset
 
 import penstock
+from tests.differential.values import tensors_of
 from tests.executors_under_test import EXECUTORS, Executor
 from tests.sample_datasets import Made
 
@@ -77,89 +79,43 @@ def make(request: pytest.FixtureRequest) -> Make:
     return make_loader
 
 
-def tensors(batch: Any) -> Iterator[torch.Tensor]:
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, dict):
-        for value in batch.values():
-            yield from tensors(value)
-    elif isinstance(batch, list | tuple):
-        for value in batch:
-            yield from tensors(value)
-
-
 def kinds(batch: Any) -> list[tuple[bool, bool, list[float]]]:
-    return [(t.is_inference(), t.requires_grad, t.flatten().tolist()) for t in tensors(batch)]
+    return [(t.is_inference(), t.requires_grad, t.flatten().tolist()) for t in tensors_of(batch)]
 
 
 def train(batch: Any) -> None:
-    for tensor in tensors(batch):
+    for tensor in tensors_of(batch):
         weight = torch.ones(tensor.shape, requires_grad=True)
         (tensor * weight * weight).sum().backward()
         assert weight.grad is not None
 
 
-def _inference_then_training(loader: Any) -> list[Any]:
-    seen = []
-    with torch.inference_mode():
-        seen += [kinds(batch) for batch in loader]
-    for _ in range(2):
-        for batch in loader:
-            train(batch)
-            seen.append(kinds(batch))
-    return seen
-
-
-def _made_inside_used_outside(loader: Any) -> list[Any]:
-    with torch.inference_mode():
-        batches = iter(loader)
-    seen = []
-    for batch in batches:
-        train(batch)
-        seen.append(kinds(batch))
-    return seen
-
-
-def _made_outside_used_inside(loader: Any) -> list[Any]:
-    batches = iter(loader)
-    with torch.inference_mode():
-        return [kinds(batch) for batch in batches]
-
-
-def _in_turns(loader: Any) -> list[Any]:
-    seen = []
-    batches = iter(loader)
-    for number in range(SAMPLES // BATCH):
-        with torch.inference_mode(number % 2 == 0):
-            batch = next(batches)
-        if number % 2:
-            train(batch)
-        seen.append(kinds(batch))
-    return seen
-
-
-def _no_grad_then_training(loader: Any) -> list[Any]:
-    with torch.no_grad():
-        seen = [kinds(batch) for batch in loader]
-    for batch in loader:
-        train(batch)
-        seen.append(kinds(batch))
-    return seen
-
-
-USES = (
-    _inference_then_training,
-    _made_inside_used_outside,
-    _made_outside_used_inside,
-    _in_turns,
-    _no_grad_then_training,
-)
+INFERENCE, NO_GRAD, TRAINING = torch.inference_mode, torch.no_grad, nullcontext
+#: By use: for each pass the mode of iter(), and those of next(), by turns; a batch that comes in no mode is trained on.
+USES: dict[str, list[tuple[Any, list[Any]]]] = {
+    "inference, then training": [(INFERENCE, [INFERENCE]), (TRAINING, [TRAINING]), (TRAINING, [TRAINING])],
+    "made inside, used outside": [(INFERENCE, [TRAINING])],
+    "made outside, used inside": [(TRAINING, [INFERENCE])],
+    "in turns": [(TRAINING, [INFERENCE, TRAINING])],
+    "no_grad, then training": [(NO_GRAD, [NO_GRAD]), (TRAINING, [TRAINING])],
+}
 
 
 @pytest.mark.parametrize("use", USES)
-def test_batches_are_inference_tensors_where_torchs_are(make: Make, use: Callable[[Any], list[Any]]) -> None:
-    loader = make(penstock.DataLoader)
-    assert use(loader) == use(make(torch.utils.data.DataLoader))
+def test_batches_are_inference_tensors_where_torchs_are(make: Make, use: str) -> None:
+    def seen(loader: Any) -> Iterator[Any]:
+        for begun, used in USES[use]:
+            with begun():
+                batches = iter(loader)
+            for mode in islice(cycle(used), SAMPLES // BATCH):
+                with mode():
+                    batch = next(batches)
+                if mode is TRAINING:
+                    train(batch)
+                yield kinds(batch)
+            assert next(batches, None) is None
+
+    assert list(seen(make(penstock.DataLoader))) == list(seen(make(torch.utils.data.DataLoader)))
 
 
 def test_a_loader_that_is_made_under_inference_mode(make: Make) -> None:

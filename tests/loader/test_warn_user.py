@@ -62,17 +62,6 @@ def test_a_batch_asked_for_out_of_order() -> None:
     assert len(_warned(lambda: loader.batch_at(0, 0))) == 1
 
 
-@pytest.mark.parametrize(
-    ("dataset", "options", "words"),
-    [(arrays, {}, "as many native threads,"), (samples, {"worker_method": "thread"}, "as many threads,")],
-)
-def test_too_many_threads(dataset: Callable[[], Any], options: dict[str, Any], words: str) -> None:
-    (message,) = _warned(lambda: penstock.DataLoader(dataset(), num_workers=5000, **options))
-    assert words in message
-    assert "num_workers=5,000" in message
-    assert "process" not in message.replace("the process may use", "")
-
-
 def test_too_many_processes_are_warned_of_by_torch() -> None:
     messages = _warned(lambda: penstock.DataLoader(samples(), num_workers=5000), here=False)
     assert "worker processes in total" in messages[0]
@@ -87,15 +76,13 @@ def test_a_stream_that_is_gone_through_again() -> None:
     assert "1 batch will be read and dropped" in message
 
 
-def test_a_damaged_manifest(tmp_path: Path) -> None:
+class Own(penstock.DataLoader[Any]):
+    """A loader of a program's own class."""
+
+
+@pytest.mark.parametrize("kind", [penstock.DataLoader, Own])
+def test_a_damaged_manifest(kind: Any, tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text('{"id": broken\n', encoding="utf-8")
-    (message,) = _warned(lambda: penstock.DataLoader(arrays(), on_error=penstock.Replace(manifest=path)))
+    (message,) = _warned(lambda: kind(arrays(), on_error=penstock.Replace(manifest=path)))
     assert "damaged lines" in message
-
-
-def test_a_loader_of_ones_own_class() -> None:
-    class Own(penstock.DataLoader[Any]):
-        pass
-
-    assert len(_warned(lambda: Own(arrays(), num_workers=5000))) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import namedtuple
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +20,7 @@ from penstock.testing import assert_each_sample_once, assert_resume_exact, asser
 from tests.executors_under_test import PYTHON, options
 from tests.same import assert_same
 from tests.sample_datasets import Made
-from tests.values import loaded, resumed
+from tests.values import loaded, resumed, stopped, stored
 
 COUNT = 301
 LENGTHS = (np.random.default_rng(0).lognormal(3, 0.8, COUNT).astype(np.int64) % 200).tolist()
@@ -85,10 +86,8 @@ def test_passes_differ_and_follow_torchs_generator() -> None:
 def test_neighbours_are_mixed() -> None:
     torch.manual_seed(0)
     found = batches_of()
-    lengths = [LENGTHS[batch[0]] for batch in found]
-    assert lengths != sorted(lengths)
-    longest = [i for batch in found for i in batch]
-    assert longest != sorted(longest)
+    for mixed in ([LENGTHS[batch[0]] for batch in found], [i for batch in found for i in batch]):
+        assert mixed != sorted(mixed)
 
 
 @pytest.mark.parametrize(
@@ -101,21 +100,13 @@ def test_neighbours_are_mixed() -> None:
         ({"lengths": [1, 2]}, "max_tokens=, batch_size= or both"),
         ({"lengths": [1, 2], "max_tokens": 0}, "max_tokens=0"),
         ({"lengths": [1, 2], "batch_size": 2, "boundaries": [5, 5]}, "do not ascend"),
+        ({"lengths": np.array([1.5]), "max_tokens": 4}, "whole numbers are needed"),
+        ({"lengths": LENGTHS[:-1], "max_tokens": 400}, "give one for each"),
     ],
 )
 def test_refused(arguments: Any, message: str) -> None:
-    with pytest.raises(InvalidOption, match=message):
-        penstock.Buckets(**arguments)
-
-
-def test_lengths_that_are_no_whole_numbers() -> None:
-    with pytest.raises(TypeError, match="whole numbers"):
-        penstock.Buckets(np.array([1.5]), 4)
-
-
-def test_a_length_for_each_sample() -> None:
-    with pytest.raises(InvalidOption, match="one length for each"):
-        penstock.DataLoader(SENTENCES, batch_sampler=penstock.Buckets(LENGTHS[:-1], 400))
+    with pytest.raises(TypeError if "whole" in message else InvalidOption, match=message):
+        penstock.DataLoader(SENTENCES, batch_sampler=penstock.Buckets(**arguments))
 
 
 # --- in a loader ------------------------------------------------------------------------------------------------------
@@ -142,50 +133,16 @@ def test_the_same_as_torchs_loader(options: Any) -> None:
         assert_same(found, list(theirs))
 
 
-def test_conforms() -> None:
-    assert_same_as_torch(
-        SENTENCES, batch_sampler=penstock.Buckets(LENGTHS, 700), collate_fn=penstock.Padded(), samples=None
-    )
-
-
 def make(**options: Any) -> penstock.DataLoader[Any]:
     return loader(seed=5, **options)
 
 
-def test_each_sample_once_on_all_ranks() -> None:
+def test_conforms() -> None:
+    buckets = penstock.Buckets(LENGTHS, 700)
+    assert_same_as_torch(SENTENCES, batch_sampler=buckets, collate_fn=penstock.Padded(), samples=None)
     assert_each_sample_once(make, ranks=(1, 3), workers=(0,), epochs=2)
-
-
-def test_the_same_for_any_workers() -> None:
     assert_worker_invariant(make, workers=(0, 1, 2))
-
-
-def test_a_state_goes_on_exactly() -> None:
-    assert_resume_exact(make, stops=(0, 3, 11), workers=(0,), ranks=(1, 3))
-
-
-@pytest.mark.parametrize("stop", [0, 1, 7])
-@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 3), (3, 1)])
-def test_going_on_with_other_ranks(stop: int, before: int, after: int) -> None:
-    seen: list[int] = []
-    states = []
-    for rank in range(before):
-        one = make(shard=(rank, before))
-        batches = iter(one)
-        seen += [number for _ in range(stop) for number in numbers(next(batches))]
-        states.append(one.state_dict())
-    assert all(state == states[0] for state in states)
-    lengths = []
-    for rank in range(after):
-        one = loaded(make(shard=(rank, after)), states[0])
-        lengths.append(0)
-        for batch in one:
-            found = numbers(batch)
-            seen += found[: len(found) - one.padded]
-            lengths[-1] += 1
-        assert list(one)  # the next epoch
-    assert len(set(lengths)) == 1
-    assert sorted(seen) == list(range(COUNT))
+    assert_resume_exact(make, stops=(0, 3, 11, 1, 7, 5), workers=(0,), ranks=(1, 3, 2))
 
 
 def test_ranks_have_batches_of_one_order() -> None:
@@ -197,14 +154,12 @@ def test_ranks_have_batches_of_one_order() -> None:
 
 
 def test_epochs_differ_and_come_again() -> None:
-    one = make()
-    first, second = [numbers(b) for b in one], [numbers(b) for b in one]
+    one, again = make(), make()
+    first, second = list(map(numbers, one)), list(map(numbers, one))
     assert first != second
-    one.set_epoch(1)
-    assert [numbers(b) for b in one] == second
-    again = make()
-    again.set_epoch(1)
-    assert [numbers(b) for b in again] == second
+    for each in (one, again):
+        each.set_epoch(1)
+        assert list(map(numbers, each)) == second
     step = len(second) // 2
     assert numbers(again.batch_at(1, step)) == second[step]
     assert again.ids(1, step) == [str(number) for number in second[step]]
@@ -212,15 +167,19 @@ def test_epochs_differ_and_come_again() -> None:
 
 def test_a_state_in_the_middle_without_a_seed() -> None:
     torch.manual_seed(1)
-    one = loader()
-    batches = iter(one)
-    before = [numbers(next(batches)) for _ in range(4)]
-    state = one.state_dict()
-    rest = [numbers(batch) for batch in batches]
+    before, state, batches = stopped(loader(), 4)
+    rest = list(map(numbers, batches))
     torch.manual_seed(99)
-    two = loaded(loader(), state)
-    assert [numbers(batch) for batch in two] == rest
-    assert sorted(i for batch in before + rest for i in batch) == list(range(COUNT))
+    assert list(map(numbers, loaded(loader(), state))) == rest
+    assert sorted(i for batch in [*map(numbers, before), *rest] for i in batch) == list(range(COUNT))
+
+
+def test_a_loader_is_pickled_in_the_middle_of_an_epoch() -> None:
+    one = make()
+    _, state, batches = stopped(one, 4)
+    twin = pickle.loads(pickle.dumps(one))
+    assert stored(twin.state_dict()) == state
+    assert_same(list(loaded(twin, state)), list(batches))
 
 
 def test_a_state_of_batches_that_came_as_they_were_ready() -> None:

@@ -1,7 +1,9 @@
-"""Orders: torch's permutation, the keyed one, and batches that do not depend on the number of workers."""
+"""Every order: any part is that of the whole; and batches that do not depend on the number of workers."""
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,57 +11,131 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import TensorDataset
 from torchvision import transforms as v1
 
 import penstock
-from penstock.order.permutations import InSequence, KeyedShuffle, TorchShuffle
+from penstock.errors import InvalidOption
+from penstock.order.blocks import Blocks, checked_window
+from penstock.order.permutations import KeyedShuffle, torch_shuffle
 from tests.photos import photo_files
 
 pytestmark = pytest.mark.native
 
-
-@pytest.mark.parametrize("size", [0, 1, 2, 3, 100, 65_537])
-@pytest.mark.parametrize("seed", [0, 7, 2**32 + 5, 2**63 - 1])
-def test_torch_shuffle_is_randperm(size: int, seed: int) -> None:
-    expected = torch.randperm(size, generator=torch.Generator().manual_seed(seed)).numpy()
-    whole = TorchShuffle(size, seed)
-    assert np.array_equal(whole.take(0, size), expected)
-    parts = TorchShuffle(size, seed)
-    for begin in range(0, size, 4099):
-        count = min(4099, size - begin)
-        assert np.array_equal(parts.take(begin, count), expected[begin : begin + count])
-    late = TorchShuffle(size, seed)
-    assert np.array_equal(late.take(size // 2, size - size // 2), expected[size // 2 :])
+#: Returns the order of an epoch, called with (seed, epoch), its size, and whether it is a permutation.
+Orders = tuple[Callable[[int, int], Any], int, bool]
 
 
-@pytest.mark.parametrize("order", [TorchShuffle(10, 1), KeyedShuffle(10, 1, 0), KeyedShuffle(5000, 1, 0)])
-def test_positions_past_the_end_are_refused(order: Any) -> None:
-    for begin, count in ((0, 5001), (11, 1), (5001, 0), (2**63, 1)):
-        if begin + count > 10 and (count > 10 or begin > 5000):
-            with pytest.raises((IndexError, TypeError)):
-                order.take(begin, count)
+def shuffled(data: st.DataObject) -> Orders:
+    size = data.draw(st.sampled_from([0, 1, 2, 3, 17, 1024, 1025, 4096]))
+    return (lambda seed, epoch: KeyedShuffle(size, seed, epoch)), size, True
 
 
-def test_torch_shuffle_refuses_sizes_of_another_algorithm() -> None:
-    with pytest.raises(ValueError, match="torch's limit"):
-        TorchShuffle(TorchShuffle.max_size, 0)
+def torchs(data: st.DataObject) -> Orders:
+    size = data.draw(st.integers(0, 3000))
+    return (lambda seed, epoch: torch_shuffle(size, seed)), size, True
 
 
-@pytest.mark.parametrize("size", [0, 1, 2, 3, 17, 1024, 1025, 4096, 100_003])
-def test_keyed_shuffle_is_a_permutation(size: int) -> None:
-    values = KeyedShuffle(size, 3, 1).take(0, size)
-    assert np.array_equal(np.sort(values), np.arange(size))
-    middle = KeyedShuffle(size, 3, 1).take(size // 3, size // 2)
-    assert np.array_equal(middle, values[size // 3 : size // 3 + size // 2])  # any position at once
+def blocks(data: st.DataObject) -> Orders:
+    sizes = data.draw(st.lists(st.integers(0, 30), min_size=1, max_size=12))
+    made = Blocks(np.array(sizes, dtype=np.int64), data.draw(st.integers(1, 14)))
+    return made.order, made.samples, True
 
 
-def test_keyed_shuffle_differs_by_seed_and_epoch() -> None:
-    orders = {tuple(KeyedShuffle(5000, seed, epoch).take(0, 50)) for seed in range(10) for epoch in range(10)}
-    assert len(orders) == 100
+def mixed(data: st.DataObject) -> Orders:
+    shares = data.draw(st.lists(st.one_of(st.integers(1, 12), st.floats(1e-6, 1.0)), min_size=1, max_size=9))
+    parts: Any = {f"d{i}": (TensorDataset(torch.arange(7 + i)), share) for i, share in enumerate(shares)}
+    return penstock.Mix(parts, length=150).order, 150, False
 
 
-def test_in_sequence() -> None:
-    assert InSequence().take(5, 3).tolist() == [5, 6, 7]
+def weighted(data: st.DataObject) -> Orders:
+    weights = data.draw(st.lists(st.floats(0.001, 1000), min_size=1, max_size=50))
+    replacement = data.draw(st.booleans())
+    return penstock.Weighted(weights, replacement=replacement).order, len(weights), not replacement
+
+
+@pytest.mark.parametrize("kind", [shuffled, torchs, blocks, mixed, weighted])
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_any_part_is_that_of_the_whole(kind: Callable[[st.DataObject], Orders], data: st.DataObject) -> None:
+    order, size, once = kind(data)
+    key = data.draw(st.integers(-(2**63), 2**64 - 1)), data.draw(st.integers(0, 2**40))
+    whole = order(*key).take(0, size)
+    assert not once or np.array_equal(np.sort(whole), np.arange(size))
+    begin = data.draw(st.integers(0, size))
+    count = data.draw(st.integers(0, size - begin))
+    part = order(*key).take(begin, count)
+    assert part.dtype == np.int64
+    assert np.array_equal(part, whole[begin : begin + count])
+    backwards = order(*key)
+    assert [backwards.take(p, 1)[0] for p in range(size - 1, -1, -1)][:200] == whole[::-1][:200].tolist()
+    for begin, count in ((size, 1), (0, size + 1), (-1, 1), (2**63, 1)):
+        with pytest.raises((IndexError, TypeError)):
+            order(*key).take(begin, count)
+
+
+# --- blocks -----------------------------------------------------------------------------------------------------------
+
+
+def test_blocks_are_open_within_a_window() -> None:
+    blocks = Blocks(np.full(40, 50), 4)
+    of_position = blocks.of_samples(blocks.order(7, 0).take(0, 2000))
+    places = [np.flatnonzero(of_position == block) for block in range(40)]
+    opened = [sum(int(each[0] <= position <= each[-1]) for each in places) for position in range(2000)]
+    assert max(opened) <= 2 * 4  # at most the window of a slot and of the next one
+
+
+def test_a_window_of_all_blocks_is_the_full_shuffle() -> None:
+    blocks = Blocks(np.array([5, 6, 7]), 3)
+    assert np.array_equal(blocks.order(1, 2).take(0, 18), KeyedShuffle(18, 1, 2).take(0, 18))
+    assert blocks.kind() == ""
+
+
+@pytest.mark.parametrize("window", [0, -1, True, 1.5, "8"])
+def test_a_window_is_a_positive_number(window: object) -> None:
+    with pytest.raises(InvalidOption, match="number of shards"):
+        checked_window(window)
+
+
+# --- keyed samplers ---------------------------------------------------------------------------------------------------
+
+
+def mix(**options: Any) -> Any:
+    parts: Any = {"a": (TensorDataset(torch.arange(90)), 3), "b": (TensorDataset(torch.arange(30)), 1)}
+    return penstock.Mix(parts).sampler(**options)
+
+
+def weights(**options: Any) -> Any:
+    return penstock.Weighted([1, 2, 3], 120, **options)
+
+
+@pytest.mark.parametrize("make", [mix, weights])
+def test_a_pass_follows_torchs_generator_and_the_epoch(make: Any) -> None:
+    sampler = make()
+    torch.manual_seed(1)
+    first, second = list(sampler), list(sampler)
+    assert first != second
+    torch.manual_seed(1)
+    assert [list(sampler), list(sampler)] == [first, second]
+    seed = int(torch.empty((), dtype=torch.int64).random_(generator=torch.Generator().manual_seed(1)).item())
+    assert first == sampler.order(seed, 0).take(0, 120).tolist()
+    before = torch.get_rng_state()
+    own = make(generator=torch.Generator().manual_seed(1))
+    assert list(own) == first
+    assert torch.equal(torch.get_rng_state(), before)
+    own.set_epoch(3)
+    twin = pickle.loads(pickle.dumps(own))
+    assert (len(twin), twin.epoch, repr(twin)) == (120, 3, repr(own)) or make is mix
+    assert list(twin) == list(own)
+    torch.manual_seed(1)
+    sampler.set_epoch(1)
+    assert list(sampler) == sampler.order(seed, 1).take(0, 120).tolist() != first
+    with pytest.raises(InvalidOption, match="epoch=-1 is out of range"):
+        sampler.set_epoch(-1)
+    with pytest.raises(TypeError):
+        sampler.set_epoch("1")
 
 
 # --- the same bytes for any number of workers --------------------------------------------------------------------

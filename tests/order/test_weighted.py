@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 from torch.utils.data import DataLoader, Sampler, TensorDataset, WeightedRandomSampler
 
@@ -41,33 +38,12 @@ def test_draws_are_independent() -> None:
         assert stats.chisquare(np.bincount(first * 4 + other, minlength=16)).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("replacement", [True, False])
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_any_part_is_that_of_the_whole(replacement: bool, data: st.DataObject) -> None:
-    weights = data.draw(st.lists(st.floats(0.001, 1000), min_size=1, max_size=50))
-    sampler = Weighted(weights, replacement=replacement)
-    seed, epoch = data.draw(st.integers(-(2**63), 2**64 - 1)), data.draw(st.integers(0, 2**40))
-    whole = sampler.order(seed, epoch).take(0, len(sampler))
-    begin = data.draw(st.integers(0, len(sampler)))
-    count = data.draw(st.integers(0, len(sampler) - begin))
-    part = sampler.order(seed, epoch).take(begin, count)
-    assert part.dtype == np.int64
-    assert np.array_equal(part, whole[begin : begin + count])
-    for rank in range(3):  # each third of each position alone
-        order = sampler.order(seed, epoch)
-        assert [order.take(p, 1)[0] for p in range(rank, len(whole), 3)] == whole[rank::3].tolist()
-
-
 def test_any_position_of_a_long_epoch() -> None:
     sampler = Weighted(np.arange(1, 1001), 1 << 60)
     order = sampler.order(1, 2)
     far = order.take((1 << 60) - 1000, 1000)
     assert np.array_equal(far[-5:], order.take((1 << 60) - 5, 5))
     assert stats.kstest((far / 1000) ** 2, "uniform").pvalue > 1e-3  # the share of samples below i is as i squared
-    for begin, count in ((1 << 60, 1), (-1, 1), (0, (1 << 60) + 1)):
-        with pytest.raises(IndexError, match="past the end"):
-            order.take(begin, count)
 
 
 def test_draws_stay_what_they_are() -> None:
@@ -140,51 +116,12 @@ def test_like_torchs_sampler_in_torchs_loader() -> None:
     weights = [0.1, 0.9, 0.4, 0.7, 3.0, 0.6]
     sampler = Weighted(weights, 5000)
     assert isinstance(sampler, Sampler)
+    assert repr(sampler) == "Weighted(5000 draws from 6 samples, with replacement)"
     ours = torch.cat([x for (x,) in DataLoader(dataset, batch_size=64, sampler=sampler)]).numpy()
     theirs = list(WeightedRandomSampler(weights, 5000))
     assert len(ours) == 5000
     table = np.array([np.bincount(ours, minlength=6), np.bincount(theirs, minlength=6)])
     assert stats.chi2_contingency(table).pvalue > 1e-3
-
-
-def test_the_seed_of_a_pass_comes_from_torchs_generator() -> None:
-    sampler = Weighted([1, 2, 3], 40)
-    torch.manual_seed(1)
-    first, second = list(sampler), list(sampler)
-    assert first != second
-    torch.manual_seed(1)
-    assert [list(sampler), list(sampler)] == [first, second]
-    torch.manual_seed(1)
-    seed = int(torch.empty((), dtype=torch.int64).random_().item())
-    assert first == sampler.order(seed, 0).take(0, 40).tolist()
-    own = Weighted([1, 2, 3], 40, generator=torch.Generator().manual_seed(1))
-    before = torch.get_rng_state()
-    assert list(own) == first
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_set_epoch() -> None:
-    sampler = Weighted([1, 2, 3], 2000)
-
-    def one(epoch: int) -> list[int]:
-        torch.manual_seed(1)
-        sampler.set_epoch(epoch)
-        return list(sampler)
-
-    assert one(1) == one(1)
-    assert one(1) != one(2)
-    with pytest.raises(InvalidOption, match="epoch=-1 is out of range"):
-        sampler.set_epoch(-1)
-    with pytest.raises(TypeError):
-        sampler.set_epoch("1")  # type: ignore[arg-type]
-
-
-def test_pickled() -> None:
-    sampler = Weighted([1, 2, 3], 20, generator=torch.Generator().manual_seed(4))
-    sampler.set_epoch(3)
-    twin = pickle.loads(pickle.dumps(sampler))
-    assert (len(twin), twin.epoch, repr(twin)) == (20, 3, "Weighted(20 draws from 3 samples, with replacement)")
-    assert list(twin) == list(sampler)
 
 
 @pytest.mark.parametrize(
@@ -195,29 +132,19 @@ def test_pickled() -> None:
         ([1, float("inf")], r"weights\[1\] is inf"),
         (torch.tensor([1.0, 2.0, -float("inf")], dtype=torch.bfloat16), r"weights\[2\] is -inf"),
         ([0, 0.0], "all 2 weights are zero"),
-        ([], "weights are empty"),
+        ([], r"weights are of shape \(0,\)"),
         ([[1, 2], [3, 4]], r"weights are of shape \(2, 2\)"),
         ([[1, 2], [3]], "weights are not of one dimension"),
         (3.0, r"weights are of shape \(\)"),
         ([1, 10**400], "too large for a float"),
+        ([1, "a"], r"weights\[1\] is 'a', which is no number"),
+        ([1, None], r"weights\[1\] is None, which is no number"),
+        ([1, 2j], r"weights\[1\] is 2j, which is no number"),
+        (torch.tensor([1j]), r"weights\[0\] is .*, which is no number"),
     ],
 )
 def test_bad_weights(weights: Any, message: str) -> None:
-    with pytest.raises(InvalidOption, match=message):
-        Weighted(weights)
-
-
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        ([1, "a"], r"weights\[1\] is 'a'"),
-        ([1, None], r"weights\[1\] is None"),
-        ([1, 2j], r"weights\[1\] is 2j"),
-        (torch.tensor([1j]), r"weights\[0\] is"),
-    ],
-)
-def test_weights_that_are_no_numbers(weights: Any, message: str) -> None:
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises(TypeError if "no number" in message else InvalidOption, match=message):
         Weighted(weights)
 
 
@@ -232,7 +159,7 @@ def test_bad_options() -> None:
         Weighted([1], replacement=0)  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match=r"labels\[1\] is NaN"):
         Weighted.balanced([0.0, float("nan")])
-    with pytest.raises(InvalidOption, match="labels are empty"):
+    with pytest.raises(InvalidOption, match=r"labels are of shape \(0,\)"):
         Weighted.balanced([])
     with pytest.raises(InvalidOption, match=r"labels are of shape \(1, 2\)"):
         Weighted.balanced([[1, 2]])

@@ -4,71 +4,60 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from tests.own_datasets.conformance import assert_conforms, kinds
+from tests.sample_datasets import Made
 
 
-class FromTorch(Dataset):
-    def __len__(self) -> int:
-        return 14
-
-    def __getitem__(self, index: int) -> Any:
-        return index, torch.rand(2), torch.randint(9, (1,)), torch.empty(2).normal_(), torch.randperm(4)
-
-
-class FromNumpy(FromTorch):
-    def __getitem__(self, index: int) -> Any:
-        return np.random.rand(2), np.random.choice(5), np.random.randn(1).astype(np.float32)
+def of_other_samples(i: int) -> Any:
+    """Replace a bad index by a random other one, and draw a partner, as MixUp does."""
+    if i % 5 == 4:
+        return of_other_samples(random.randint(0, 3))
+    other, share = int(torch.randint(14, ())), float(np.random.beta(0.2, 0.2))
+    return share * i + (1 - share) * other, i
 
 
-class FromRandom(FromTorch):
-    def __getitem__(self, index: int) -> Any:
-        return random.random(), random.choice("abc"), random.sample(range(9), 2), random.gauss(0, 1)
+def seeded_by_index(i: int) -> Any:
+    """Seed the global generators, as validation sets do."""
+    random.seed(i)
+    np.random.seed(i)
+    torch.manual_seed(i)
+    return random.random(), np.random.rand(), torch.rand(1)
 
 
-class OfOtherSamples(FromTorch):
-    """A bad index is replaced by a random other one, and MixUp draws a partner."""
-
-    def __getitem__(self, index: int) -> Any:
-        if index % 5 == 4:
-            return self[random.randint(0, 3)]
-        other, share = int(torch.randint(14, ())), float(np.random.beta(0.2, 0.2))
-        return share * index + (1 - share) * other, index
+DRAWS: dict[str, Callable[[int], Any]] = {
+    "torch": lambda i: (i, torch.rand(2), torch.randint(9, (1,)), torch.empty(2).normal_(), torch.randperm(4)),
+    "numpy": lambda i: (np.random.rand(2), np.random.choice(5), np.random.randn(1).astype(np.float32)),
+    "random": lambda i: (random.random(), random.choice("abc"), random.sample(range(9), 2), random.gauss(0, 1)),
+    "other samples": of_other_samples,
+}
 
 
-class SeededByIndex(FromTorch):
-    """Seeds the global generators itself, as validation sets do."""
-
-    def __getitem__(self, index: int) -> Any:
-        random.seed(index)
-        np.random.seed(index)
-        torch.manual_seed(index)
-        return random.random(), np.random.rand(), torch.rand(1)
-
-
-class InitialSeed(FromTorch):
-    def __getitem__(self, index: int) -> Any:
-        info = get_worker_info()
-        return index, torch.initial_seed() % 2**31 if info is not None else 0
-
-
-@kinds(FromTorch, FromNumpy, FromRandom, OfOtherSamples)
-def test_draws(kind: Any) -> None:
-    assert_conforms(kind())
+@pytest.mark.parametrize("name", DRAWS)
+def test_draws(name: str) -> None:
+    assert_conforms(Made(DRAWS[name], 14))
 
 
 def test_seeds_of_its_own() -> None:
     """The class seeds what threads share: only one of them may run, or it locks."""
-    assert_conforms(SeededByIndex(), worker_methods=(None, "process"))
-    assert_conforms(InitialSeed(), worker_methods=(None, "process"), invariant=False)
+    assert_conforms(Made(seeded_by_index, 14), worker_methods=(None, "process"))
+    own = Made(lambda i: (i, torch.initial_seed() % 2**31 if get_worker_info() is not None else 0), 14)
+    assert_conforms(own, worker_methods=(None, "process"), invariant=False)
 
 
-class OwnGenerators(FromTorch):
+class Fourteen(Dataset):
+    def __len__(self) -> int:
+        return 14
+
+
+class OwnGenerators(Fourteen):
     """Generators that the dataset keeps: each worker has a copy."""
 
     def __init__(self) -> None:
@@ -79,7 +68,7 @@ class OwnGenerators(FromTorch):
         return self.numpy.random(), self.random.random(), torch.rand(1, generator=self.torch)
 
 
-class Counting(FromTorch):
+class Counting(Fourteen):
     """Counts its calls."""
 
     def __init__(self) -> None:
@@ -90,7 +79,7 @@ class Counting(FromTorch):
         return index, self.calls
 
 
-class Remembering(FromTorch):
+class Remembering(Fourteen):
     """A sample depends on the one before."""
 
     def __init__(self) -> None:
@@ -107,7 +96,7 @@ def test_states(kind: Any) -> None:
     assert_conforms(kind(), invariant=False)
 
 
-class Caching(FromTorch):
+class Caching(Fourteen):
     """Makes each sample once, and gives it out again; a second pass changes nothing."""
 
     def __init__(self) -> None:
@@ -123,7 +112,7 @@ class Caching(FromTorch):
         return self.kept[index]
 
 
-class InPlace(FromTorch):
+class InPlace(Fourteen):
     """Hands out one buffer, which the next sample is written into: torch's batches hold the last one in every row."""
 
     def __init__(self) -> None:

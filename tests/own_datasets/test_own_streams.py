@@ -2,108 +2,97 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from torch.utils.data import ChainDataset, IterableDataset, get_worker_info
 from torchvision import transforms as T
 
-from tests.own_datasets.conformance import assert_conforms, kinds, listed
+from tests.own_datasets.conformance import assert_conforms, listed
 
 
-class Sharded(IterableDataset):
-    """Each worker reads its part, by get_worker_info()."""
+class Stream(IterableDataset):
+    """Samples that a function yields."""
 
-    size = 21
-
-    def __iter__(self) -> Iterator[Any]:
-        info = get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        for i in range(first, self.size, step):
-            yield torch.tensor([i, i * i]), f"n{i}"
-
-
-class Repeated(Sharded):
-    """Not sharded: each worker gives everything."""
+    def __init__(self, make: Callable[[], Iterable[Any]]) -> None:
+        self.make = make
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([{"i": i, "x": np.full(3, i / 2)} for i in range(6)])
+        return iter(self.make())
 
 
-class Sized(Sharded):
+class Sized(Stream):
     """With a length that is too short, of which torch warns."""
 
     def __len__(self) -> int:
         return 9
 
-    def __iter__(self) -> Iterator[Any]:
-        yield from range(13)
+
+def sharded() -> Iterator[Any]:
+    """Yield the part of this worker, by get_worker_info()."""
+    info = get_worker_info()
+    first, step = (0, 1) if info is None else (info.id, info.num_workers)
+    for i in range(first, 21, step):
+        yield torch.tensor([i, i * i]), f"n{i}"
 
 
-class Shuffling(Sharded):
-    """A shuffle buffer, and draws in samples."""
-
-    def __iter__(self) -> Iterator[Any]:
-        kept: list[Any] = []
-        for x, name in super().__iter__():
-            kept.append((x + torch.randn(2), name))
-            if len(kept) == 5:
-                yield kept.pop(random.randrange(5))
-        random.shuffle(kept)
-        yield from kept
+def repeated() -> Iterable[Any]:
+    """Return everything in each worker."""
+    return [{"i": i, "x": np.full(3, i / 2)} for i in range(6)]
 
 
-class Uneven(Sharded):
-    """One worker has much less than the other."""
-
-    def __iter__(self) -> Iterator[Any]:
-        info = get_worker_info()
-        yield from range(3 if info is not None and info.id else 14)
-
-
-class Failing(Sharded):
-    def __iter__(self) -> Iterator[Any]:
-        for x, name in super().__iter__():
-            if name == "n9":
-                raise ValueError(f"the stream is broken at {name}")
-            yield x
+def shuffling() -> Iterator[Any]:
+    """Yield from a shuffle buffer, and draw in samples."""
+    kept: list[Any] = []
+    for x, name in sharded():
+        kept.append((x + torch.randn(2), name))
+        if len(kept) == 5:
+            yield kept.pop(random.randrange(5))
+    random.shuffle(kept)
+    yield from kept
 
 
-class Lines(Sharded):
-    """Lines of a file, cut by bytes as shards."""
-
-    def __init__(self) -> None:
-        self.path = __file__
-
-    def __iter__(self) -> Iterator[Any]:
-        info = get_worker_info()
-        with open(self.path) as file:
-            for number, line in enumerate(file):
-                if number < 20 and (info is None or number % info.num_workers == info.id):
-                    yield line.rstrip(), len(line)
+def uneven() -> Iterable[Any]:
+    """Return much less in one worker than in the other."""
+    info = get_worker_info()
+    return range(3 if info is not None and info.id else 14)
 
 
-class Endless(Sharded):
-    def __iter__(self) -> Iterator[Any]:
-        i = 0
-        while True:
-            yield i
-            i += 1
+def failing() -> Iterator[Any]:
+    for x, name in sharded():
+        if name == "n9":
+            raise ValueError(f"the stream is broken at {name}")
+        yield x
 
 
-@kinds(Sharded, Shuffling)
-def test_streams(kind: Any) -> None:
-    assert_conforms(kind(), samples=None)
+def lines() -> Iterator[Any]:
+    """Yield lines of a file, cut by bytes as shards."""
+    info = get_worker_info()
+    with open(__file__) as file:
+        for number, line in enumerate(file):
+            if number < 20 and (info is None or number % info.num_workers == info.id):
+                yield line.rstrip(), len(line)
 
 
-@kinds(Repeated, Sized, Uneven, Failing, Lines, Endless)
-def test_streams_without_a_seed(kind: Any) -> None:
-    assert_conforms(kind(), samples=16 if kind is Endless else None, seed=None, num_workers=(0, 2))
+@pytest.mark.parametrize("make", [sharded, shuffling])
+def test_streams(make: Any) -> None:
+    assert_conforms(Stream(make), samples=None)
+
+
+STREAMS = [Sized(lambda: range(13)), *map(Stream, (repeated, uneven, failing, lines, itertools.count))]
+
+
+@pytest.mark.parametrize("stream", STREAMS, ids=lambda stream: stream.make.__name__)
+def test_streams_without_a_seed(stream: Any) -> None:
+    samples = 16 if stream.make is itertools.count else None
+    assert_conforms(stream, samples=samples, seed=None, num_workers=(0, 2))
 
 
 class Pipe(IterableDataset):
@@ -135,5 +124,5 @@ def test_a_stream_of_batches() -> None:
 
 
 def test_chained_streams() -> None:
-    assert_conforms(ChainDataset([Sharded(), Repeated()]), collate_fn=listed, drop_last=True, seed=None)
-    assert_conforms(Sharded() + Sharded(), seed=None)
+    assert_conforms(ChainDataset([Stream(sharded), Stream(repeated)]), collate_fn=listed, drop_last=True, seed=None)
+    assert_conforms(Stream(sharded) + Stream(sharded), seed=None)

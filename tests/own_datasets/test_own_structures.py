@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_sequence
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import default_collate
 
-from tests.own_datasets.conformance import assert_conforms, kinds, listed
+from tests.own_datasets.conformance import assert_conforms, listed
 from tests.sample_datasets import Made
 
 Pair = namedtuple("Pair", "x y")
@@ -25,14 +25,6 @@ Pair = namedtuple("Pair", "x y")
 class Colour(Enum):
     RED = 1
     BLUE = 2
-
-
-class Numbered(Dataset):
-    def __len__(self) -> int:
-        return 13
-
-    def __getitem__(self, index: int) -> Any:
-        return STRUCTURES["nested"](index)
 
 
 STRUCTURES: dict[str, Callable[[int], Any]] = {
@@ -84,81 +76,66 @@ class Batch:
         return self
 
 
-class DataClasses(Numbered):
-    collate: Any = staticmethod(listed)
-
-    def __getitem__(self, index: int) -> Any:
-        return Sample(torch.rand(2), f"n{index}", {"i": index, "none": None})
+def present(samples: list[Any]) -> Any:
+    """Leave out the samples that are None."""
+    return default_collate([sample for sample in samples if sample is not None])
 
 
-class OwnBatch(DataClasses):
-    collate = staticmethod(Batch)
+def plain(i: int) -> Any:
+    values = (None, Decimal(i) / 7, Colour(1 + i % 2), frozenset({i}), bytearray(b"ab"), 1 + i * 1j)
+    return *values, Triple(torch.ones(i % 3), None, PurePosixPath(f"a/{i}")), Slots(torch.zeros(2), i)
 
 
-class Optional(Numbered):
-    """None for samples that are left out by the collate_fn."""
-
-    @staticmethod
-    def collate(samples: list[Any]) -> Any:
-        return default_collate([sample for sample in samples if sample is not None])
-
-    def __getitem__(self, index: int) -> Any:
-        return None if index % 5 == 3 else (torch.tensor([index]), f"n{index}")
+def padded(samples: list[Any]) -> Any:
+    """Pad sequences of different lengths; with their lengths and a mask."""
+    lengths = torch.tensor([len(sample) for sample in samples])
+    rows = pad_sequence(samples, batch_first=True, padding_value=-1)
+    return {"x": rows.t(), "lengths": lengths, "mask": torch.arange(rows.shape[1]) < lengths[:, None]}
 
 
-class Plain(Numbered):
-    collate = staticmethod(listed)
-
-    def __getitem__(self, index: int) -> Any:
-        values = (None, Decimal(index) / 7, Colour(1 + index % 2), frozenset({index}), bytearray(b"ab"), 1 + index * 1j)
-        return *values, Triple(torch.ones(index % 3), None, PurePosixPath(f"a/{index}")), Slots(torch.zeros(2), index)
+def packed(samples: list[Any]) -> PackedSequence:
+    return pack_sequence(samples, enforce_sorted=False)
 
 
-class Padded(Numbered):
-    """Sequences of different lengths, padded, with their lengths and a mask."""
+class Shuffled:
+    """A collate_fn that is a class, and draws."""
 
-    @staticmethod
-    def collate(samples: list[Any]) -> Any:
-        lengths = torch.tensor([len(sample) for sample in samples])
-        padded = pad_sequence(samples, batch_first=True, padding_value=-1)
-        return {"x": padded.t(), "lengths": lengths, "mask": torch.arange(padded.shape[1]) < lengths[:, None]}
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.arange(1 + index * 7 % 5)
+    def __new__(cls, samples: list[Any]) -> Any:
+        order = torch.randperm(len(samples))
+        return default_collate([samples[i] for i in order]), order
 
 
-class Packed(Padded):
-    @staticmethod
-    def collate(samples: list[Any]) -> PackedSequence:
-        return pack_sequence(samples, enforce_sorted=False)
+def joined(samples: list[Any]) -> Any:
+    """Return one tensor and views of it."""
+    whole = torch.cat(samples)
+    return whole, whole[::2], whole.view(-1, 2).t(), samples[0]
 
 
-class Callable_(Numbered):
-    """A collate_fn that is an object with a state, and draws."""
-
-    class collate:
-        calls = 0
-
-        def __new__(cls, samples: list[Any]) -> Any:
-            order = torch.randperm(len(samples))
-            return default_collate([samples[i] for i in order]), order
+def sample(i: int) -> Sample:
+    return Sample(torch.rand(2), f"n{i}", {"i": i, "none": None})
 
 
-class Joined(Numbered):
-    """A batch that is one tensor and views of it."""
-
-    @staticmethod
-    def collate(samples: list[Any]) -> Any:
-        joined = torch.cat(samples)
-        return joined, joined[::2], joined.view(-1, 2).t(), samples[0]
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.full((4,), float(index))
+def sequence(i: int) -> torch.Tensor:
+    return torch.arange(1 + i * 7 % 5)
 
 
-@kinds(DataClasses, OwnBatch, Padded, Callable_, unseeded=(Optional, Plain, Packed, Joined))
-def test_own_collation(kind: Any, seed: int | None) -> None:
-    assert_conforms(kind(), collate_fn=kind.collate, seed=seed)
+#: By name: the samples, the collate_fn, and the seed.
+COLLATED: dict[str, tuple[Callable[[int], Any], Any, int | None]] = {
+    "dataclasses": (sample, listed, 7),
+    "a batch of its own": (sample, Batch, 7),
+    "padded": (sequence, padded, 7),
+    "shuffled": (STRUCTURES["nested"], Shuffled, 7),
+    "left out": (lambda i: None if i % 5 == 3 else (torch.tensor([i]), f"n{i}"), present, None),
+    "plain": (plain, listed, None),
+    "packed": (sequence, packed, None),
+    "joined": (lambda i: torch.full((4,), float(i)), joined, None),
+}
+
+
+@pytest.mark.parametrize("name", COLLATED)
+def test_own_collation(name: str) -> None:
+    get, collate_fn, seed = COLLATED[name]
+    assert_conforms(Made(get, 13), collate_fn=collate_fn, seed=seed)
 
 
 REFUSED: dict[str, Callable[[int], Any]] = {

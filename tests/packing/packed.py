@@ -12,6 +12,7 @@ from PIL import Image
 
 import penstock
 import penstock._native as _native
+from penstock.packing.engines import Packing
 
 
 def write_photos(folder: Path, *, count: int = 12, png: bool = True) -> Path:
@@ -38,6 +39,17 @@ def write_tensors(folder: Path, *, count: int = 30, suffix: str = ".pt") -> Path
         else:
             torch.save(tensor, folder / f"id-{number}{suffix}")
     return folder
+
+
+def interrupt_packing(dataset: Any, out: Any) -> None:
+    """Pack in one thread, and interrupt it after 20 samples."""
+
+    def stop(now: Packing) -> None:
+        if now.samples == 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        penstock.pack(dataset, out, shard_size=6000, workers=1, on_progress=stop)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from torchvision.transforms import v2
 import penstock
 from tests.packing.packed import flip_bit, offset_of, start_readers, write_photos
 from tests.same import assert_same
-from tests.values import loaded
 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CENTERED = T.Compose([T.Resize(40), T.CenterCrop(32), T.ToTensor(), NORMALIZE])
@@ -184,18 +182,6 @@ def test_labels_are_transformed_once(packed: Path) -> None:
     assert labels == [-label for label in found.targets] and len(seen) == len(found)
 
 
-@pytest.mark.native
-def test_a_pass_is_resumed(packed: Path) -> None:
-    expected = list(loader(penstock.Shards(packed, transform=DRAWN)))
-    running = loader(penstock.Shards(packed, transform=DRAWN))
-    batches = iter(running)
-    begun = [next(batches), next(batches)]
-    state = running.state_dict()
-    del batches
-    other = loaded(loader(penstock.Shards(packed, transform=DRAWN), num_workers=0), state)
-    assert_same([*begun, *other], expected)
-
-
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("method", ["process", "thread"])
 def test_batches_that_workers_fetch(packed: Path, method: str) -> None:
@@ -351,15 +337,3 @@ def test_a_shard_that_is_cut_off_meanwhile(copy: Path) -> None:
         with pytest.raises(penstock.CorruptSample, match="cut off, or another file"):
             list(ours)
         path.write_bytes(whole)
-
-
-@pytest.mark.native
-def test_an_index_that_leads_into_another_sample(copy: Path) -> None:
-    """The bytes of a sample that begin too early are no .npy file, and too late neither."""
-    found = penstock.Shards(copy, transform=DRAWN, verify=False)
-    path, offset = offset_of(found, 7)
-    with path.open("r+b") as file:
-        file.seek(offset)
-        file.write(struct.pack("<Q", 0))
-    with pytest.raises(penstock.CorruptSample):
-        list(loader(found))

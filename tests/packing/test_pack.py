@@ -24,7 +24,7 @@ import penstock
 from penstock.packing import pack as pack_module
 from penstock.packing.engines import Packing
 from penstock.packing.unpack import unpack
-from tests.packing.packed import contents, plain, write_photos, write_tensors
+from tests.packing.packed import contents, interrupt_packing, plain, write_photos, write_tensors
 from tests.same import assert_same
 
 
@@ -310,17 +310,9 @@ def test_a_file_that_changes_while_it_is_packed(tmp_path: Path) -> None:
         penstock.pack(penstock.ImageFolder(root), tmp_path / "out", shard_size=6000, workers=1, on_progress=change)
 
 
-def test_finished_shards_are_not_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_shards_are_not_written_again(tmp_path: Path) -> None:
     folder = penstock.ImageFolder(write_photos(tmp_path / "photos"))
-    seen: list[int] = []
-
-    def stop(now: Packing) -> None:
-        seen.append(now.samples)
-        if now.samples == 20:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        penstock.pack(folder, tmp_path / "out", shard_size=6000, workers=1, on_progress=stop)
+    interrupt_packing(folder, tmp_path / "out")
     before = {path: path.stat().st_ino for path in (tmp_path / "out").glob("*.tar")}
     assert before
     packed = penstock.pack(folder, tmp_path / "out", shard_size=6000, workers=1)
@@ -329,18 +321,9 @@ def test_finished_shards_are_not_written_again(tmp_path: Path, monkeypatch: pyte
     assert not list((tmp_path / "out").glob(".*"))
 
 
-def _unfinished(folder: Any, out: Path) -> None:
-    def stop(now: Packing) -> None:
-        if now.samples == 20:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        penstock.pack(folder, out, shard_size=6000, workers=1, on_progress=stop)
-
-
 def test_a_source_that_changed_meanwhile(tmp_path: Path) -> None:
     root = write_photos(tmp_path / "photos")
-    _unfinished(penstock.ImageFolder(root), tmp_path / "out")
+    interrupt_packing(penstock.ImageFolder(root), tmp_path / "out")
     with pytest.raises(penstock.InvalidOption, match=r"other options.*shard_size"):
         penstock.pack(penstock.ImageFolder(root), tmp_path / "out", shard_size=7000)
     os.utime(root / "dog" / "1.jpg", (1, 1))

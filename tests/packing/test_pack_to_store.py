@@ -17,7 +17,7 @@ import penstock
 from penstock.packing import places
 from penstock.packing.engines import Packing
 from penstock.storage import objects
-from tests.packing.packed import contents, plain, write_photos
+from tests.packing.packed import contents, interrupt_packing, plain, write_photos
 from tests.python_processes import Program
 from tests.s3_server import S3, serve
 from tests.same import assert_same
@@ -42,14 +42,6 @@ def photos(tmp_path: Path) -> penstock.ImageFolder:
     return penstock.ImageFolder(write_photos(tmp_path / "photos"))
 
 
-def stop_at(samples: int) -> Any:
-    def stop(now: Packing) -> None:
-        if now.samples == samples:
-            raise KeyboardInterrupt
-
-    return stop
-
-
 @pytest.mark.parametrize("options", [{}, {"max_side": 40}, {"decoded": True}])
 def test_the_bytes_are_those_of_a_folder(
     s3: S3, photos: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
@@ -72,8 +64,7 @@ def test_the_bytes_are_those_of_a_folder(
 
 def test_stopped_and_run_again_on_another_machine(s3: S3, photos: Any, tmp_path: Path) -> None:
     url = f"{s3.url}/again"
-    with pytest.raises(KeyboardInterrupt):
-        penstock.pack(photos, url, shard_size=6000, workers=1, on_progress=stop_at(20))
+    interrupt_packing(photos, url)
     held = s3.objects("again")
     finished = [name for name in held if name.endswith(".tar")]
     assert finished
@@ -114,8 +105,7 @@ def test_killed_in_the_middle(s3: S3, photos: Any, tmp_path: Path) -> None:
 
 def test_a_source_that_changed_and_a_new_beginning(s3: S3, photos: Any, tmp_path: Path) -> None:
     url = f"{s3.url}/changed"
-    with pytest.raises(KeyboardInterrupt):
-        penstock.pack(photos, url, shard_size=6000, workers=1, on_progress=stop_at(20))
+    interrupt_packing(photos, url)
     os.utime(tmp_path / "photos" / "dog" / "1.jpg", (1, 1))
     with pytest.raises(penstock.DatasetChanged, match="names, labels, sizes or times"):
         penstock.pack(photos, url, shard_size=6000)
@@ -133,7 +123,7 @@ def test_several_splits_and_objects_of_others(s3: S3, photos: Any) -> None:
     with pytest.raises(penstock.InvalidOption, match=r"s3://packed holds .* which Penstock did not write"):
         penstock.pack(photos, s3.url, restart=True)
     with pytest.raises(penstock.InvalidOption, match="another process packs into s3://packed/splits"):
-        places.BucketPlace(url, "train").claim("dataset.json", lambda file: file.write(b"{}"))
+        places.BucketPlace(url, "train").claim("dataset.json", b"{}")
 
 
 def test_a_shard_that_is_gone(s3: S3, photos: Any) -> None:

@@ -23,7 +23,6 @@ from torch.utils.data import Subset
 import penstock
 import penstock._native as _native
 from penstock.packing.unpack import unpack, verify
-from penstock.storage.index import MEMBER
 from tests.packing.packed import contents, flip_bit, offset_of, write_photos, write_tensors
 from tests.same import assert_same
 
@@ -355,11 +354,6 @@ def test_more_shards_than_may_be_open(packed_tensors: Path) -> None:
     for wrong in ([100, 8, 24], [12, 8, 1 << 60], [12, 1 << 63, 24], [1, 2]):
         with pytest.raises(ValueError):
             _native.ShardTable(found.index.native, shards, wrong, True)
-
-
-def test_the_layout_of_a_member() -> None:
-    assert [MEMBER.fields[name][1] for name in ("offset", "length", "crc32c", "suffix")] == [0, 8, 16, 20]  # type: ignore[index]
-    assert MEMBER.itemsize == 24
 
 
 # --- unpacking --------------------------------------------------------------------------------------------------------

@@ -18,8 +18,7 @@ from penstock.hooks import calls
 from penstock.recipe import compose_hook
 from penstock.recipe.originals import look_again
 from penstock.recipe.reader import read
-from penstock.recipe.recipe import Recipe
-from penstock.recipe.steps import Refusal
+from penstock.recipe.steps import Recipe, Refusal
 from tests.same import assert_same, seeded_outcome
 
 GENERATIONS = pytest.mark.parametrize("t", [v1, v2], ids=["v1", "v2"])
@@ -58,11 +57,11 @@ def assert_as_torchvision(transform: Any, given: Any, seeds: Iterable[int] = (5,
         assert after == wanted_after, f"the generators after seed {seed}"
 
 
-def runs(compose: Any, kind: type = object) -> list[tuple[int, int]]:
+def runs(compose: Any, *, of_samples: bool = False) -> list[tuple[int, int]]:
     """Return (where, how many) of the native runs of a Compose so far."""
     entry = compose_hook._entries.get(id(compose))
     known = {} if entry is None or entry.known is None else entry.known._runs
-    return [(key[0], run.length) for key, run in known.items() if run is not None and isinstance(run, kind)]
+    return [(key[0], run.length) for key, run in known.items() if run is not None and key[3] is not of_samples]
 
 
 def first_run(compose: Any) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.recipe.known_transforms import Debt
+from penstock.recipe.compose_hook import Debt
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from torchvision.models.segmentation import FCN_ResNet50_Weights
 from torchvision.transforms import v2
 
 from penstock.recipe import keyed_methods
-from penstock.recipe.effects import draws_alike, magnitudes_alike, reproduced
+from penstock.recipe.installed import draws_alike, effect_alike, magnitudes_alike
 from tests.recipe.against_torchvision import (
     GENERATIONS,
     MEAN,
@@ -74,7 +74,7 @@ AUGMENTATIONS = {
 def test_the_installed_pillow_and_torch_are_reproduced() -> None:
     effects = "brightness contrast saturation sharpness hue posterize solarize invert autocontrast equalize grayscale"
     for effect in (*effects.split(), "affine nearest", "affine bilinear", "affine bicubic"):
-        assert reproduced(effect), effect
+        assert effect_alike(effect), effect
     assert draws_alike()
     assert magnitudes_alike(150.0 / 331.0, 31)
 

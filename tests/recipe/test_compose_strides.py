@@ -14,7 +14,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock._native as _native
-from penstock.recipe.known_transforms import Debt
+from penstock.recipe.compose_hook import Debt
 from tests.recipe.against_torchvision import assert_as_torchvision, natively, picture, runs
 
 pytestmark = [pytest.mark.native, pytest.mark.filterwarnings("ignore:The transform `ToTensor")]

@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 
 from penstock._native import decode_jpeg
+from penstock.recipe.installed import decoded_alike
 from tests.jpeg_writer import ZIGZAG, Code, flat, segment, steep, write_jpeg
 from tests.jpegs import (
     FACTORS,
@@ -28,7 +29,6 @@ from tests.jpegs import (
     Pixels,
     damaged,
     encode,
-    extreme,
     patched,
     photos,
     picture,
@@ -36,7 +36,7 @@ from tests.jpegs import (
     random_boxes,
     save,
 )
-from tests.native_testing import JpegRowStates, decode_jpeg_by, jpeg_decoders, own_jpeg_serves
+from tests.native_testing import JpegRowStates, decode_jpeg_by, jpeg_decoders
 
 pytestmark = pytest.mark.native
 
@@ -60,12 +60,6 @@ def check(data: bytes, boxes: list[Box], names: tuple[str, ...] = OWN) -> None:
             x0, y0, x1, y1 = box
             found = by(name, data, box, states if number % 2 else None)
             assert np.array_equal(found, whole[y0:y1, x0:x1]), (name, box)
-
-
-def test_the_own_decoder_serves_here() -> None:
-    """On x86-64 with libjpeg-turbo's SIMD code; otherwise this says why the rest of the module fails."""
-    assert "portable" in OWN
-    assert own_jpeg_serves()
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -264,24 +258,12 @@ def test_damaged_files() -> None:
     assert min(seen["refused"], seen["decoded"]) > 200, seen
 
 
-_WITHOUT_SIMD = """
-import sys
-import numpy as np
-from penstock._native import decode_jpeg
-from penstock._native_testing import decode_jpeg_by, own_jpeg_serves
-data = open(sys.argv[1], "rb").read()
-assert not own_jpeg_serves()
-assert np.array_equal(decode_jpeg(data), decode_jpeg_by(data, "libjpeg"))
-assert not np.array_equal(decode_jpeg(data), decode_jpeg_by(data, "portable"))
-"""
-
-
-def test_another_libjpeg_is_left_to_itself(tmp_path: Path) -> None:
+def test_another_libjpeg_is_noticed() -> None:
     """libjpeg-turbo can be told to leave its SIMD code alone: values out of range come out otherwise then."""
-    (tmp_path / "extreme.jpg").write_bytes(extreme())
-    run = [sys.executable, "-c", _WITHOUT_SIMD, str(tmp_path / "extreme.jpg")]
+    assert decoded_alike()
+    script = "from penstock.recipe.installed import decoded_alike; assert not decoded_alike()"
     without = {**os.environ, "JSIMD_FORCENONE": "1"}
-    done = subprocess.run(run, env=without, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", script], env=without, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
 

@@ -16,7 +16,7 @@ from torchvision import transforms as v1
 
 import penstock
 import penstock._native as _native
-from penstock.recipe import jpeg_pixels
+from penstock.recipe import installed
 from tests.photos import photo_files
 from tests.same import assert_same
 
@@ -25,9 +25,9 @@ pytestmark = pytest.mark.native
 
 @pytest.fixture(autouse=True)
 def _looked_at_anew() -> Iterator[None]:
-    jpeg_pixels.decoded_alike.cache_clear()
+    installed.decoded_alike.cache_clear()
     yield
-    jpeg_pixels.decoded_alike.cache_clear()
+    installed.decoded_alike.cache_clear()
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def loaders(folder: Path, kind: Any, assisted: bool) -> tuple[Any, Any]:
 
 
 def test_this_pillow_decodes_as_the_native_core() -> None:
-    assert jpeg_pixels.decoded_alike()
+    assert installed.decoded_alike()
 
 
 class _OtherCore:
@@ -68,7 +68,7 @@ def test_a_pillow_that_decodes_otherwise(
     assert_same(list(loader), list(torchs))
     assert "JPEG: decoded by Pillow: this Pillow's libjpeg gives other pixels" in loader.explain()
     assert "JPEG decoded as far as needed" not in loader.explain()
-    assert not jpeg_pixels.decoded_alike()
+    assert not installed.decoded_alike()
 
 
 @pytest.mark.parametrize("fault", ["skipped rows", "left out columns", "all", "refuses"])
@@ -93,18 +93,18 @@ def test_a_native_core_with_a_faulty_libjpeg(photos: Path, fault: str, monkeypat
 def test_a_pillow_without_jpeg(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(Image.SAVE, "JPEG", raising=False)
     monkeypatch.setattr(Image, "_initialized", 2)
-    assert not jpeg_pixels.decoded_alike()
+    assert not installed.decoded_alike()
 
 
 def test_it_is_looked_at_once_and_only_for_image_files(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
-    original = jpeg_pixels._images
+    original = installed._jpeg_files
 
     def counted() -> Any:
         calls.append(1)
         return original()
 
-    monkeypatch.setattr(jpeg_pixels, "_images", counted)
+    monkeypatch.setattr(installed, "_jpeg_files", counted)
     list(penstock.DataLoader(penstock.Arrays(np.zeros((4, 2), dtype=np.float32)), batch_size=2))
     assert calls == []
     loader, _ = loaders(photos, penstock.ImageFolder, False)
@@ -116,7 +116,7 @@ def test_it_is_looked_at_once_and_only_for_image_files(photos: Path, monkeypatch
 
 def test_the_images_are_of_all_kinds() -> None:
     kinds = set()
-    for data in jpeg_pixels._images():
+    for data in installed._jpeg_files():
         path = io.BytesIO(data)
         image = Image.open(path)
         assert isinstance(image, JpegImagePlugin.JpegImageFile)

@@ -18,8 +18,7 @@ from torchvision.transforms import functional as functional_v1
 
 import penstock._native as _native
 from penstock.recipe.reader import read
-from penstock.recipe.recipe import Recipe
-from penstock.recipe.torchvision import names_interpolations
+from penstock.recipe.steps import Recipe
 from tests.recipe.against_torchvision import GENERATIONS, MEAN, MODES, STD, of_sample, recipe_of, refusal_of
 
 pytestmark = pytest.mark.native
@@ -181,15 +180,9 @@ def test_resize_of_tensors_without_antialias(interpolation):
     check(v2.Compose([v2.ToImage(), v2.Resize((20, 31), interpolation=mode, antialias=False)]))
 
 
-def test_names_of_interpolations_are_taken_where_torchvision_takes_them():
-    named = v2.Compose([v2.ToImage(), v2.Resize((20, 31), interpolation="bilinear")])
-    if names_interpolations():
-        check(named)
-        check_drawn([v2.ToImage(), v2.RandomResizedCrop([24, 60], interpolation="bicubic"), v2.CenterCrop(20)], "RGB")
-    else:
-        refusal_of(named)
-        with pytest.raises(ValueError, match="interpolation"):
-            named(picture(40, 60))
+def test_names_of_interpolations_in_version_2():
+    check(v2.Compose([v2.ToImage(), v2.Resize((20, 31), interpolation="bilinear")]))
+    check_drawn([v2.ToImage(), v2.RandomResizedCrop([24, 60], interpolation="bicubic"), v2.CenterCrop(20)], "RGB")
 
 
 def test_sizes_only_version_two_knows():

@@ -15,7 +15,6 @@ from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from penstock.recipe.sample_run import SampleRun
 from tests.recipe.against_torchvision import MEAN, STD, assert_as_torchvision, natively, picture, runs
 
 pytestmark = pytest.mark.native
@@ -130,7 +129,7 @@ def test_the_same_as_torchvision(name: str, sample: str) -> None:
 def test_all_is_run_at_once(name: str, expected: tuple[int, int]) -> None:
     compose = v2.Compose(TRANSFORMS[name]())
     natively(compose, *SAMPLES["detection"](70, 60))
-    assert runs(compose, SampleRun) == [expected]
+    assert runs(compose, of_samples=True) == [expected]
 
 
 def test_the_sample_that_was_given_stays_as_it_was() -> None:
@@ -156,7 +155,7 @@ def test_values_of_classes_of_ones_own_are_torchvisions() -> None:
 
     compose = v2.Compose(TRANSFORMS["segmentation"]())
     natively(compose, picture(50, 40), mask(50, 40).as_subclass(Own))
-    assert runs(compose, SampleRun) == []
+    assert runs(compose, of_samples=True) == []
 
 
 def test_a_mask_whose_flip_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,6 @@ def assert_same(root: Path | str) -> ImageFolder:
     assert ours.targets == expected.targets
     assert ours.labels.tolist() == expected.targets
     assert len(ours) == len(expected)
-    assert repr(ours) == repr(expected)
     return ours
 
 
@@ -232,11 +231,8 @@ def test_samples_are_torchvisions(photos: Path) -> None:
         ours["0"]  # type: ignore[index]
 
 
-def test_repr_is_torchvisions(photos: Path) -> None:
-    transforms = torchvision.transforms
-    compose = transforms.Compose([transforms.CenterCrop(3), transforms.ToTensor()])
-    for arguments in ((compose, None), (compose, transforms.Lambda(abs)), (None, abs)):
-        assert repr(ImageFolder(photos, *arguments)) == repr(torchvision.datasets.ImageFolder(photos, *arguments))
+def test_repr_says_what_it_holds(photos: Path) -> None:
+    assert repr(ImageFolder(photos)) == f"ImageFolder('{photos}': 5 files in 2 classes)"
 
 
 def test_samples_is_a_sequence(photos: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,8 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 import penstock
 from penstock.sources.naming import catalogue, id_of
-from tests import values
 from tests.sample_datasets import Made
-from tests.values import loaded
+from tests.values import listed, loaded, stopped
 
 torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed")
 
@@ -43,36 +41,20 @@ def loader(dataset: Any, **options: Any) -> Any:
     return penstock.DataLoader(dataset, **{"batch_size": 4, "shuffle": True, "seed": 7, **options})
 
 
-def given(made: Any, stop: int | None = None) -> list[Any]:
-    """Take some batches, or all, and return the IDs that come first in their samples, without padding."""
-    found: list[Any] = []
-    for number, batch in enumerate(iter(made), 1):
-        ids = batch[0].tolist() if isinstance(batch[0], torch.Tensor) else list(batch[0])
-        found += ids[: len(ids) - made.padded]
-        if number == stop:
-            break
-    return found
+def firsts(batches: Any) -> list[Any]:
+    """Return what comes first in each sample."""
+    return [first for batch in listed(batches) for first in batch[0]]
 
 
 def numbered(*numbers: int) -> Tutorial:
     return Tutorial([f"id-{number}" for number in numbers], {f"id-{number}": number % 3 for number in numbers})
 
 
-def stored(made: Any) -> Any:
-    state = values.stored(made.state_dict())
+def state_of(made: Any, steps: int) -> Any:
+    """Return the stored state of a loader behind so many batches."""
+    _, state, _ = stopped(made, steps)
     assert len(json.dumps(state)) < 1000
     return state
-
-
-def gone_on(dataset: Any, begun: Any, **options: Any) -> Any:
-    """Return a loader of a dataset that has changed, which goes on where another is."""
-    return loaded(loader(dataset, **options), stored(begun), on_change="continue")
-
-
-def stopped(dataset: Any, steps: int, **options: Any) -> tuple[Any, list[Any]]:
-    """Return a loader that has given some batches, and the IDs in them."""
-    begun = loader(dataset, **options)
-    return begun, given(begun, steps)
 
 
 BEFORE = list(range(50))
@@ -93,12 +75,10 @@ CHANGES: dict[str, list[int]] = {
 @pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"seed": None}, {"batch_size": None}], ids=str)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_dataset_goes_on_with_an_epoch_only(change: str, options: Any) -> None:
-    begun = loader(numbered(*BEFORE), num_workers=0, **options)
     now = numbered(*CHANGES[change])
     for stop in (0, 7):
-        for _ in range(stop and 1):
-            list(islice(begun, stop))
-        again, state = loader(now, num_workers=0, **options), stored(begun)
+        state = state_of(loader(numbered(*BEFORE), num_workers=0, **options), stop)
+        again = loader(now, num_workers=0, **options)
         with pytest.raises(penstock.DatasetChanged, match=r"it had 50 samples|its IDs, or their order"):
             again.load_state_dict(state)
         if stop:
@@ -107,7 +87,7 @@ def test_a_changed_dataset_goes_on_with_an_epoch_only(change: str, options: Any)
             again.set_epoch(1)
         else:
             again.load_state_dict(state, on_change="continue")
-        names = [name for batch in again for name in ([batch[0]] if begun.batch_size is None else batch[0])]
+        names = [name for batch in again for name in ([batch[0]] if again.batch_size is None else batch[0])]
         assert Counter(names) == Counter(now.list_IDs)
 
 
@@ -123,12 +103,11 @@ def test_image_folders_go_on_wherever_they_lie(kind: Any, tmp_path: Path) -> Non
     images(tmp_path / "a", {f"{name}/{side}.png": side for side in range(1, 21) for name in ("cat", "dog")})
     dataset = kind(tmp_path / "a", transform=to_size)
     assert id_of(dataset, 0) == "cat/1.png"
-    begun = loader(dataset, batch_size=3)
-    _, state, batches = values.stopped(begun, 5)
-    rest = values.listed(batches)
+    _, state, batches = stopped(loader(dataset, batch_size=3), 5)
+    rest = listed(batches)
     shutil.move(tmp_path / "a", tmp_path / "b")
     moved = loaded(loader(kind(tmp_path / "b", transform=to_size), batch_size=3), state)
-    assert values.listed(moved) == rest, "nothing has changed but where it lies"
+    assert listed(moved) == rest, "nothing has changed but where it lies"
     (tmp_path / "b" / "cat" / "3.png").unlink()
     images(tmp_path / "b", {"cat/30.png": 30})
     with pytest.raises(penstock.DatasetChanged, match="its IDs, or their order, are others"):
@@ -144,10 +123,9 @@ def test_parts_of_a_concatenation_grow() -> None:
         named.ids = [f"n{number}" for number in range(second)]
         return ConcatDataset([TensorDataset(NUMBERS[:first]), named, Subset(TensorDataset(NUMBERS + 900), [3, 1])])
 
-    begun, _ = stopped(joined(20, 30), 6)
-    now = joined(25, 33)
+    state, now = state_of(loader(joined(20, 30)), 6), joined(25, 33)
     with pytest.raises(penstock.DatasetChanged, match=r"52 samples and has 60 \(\+8\); its IDs, or their order, are"):
-        loader(now).load_state_dict(stored(begun))
+        loader(now).load_state_dict(state)
     assert catalogue(now).texts() == [id_of(now, index).encode() for index in range(len(now))]
     assert id_of(now, 25) == "1/n0"
     assert [id_of(now, 58), id_of(now, 59)] == ["2/3", "2/1"]
@@ -156,14 +134,18 @@ def test_parts_of_a_concatenation_grow() -> None:
 
 
 def test_other_labels_alone_do_not_change_the_order() -> None:
-    whole = given(loader(numbered(*BEFORE)))
-    begun, _ = stopped(numbered(*BEFORE), 5)
+    whole, state = firsts(loader(numbered(*BEFORE))), state_of(loader(numbered(*BEFORE)), 5)
     now = numbered(*BEFORE)
     now.labels["id-3"] = "another"
     with pytest.raises(penstock.DatasetChanged, match="its labels are others"):
-        loader(now).load_state_dict(stored(begun))
-    again = gone_on(now, begun)
-    assert given(again) == whole[20:]
+        loader(now).load_state_dict(state)
+    assert firsts(loaded(loader(now), state, on_change="continue")) == whole[20:]
+    users = {"shuffle": None, "sampler": list(range(50))}
+    state = state_of(loader(numbered(*BEFORE), **users), 3)
+    with pytest.raises(penstock.InvalidOption, match="samples are left of this epoch is not known"):
+        loaded(loader(now, **users), state, on_change="continue")
+    with pytest.raises(penstock.InvalidOption, match="on_change='ignore'"):
+        loaded(loader(numbered(*BEFORE), **users), state, on_change="ignore")
 
 
 def test_draws_with_replacement_go_on_with_new_weights() -> None:
@@ -173,9 +155,7 @@ def test_draws_with_replacement_go_on_with_new_weights() -> None:
         sampler = penstock.Weighted(weights, num_samples=24, **options)
         return loader(TensorDataset(NUMBERS[:size]), sampler=sampler, shuffle=None)
 
-    begun = weighted(10, 1.0)
-    given(begun, 2)
-    state = stored(begun)
+    state = state_of(weighted(10, 1.0), 2)
     weighted(10, 1.0).load_state_dict(state)
     for again, said in (
         (weighted(10, 2.0), "Weighted is not what it was"),
@@ -184,9 +164,9 @@ def test_draws_with_replacement_go_on_with_new_weights() -> None:
         with pytest.raises(penstock.DatasetChanged, match=said):
             again.load_state_dict(state)
         again.load_state_dict(state, on_change="continue")
-        rest = given(again)
+        rest = firsts(again)
         again.set_epoch(0)
-        assert rest == given(again)[8:]
+        assert rest == firsts(again)[8:]
     with pytest.raises(penstock.InvalidOption, match=r"samples are left .*set_epoch\(1\)"):
         weighted(30, 2.0, replacement=False).load_state_dict(state, on_change="continue")
 
@@ -196,9 +176,7 @@ def test_a_mix_cannot_go_on_by_id() -> None:
         parts: Any = {"a": (TensorDataset(NUMBERS[:size]), share), "b": (TensorDataset(NUMBERS), 1)}
         return loader(penstock.Mix(parts, length=40))
 
-    begun = mixed(20, 1)
-    given(begun, 2)
-    state = stored(begun)
+    state = state_of(mixed(20, 1), 2)
     loaded(mixed(20, 1), state)
     for again in (mixed(20, 2), mixed(30, 1)):
         with pytest.raises(penstock.DatasetChanged):
@@ -273,16 +251,6 @@ def test_what_is_named_samples_need_not_be_a_list_of_files(samples: Any) -> None
     counted: Any = Made(size=1)
     counted.samples = samples
     assert loader(counted).state_dict()["data"]["size"] == 1
-
-
-def test_what_cannot_go_on_by_id() -> None:
-    with pytest.raises(penstock.InvalidOption, match="on_change='ignore'"):
-        loader(numbered(*BEFORE)).load_state_dict(loader(numbered(*BEFORE)).state_dict(), on_change="ignore")
-    begun, _ = stopped(numbered(*BEFORE), 3, shuffle=None, sampler=list(range(50)))
-    now = numbered(*BEFORE)
-    now.labels["id-3"] = "another"
-    with pytest.raises(penstock.InvalidOption, match="samples are left of this epoch is not known"):
-        gone_on(now, begun, shuffle=None, sampler=list(range(50)))
 
 
 # --- the catalogue ----------------------------------------------------------------------------------------------------

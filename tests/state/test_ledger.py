@@ -371,18 +371,6 @@ def test_compare_looks_at_what_is_left_of_a_resumed_run(tmp_path: Path) -> None:
     assert (found.verdict, found.equal) == (Verdict.EQUAL, 10)
 
 
-def test_compare_where_the_second_begins_later(tmp_path: Path) -> None:
-    """A run that was resumed with a new file."""
-    one, two = write(tmp_path / "one", TEN), write(tmp_path / "two", TEN[6:7])
-    for a, b, verdict in ((one, two, Verdict.B_ENDS_FIRST), (two, one, Verdict.A_ENDS_FIRST)):
-        found = compare(read(a), read(b))
-        assert (found.verdict, found.equal, found.at, found.since) == (verdict, 1, (1, 2), (1, 1))
-        longer, shorter = (found.a, found.b) if a == one else (found.b, found.a)
-        assert (longer, shorter) == (recorded(TEN)[7], None)
-    found = compare(read(one), read(write(tmp_path / "three", [(1, 1, ("another",))])))
-    assert (found.verdict, found.equal, found.at, found.since) == (Verdict.PARTED, 0, (1, 1), (1, 1))
-
-
 def test_what_cannot_be_compared(tmp_path: Path) -> None:
     one = read(write(tmp_path / "one", TEN))
     for number, (line, facts, words) in enumerate(
@@ -401,22 +389,6 @@ def test_what_cannot_be_compared(tmp_path: Path) -> None:
             compare(one, other)
 
 
-def test_other_facts_are_told(tmp_path: Path) -> None:
-    one = read(write(tmp_path / "one", TEN))
-    two = read(write(tmp_path / "two", TEN, {**RUN, "seed": 8, "host": "b"}))
-    found = compare(one, two)
-    assert (found.verdict, found.facts) == (Verdict.EQUAL, (("host", "not said", '"b"'), ("seed", "7", "8")))
-
-
-def test_nothing_is_a_prefix_of_anything(tmp_path: Path) -> None:
-    for one, two, verdict in (
-        ([], [], Verdict.EQUAL),
-        ([], TEN[2:], Verdict.A_ENDS_FIRST),
-        (TEN[2:], [], Verdict.B_ENDS_FIRST),
-    ):
-        assert compared(tmp_path, one, two).verdict is verdict
-
-
 # --- the command line --------------------------------------------------------------------------------------------
 
 
@@ -433,7 +405,7 @@ def run(capsys: Captured, *arguments: str | Path) -> tuple[int, list[str], str]:
 @pytest.fixture
 def two(tmp_path: Path) -> tuple[str, str]:
     changed = [*TEN[:6], (1, 1, ("x", "y", "z")), *TEN[7:]]
-    return write(tmp_path / "a", TEN), write(tmp_path / "b", changed, {**RUN, "seed": 8})
+    return write(tmp_path / "a", TEN), write(tmp_path / "b", changed, {**RUN, "seed": 8, "host": "b"})
 
 
 def test_diff(two: tuple[str, str], capsys: Captured) -> None:
@@ -445,6 +417,7 @@ def test_diff(two: tuple[str, str], capsys: Captured) -> None:
         "parted at epoch 1 step 1, after 6 steps in which they are equal",
         f"  {a}: 2 samples, hash {record}",
         f"  {b}: 3 samples, hash {other}",
+        f'host: not said in {a}, "b" in {b}',
         f"seed: 7 in {a}, 8 in {b}",
     ]
 
@@ -456,21 +429,28 @@ def test_diff_counts_one_sample_as_one(two: tuple[str, str], tmp_path: Path, cap
 
 
 def test_diff_of_equal_ones_and_prefixes(two: tuple[str, str], tmp_path: Path, capsys: Captured) -> None:
-    a = two[0]
+    a, nothing = two[0], write(tmp_path / "nothing", [])
     assert run(capsys, "diff", a, a) == (0, ["equal: 10 steps, to epoch 1 step 4"], "")
-    short = write(tmp_path / "short", TEN[:1])
-    line = f"equal as far as {short} goes: 1 step; {a} goes on with epoch 0 step 1"
-    assert run(capsys, "diff", a, short) == run(capsys, "diff", short, a) == (0, [line], "")
-    nothing = write(tmp_path / "nothing", [])
     assert run(capsys, "diff", nothing, nothing) == (0, ["equal: 0 steps"], "")
+    for count, words in ((0, "0 steps"), (1, "1 step")):
+        short = write(tmp_path / f"{count}", TEN[:count])
+        line = f"equal as far as {short} goes: {words}; {a} goes on with epoch 0 step {count}"
+        assert run(capsys, "diff", a, short) == run(capsys, "diff", short, a) == (0, [line], "")
 
 
-def test_diff_where_one_begins_later(two: tuple[str, str], tmp_path: Path, capsys: Captured) -> None:
+@pytest.mark.parametrize("swapped", [False, True])
+def test_diff_where_one_begins_later(swapped: bool, two: tuple[str, str], tmp_path: Path, capsys: Captured) -> None:
+    """A run that was resumed with a new file."""
     for name, ids, first in (
-        ("right", TEN[6][2], f"equal as far as {tmp_path / 'right'} goes: 1 step; {two[0]} goes on with"),
+        (
+            "right",
+            TEN[6][2],
+            f"equal as far as {tmp_path / 'right'} goes: 1 step; {two[0]} goes on with epoch 1 step 2",
+        ),
         ("wrong", ("another",), "parted at epoch 1 step 1, after 0 steps in which they are equal"),
     ):
-        code, lines, err = run(capsys, "diff", two[0], write(tmp_path / name, [(1, 1, ids)]))
+        both = [two[0], write(tmp_path / name, [(1, 1, ids)])]
+        code, lines, err = run(capsys, "diff", *(reversed(both) if swapped else both))
         assert (code, err) == (int(name == "wrong"), "") and lines[0].startswith(first)
         assert lines[-1] == "compared from epoch 1 step 1, where one of them begins"
 

@@ -174,6 +174,12 @@ def test_what_cannot_be_replaced_is_refused() -> None:
     with pytest.raises(penstock.InvalidOption, match="on_error='skip'"):
         penstock.DataLoader(numbers(), on_error="skip")  # type: ignore[arg-type]
 
+    class Endless(tud.Dataset[int]):
+        """It has no length."""
+
+    with pytest.raises(penstock.InvalidOption, match="Endless has no __len__"):
+        penstock.DataLoader(Endless(), sampler=[1, 2], on_error="replace")
+
 
 def test_a_dataset_without_a_good_sample_raises_its_error() -> None:
     with pytest.raises(ValueError, match="is bad"):
@@ -211,15 +217,6 @@ def test_single_samples_of_a_users_sampler_raise_their_own_error() -> None:
 
     with pytest.raises(ValueError, match="number 4 is bad"):
         list(penstock.DataLoader(numbers(4), batch_size=None, sampler=Backwards(), on_error=ALL))
-
-
-def test_a_dataset_without_a_length_is_refused() -> None:
-    class Endless(tud.Dataset[int]):
-        def __getitem__(self, index: int) -> int:
-            return index
-
-    with pytest.raises(penstock.InvalidOption, match="Endless has no __len__"):
-        penstock.DataLoader(Endless(), sampler=[1, 2], on_error="replace")
 
 
 # --- small datasets: one bad sample is always allowed -----------------------------------------------------------------

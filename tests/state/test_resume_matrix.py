@@ -2,28 +2,23 @@
 
 Whole: every pair of (0, 1, 2, 8 workers) and (1, 2, 3, 4, 8 ranks), each with 20 random stopping points in four epochs,
 for native plans (tensors in memory, tensors in files, images that are cropped at random) and for Python plans (in the
-caller's thread; by worker threads). At each point
+caller's thread; by worker threads). At each point the state, by way of JSON, is the same on every rank; the rest by as
+many ranks, and other workers, is bitwise that of a pass that did not stop; the rest by another number of ranks, with
+batches of another size, is each remaining sample once, bitwise. Each rank is given bitwise the same batches by any
+workers.
 
-- what came before it is bitwise what a pass of the same ranks, in the caller's thread and without a stop, gave there;
-- the state, by way of JSON, is the same on every rank;
-- the rest by as many ranks, and each of the numbers of workers in turn, is bitwise the rest of that pass;
-- the rest by each other number of ranks in turn, with another batch size, is each remaining sample once, bitwise.
+Sampled: worker processes, for every pair one stopping point, and processes for one rank of the pair, drawn at random.
+Whole, with every rank of every pair at 20 points, they take several minutes::
 
-Sampled: worker processes, for every pair one stopping point of the 20 and one rank of the pair, drawn at random. Whole,
-with every rank of every pair at all 20 points, they take several minutes::
-
-    python -m pytest -m whole_matrix tests/test_resume_matrix.py
+    python -m pytest -m whole_matrix tests/state/test_resume_matrix.py
 """
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Iterator
 from functools import cache, partial
-from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,16 +27,17 @@ from PIL import Image
 from torch.utils.data import TensorDataset
 
 import penstock
-from penstock.testing import Ranks
-from penstock.testing.bitwise import difference
+from penstock.testing import assert_each_sample_once, assert_resume_exact, assert_worker_invariant
+from penstock.testing.ranks import Make
 from tests.sample_datasets import Drawing, Made
-from tests.values import loaded
 
 WORKERS = (0, 1, 2, 8)
 RANKS = (1, 2, 3, 4, 8)
 STOPS = 20
 SIZE, BATCH, EPOCHS = 67, 2, 4
 """Eight ranks take 5 steps in an epoch, which leaves 24 places to stop at."""
+SIZES = range(1, 8)
+"""Of the batches that other ranks go on with: each pair of workers and ranks has all of them in turn."""
 
 
 def computed(index: int) -> Any:
@@ -49,98 +45,27 @@ def computed(index: int) -> Any:
     return index, torch.full((2,), index**0.5), index**0.25
 
 
-class Point(NamedTuple):
-    """Where a pass is stopped."""
-
-    number: int
-    epoch: int
-    steps: int
-
-
-class Pass(NamedTuple):
-    """What a pass gave that did not stop."""
-
-    batches: list[list[Any]]
-    """[step][rank]"""
-    samples: dict[int, bytes]
-    """The contents of each sample, by its number."""
-
-
-class Case:
-    """One plan.
-
-    Args:
-        dataset: to read; the first field of a batch, or the last where that is larger, is the numbers of its samples.
-        options: of the loader.
-    """
-
-    def __init__(self, dataset: Any, **options: Any) -> None:
-        self._dataset = dataset
-        self._options: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "seed": 7, **options}
-        self.undisturbed = cache(self._undisturbed)
-
-    def make(self, **options: Any) -> Any:
-        return penstock.DataLoader(self._dataset, **{**self._options, **options})
-
-    def _undisturbed(self, ranks: int, epoch: int) -> Pass:
-        team = Ranks(self.make, ranks, epoch=epoch)
-        batches: list[list[Any]] = []
-        samples: dict[int, bytes] = {}
-        for step in team:
-            batches.append(step)
-            samples.update(_samples(step, team.padded()))
-        assert len(samples) == SIZE
-        return Pass(batches, samples)
-
-    def points(self, workers: int, ranks: int) -> list[Point]:
-        """Return the random stopping points of a pair."""
-        places = [
-            (epoch, steps)
-            for epoch in range(EPOCHS)
-            for steps in range(len(self.undisturbed(ranks, epoch).batches) + 1)
-        ]
-        drawn = random.Random(100 * workers + ranks).sample(places, STOPS)
-        return [Point(number, *place) for number, place in enumerate(drawn)]
-
-    def gone_on_with_by_others(self, state: dict[str, Any], point: Point, ranks: int, workers: int) -> None:
-        """Check what another number of ranks gives behind a stop, with batches of another size."""
-        whole = self.undisturbed(ranks, point.epoch)
-        left = dict(whole.samples)
-        for step in whole.batches[: point.steps]:
-            for number, _ in _samples(step, [0] * ranks):
-                left.pop(number, None)  # padding, which only the last step has, repeats what came in it
-        others = [count for count in RANKS if count != ranks]
-        other = others[point.number % len(others)]
-        team = Ranks(self.make, other, workers=workers, state=state, batch_size=1 + point.number % 5)
-        came = [pair for step in team for pair in _samples(step, team.padded())]
-        told = f"{point}, gone on with {other} ranks of {workers} workers"
-        assert sorted(number for number, _ in came) == sorted(left), told
-        assert dict(came) == left, told
-
-
-def _samples(step: list[Any], padding: list[int]) -> Iterator[tuple[int, bytes]]:
-    """Yield number and contents of each sample of a step, without padding."""
-    for batch, repeated in zip(step, padding, strict=True):
-        numbers, *rest = batch if batch[0].ndim == 1 else reversed(batch)
-        for row in range(len(numbers) - repeated):
-            yield int(numbers[row]), b"".join(field[row].numpy().tobytes() for field in rest)
+def numbers(batch: Any) -> list[int]:
+    """Return the numbers of a batch's samples: its first field, or the last where the first is larger."""
+    found: list[int] = (batch[0] if batch[0].ndim == 1 else batch[-1]).tolist()
+    return found
 
 
 # --- the plans --------------------------------------------------------------------------------------------------------
 
 
-def tensors(folder: Path) -> Case:
-    return Case(TensorDataset(torch.arange(SIZE), torch.arange(3.0 * SIZE).view(SIZE, 3)))
+def tensors(folder: Path) -> Any:
+    return TensorDataset(torch.arange(SIZE), torch.arange(3.0 * SIZE).view(SIZE, 3))
 
 
-def files(folder: Path) -> Case:
+def files(folder: Path) -> Any:
     names = [f"id-{number}" for number in range(SIZE)]
     for number, name in enumerate(names):
         torch.save(torch.arange(4.0) * number, folder / f"{name}.pt")
-    return Case(penstock.TensorFolder(folder, names, {name: number for number, name in enumerate(names)}))
+    return penstock.TensorFolder(folder, names, {name: number for number, name in enumerate(names)})
 
 
-def images(folder: Path) -> Case:
+def images(folder: Path) -> Any:
     v2 = pytest.importorskip("torchvision.transforms.v2", reason="torchvision is not installed")
     draw = np.random.default_rng(1)
     for number in range(SIZE):
@@ -149,26 +74,31 @@ def images(folder: Path) -> Case:
         Image.fromarray(pixels).save(folder / f"{number:03}" / "image.jpg")
     crop = v2.RandomResizedCrop(6, antialias=True)
     recipe = v2.Compose([v2.ToImage(), crop, v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True)])
-    return Case(penstock.ImageFolder(folder, recipe))
+    return penstock.ImageFolder(folder, recipe)
 
 
-def python(folder: Path) -> Case:
-    return Case(Drawing(SIZE))
+def python(folder: Path) -> Any:
+    return Drawing(SIZE)
 
 
-def threads(folder: Path) -> Case:
-    return Case(Made(computed, SIZE), worker_method="thread")
+def threads(folder: Path) -> Any:
+    return Made(computed, SIZE)
 
 
 PLANS = {make.__name__: make for make in (tensors, files, images, python, threads)}
-NATIVE = ("tensors", "files", "images")
-#: Plan and workers of the cases that are whole; with workers the plan `python` is one of processes.
-WHOLE = [(plan, workers) for plan in PLANS for workers in WORKERS if plan != "python" or not workers]
 
 
 @pytest.fixture(scope="module")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return cache(lambda plan: PLANS[plan](tmp_path_factory.mktemp(plan)))
+def makes(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return what makes the loaders of a plan."""
+
+    def make(plan: str) -> Make:
+        dataset = PLANS[plan](tmp_path_factory.mktemp(plan))
+        method = {"worker_method": "thread"} if plan == "threads" else {}
+        own: Any = {"batch_size": BATCH, "shuffle": True, "seed": 7, **method}
+        return lambda kind=penstock.DataLoader, **options: kind(dataset, **{**own, **options})
+
+    return cache(make)
 
 
 @pytest.fixture(autouse=True)
@@ -181,42 +111,42 @@ def _no_look_for_draws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("plan", list(PLANS))
-def test_the_plan_is_what_it_is_named(plan: str, cases: Any) -> None:
-    made = cases(plan).make(num_workers=2)
+def test_the_plan_is_what_it_is_named(plan: str, makes: Any) -> None:
+    made = makes(plan)(num_workers=2)
     next(iter(made))
     said = {"python": "2 worker processes", "threads": "in 2 threads of this process"}.get(plan, "2 native threads")
     assert said in made.explain()
 
 
+def of_rank(make: Make, rank: int, ranks: int) -> Make:
+    """Return what makes the loaders of one rank."""
+    return lambda num_workers, shard: make(num_workers=num_workers, shard=(rank, ranks))
+
+
 @pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize(("plan", "workers"), WHOLE)
-def test_whole(plan: str, workers: int, ranks: int, cases: Any) -> None:
-    case: Case = cases(plan)
-    for point in case.points(workers, ranks):
-        whole = case.undisturbed(ranks, point.epoch).batches
-        team = Ranks(case.make, ranks, workers=workers, epoch=point.epoch)
-        assert difference(list(islice(team, point.steps)), whole[: point.steps]) is None, point
-        state = team.state_dict()
-        after = (0,) if plan == "python" else WORKERS
-        count = after[point.number % len(after)]
-        again = Ranks(case.make, ranks, workers=count, state=state)
-        assert difference(list(again), whole[point.steps :]) is None, f"{point}, gone on with {count} workers"
-        case.gone_on_with_by_others(state, point, ranks, after[point.number // 4 % len(after)])
+@pytest.mark.parametrize("plan", list(PLANS))
+def test_a_pass_is_the_same_for_any_workers(plan: str, ranks: int, makes: Any) -> None:
+    make: Make = makes(plan)
+    assert_each_sample_once(make, ranks=(ranks,), workers=(0,), epochs=EPOCHS, key=numbers)
+    for rank in range(ranks if plan != "python" else 0):
+        assert_worker_invariant(of_rank(make, rank, ranks), WORKERS, epochs=EPOCHS)
 
 
-def stopped_processes(case: Case, workers: int, ranks: int, rank: int, point: Point) -> dict[str, Any]:
-    """Check one rank with worker processes around a stop, and return the state that it had there."""
-    mine = [step[rank] for step in case.undisturbed(ranks, point.epoch).batches]
-    make = partial(case.make, shard=(rank, ranks), num_workers=workers)
-    begun = make()
-    begun.set_epoch(point.epoch)
-    batches = iter(begun)
-    assert difference(list(islice(batches, point.steps)), mine[: point.steps]) is None, (rank, point)
-    state: dict[str, Any] = json.loads(json.dumps(begun.state_dict()))
-    del batches
-    again = loaded(make(), state)
-    assert difference(list(again), mine[point.steps :]) is None, (rank, point)
-    return state
+@pytest.mark.parametrize("part", range(5))
+@pytest.mark.parametrize("plan", list(PLANS))
+def test_whole(plan: str, part: int, makes: Any) -> None:
+    workers = WORKERS if plan != "python" else (0,)  # whose workers are processes
+    stops = STOPS * len(RANKS) * len(workers) // 5
+    assert_resume_exact(
+        makes(plan), stops=stops, workers=workers, ranks=RANKS, batch_sizes=SIZES, epochs=EPOCHS, seed=part
+    )
+
+
+class WithoutBase(penstock.DataLoader[Any]):
+    """Its state leaves out the base seed of worker processes, which ranks without any do not have."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "drawn": {}}
 
 
 PROCESSES = [(workers, ranks) for workers in WORKERS if workers for ranks in RANKS]
@@ -224,12 +154,25 @@ PROCESSES = [(workers, ranks) for workers in WORKERS if workers for ranks in RAN
 
 @pytest.mark.parametrize(("workers", "ranks"), PROCESSES)
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_processes_sampled(workers: int, ranks: int, cases: Any) -> None:
-    case: Case = cases("python")
-    draw = random.Random(workers * 100 + ranks)
-    point, rank = draw.choice(case.points(workers, ranks)), draw.randrange(ranks)
-    state = stopped_processes(case, workers, ranks, rank, point)
-    case.gone_on_with_by_others(state, point, ranks, 0)
+def test_processes_sampled(workers: int, ranks: int, makes: Any) -> None:
+    make, draw = makes("python"), random.Random(workers * 100 + ranks)
+    rank, other = draw.randrange(ranks), draw.choice([count for count in RANKS if count != ranks])
+
+    def one_with_workers(num_workers: int, shard: tuple[int, int] | None, **options: Any) -> Any:
+        mine = (shard or (0, 1))[0] == rank
+        return make(kind=WithoutBase, num_workers=num_workers if mine else 0, shard=shard, **options)
+
+    assert_worker_invariant(of_rank(make, rank, ranks), (0, workers))
+    size = draw.choice(SIZES)
+    assert_resume_exact(
+        one_with_workers,
+        stops=1,
+        workers=(workers,),
+        ranks=(ranks, other),
+        batch_sizes=(size,),
+        epochs=EPOCHS,
+        seed=ranks,
+    )
 
 
 @pytest.mark.slow
@@ -237,9 +180,8 @@ def test_processes_sampled(workers: int, ranks: int, cases: Any) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("workers", "ranks"), PROCESSES)
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_processes_whole(workers: int, ranks: int, cases: Any) -> None:
-    case: Case = cases("python")
-    for point in case.points(workers, ranks):
-        states = [stopped_processes(case, workers, ranks, rank, point) for rank in range(ranks)]
-        assert all(state == states[0] for state in states), point
-        case.gone_on_with_by_others(states[0], point, ranks, 0)
+def test_processes_whole(workers: int, ranks: int, makes: Any) -> None:
+    others = [count for count in RANKS if count != ranks]
+    resume = partial(assert_resume_exact, makes("python"), workers=(workers,), batch_sizes=SIZES, epochs=EPOCHS)
+    for number in range(STOPS):
+        resume(stops=1, ranks=(ranks, others[number % len(others)]), seed=number)

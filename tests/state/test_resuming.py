@@ -11,13 +11,19 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    SequentialSampler,
+    TensorDataset,
+)
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import DistributedSampler, IterableDataset, Sampler, TensorDataset
 
 import penstock
-from penstock.order.leftover import step_of, without
 from penstock.state.ledger import Verdict, compare, read
-from tests.sample_datasets import Made
+from tests.sample_datasets import Made, rows
 from tests.values import flat, listed, loaded, resumed, stopped, stored
 
 SIZE = 24
@@ -40,15 +46,16 @@ class Gated(Made):
 NUMBERS: Any = range(SIZE)
 
 
-# Threads may work one at a time, and would wait for the gate.
-HOW = pytest.mark.parametrize("method", ["process"])
 ORDERS = pytest.mark.parametrize(
     "order", [{}, {"shuffle": True}, {"seed": 7, "shuffle": True}, {"sampler": list(range(SIZE))[::-1]}], ids=str
 )
 
 
-def begun_out_of_order(method: Any, count: int = 4, **options: Any) -> tuple[Any, list[int], dict[str, Any], Any]:
-    """Return a loader whose first batch is missing, what it gave, its state then, and the pass."""
+def begun_out_of_order(**options: Any) -> tuple[Any, list[int], dict[str, Any], Any]:
+    """Return a loader whose first batch is missing, what it gave, its state then, and the pass.
+
+    Threads may work one at a time, and would wait for the gate.
+    """
     torch.manual_seed(5)
     order: list[int] = []
     plain = {name: value for name, value in options.items() if name in ("seed", "shuffle", "sampler")}
@@ -56,28 +63,25 @@ def begun_out_of_order(method: Any, count: int = 4, **options: Any) -> tuple[Any
         order = flat(penstock.DataLoader(NUMBERS, batch_size=2, num_workers=0, **plain))
     dataset = Gated(set(order[:2]))
     loader: Any = penstock.DataLoader(
-        dataset, 2, num_workers=2, worker_method=method, in_order=False, prefetch_factor=4, timeout=100, **options
+        dataset, 2, num_workers=2, worker_method="process", in_order=False, prefetch_factor=4, timeout=100, **options
     )
     if not order:  # the shuffle that was drawn
         dataset.gate.set()
-    got, state, batches = stopped(loader, count)
+    got, state, batches = stopped(loader, 4)
     return loader, flat(got), state, batches
 
 
-@HOW
 @ORDERS
-def test_batches_that_came_out_of_order_come_once(method: str, order: dict[str, Any]) -> None:
-    loader, got, state, batches = begun_out_of_order(method, **order)
+def test_batches_that_came_out_of_order_come_once(order: dict[str, Any]) -> None:
+    loader, got, state, batches = begun_out_of_order(**order)
     if "shuffle" not in order or "seed" in order:
         assert state["position"] == 0, "the first batch is missing"
         assert state["dataset"][0]["ahead"], "and others are not"
     loader.dataset.gate.set()
     assert sorted(got + flat(batches)) == list(range(SIZE)), "the pass itself"
     for workers, in_order in ((2, False), (0, True)):
-        again: Any = penstock.DataLoader(
-            NUMBERS, 2, num_workers=workers, worker_method="thread", in_order=in_order, **order
-        )
-        again.load_state_dict(state)
+        options = {"num_workers": workers, "worker_method": "thread", "in_order": in_order, **order}
+        again = loaded(penstock.DataLoader(NUMBERS, 2, **options), state)
         rest = flat(again)
         assert sorted(got + rest) == list(range(SIZE)), (workers, in_order)
         assert sorted(flat(again)) == list(range(SIZE)), "the next epoch is whole"
@@ -86,17 +90,15 @@ def test_batches_that_came_out_of_order_come_once(method: str, order: dict[str, 
             loaded(penstock.DataLoader(NUMBERS, size, **order), state)
 
 
-@HOW
-def test_the_missing_batches_come_first_and_in_order(method: str) -> None:
-    loader, got, state, _ = begun_out_of_order(method)
+def test_the_missing_batches_come_first_and_in_order() -> None:
+    loader, got, state, _ = begun_out_of_order()
     again = loaded(penstock.DataLoader(NUMBERS, 2, num_workers=0), state)
     assert flat(again) == [number for number in range(SIZE) if number not in got]
     loader.dataset.gate.set()
 
 
-@HOW
-def test_stopping_again_before_the_gap_is_closed(method: str) -> None:
-    loader, got, state, _ = begun_out_of_order(method, seed=3)
+def test_stopping_again_before_the_gap_is_closed() -> None:
+    loader, got, state, _ = begun_out_of_order(seed=3)
     loader.dataset.gate.set()
     for _ in range(3):
         again = loaded(penstock.DataLoader(NUMBERS, 2, num_workers=0, seed=3), state)
@@ -107,8 +109,7 @@ def test_stopping_again_before_the_gap_is_closed(method: str) -> None:
 
 
 def test_a_gap_of_one_rank_is_that_ranks_own() -> None:
-    state: dict[str, Any] = {}
-    loader, got, state, _ = begun_out_of_order("process", seed=7, shuffle=True, shard=(0, 1))
+    loader, got, state, _ = begun_out_of_order(seed=7, shuffle=True, shard=(0, 1))
     loader.dataset.gate.set()
     assert sorted(got + flat(loaded(penstock.DataLoader(NUMBERS, 2, seed=7, shuffle=True), state))) == list(range(SIZE))
     with pytest.raises(penstock.InvalidOption, match="goes on there only, not on rank 0 of 2"):
@@ -117,7 +118,6 @@ def test_a_gap_of_one_rank_is_that_ranks_own() -> None:
         NUMBERS, 2, num_workers=2, worker_method="thread", in_order=False, seed=7, shard=(0, 2)
     )
     first, state, _ = stopped(mine, 1)
-    others: dict[str, Any]
     for others in ({"shard": (1, 2)}, {"shard": (0, 3)}, {"batch_size": 3}):
         options: dict[str, Any] = {"batch_size": 2, "seed": 7, "shard": (0, 2), **others}
         with pytest.raises(penstock.InvalidOption, match=r"rank 0 of 2 with in_order=False.*goes on there only"):
@@ -129,7 +129,7 @@ def test_a_gap_of_one_rank_is_that_ranks_own() -> None:
 def test_the_ledger_writes_what_was_handed_out(tmp_path: Path) -> None:
     ledgers = [str(tmp_path / name) for name in ("in order", "out of order", "went on")]
     assert flat(penstock.DataLoader(NUMBERS, 2, seed=1, num_workers=0, ledger=ledgers[0])) == list(range(SIZE))
-    loader, got, state, batches = begun_out_of_order("process", seed=1, ledger=ledgers[1])
+    loader, got, state, batches = begun_out_of_order(seed=1, ledger=ledgers[1])
     loader.dataset.gate.set()
     came = got + flat(batches)
     told = compare(read(ledgers[0]), read(ledgers[1]))
@@ -146,13 +146,6 @@ def test_in_order_native_passes_keep_their_small_states() -> None:
     loader: Any = penstock.DataLoader(TensorDataset(torch.arange(SIZE)), 2, in_order=False, num_workers=2)
     _, state, _ = stopped(loader, 1)
     assert (state["position"], state["format"]) == (2, 1)
-
-
-@pytest.mark.parametrize("early", [[], [1], [2, 3], [1, 4, 5, 9]])
-def test_steps_that_are_left(early: list[int]) -> None:
-    left = [step for step in range(10) if step not in early]
-    assert list(without(early, iter(range(10)))) == left
-    assert [step_of(early, number) for number in range(len(left))] == left
 
 
 # --- datasets and samplers that say where they are --------------------------------------------------------------------
@@ -238,20 +231,15 @@ def test_an_iterator_goes_on_in_its_thread(made: Any) -> None:
     assert again == rest
 
 
-@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2, "persistent_workers": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"num_workers": 0}, {"num_workers": 2, "persistent_workers": True}, {"num_workers": 2}], ids=str
+)
 def test_what_a_dataset_says_at_the_end_of_an_epoch_is_kept(options: dict[str, Any]) -> None:
-    begun: Any = penstock.DataLoader(Counting(), 3, **options)
-    listed(begun)
-    state = stored(begun.state_dict())
-    again = loaded(penstock.DataLoader(Counting(), 3, **options), state)
-    assert listed(again) == listed(begun)
-
-
-def test_workers_that_end_with_their_pass_begin_anew() -> None:
-    begun: Any = penstock.DataLoader(Counting(), 3, num_workers=2)
+    begun, again = (penstock.DataLoader(Counting(), 3, **options) for _ in range(2))
     first = listed(begun)
-    again = loaded(penstock.DataLoader(Counting(), 3, num_workers=2), stored(begun.state_dict()))
-    assert listed(again) == listed(begun) == first
+    loaded(again, stored(begun.state_dict()))
+    assert listed(again) == (second := listed(begun))
+    assert (second == first) == (options == {"num_workers": 2}), "workers that end with their pass begin anew"
 
 
 def test_states_of_other_numbers_of_workers() -> None:
@@ -267,18 +255,13 @@ def test_states_of_other_numbers_of_workers() -> None:
         threads.state_dict()
 
 
-class Own(Sampler[int]):
-    """A sampler with a state, of one kind or the other."""
+class Stated(Sampler[int]):
+    """A sampler with a state: each epoch is another order."""
 
-    def __init__(self, *, iterates: bool) -> None:
-        self.iterates = iterates
-        self.epoch = self.at = 0
-        self.resume = 0
+    def __init__(self) -> None:
+        self.epoch = self.at = self.resume = 0
 
     def __iter__(self) -> Iterator[int]:
-        return OwnIterator(self) if self.iterates else self._all()
-
-    def _all(self) -> Iterator[int]:
         self.at, self.resume = self.resume, 0
         while self.at < SIZE - 1:
             self.at += 1
@@ -289,42 +272,31 @@ class Own(Sampler[int]):
     def __len__(self) -> int:
         return SIZE - 1
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "state_dict" and not self.iterates:
-            return lambda: {"at": self.at, "epoch": self.epoch}
-        if name == "load_state_dict" and not self.iterates:
-            return self._load
-        raise AttributeError(name)
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "epoch": self.epoch}
 
-    def _load(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.resume, self.epoch = state["at"], state["epoch"]
 
 
-class OwnIterator(Iterator[int]):
-    def __init__(self, sampler: Own) -> None:
-        self.at = sampler.at
+class Iterating(Sampler[int]):
+    """A sampler whose iterators have a state."""
 
-    def __next__(self) -> int:
-        if self.at >= SIZE - 1:
-            raise StopIteration
-        self.at += 1
-        return (self.at * 5) % SIZE
+    def __iter__(self) -> Iterator[int]:
+        return iter(Rewinding())
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["at"]
+    def __len__(self) -> int:
+        return SIZE
 
 
-@pytest.mark.parametrize("iterates", [False, True], ids=["sampler", "iterator"])
+@pytest.mark.parametrize("kind", [Stated, Iterating])
 @pytest.mark.parametrize("size", [1, 4, 5, None])
 @pytest.mark.parametrize(
     "own", [{"num_workers": 0}, {"num_workers": 2, "worker_method": "thread"}], ids=["0", "thread"]
 )
-def test_a_sampler_goes_on_where_it_says(own: dict[str, Any], size: int | None, iterates: bool) -> None:
+def test_a_sampler_goes_on_where_it_says(own: dict[str, Any], size: int | None, kind: Any) -> None:
     def make(batch_size: int | None = size) -> Any:
-        return penstock.DataLoader(NUMBERS, batch_size, sampler=Own(iterates=iterates), **own)
+        return penstock.DataLoader(NUMBERS, batch_size, sampler=kind(), **own)
 
     begun = make()
     epochs = [flat(begun) for _ in range(2)]
@@ -339,6 +311,13 @@ def test_a_sampler_goes_on_where_it_says(own: dict[str, Any], size: int | None, 
     flat(begun)
     again = loaded(make(), stored(begun.state_dict()))
     assert flat(again) == epochs[1], "from the end of an epoch"
+
+
+def test_a_samplers_state_needs_a_sampler_that_takes_it() -> None:
+    _, state, _ = stopped(penstock.DataLoader(NUMBERS, 4, sampler=Stated()), 1)
+    plain: Any = loaded(penstock.DataLoader(NUMBERS, 4, sampler=list(range(SIZE))), state)
+    with pytest.raises(penstock.InvalidOption, match="list has no load_state_dict"):
+        flat(plain)
 
 
 @pytest.mark.parametrize("before", [1, 2, None])
@@ -358,6 +337,49 @@ def test_without_batches_the_shuffle_that_was_drawn_goes_on() -> None:
     ours = flat(penstock.DataLoader(NUMBERS, None, shuffle=True))
     torch.manual_seed(3)
     assert ours == flat(TorchDataLoader(NUMBERS, None, shuffle=True))
+
+
+class Anew:
+    """Gives batches, itself the iterator, and remembers what it gave since iter(), as Lightning's in prediction."""
+
+    def __init__(self) -> None:
+        self.batches = BatchSampler(SequentialSampler(range(13)), 4, False)
+        self.given: list[Any] = []
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.given, self.left = [], iter(self.batches)
+        return self
+
+    def __next__(self) -> list[int]:
+        self.given.append(next(self.left))
+        return self.given[-1]
+
+
+class StatedAnew(Anew):
+    """The same with a state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"given": len(self.given)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.skip = state["given"]
+
+
+@pytest.mark.parametrize("kind", [Anew, StatedAnew])
+@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 0}, {"worker_method": "thread", "num_workers": 1}], ids=str)
+@pytest.mark.parametrize("dataset", [Made(torch.tensor, 13), rows(13)], ids=["python", "native"])
+def test_each_batch_comes_once(dataset: Any, options: dict[str, Any], seed: Any, kind: type[Anew]) -> None:
+    sampler = kind()
+    loader: Any = penstock.DataLoader(dataset, batch_sampler=sampler, seed=seed, **options)
+    wanted = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12]]
+    for _ in range(2):
+        got = [(batch[0] if isinstance(batch, list) else batch).tolist() for batch in loader]
+        assert got == wanted
+        assert sampler.given == wanted  # as Lightning asks which samples its predictions are of
 
 
 def test_a_distributed_sampler_of_other_ranks_is_refused() -> None:
@@ -400,15 +422,12 @@ def test_a_loader_that_was_copied_goes_on_too() -> None:
     assert listed(begun)[0] == [[3, 4, 5], [3, 4, 5]], "loaded twice, and told when the pass begins"
 
 
-@pytest.mark.parametrize("value", [1, 0, 15, None])
-def test_torchdatas_argument_is_taken(value: Any) -> None:
-    assert penstock.DataLoader(NUMBERS, snapshot_every_n_steps=value).snapshot_every_n_steps == value
-
-
-@pytest.mark.parametrize("value", [-1, 1.5, "2", True])
-def test_torchdatas_argument_is_checked(value: Any) -> None:
-    with pytest.raises(penstock.InvalidOption, match=r"snapshot_every_n_steps=.*number of steps"):
-        penstock.DataLoader(NUMBERS, snapshot_every_n_steps=value)
+def test_torchdatas_argument_is_taken_and_checked() -> None:
+    for value in (1, 0, 15, None):
+        assert penstock.DataLoader(NUMBERS, snapshot_every_n_steps=value).snapshot_every_n_steps == value
+    for wrong in (-1, 1.5, "2", True):
+        with pytest.raises(penstock.InvalidOption, match=r"snapshot_every_n_steps=.*number of steps"):
+            penstock.DataLoader(NUMBERS, snapshot_every_n_steps=wrong)  # type: ignore[arg-type]
 
 
 def test_a_batch_that_was_waited_for_twice_counts_once() -> None:

@@ -19,8 +19,8 @@ from penstock.cli import main
 from penstock.order.schedule import Schedule, Share, share_of
 from tests.executors_under_test import Executor, executors
 from tests.same import assert_same
-from tests.sample_datasets import Drawing, Stream
-from tests.values import flat, listed, loaded, resumed, stopped, stored
+from tests.sample_datasets import Drawing, Made, Stream
+from tests.values import flat, listed, loaded, resumed, stopped, stored, taken
 
 SIZE = 101
 NATIVE = TensorDataset(torch.arange(SIZE), torch.arange(float(SIZE)).view(SIZE, 1).expand(SIZE, 3).contiguous())
@@ -150,17 +150,16 @@ def test_a_state_at_the_end_of_an_epoch() -> None:
 def test_a_samplers_batches_are_skipped_without_being_read() -> None:
     read: list[int] = []
 
-    class Watched(Drawing):
-        def __getitem__(self, index: int) -> Any:
-            read.append(index)
-            return index
+    def noted(index: int) -> int:
+        read.append(index)
+        return index
 
+    watched: Any = Made(noted, SIZE)
     order = list(range(0, SIZE, 3))
-    begun, again = (penstock.DataLoader(Watched(SIZE), 4, sampler=order) for _ in range(2))
+    begun, again = (penstock.DataLoader(watched, 4, sampler=order) for _ in range(2))
     resumed(begun, again, 3)
     read.clear()
-    assert [number for batch in again for number in batch.tolist()] == order[12:]
-    assert read == order[12:]
+    assert flat(again) == read == order[12:]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +195,6 @@ def test_a_state_of_another_seed_or_order(before: Any, after: Any, words: str) -
 
 def test_a_state_behind_the_end() -> None:
     state = loader().state_dict()
-    loaded(loader(), {**state, "position": SIZE})
     with pytest.raises(penstock.InvalidOption, match="position 102 of an epoch of 101 samples"):
         loaded(loader(), {**state, "position": SIZE + 1})
 
@@ -210,12 +208,6 @@ def test_torchs_own_pass_is_counted_and_cut(method: Any) -> None:
     assert_same(list(loaded(penstock.DataLoader(numbers, 4, **options), state)), list(batches))
     ranks: list[Any] = [penstock.DataLoader(numbers, 4, shard=(rank, 2), **options) for rank in (0, 1)]
     assert [next(iter(rank)).tolist() for rank in ranks] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-
-
-def test_a_copy_of_the_loader_goes_on() -> None:
-    begun = loader()
-    _, state, batches = stopped(begun, 5)
-    assert_same(list(loaded(pickle.loads(pickle.dumps(begun)), state)), list(batches))
 
 
 class Keeper(IterableDataset[Any]):
@@ -285,7 +277,7 @@ def test_states_of_streams_that_are_none() -> None:
     _, state, _ = stopped(begun, 1)
     for wrong in (5, {}, {"states": [None]}, {"states": [None], "next": 1}, {"states": 3, "next": 0}):
         with pytest.raises(penstock.InvalidOption, match="'dataset' is not what"):
-            begun.load_state_dict({**state, "dataset": wrong})
+            begun.load_state_dict({**state, "dataset": (wrong,)})
 
 
 class Halting(Keeper):
@@ -306,26 +298,22 @@ class Halting(Keeper):
 @pytest.mark.parametrize("feed", [None, penstock.Feed("cpu")], ids=["host", "fed"])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_stream_goes_on_behind_its_error(workers: int, feed: Any) -> None:
-    begun: Any = penstock.DataLoader(Halting(), None, num_workers=workers, device=feed)
-    batches = iter(begun)
-    assert [int(next(batches)) for _ in range(4)] == [1, 2, 3, 4]
+    begun, again = (penstock.DataLoader(Halting(), None, num_workers=workers, device=feed) for _ in range(2))
+    batches: Any = iter(begun)
+    assert flat(taken(batches, 4)) == [1, 2, 3, 4]
     with pytest.raises(ValueError, match="the fifth"):
         next(batches)
-    assert [int(next(batches)) for _ in range(3)] == [6, 7, 8]
-    state = stored(begun.state_dict())
-    again = loaded(penstock.DataLoader(Halting(), None, num_workers=workers, device=feed), state)
-    assert [int(one) for one in again] == [9, 10, 11, 12]
+    assert flat(taken(batches, 3)) == [6, 7, 8]
+    assert flat(loaded(again, stored(begun.state_dict()))) == [9, 10, 11, 12]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_other_iterable_datasets_are_gone_through_again(workers: int) -> None:
-    begun: Any = penstock.DataLoader(unshared(), 3, num_workers=workers)
+    begun, again = (penstock.DataLoader(unshared(), 3, num_workers=workers) for _ in range(2))
     _, state, batches = stopped(begun, 3)
     assert not any(state["dataset"][0]["states"]), "nobody says where it is"
     rest = listed(batches)
-    again: Any = penstock.DataLoader(unshared(), 3, num_workers=workers)
-    name = type(begun.dataset).__name__
-    with pytest.warns(UserWarning, match=f"{name} has no state_dict.* 3 batches will be read and dropped"):
+    with pytest.warns(UserWarning, match="Stream has no state_dict.* 3 batches will be read and dropped"):
         again.load_state_dict(state)
     assert listed(again) == rest
 
@@ -334,34 +322,31 @@ def test_other_iterable_datasets_are_gone_through_again(workers: int) -> None:
 
 
 def test_the_ledger_says_where_two_runs_parted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def run(name: str, stop: int | None = None, **options: Any) -> Any:
-        made = loader(ledger=tmp_path / name, **options)
-        batches = iter(made)
-        for number, _ in enumerate(batches, 1):
-            if number == stop:
-                break
-        return made
+    def made(name: str, **options: Any) -> Any:
+        return loader(ledger=tmp_path / name, **options)
 
-    for workers in (0, 2):
-        list(run(f"whole-{workers}", num_workers=workers))
-    assert main(["ledger", "diff", str(tmp_path / "whole-0"), str(tmp_path / "whole-2")]) == 0
-    state = run("killed", 5).state_dict()
-    again = loaded(loader(ledger=tmp_path / "killed"), stored(state))
-    list(again)
-    list(again)
-    assert main(["ledger", "diff", str(tmp_path / "whole-0"), str(tmp_path / "killed")]) == 0
-    run("other seed", seed=8)
+    def diff(name: str) -> int:
+        return main(["ledger", "diff", str(tmp_path / "whole"), str(tmp_path / name)])
+
+    for one in (made("whole", num_workers=0), made("workers", num_workers=2)):
+        list(one), list(one)
+    assert diff("workers") == 0
+    _, again = resumed(made("killed"), made("killed"), 5)
+    list(again), list(again)
+    assert diff("killed") == 0
+    list(made("other seed", seed=8))
     capsys.readouterr()
-    assert main(["ledger", "diff", str(tmp_path / "whole-0"), str(tmp_path / "other seed")]) == 1
+    assert diff("other seed") == 1
     assert "epoch 0 step 0" in capsys.readouterr().out
 
 
 def test_a_ledger_a_rank(tmp_path: Path) -> None:
+    each = str(tmp_path / "run-{rank}")
     for rank in range(2):
-        list(loader(shard=(rank, 2), ledger=str(tmp_path / "run-{rank}")))
+        list(loader(shard=(rank, 2), ledger=each))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run-0", "run-1"]
     with pytest.raises(penstock.InvalidOption, match="of another run"):
-        list(loader(shard=(0, 2), seed=9, ledger=str(tmp_path / "run-{rank}")))
+        list(loader(shard=(0, 2), seed=9, ledger=each))
     with pytest.raises(penstock.InvalidOption, match="ledger= needs"):
         iter(penstock.DataLoader(NATIVE, 4, sampler=[1, 2], ledger=tmp_path / "x"))
     with pytest.raises(penstock.InvalidOption, match=r"^ledger='.*': it is a folder: name a file in it") as caught:
@@ -372,11 +357,9 @@ def test_a_ledger_a_rank(tmp_path: Path) -> None:
 
 
 def test_every_rank_goes_on_with_the_state_of_one_and_its_own_ledger(tmp_path: Path) -> None:
-    def run(name: str, steps: int, state: Any = None) -> Any:
-        states = []
-        for rank in range(2):
-            one = loader(shard=(rank, 2), ledger=str(tmp_path / f"{name}-{{rank}}"))
-            states.append(stopped(one if state is None else loaded(one, state), steps)[1])
+    def run(name: str, steps: int, *state: Any) -> Any:
+        ranks = [loader(shard=(rank, 2), ledger=str(tmp_path / f"{name}-{{rank}}")) for rank in range(2)]
+        states = [stopped(loaded(one, *state) if state else one, steps)[1] for one in ranks]
         return states[0]
 
     run("whole", 9)
@@ -408,13 +391,10 @@ def test_keyed_draws_do_not_depend_on_ranks_or_stops(make: Any) -> None:
     epochs = [list(plain) for _ in range(2)]
     assert len(plain) == len(epochs[0]) == {drawn: 15, mixed: 20}[make]
     whole = flat(epochs[1])
-    ranks = [make(shard=(rank, 2)) for rank in range(2)]
-    for rank in ranks:
-        rank.set_epoch(1)
-    found = flat(chain(*zip(*ranks, strict=True)))
-    assert found[: len(whole)] == whole
-    begun = make()
-    begun.set_epoch(1)
+    begun, *ranks = make(), make(shard=(0, 2)), make(shard=(1, 2))
+    for one in (begun, *ranks):
+        one.set_epoch(1)
+    assert flat(chain(*zip(*ranks, strict=True)))[: len(whole)] == whole
     _, again = resumed(begun, make(num_workers=1), 6)
     assert_same(list(again), epochs[1][6:])
     assert_same(again.batch_at(1, 3), epochs[1][3])
@@ -440,23 +420,15 @@ def test_without_a_seed_weights_follow_torchs_generator() -> None:
 # --- epochs and replay ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:seed= does not reach what the dataset draws")
-@WAYS
-def test_set_epoch(executor: Executor) -> None:
-    dataset, options = dataset_of(executor), executor.options
-    plain = loader(dataset, **options)
-    epochs = [[batch[0] for batch in plain] for _ in range(3)]
-    other = loader(dataset, **options)
-    for epoch in (2, 0, 1):
-        other.set_epoch(epoch)
-        assert_same([batch[0] for batch in other], epochs[epoch])
-        other.sampler.set_epoch(2)  # where Lightning looks for it
-        assert_same([batch[0] for batch in other], epochs[2])
-        copied = pickle.loads(pickle.dumps(other))
-        copied.batch_sampler.sampler.set_epoch(1)
-        assert_same([batch[0] for batch in copied], epochs[1])
+def test_the_sampler_of_a_copy_sets_the_epoch_of_the_copy() -> None:
+    plain = loader()
+    epochs = [flat(plain) for _ in range(2)]
+    copied = pickle.loads(pickle.dumps(plain))
+    copied.batch_sampler.sampler.set_epoch(1)
+    plain.set_epoch(0)
+    assert [flat(copied), flat(plain)] == epochs[::-1]
     with pytest.raises(penstock.InvalidOption, match="epoch=-1"):
-        other.set_epoch(-1)
+        plain.set_epoch(-1)
 
 
 @pytest.mark.parametrize("dataset", [NATIVE, Drawing(SIZE)], ids=["native", "python"])
@@ -469,14 +441,12 @@ def test_any_batch_can_be_made_again(dataset: Any) -> None:
         assert other.ids(epoch, step) == [str(number) for number in epochs[epoch][step][0].tolist()]
     with pytest.raises(IndexError, match=r"^there is no step 26: the pass has 26 steps, counted from 0$"):
         other.batch_at(0, 26)
-    ranks = loader(dataset, shard=(0, 3))
-    third = loader(dataset, shard=(2, 3))
+    ranks, third = (loader(dataset, shard=(rank, 3)) for rank in (0, 2))
     third.set_epoch(1)
     assert_same(ranks.batch_at(1, 2, rank=2), list(third)[2])
-    with pytest.raises(penstock.InvalidOption, match="there are 3 ranks"):
-        ranks.batch_at(0, 0, rank=3)
-    with pytest.raises(penstock.InvalidOption, match="epoch=-1 is out of range"):
-        ranks.batch_at(-1, 0)
+    for wrong, words in (((0, 0, 3), "there are 3 ranks"), ((-1, 0), "epoch=-1 is out of range")):
+        with pytest.raises(penstock.InvalidOption, match=words):
+            ranks.batch_at(*wrong)
     with pytest.raises(TypeError, match="epoch must be an integer"):
         ranks.ids("1", 0)
     with pytest.raises(penstock.InvalidOption, match="with seed="):

@@ -17,7 +17,7 @@ from tests.storage.remote import SAMPLES, objects_of
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.storage.folder_tier._LEFT", 0.0)
+    monkeypatch.setattr("penstock.storage.tiers._LEFT", 0.0)
 
 
 @pytest.fixture

@@ -67,10 +67,10 @@ def assert_all_but_a_damaged_shard(over: Any, name: str) -> None:
 
 def bounded(cache: Any, limit: int) -> Any:
     """Return the cache's own method that makes space, with a look at what the folder takes afterwards."""
-    reserve = cache.reserve
+    begin = cache.begin
 
-    def looked(*arguments: Any, **options: Any) -> bool:
-        found: bool = reserve(*arguments, **options)
+    def looked(*arguments: Any, **options: Any) -> Any:
+        found = begin(*arguments, **options)
         assert cache.held_bytes() <= limit
         return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import multiprocessing
 import os
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 
 import penstock._native as _native
-import penstock.storage.download as download
+import penstock.storage.remote_shards as download
 from penstock.errors import (
     AccessRefused,
     ChangedObject,
@@ -29,10 +28,10 @@ from penstock.errors import (
     StoreUnreachable,
     UnsafeCache,
 )
-from penstock.storage.cache_folder import CachedShard, CacheFolder
+from penstock.storage.cache_folder import CachedShard, CacheFolder, NoRoom
 from penstock.storage.description import Shard
 from penstock.storage.index import MEMBER
-from penstock.storage.objects import ObjectStore, is_url, run_alone
+from penstock.storage.objects import ObjectStore, is_url
 from penstock.storage.remote_shards import RemoteShards
 from penstock.storage.stage import ShardStage
 from tests.forking import assert_in_child
@@ -67,9 +66,7 @@ def remote(server: ObjectServer, folder: Path, limit: int = 1 << 30) -> RemoteSh
 
 
 def fetch(shards: RemoteShards, number: int) -> bytes:
-    held = run_alone(shards.download(number, asyncio.Semaphore(4), lambda: True))
-    assert held is not None
-    with contextlib.closing(held):
+    with contextlib.closing(shards.download(number).run(beyond=True)):
         return Path(shards.path(number)).read_bytes()
 
 
@@ -125,17 +122,19 @@ def test_errors_of_a_store_are_clear(
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_an_object_that_changes_in_the_middle_is_an_error(objects: dict[str, bytes], tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [SIZE, SIZE + 1, SIZE // 2, 0])
+def test_an_object_that_changes_in_the_middle_is_an_error(size: int, objects: dict[str, bytes], tmp_path: Path) -> None:
     with ObjectServer(objects) as server:
 
         def change(method: str, name: str, number: int) -> str:
-            if method == "GET" and number == 3:
-                server.objects[name] = shard_bytes(99)
+            if number == 3:
+                server.objects[name] = shard_bytes(99, size)
             return ""
 
         server.faults = change
-        with pytest.raises(ChangedObject, match="replaced since"):
-            fetch(remote(server, tmp_path / "cache"), 0)
+        shards = remote(server, tmp_path / "cache")
+        with pytest.raises(CorruptDownload if size == SIZE else ChangedObject, match="damaged or replaced"):
+            fetch(shards, 0)
 
 
 def _fetch_and_die(url: str, folder: str, shard: Shard) -> None:
@@ -194,7 +193,7 @@ def test_processes_that_share_a_cache_fetch_each_shard_once(objects: dict[str, b
 
 def put(cache: CacheFolder, shard: CachedShard, data: bytes) -> None:
     part = cache.begin(shard)
-    assert part is not None and cache.reserve(part, len(data))
+    assert part is not None
     os.pwrite(part.descriptor, data, 0)
     held = cache.finish(shard, part)
     assert held is not None
@@ -214,10 +213,10 @@ def test_the_least_recently_used_shard_that_nobody_holds_goes(tmp_path: Path) ->
     assert cache.hold(shards[1]) is None, "the oldest that is not held"
     assert (cache.path / f"{shards[0].file}.shard").exists() and cache.held_bytes() == 3000
     others = [cache.hold(shards[2]), cache.hold(shards[3])]
-    part = cache.begin(shards[4])
+    with pytest.raises(NoRoom):  # everything else is held
+        cache.begin(shards[4])
+    part = cache.begin(shards[4], beyond=True)
     assert part is not None
-    assert not cache.reserve(part, 1000), "everything else is held"
-    assert cache.reserve(part, 1000, beyond=True)
     cache.discard(shards[4], part)
     for one in (held, *others):
         assert one is not None
@@ -263,16 +262,11 @@ def test_symbolic_links_are_refused_and_what_they_lead_to_is_kept(tmp_path: Path
     assert victim.read_bytes() == bytes(900)
 
 
-def test_folders_that_others_can_write_to_or_that_hold_other_files_are_refused(tmp_path: Path) -> None:
+def test_folders_that_others_can_write_to_are_refused(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     with pytest.raises(UnsafeCache, match=r"other users can write into the cache folder .*/open \(drwxrwxrwx\)"):
         CacheFolder(tmp_path / "open")
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thesis.txt").write_text("mine")
-    with pytest.raises(UnsafeCache, match="holds files that Penstock did not write"):
-        CacheFolder(tmp_path / "full")
-    assert os.listdir(tmp_path / "full") == ["thesis.txt"]
 
 
 def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,13 +284,12 @@ def test_a_full_disk_is_said_with_what_is_missing(tmp_path: Path, monkeypatch: p
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    part = cache.begin(CachedShard("s3://bucket/1.tar", 900, 1))
-    assert part is not None
-    assert not cache.reserve(part, 900), "ahead of need: what is there serves on"
+    needed = CachedShard("s3://bucket/1.tar", 900, 1)
+    with pytest.raises(NoRoom):  # ahead of need: what is there serves on
+        cache.begin(needed)
     with pytest.raises(OutOfSpace, match=r"is full: a shard of .* is needed now") as raised:
-        cache.reserve(part, 900, beyond=True)
+        cache.begin(needed, beyond=True)
     assert raised.value.errno == 28 and raised.value.missing == 900
-    part.close()
 
 
 def test_a_forked_child_lets_go_of_its_parents_locks(tmp_path: Path) -> None:
@@ -317,24 +310,6 @@ def test_a_forked_child_lets_go_of_its_parents_locks(tmp_path: Path) -> None:
 # --- the shards of a pass -----------------------------------------------------------------------------------------
 
 
-def test_a_stage_fetches_ahead_in_the_order_of_need_and_lets_go(objects: dict[str, bytes], tmp_path: Path) -> None:
-    batches = [(number // 4, min(number // 4 + 1, 5)) for number in range(24)]
-    with ObjectServer(objects) as server:
-        shards = remote(server, tmp_path / "cache", limit=4 * SIZE + 10_000)
-        stage = ShardStage(shards, iter(batches))
-        for batch in batches:
-            ticket = stage.ticket(batch)
-            assert ticket.wait(30)
-            for number in batch:
-                assert Path(shards.path(number)).read_bytes() == objects[f"data-{number:06d}.tar"]
-            assert shards.cache.held_bytes() <= 4 * SIZE + 10_000
-            ticket.release()
-        stage.close()
-        assert set(server.gets.values()) == {1}
-        assert sum(server.gets.values()) == 6
-    assert not [thread for thread in threading.enumerate() if thread.name == "penstock-download"]
-
-
 def test_a_stage_without_a_known_order_fetches_what_tickets_need(objects: dict[str, bytes], tmp_path: Path) -> None:
     with ObjectServer(objects) as server:
         shards = remote(server, tmp_path / "cache", limit=SIZE + 10_000)
@@ -343,7 +318,9 @@ def test_a_stage_without_a_known_order_fetches_what_tickets_need(objects: dict[s
             ticket = stage.ticket([number])
             assert ticket.wait(30) and ticket.ready()
             ticket.release()
-        both = stage.ticket([4, 5])  # more than the limit, which somebody waits for
+        here = stage.ticket([4])
+        assert here.wait(30)
+        both = stage.ticket([2, 5])  # more than the limit, which somebody waits for while all else is in use
         assert both.wait(30)
         both.release()
         stage.close()
@@ -367,19 +344,6 @@ def test_errors_reach_who_waits_and_another_ticket_tries_once_more(
         assert second.wait(30)
         second.release()
         stage.close()
-
-
-def test_close_ends_downloads_that_hang(objects: dict[str, bytes], tmp_path: Path) -> None:
-    with ObjectServer(objects, lambda method, name, number: "hang" if method == "GET" else "") as server:
-        stage = ShardStage(remote(server, tmp_path / "cache"), iter([(0,), (1,)]))
-        ticket = stage.ticket([0])
-        assert not ticket.wait(0.3)
-        begun = time.monotonic()
-        stage.close()
-        assert not [thread for thread in threading.enumerate() if thread.name == "penstock-download"]
-        assert time.monotonic() - begun < 4
-        assert not ticket.wait(10)
-        ticket.release()
 
 
 def test_urls_are_told_from_paths() -> None:
@@ -413,8 +377,6 @@ def test_few_samples_come_by_range_and_many_with_their_shard(objects: dict[str, 
             shards.read(2, wrong, "x", verify=True)
         with pytest.raises(CorruptShards, match="index of another dataset"):
             shards.read(2, member(data, SIZE - 10, 20), "x", verify=True)
-        with pytest.raises(CorruptShards, match="the index speaks of shard 6"):
-            shards.read(6, member(data, 0, 20), "x", verify=True)
 
 
 def test_forked_children_read_what_is_in_the_cache(objects: dict[str, bytes], tmp_path: Path) -> None:
@@ -425,8 +387,6 @@ def test_forked_children_read_what_is_in_the_cache(objects: dict[str, bytes], tm
 
         def read() -> None:
             assert shards.read(1, member(data, 10, 5000), "x", verify=True) == data[10:5010]
-            with pytest.raises(CorruptShards):
-                shards.read(9, member(data, 0, 10), "x", verify=True)
             other = objects["data-000002.tar"]
             with pytest.raises(StorageError, match=r"forked after its first use: .*context='spawn', or .*'thread'"):
                 shards.read(2, member(other, 0, 10), "x", verify=True)

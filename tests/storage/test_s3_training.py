@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import penstock
 from tests.python_processes import Program
@@ -17,8 +16,6 @@ from tests.s3_server import S3, serve
 from tests.same import assert_same
 
 pytest.importorskip("obstore", reason="the client of object stores (extra 'remote') is not installed")
-
-SAMPLES = 320
 
 #: A training process: prints the labels that each batch has, a line each.
 TRAIN = """
@@ -31,17 +28,6 @@ for _, labels in penstock.DataLoader(data, batch_size=8, shuffle=True, seed=1, n
     print(json.dumps(labels.tolist()), flush=True)
     time.sleep(pause)  # a step of training
 """
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    source = tmp_path_factory.mktemp("tensors")
-    labels = {f"id-{number:04d}": number for number in range(SAMPLES)}
-    for name, label in labels.items():
-        torch.save(torch.full((32, 32), float(label)), source / f"{name}.pt")
-    out = tmp_path_factory.mktemp("packed")
-    penstock.pack(penstock.TensorFolder(source, sorted(labels), labels), out, shard_size=150_000)
-    return out
 
 
 @pytest.fixture(scope="module")

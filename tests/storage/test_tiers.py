@@ -23,9 +23,7 @@ import penstock._native as _native
 from penstock import DataLoader, ImageFolder, TensorFolder
 from penstock._native import CacheTier, SampleCache
 from penstock.errors import StorageError, UnsafeCache
-from penstock.storage.folder_tier import FolderTier
-from penstock.storage.memory_tier import MemoryTier
-from penstock.storage.tiers import Caches, Tier, caches_of
+from penstock.storage.tiers import Caches, FolderTier, MemoryTier, Tier, caches_of
 from tests.forking import assert_in_child
 from tests.native_testing import SlowTable
 from tests.packing.packed import start_readers
@@ -162,11 +160,31 @@ def test_explain_makes_nothing(tmp_path: Path) -> None:
 # --- what is not trusted ----------------------------------------------------------------------------------------------
 
 
-def filled(tmp_path: Path) -> tuple[Any, list[Any], Path]:
-    """Return a dataset, its batches, and a folder that has all of its samples."""
-    dataset = TensorFolder(tensor_files(tmp_path / "data", 12, (64,)))
-    loader = DataLoader(dataset, batch_size=4, cache=tmp_path / "cache")
-    return dataset, list(loader), tmp_path / "cache"
+@dataclasses.dataclass
+class Kept:
+    """A dataset, of which a folder has all samples, and the batches of torch's loader."""
+
+    dataset: Any
+    folder: Path
+    decoded: bool
+    wanted: list[Any]
+
+    def loader(self, **options: Any) -> DataLoader[Any]:
+        return DataLoader(
+            self.dataset, **{"batch_size": 4, "cache": self.folder, "cache_decoded": self.decoded, **options}
+        )
+
+
+@pytest.fixture(params=["files", "pixels"])
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
+    dataset: Any
+    if decoded := request.param == "pixels":
+        dataset = ImageFolder(pictures(tmp_path / "data", 12), RECIPE)
+    else:
+        dataset = TensorFolder(tensor_files(tmp_path / "data", 12, (64,)))
+    made = Kept(dataset, tmp_path / "cache", decoded, list(torch.utils.data.DataLoader(dataset, batch_size=4)))
+    assert_same(list(made.loader()), made.wanted)
+    return made
 
 
 def only(folder: Path, suffix: str) -> Path:
@@ -174,67 +192,48 @@ def only(folder: Path, suffix: str) -> Path:
     return found
 
 
-def test_damaged_samples_are_read_anew(tmp_path: Path) -> None:
-    dataset, wanted, folder = filled(tmp_path)
-    data = only(folder, "data")
+def test_damaged_samples_are_read_anew(kept: Kept) -> None:
+    data = only(kept.folder, "data")
     content = bytearray(data.read_bytes())
-    for place in (10, len(content) // 2, len(content) - 1):
+    for place in (0, len(content) // 2, len(content) - 1):
         content[place] ^= 1
     data.write_bytes(content)
-    loader = DataLoader(dataset, batch_size=4, cache=folder)
-    assert_same(list(loader), wanted)
-    (counts,) = loader.stats().cache.values()
-    assert counts.dropped == 3
-    assert_same(list(loader), wanted)
-    assert loader.stats().cache[str(folder)].dropped == 3, "they were kept anew"
+    loader = kept.loader()
+    for _ in range(2):
+        assert_same(list(loader), kept.wanted)
+        (counts,) = loader.stats().cache.values()
+        assert counts.dropped == 3, "they were kept anew"
 
 
 @pytest.mark.parametrize("left", [0, 100, 5000])
-def test_truncated_data(left: int, tmp_path: Path) -> None:
-    dataset, wanted, folder = filled(tmp_path)
-    os.truncate(only(folder, "data"), left)
-    loader = DataLoader(dataset, batch_size=4, num_workers=2, cache=folder)
-    assert_passes(loader, wanted)
+def test_truncated_data(left: int, kept: Kept) -> None:
+    os.truncate(only(kept.folder, "data"), left)
+    for workers in (0, 2):
+        assert_passes(kept.loader(num_workers=workers), kept.wanted)
 
 
-def test_a_damaged_index(tmp_path: Path) -> None:
-    dataset, wanted, folder = filled(tmp_path)
-    index = only(folder, "index")
+def test_a_damaged_index(kept: Kept) -> None:
+    index = only(kept.folder, "index")
     good = index.read_bytes()
     generator = np.random.default_rng(0)
     for _ in range(30):
         garbage = bytearray(good)
-        for place in generator.integers(64, len(good), 6):
+        for place in generator.integers(64, len(good), 8):
             garbage[place] = generator.integers(256)
         index.write_bytes(garbage)
-        assert_same(list(DataLoader(dataset, batch_size=4, cache=folder)), wanted)
+        assert_same(list(kept.loader()), kept.wanted)
     for bad in (good[:-1], good + b"x", b"x" * 8 + good[8:], good[:8] + b"y" * 8 + good[16:]):
         index.write_bytes(bad)
         with pytest.raises(StorageError, match="is damaged: it does not have 12 entries"):
-            list(DataLoader(dataset, batch_size=4, cache=folder))
+            list(kept.loader())
     index.write_bytes(b"")
-    assert_same(list(DataLoader(dataset, batch_size=4, cache=folder)), wanted)
+    assert_same(list(kept.loader()), kept.wanted)
 
 
-def kept_files(tmp_path: Path, folder: Path) -> DataLoader[Any]:
-    return DataLoader(TensorFolder(tmp_path / "data"), batch_size=4, cache=folder)
-
-
-def kept_pixels(tmp_path: Path, folder: Path) -> DataLoader[Any]:
-    recipe = transforms.Compose([transforms.Resize((9, 7)), transforms.PILToTensor()])
-    return DataLoader(ImageFolder(tmp_path / "data", recipe), batch_size=4, cache=folder, cache_decoded=True)
-
-
-@pytest.mark.parametrize("made", [(tensor_files, kept_files), (pictures, kept_pixels)], ids=["files", "pixels"])
 @pytest.mark.parametrize("lost", ["header", "entries", "both", "data", "index"])
-def test_parts_of_a_folder_that_are_older_than_others(lost: str, made: tuple[Any, Any], tmp_path: Path) -> None:
+def test_parts_of_a_folder_that_are_older_than_others(lost: str, kept: Kept) -> None:
     """As a power failure leaves them: of what was written at about the same time, some parts are on the disk."""
-    make, loader_of = made
-    make(tmp_path / "data", 14)
-    folder = tmp_path / "cache"
-    wanted = list(loader_of(tmp_path, folder))
-    assert_same(wanted, list(torch.utils.data.DataLoader(loader_of(tmp_path, folder).dataset, batch_size=4)))
-    index, data = only(folder, "index"), only(folder, "data")
+    index, data = only(kept.folder, "index"), only(kept.folder, "data")
     content = bytearray(index.read_bytes())
     if lost in ("header", "both"):
         content[16:64] = bytes(48)
@@ -244,9 +243,9 @@ def test_parts_of_a_folder_that_are_older_than_others(lost: str, made: tuple[Any
     index.write_bytes(b"" if lost == "index" else content)
     if lost == "data":
         os.truncate(data, data.stat().st_size // 2)
-    loader = loader_of(tmp_path, folder)
-    assert_passes(loader, wanted, 3)
-    assert loader.stats().cache[str(folder)].samples == len(loader.dataset), "what was lost was kept anew"
+    loader = kept.loader()
+    assert_passes(loader, kept.wanted, 3)
+    assert loader.stats().cache[str(kept.folder)].samples == 12, "what was lost was kept anew"
 
 
 def test_bytes_that_change_while_a_loader_is_open(tmp_path: Path) -> None:
@@ -265,17 +264,17 @@ def test_bytes_that_change_while_a_loader_is_open(tmp_path: Path) -> None:
 
 
 def test_a_changed_dataset_has_a_cache_of_its_own(tmp_path: Path) -> None:
-    dataset, wanted, folder = filled(tmp_path)
+    dataset, folder = TensorFolder(tensor_files(tmp_path / "data", 12, (64,))), tmp_path / "cache"
+    list(DataLoader(dataset, batch_size=4, cache=folder))
     for number in range(12):
         torch.save(torch.full((64,), -1.0), tmp_path / "data" / f"{number:02}.pt")
-    assert all(bool((batch == -1).all()) for batch in DataLoader(dataset, batch_size=4, cache=folder))
     other = TensorFolder(tensor_files(tmp_path / "other", 12, (64,), name="{:02}"))
     torch.save(torch.full((64,), -2.0), tmp_path / "other" / "05.pt")
-    assert_same(
-        list(DataLoader(other, batch_size=4, cache=folder)), list(torch.utils.data.DataLoader(other, batch_size=4))
-    )
+    for one in (dataset, other):
+        assert_same(
+            list(DataLoader(one, batch_size=4, cache=folder)), list(torch.utils.data.DataLoader(one, batch_size=4))
+        )
     assert len(list(folder.glob("*.index"))) == 3
-    assert wanted
 
 
 def test_files_that_a_program_exchanges_in_the_list(tmp_path: Path) -> None:
@@ -293,22 +292,17 @@ def test_files_that_a_program_exchanges_in_the_list(tmp_path: Path) -> None:
     assert loader.stats().cache["memory"].dropped == 1
 
 
-def test_folders_that_are_refused(tmp_path: Path) -> None:
-    dataset, _, folder = filled(tmp_path)
+def test_folders_that_are_refused(kept: Kept, tmp_path: Path) -> None:
+    dataset, folder = kept.dataset, kept.folder
     data = only(folder, "data")
     data.rename(tmp_path / "elsewhere")
     data.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UnsafeCache, match="is a symbolic link"):
-        list(DataLoader(dataset, cache=folder))
+        list(kept.loader())
     data.unlink()
     folder.chmod(0o777)
     with pytest.raises(UnsafeCache, match="other users can write"):
         list(DataLoader(dataset, cache=folder))
-    (tmp_path / "full").mkdir(mode=0o700)
-    (tmp_path / "full" / "file").write_text("of somebody's")
-    with pytest.raises(UnsafeCache, match="Penstock did not write"):
-        list(DataLoader(dataset, cache=tmp_path / "full"))
-    assert (tmp_path / "full" / "file").read_text() == "of somebody's"
     with pytest.raises(NotADirectoryError):
         list(DataLoader(dataset, cache=tmp_path / "elsewhere"))
     (tmp_path / "own").mkdir(mode=0o700)
@@ -389,17 +383,16 @@ def test_a_process_that_is_killed(tmp_path: Path) -> None:
     assert counts.dropped == 0
 
 
-def test_copies_and_forks_of_a_loader(tmp_path: Path) -> None:
-    dataset, wanted, folder = filled(tmp_path)
-    loader = DataLoader(dataset, batch_size=4, cache=[folder, "1MiB"])
-    assert_same(list(loader), wanted)
-    twin = pickle.loads(pickle.dumps(loader))
-    assert_same(list(twin), wanted)
-    assert twin.stats().cache[str(folder)].hits >= 12
-    other = loader.with_samples(dataset, batch_size=6)
-    assert len(list(other)) == 2 and other.cache == [folder, "1MiB"]
-    assert_in_child(lambda: assert_same(list(loader), wanted))
-    assert_same(list(loader), wanted)
+def test_copies_and_forks_of_a_loader(kept: Kept) -> None:
+    loader = kept.loader(cache=[kept.folder, "1MiB"])
+    assert_same(list(loader), kept.wanted)
+    twin, other = pickle.loads(pickle.dumps(loader)), loader.with_samples(kept.dataset, batch_size=4)
+    assert other.cache == [kept.folder, "1MiB"] and other.cache_decoded == kept.decoded
+    for one in (twin, other):
+        assert_same(list(one), kept.wanted)
+        assert one.stats().cache[str(kept.folder)].hits >= 12
+    assert_in_child(lambda: assert_same(list(loader), kept.wanted))
+    assert_same(list(loader), kept.wanted)
 
 
 def test_descriptors_and_memory_are_given_back(tmp_path: Path) -> None:
@@ -411,22 +404,28 @@ def test_descriptors_and_memory_are_given_back(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_errors_of_samples_are_those_of_their_files(tmp_path: Path) -> None:
-    dataset = TensorFolder(tensor_files(tmp_path / "data", 6))
-    (tmp_path / "data" / "02.pt").write_bytes(b"garbage")
-    (tmp_path / "data" / "03.pt").write_bytes(b"")
-    (tmp_path / "data" / "04.pt").unlink()
-    for options in ({}, {"cache": "1MiB"}, {"cache": tmp_path / "cache"}):
-        batches = iter(DataLoader(dataset, num_workers=2, **options))
-        errors = []
-        for _ in range(6):
+@pytest.mark.parametrize("cache", ["1MiB", "folder"])
+def test_errors_of_samples_are_those_of_their_files(kept: Kept, cache: str, tmp_path: Path) -> None:
+    files = sorted(path for path in (tmp_path / "data").rglob("*.*"))
+    whole = files[1].read_bytes()
+    for path, content in zip(files[1:4], (whole[: len(whole) // 2], b"garbage", b""), strict=True):
+        path.write_bytes(content)
+    files[4].unlink()
+
+    def errors(loader: Any) -> list[tuple[type, str]]:
+        batches, found = iter(loader), []
+        for _ in range(12):
             try:
                 next(batches)
             except penstock.SampleError as error:
-                errors.append((type(error), str(error)))
-        if not options:
-            wanted = errors
-        assert errors == wanted and len(errors) == 3
+                found.append((type(error), str(error)))
+        return found
+
+    wanted = errors(DataLoader(kept.dataset, num_workers=2))
+    loader = kept.loader(batch_size=1, num_workers=2, cache=cache if cache == "1MiB" else tmp_path / "new")
+    assert errors(loader) == errors(loader) == wanted and len(wanted) == 4
+    (counts,) = loader.stats().cache.values()
+    assert counts.decoded == (8 if kept.decoded else 0), "no pixels are kept of a file that cannot be read"
 
 
 # --- the tier itself --------------------------------------------------------------------------------------------------
@@ -453,7 +452,7 @@ def test_a_disk_that_is_full_before(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("penstock.storage.folder_tier.open_private_folder", full)
+    monkeypatch.setattr("penstock.storage.tiers.open_private_folder", full)
     each = TensorFolder(tensor_files(tmp_path / "data", 6))
     for cache in (tmp_path / "cache", [tmp_path / "cache", "1MiB"]):
         dataset: ConcatDataset[Any] = ConcatDataset([each, each])

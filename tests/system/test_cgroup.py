@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from penstock.system.cgroup import Memory, cgroup_quota, memory
+from penstock.system import limits
+from penstock.system.limits import Memory, cpu_quota, group_memory, usable_cpus
 
 
 def found_by(read: Any, tmp_path: Path, membership: str, files: dict[str, str]) -> Any:
@@ -22,27 +23,34 @@ def found_by(read: Any, tmp_path: Path, membership: str, files: dict[str, str]) 
 @pytest.mark.parametrize(
     ("membership", "limits", "cpus"),
     [
-        ("0::/\n", {"cpu.max": "150000 100000"}, 2),
+        ("0::/\n", {"cpu.max": "150000 100000"}, 1.5),
         ("0::/\n", {"cpu.max": "max 100000"}, None),
         (
             "0::/job/task\n",
             {"cpu.max": "max 100000", "job/cpu.max": "250000 100000", "job/task/cpu.max": "max 100000"},
-            3,
+            2.5,
         ),
         ("0::/../outside\n", {"cpu.max": "400000 100000"}, 4),
         (
             "4:memory:/x\n3:cpu,cpuacct:/x\n",
             {"cpu/x/cpu.cfs_quota_us": "50000", "cpu/x/cpu.cfs_period_us": "100000"},
-            1,
+            0.5,
         ),
         ("3:cpu:/x\n", {"cpu/x/cpu.cfs_quota_us": "-1", "cpu/x/cpu.cfs_period_us": "100000"}, None),
         ("0::/\n", {"cpu.max": "nonsense"}, None),
         ("", {}, None),
     ],
 )
-def test_cpus(tmp_path: Path, membership: str, limits: dict[str, str], cpus: int | None) -> None:
-    assert found_by(cgroup_quota, tmp_path, membership, limits) == cpus
-    assert cgroup_quota(str(tmp_path / "nowhere"), str(tmp_path)) is None
+def test_cpus(tmp_path: Path, membership: str, limits: dict[str, str], cpus: float | None) -> None:
+    assert found_by(cpu_quota, tmp_path, membership, limits) == cpus
+    assert cpu_quota(str(tmp_path / "nowhere"), str(tmp_path)) is None
+
+
+@pytest.mark.parametrize(("quota", "cpus"), [(None, 4), (0.5, 1), (2.5, 3), (40.0, 4)])
+def test_a_quota_is_rounded_up(monkeypatch: pytest.MonkeyPatch, quota: float | None, cpus: int) -> None:
+    monkeypatch.setattr(limits, "host_cpus", lambda: 4)
+    monkeypatch.setattr(limits, "cpu_quota", lambda: quota)
+    assert usable_cpus() == cpus
 
 
 EVENTS = "low 0\nhigh 0\nmax 3\noom 2\noom_kill 2\noom_group_kill 0"
@@ -72,4 +80,4 @@ V1 = {
     ids=["v2", "v1", "none"],
 )
 def test_memory(tmp_path: Path, membership: str, files: dict[str, str], found: Memory) -> None:
-    assert found_by(memory, tmp_path, membership, files) == found
+    assert found_by(group_memory, tmp_path, membership, files) == found

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from penstock.system.process_lock import ProcessLock
+from penstock.system.locks import ProcessLock
 from tests.waiting import run_in_threads
 
 

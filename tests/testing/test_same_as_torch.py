@@ -32,95 +32,87 @@ def sample(i: int) -> Any:
     return {"x": torch.arange(6.0).view(2, 3) + i, "more": [f"n{i}", i]}
 
 
-class Altered(penstock.DataLoader[Any]):
-    """A loader whose batches are not those of torch's."""
+def altered(alter: Callable[[int, Any], list[Any]]) -> Any:
+    """Return a class of loaders in whose passes other batches come in the place of each one of torch's."""
 
-    alter: Callable[[int, Any], Any]
+    class Altered(penstock.DataLoader[Any]):
+        def __iter__(self) -> Any:
+            for number, batch in enumerate(super().__iter__()):
+                yield from alter(number, batch)
 
-    def __iter__(self) -> Any:
-        for number, batch in enumerate(super().__iter__()):
-            yield from type(self).alter(number, batch)
+    return Altered
 
 
-def element(number: int, batch: Any) -> Iterator[Any]:
+def element(number: int, batch: Any) -> list[Any]:
     if number == 1:
         batch["x"][3, 0, 2] = -1
-    yield batch
+    return [batch]
 
 
-def text(number: int, batch: Any) -> Iterator[Any]:
+def text(number: int, batch: Any) -> list[Any]:
     names = tuple("n?" if name == "n9" else name for name in batch["more"][0])
-    yield {**batch, "more": [names, batch["more"][1]]}
+    return [{**batch, "more": [names, batch["more"][1]]}]
 
 
-def dtype(number: int, batch: Any) -> Iterator[Any]:
-    yield {**batch, "x": batch["x"].double()}
-
-
-def strides(number: int, batch: Any) -> Iterator[Any]:
-    yield {**batch, "x": batch["x"].transpose(0, 1).contiguous().transpose(0, 1)}
-
-
-def container(number: int, batch: Any) -> Iterator[Any]:
-    yield {**batch, "more": tuple(batch["more"])}
-
-
-def keys(number: int, batch: Any) -> Iterator[Any]:
-    yield dict(reversed(batch.items()))
-
-
-def fewer(number: int, batch: Any) -> Iterator[Any]:
-    yield from [batch] if number < 2 else []
-
-
-def more(number: int, batch: Any) -> Iterator[Any]:
-    yield from [batch] if number < 2 else [batch, batch]
-
-
-def raising(number: int, batch: Any) -> Iterator[Any]:
+def raising(number: int, batch: Any) -> list[Any]:
     if number == 2:
         raise ValueError("nothing is here")
-    yield batch
+    return [batch]
 
 
-def drawing(number: int, batch: Any) -> Iterator[Any]:
+def drawing(number: int, batch: Any) -> list[Any]:
     np.random.rand()
-    yield batch
+    return [batch]
 
 
-def warning(number: int, batch: Any) -> Iterator[Any]:
+def warning(number: int, batch: Any) -> list[Any]:
     warnings.warn("something is odd", RuntimeWarning, stacklevel=2)
-    yield batch
+    return [batch]
 
 
-@pytest.mark.parametrize(
-    ("alter", "words"),
-    [
-        (
-            element,
-            "worker_method=None, num_workers=0: batch 1, sample 7: sample['x'][0, 2] is -1.0, and 9.0 with torch's",
-        ),
-        (text, "batch 2, sample 9: sample['more'][0] is 'n?', and 'n9' with torch's loader"),
-        (dtype, "batch 0, samples 0, 1, 2, 3: batch['x'] has dtype torch.float64, and torch.float32 with torch's"),
-        (strides, "batch 0, samples 0, 1, 2, 3: batch['x'] has strides (3, 12, 1), and (6, 3, 1) with torch's loader"),
-        (container, "batch['more'] is a tuple, and a list with torch's loader"),
-        (keys, "batch has the keys ['more', 'x'], and ['x', 'more'] with torch's loader"),
-        (fewer, "there are 2 batches, and 3 with torch's loader"),
-        (more, "there are 4 batches, and 3 with torch's loader"),
-        (raising, "batch 2, samples 8, 9, 10: batch raises ValueError: nothing is here, and is a dict with torch's"),
-        (drawing, "the pass leaves the global generators of numpy.random in other states than torch's loader"),
-        (warning, "warns RuntimeWarning: something is odd, RuntimeWarning: something is odd"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_differences(alter: Any, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(same_as_torch, "DataLoader", type("Loader", (Altered,), {"alter": staticmethod(alter)}))
+DIFFERENCES: dict[str, tuple[Callable[[int, Any], list[Any]], str]] = {
+    "element": (
+        element,
+        "worker_method=None, num_workers=0: batch 1, sample 7: sample['x'][0, 2] is -1.0, and 9.0 with torch's",
+    ),
+    "text": (text, "batch 2, sample 9: sample['more'][0] is 'n?', and 'n9' with torch's loader"),
+    "dtype": (
+        lambda number, batch: [{**batch, "x": batch["x"].double()}],
+        "batch 0, samples 0, 1, 2, 3: batch['x'] has dtype torch.float64, and torch.float32 with torch's",
+    ),
+    "strides": (
+        lambda number, batch: [{**batch, "x": batch["x"].transpose(0, 1).contiguous().transpose(0, 1)}],
+        "batch 0, samples 0, 1, 2, 3: batch['x'] has strides (3, 12, 1), and (6, 3, 1) with torch's loader",
+    ),
+    "container": (
+        lambda number, batch: [{**batch, "more": tuple(batch["more"])}],
+        "batch['more'] is a tuple, and a list with torch's loader",
+    ),
+    "keys": (
+        lambda number, batch: [dict(reversed(batch.items()))],
+        "batch has the keys ['more', 'x'], and ['x', 'more'] with torch's loader",
+    ),
+    "fewer": (lambda number, batch: [batch][number // 2 :], "there are 2 batches, and 3 with torch's loader"),
+    "more": (lambda number, batch: [batch] * (1 + number // 2), "there are 4 batches, and 3 with torch's loader"),
+    "raising": (
+        raising,
+        "batch 2, samples 8, 9, 10: batch raises ValueError: nothing is here, and is a dict with torch's",
+    ),
+    "drawing": (drawing, "the pass leaves the global generators of numpy.random in other states than torch's loader"),
+    "warning": (warning, "warns RuntimeWarning: something is odd, RuntimeWarning: something is odd"),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_differences(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    alter, words = DIFFERENCES[name]
+    monkeypatch.setattr(same_as_torch, "DataLoader", altered(alter))
     with pytest.raises(AssertionError, match=re.escape(words)):
         assert_same_as_torch(Made(sample, 11), **CALLER)
 
 
 def test_the_sample_is_named_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(same_as_torch, "DataLoader", type("Loader", (Altered,), {"alter": staticmethod(element)}))
+    monkeypatch.setattr(same_as_torch, "DataLoader", altered(element))
     options: list[dict[str, Any]] = [
         {"shuffle": True}, {"samples": 8}, {"samples": [9, 8, 7, 6, 5, 4, 3, 2]},
         {"batch_sampler": [[5], [1, 2, 3, 4]]}, {"sampler": range(10, 2, -1)},

@@ -140,30 +140,20 @@ def test_samples_that_depend_on_what_was_read_before() -> None:
         assert_resume_exact(partial(loader, dataset), stops=[0], workers=(0,))
 
 
-class Changed(penstock.DataLoader[Any]):
-    """Changes the third batch."""
+def changed(change: Any) -> Any:
+    """Return a class of loaders that change the third batch."""
 
-    def change(self, batch: Any) -> Any:
-        raise NotImplementedError
+    class Changed(penstock.DataLoader[Any]):
+        def __iter__(self) -> Any:
+            for step, batch in enumerate(super().__iter__()):
+                yield [change(field) for field in batch] if step == 2 else batch
 
-    def __iter__(self) -> Any:
-        for step, batch in enumerate(super().__iter__()):
-            yield self.change(batch) if step == 2 else batch
-
-
-class Repeats(Changed):
-    def change(self, batch: Any) -> Any:
-        return [torch.cat([field[:1], field[:-1]]) for field in batch]
+    return Changed
 
 
-class Drops(Changed):
-    def change(self, batch: Any) -> Any:
-        return [field[:-1] for field in batch]
-
-
-class Invents(Changed):
-    def change(self, batch: Any) -> Any:
-        return [field + 1000 for field in batch]
+REPEATS = changed(lambda field: torch.cat([field[:1], field[:-1]]))
+DROPS = changed(lambda field: field[:-1])
+INVENTS = changed(lambda field: field + 1000)
 
 
 class EndsEarly(penstock.DataLoader[Any]):
@@ -178,18 +168,18 @@ def test_samples_that_come_twice_or_not_at_all() -> None:
     once = partial(assert_each_sample_once, ranks=(2,), workers=(0,), key=numbers)
     twice = rf"epoch 0, 2 ranks, 0 workers: sample {batch[0]} came 2 times: step 2, rank 0; step 2, rank 0"
     with pytest.raises(AssertionError, match=twice):
-        once(partial(loader, kind=Repeats))
+        once(partial(loader, kind=REPEATS))
     last = {loader(shard=(rank, 2)).batch_at(0, 2)[0].tolist()[-1] for rank in range(2)}
     one = "|".join(map(str, last))
     lost = rf"51 samples came, 53 should have; sample ({one}) did not come"
     with pytest.raises(AssertionError, match=lost):
-        once(partial(loader, kind=Drops))
+        once(partial(loader, kind=DROPS))
     with pytest.raises(
         AssertionError, match=rf"sample {batch[0] + 1000} is none that should have come: step 2, rank 0"
     ):
-        once(partial(loader, kind=Invents))
+        once(partial(loader, kind=INVENTS))
     with pytest.raises(AssertionError, match="step 2, rank 0: the batch has 3 rows, for 4 samples"):
-        once(partial(loader, kind=Drops), key=None)
+        once(partial(loader, kind=DROPS), key=None)
     with pytest.raises(AssertionError, match="epoch 0, step 3: rank 1 has no batch left and rank 0 has one"):
         once(partial(loader, kind=EndsEarly), key=None)
 

@@ -20,7 +20,6 @@
 #include "bind/pixels.h"
 #include "bind/testing/testing.h"
 #include "image/jpeg.h"
-#include "image/jpeg_trial.h"
 
 namespace nb = nanobind;
 
@@ -87,7 +86,6 @@ void bind_jpeg_pixels(nb::module_& m) {
   m.def("jpeg_decoders", &decoders);
   m.def("decode_jpeg_by", &decode_by, nb::arg("data"), nb::arg("name"), nb::arg("box") = nb::none(),
         nb::arg("states") = nb::none());
-  m.def("own_jpeg_serves", &own_jpeg_serves);
 }
 
 }  // namespace penstock

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.cli.arguments import add_verb, number, positive
-from penstock.cli.terminal import table, write_lines
+from penstock.cli.terminal import add_verb, number, positive, table, write_lines
 from penstock.errors import InvalidOption
 from penstock.loop_model import SATURATED
 from penstock.system.words import bytes_in, compact, size_of

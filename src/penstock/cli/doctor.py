@@ -6,18 +6,16 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
 
 import penstock
-from penstock.cli.arguments import add_verb, count, number, positive
-from penstock.cli.terminal import say, shown, table, write_lines
+from penstock.cli.terminal import add_verb, count, number, positive, say, shown, table, write_lines
 from penstock.errors import InvalidOption
-from penstock.insight.check import Check, Remark, State
 from penstock.insight.diagnosis import Diagnosis, diagnose, loader_maker
-from penstock.insight.lint import lint
-from penstock.insight.machine import DatasetFiles, dataset_files, examine
+from penstock.insight.lint import Remark, lint
+from penstock.insight.machine import Check, DatasetFiles, State, dataset_files, examine
 from penstock.insight.targets import DATASET, function, target
 from penstock.loop_model import Cause
 from penstock.system.words import counted, duration, size_of
@@ -51,14 +49,13 @@ def add_parser(verbs: Any) -> None:
     loop.add_argument("--no-measure", action="store_true", help="check and lint only: no sample is read")
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """What the doctor found."""
 
     checks: list[Check]
     dataset: str | None = None
     """What was given as DATASET; None: only the machine was checked."""
-    remarks: list[Remark] = field(default_factory=list)
+    remarks: Sequence[Remark] = ()
     diagnosis: Diagnosis | None = None
     """The measured loop; None: none was measured."""
 
@@ -78,42 +75,33 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _dataset(arguments: argparse.Namespace) -> Report:
     """Return what was found about a dataset. Raises InvalidOption, OSError, CorruptShards."""
-    checks: list[Check] = []
+    failed: list[Check] = []
 
-    @contextlib.contextmanager
-    def unknown(name: str) -> Iterator[None]:
+    def tried(name: str, look: Callable[[], Any], otherwise: Any) -> Any:
         try:
-            yield
+            return look()
         except Exception as error:  # of the dataset's own code; or there are too few samples
             words = f"what was looked at raised {type(error).__name__}: {error}"
-            checks.append(Check(name, State.UNKNOWN, words))
+            failed.append(Check(name, State.UNKNOWN, words))
+            return otherwise
 
     # What the user's own modules print is kept out of the command's output.
     with contextlib.nullcontext() if sys.stderr is None else contextlib.redirect_stdout(sys.stderr):
         found = target(arguments.dataset)
         step = None if arguments.step is None else function(arguments.step)
-        files, remarks, diagnosis = DatasetFiles(), list[Remark](), None
-        with unknown("dataset files"):
-            files = dataset_files(found)
-        checks += examine(files)
-        with unknown("lint"):
-            remarks = lint(found)
-        with unknown("the loop"):
-            diagnosis = None if arguments.no_measure else _measured(found, step, arguments)
-    return Report(checks, arguments.dataset, remarks, diagnosis)
+        checks = list(examine(tried("dataset files", lambda: dataset_files(found), DatasetFiles())))
+        remarks = tried("lint", lambda: lint(found), ())
+        measured = None if arguments.no_measure else tried("the loop", lambda: _measured(found, step, arguments), None)
+    return Report([*checks, *failed], arguments.dataset, remarks, measured)
 
 
 def _measured(found: Any, step: Callable[[Any], object] | None, arguments: argparse.Namespace) -> Diagnosis:
     """Return what was measured of a loop over a dataset, or over a loader's. Raises what its samples raise."""
     options = {"batch_size": arguments.batch_size, "num_workers": arguments.num_workers}
     make = loader_maker(found, **{name: value for name, value in options.items() if value is not None})
-    return diagnose(
-        make,
-        step,
-        seconds=arguments.seconds,
-        apply=arguments.apply,
-        note=lambda doing: say(f"penstock doctor: measuring {doing}"),
-    )
+    note = "penstock doctor: measuring {}".format
+    seconds, apply = arguments.seconds, arguments.apply
+    return diagnose(make, step, seconds=seconds, apply=apply, note=lambda doing: say(note(doing)))
 
 
 # --- as JSON ---------------------------------------------------------------------------------------------------------
@@ -125,23 +113,19 @@ def _json(report: Report) -> list[str]:
     if report.dataset is not None:
         values |= {"dataset": report.dataset, "lint": _plain(report.remarks)}
     if (found := report.diagnosis) is not None:
+        said = ("cause", "evidence", "change", "options")
+        findings = [
+            {name: getattr(one, name) for name in said}
+            | {"predicted_gain": one.gain, "measured_gain": found.gains.get(one)}
+            for one in found.findings
+        ]
         values["loop"] = {
             "verdict": found.verdict,
             "loader_samples_per_second": found.alone,
             "step_seconds": found.step,
             "loop_samples_per_second": found.together,
             "stages": {name: stage._asdict() for name, stage in found.stages.items()},
-            "findings": [
-                {
-                    "cause": str(finding.cause),
-                    "evidence": finding.evidence,
-                    "change": finding.change,
-                    "predicted_gain": finding.gain,
-                    "measured_gain": found.measured_gain(finding),
-                    "options": dict(finding.options),
-                }
-                for finding in found.findings
-            ],
+            "findings": findings,
         }
     return json.dumps(values, indent=1).splitlines()
 
@@ -173,7 +157,7 @@ def _parts(found: Diagnosis) -> Iterator[Check]:
     """Yield a row for the loader alone, the step alone, the loop, and each stage."""
     yield Check("loader alone", State.OK, f"{found.alone:,.0f} samples/s")
     if found.step is not None:
-        yield Check("step alone", State.OK, f"{duration(found.step)} a batch, the same one each time")
+        yield Check("step", State.OK, f"{duration(found.step)} a batch")
         yield Check("loop", State.OK, f"{found.together:,.0f} samples/s")
     for name, stage in sorted(found.stages.items(), key=lambda item: -item[1].seconds):
         each, seconds = stage.seconds / max(1, stage.samples), max(stage.seconds, 1e-9)
@@ -186,7 +170,7 @@ def _parts(found: Diagnosis) -> Iterator[Check]:
 def _findings(found: Diagnosis) -> Iterator[Check]:
     """Yield a row for each finding, the one that would help most first."""
     for finding in found.findings:
-        change, gain = "", found.measured_gain(finding)
+        change, gain = "", found.gains.get(finding)
         if finding.change:
             measured = "" if gain is None else f"; measured: {gain:.2f}x"
             change = f"{finding.change}: about {finding.gain:.2f}x predicted{measured}"

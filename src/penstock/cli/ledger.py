@@ -6,8 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from penstock.cli.arguments import add_actions, add_verb
-from penstock.cli.terminal import shown, table, write_lines
+from penstock.cli.terminal import add_actions, add_verb, shown, table, write_lines
 from penstock.errors import InvalidOption
 from penstock.state.ledger import Comparison, LedgerFile, Record, Verdict, compare, read
 from penstock.system.words import counted

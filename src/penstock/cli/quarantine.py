@@ -11,8 +11,7 @@ import stat
 import warnings
 from typing import Any
 
-from penstock.cli.arguments import add_actions, add_verb
-from penstock.cli.terminal import Bar, raw, say, shown, table, write, write_lines
+from penstock.cli.terminal import Bar, add_actions, add_verb, raw, say, shown, table, write, write_lines
 from penstock.errors import InvalidOption, SampleError, UnreadableSample
 from penstock.sources.image_folder import IMG_EXTENSIONS
 from penstock.sources.reading import open_path, read_image, read_tensor, system_error
@@ -137,9 +136,8 @@ def _try(id: str, path: str) -> Exception | None:
 
 
 def _is_tensor(path: str) -> bool:
-    suffix = os.path.splitext(path)[1].lower()
-    if suffix in _TENSORS or suffix in IMG_EXTENSIONS:
-        return suffix in _TENSORS
+    if path.lower().endswith((*_TENSORS, *IMG_EXTENSIONS)):
+        return path.lower().endswith(_TENSORS)
     with open_path(path) as file:
         return file.read(6).startswith(_TENSOR_MAGIC)
 

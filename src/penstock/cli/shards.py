@@ -6,8 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from penstock.cli.arguments import add_verb
-from penstock.cli.terminal import Bar, say, shown, write_lines
+from penstock.cli.terminal import Bar, add_verb, say, shown, write_lines
 from penstock.cluster.option import Ray
 from penstock.insight.targets import folder_dataset
 from penstock.packing.encoding import QUALITY, Measured

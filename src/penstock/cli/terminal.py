@@ -1,23 +1,72 @@
-"""What the verbs print with: bytes to stdout, lines to stderr, tables, and how far a long command is."""
+"""How verbs are added to the command line, and what they print with: bytes to stdout, lines to stderr, tables."""
 
 from __future__ import annotations
 
+import argparse
 import errno
+import math
 import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
+from penstock.showing import StatusLine
 from penstock.showing import shown as shown
 from penstock.system.words import size_of
 
-try:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-except ImportError:
-    Console = Progress = None  # type: ignore[assignment,misc]
+Run = Callable[[argparse.Namespace], int]
+
+
+def add_verb(verbs: Any, name: str, run: Run | None, words: str, description: str = "") -> argparse.ArgumentParser:
+    """Add a verb to what argparse's add_subparsers() returned, and return its parser.
+
+    Args:
+        run: takes the parsed arguments and returns an exit code; None: it has actions, which have their own.
+        words: what it does. The description begins with them where it is empty or begins with a space.
+    """
+    if description[:1] in ("", " "):
+        description = f"{words[0].upper()}{words[1:]}.{description}"
+    added: argparse.ArgumentParser = verbs.add_parser(name, help=words, description=description, allow_abbrev=False)
+    if run is not None:
+        added.set_defaults(run=run)
+    return added
+
+
+def add_actions(verbs: Any, name: str, words: str, description: str) -> Any:
+    """Add a verb, and return what `add_verb` adds its actions to."""
+    return add_verb(verbs, name, None, words, description).add_subparsers(
+        required=True, metavar="ACTION", title="actions"
+    )
+
+
+def count(text: str) -> int:
+    """Return a whole number of 0 or more."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 0 or more")
+    return int(text)
+
+
+def positive(text: str) -> int:
+    """Return a whole number of 1 or more."""
+    if (number := count(text)) == 0:
+        raise argparse.ArgumentTypeError("0 is too few: at least 1")
+    return number
+
+
+def number(text: str) -> float:
+    """Return a number above 0."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return found
+
+
+# --- output ----------------------------------------------------------------------------------------------------------
 
 _EVERY = 10.0  # seconds between two lines of a Bar without a terminal
 
@@ -95,7 +144,7 @@ def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]
 
 
 class Bar:
-    """Shows on stderr how far a command is, "packing": by rich on a terminal, else by a line now and then.
+    """Shows on stderr how far a command is, "packing": on a terminal in one line, else by a line now and then.
 
     Any thread may call update(), one at a time.
     """
@@ -104,35 +153,30 @@ class Bar:
         self._what = what
         self._begun = self._shown = time.monotonic()
         self._first: tuple[int, int] | None = None
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
+        self._line = StatusLine(sys.stderr) if sys.stderr is not None and sys.stderr.isatty() else None
 
     def __enter__(self) -> Bar:
-        if Progress is not None and sys.stderr is not None and sys.stderr.isatty():
-            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[rate]}"))
-            self._bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
-            self._task = self._bar.add_task(self._what, total=None, rate="")
-            self._bar.start()
         return self
 
     def __exit__(self, *_: Any) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        if self._line is not None:
+            self._line.write()
 
     def update(self, done: int, of: int, bytes_: int = 0) -> None:
         """Show that so many samples of all, and so many bytes, are done."""
         now = time.monotonic()
         if self._first is None:  # what an earlier run had done counts for no rate
             self._first, self._begun = (done - 1, bytes_), now
-        if now - self._shown < (0.1 if self._bar is not None else _EVERY) and done < of:
+        if now - self._shown < (_EVERY if self._line is None else 0.1) or done >= of:
             return
         self._shown = now
         seconds = max(now - self._begun, 1e-3)
         rate = (done - self._first[0]) / seconds
-        words = f"{done:,} of {of:,}, {rate:,.0f} samples/s"
+        words = f"{self._what}: {done:,} of {of:,}, {rate:,.0f} samples/s"
         if bytes_:
             words += f", {size_of(int((bytes_ - self._first[1]) / seconds))}/s"
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=done, total=of, rate=words)
-        elif done < of:
-            say(f"{self._what}: {words}, about {(of - done) / max(rate, 1e-9):,.0f} s left")
+        words += f", about {(of - done) / max(rate, 1e-9):,.0f} s left"
+        if self._line is not None:
+            self._line.write(words)
+        else:
+            say(words)

@@ -8,13 +8,12 @@ import math
 import os
 from typing import Any
 
-from penstock.cli.arguments import add_verb, count, positive
-from penstock.cli.terminal import shown, write_lines
+from penstock.cli.terminal import add_verb, count, positive, shown, write_lines
 from penstock.errors import InvalidOption
 from penstock.insight.pictures import Normalisation
 from penstock.insight.sheet import MOST, SIDE, check_suffix, write_sheet
 from penstock.insight.targets import DATASET, target
-from penstock.insight.view import BATCH_SIZE, Options, sheet_of
+from penstock.insight.view import BATCH_SIZE, sheet_of
 from penstock.system.words import counted
 
 _OUT = "penstock-view.png"
@@ -54,7 +53,9 @@ def _view(arguments: argparse.Namespace) -> int:
     sheet = sheet_of(
         target(given.dataset, given.split),
         given.batch,
-        options=Options(given.batch_size, given.shuffle, given.seed),
+        batch_size=given.batch_size,
+        shuffle=given.shuffle,
+        seed=given.seed,
         undo=undo,
         as_is=given.as_is,
         most=given.max,

@@ -9,11 +9,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from penstock.cli.arguments import add_verb
-from penstock.cli.terminal import say, shown, table, width, write_lines
+from penstock.cli.terminal import add_verb, say, shown, table, width, write_lines
 from penstock.errors import InvalidOption
-from penstock.insight.jobs import Job, jobs
-from penstock.system.words import compact, duration
+from penstock.insight.live_files import Job, jobs
+from penstock.system.words import duration
 
 try:
     from rich.console import Console
@@ -99,25 +98,21 @@ def job_lines(job: Job, *, ended: bool = False) -> Iterator[tuple[str, str]]:
     state = "ended" if ended else f"running for {duration(now - job.began)}"
     rank = f", rank {shown(job.rank)}" if job.rank else ""
     yield f"{shown(job.program)}  (process {job.name.pid}{rank} on {shown(job.host)}, {state})", "bold"
-    if not ended and (quiet := now - job.written) > 10 * job.every:
+    quiet = now - job.written
+    if not ended and job.patience and quiet > job.patience:
+        yield f"no batch for {duration(quiet)}", "red"
+    elif not ended and quiet > 10 * job.every:
         yield f"what follows is {duration(quiet)} old", "dim"
-    for loader in job.loaders:
-        yield "", ""
-        if not ended and (still := loader.still(now, job.every)) is not None:
-            yield f"  no batch for {duration(still)}", "red"
-        for line in loader.lines:
-            warns = line.startswith("! ")
-            yield shown(f"  {line[2:]}" if warns else line), "red" if warns else ""
+    for line in job.lines:
+        warns = line.startswith("! ")
+        yield shown(f"  {line[2:]}" if warns else line), "red" if warns else ""
 
 
 def _table_of(found: Sequence[Job]) -> list[str]:
     """Return the lines of a table of jobs."""
     rows = [("PID", "RANK", "FOR", "WAITING", "SAMPLES/S", "PROGRAM", "DATASET")]
     for job in found:
-        busiest = max(job.loaders, key=lambda loader: loader.got, default=None)
-        waiting = rate = dataset = "-"
-        if busiest is not None:
-            waiting, rate, dataset = f"{busiest.waiting:.0%}", compact(busiest.rate), shown(busiest.dataset)
+        waiting, rate, dataset = map(shown, job.summary)
         facts = (str(job.name.pid), shown(job.rank) or "-", duration(time.time() - job.began), waiting, rate)
         rows.append((*facts, shown(job.program), dataset))
     return table(rows)

@@ -94,16 +94,12 @@ class IdleMeter:
     """
 
     def __init__(self, record: Callable[[], Any], count: Callable[[float], None]) -> None:
-        self._record, self._count = record, count
+        self.record, self._count = record, count
         self._pending: deque[tuple[Any, Any]] = deque(maxlen=MOST_PENDING)
 
-    def begin(self) -> Any:
-        """Return the event at which a wait begins."""
-        return self._record()
-
     def end(self, begun: Any) -> None:
-        """Take note of the end of a wait, and count those that the device has gone through."""
-        if begun is None or (ended := self._record()) is None:
+        """Take note of the end of a wait that began at an event; count those that the device has gone through."""
+        if begun is None or (ended := self.record()) is None:
             return
         self._pending.append((begun, ended))
         while self._pending and self._pending[0][1].query():

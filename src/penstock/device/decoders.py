@@ -9,7 +9,7 @@ import importlib
 import io
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 
 from penstock.errors import InvalidOption
-from penstock.system.cpus import usable_cpus
+from penstock.system.limits import usable_cpus
 
 #: torchvision's and torchcodec's number for the colour mode RGB.
 _RGB = 3
@@ -28,8 +28,6 @@ class Decoder(Protocol):
     """Decodes JPEG files to a device. Any thread may call it."""
 
     name: str
-    grey: bool
-    """Files of one channel are decoded as well, to three equal ones."""
 
     def decode(self, encoded: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """Return the pixels of files: uint8 (3, height, width) on the device, RGB; None for what cannot be decoded.
@@ -45,7 +43,6 @@ class NvImageCodec:
     """NVIDIA nvImageCodec: on the GPU's JPEG engine where it has one, else on its cores."""
 
     name = "NVIDIA nvImageCodec"
-    grey = False
 
     def __init__(self, device: torch.device) -> None:
         codec: Any = importlib.import_module("nvidia.nvimgcodec")
@@ -79,7 +76,6 @@ class _AllOrNothing:
     """Decoders that raise where they cannot decode one file of several."""
 
     name: str
-    grey = False
 
     def __init__(self, decode: Callable[[list[torch.Tensor]], list[torch.Tensor]]) -> None:
         self._decode = decode
@@ -124,11 +120,10 @@ def decoder_for(device: torch.device) -> Decoder:
     for kind in (NvImageCodec, TorchCodec, TorchVision) if device.type == "cuda" else ():
         try:
             decoder: Decoder = kind(device)
-            why = _fault(decoder, "RGB")
+            why = _fault(decoder)
         except Exception as error:  # whatever a library of another version, or for another CUDA, raises
             why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         if why is None:
-            decoder.grey = _fault(decoder, "L") is None
             return decoder
         tried.append(f"{kind.name} ({why})")
     found = f"; tried {', '.join(tried)}" if tried else f"; there is none for {device.type}"
@@ -138,24 +133,18 @@ def decoder_for(device: torch.device) -> Decoder:
     )
 
 
-def _fault(decoder: Decoder, mode: str) -> str | None:
+def _fault(decoder: Decoder) -> str | None:
     """Return what is wrong with what a decoder makes of a small file, or None."""
     ramp: NDArray[np.uint8] = np.add.outer(np.arange(16), np.arange(24)).astype(np.uint8) * 6
-    image = Image.fromarray(ramp) if mode == "L" else Image.fromarray(np.dstack([ramp, ramp[::-1], ramp[:, ::-1]]))
     file = io.BytesIO()
-    image.save(file, "JPEG", quality=95, subsampling=0)
+    Image.fromarray(np.dstack([ramp, ramp[::-1], ramp[:, ::-1]])).save(file, "JPEG", quality=95, subsampling=0)
     data = torch.from_numpy(np.frombuffer(file.getvalue(), dtype=np.uint8).copy())
     expected = decoded_by_pillow(file.getvalue())
-    try:
-        for decoded in decoder.decode([data, data]):
-            if decoded is None:
-                return "it does not decode a small image"
-            if decoded.shape != expected.shape or (decoded.cpu().int() - expected.int()).abs().max() > 8:
-                return "its pixels are not those of the image"
-    except RuntimeError as error:
-        if mode == "RGB":
-            raise
-        return str(error)
+    for decoded in decoder.decode([data, data]):
+        if decoded is None:
+            return "it does not decode a small image"
+        if decoded.shape != expected.shape or (decoded.cpu().int() - expected.int()).abs().max() > 8:
+            return "its pixels are not those of the image"
     return None
 
 
@@ -173,29 +162,19 @@ def planes(pixels: torch.Tensor) -> torch.Tensor:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-class Header(NamedTuple):
-    """What the header of a JPEG file says."""
-
-    width: int
-    height: int
-    channels: int
-
-
-def read_header(data: NDArray[np.uint8]) -> Header | str:
-    """Return what a file's header says, or why Pillow must decode it.
+def read_header(data: NDArray[np.uint8]) -> tuple[int, int] | str:
+    """Return the (width, height) that a file's header says, or why Pillow must decode it.
 
     Decoders of GPUs fill what is missing with grey and guess at the rest: a file is trusted to them only when it is
-    grey or YCbCr, and ends as a whole JPEG does.
+    YCbCr, and ends as a whole JPEG does.
     """
     try:
         image = JpegImageFile(io.BytesIO(data.data))
     except (SyntaxError, OSError, ValueError):
         return "not a JPEG, or a damaged header"
-    if image.mode not in ("L", "RGB"):
-        return "JPEG: neither grey nor RGB"
     parts = [part[0] for part in image.layer]
-    if image.mode == "RGB" and (image.info.get("adobe_transform", 1) != 1 or parts not in ([1, 2, 3], [0, 1, 2])):
-        return "JPEG: RGB, or unusual components"
+    if image.mode != "RGB" or image.info.get("adobe_transform", 1) != 1 or parts not in ([1, 2, 3], [0, 1, 2]):
+        return "JPEG: not YCbCr, or unusual components"
     if bytes(data[-2:]) != b"\xff\xd9":
         return "JPEG: no end-of-image marker at its end"
-    return Header(*image.size, len(parts))
+    return image.size

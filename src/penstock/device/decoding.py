@@ -25,10 +25,8 @@ from penstock.executors.filler import IN_FLIGHT, Filler, PassInput, PassResource
 from penstock.executors.iterator import FillerExecutor
 from penstock.executors.job import Job
 from penstock.plan import NativePlan, Plan
-from penstock.recipe.recipe import Recipe
-from penstock.recipe.steps import Refusal
+from penstock.recipe.steps import Recipe, Refusal
 from penstock.sample_notes import torch_batch
-from penstock.state.substitutes import Substitutes
 
 #: Batches whose files are read ahead, unless prefetch_factor= says otherwise. Files are small beside their pixels.
 AHEAD = 3
@@ -37,9 +35,11 @@ AHEAD = 3
 _STEEP = 16
 
 
-def refusal(plan: Plan) -> Refusal | None:
-    """Return why a plan's images cannot be decoded on a device, or None."""
+def refusal(plan: Plan, *, replaces: bool = False) -> Refusal | None:
+    """Return why a plan's images cannot be decoded on a device, or None. replaces: bad samples are replaced."""
     what, folders = "decode='gpu'", "an ImageFolder with torchvision's transforms"
+    if replaces:
+        return Refusal(what, "bad samples are replaced", "on_error='raise'")
     if not isinstance(plan, NativePlan):
         return Refusal(what, "Python reads the dataset", folders)
     for leaf in plan.leaves:
@@ -66,7 +66,6 @@ class DecodingFiller(Filler):
         decoder: of the device.
         device: where batches are made.
         stream: batches are made on it; None: on the calling thread's current one.
-        substitutes: how bad samples are replaced; None: their errors are raised.
     """
 
     def __init__(
@@ -76,20 +75,16 @@ class DecodingFiller(Filler):
         decoder: Decoder,
         device: torch.device,
         stream: CopyStream | None = None,
-        *,
-        substitutes: Substitutes | None = None,
     ) -> None:
         super().__init__(resources)
         self._plan, self._decoder, self._device, self._stream = plan, decoder, device, stream
         self._working = contextlib.nullcontext if stream is None else stream.working
-        self._substitutes = substitutes
         self._readers: Readers
         self._begun = False
 
     def open(self, pass_input: PassInput) -> None:
-        grey, meter = self._decoder.grey, self.resources.meter
-        self._readers = Readers(self._plan, pass_input, self.workers, meter, grey=grey, substitutes=self._substitutes)
-        self.ended, self._begun = self._readers.ended, True
+        self._readers = Readers(self._plan, pass_input, self.workers, self.resources.meter)
+        self._begun = True
 
     def close(self) -> None:
         if self._begun:
@@ -105,7 +100,6 @@ class DecodingFiller(Filler):
         batch.begin(partial(self._begin, batch))
 
     def _begin(self, batch: Batch) -> None:
-        batch.indices = batch.wanted.copy()  # threads put others in it
         batch.leaves, batch.local = self._plan.root.resolve(batch.wanted)
         self._readers.submit(batch)
 
@@ -114,9 +108,7 @@ class DecodingFiller(Filler):
             return 1
         if self.resources.in_flight is not None:
             return max(1, min(self.resources.in_flight, IN_FLIGHT))
-        if not queue or not self.resources.settled:
-            return AHEAD
-        return max(AHEAD, self._readers.files.batches_ahead(len(queue[0].indices)))
+        return AHEAD
 
     def ready(self, queue: deque[Batch]) -> Batch:
         batch = queue[0]
@@ -143,8 +135,6 @@ class DecodingFiller(Filler):
             if any(row.dtype != rows[0].dtype for row in rows):
                 rows = [rounded(row) for row in rows]
             out = rounded(torch.stack(rows))
-        if batch.replaced:
-            batch.leaves, batch.local = plan.root.resolve(batch.indices)
         labels = plan.labels(batch.leaves, batch.local)
         fields = [out] if labels is None else [out, labels]
         return fields if plan.leaves[0].form.pair else out
@@ -197,9 +187,7 @@ class DecodingExecutor(FillerExecutor):
 
     def filler(self, job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> DecodingFiller:
         assert isinstance(job.plan, NativePlan)
-        return DecodingFiller(
-            job.plan, job.resources, self.decoder, self.device, self.stream, substitutes=job.substitutes
-        )
+        return DecodingFiller(job.plan, job.resources, self.decoder, self.device, self.stream)
 
 
 # --- operations on decoded pictures -----------------------------------------------------------------------------------

@@ -42,10 +42,10 @@ class Feed:
         channels_last: 4-d tensors get torch.channels_last strides, on the device.
         transform: called with each batch on the device, on the stream of the copies and under torch.no_grad(); returns
             the batch that the loop gets. It may be an nn.Module or transforms of torchvision.
-        decode: who decodes JPEG images, "cpu" or "gpu"; "auto": the GPU, where a measurement says that decoding on the
-            CPU is the bottleneck. "gpu" differs from Pillow's pixels by a few of 255 steps.
-        cache: "device" keeps recognised in-memory datasets on the device: batches are gathered and augmented there,
-            equal to the host's. Where they do not fit they stay on the host.
+        decode: who decodes JPEG images, "cpu" or "gpu"; "auto": the GPU, where a decoder for it is installed. The
+            GPU's pixels differ from Pillow's by a few of 255 steps.
+        cache: "device" copies recognised in-memory datasets to the device when a pass begins: batches are gathered and
+            augmented there, equal to the host's. Where they do not fit they stay on the host.
 
     Raises:
         InvalidOption: a device that torch does not know or that is not there, and values out of range.
@@ -107,11 +107,7 @@ def explain_feed(feed: Feed, device: torch.device) -> str:
     else:
         ahead = f"{feed.depth} batch{'es' * (feed.depth > 1)} ahead"
         way = f"one copy a field, from page-locked memory, on a stream of its own, {ahead}"
-    dtype = None if feed.dtype is None else f"floats become {str(feed.dtype).removeprefix('torch.')}"
-    done = [dtype, "channels last" if feed.channels_last else None]
-    if feed.transform is not None:
-        done.append(f"then {getattr(feed.transform, '__qualname__', None) or type(feed.transform).__name__}")
-    return f"device   {device}: {'; '.join([way, *filter(None, done)])}"
+    return f"device   {device}: {way}"
 
 
 def feed_of(device: Device | Feed | None) -> Feed | None:
@@ -184,12 +180,15 @@ class DeviceFeed:
         self._sender = made.sender if settings.persistent_workers else None
         return made
 
-    def explain(self, feed: Feed | None, plan: Plan) -> Iterator[str]:
-        """Yield what explain() says of the device. plan: of the loader, of raw pixels where those are sent."""
+    def explain(self, feed: Feed | None, plan: Plan, *, replaces: bool) -> Iterator[str]:
+        """Yield what explain() says of the device.
+
+        plan: of the loader, of raw pixels where those are sent; replaces: bad samples are replaced.
+        """
         target = self._quietly(feed)
         if feed is not None and target is not None:
             yield explain_feed(feed, target.device)
-            yield from target.explain(feed, plan)
+            yield from target.explain(feed, plan, replaces=replaces)
 
     def sends(self, feed: Feed | None) -> bool:
         """Return whether a pass that began now would send its batches to an accelerator."""

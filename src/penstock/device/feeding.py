@@ -20,12 +20,11 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import torch.utils.data
 
-from penstock.device.arithmetic import Arithmetic
 from penstock.device.copy_stream import CopyStream, IdleMeter, copy_stream_to
 from penstock.device.feed import Device, Feed
-from penstock.device.moving import Mover
+from penstock.device.moving import Arithmetic, Mover
 from penstock.executors.iterator import Pass
-from penstock.executors.workers.thread_lifetime import context_here, leave_behind
+from penstock.executors.workers.worker_thread import context_here, leave_behind
 from penstock.observe import Delivery, Observers, observed
 from penstock.order.batches import length
 from penstock.stats import Counters
@@ -37,6 +36,17 @@ T = TypeVar("T")
 JOIN_SECONDS = 2.0
 
 _END = object()
+
+
+def _send_next(source: Iterator[Any], mover: Mover) -> Any:
+    """Take a batch from its source and begin to move it; return a Moved, the source's error in its place, or _END."""
+    try:
+        batch = next(source)
+    except StopIteration:
+        return _END
+    except Exception as error:
+        return error
+    return mover.send(batch)
 
 
 class ThreadSender:
@@ -59,7 +69,7 @@ class ThreadSender:
         self._sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._closed = False
         self._pid = os.getpid()
-        self._thread = threading.Thread(target=context_here(), args=(self._run,), name="penstock-feed", daemon=True)
+        self._thread = threading.Thread(target=context_here()(), args=(self._run,), name="penstock-feed", daemon=True)
         self._starting = threading.Lock()
 
     def next(self) -> Any:
@@ -113,21 +123,12 @@ class ThreadSender:
         self._sent.put(_END)
 
     def _send_all(self) -> None:
-        while not self._closed:
-            try:
-                sent: Any = None
-                batch = next(self._source)
-            except StopIteration:
+        while self._room.acquire() and not self._closed:
+            sent = _send_next(self._source, self._mover)
+            if sent is _END:
                 return
-            except BaseException as error:
-                batch, sent = None, error
-            self._room.acquire()
-            if self._closed:
-                return
-            if sent is None:
-                sent = self._mover.send(batch)
             self._sent.put(sent)
-            del batch, sent  # nothing is held while the source is waited for
+            del sent  # nothing is held while room is waited for
 
 
 class InlineSender:
@@ -161,18 +162,10 @@ class InlineSender:
         self.close(None)
 
     def _send_one(self) -> Any:
-        try:
-            if self._stream is None:
-                batch = next(self._source)
-            else:  # it is made ahead, and may be taken in another mode
-                with self._stream.current(), outside_inference():
-                    batch = next(self._source)
-        except StopIteration:
-            return _END
-        except Exception as error:
-            return error
-        with outside_inference():
-            return self._mover.send(batch)
+        if self._stream is None:
+            return _send_next(self._source, self._mover)
+        with self._stream.current(), outside_inference():  # it is made ahead, and may be taken in another mode
+            return _send_next(self._source, self._mover)
 
 
 Sender = ThreadSender | InlineSender
@@ -235,7 +228,7 @@ class Feeding(Generic[T]):
         if not self._open:
             raise StopIteration
         began = time.perf_counter()
-        idle_since = None if self._idle is None else self._idle.begin()
+        idle_since = None if self._idle is None else self._idle.record()
         sent = self.sender.next()
         if sent is _END:
             self.close()

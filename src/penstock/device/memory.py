@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from penstock.device.moving import leaves, map_leaves
 from penstock.errors import InvalidOption, OutOfMemory
-from penstock.system.host_memory import available_bytes
+from penstock.system.limits import available_bytes
 
 R = TypeVar("R")
 Step = Callable[..., R]
@@ -58,18 +58,15 @@ def find_batch_size(
 ) -> int:
     """Return the largest batch size whose step fits into memory, found by doubling and bisection.
 
-    The samples of example_batch are repeated, or cut, to the size that is tried, on the device that they are on; so
-    they should be as long as the longest of the data. Each try has tensors of its own, and what it held is freed
-    before the next. There are about 2 * log2(size) tries.
+    The samples of example_batch are repeated, or cut, to the size that is tried, on the device that they are on; they
+    should be as long as the longest of the data. There are about 2 * log2(size) tries, each with tensors of its own.
 
         size = penstock.find_batch_size(train_step, next(iter(loader)))
 
-    The step really runs: it changes weights, gradients, optimiser states and random generators. Find the size before
-    the training, with a step that does all that takes memory there (backward() and the optimiser's step too), or give
-    it a copy of the model. The first size that fits is tried twice, because a first run leaves behind gradients and
-    optimiser states that the second finds in its way. A size that just fits today leaves no room for longer samples
-    or for another process on the device. Under DistributedDataParallel, give it the model that is not wrapped yet, and
-    take the least size of all ranks.
+    The step really runs, and changes weights, optimiser states and random generators: find the size before the
+    training, with a step that does all that takes memory there, or give it a copy of the model. The first size that
+    fits is tried twice, for a first run leaves gradients behind. Under DistributedDataParallel, give it the model that
+    is not wrapped yet, and take the least size of all ranks.
 
     On the CPU, Linux promises more memory than it has and may kill the process before anything fails: give most=
     there. A batch in host memory that exceeds the memory available counts as one that does not fit.
@@ -120,12 +117,9 @@ def run_within_memory(
 ) -> list[R]:
     """Run a step on a batch, in micro-batches where the whole does not fit, and return their results in order.
 
-    Where memory runs out, the part that failed is cut in two and tried again; no sample is lost or repeated, and the
-    parts that were done are not run again. The result is a list always, of one result when the batch fits whole.
-
-    The size that worked is remembered for as long as the step lives (a bound method with its object), so the next
-    batches do not fail first. Give the same step each time, not a new lambda or functools.partial. It never grows by
-    itself: start=len(batch) forgets it.
+    Where memory runs out, the part that failed is cut in two and tried again; the parts that were done are not run
+    again. The size that worked is remembered for as long as the step lives (a bound method with its object): give the
+    same step each time, not a new lambda. It never grows by itself: start=len(batch) forgets it.
 
     With gradients, a loss that is a mean over the batch must be weighted: where step has a parameter share besides
     the batch, it gets the samples of the micro-batch over those of the batch (1.0 for a whole batch):
@@ -141,14 +135,12 @@ def run_within_memory(
             loss = sum(penstock.run_within_memory(step, batch, undo=optimizer.zero_grad))
             optimizer.step()
 
-    A failed try leaves behind what step did before memory ran out. That matters for backward(): it may have added to
-    the gradients of some layers. undo= takes that back: it is called after a failed try, must undo all that step has
-    done to this batch, and then the whole batch is run again in smaller parts. Other traces remain, of failed tries as
-    of every micro-batch: random numbers drawn, running means of batch norm, changes made to the batch in place.
+    A failed try leaves behind what step did before memory ran out. undo= takes back what matters, as gradients do: it
+    is called after a failed try, and the whole batch is run again in smaller parts. Other traces remain: random numbers
+    drawn, running means of batch norm, changes made to the batch in place.
 
-    Results are kept until the last part is done: return loss.item() or loss.detach(), for a loss holds on to its
-    graph. Under DistributedDataParallel every rank must call backward() equally often, so that a rank must not split
-    on its own: use find_batch_size() beforehand.
+    Results are kept until the last part is done: return loss.item() or loss.detach(). Under DistributedDataParallel a
+    rank must not split on its own: use find_batch_size() beforehand.
 
     Args:
         step: called as step(batch) or step(batch, share=...), with the batch itself or with views of its tensors.
@@ -162,7 +154,7 @@ def run_within_memory(
         Exception: what step raises, among that the out-of-memory error of a sample that does not fit alone.
     """
     samples = Samples(batch)
-    known = _sizes.get(_key(step), (samples.number,))[0]
+    known = _remembered(step) or samples.number
     size = known if start is None else _at_least_one("start", start)
     return _run_parts(step, samples, size, known, undo)
 
@@ -244,25 +236,29 @@ def _takes_share(step: Step[object]) -> bool:
     return any(one.name == "share" and one.kind in named for one in parameters[1:])
 
 
-#: The micro-batch sizes that worked, by the ids of their steps, which need be neither hashable nor comparable, with
-#: references that forget them. Each use is one operation of the dict, which threads may do at once.
-_sizes: dict[tuple[int, ...], tuple[int, list[weakref.ref[Any]]]] = {}
+#: The micro-batch sizes that worked, by step: for a bound method, by its object and its name.
+_sizes: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictionary()
+
+
+def _remembered(step: object) -> int | None:
+    """Return the size that worked for a step."""
+    owner, name = _owner(step)
+    try:
+        return _sizes.get(owner, {}).get(name)
+    except TypeError:  # it cannot be held weakly, or has no hash
+        return None
 
 
 def _remember(step: object, size: int) -> None:
     """Remember the size that worked for a step, for as long as the step lives."""
-    key = _key(step)
-    with suppress(TypeError):  # what cannot be held weakly: nothing would say when to forget it
-        _sizes[key] = (size, [weakref.ref(one, lambda _: _sizes.pop(key, None)) for one in _parts(step)])
+    owner, name = _owner(step)
+    with suppress(TypeError):
+        _sizes.setdefault(owner, {})[name] = size
 
 
-def _key(step: object) -> tuple[int, ...]:
-    return tuple(map(id, _parts(step)))
-
-
-def _parts(step: object) -> tuple[object, ...]:
-    """Return what a step is: a bound method is made anew each time that it is looked up."""
-    return (step.__func__, step.__self__) if isinstance(step, types.MethodType) else (step,)
+def _owner(step: object) -> tuple[object, str]:
+    """Return what lives as long as a step: a bound method is made anew each time that it is looked up."""
+    return (step.__self__, step.__func__.__name__) if isinstance(step, types.MethodType) else (step, "")
 
 
 # --- a batch as samples along dimension 0 -----------------------------------------------------------------------------
@@ -369,15 +365,11 @@ def _repeated(leaf: Any, number: int) -> Any:
         column: Any = leaf
         return column * (number // len(column)) + column[: number % len(column)]
     shape = (number, *leaf.shape[1:])
-    if isinstance(leaf, torch.Tensor):  # channels_last stays
-        made: Any = torch.empty_permuted(shape, leaf.dim_order(), dtype=leaf.dtype, device=leaf.device)
-        source: Any = leaf.detach()
-    else:
-        made, source = np.empty_like(leaf, shape=shape), leaf
-    filled = min(number, len(source))
-    made[:filled] = source[:filled]
-    while filled < number:
-        more = min(filled, number - filled)
-        made[filled : filled + more] = made[:more]
-        filled += more
-    return made.requires_grad_() if isinstance(leaf, torch.Tensor) and leaf.requires_grad else made
+    if isinstance(leaf, torch.Tensor):
+        made = torch.empty_permuted(
+            shape, leaf.dim_order(), dtype=leaf.dtype, device=leaf.device
+        )  # channels_last stays
+        again = torch.arange(number, device=leaf.device) % len(leaf)
+        torch.index_select(leaf.detach(), 0, again, out=made)
+        return made.requires_grad_(leaf.requires_grad)
+    return np.take(leaf, np.arange(number) % len(leaf), 0, np.empty_like(leaf, shape=shape), "clip")

@@ -1,17 +1,16 @@
 """Files read ahead for a decoder on the device; Pillow decodes those that it is not trusted with.
 
-Python threads take files that the native core reads: at once where they lie in memory, else brought by its readers.
+Python threads take the files, which the native core reads or finds in a cache.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
+import math
 import os
+import queue
 import threading
-from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,20 +18,18 @@ from PIL import Image
 
 import penstock._native as _native
 from penstock.device.decoders import planes, read_header
-from penstock.errors import InvalidID, InvalidOption
+from penstock.errors import InvalidOption
 from penstock.executors.filler import IndexedBatch, PassInput
-from penstock.executors.workers.native import READERS, MeteredReaders, read_ahead_bytes
-from penstock.executors.workers.thread_lifetime import end_crew
+from penstock.executors.workers.native import MeteredReaders
+from penstock.executors.workers.worker_thread import end_crew
 from penstock.observe import Meter
 from penstock.plan import NativePlan
 from penstock.recipe import keyed_methods
 from penstock.sample_notes import add_note
 from penstock.sources.image_files import max_pixels
-from penstock.state.delivery import Task
-from penstock.state.substitutes import Substitutes
 
-#: Threads at the most: each holds Python's lock for a good part of its time.
-MAX_READERS = 8
+#: Threads at the most: each holds Python's lock for a good part of its time, unless the file system is slow.
+MAX_READERS = 16
 #: A larger file is left to Pillow.
 _MAX_FILE_BYTES = 256 << 20
 _WORD = 0xFFFFFFFFFFFFFFFF
@@ -65,17 +62,12 @@ class Batch(IndexedBatch):
     """A batch whose files are being read. The lock of its Readers guards what threads write."""
 
     samples: list[Sample] = field(default_factory=list)
-    files: _native.ReadList | None = None
-    """The files that the native readers know of."""
-    taken: int = 0
     unfinished: int = 0
-    replaced: bool = False
     failed_at: int = 0
     """The first position that failed, with the error."""
 
     def let_go(self) -> None:
         self.samples.clear()
-        self.files = None
 
 
 class Readers:
@@ -85,38 +77,22 @@ class Readers:
         plan: what is read.
         pass_input: of the pass, for the key of its random draws.
         threads: 0 reads in the caller's thread, when a batch is waited for.
-        meter: counts what the native readers do.
-        grey: the decoder takes files of one channel.
-        substitutes: how bad samples are replaced; None: their errors are kept.
+        meter: counts what reading takes.
     """
 
-    def __init__(
-        self,
-        plan: NativePlan,
-        pass_input: PassInput,
-        threads: int,
-        meter: Meter,
-        *,
-        grey: bool,
-        substitutes: Substitutes | None = None,
-    ) -> None:
-        self.ended = threading.Event()
-        readers = _native.FileReaders(plan.program, READERS if threads else 0, read_ahead_bytes())
-        self.files = MeteredReaders(readers, meter)
+    def __init__(self, plan: NativePlan, pass_input: PassInput, threads: int, meter: Meter) -> None:
+        self.files = MeteredReaders(_native.FileReaders(plan.program, 0, 0), meter)
         self._plan = plan
         self._seed, self._epoch = pass_input.seed, pass_input.epoch
-        self._grey = grey
-        self._substitutes = substitutes
-        self._changed = threading.Condition()  # batches were submitted or finished, or the crew was closed
-        self._open: deque[Batch] = deque()  # those with samples that no thread has taken
+        self._work: queue.SimpleQueue[tuple[Batch, range] | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()  # a batch was finished, or the crew was closed
         self._closed = False
         self._pid = os.getpid()
-        self._count = min(threads, MAX_READERS)
         self._threads: list[threading.Thread] = []
         Image.init()  # Pillow looks up its formats once, and not thread-safely
         self.files.open()
         try:
-            for number in range(self._count):
+            for number in range(min(threads, MAX_READERS)):
                 thread = threading.Thread(target=self._run, name=f"penstock-reading-{number}", daemon=True)
                 thread.start()
                 self._threads.append(thread)
@@ -125,27 +101,20 @@ class Readers:
             raise InvalidOption(f"num_workers={threads}: the system has not so many threads ({error})") from error
 
     def submit(self, batch: Batch) -> None:
-        """Begin to read a batch: once, however often it is submitted after interrupts."""
-        count = len(batch.indices)
-        unread: Any = None
-        if batch.files is None and self._threads:
-            with contextlib.suppress(InvalidID):  # a path that no file can have is the error of its sample
-                names = self._plan.names(batch.leaves, batch.local)
-                batch.files = self.files.native.add(batch.local, batch.leaves, names)
-        with self._changed:
-            if batch.taken or any(batch is other for other in self._open):
-                return
-            batch.samples, batch.unfinished = [unread] * count, count
-            if count:
-                self._open.append(batch)
-                self._changed.notify_all()
+        """Begin to read a batch."""
+        count, unread = len(batch.indices), cast(Sample, None)
+        batch.samples, batch.unfinished = [unread] * count, count
+        if not self._threads:
+            return
+        step = max(1, min(16, count // (4 * len(self._threads))))
+        for begin in range(0, count, step):
+            self._work.put((batch, range(begin, min(begin + step, count))))
 
     def wait(self, batch: Batch, timeout: float) -> bool:
         """Wait until a batch is read; return whether it was within `timeout` seconds (0: no limit)."""
         if os.getpid() != self._pid:
             raise RuntimeError("the threads of this iterator are in the process that this one was forked off from")
         if not self._threads and batch.unfinished:
-            self._open.clear()
             for position in range(len(batch.indices)):
                 self.prepare(batch, position)
             batch.unfinished = 0
@@ -157,19 +126,20 @@ class Readers:
 
     def close(self) -> None:
         """End the threads. In a forked child they do not exist, and nothing is done."""
-        end_crew(self._threads, self._stop, self.ended, self._pid)
+        end_crew(self._threads, self._stop, self._pid)
 
     def _stop(self) -> None:
         with self._changed:
             self._closed = True
-            self._open.clear()
             self._changed.notify_all()
+        for _ in self._threads:
+            self._work.put(None)
         self.files.close()
 
     # --- the threads' side --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while (work := self._take()) is not None:
+        while (work := self._work.get()) is not None:
             batch, positions = work
             for position in positions:
                 if not self._closed:
@@ -180,26 +150,13 @@ class Readers:
                     self._changed.notify_all()
             del batch, work  # nothing is held while work is waited for
 
-    def _take(self) -> tuple[Batch, range] | None:
-        """Return some positions of the oldest batch that has any left. None: the crew is closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._open)
-            if self._closed:
-                return None
-            batch = self._open[0]
-            begin, count = batch.taken, len(batch.indices)
-            batch.taken = min(count, begin + max(1, min(16, count // (4 * self._count))))
-            if batch.taken == count:
-                self._open.popleft()
-            return batch, range(begin, batch.taken)
-
     def prepare(self, batch: Batch, position: int, *, trusted: bool = True) -> None:
-        """Read the sample at a position, or what stands in for it; an error is kept in the batch.
+        """Read the sample at a position; an error is kept in the batch.
 
         trusted: the decoder may have it.
         """
         try:
-            batch.samples[position] = self._read_good(batch, position, trusted)
+            batch.samples[position] = self._read(batch, position, trusted)
         except Exception as error:
             name, path = self._plan.leaf(batch.leaves, position).identify(int(batch.local[position]))
             place = f"at position {position} of a batch of {len(batch.indices)}"
@@ -208,43 +165,11 @@ class Readers:
                 if batch.error is None or position < batch.failed_at:
                     batch.failed_at, batch.error = position, error
 
-    def _read_good(self, batch: Batch, position: int, trusted: bool) -> Sample:
-        """Read the sample at a position; where bad samples are replaced, the first good one that may stand in for it.
-
-        Where none is good, the error is that of the sample itself.
-        """
-        wanted, substitutes = int(batch.wanted[position]), self._substitutes
-        if substitutes is not None:
-            task = Task(batch.wanted, self._seed, self._epoch)
-            candidates = substitutes.candidates(task, wanted, batch.positions[position])
-            for index in map(int, itertools.chain([wanted], candidates)):
-                if substitutes.is_bad(index):
-                    continue
-                try:
-                    sample = self._read(batch, position, index, trusted)
-                except Exception as error:
-                    substitutes.found_bad(index, error)
-                    continue
-                if index != wanted:
-                    batch.indices[position], batch.replaced = index, True
-                return sample
-        return self._read(batch, position, wanted, trusted)
-
-    def _read(self, batch: Batch, position: int, index: int, trusted: bool) -> Sample:
-        """Read a sample, by its index, for a position of a batch."""
-        if index == batch.wanted[position]:
-            leaves, local = batch.leaves, int(batch.local[position])
-            number = 0 if leaves is None else int(leaves[position])
-        else:
-            leaves, inside = self._plan.root.resolve(np.array([index], dtype=np.int64))
-            number, local = 0 if leaves is None else int(leaves[0]), int(inside[0])
-        leaf = self._plan.leaves[number]
-        content: Encoded | torch.Tensor | str = ""
-        if trusted:
-            brought = None
-            if batch.files is not None and index == batch.wanted[position]:
-                brought = self.files.native.take(batch.files, position)
-            content = self._encoded(number, local, brought)
+    def _read(self, batch: Batch, position: int, trusted: bool) -> Sample:
+        """Read the sample at a position of a batch."""
+        number, local = 0 if batch.leaves is None else int(batch.leaves[position]), int(batch.local[position])
+        leaf, index, place = self._plan.leaves[number], int(batch.indices[position]), batch.positions[position]
+        content: Encoded | torch.Tensor | str = self._encoded(number, local) if trusted else ""
         if isinstance(content, str):
             if content:
                 batch.rescued.append(content)
@@ -254,7 +179,6 @@ class Readers:
             content = planes(torch.from_numpy(np.array(rescued)))
         assert leaf.recipe is not None
         height, width = content.size if isinstance(content, Encoded) else content.shape[1:]
-        place = batch.positions[position]
         try:
             key = (self._seed & _WORD, self._epoch, index & _WORD, place)
             return Sample(number, local, content, _native.draw(leaf.recipe.native, *key, width, height))
@@ -263,29 +187,19 @@ class Readers:
             with keyed_methods.of_sample(self._seed, self._epoch, index, place):
                 return Sample(number, local, leaf.apply(local), None)
 
-    def _encoded(self, number: int, local: int, brought: _native.BroughtFile | None) -> Encoded | str:
-        """Return a file for the decoder, or why Pillow must read it.
-
-        Args:
-            number, local: of the leaf, and of the sample in it.
-            brought: the file, where a reader has brought it.
-        """
-        if brought is None:
-            files = self._plan.leaves[number].files
-            listed = None if files is None else files.listed
-            name = None if listed is None else listed(np.array([local], dtype=np.int64))[0]
-            found = self.files.native.read(number, local, name, _MAX_FILE_BYTES)
-            if isinstance(found, str):
-                return found
-            brought = found
-        content = brought.content
+    def _encoded(self, number: int, local: int) -> Encoded | str:
+        """Return a file for the decoder, or why Pillow must read it; number, local: of the leaf, and of the sample."""
+        files = self._plan.leaves[number].files
+        name = files.name(local) if files is not None and files.listed else None
+        found = self.files.native.read(number, local, name, _MAX_FILE_BYTES)
+        if isinstance(found, str):
+            return found
+        content = found.content
         if not 0 < len(content) <= _MAX_FILE_BYTES:
             return "an empty file, or a huge one"
-        header = read_header(content)
-        if isinstance(header, str):
-            return header
-        if header.channels == 1 and not self._grey:
-            return "JPEG: grey, which this decoder does not take"
-        if max_pixels() and header.width * header.height > max_pixels():
+        size = read_header(content)
+        if isinstance(size, str):
+            return size
+        if max_pixels() and math.prod(size) > max_pixels():
             return "over Pillow's limit for decompression bombs"
-        return Encoded(torch.from_numpy(content), (header.height, header.width))
+        return Encoded(torch.from_numpy(content), size[::-1])

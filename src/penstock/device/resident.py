@@ -1,25 +1,131 @@
-"""Datasets in memory, kept on a device from pass to pass."""
+"""Feed(cache="device"): the arrays of a dataset go to the device as a pass begins, and batches are gathered there.
+
+All is done on the current stream, and nothing but the beginning of a pass waits for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import math
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 import penstock._native as _native
-from penstock.device.stores import Images, Rows, row_bytes, send
-from penstock.executors.buffers import bytes_in
+from penstock.device.copy_stream import CopyStream
+from penstock.executors.filler import Filler, IndexedBatch, PassInput, PassResources
+from penstock.executors.iterator import FillerExecutor
+from penstock.executors.job import Job
+from penstock.order.batches import as_array
 from penstock.order.permutations import Indices
 from penstock.plan import NativePlan
-from penstock.recipe.steps import Refusal
-from penstock.sources.native_source import DeviceArrays
+from penstock.recipe.steps import Recipe, Refusal
+from penstock.sample_notes import torch_batch
+from penstock.system.words import size_of
 
 #: Of the memory that a device has left, this share stays for the program.
 _FOR_THE_PROGRAM = 0.25
-_WHAT = "Feed(cache='device')"
+#: Bytes that go to the device at a time, through memory that is page-locked.
+_PIECE = 16 << 20
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_WORD = 0xFFFFFFFFFFFFFFFF
+
+
+class Rows:
+    """The rows of one field in the memory of a device.
+
+    Args:
+        array: on the CPU: rows along dimension 0.
+        device: where to. They are copied piece by piece: a memory-mapped file is never in memory as a whole.
+
+    Raises:
+        torch.OutOfMemoryError: the device has no room for them.
+    """
+
+    def __init__(self, array: torch.Tensor, device: torch.device) -> None:
+        self.dtype, self.shape = array.dtype, tuple(array.shape[1:])
+        self.row_bytes = math.prod(self.shape) * array.element_size()
+        unit = next(unit for unit in (8, 4, 2, 1) if self.row_bytes % unit == 0)
+        #: The same memory in the largest units that a row consists of: (rows, row_bytes // unit).
+        self.words = torch.empty((len(array), self.row_bytes // unit), dtype=_WORDS[unit], device=device)
+        if array.numel():
+            number = max(1, _PIECE // self.row_bytes)
+            for some, there in zip(torch.split(array.detach(), number), torch.split(self.words, number), strict=True):
+                staged = _host_memory(tuple(some.shape), some.dtype, device).copy_(some)
+                there.copy_(staged.view(len(some), -1).view(there.dtype), non_blocking=True)
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        """Return the rows at these positions, in memory of their own: shape (positions, *shape)."""
+        if self.row_bytes == 0:
+            return torch.empty((len(index), *self.shape), dtype=self.dtype, device=self.words.device)
+        return self.words.index_select(0, index).view(self.dtype).view(len(index), *self.shape)
+
+
+def _host_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return host memory that is copied to a device without waiting: torch keeps it until the copy is done."""
+    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=device.type not in ("cpu", "mps"))
+
+
+def _send(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Return a copy of an array on a device."""
+    given = torch.from_numpy(array)
+    return _host_memory(tuple(given.shape), given.dtype, device).copy_(given).to(device, non_blocking=True)
+
+
+class Images:
+    """Makes pixels of the images of a store, by a recipe that only crops, pads and flips.
+
+    Args:
+        store: images of (height, width, channels) uint8.
+        recipe: for which `refusal` has no objection.
+    """
+
+    def __init__(self, store: Rows, recipe: Recipe) -> None:
+        self._device, self._recipe = store.words.device, recipe.native
+        self._height, self._width, channels = store.shape
+        size = _native.map_size(recipe.native, self._width, self._height)
+        assert size is not None and recipe.fills is not None
+        self._size = size
+        self._pixels = store.words.view(torch.uint8).view(-1, channels)
+        self._places = torch.int32 if len(self._pixels) < 1 << 31 else torch.int64
+        fills = [np.frombuffer(fill, np.uint8) for fill in recipe.fills]
+        self._fills = _send(np.stack(fills), self._device) if fills else None
+
+    def maps(self, seed: int, epoch: int, samples: Indices, positions: Indices) -> torch.Tensor:
+        """Return what axis_maps gives for samples, on its way to the device."""
+        maps = _host_memory((len(samples), sum(self._size)), torch.int32, self._device)
+        source = (self._width, self._height)
+        _native.axis_maps(self._recipe, seed, epoch, samples, positions, *source, maps.numpy())
+        return maps.to(self._device, non_blocking=True)
+
+    def take(self, index: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
+        """Return the pixels of the images at these positions: shape (positions, channels, height, width).
+
+        Its channels lie together in memory.
+        """
+        height = self._size[0]
+        rows, columns = maps[:, :height].unsqueeze(2), maps[:, height:].unsqueeze(1)
+        first = (index * (self._height * self._width)).to(self._places).view(-1, 1, 1)
+        places = (first + rows * self._width) + columns
+        outside = torch.minimum(rows, columns)  # -1 - k where fill k is shown: of two, the later operation's
+        inside = outside >= 0
+        if self._fills is not None:
+            places.mul_(inside)
+        pixels = self._pixels.index_select(0, places.view(-1)).view(*places.shape, -1)
+        if self._fills is not None:
+            fills = (-1 - outside).clamp_(min=0).view(-1)
+            colours = self._fills.index_select(0, fills).view(pixels.shape)
+            pixels = torch.where(inside.unsqueeze(-1), pixels, colours)
+        return pixels.permute(0, 3, 1, 2) if pixels.shape[-1] > 1 else pixels.squeeze(-1).unsqueeze(1)
+
+
+# --- what can be there ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -28,117 +134,68 @@ class ResidentPlan:
 
     plan: NativePlan
     device: torch.device
-    stores: tuple[Rows, ...]
+    rows: tuple[Rows, ...]
     """One for each field."""
-    firsts: Indices
-    """Where the first row of each leaf is in the stores."""
 
+    @cached_property
     def images(self) -> Images | None:
-        """Return what makes images of the only store's rows; None where rows are the fields."""
-        recipes = _recipes(self.plan)
-        return Images(self.stores[0], recipes) if recipes else None
-
-    def labels(self) -> torch.Tensor | None:
-        """Return the labels of all rows on the device, collated; None where they must be read batch by batch."""
-        columns = []
-        for leaf in self.plan.leaves:
-            held = None if leaf.memory is None else leaf.memory.held
-            if leaf.labels is None or held is None or not held.settled:
-                return None
-            column = leaf.labels.now(np.arange(leaf.size, dtype=np.int64))
-            # Of several leaves torch's collate looks at the labels in each batch; integers stay what they are in all.
-            if not isinstance(column, np.ndarray) or (len(self.plan.leaves) > 1 and column.dtype != np.int64):
-                return None
-            columns.append(column)
-        return send(np.concatenate(columns), self.device)
+        """What makes images of the only field, on the stream that was current first; None: rows are the fields."""
+        recipe = self.plan.leaves[0].recipe
+        return None if recipe is None else Images(self.rows[0], recipe)
 
     def hand_to_current_stream(self) -> None:
         """Tell the allocator that the current stream uses the arrays, so that it outlasts them."""
-        if self.device.type in ("cpu", "mps"):
-            return
-        stream = torch.accelerator.current_stream(self.device)
-        for store in self.stores:
-            store.words.record_stream(stream)
+        if self.device.type not in ("cpu", "mps"):
+            stream = torch.accelerator.current_stream(self.device)
+            for rows in self.rows:
+                rows.words.record_stream(stream)
 
 
-class Resident:
-    """Keeps the arrays of one loader's dataset on a device, for as long as it lives itself.
+def hold(plan: NativePlan, device: torch.device) -> ResidentPlan | Refusal:
+    """Return the plan with its arrays on the device as they are now, or why its batches are made on the host."""
+    refused = refusal(plan, device)
+    if refused is not None:
+        return refused
+    try:
+        rows = tuple(Rows(array, device) for array in _arrays(plan))
+    except torch.OutOfMemoryError:
+        return _refused(f"{device} had no room for {size_of(_bytes(plan))} of arrays, each in one piece")
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)  # from now on any stream may read them
+    return ResidentPlan(plan, device, rows)
 
-    Where they are not those of the pass before, or have changed as far as a `Watch` can tell, all are copied anew. One
-    thread at a time uses it.
-    """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._watches: list[Watch] = []
-        self._stores: tuple[Rows, ...] = ()
-        self._refused: tuple[object, Refusal] | None = None
-
-    def refusal(self, plan: NativePlan) -> Refusal | None:
-        """Return why batches of a plan are made on the host; None: they fit on the device. Nothing is copied."""
-        return _unsuitable(plan) or (None if self._holds(plan) else self._no_room(plan))
-
-    def hold(self, plan: NativePlan) -> ResidentPlan | Refusal:
-        """Return the plan with its arrays on the device, or why its batches are made on the host."""
-        refusal = _unsuitable(plan)
-        if refusal is not None or not self._holds(plan):
-            self._watches, self._stores = [], ()  # which makes room
-            refusal = refusal or self._no_room(plan) or self._upload(plan)
-        if refusal is not None:
-            return refusal
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize(self.device)  # from now on any stream may read them
-        firsts = np.cumsum([0, *(leaf.size for leaf in plan.leaves)])[:-1].astype(np.int64)
-        return ResidentPlan(plan, self.device, self._stores, firsts)
-
-    def explain(self, plan: NativePlan) -> str:
-        """Return where batches of a plan are made, for explain()."""
-        refusal = self.refusal(plan)
-        if refusal is not None:
-            return f"cache    not on {self.device}: {refusal.why}; there with {refusal.remedy}"
-        done = "cropped, padded, flipped and gathered" if _recipes(plan) else "gathered"
-        return f"cache    {_size(_bytes(_fields(plan)))} of arrays on {self.device}: batches are {done} there"
-
-    def __repr__(self) -> str:
-        return f"Resident({_size(self._held_bytes)} on {self.device})"
-
-    @property
-    def _held_bytes(self) -> int:
-        return sum(store.words.nbytes for store in self._stores)
-
-    def _holds(self, plan: NativePlan) -> bool:
-        """Return whether the arrays on the device are those of a plan, as they are now."""
-        arrays = [array for arrays in _fields(plan) for array in arrays]
-        return len(self._watches) == len(arrays) and all(map(Watch.same, self._watches, arrays))
-
-    def _no_room(self, plan: NativePlan) -> Refusal | None:
-        """Return why a plan's arrays do not fit on the device, in the place of those that are there; None: they do."""
-        fields = _fields(plan)
-        if self._refused is not None and self._refused[0] == _keys(fields):
-            return self._refused[1]
-        left, needed = available(self.device), _bytes(fields)
-        if left is None or needed <= (left := left + self._held_bytes) * (1 - _FOR_THE_PROGRAM):
-            return None
-        return _refused(
-            f"{_size(needed)} of arrays do not fit on {self.device}, which has {_size(left)} left, a quarter of it for "
-            "the program"
-        )
-
-    def _upload(self, plan: NativePlan) -> Refusal | None:
-        """Copy a plan's arrays to the device; return why that failed."""
-        fields = _fields(plan)
-        watches = [
-            Watch(array) for arrays in fields for array in arrays
-        ]  # before the copy: what changes meanwhile is seen
-        try:
-            self._stores = tuple(Rows(arrays, self.device) for arrays in fields)
-        except torch.OutOfMemoryError:
-            size = _size(_bytes(fields))
-            refusal = _refused(f"{self.device} had no room for {size} of arrays, each in one piece")
-            self._refused = _keys(fields), refusal  # not tried again while they are the same
-            return refusal
-        self._watches = watches
+def refusal(plan: NativePlan, device: torch.device) -> Refusal | None:
+    """Return why batches of a plan are made on the host; None: they are made on the device, where there is room."""
+    leaf = plan.leaves[0]
+    if leaf.memory is None or leaf.memory.held is None:
+        return _refused(f"not in memory: {leaf.steps[0].what.strip()}", "datasets in memory only")
+    if len(plan.leaves) > 1:
+        return _refused("several datasets are joined", "one dataset, or a Subset of it")
+    if leaf.recipe is not None:
+        height, width, _ = leaf.memory.held[0].shape[1:]
+        if _native.map_size(leaf.recipe.native, width, height) is None:
+            return _refused(
+                "its images are resized, or made grey", "a transform that only crops, pads, flips and converts"
+            )
+        if leaf.recipe.fills is None:
+            return _refused("its values are converted on the host", "a conversion to floats at the transform's end")
+    left, needed = available(device), _bytes(plan)
+    if left is None or needed <= left * (1 - _FOR_THE_PROGRAM):
         return None
+    return _refused(
+        f"{size_of(needed)} of arrays do not fit on {device}, which has {size_of(left)} left, a quarter of it for the "
+        "program"
+    )
+
+
+def explain(plan: NativePlan, device: torch.device) -> str:
+    """Return where batches of a plan are made, for explain()."""
+    refused = refusal(plan, device)
+    if refused is not None:
+        return f"cache    not on {device}: {refused.why}; there with {refused.remedy}"
+    done = "gathered" if plan.leaves[0].recipe is None else "cropped, padded, flipped and gathered"
+    return f"cache    {size_of(_bytes(plan))} of arrays on {device}: batches are {done} there"
 
 
 def available(device: torch.device) -> int | None:
@@ -153,86 +210,86 @@ def available(device: torch.device) -> int | None:
     return free + reserved - used
 
 
-def _unsuitable(plan: NativePlan) -> Refusal | None:
-    """Return why a device cannot make the batches of a plan, or None."""
-    for leaf in plan.leaves:
-        if leaf.memory is None or leaf.memory.held is None:
-            return _refused(f"not in memory: {leaf.steps[0].what.strip()}", "datasets in memory only")
-    if any(spec is None for spec in plan.specs()):
-        return _refused("its datasets give rows of different shapes", "rows of one shape")
-    recipes = _recipes(plan)
-    if not recipes:
-        return None
-    sizes = {held.arrays[0].shape[1:] for held in _held(plan)}
-    if len(recipes) < len(plan.leaves) or len(sizes) > 1:
-        return _refused("its datasets hold images of different sizes", "images of one size")
-    height, width, _ = next(iter(sizes))
-    if any(_native.map_size(recipe, width, height) is None for recipe in recipes):
-        return _refused("its images are resized, or made grey", "a transform that only crops, pads, flips and converts")
-    if len({(recipe.dtype, recipe.table) for recipe in recipes}) > 1:
-        return _refused("its datasets convert pixels differently", "one conversion for all")
-    return None
-
-
 def _refused(why: str, remedy: str = "more memory, or less data") -> Refusal:
-    return Refusal(_WHAT, why, remedy)
+    return Refusal("Feed(cache='device')", why, remedy)
 
 
-def _held(plan: NativePlan) -> list[DeviceArrays]:
-    return [held for leaf in plan.leaves if leaf.memory is not None and (held := leaf.memory.held) is not None]
+def _arrays(plan: NativePlan) -> tuple[torch.Tensor, ...]:
+    memory = plan.leaves[0].memory
+    assert memory is not None and memory.held is not None
+    return memory.held
 
 
-def _recipes(plan: NativePlan) -> list[_native.Recipe]:
-    return [held.recipe for held in _held(plan) if held.recipe is not None]
+def _bytes(plan: NativePlan) -> int:
+    return sum(array.numel() * array.element_size() for array in _arrays(plan))
 
 
-def _fields(plan: NativePlan) -> list[tuple[torch.Tensor, ...]]:
-    """Return for each field the arrays of all leaves."""
-    return list(zip(*(held.arrays for held in _held(plan)), strict=True))
+# --- batches ----------------------------------------------------------------------------------------------------------
 
 
-def _keys(fields: Sequence[Sequence[torch.Tensor]]) -> object:
-    return [[key(array) for array in arrays] for arrays in fields]
+class ResidentFiller(Filler):
+    """Makes the batches of a plan whose arrays are on a device: those of `NativeFiller`, where the arrays are.
 
+    A batch is gathered when it is asked for: the device does it behind what it was given before. Each batch has memory
+    of its own; pixels that a table is yet to convert get theirs by the conversion. Labels of images stay on the host,
+    to be moved. Nothing waits for the device.
 
-def _bytes(fields: Sequence[Sequence[torch.Tensor]]) -> int:
-    return sum(len(array) * row_bytes(array) for arrays in fields for array in arrays)
-
-
-def _size(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
-
-
-# --- whether an array is as it was ------------------------------------------------------------------------------------
-
-
-class Watch:
-    """Remembers a tensor on the CPU, and tells whether another is the same one, unchanged.
-
-    It is another one where its memory, shape, strides or dtype differ. It is changed where torch has counted a change
-    (``Tensor._version``), or where the CRC-32C of its memory differs, which takes about 40 ms a GB. Tensors with gaps
-    between their rows have no CRC.
+    Args:
+        held: the plan and its arrays, until the filler is closed.
+        resources: workers are not started.
+        stream: batches are made on it; None: on the calling thread's current one.
     """
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor  # held, so that no other can be where it is
-        self._key = key(tensor)
-        self._crc = _crc(tensor)
+    def __init__(self, held: ResidentPlan, resources: PassResources, stream: CopyStream | None = None) -> None:
+        super().__init__(resources)
+        self.workers = 0
+        self._plan, self._device = held.plan, held.device
+        self._held: ResidentPlan | None = held
+        self._working = contextlib.nullcontext if stream is None else stream.working
 
-    def same(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor is the one that is watched, as it was."""
-        return key(tensor) == self._key and _crc(tensor) == self._crc
+    def close(self) -> None:
+        self._held = None  # an iterator that is kept does not keep the arrays
+
+    def __repr__(self) -> str:
+        return f"arrays on {self._device}"
+
+    def new_batch(self) -> IndexedBatch:
+        return IndexedBatch()
+
+    def begin(self, batch: IndexedBatch) -> None:
+        batch.begin(partial(self._resolve, batch))
+
+    def _resolve(self, batch: IndexedBatch) -> None:
+        batch.leaves, batch.local = self._plan.root.resolve(batch.indices)
+
+    def ready(self, queue: deque[IndexedBatch]) -> IndexedBatch:
+        return queue[0]
+
+    def assemble(self, batch: IndexedBatch) -> Any:
+        plan, held = self._plan, self._held
+        if batch.other is not None:
+            return torch_batch(plan.dataset, batch.other)
+        if held is None:
+            raise RuntimeError("the loader's iterator was closed while a batch was made")
+        with self._working():
+            held.hand_to_current_stream()
+            places = _send(batch.local, held.device)
+            if (images := held.images) is None:
+                fields = [rows.take(places) for rows in held.rows]
+            else:
+                key = (self._input.seed & _WORD, self._input.epoch, batch.indices, as_array(batch.positions))
+                image = images.take(places, images.maps(*key))
+                fields = [image if plan.table is not None else image.contiguous()]
+            labels = plan.labels(batch.leaves, batch.local)
+            return plan.leaves[0].form.batch(fields if labels is None else [*fields, labels])
 
 
-def key(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return where a tensor is, what it is like, and how often torch has changed it in place."""
-    version = 0 if tensor.is_inference() else tensor._version
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, version
+@dataclass(frozen=True)
+class ResidentExecutor(FillerExecutor):
+    """Gathers batches from data that lives on the device."""
 
+    held: ResidentPlan
+    stream: CopyStream
 
-def _crc(tensor: torch.Tensor) -> int:
-    """Return the CRC-32C of a tensor's memory from end to end, whatever the order of its dimensions; 0 for gaps."""
-    order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
-    if tensor.numel() == 0 or not tensor.permute(order).is_contiguous():
-        return 0
-    return _native.crc32c(bytes_in(tensor).data)
+    def filler(self, job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> ResidentFiller:
+        return ResidentFiller(self.held, job.resources, self.stream)

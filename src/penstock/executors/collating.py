@@ -161,15 +161,12 @@ class Build:
             if template.fits(values):
                 columns = zip(template.parts, template.columns(values), strict=True)
                 return template.joined([self._stored(part, column, begin) for part, column in columns])
-        elif self._stack(template, values, begin):
-            return [self._marks[template.number]] * len(values)
-        self.agrees = False
+        else:
+            stack = _stack_tensors if template.dtype is None else _stack_arrays
+            if stack(self._values(template), values, begin):
+                return [self._marks[template.number]] * len(values)
+        self.agrees = False  # what was copied does not count
         return values
-
-    def _stack(self, field: _Stacked, values: Sequence[Any], begin: int) -> bool:
-        """Copy values to their rows; False: they are not like the others, and what was copied does not count."""
-        stack = _stack_tensors if field.dtype is None else _stack_arrays
-        return stack(self._values(field), values, begin)
 
     def _values(self, field: _Stacked) -> Any:
         """Return the rows of a field as a tensor or an array."""

@@ -21,15 +21,20 @@ import array
 import copy
 import copyreg
 import ctypes
-import gc
 import io
 import pickle
+import re
+import sys
+import threading
 import types
 import weakref
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
+from contextvars import ContextVar
+from enum import Enum
 from functools import partial
 from itertools import islice
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -37,7 +42,6 @@ import torch
 from PIL import Image
 
 from penstock.errors import InvalidOption
-from penstock.executors.plain_data import DATA, DATA_KINDS, as_shared, has_storage, in_shared_memory, is_named
 
 #: Memory up to this size, in bytes, is copied where an object holds it as an attribute.
 SCRATCH_BYTES = 1 << 20
@@ -49,6 +53,13 @@ SHORT = 1000
 LOOKED_AT = 1000
 _AS_VALUES = {type(None), bool, int, float}
 _CONTAINERS = {list, tuple, dict, set, frozenset, defaultdict, OrderedDict}
+#: Values that nobody changes while samples are read, however many threads read them.
+DATA: set[type] = {
+    *(type(None), type(...), type(NotImplemented), bool, int, float, complex, str, bytes, range, slice, memoryview),
+    *(re.Pattern, re.Match, torch.dtype, torch.device, torch.Size, torch.UntypedStorage),
+    *(types.ModuleType, types.CodeType, property, threading.local, ContextVar),
+}
+_KINDS = (type, Enum, PurePath, np.generic, np.dtype, torch.TypedStorage)
 #: Modules whose objects are made to be used by several processes or threads, or cannot be changed.
 _SHARING = (
     "penstock._native",
@@ -86,7 +97,7 @@ class Snapshot(pickle.Pickler):
     It writes what each copy has for itself, and keeps what they share.
 
     Args:
-        read_only: arrays that the copies share are read-only in them.
+        share: called with memory, or a container of data, that the copies share, and `shared`, returns what they have.
         probing: nothing is copied: it is seen whether some entries of a large container could be.
 
     Attributes:
@@ -94,12 +105,12 @@ class Snapshot(pickle.Pickler):
         shared: the tensors and arrays that the copies share, of which other processes would have their own.
     """
 
-    def __init__(self, *, read_only: bool = False, probing: bool = False) -> None:
+    def __init__(self, *, share: Callable[[Any, list[Any]], Any] | None = None, probing: bool = False) -> None:
         self._file = io.BytesIO()
         super().__init__(self._file, protocol=5)
         self.kinds: set[type] = set()
         self.shared: list[Any] = []
-        self._read_only, self._probing = read_only, probing
+        self._share, self._probing = share, probing
         self._kept: list[Kept] = []
         self._numbers: dict[int, int] = {}  # in `_kept`, by the ids of
         self._originals: list[Any] = []  # these
@@ -149,7 +160,7 @@ class Snapshot(pickle.Pickler):
             return value, None
         if kind in _CONTAINERS:
             return self._keep_container(value) if len(value) >= MANY else None
-        if isinstance(value, DATA_KINDS):
+        if isinstance(value, _KINDS):
             return value, None
         if isinstance(value, (np.ndarray, torch.Tensor)):
             return None if getattr(value.dtype, "hasobject", False) else (self._as_shared(value), None)
@@ -170,14 +181,13 @@ class Snapshot(pickle.Pickler):
         return None
 
     def _as_shared(self, value: Any) -> Any:
-        """Return memory, or a container of data, that copies share, as the copies have it."""
-        return as_shared(value, self.shared) if self._read_only else value
+        return value if self._share is None else self._share(value, self.shared)
 
     def _keep_container(self, value: Any) -> Kept | None:
         """Return the same for a large container: its entries are shared where some of them can be written."""
         if self._probing:
             return value, None
-        probe = Snapshot(read_only=self._read_only, probing=True)
+        probe = Snapshot(share=self._share, probing=True)
         try:
             probe.dump(_spread(value))
         except Exception:  # raised again, where the entry is written
@@ -337,7 +347,7 @@ def _spread(container: Any) -> list[Any]:
 
 
 def _path(part: Any, whole: Any, name: str) -> str:
-    """Return how code reaches a part of a value, as far as that is found; name: what the value is called."""
+    """Return how code reaches a part of a value through attributes and containers, as far as that is found."""
     waiting, seen = [(name, whole)], set()
     for path, value in waiting:
         if value is part:
@@ -346,14 +356,11 @@ def _path(part: Any, whole: Any, name: str) -> str:
             continue
         seen.add(id(value))
         if isinstance(value, dict):
-            steps = [(f"[{key!r:.40}]" if type(key) in DATA else "[...]", item) for key, item in value.items()]
+            waiting += [(f"{path}[{key!r:.40}]", item) for key, item in value.items()]
         elif isinstance(value, (list, tuple)):
-            steps = [(f"[{position}]", item) for position, item in enumerate(value)]
+            waiting += [(f"{path}[{position}]", item) for position, item in enumerate(value)]
         else:
-            steps = [(f".{name}", item) for name, item in getattr(value, "__dict__", {}).items()]
-            held = gc.get_referents(value)
-            steps += [("", item) for item in held if not isinstance(item, (type, types.ModuleType, dict))]
-        waiting += [(path + step, item) for step, item in steps]
+            waiting += [(f"{path}.{attribute}", item) for attribute, item in getattr(value, "__dict__", {}).items()]
     return name
 
 
@@ -369,7 +376,22 @@ def _is_found(value: Any) -> bool:
     """Return whether this is a function or reference that holds nothing which is copied."""
     if isinstance(value, types.FunctionType):
         holds = value.__closure__ or value.__defaults__ or value.__kwdefaults__ or value.__dict__
-        return not holds or is_named(value)
+        if not holds:
+            return True
+        found: Any = sys.modules.get(value.__module__)
+        for part in value.__qualname__.split("."):
+            found = getattr(found, part, None)
+        return found is value  # pickle would look it up
     if isinstance(value, types.BuiltinFunctionType):
         return isinstance(value.__self__, (types.ModuleType, type, type(None)))
     return isinstance(value, weakref.ref) and value() is None
+
+
+def has_storage(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is one piece of the processor's memory: sparse, nested and opaque ones are not."""
+    return tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_nested
+
+
+def in_shared_memory(tensor: torch.Tensor) -> bool:
+    """Return whether other processes have a tensor's memory, too."""
+    return has_storage(tensor) and tensor.is_shared()  # type: ignore[no-untyped-call]

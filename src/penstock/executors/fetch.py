@@ -6,13 +6,13 @@ torch has no place for: generators set for each sample, bad samples replaced by 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from copy import copy
-from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import Subset, default_collate
@@ -21,15 +21,12 @@ from torch.utils.data._utils import worker as torch_worker
 from penstock.call_counts import CallMeter
 from penstock.executors.collating import BatchMemory
 from penstock.executors.filling import FilledBatch, Filling
-from penstock.executors.plain_data import is_refused_write
-from penstock.executors.stacking import Stacking
 from penstock.recipe import drawing
 from penstock.recipe.collate_fn import Collated
-from penstock.recipe.patches import Lease, Patches
+from penstock.recipe.patches import Lease, Patches, working
 from penstock.recipe.unseeded_generators import reseed, seedable
-from penstock.recipe.working import working
 from penstock.sample_notes import collated, note_batch, note_sample, one_by_one
-from penstock.sources.assist import Assisted
+from penstock.sources.sample_reader import Assisted
 from penstock.state.delivery import Task
 from penstock.state.substitutes import Substitutes
 from penstock.system.deferred import deferred
@@ -43,11 +40,8 @@ else:
     (keyed_methods,) = deferred("penstock.recipe", "keyed_methods")
 
 
-class Note(Protocol):
-    """Takes note that a stage begins."""
-
-    def __call__(self, stage: str, index: Any, samples: int = 1, /) -> None:
-        """Take note of a stage, the index of its sample (the list of them, of several), and their number."""
+#: Takes note that a stage begins: its name, the index of its sample (the list of them, of several), and their number.
+Note = Callable[..., object]
 
 
 def no_note(stage: str, index: Any, samples: int = 1) -> None:
@@ -91,7 +85,6 @@ class Fetch:
         self.each: Callable[[Any], Iterator[Any]] = iter
         """Yields the indices of a batch, and takes note of each sample that begins."""
         self._read, self._filling = read, filling
-        self._stacking = Stacking()
         self._seeded = seeded
         self._keyed = keyed
         self._owns_dataset = seeded
@@ -116,11 +109,6 @@ class Fetch:
     def only_collates(self) -> bool:
         """Whether the collate_fn leaves the samples of a batch that is filled to default_collate, as they are."""
         return self._filling is not None and self._filling.unseen
-
-    @property
-    def keeps_rows(self) -> bool:
-        """Whether the batch is expected to lie where the samples are filled, though a collate_fn makes it."""
-        return self.only_collates or self._stacking.answered
 
     @property
     def one_by_one(self) -> bool:
@@ -156,13 +144,13 @@ class Fetch:
             self._note_collating(task, len(task.given))
             return collated(lambda _: filled.batch(), task.given, None)
         if not self.only_collates:
-            return self._stacking.collated(partial(self.collate, task), filled)
+            return self.collate(task, filled.samples())
         return self.collate(task, [Collated(filled.batch)] * len(task.given))
 
     def load_samples(self, task: Task, collate: Callable[[Task, Any], Any] | None = None) -> Any:
         """Return the batch of a task, sample by sample. collate: in the place of this object's own method."""
         if self.batched and not self.plain and not isinstance(task.given, (list, tuple)):
-            task = replace(task, given=list(task.given))  # it is gone through more than once
+            task = task._replace(given=list(task.given))  # it is gone through more than once
         if self.batched:
             samples: Any = self.samples(task)
         else:
@@ -274,7 +262,7 @@ class Fetch:
         if not (self._seeded or self._keyed):
             return
         number = sample_number(index)
-        keyed_methods.hook()
+        keyed_methods.HOOKS.meet_imported()
         drawing.turn_to(task.seed, task.epoch, number, position)
         if self._seeded:
             seed_globals(task.seed, task.epoch, number, position)
@@ -298,11 +286,16 @@ class Fetch:
         own._read = copied(self._read, type(self.dataset).__qualname__)
         own._filling = None if self._filling is None else self._filling.of(own.dataset)
         own._pipelines, own._owns_dataset, own._is_copy = None, own._keyed, True
-        own._stacking = Stacking()
         return own
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "note": no_note, "each": iter, "_pipelines": None}
+
+
+def is_refused_write(error: BaseException) -> bool:
+    """Return whether an error says, in the words of NumPy or Python, that memory is read-only."""
+    said = str(error) if type(error) in (ValueError, TypeError, BufferError) else ""  # others may have no words
+    return re.search(r"read-?only|read-write|not writ", said) is not None
 
 
 def _whole_batches(dataset: Any) -> Callable[[Any], list[Any]] | None:

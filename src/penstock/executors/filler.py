@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from abc import abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -12,13 +11,15 @@ from typing import Any, NoReturn
 import numpy as np
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from penstock.cluster.option import Ray
 from penstock.executors.buffers import Buffers
-from penstock.executors.workers.filler_report import FillerReport
 from penstock.executors.workers.shared_memory import SharedBuffers
 from penstock.observe import Delivery, Meter
 from penstock.order.permutations import Indices, Positions
 from penstock.sources.tree import LeafNumbers, Unresolved
+from penstock.stats import FillerCounts
 from penstock.storage.stage import Ticket
+from penstock.system.words import counted, size_of
 
 #: What a sampler gave for a batch, and the positions of its samples in the order of the epoch.
 BatchRequest = tuple[Any, Positions]
@@ -160,6 +161,71 @@ class PassInput:
     """Returns whether `batches` gives the next one at once: while others are in flight, it is not waited for."""
 
 
+@dataclass(slots=True)
+class FillerReport:
+    """Where the fillers of a Ray cluster are, and what became of them: for explain() and stats(), over all passes.
+
+    The latest pass keeps it up to date; any thread may read it.
+    """
+
+    wanted: int = 0
+    places: dict[int, str] = field(default_factory=dict)
+    """The node of each filler, by its number."""
+    running: bool = False
+    """The fillers have not been ended."""
+    lost: int = 0
+    """In all passes."""
+    again: int = 0
+    """Batches that were asked for again, because their filler was lost."""
+    batches: int = 0
+    """That came, and their bytes."""
+    bytes: int = 0
+    largest: int = 0
+    """The most bytes of a batch."""
+    seconds: float = 0.0
+    """In which batches were taken out of Ray's object store."""
+    _before: tuple[int, int] = (0, 0)
+    """What was lost, and asked again, in earlier passes."""
+
+    def begin(self, wanted: int) -> None:
+        """Take note of new fillers."""
+        self._before = self.lost, self.again
+        self.wanted, self.places, self.running = wanted, {}, True
+
+    def follow(self, places: dict[int, str], lost: int, again: int) -> None:
+        """Take note of where the fillers are, and of what was lost and asked again in this pass."""
+        self.places = places
+        self.lost, self.again = self._before[0] + lost, self._before[1] + again
+
+    def came(self, size: int, seconds: float) -> None:
+        """Take note of a batch, its bytes and how long taking it took."""
+        self.batches += 1
+        self.bytes += size
+        self.seconds += seconds
+        self.largest = max(self.largest, size)
+
+    def counts(self) -> FillerCounts:
+        """Return what the fillers did, over all passes."""
+        nodes = dict(Counter(list(self.places.values()))) if self.running else {}
+        return FillerCounts(nodes, self.lost, self.again, self.batches, self.bytes, self.seconds)
+
+    def lines(self, cluster: Ray, wanted: int) -> list[str]:
+        """Return the fillers in words. wanted: fillers of the next pass."""
+        nodes = Counter(list(self.places.values()))
+        each = f"each takes {cluster.demand()}; at most {size_of(cluster.limit)} of batches in flight"
+        if not nodes:
+            return [f"ray      {counted(wanted, 'filler')} will be asked of Ray when a pass begins; {each}"]
+        where = ", ".join(f"{count} on {place}" for place, count in sorted(nodes.items()))
+        when = "at work" if self.running else "in the latest pass"
+        missing = self.wanted - len(self.places)
+        late = f"; {missing} more of {self.wanted} asked for did not start" if missing else ""
+        lines = [f"ray      {counted(len(self.places), 'filler')} {when}: {where}{late}", f"ray      {each}"]
+        if self.lost:
+            again = counted(self.again, "batch", "batches")
+            lines.append(f"ray      {counted(self.lost, 'filler')} lost; {again} asked for again elsewhere")
+        return lines
+
+
 @dataclass(frozen=True)
 class PassResources:
     """What a pass works with, from its loader."""
@@ -192,8 +258,6 @@ class Filler:
     that is in the pass's next(). A queue holds the batches that were begun and are not handed out.
     """
 
-    ended: threading.Event
-    """Is set when its threads are gone."""
     in_order = True
     """Batches are handed out in the sampler's order."""
 

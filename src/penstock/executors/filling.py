@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,6 @@ from penstock.executors.collating import BatchMemory
 from penstock.executors.failures import agreed_fields
 from penstock.executors.workers.native import READERS, NativeBatch, NativeCrew
 from penstock.observe import Meter
-from penstock.order.batches import as_array
 from penstock.order.permutations import Indices
 from penstock.plan import Kept, NativePlan, collated_labels, fill_plan
 from penstock.sources.labels import LabelColumn, as_objects
@@ -52,14 +52,10 @@ class FilledBatch:
         labels = [] if self.labels is None else [collated_labels(self.labels)]
         return self.plan.leaves[0].form.batch([*self.rows, *labels])
 
-    def columns(self) -> list[list[torch.Tensor]]:
-        """Return the tensors of the samples field by field: they lie in the rows, and each has its storage."""
-        return list(map(_own_storages, self.rows))
-
-    def samples_of(self, columns: Sequence[Sequence[torch.Tensor]]) -> list[Any]:
-        """Return the samples that have these tensors, field by field."""
+    def samples(self) -> list[Any]:
+        """Return the samples: their tensors lie in the rows, and each has its storage."""
         labels = [] if self.labels is None else [as_objects(self.labels)]
-        return self.plan.leaves[0].form.samples([*columns, *labels])
+        return self.plan.leaves[0].form.samples([*map(_own_storages, self.rows), *labels])
 
 
 def _own_storages(rows: torch.Tensor) -> list[torch.Tensor]:
@@ -141,11 +137,7 @@ class Filling:
         caches = self._kept.caches
         if caches is not None:
             caches = caches.in_folders()  # memory would be taken once a process
-        return _filling, (self._dataset, self._kept._replace(caches=caches), self.unseen)
-
-
-def _filling(dataset: Any, kept: Kept, unseen: bool) -> Filling:
-    return Filling(dataset, kept, unseen=unseen)
+        return partial(Filling, unseen=self.unseen), (self._dataset, self._kept._replace(caches=caches))
 
 
 class _Filler:
@@ -182,19 +174,15 @@ class _Filler:
     def _run(self, batch: NativeBatch, rows: list[Any]) -> list[Any]:
         """Fill rows in the calling thread, and return what failed."""
         crew, pool = self._crew, self._crew.pool
-        seed, epoch = (part & 0xFFFFFFFFFFFFFFFF for part in batch.key)
-        positions = as_array(batch.positions)
-        prepared = pool.prepare(seed, epoch, batch.local, batch.indices, positions, batch.leaves, batch.names)
         specs = [(field or _UNKNOWN).spec for field in self._fields]
-        with crew.lock:
-            number = pool.submit(prepared, [(*row, spec) for row, spec in zip(rows, specs, strict=True)])
-            crew.batches[number] = batch
-        pool.run_here(number)
+        crew.prepare(batch)
+        crew.submit(batch, [(*row, spec) for row, spec in zip(rows, specs, strict=True)], staged=False)
+        pool.run_here(batch.number)
         crew.serve_here()
-        while pool.wait(number, 0) != "done":
+        while pool.wait(batch.number, 0) != "done":
             crew.serve_here()
-        del crew.batches[number]
-        return pool.retire(number)
+        del crew.batches[batch.number]
+        return pool.retire(batch.number)
 
 
 def _holds(plan: NativePlan) -> bool:

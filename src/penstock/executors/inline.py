@@ -1,8 +1,8 @@
-"""Torch's own pass in the caller's thread."""
+"""Torch's own pass in the caller's thread; for small batches of a TensorDataset, with rows gathered at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from operator import length_hint
 from threading import RLock
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.autograd.profiler import record_function
-from torch.utils.data import MapDataPipe, default_collate
+from torch.utils.data import TensorDataset, default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
@@ -19,14 +19,12 @@ from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIt
 import penstock._native as _native
 from penstock import call_counts, loop_times
 from penstock.executors.iterator import INTERRUPTED
-from penstock.executors.job import Job
-from penstock.executors.torch_pass import view_of
+from penstock.executors.job import Job, view_of
 from penstock.loop_times import LoopClock
 from penstock.observe import Delivery, Meter, Observers, observed
-from penstock.order.keyed import draw_seed
-from penstock.recipe.patches import Lease
-from penstock.recipe.working import this_thread
-from penstock.sample_notes import note_batch, note_sample
+from penstock.order.permutations import Indices
+from penstock.recipe.patches import Lease, this_thread
+from penstock.sample_notes import note_batch, note_sample, torch_batch
 from penstock.settings import Method
 from penstock.state.progress import Progress
 from penstock.state.streams import Streams, restore_dataset, restore_fetcher, state_of, with_first_drawn
@@ -58,8 +56,6 @@ class InlinePass(_SingleProcessDataLoaderIter):
         streams: the states of a dataset that has a state_dict().
         ahead: the pass is read ahead of its user.
         meter: counts getitem, collate and iterate (over an iterable dataset).
-        alike: `torchs` of a pass before, by the same settings; it spares torch's __init__, and needs no loader.
-        generator: draws the base seed then.
     """
 
     _observers: Observers = ()
@@ -77,18 +73,11 @@ class InlinePass(_SingleProcessDataLoaderIter):
         streams: Streams | None = None,
         ahead: bool = False,
         meter: Meter,
-        alike: Mapping[str, Any] | None = None,
-        generator: Any = None,
     ) -> None:
         (given,) = [None] if streams is None else streams.states()
         self._given, self._batches = given, batches
         self._mid_epoch = streams is not None and any(streams.counts)
-        if alike is None:
-            super().__init__(loader)
-            self.torchs = dict(vars(self))
-            """The attributes that torch's __init__ has set."""
-        else:
-            vars(self).update(alike, _base=draw_seed(generator), _batches=batches)
+        super().__init__(loader)
         fetcher = self._dataset_fetcher
         self._maps = type(fetcher) is _MapDatasetFetcher
         self._stacks = self._collate_fn is default_collate
@@ -290,35 +279,67 @@ def _state_now(dataset: Any, fetcher: Any) -> dict[str, Any] | None:
     return state_of(dataset, getattr(fetcher, "dataset_iter", None), ended=getattr(fetcher, "ended", False))
 
 
-class InlineExecutor:
-    """Torch's own iterator: for what no other executor accepts."""
+class Rows:
+    """A TensorDataset as a pass is to see it: `__getitems__` returns what default_collate makes of the samples.
 
-    def open(self, job: Job, **seen: Any) -> InlinePass:
-        """Return an iterator of the batches. seen: attributes of the loader that torch's iterator sees otherwise."""
+    A small batch takes a few microseconds, less than it takes to begin a pass of native threads.
+    """
+
+    def __init__(self, dataset: TensorDataset) -> None:
+        self._dataset = dataset
+
+    def __getitems__(self, indices: Indices | list[Any]) -> Any:
+        tensors = self._dataset.tensors
+        if isinstance(indices, list):  # a sampler of the user's gave something else than numbers
+            return torch_batch(self._dataset, indices)
+        if type(self._dataset) is TensorDataset and all(map(_is_plain, tensors)):
+            rows = torch.from_numpy(indices)
+            try:
+                return [tensor.index_select(0, rows) for tensor in tensors]
+            except (IndexError, RuntimeError):  # a negative index, one that is not there, or a dtype
+                pass
+        return torch_batch(self._dataset, indices.tolist())
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Return whether a stack of rows of a tensor is no more than a copy of their elements."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.is_contiguous()
+        and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
+        # index_select does not look: a program may have resized the storage
+        and tensor.untyped_storage().nbytes() >= (tensor.storage_offset() + tensor.numel()) * tensor.itemsize
+    )
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+class InlineExecutor:
+    """Torch's own iterator: for what no other executor accepts.
+
+    rows: the dataset is a TensorDataset whose rows are gathered batch by batch.
+    """
+
+    def __init__(self, *, rows: bool = False) -> None:
+        self._rows = rows
+
+    def open(self, job: Job, held: None) -> InlinePass:
+        """Return an iterator of the batches. held: none is kept without workers, as by torch."""
         settings = job.settings
         job.epochs.next(counted=True)
-        alike = job.found.get("torchs")
+        # What torch's iterator sees otherwise than the loader has it.
+        seen: dict[str, Any] = (
+            {"dataset": Rows(settings.dataset), "collate_fn": _unchanged, "num_workers": 0} if self._rows else {}
+        )
         made = InlinePass(
-            None if alike is not None else view_of(job, **seen),
+            view_of(job, **seen),
             None if settings.iterable else job.batches.without_positions(0, 0),
             composes=settings.method is not Method.PROCESS,
             streams=job.streams,
             ahead=settings.device is not None,
-            meter=job.meter,
-            alike=alike,
-            generator=settings.draws_from,
+            meter=job.shared.counters.meter,
         )
-        if (
-            alike is None
-            and not settings.pin_memory  # torch looks for an accelerator each time
-            and job.streams is None
-            and job.order.cuts_itself()
-            and not isinstance(settings.dataset, MapDataPipe)
-        ):
-            job.found["torchs"] = made.torchs
         job.progress.arrivals = None  # batches come in order
         return made
-
-    def restart(self, held: InlinePass, job: Job) -> None:
-        """Raise RuntimeError: torch keeps no iterator without workers."""
-        raise RuntimeError("an iterator of the caller's thread makes one pass")

@@ -17,9 +17,8 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from penstock.errors import WorkerStuck
 from penstock.executors.filler import Batch, Filler, PassInput
 from penstock.executors.job import Job
-from penstock.executors.workers.native import ThreadWorker
 from penstock.observe import Delivery, Observers, observed
-from penstock.order.leftover import Arrivals
+from penstock.order.schedule import Arrivals
 
 INTERRUPTED = (
     "This iterator was interrupted (Ctrl-C) in the middle of next(), and what it had begun is lost. Make a new "
@@ -205,11 +204,6 @@ class Pass(_BaseDataLoaderIter):
             raise TypeError("the batch sampler of this loader has no length")
         return self._input.length
 
-    @property
-    def _workers(self) -> list[ThreadWorker]:
-        """The threads, under the name that torch's iterator gives its workers."""
-        return [ThreadWorker(f"thread-{number}", self.filler.ended) for number in range(self._num_workers)]
-
     def __getstate__(self) -> NoReturn:
         raise NotImplementedError("a pass over the data cannot be pickled; pickle the loader")
 
@@ -231,22 +225,15 @@ class FillerExecutor:
             drawn: returns what the pass goes through; it draws, and is called where nothing is refused any more.
         """
 
-    def open(self, job: Job) -> Pass:
-        """Return an iterator of the batches."""
+    def open(self, job: Job, held: Pass | None) -> Pass:
+        """Return an iterator of the batches: the one that is held, or a new one."""
         drawn = cache(job.pass_input)
-        filler = self.filler(job, None, drawn)
-        return self._following(Pass(filler, drawn(), eager=job.eager), job)
-
-    def restart(self, held: Pass, job: Job) -> None:
-        """Let an iterator make another pass."""
-        drawn = cache(job.pass_input)
-        filler = self.filler(job, held.filler, drawn)
-        held.begin(drawn(), filler, eager=job.eager)
-        self._following(held, job)
-
-    @staticmethod
-    def _following(made: Pass, job: Job) -> Pass:
-        if made.filler.in_order:
+        filler = self.filler(job, None if held is None else held.filler, drawn)
+        if held is None:
+            held = Pass(filler, drawn(), eager=job.eager)
+        else:
+            held.begin(drawn(), filler, eager=job.eager)
+        if filler.in_order:
             job.progress.arrivals = None
-        made.arrivals = job.progress.arrivals
-        return made
+        held.arrivals = job.progress.arrivals
+        return held

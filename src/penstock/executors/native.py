@@ -12,7 +12,6 @@ rows are gathered while the caller waits for them, and images are copied when th
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -32,9 +31,8 @@ from penstock.executors.iterator import FillerExecutor
 from penstock.executors.job import Job, fetcher
 from penstock.executors.staging import Staging
 from penstock.executors.workers.native import SAMPLES_AHEAD, NativeBatch, NativeCrew
-from penstock.order.batches import as_array
 from penstock.plan import NativePlan
-from penstock.recipe.inverse import refuse_pixels
+from penstock.recipe.conversions import refuse_pixels
 from penstock.recipe.patches import Lease
 from penstock.sample_notes import note_batch, torch_batch
 from penstock.state.delivery import Task
@@ -75,8 +73,7 @@ class NativeFiller(Filler):
         self._substitutes = substitutes
         self._plan = plan
         self._crew: NativeCrew
-        self.ended = threading.Event()
-        self.ended.set()
+        self._opened = False
         self._staging: Staging | None = None
         self._fetch: Fetch | None = None  # reads the rest of the pass
         self._lease: Lease | None = None
@@ -89,7 +86,7 @@ class NativeFiller(Filler):
     def open(self, pass_input: PassInput) -> None:
         super().open(pass_input)
         self._crew = NativeCrew(self._plan, self.workers, self.resources.meter)
-        self._pool, self.ended = self._crew.pool, self._crew.ended
+        self._pool, self._opened = self._crew.pool, True
         if self._plan.remote is not None:
             self._staging = Staging(self._plan.remote, pass_input.coming, pass_input.samples)
 
@@ -102,7 +99,7 @@ class NativeFiller(Filler):
         if self._staging is not None:
             self._staging.close()
             self._staging = None
-        if not self.ended.is_set():
+        if self._opened:
             self._crew.close()
 
     def __repr__(self) -> str:
@@ -144,7 +141,7 @@ class NativeFiller(Filler):
         if self._staging is not None:
             self._stage(batch, self._staging)
         else:
-            self._prepare_batch(batch)
+            self._crew.prepare(batch)
 
     def push(self, queue: deque[NativeBatch]) -> None:
         if self._staging is not None:
@@ -213,19 +210,6 @@ class NativeFiller(Filler):
             return 1  # with rows of unknown shape, the first batch tells
         return self._in_flight_of(samples * sum(field.nbytes for field in known))
 
-    def _prepare_batch(self, batch: NativeBatch) -> None:
-        """Let readers know of a batch."""
-        seed, positions = self._input.seed & 0xFFFFFFFFFFFFFFFF, as_array(batch.positions)
-        batch.prepared = self._pool.prepare(
-            seed,
-            self._input.epoch,
-            batch.local,
-            batch.indices,
-            positions,
-            batch.leaves,
-            batch.names,
-        )
-
     def _resolve(self, batch: NativeBatch) -> None:
         batch.leaves, batch.local = self._plan.root.resolve(batch.indices)
         batch.names = self._plan.names(batch.leaves, batch.local)
@@ -238,7 +222,7 @@ class NativeFiller(Filler):
 
     def _submit(self, batch: NativeBatch) -> None:
         if batch.prepared is None:
-            self._prepare_batch(batch)
+            self._crew.prepare(batch)
         samples = len(batch.indices)
         if self._target == 1:
             self._target = self._choose_target(samples)
@@ -294,7 +278,7 @@ class NativeFiller(Filler):
             return pinned(out) if self._buffers.pinned else out
         fields: list[Any] = in_callers_mode([rows.tensor for rows in batch.rows])
         try:
-            labels = self._plan.labels(batch.leaves, batch.local, live=self._live)
+            labels = self._plan.labels(batch.leaves, batch.local)
         except Exception as error:
             note_batch(error, batch.indices.tolist())
             raise

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import penstock._native as _native
-from penstock.cluster.connection import connected, files_of, pickled, stored
+from penstock.cluster.connection import Memory, Pieces, connected, files_of, pickled, stored, value_of
 from penstock.cluster.crew import Crew
 from penstock.cluster.option import REQUESTS, Ray
-from penstock.cluster.pickles import Memory, Pieces, value_of
 from penstock.errors import InvalidOption, WorkerDied, WorkerStuck
 from penstock.executors.buffers import Field
 from penstock.executors.filler import IN_FLIGHT, Batch, Filler, PassInput, PassResources, pinned
-from penstock.executors.iterator import Pass
+from penstock.executors.iterator import FillerExecutor
 from penstock.executors.job import Job, fetcher
 from penstock.executors.workers.filler_actor import Filled, FillerActor, FillJob
 from penstock.observe import Delivery
@@ -76,7 +75,7 @@ class RemoteFiller(Filler):
     ) -> None:
         super().__init__(resources)
         assert resources.fillers is not None
-        self._report, self._cluster, self._in_order, self._pid = resources.fillers, cluster, in_order, os.getpid()
+        self._report, self._cluster, self.in_order, self._pid = resources.fillers, cluster, in_order, os.getpid()
         self._crew = Crew(
             ray,
             cluster,
@@ -91,11 +90,10 @@ class RemoteFiller(Filler):
         self._numbers = itertools.count()
         self._asked: dict[int, str] = {}  # the samples of each batch in flight, for messages
         self._stages: dict[int, list[tuple[Any, ...]]] = {}  # of each filler, as it said last
-        self._calls: dict[int, list[Any]] = {}
         self._deepest = IN_FLIGHT
         self._failed = False
-        self.ended = threading.Event()
-        resources.meter.open(self._stage_rows, self._call_rows)
+        self._closed = False
+        resources.meter.open(self._stage_rows)
 
     def start(self) -> None:
         self._crew.start()
@@ -118,12 +116,12 @@ class RemoteFiller(Filler):
         self._crew.close()
         if os.getpid() == self._pid:
             self._report.running = False
-            self.resources.meter.close(self._stage_rows, self._call_rows)
-        self.ended.set()
+            self.resources.meter.close(self._stage_rows)
+        self._closed = True
 
     @property
     def reusable(self) -> bool:
-        return os.getpid() == self._pid and not self.ended.is_set() and not self._failed
+        return os.getpid() == self._pid and not self._closed and not self._failed
 
     def __repr__(self) -> str:
         return f"{self.workers} fillers of a Ray cluster"
@@ -161,7 +159,7 @@ class RemoteFiller(Filler):
                 raise
             finally:
                 self._follow()
-            for batch in [queue[0]] if self._in_order else queue:
+            for batch in [queue[0]] if self.in_order else queue:
                 if batch.error is not None or batch.filled is not None or self._came(batch):
                     return batch
             wait = timeout - (time.monotonic() - begun) if timeout else 1.0
@@ -186,7 +184,7 @@ class RemoteFiller(Filler):
                 filled = Filled(error=error)
             if filled.error is not None and filled.traceback:
                 filled.error.__cause__ = FillerTraceback(filled.traceback)
-            self._stages[filled.filler], self._calls[filled.filler] = filled.stages, filled.calls
+            self._stages[filled.filler] = filled.stages
             self._report.came(answer.size, time.perf_counter() - begun)
             batch.filled, batch.error = filled, filled.error
         self._crew.forget(batch.number)
@@ -213,21 +211,21 @@ class RemoteFiller(Filler):
     def _stage_rows(self) -> list[tuple[Any, ...]]:
         return [row for rows in list(self._stages.values()) for row in rows]
 
-    def _call_rows(self) -> list[Any]:
-        return [row for rows in list(self._calls.values()) for row in rows]
 
-
-class RemoteExecutor:
+class RemoteExecutor(FillerExecutor):
     """Fillers of a Ray cluster, where worker_method= asks for them."""
 
-    def open(self, job: Job) -> Pass:
-        """Return an iterator of the batches.
+    def filler(self, job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> RemoteFiller:
+        """Return what makes the batches; fillers that are kept have the dataset of the first pass.
 
-        Raises:
-            InvalidOption: Ray is not installed; the dataset has a state of its own.
-            ClusterUnreachable, ClusterError: the cluster, or a node of it, cannot do its part.
+        Raises, before anything is drawn for the pass:
+
+        InvalidOption: Ray is not installed; the dataset has a state of its own.
+        ClusterUnreachable, ClusterError: the cluster, or a node of it, cannot do its part.
         """
-        settings, resources = job.settings, job.resources
+        if isinstance(held, RemoteFiller):
+            return held
+        settings = job.settings
         if job.streams is not None:
             raise InvalidOption(
                 f"worker_method='ray' cannot keep the state_dict() of a {type(settings.dataset).__name__}: each filler "
@@ -236,15 +234,7 @@ class RemoteExecutor:
         ray = connected(settings.cluster)  # what is missing here is said before the dataset is pickled
         job_bytes = pickled(_fill_job(job), settings.dataset)
         files = _files(settings.dataset)
-        filler = RemoteFiller(ray, settings.cluster, job_bytes, files, resources, in_order=settings.in_order)
-        made = Pass(filler, job.pass_input(), eager=job.eager)
-        made.arrivals = job.progress.arrivals
-        return made
-
-    def restart(self, held: Pass, job: Job) -> None:
-        """Let the same fillers make another pass, of the dataset that they have."""
-        held.begin(job.pass_input(), eager=job.eager)
-        held.arrivals = job.progress.arrivals
+        return RemoteFiller(ray, settings.cluster, job_bytes, files, job.resources, in_order=settings.in_order)
 
 
 def _fill_job(job: Job) -> FillJob:

@@ -1,33 +1,38 @@
-"""Who reads a loader's dataset, pass after pass, and what its passes share."""
+"""Who makes a loader's passes, and what these share."""
 
 from __future__ import annotations
 
 import math
+import os
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import IterableDataset, TensorDataset
 
 from penstock.cluster.option import Ray
 from penstock.errors import InvalidOption, pair
 from penstock.executors.buffers import Buffers
 from penstock.executors.fetch import Fetch
-from penstock.executors.filler import IN_FLIGHT, Filler, PassInput, PassResources
-from penstock.executors.iterator import Pass
-from penstock.executors.job import Executor, Job, fetch_of
-from penstock.executors.workers.filler_report import FillerReport
+from penstock.executors.filler import IN_FLIGHT, Filler, FillerReport, PassInput, PassResources
+from penstock.executors.job import (
+    Executor,
+    Job,
+    can_pin,
+    fetch_of,
+    gathers_rows,
+    is_small,
+    planned,
+    reads_ahead,
+    settled,
+)
 from penstock.executors.workers.shared_memory import SharedBuffers
 from penstock.loop_model import Measured, Workers, measured
 from penstock.observe import Meter, Observers
-from penstock.order.batch_order import BatchOrder
-from penstock.order.batches import settled_at_start
-from penstock.order.keyed import Epochs, draw_seed
-from penstock.order.permutations import Indices, Positions
-from penstock.plan import NativePlan, Plan, PythonPlan, plan
+from penstock.order.batches import BatchOrder
+from penstock.order.permutations import Epochs, Indices, Positions
+from penstock.plan import NativePlan, Plan, PythonPlan
 from penstock.recipe.unseeded_generators import SeedWarnings
 from penstock.settings import Method, Settings
 from penstock.state.progress import Progress
@@ -35,25 +40,18 @@ from penstock.state.substitutes import Register, Substitutes, population
 from penstock.stats import Counters, Stats
 from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import Caches
-from penstock.system.cgroup import exact_quota
-from penstock.system.cpus import host_cpus, usable_cpus
 from penstock.system.deferred import deferred
-from penstock.system.forked import ready_for_threads
-from penstock.system.host_memory import keep_freed_memory
+from penstock.system.limits import cpu_quota, host_cpus, keep_freed_memory
 from penstock.system.warn_user import warn_user
 from penstock.verdict import log_at_end
 
 if TYPE_CHECKING:
-    from penstock.executors import copies, inline, method, native, processes, remote, rows, threads
+    from penstock.executors import copies, inline, iterator, method, native, processes, remote, threads
     from penstock.executors.method import Choice
 else:
-    copies, inline, method, native, processes, remote, rows, threads = deferred(
-        "penstock.executors", "copies", "inline", "method", "native", "processes", "remote", "rows", "threads"
+    copies, inline, iterator, method, native, processes, remote, threads = deferred(
+        "penstock.executors", "copies", "inline", "iterator", "method", "native", "processes", "remote", "threads"
     )
-
-
-#: Bytes of a batch that one thread fills from memory, cache line by cache line, while others would be woken.
-SMALL_BATCH, CACHE_LINE = 64 << 10, 64
 
 
 def _is_native(job: Job) -> bool:
@@ -72,7 +70,10 @@ def _in_threads(job: Job) -> bool:
 #: Who makes a pass: the first whose test holds. The modules are imported when they are first needed.
 EXECUTORS: tuple[tuple[Callable[[Job], bool], Callable[[], Executor]], ...] = (
     (lambda job: job.settings.cluster is not None and job.settings.num_workers > 0, lambda: remote.RemoteExecutor()),
-    (lambda job: job.substitutes is None and gathers_rows(job.settings, job.plan), lambda: rows.RowsExecutor()),
+    (
+        lambda job: job.substitutes is None and gathers_rows(job.settings, job.plan),
+        lambda: inline.InlineExecutor(rows=True),
+    ),
     (_is_native, lambda: native.NativeExecutor()),
     (_in_processes, lambda: processes.ProcessExecutor()),
     (_in_threads, lambda: threads.ThreadExecutor()),
@@ -109,19 +110,18 @@ class Executors:
         self.fillers = FillerReport()
         self._choice: Choice | None = None  # of worker_method="auto"
         self._draws: tuple[str, ...] | None = None  # global generators that the dataset draws from
-        self._base_seed: int | None = None  # torch's, of the latest pass
+        self.base_seed: int | None = None
+        """Torch's, of the latest pass."""
         self._workers = 0, Workers.CALLER  # how many made the latest pass, and who they are
         self._cluster: Ray | None = None  # whose fillers made it
         self._files = False  # a cache could keep the files of that pass
         self._logs = False  # why the loop waited is logged when the loader is gone
         self._job: Job | None = None  # what the passes have in common, while settings and plan are what they were
+        self._executor: Executor | None = None  # that makes them
         self._latest: Callable[[], Any] = lambda: None  # returns the iterator of the latest pass; None: it is gone
 
-    def copied(self) -> Executors:
-        """Return what a copy of the loader has."""
-        twin = Executors(self.register, self.reach, self.caches, self.indexes)
-        twin._choice, twin._draws = self._choice, self._draws
-        return twin
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Executors, (self.register, self.reach, self.caches, self.indexes)  # a copy counts, and chooses, anew
 
     def stats(self) -> Stats:
         """Return the counters of all passes so far."""
@@ -139,24 +139,17 @@ class Executors:
     def measured(self) -> Measured | None:
         """Return what the passes so far have shown of why their loops wait; None: they were too short to tell."""
         workers, kind = self._workers
-        counters, cluster = self.counters, self._cluster
+        counters = self.counters
         return measured(
             counters.loop.times(),
             counters.meter.stages(),
             samples=counters.samples,
             workers=workers,
             kind=kind,
-            cpus=min(host_cpus(), exact_quota() or math.inf),
+            cpus=min(host_cpus(), cpu_quota() or math.inf),
             host_cpus=host_cpus(),
             cacheable=self._files and self.caches is None,
-            fillers=None if cluster is None else self.fillers.work(cluster, counters.batches),
         )
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out what `copied` makes anew."""
-        made = ("counters", "observers", "buffers", "shared", "fillers")
-        of_passes = ("_base_seed", "_workers", "_cluster", "_files", "_logs", "_job", "_latest")
-        return {name: value for name, value in vars(self).items() if name not in (*made, *of_passes)}
 
     # --- making a pass ----------------------------------------------------------------------------------------------
 
@@ -169,16 +162,15 @@ class Executors:
             job = self._job = self._job_of(loader, settings, chosen, epochs, sends=sends)
         if settings.pin_memory:
             job.pins = self.pins(settings)  # which warns, once a pass
-        return job.of_pass(
-            progress=progress,
-            substitutes=self.substitutes(settings),
-            key=partial(self._key, settings, progress, epochs),
-            make_resources=partial(self.resources, settings, chosen, sends=sends),
-        )
+        return job.of_pass(progress=progress, substitutes=self.substitutes(settings), shared=self)
 
     def _job_of(self, loader: Any, settings: Settings, chosen: Plan, epochs: Epochs, *, sends: bool) -> Job:
         """Return what all passes have in common that begin with these settings and this plan."""
-        native = isinstance(chosen, NativePlan)
+        if settings.num_workers == 0 and settings.timeout:
+            raise pair(InvalidOption, AssertionError)(  # torch asserts it
+                "timeout= needs num_workers > 0: the caller's thread cannot wait for itself"
+            )
+        self._executor, native = None, isinstance(chosen, NativePlan)
         in_threads = not native and self.in_threads(settings, chosen)
         kind = Workers.NATIVE if native else Workers.THREADS if in_threads else Workers.PROCESSES
         kind = kind if settings.cluster is None else Workers.FILLERS
@@ -191,21 +183,7 @@ class Executors:
             self._logs = True
             keep_freed_memory()
             log_at_end(loader, self.measured)
-        if settings.num_workers == 0 and settings.timeout:
-            raise pair(InvalidOption, AssertionError)(  # torch asserts it
-                "timeout= needs num_workers > 0: the caller's thread cannot wait for itself"
-            )
-        return Job(
-            weakref.ref(loader),
-            settings,
-            chosen,
-            BatchOrder(settings),
-            epochs,
-            self.counters.meter,
-            self.reach,
-            sends,
-            in_threads,
-        )
+        return Job(weakref.ref(loader), settings, chosen, BatchOrder(settings), epochs, sends, in_threads)
 
     def begin(self, job: Job, held: Any, on_device: Executor | None) -> Any:
         """Return the iterator of a pass: the one that is held, where it can make this pass too, or a new one.
@@ -216,10 +194,11 @@ class Executors:
             on_device: makes the batches on the device; None: the host makes them.
         """
         settings, streams = job.settings, job.streams
-        ready_for_threads()
-        executor = on_device or job.found.get("executor")
-        if executor is None:
-            executor = job.found["executor"] = next(make() for accepts, make in EXECUTORS if accepts(job))
+        if _forked:
+            _renew_thread_pool()
+        if on_device is None and self._executor is None:
+            self._executor = next(make() for accepts, make in EXECUTORS if accepts(job))
+        executor: Any = on_device or self._executor
         elsewhere = streams is not None and streams.resumed  # its workers are where no state says
         if held is not None:
             before, _ = held.made_by
@@ -228,20 +207,17 @@ class Executors:
                 held = None
         if not settings.num_workers and streams is not None:
             streams.restore_between_passes(settings.dataset)
-        if held is not None:
-            executor.restart(held, job)
-        else:
-            try:
-                held = executor.open(job)
-            except copies.NotCopied as error:
-                if settings.method is not Method.AUTO:
-                    raise
-                self._choice = method.not_copied(error)  # the loop has opened something since threads were chosen
-                self._job = None
-                return self.begin(job.of_pass(in_threads=False, found={}), None, on_device)
-        held.made_by = executor, job
-        self._latest = weakref.ref(held)
-        return held
+        try:
+            made = executor.open(job, held)
+        except copies.NotCopied as error:
+            if settings.method is not Method.AUTO:
+                raise
+            self._choice = method.not_copied(error)  # the loop has opened something since threads were chosen
+            self._job = self._executor = None
+            return self.begin(job.of_pass(in_threads=False), None, on_device)
+        made.made_by = executor, job
+        self._latest = weakref.ref(made)
+        return made
 
     def begin_anew(self, follows: Callable[[Settings], bool]) -> None:
         """Begin the latest pass anew, where it is there and follows() says so of its settings."""
@@ -249,7 +225,7 @@ class Executors:
         if held is not None:
             executor, job = held.made_by
             if follows(job.settings):
-                executor.restart(held, job)
+                executor.open(job, held)
 
     def read_batch(self, settings: Settings, epoch: int, indices: Indices, positions: Positions) -> Any:
         """Return the batch of these samples, read in the calling thread; not counted."""
@@ -264,7 +240,7 @@ class Executors:
         else:
             given = indices.tolist()
             filler = threads.ThreadFiller(self.fetch(settings, chosen, here=True), resources, seed)
-        made = Pass(filler, PassInput(iter([(given, positions)]), 1, seed, epoch))
+        made = iterator.Pass(filler, PassInput(iter([(given, positions)]), 1, seed, epoch))
         if self.register is not None:
             made.observers = (self.register,)
         return next(made)
@@ -288,7 +264,7 @@ class Executors:
             fillers=self.fillers,
             timeout=settings.timeout,
             ahead=reads_ahead(settings),
-            settled=_settled(settings),
+            settled=settled(settings),
             persistent=settings.persistent_workers,
         )
 
@@ -299,16 +275,6 @@ class Executors:
             fields = chosen.fields if isinstance(chosen, NativePlan) else 2
             self.buffers = Buffers(pinned=pinned, keep=fields * ((settings.in_flight or IN_FLIGHT) + 2))
         return self.buffers
-
-    def _key(self, settings: Settings, progress: Progress, epochs: Epochs) -> tuple[int, int]:
-        """Return (seed, epoch) of the pass that begins, and advance the generators as torch's iterator would."""
-        seed, epoch = epochs.next(counted=settings.persistent_workers)
-        if seed is not None:
-            return seed, epoch
-        if self._base_seed is None or not settings.persistent_workers:  # torch's persistent workers keep the first
-            self._base_seed = draw_seed(settings.draws_from)
-        self._base_seed = progress.drawn.setdefault("base", self._base_seed)
-        return self._base_seed, epoch
 
     def pins(self, settings: Settings) -> bool:
         """Return whether torch's iterator is to pin, with its warnings where it cannot."""
@@ -341,16 +307,9 @@ class Executors:
     def choice(self, settings: Settings, chosen: PythonPlan) -> Choice:
         """Return what worker_method="auto" comes to: measured once."""
         if self._choice is None:
-            trial = method.Trial(
-                self.fetch(settings, chosen),
-                settings.batch_size or 1,
-                settings.num_workers,
-                init=settings.worker_init_fn,
-                shared=settings.share_dataset,
-            )
             batches = None if settings.persistent_workers else BatchOrder(settings).length()
-            samples = None if batches is None else batches * trial.batch_size
-            self._choice = method.try_out(trial, samples, seeded=settings.seed is not None)
+            samples = None if batches is None else batches * (settings.batch_size or 1)
+            self._choice = method.try_out(settings, self.fetch(settings, chosen), samples)
         return self._choice
 
     def global_draws(self, settings: Settings, chosen: PythonPlan) -> tuple[str, ...]:
@@ -372,68 +331,22 @@ class Executors:
         return fetch_of(settings, self.substitutes(settings), chosen, here=here)
 
 
-def planned(settings: Settings, *, raw: bool = False, begins: bool = False) -> Plan:
-    """Return the plan for a loader's dataset as it is now.
+_forked = False
 
-    raw: images stay pixels for a device to convert. begins: of a pass that begins, which fills the loader's caches
-    and indexes.
+
+def _note_fork() -> None:
+    global _forked
+    _forked = True
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+def _renew_thread_pool() -> None:
+    """Have torch make its thread pool anew in a forked child, before threads are started.
+
+    Each thread's first operation uses it, and two at once may find none ("Invalid thread pool!").
     """
-    return plan(
-        settings.dataset,
-        batched=settings.batched,
-        collate_fn=settings.collate_fn,
-        worker_init_fn=settings.worker_init_fn,
-        processes=settings.method is Method.PROCESS,
-        raw=raw,
-        caches=settings.caches if begins else None,
-        indexes=settings.indexes if begins else None,
-    )
-
-
-def default_workers(dataset: object, chosen: Plan, method: Method | None) -> int:
-    """Return the number of workers where num_workers= is not given."""
-    if isinstance(dataset, IterableDataset):
-        return 0  # as torch's default: each worker would go through all of it
-    return usable_cpus() if isinstance(chosen, NativePlan) or method in (Method.THREAD, Method.AUTO) else 0
-
-
-def can_pin(settings: Settings, *, sends: bool) -> bool:
-    """Return whether batches are page-locked."""
-    if sends:
-        return True
-    device = torch.accelerator.current_accelerator(check_available=True) if settings.pin_memory else None
-    return device is not None and device.type != "mps"  # where torch's loader does not pin either
-
-
-def _settled(settings: Settings) -> bool:
-    """Return whether the indices of a pass are settled when it begins."""
-    sampler = settings.sampler if settings.batch_sampler is None else settings.batch_sampler
-    return not settings.iterable and (BatchOrder(settings).cuts_itself() or settled_at_start(sampler))
-
-
-def reads_ahead(settings: Settings) -> bool:
-    """Return whether the sampler may be asked for batches ahead of the user: not where torch would not."""
-    if not settings.workers_chosen or settings.iterable:
-        return True
-    return settled_at_start(settings.sampler if settings.batch_sampler is None else settings.batch_sampler)
-
-
-def gathers_rows(settings: Settings, chosen: Plan) -> bool:
-    """Return whether a pass is one over small batches of a TensorDataset to which nothing else is done."""
-    return (
-        type(settings.dataset) is TensorDataset
-        and settings.seed is None
-        and settings.on_demand
-        and settings.batched
-        and settings.device is None
-        and not (settings.persistent_workers or settings.timeout or settings.prefetch_given)
-        and is_small(settings, chosen)
-    )
-
-
-def is_small(settings: Settings, chosen: Plan) -> bool:
-    """Return whether the native core fills a batch from memory in less time than it takes to wake threads."""
-    if not isinstance(chosen, NativePlan) or any(leaf.memory is None for leaf in chosen.leaves):
-        return False
-    row = sum(max(CACHE_LINE, field.spec.nbytes) if field.spec else SMALL_BATCH for field in chosen.leaves[0].fields)
-    return row * (settings.batch_size or SMALL_BATCH) <= SMALL_BATCH
+    global _forked
+    _forked = False
+    torch.set_num_threads(torch.get_num_threads())

@@ -128,14 +128,12 @@ class _Leaf:
         own = self._own(leaves, local)
         of_sample = self._remote.shard_of(own)
         shards, counts = np.unique(of_sample, return_counts=True)
-        whole = [
+        whole: list[int | Range] = [
             shard for shard, count in zip(shards.tolist(), counts.tolist(), strict=True) if self._is_whole(shard, count)
         ]
-        ranges: list[Range] = []
         alone = own[~np.isin(of_sample, whole)]
-        if len(alone) and not self._elsewhere:
-            ranges = self._remote.ranges_of(alone)
-        return self.stage.ticket(whole, ranges)
+        ranges = self._remote.ranges_of(alone) if len(alone) and not self._elsewhere else []
+        return self.stage.ticket([*whole, *ranges])
 
     def _is_whole(self, shard: int, count: int) -> bool:
         if self._coming is None:

@@ -17,7 +17,7 @@ from penstock.executors.staging import Staging
 from penstock.executors.workers.crew import ThreadCrew
 from penstock.executors.workers.loading import FetchedBatch, SampleRows
 from penstock.executors.workers.native import MeteredReaders, readers_of
-from penstock.executors.workers.own_fetch import Init, OwnFetches
+from penstock.executors.workers.own_fetch import OwnFetches
 from penstock.executors.workers.worker_thread import WORKER_INFO
 from penstock.observe import Delivery
 from penstock.plan import PythonPlan
@@ -39,12 +39,8 @@ class ThreadFiller(Filler):
         fetch: calls the user's dataset.
         resources: the threads are Python's.
         seed: of worker 0, for get_worker_info().
-        init: the loader's worker_init_fn, called in each thread when it starts.
-        in_order: batches are handed out in the sampler's order.
-        streams: the states of a dataset that has a state_dict(); they are told of each batch that comes.
         own: what each thread fetches with; None: all with `fetch`.
-        readers: bring the files of the samples, which the threads take from them.
-        remote: the samples that lie in object stores, whose shards are brought here ahead of need.
+        in_order: batches are handed out in the sampler's order.
     """
 
     def __init__(
@@ -53,12 +49,8 @@ class ThreadFiller(Filler):
         resources: PassResources,
         seed: int,
         *,
-        init: Init | None = None,
-        in_order: bool = True,
-        streams: Streams | None = None,
         own: OwnFetches | None = None,
-        readers: MeteredReaders | None = None,
-        remote: RemoteLeaves | None = None,
+        in_order: bool = True,
     ) -> None:
         super().__init__(resources)
         self.in_order = in_order
@@ -67,28 +59,23 @@ class ThreadFiller(Filler):
         self._crew = ThreadCrew(
             fetch,
             resources.workers,
-            own=own or OwnFetches(fetch, init, shared=True),
+            own=own or OwnFetches(fetch, None, shared=True),
             rows=self._rows,
             meter=resources.meter,
             seed=seed,
-            readers=readers,
         )
-        self.ended = self._crew.ended
         self._pid = os.getpid()
         self._lease = Lease()
         self._staging: Staging | None = None  # of the pass; None: it needs none
-        self._fetch, self._streams, self._readers, self._remote = fetch, streams, readers, remote
+        self._fetch = fetch
+        self._readers: MeteredReaders | None = None  # bring the files of the samples, which the threads take from them
+        self._streams: Streams | None = None  # are told of each batch that comes
+        self._remote: RemoteLeaves | None = None  # of the samples whose shards are brought here ahead of need
 
-    def work_with(
-        self,
-        fetch: Fetch,
-        *,
-        streams: Streams | None = None,
-        readers: MeteredReaders | None = None,
-        remote: RemoteLeaves | None = None,
-    ) -> None:
-        """Make the next pass with these. readers: in the place of those before; None: they stay."""
-        self._fetch, self._streams, self._remote = fetch, streams, remote
+    def work_for(self, job: Job, fetch: Fetch, readers: MeteredReaders | None) -> None:
+        """Make the next pass of a job. readers: in the place of those before; None: they stay."""
+        self._fetch, self._streams = fetch, job.streams
+        self._remote = remote_leaves(job.settings.dataset)
         if readers is not None:
             if self._readers is not None:
                 self._readers.close()
@@ -141,7 +128,7 @@ class ThreadFiller(Filler):
 
     @property
     def reusable(self) -> bool:
-        return os.getpid() == self._pid and not self.ended.is_set()
+        return os.getpid() == self._pid and not self._crew.closed
 
     def __repr__(self) -> str:
         return f"Python, {self.workers} threads, {self._crew.pace.active} at a time"
@@ -250,28 +237,21 @@ class ThreadExecutor(FillerExecutor):
     def filler(self, job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> ThreadFiller:
         """Raises NotCopied, before anything is drawn for the pass."""
         settings, fetch = job.settings, job.fetch(here=job.settings.num_workers == 0)
-        remote = remote_leaves(settings.dataset)
         if isinstance(held, ThreadFiller):
             readers = _readers(job) if settings.share_dataset else None  # copies keep those that they were made with
-            held.work_with(fetch, streams=job.streams, readers=readers, remote=remote)
+            held.work_for(job, fetch, readers)
             return held
         readers = _readers(job)
         try:
             own = OwnFetches(fetch, settings.worker_init_fn, shared=settings.share_dataset or settings.num_workers == 0)
         except NotCopied:
-            _read_directly(job)  # another executor may read by the same plan
+            if isinstance(job.plan, PythonPlan) and job.plan.assisted is not None:
+                job.plan.assisted.read_directly()  # another executor may read by the same plan
             raise
-        return ThreadFiller(
-            fetch,
-            job.resources,
-            worker_seed(drawn().seed, drawn().epoch),
-            init=settings.worker_init_fn,
-            in_order=settings.in_order,
-            streams=job.streams,
-            own=own,
-            readers=readers,
-            remote=remote,
-        )
+        seed = worker_seed(drawn().seed, drawn().epoch)
+        made = ThreadFiller(fetch, job.resources, seed, own=own, in_order=settings.in_order)
+        made.work_for(job, fetch, readers)
+        return made
 
 
 def worker_seed(seed: int, epoch: int) -> int:
@@ -287,9 +267,3 @@ def _readers(job: Job) -> MeteredReaders | None:
     if not job.settings.num_workers or not isinstance(job.plan, PythonPlan) or job.plan.filled is not None:
         return None
     return readers_of(job.plan, job.resources.meter)
-
-
-def _read_directly(job: Job) -> None:
-    """Have no files brought for a pass."""
-    if isinstance(job.plan, PythonPlan) and job.plan.assisted is not None:
-        job.plan.assisted.read_directly()

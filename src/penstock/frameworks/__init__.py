@@ -20,5 +20,6 @@ def _meet_accelerate() -> bool:
 
 # Without importing Accelerate, and without being imported by the loader.
 DataLoader.meet_accelerate = staticmethod(_meet_accelerate)  # type: ignore[method-assign]
+DataLoader._is_accelerate_prepared = property(lambda loader: accelerate.is_prepared(loader))  # type: ignore[attr-defined]
 
 __all__ = ["keep_loaders"]

@@ -31,8 +31,9 @@ from torch.utils.data import (
 from penstock.errors import InvalidOption
 from penstock.loader import DataLoader
 from penstock.order.batches import deepest, order_of
-from penstock.order.keyed import KeyedSampler, indices_one_by_one
+from penstock.order.permutations import KeyedSampler, indices_one_by_one
 from penstock.state.checkpoint import OnChange
+from penstock.system.warn_user import warn_user
 
 AcceleratorT = TypeVar("AcceleratorT")
 
@@ -80,6 +81,32 @@ def meet_accelerate() -> bool:
         if not hasattr(function, _MARK):
             _replace(function, ours)
     return True
+
+
+def is_prepared(loader: DataLoader[Any]) -> bool:
+    """Answer what Accelerator.prepare asks before it builds a loader from the attributes of one: it is to build one.
+
+    Raises:
+        InvalidOption: an argument of our own is in use and would be lost, because the class is a derived one.
+    """
+    if meet_accelerate() and type(loader) is DataLoader:
+        return False
+    name = type(loader).__name__
+    if given := loader.own_options():
+        raise InvalidOption(
+            f"Accelerator.prepare builds a torch loader in the place of a {name}, without "
+            f"{', '.join(f'{option}={value!r}' for option, value in given.items())}; "
+            f"a penstock.DataLoader, of that very class, is kept"
+        )
+    if loader.read_by == "native threads":
+        warn_user(
+            f"Accelerator.prepare builds a torch loader in the place of a {name}, which reads "
+            "without native threads; a penstock.DataLoader, of that very class, is kept",
+            through=("accelerate",),
+        )
+    if loader._given.workers:  # native threads; torch's loader would start as many processes
+        loader.num_workers, loader.prefetch_factor = 0, None
+    return False
 
 
 def _replace(function: Callable[..., Any], ours: Callable[..., Any]) -> None:

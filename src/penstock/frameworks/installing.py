@@ -15,7 +15,7 @@ from typing import Any
 import torch.utils.data
 
 from penstock.loader import DataLoader
-from penstock.system.process_lock import ProcessLock
+from penstock.system.locks import ProcessLock
 
 _Torchs: Any = torch.utils.data.DataLoader
 _lock = ProcessLock()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ _OF_WORKERS = ("prefetch_factor", "persistent_workers")
 MOST_TRIALS = 3
 #: Makes a loader of a diagnosis; its arguments are those to be changed.
 MakeLoader = Callable[..., Any]
+Step = Callable[[Any], object]
 
 
 @dataclass(frozen=True)
@@ -34,19 +35,15 @@ class Diagnosis:
     alone: float
     """Samples a second of the loader, with a loop that does nothing."""
     step: float | None
-    """Seconds of the step, on one batch that is replayed; None: none was given."""
+    """Seconds of the step in the loop; None: none was given."""
     together: float
     """Samples a second of the loop."""
     measured: Measured
     stages: Mapping[str, StageTime]
     findings: tuple[Finding, ...]
-    gains: tuple[tuple[Finding, float], ...] = ()
+    gains: Mapping[Finding, float]
     """Changes that were made, and how many times as fast the loop was with each, measured in turn with the loop as it
     was."""
-
-    def measured_gain(self, finding: Finding) -> float | None:
-        """Return how many times as fast the loop was with a change; None: it was not tried."""
-        return next((gain for tried, gain in self.gains if tried is finding), None)
 
     @property
     def verdict(self) -> str:
@@ -54,22 +51,9 @@ class Diagnosis:
         return verdict(self.measured)
 
 
-@dataclass(frozen=True)
-class _Run:
-    """A loop for some seconds."""
-
-    samples: int
-    seconds: float
-    loader: Any
-
-    @property
-    def rate(self) -> float:
-        return self.samples / self.seconds
-
-
 def diagnose(
     make: MakeLoader,
-    step: Callable[[Any], object] | None = None,
+    step: Step | None = None,
     *,
     seconds: float = 3.0,
     apply: bool = False,
@@ -91,24 +75,25 @@ def diagnose(
     if not seconds > 0:
         raise InvalidOption(f"seconds={seconds!r}: a measurement takes a number of seconds above 0")
     note("the loader alone")
-    alone = _run(make(), None, seconds)
-    note("the step alone")
-    alone_step = None if step is None else _replayed(make(), step, seconds)
+    alone, loader = _run(make(), None, seconds)
+    together = alone
     note("the loop")
-    together = alone if step is None else _run(make(), step, seconds)
-    found = together.loader._executors.measured()
+    if step is not None:
+        together, loader = _run(make(), step, seconds)
+    found = loader._executors.measured()
     if found is None:
         raise InvalidOption(
             f"the loader gave too few batches in {seconds:g} s to tell anything: give more seconds, or more samples"
         )
-    stats: Stats = together.loader.stats()
+    stats: Stats = loader.stats()
     ranked = findings(found)
-    gains: list[tuple[Finding, float]] = []
+    gains: dict[Finding, float] = {}
     for finding in ranked if apply else ():
         if finding.options and finding.gain >= WORTH and len(gains) < MOST_TRIALS:
             note(finding.change)
-            gains.append((finding, _gain(make, finding, step, seconds)))
-    return Diagnosis(alone.rate, alone_step, together.rate, found, stats.stages, tuple(ranked), tuple(gains))
+            gains[finding] = _gain(make, finding, step, seconds)
+    took = None if step is None else found.work
+    return Diagnosis(alone, took, together, found, stats.stages, tuple(ranked), gains)
 
 
 def loader_maker(dataset: Any, **options: Any) -> MakeLoader:
@@ -147,7 +132,7 @@ def _arguments(loader: torch.utils.data.DataLoader[Any]) -> dict[str, Any]:
     return {**found, **order, "batch_size": loader.batch_size, "drop_last": loader.drop_last}
 
 
-def _gain(make: MakeLoader, finding: Finding, step: Callable[[Any], object] | None, seconds: float) -> float:
+def _gain(make: MakeLoader, finding: Finding, step: Step | None, seconds: float) -> float:
     """Return how many times as fast the loop is with a change: both ways in turn, each twice."""
     rates: dict[bool, float] = {False: 0.0, True: 0.0}
     with warnings.catch_warnings():
@@ -156,12 +141,15 @@ def _gain(make: MakeLoader, finding: Finding, step: Callable[[Any], object] | No
             loader = make(**finding.options) if changed else make()
             if "cache" in finding.options and changed:
                 _run(loader, None, seconds, epochs=1)  # which fills it
-            rates[changed] = max(rates[changed], _run(loader, step, seconds / 2).rate)
+            rates[changed] = max(rates[changed], _run(loader, step, seconds / 2)[0])
     return rates[True] / rates[False]
 
 
-def _run(loader: Any, step: Callable[[Any], object] | None, seconds: float, *, epochs: int | None = None) -> _Run:
-    """Go through a loader, epoch after epoch, for some seconds; the first batch is not counted."""
+def _run(loader: Any, step: Step | None, seconds: float, *, epochs: int | None = None) -> tuple[float, Any]:
+    """Go through a loader, epoch after epoch, for some seconds.
+
+    Return (its samples a second, but for the first batch; the loader).
+    """
     samples_before, begin, steps = 0, 0.0, 0
     for _ in itertools.count() if epochs is None else range(epochs):
         given = 0
@@ -173,24 +161,7 @@ def _run(loader: Any, step: Callable[[Any], object] | None, seconds: float, *, e
                 step(batch)
             steps += 1
             if steps > LEAST_STEPS and time.perf_counter() - begin > max(seconds, LEAST_SECONDS):
-                return _Run(loader.stats().samples - samples_before, time.perf_counter() - begin, loader)
+                return (loader.stats().samples - samples_before) / (time.perf_counter() - begin), loader
         if not given:
             raise InvalidOption("the loader gives no batch")
-    return _Run(loader.stats().samples - samples_before, time.perf_counter() - begin, loader)
-
-
-def _replayed(loader: Any, step: Callable[[Any], object], seconds: float) -> float:
-    """Return the seconds of a step on one batch: the median of as many as fit into the time, after a first one."""
-    batches: Iterator[Any] = iter(loader)
-    batch = next(batches, None)
-    if batch is None:
-        raise InvalidOption("the loader gives no batch")
-    del batches
-    step(batch)
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while not times or time.perf_counter() < end:
-        begin = time.perf_counter()
-        step(batch)
-        times.append(time.perf_counter() - begin)
-    return sorted(times)[len(times) // 2]
+    return (loader.stats().samples - samples_before) / (time.perf_counter() - begin), loader

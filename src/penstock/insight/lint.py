@@ -10,6 +10,7 @@ import gc
 import inspect
 import io
 import os
+import socket
 import sys
 import types
 from collections import deque
@@ -21,11 +22,29 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from penstock.insight.check import Remark, State
+from penstock.insight.machine import State
+from penstock.insight.program_loaders import is_library
 from penstock.recipe.unseeded_generators import attributes, parts
 from penstock.system.words import size_of
 
 __all__ = ["Remark", "lint"]
+
+
+@dataclass(frozen=True)
+class Remark:
+    """One thing in a dataset that costs time or memory, or makes it fail, and what to change."""
+
+    rule: str
+    """The name of the rule: "python-objects", "open-handle" or "opencv-threads"."""
+    state: State
+    """BAD: it fails, or gives wrong samples, in worker processes. LOOK: it costs."""
+    where: str
+    """The class, with file and line as far as they are known: "Photos (train.py:12)"."""
+    what: str
+    why: str
+    """What it costs."""
+    change: str
+
 
 #: Python objects in one attribute that take this many bytes, or more, are worth a remark: each worker copies them.
 COSTLY_BYTES = 16 << 20
@@ -54,41 +73,17 @@ def lint(dataset: Any) -> list[Remark]:
     dataset.
     """
     root = dataset.dataset if issubclass(type(dataset), DataLoader) else dataset
-    own = Ownership(root)
-    held = list(held_objects(root, own))
-    return [*open_handles(held), *python_objects(held, own), *opencv_threads(held, own)]
+    held = list(held_objects(root))
+    return [*open_handles(held), *python_objects(held), *opencv_threads(held)]
 
 
-# --- whose code it is ------------------------------------------------------------------------------------------------
-
-#: Libraries by the names of their packages, wherever they are installed.
-# fmt: off
-_LIBRARIES = sys.stdlib_module_names | {
-    "PIL", "albumentations", "cv2", "datasets", "ffcv", "h5py", "kornia", "lightning", "litdata", "lmdb", "monai",
-    "numpy", "pandas", "penstock", "pytorch_lightning", "scipy", "skimage", "sklearn", "streaming", "timm", "torch",
-    "torchaudio", "torchdata", "torchtext", "torchvision", "transformers", "webdataset",
-}
-# fmt: on
-
-
-class Ownership:
-    """Tells the user's own code from that of libraries: only what a user can change is worth a remark.
-
-    A package that the class of an object of the user's is in counts as the user's, also where it is installed.
-    """
-
-    def __init__(self, root: object) -> None:
-        package = type(root).__module__.partition(".")[0]
-        self._packages = {"__main__", package} - _LIBRARIES
-
-    def of(self, kind: type) -> bool:
-        """Return whether a class is the user's own."""
-        module = str(kind.__module__ or "__main__")  # None: of one made by hand
-        package = module.partition(".")[0]
-        if package in self._packages or package in _LIBRARIES:
-            return package in self._packages
-        file = _file_of(module)
-        return file is None or {"site-packages", "dist-packages"}.isdisjoint(os.path.realpath(file).split(os.sep))
+def _is_users(kind: type) -> bool:
+    """Return whether a class is the user's own code, and not of a library: only what a user can change is a remark."""
+    module = str(kind.__module__ or "__main__")  # None: of one made by hand
+    if module == "__main__" or module in sys.builtin_module_names:
+        return module == "__main__"
+    file = _file_of(module)
+    return file is None or not is_library(os.path.realpath(file))
 
 
 def _place(kind: type) -> str:
@@ -126,7 +121,7 @@ class Held:
     """It is that attribute itself, and not in it."""
 
 
-def held_objects(root: object, own: Ownership) -> Iterator[Held]:
+def held_objects(root: object) -> Iterator[Held]:
     """Yield what a dataset holds, itself first, the nearest objects before those in them."""
     seen: set[int] = set()
     waiting: deque[tuple[Held, int]] = deque([(Held("dataset", root), 0)])
@@ -137,14 +132,14 @@ def held_objects(root: object, own: Ownership) -> Iterator[Held]:
         seen.add(id(held.value))
         yield held
         if depth < _DEPTH and not issubclass(type(held.value), _CLOSED):
-            waiting.extend((one, depth + 1) for one in _inside(held, own))
+            waiting.extend((one, depth + 1) for one in _inside(held))
 
 
-def _inside(held: Held, own: Ownership) -> Iterator[Held]:
+def _inside(held: Held) -> Iterator[Held]:
     """Yield what an object holds."""
     value, kind = held.value, type(held.value)
-    if not issubclass(kind, _WITHIN) and own.of(kind):
-        for name, part in own_attributes(value, own).items():
+    if not issubclass(kind, _WITHIN) and _is_users(kind):
+        for name, part in _own_attributes(value).items():
             yield Held(f"{held.path}.{name}", part, value, name, direct=True)
         return
     owner, attribute = (held.owner, held.attribute) if issubclass(kind, _WITHIN) else (None, "")
@@ -152,10 +147,10 @@ def _inside(held: Held, own: Ownership) -> Iterator[Held]:
         yield Held(held.path + name, part, owner, attribute)
 
 
-def own_attributes(value: Any, own: Ownership) -> dict[str, Any]:
+def _own_attributes(value: Any) -> dict[str, Any]:
     """Return the attributes of an object of the user's: those of its classes that are data, and its own."""
     found: dict[str, Any] = {}
-    for kind in filter(own.of, reversed(type(value).__mro__)):
+    for kind in filter(_is_users, reversed(type(value).__mro__)):
         held = vars(kind).items()
         found |= {name: part for name, part in held if name[:2] != "__" and not hasattr(type(part), "__get__")}
     return found | attributes(value)
@@ -164,13 +159,13 @@ def own_attributes(value: Any, own: Ownership) -> dict[str, Any]:
 # --- many Python objects ---------------------------------------------------------------------------------------------
 
 
-def python_objects(held: Iterable[Held], own: Ownership) -> Iterator[Remark]:
+def python_objects(held: Iterable[Held]) -> Iterator[Remark]:
     """Yield remarks on attributes that hold many Python objects, which worker processes copy page by page.
 
     Those are containers, arrays and tables of objects, and datasets of libraries.
     """
     for one in held:
-        if one.direct and _may_be_costly(one.value, own) and (bytes_ := weight(one.value)) >= COSTLY_BYTES:
+        if one.direct and _may_be_costly(one.value) and (bytes_ := weight(one.value)) >= COSTLY_BYTES:
             kind = type(one.value).__name__
             yield Remark(
                 "python-objects",
@@ -186,9 +181,9 @@ def python_objects(held: Iterable[Held], own: Ownership) -> Iterator[Remark]:
             )
 
 
-def _may_be_costly(value: Any, own: Ownership) -> bool:
+def _may_be_costly(value: Any) -> bool:
     kind = type(value)
-    return not own.of(kind) if issubclass(kind, Dataset) else issubclass(kind, _CONTAINERS) or _is_table(value)
+    return not _is_users(kind) if issubclass(kind, Dataset) else issubclass(kind, _CONTAINERS) or _is_table(value)
 
 
 def weight(value: Any) -> float:
@@ -235,32 +230,13 @@ def _is_table(value: Any) -> bool:
 
 # --- open files and connections -----------------------------------------------------------------------------------
 
-#: Classes whose objects are bound to the process that opened them, of modules that the program has imported: what such
-#: an object is, and whether it is closed.
-_HANDLES: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "h5py:File": ("an open HDF5 file", lambda file: not file),
-    "h5py:Group": ("a group of an open HDF5 file", lambda group: not group),
-    "h5py:Dataset": ("a dataset of an open HDF5 file", lambda dataset: not dataset),
-    "lmdb:Environment": ("an open LMDB environment", lambda _: False),
-    "lmdb:Transaction": ("a transaction of LMDB", lambda _: False),
-    "sqlite3:Connection": ("a connection to an SQLite database", lambda _: False),
-    "sqlite3:Cursor": ("a cursor of an SQLite database", lambda _: False),
-    "socket:socket": ("an open socket", lambda one: one.fileno() < 0),
-    "zipfile:ZipFile": ("an open ZIP file", lambda file: file.fp is None),
-    "tarfile:TarFile": ("an open tar file", lambda file: file.closed),
-    "requests:Session": ("a session of requests", lambda _: False),
-    "psycopg2.extensions:connection": ("a connection to PostgreSQL", lambda one: one.closed),
-    "psycopg:Connection": ("a connection to PostgreSQL", lambda one: one.closed),
-    "pymysql.connections:Connection": ("a connection to MySQL", lambda _: False),
-    "redis:Redis": ("a client of Redis", lambda _: False),
-    "cv2:VideoCapture": ("an open video", lambda video: not video.isOpened()),
-    "decord:VideoReader": ("an open video", lambda _: False),
-    "av.container:InputContainer": ("an open video", lambda _: False),
-    "PIL.ImageFile:ImageFile": (
-        "an image that Pillow has not read yet, with its open file",
-        lambda image: attributes(image).get("fp") is None,
-    ),
-}
+#: Classes whose objects are bound to the process that opened them, of modules that the program has imported.
+_HANDLES = (
+    *("h5py.File", "h5py.Group", "h5py.Dataset", "lmdb.Environment", "lmdb.Transaction", "requests.Session"),
+    *("sqlite3.Connection", "sqlite3.Cursor", "socket.socket", "zipfile.ZipFile", "tarfile.TarFile"),
+    *("psycopg2.extensions.connection", "psycopg.Connection", "pymysql.connections.Connection", "redis.Redis"),
+    *("cv2.VideoCapture", "decord.VideoReader", "av.container.InputContainer", "PIL.ImageFile.ImageFile"),
+)
 _FILES = (io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
 
 
@@ -291,26 +267,33 @@ def _handle(value: Any) -> str | None:
     if type(value) in _FILES:
         in_memory = type(getattr(value, "buffer", None)) is io.BytesIO
         return None if value.closed or in_memory else f"an open file ({getattr(value, 'name', 'without a name')!r})"
-    for name, (what, closed) in _HANDLES.items():
-        module, _, attribute = name.partition(":")
+    for name in _HANDLES:
+        module, _, attribute = name.rpartition(".")
         kind = vars(sys.modules[module]).get(attribute) if module in sys.modules else None
         if isinstance(kind, type) and issubclass(type(value), kind):
-            try:
-                return None if closed(value) else what
-            except Exception:  # of the library, for a handle that is half open
-                return what
+            return None if _closed(value) else f"an open {name}"
     return None
+
+
+def _closed(value: Any) -> bool:
+    """Return whether a handle says that it is closed, in its library's way."""
+    try:
+        unread = type(value).__module__.startswith(("PIL.", "zipfile")) and value.fp is None
+        unbound = type(value) is socket.socket and value.fileno() < 0
+        return unread or unbound or bool(getattr(value, "closed", False)) or not value
+    except Exception:  # of the library, for a handle that is half open
+        return False
 
 
 # --- OpenCV ----------------------------------------------------------------------------------------------------------
 
 
-def opencv_threads(held: Iterable[Held], own: Ownership) -> Iterator[Remark]:
+def opencv_threads(held: Iterable[Held]) -> Iterator[Remark]:
     """Yield a remark where a module with a class of the user's has imported OpenCV, whose pool of threads is on."""
     cv2: Any = sys.modules.get("cv2")
     if cv2 is None or cv2.getNumThreads() <= 1:
         return
-    for kind in {type(one.value): None for one in held if own.of(type(one.value))}:
+    for kind in {type(one.value): None for one in held if _is_users(type(one.value))}:
         names = vars(sys.modules[kind.__module__]) if kind.__module__ in sys.modules else {}
         functions = [part for part in (*names.values(), *vars(kind).values()) if type(part) is types.FunctionType]
         limited = any("setNumThreads" in function.__code__.co_names for function in functions)

@@ -3,13 +3,16 @@
 The folder is `penstock/live` in the user's cache folder, for this user only (mode 0700, files 0600): another user's
 folder, one that others may write into and symbolic links are refused. A file's name holds the machine, the process's
 number and when the process started, so that processes of several machines, or containers, may share the folder, and
-one that has died is not taken for another one that has its number now.
+one that has died is not taken for another one that has its number now. A file is read as one that anybody may have
+written: each value is checked.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
+import math
 import os
 import re
 import sys
@@ -18,18 +21,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from penstock.storage.private_folder import open_own_file, open_private_folder
+from penstock.errors import PenstockError
+from penstock.storage.private_folder import files_in, open_own_file, open_private_folder
 from penstock.system.cache_folder import folder_of
 
 #: Of the format of the files.
-FORMAT = 3
+FORMAT = 4
 #: Bytes of a file that is read, at the most.
 MOST_BYTES = 1 << 20
 
-_MARKER = "penstock-live"
-_MARKED = b"Penstock keeps here what `penstock watch` shows of running processes. Files may be deleted at any time.\n"
 _FILE = re.compile(r"([0-9a-f]{16})-([0-9]{1,10})-([0-9]{1,20})\.(json|tmp)")
 #: Files of other machines, whose processes cannot be looked at, go when they are so old, in seconds.
 _FORGOTTEN = 7 * 24 * 3600.0
@@ -96,7 +98,7 @@ def program_name() -> str:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    descriptor = open_private_folder(path, _MARKER, _MARKED)
+    descriptor = open_private_folder(path)
     try:
         yield descriptor
     finally:
@@ -129,13 +131,10 @@ def remove(path: Path, name: ProcessName) -> None:
 def remove_stale(path: Path) -> None:
     """Remove the files of processes that have died. Raises OSError, UnsafeCache."""
     with _opened(path) as folder:
-        for file in os.listdir(folder):
-            if (name := _name_of(file)) is None:
-                continue
-            with contextlib.suppress(OSError):
-                alive = name.alive()
-                old = time.time() - os.stat(file, dir_fd=folder, follow_symlinks=False).st_mtime > _FORGOTTEN
-                if alive is False or (alive is None and old):
+        for file, status in files_in(folder, _FILE):
+            alive = _name_of(file).alive()
+            if alive is False or (alive is None and time.time() - status.st_mtime > _FORGOTTEN):
+                with contextlib.suppress(OSError):
                     os.unlink(file, dir_fd=folder)
 
 
@@ -145,18 +144,83 @@ def read_all(path: Path) -> list[tuple[ProcessName, bytes]]:
         return []
     found = []
     with _opened(path) as folder:
-        for file in sorted(os.listdir(folder)):
-            name = _name_of(file)
-            if name is None or not file.endswith(".json"):
-                continue
+        for file in sorted(name for name, _ in files_in(folder, _FILE) if name.endswith(".json")):
             with contextlib.suppress(OSError):
                 descriptor = open_own_file(os.O_RDONLY, file, folder)
                 if descriptor is not None:
                     with os.fdopen(descriptor, "rb") as opened:
-                        found.append((name, opened.read(MOST_BYTES + 1)))
+                        found.append((_name_of(file), opened.read(MOST_BYTES + 1)))
     return found
 
 
-def _name_of(file: str) -> ProcessName | None:
-    found = _FILE.fullmatch(file)
-    return None if found is None else ProcessName(found[1], int(found[2]), int(found[3]))
+def _name_of(file: str) -> ProcessName:
+    machine, pid, started = file.partition(".")[0].split("-")
+    return ProcessName(machine, int(pid), int(started))
+
+
+# --- jobs ------------------------------------------------------------------------------------------------------------
+
+
+class Job(NamedTuple):
+    """A process that goes through penstock loaders."""
+
+    name: ProcessName
+    host: str
+    program: str
+    rank: str
+    """Of torchrun; empty where it did not start the process."""
+    began: float
+    written: float
+    """When its latest batch came, about, by time.time()."""
+    every: float
+    """Seconds between two writings of its recording."""
+    patience: float
+    """Seconds without a batch after which its loop stands still; 0: no pass is open."""
+    summary: tuple[str, ...]
+    """Of its latest loader: the share of waiting, samples a second, the dataset."""
+    lines: tuple[str, ...]
+    """What the process says of its loaders; "! " before one that is a warning."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process is gone; of another machine's it is not known, and one that is silent for long counts."""
+        alive = self.name.alive()
+        return time.time() - self.written > max(600.0, 10 * self.every) if alive is None else not alive
+
+
+def jobs(folder: Path | None = None) -> list[Job]:
+    """Return the jobs that are running, oldest first. folder: of the recordings; None: this user's.
+
+    Files that cannot be read are left out. Raises UnsafeCache, OSError: the folder cannot be used.
+    """
+    found = []
+    folder = folder or live_folder()
+    for name, data in [] if folder is None else read_all(folder):
+        with contextlib.suppress(PenstockError):
+            found.append(job_of(name, data))
+    return sorted((job for job in found if not job.ended), key=lambda job: (job.began, job.name))
+
+
+def job_of(name: ProcessName, data: bytes) -> Job:
+    """Return a job by its file. Raises PenstockError: the file is not a live recording."""
+    try:
+        said = json.loads(data[: MOST_BYTES + 1])
+        if len(data) > MOST_BYTES or said["format"] != FORMAT:
+            raise ValueError("it is too large, or has another format")
+        found: list[Any] = [_text(said[field]) for field in ("host", "program", "rank")]
+        found += [_number(said[field]) for field in ("began", "written", "every", "patience")]
+        return Job(name, *found, *(tuple(map(_text, said[field])) for field in ("summary", "lines")))
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise PenstockError(f"{name.file} is not a live recording: {error}") from error
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is not a text")
+    return value
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise TypeError(f"{value!r} is not a finite number")
+    return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from array import array
+from collections import deque
 from typing import NamedTuple
 
 import numpy as np
@@ -11,9 +12,11 @@ from numpy.typing import NDArray
 
 Numbers = NDArray[np.float64]
 
-#: Rows that are kept of the loops over a loader; 72 bytes each.
+#: Rows that are kept of the loops over a loader, 72 bytes each: when there are twice as many, the older half goes.
 MOST_ROWS = 1 << 15
-#: What a row has of one batch, or of several whose times are added up, in seconds and by time.perf_counter().
+#: Pieces of work that are kept of a loader's threads.
+MOST_SPANS = 1 << 15
+#: What a row has of a batch, in seconds and by time.perf_counter().
 COLUMNS = (
     "start",  # when the loop got the batch before; of the first batch of a pass, when it asked
     "got",  # when it got the batch, or the end of the pass
@@ -24,41 +27,29 @@ COLUMNS = (
     "batches",  # 0: the loop's work on the last batch of a pass
     "number",  # of the pass, in the order in which they began
     "done",  # batches of the pass so far
-    "begun",  # when the batch's making began; 0: that is not known, or the row stands for several
+    "begun",  # when the batch's making began; 0: that is not known
 )
-_WIDTH, _SUMS = 9, slice(1, 6)  # numbers that are kept of a row, and which of them are sums of all rows so far
+_WIDTH = len(COLUMNS) - 1  # numbers that are kept of a row
 
 
 class Rows:
-    """Rows of batches in a bounded memory. Any thread may call any method.
-
-    Sums are kept, and every second row goes when there are `most`: no second is lost, and rows stay even.
-    """
+    """The latest rows of batches. Any thread may call any method."""
 
     def __init__(self, most: int = MOST_ROWS) -> None:
         self._lock = threading.Lock()
         self._numbers, self._most = array("d"), most
-        self._each, self._in_last = 1, 0  # rows that each stands for, and the last one so far
-        self._sums = [0.0] * 5
 
     def add(self, got: float, amounts: tuple[float, ...], number: int, done: int, begun: float = 0.0) -> None:
         """Add a batch. amounts: its waited, first_waited, worked, samples and batches."""
         with self._lock:
-            self._sums = [one + more for one, more in zip(self._sums, amounts, strict=True)]
-            if self._in_last:
-                del self._numbers[-_WIDTH:]
-            self._in_last = (self._in_last + 1) % self._each
-            self._numbers.extend((got, *self._sums, number, done, begun if self._each == 1 else 0.0))
-            if len(self._numbers) >= self._most * _WIDTH and not self._in_last:
-                kept = np.array(self._numbers).reshape(-1, _WIDTH)[1::2].copy()
-                kept[:, -1] = 0
-                self._numbers, self._each = array("d", kept.tobytes()), 2 * self._each
+            self._numbers.extend((got, *amounts, number, done, begun))
+            if len(self._numbers) >= 2 * self._most * _WIDTH:
+                del self._numbers[: self._most * _WIDTH]
 
     def passes(self) -> list[Numbers]:
         """Return a table of the rows of each pass, by COLUMNS."""
         with self._lock:
             rows = np.array(self._numbers).reshape(-1, _WIDTH)
-        rows[:, _SUMS] = np.diff(rows[:, _SUMS], axis=0, prepend=0)
         found = []
         for number in np.unique(rows[:, 6]):
             own = rows[rows[:, 6] == number]
@@ -79,55 +70,30 @@ def column(table: Numbers, name: str) -> Numbers:
     return table[:, COLUMNS.index(name)]
 
 
-# --- the work of threads ---------------------------------------------------------------------------------------------
-
-#: Pieces of work that a thread's lane keeps, 32 bytes each: when it is full, the older half goes.
-MOST_SPANS = 1 << 14
-#: Pieces of one stage that follow each other within this time are one piece, up to a length; both in seconds.
-_GAP, _LONGEST = 50e-6, 5e-3
-
-
-class Lane(NamedTuple):
-    """What one thread did."""
+class Work(NamedTuple):
+    """A piece of work of a thread, by time.perf_counter()."""
 
     thread: str
     """The thread's name."""
-    stages: list[str]
-    """The names of the stages that the table's first column numbers."""
-    table: NDArray[np.float64]
-    """(n, 4): the stage's number, begin and end by time.perf_counter(), and samples."""
+    stage: str
+    begin: float
+    end: float
+    samples: int
 
 
 class WorkSpans:
-    """A sink of a Meter. Any thread may call any method; a thread writes its own lane without a lock.
+    """The latest pieces of work of a loader's threads: a sink of a Meter. Any thread may call any method."""
 
-    Attributes:
-        lost: how many pieces of work are not kept.
-    """
-
-    def __init__(self) -> None:
-        self._stages: list[str] = []
-        self._lanes: dict[tuple[int, str], array[float]] = {}  # by number and name of the thread
-        self.lost = 0
+    def __init__(self, most: int = MOST_SPANS) -> None:
+        self._found: deque[Work] = deque(maxlen=most)
 
     def __call__(self, stage: str, seconds: float, samples: int, ended: float, thread: str = "") -> None:
         """Add a piece of work of the calling thread, or of a native one of this name."""
-        key = (0, thread) if thread else (threading.get_ident(), threading.current_thread().name)
-        if (lane := self._lanes.get(key)) is None:
-            lane = self._lanes[key] = array("d")
-        if stage not in self._stages:
-            self._stages.append(stage)
-        number, begin = self._stages.index(stage), ended - seconds
-        if lane and lane[-4] == number and begin - lane[-2] < _GAP and ended - lane[-3] < _LONGEST:
-            lane[-2], lane[-1] = ended, lane[-1] + samples
-            return
-        lane.extend((number, begin, ended, samples))
-        if len(lane) >= 4 * MOST_SPANS:
-            self.lost += MOST_SPANS // 2
-            self._lanes[key] = lane[2 * MOST_SPANS :]
+        self._found.append(Work(thread or threading.current_thread().name, stage, ended - seconds, ended, samples))
 
-    def lanes(self) -> list[Lane]:
-        """Return what each thread did."""
-        found = [(name, np.array(lane, dtype=np.float64)) for (_, name), lane in list(self._lanes.items())]
-        stages = list(self._stages)
-        return [Lane(name, stages, numbers[: len(numbers) // 4 * 4].reshape(-1, 4)) for name, numbers in found]
+    def by_thread(self) -> dict[str, list[Work]]:
+        """Return the work of each thread, by its name, in the order in which it began."""
+        found: dict[str, list[Work]] = {}
+        for work in sorted(self._found.copy(), key=lambda one: one.begin):
+            found.setdefault(work.thread, []).append(work)
+        return dict(sorted(found.items()))

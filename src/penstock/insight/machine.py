@@ -6,22 +6,20 @@ import os
 import re
 import resource
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from threadpoolctl import threadpool_info
 from torch.utils.data import DataLoader, IterableDataset
 
-from penstock.executors.workers.shm_space import FOLDER, HELD, REMEDY
-from penstock.insight.check import Check, State, checked, judged
+from penstock.executors.workers.post_mortem import FOLDER, REMEDY
 from penstock.sources.naming import names_of
 from penstock.sources.shards import Shards
 from penstock.storage.objects import is_url
-from penstock.system.cgroup import MEMBERSHIP, MOUNT, exact_quota, memory
+from penstock.system.limits import MEMBERSHIP, MOUNT, cpu_quota, group_memory
 from penstock.system.words import counted, size_of
 
 #: The most samples whose files are looked at.
@@ -34,14 +32,46 @@ FILLED = 0.8
 USUAL_BATCH = 64 * 3 * 224 * 224 * 4
 #: A process with this many files opens the datasets, sockets and shared tensors of a usual job; with FEW_FILES none.
 ENOUGH_FILES, FEW_FILES, MANY_FILES = 1024, 512, 65536
-
-PCI_DEVICES = "/sys/bus/pci/devices"
-NODES = "/sys/devices/system/node"
 #: The GPUs that NVIDIA's driver knows.
 DRIVEN = "/proc/driver/nvidia/gpus"
-#: The kernel's table of mounts, and the file systems whose bytes come over a network.
-TABLE = "/proc/self/mountinfo"
+#: The kernel's table of mounts, and the file systems whose bytes come over a network, or through another program.
+TABLE = "/proc/self/mounts"
 REMOTE = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "ceph", "glusterfs", "gpfs", "beegfs", "afs", "wekafs")
+INDIRECT = ("fuse", "9p", "virtiofs", "vboxsf")
+
+
+class State(Enum):
+    """How a checked property stands."""
+
+    OK = "ok"
+    LOOK = "worth a look"
+    BAD = "bad"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One checked property."""
+
+    name: str
+    state: State
+    found: str
+    """What was found, with numbers and units."""
+    change: str = ""
+    """What to do; empty where nothing is to be done."""
+
+
+def judged(name: str, found: str, change: str = "", *, bad: bool = False) -> Check:
+    """Return a check that is in order where nothing is to be done, and else is worth a look, or bad."""
+    return Check(name, State.BAD if bad else State.LOOK if change else State.OK, found, change)
+
+
+def checked(name: str, check: Callable[[], Check]) -> Check:
+    """Return what a check returns; one that raises an exception is unknown, with the reason."""
+    try:
+        return check()
+    except Exception as error:
+        return Check(name, State.UNKNOWN, f"the check failed: {type(error).__name__}: {error}")
 
 
 @dataclass(frozen=True)
@@ -69,25 +99,17 @@ def examine(dataset: DatasetFiles | None = None) -> Iterator[Check]:
     cpus = read_processors()
     workers = max(1, int(cpus.usable)) if of.workers is None else of.workers  # of a usual job one a CPU
     yield checked("CPUs", lambda: check_processors(cpus))
-    yield checked("OpenMP threads", lambda: check_openmp(read_pools(), cpus.usable))
+    yield checked("OpenMP threads", lambda: check_openmp(torch.get_num_threads(), cpus.usable))
     yield checked("memory", lambda: check_memory(read_memory()))
     if (size := of.bytes) is not None:
         yield checked("page cache", lambda: check_page_cache(read_memory(), size, exact=of.exact))
-    yield checked(FOLDER, lambda: check_shared_memory(read_space(), workers, of.prefetch_factor))
-    yield checked("open files", lambda: check_open_files(*read_open_files()))
+    yield checked(FOLDER, lambda: check_shared_memory(FOLDER, workers, of.prefetch_factor))
+    yield checked("open files", lambda: check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)))
     if dataset is None or of.folder is not None:
         folder = of.folder or tempfile.gettempdir()
         yield checked("file system", lambda: check_file_system(folder))
     if dataset is None:
-        gpus: list[Gpu] = []
-
-        def check_them() -> Check:
-            gpus.extend(read_gpus())
-            return check_gpus(gpus, len(list(Path(DRIVEN).glob("*"))), torch.version.cuda)
-
-        yield checked("GPU", check_them)
-        for one in gpus:
-            yield checked(f"NUMA of GPU {one.index}", partial(check_node, one))
+        yield checked("GPU", lambda: check_gpus(read_gpus(), len(list(Path(DRIVEN).glob("*"))), torch.version.cuda))
 
 
 def dataset_files(dataset: Any) -> DatasetFiles:
@@ -124,6 +146,9 @@ def _size(path: str) -> int | None:
         return None
 
 
+# --- CPUs and memory -------------------------------------------------------------------------------------------------
+
+
 class Processors(NamedTuple):
     """CPUs of the machine, and what of them this process may use."""
 
@@ -140,7 +165,7 @@ class Processors(NamedTuple):
 
 def read_processors(membership: str = MEMBERSHIP, mount: str = MOUNT) -> Processors:
     """Return the CPUs of this process."""
-    return Processors(os.cpu_count() or 1, len(os.sched_getaffinity(0)), exact_quota(membership, mount))
+    return Processors(os.cpu_count() or 1, len(os.sched_getaffinity(0)), cpu_quota(membership, mount))
 
 
 def check_processors(found: Processors) -> Check:
@@ -170,19 +195,12 @@ def _cpus(number: float) -> str:
     return f"{number:,.3g} CPU{'' if number <= 1 else 's'}"
 
 
-def read_pools() -> list[tuple[str, int]]:
-    """Return the OpenMP and BLAS pools that libraries have loaded into this process, and their threads."""
-    return [(str(one.get("internal_api") or one.get("user_api")), int(one["num_threads"])) for one in threadpool_info()]
-
-
-def check_openmp(pools: list[tuple[str, int]], usable: float) -> Check:
-    """Check that no pool has more threads than there are usable CPUs."""
-    shown = ", ".join(f"{library} {threads:,}" for library, threads in pools) or "no pool is loaded"
-    words = f"threads: {shown}; OMP_NUM_THREADS is {os.environ.get('OMP_NUM_THREADS') or 'not set'}"
+def check_openmp(threads: int, usable: float) -> Check:
+    """Check that torch's pool does not have more threads than there are usable CPUs."""
+    words = f"torch uses {threads:,}; OMP_NUM_THREADS is {os.environ.get('OMP_NUM_THREADS') or 'not set'}"
     limit = max(1, round(usable))
-    many = any(threads > limit for _, threads in pools)
-    change = f"Set OMP_NUM_THREADS={limit}: more threads than the {_cpus(usable)} wait for each other." if many else ""
-    return judged("OpenMP threads", words, change)
+    change = f"Set OMP_NUM_THREADS={limit}: more threads than the {_cpus(usable)} wait for each other."
+    return judged("OpenMP threads", words, change if threads > limit else "")
 
 
 class HostMemory(NamedTuple):
@@ -202,7 +220,7 @@ def read_memory(meminfo: str = "/proc/meminfo", membership: str = MEMBERSHIP, mo
     with open(meminfo, encoding="ascii") as lines:
         rows = (line.split() for line in lines)
         values = {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) > 1}
-    group = memory(membership, mount)
+    group = group_memory(membership, mount)
     available = values["MemAvailable"] if group.limit is None else min(values["MemAvailable"], group.limit)
     return HostMemory(values["MemTotal"], available, group.limit, group.oom_kills or 0)
 
@@ -239,119 +257,73 @@ def check_page_cache(found: HostMemory, dataset: int, *, exact: bool) -> Check:
     return judged("page cache", f"{words}: it does not fit", change)
 
 
-def read_space(folder: str = FOLDER) -> tuple[int, int] | None:
-    """Return (all bytes, free bytes) of /dev/shm; None: there is no such folder."""
-    try:
-        found = os.statvfs(folder)
-    except FileNotFoundError:
-        return None
-    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+# --- limits, file systems and GPUs -----------------------------------------------------------------------------------
 
 
-def check_shared_memory(space: tuple[int, int] | None, workers: int, prefetch_factor: int) -> Check:
+def check_shared_memory(folder: str, workers: int, prefetch_factor: int) -> Check:
     """Check that batches of worker processes, of a usual job's size, fit into /dev/shm, where they come torch's way."""
-    if space is None:
-        words = f"there is no {FOLDER}: worker processes cannot hand torch's tensors over"
-        return judged(FOLDER, words, f"Mount a tmpfs at {FOLDER}, or read with worker_method='thread'.", bad=True)
-    size, free = space
-    planned = (workers * prefetch_factor + HELD) * USUAL_BATCH
+    try:
+        space = os.statvfs(folder)
+    except FileNotFoundError:
+        words = f"there is no {folder}: worker processes cannot hand torch's tensors over"
+        return judged(FOLDER, words, f"Mount a tmpfs at {folder}, or read with worker_method='thread'.", bad=True)
+    free = space.f_bavail * space.f_frsize
+    planned = (workers * prefetch_factor + 2) * USUAL_BATCH
     words = (
-        f"{size_of(free)} free of {size_of(size)}; a usual job of "
+        f"{size_of(free)} free of {size_of(space.f_blocks * space.f_frsize)}; a usual job of "
         f"{counted(workers, 'worker process', 'worker processes')} with prefetch_factor={prefetch_factor} and batches "
         f"of {size_of(USUAL_BATCH)} may have {size_of(planned)} there"
     )
     return judged(FOLDER, words, "" if planned <= free else REMEDY)
 
 
-def read_open_files() -> tuple[float, float]:
-    """Return the (soft, hard) limit of open files; infinite for none."""
-    soft, hard = (
-        float("inf") if limit == resource.RLIM_INFINITY else limit
-        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
-    )
-    return soft, hard
-
-
-def check_open_files(soft: float, hard: float) -> Check:
+def check_open_files(soft: int, hard: int) -> Check:
     """Check `ulimit -n`: each tensor that a worker process hands over takes a file descriptor."""
-    words = f"ulimit -n is {soft:,}, and may be raised to {hard:,}".replace("inf", "any number")
-    if soft >= ENOUGH_FILES:
+    first, most = (float("inf") if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard))
+    words = f"ulimit -n is {first:,}, and may be raised to {most:,}".replace("inf", "any number")
+    if first >= ENOUGH_FILES:
         return judged("open files", words)
-    change = f"ulimit -n {min(hard, MANY_FILES)} before the job" if hard > soft else ""
-    if hard < ENOUGH_FILES:
-        change += f"{', and have' if change else 'Have'} the hard limit raised (limits.conf)"
-    change += ": a tensor of a worker process takes a file each, and 'Too many open files' ends the pass."
-    return judged("open files", words, change, bad=soft < FEW_FILES)
-
-
-def mount_of(path: str, table: str = TABLE) -> tuple[str, str]:
-    """Return (the file system's kind, the folder that it is mounted at) of a path: proc_pid_mountinfo(5).
-
-    Both are empty where the system does not say.
-    """
-    try:
-        with open(table, encoding="utf-8", errors="surrogateescape") as file:
-            lines = [line.split() for line in file]
-    except OSError:
-        return "", ""
-    resolved, kind, point = os.path.realpath(path), "", ""
-    for words in lines:
-        if "-" not in words[6:] or len(words) < 10:
-            continue
-        mounted = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), words[4])  # spaces are octal numbers
-        below = resolved == mounted or resolved.startswith(mounted.rstrip("/") + "/")
-        if below and len(mounted) >= len(point):  # a later mount covers an earlier one at the same point
-            kind, point = words[words.index("-", 6) + 1], mounted
-    return kind, point
+    raised = f"ulimit -n {min(most, MANY_FILES)} before the job" if most > first else ""
+    if most < ENOUGH_FILES:
+        raised += f"{', and have' if raised else 'Have'} the hard limit raised (limits.conf)"
+    change = f"{raised}: a tensor of a worker process takes a file each, and 'Too many open files' ends the pass."
+    return judged("open files", words, change, bad=first < FEW_FILES)
 
 
 def check_file_system(folder: str, table: str = TABLE) -> Check:
-    """Check the kind of a folder's file system."""
-    name, (kind, point) = "file system", mount_of(folder, table)
-    if not kind:
-        return Check(name, State.UNKNOWN, f"{folder}: /proc/self/mountinfo does not say what it lies on")
+    """Check the kind of a folder's file system: proc_pid_mounts(5)."""
+    path, kind, point = os.path.realpath(folder), "", ""
+    with open(table, encoding="utf-8", errors="surrogateescape") as file:
+        for mount in (line.split() for line in file):
+            at = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), mount[1])  # spaces are octal numbers
+            # A later mount covers an earlier one at the same point.
+            if (path == at or path.startswith(at.rstrip("/") + "/")) and len(at) >= len(point):
+                point, kind = at, mount[2]
     words = f"{folder} lies on {kind}, mounted at {point}"
     if kind in REMOTE:
         change = (
             "Pack many small files into shards (penstock pack), keep them on a local disk (cache=FOLDER), or copy "
             "them: each file costs round trips over the network."
         )
-        return judged(name, f"{words}: over a network", change)
-    if kind.startswith("fuse") or kind in ("9p", "virtiofs", "vboxsf"):
+        return judged("file system", f"{words}: over a network", change)
+    if kind.startswith(INDIRECT):
         change = "Copy the files to a disk of this machine: each call passes through another program."
-        return judged(name, f"{words}: through a program in user space or a host", change)
-    return judged(name, words)
+        return judged("file system", f"{words}: through a program in user space or a host", change)
+    return judged("file system", words)
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU as torch sees it."""
-
-    index: int
-    name: str
-    memory: int
-    """In bytes."""
-    address: str = ""
-    """On the PCI bus: "0000:3b:00.0"; empty: torch does not say."""
+def read_gpus() -> list[str]:
+    """Return the name and memory of each GPU that torch can use. The first call sets CUDA up."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    found = map(torch.cuda.get_device_properties, range(count))
+    return [f"{number}: {gpu.name} with {size_of(gpu.total_memory)}" for number, gpu in enumerate(found)]
 
 
-def read_gpus() -> list[Gpu]:
-    """Return the GPUs that torch can use. The first call sets CUDA up."""
-    found = []
-    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        device = torch.cuda.get_device_properties(index)
-        numbers: list[Any] = [getattr(device, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
-        address = "" if None in numbers else "{:04x}:{:02x}:{:02x}.0".format(*numbers)
-        found.append(Gpu(index, device.name, device.total_memory, address))
-    return found
-
-
-def check_gpus(gpus: list[Gpu], installed: int, cuda_version: str | None) -> Check:
+def check_gpus(gpus: list[str], installed: int, cuda_version: str | None) -> Check:
     """Check that torch, built for a version of CUDA or for none, can use the GPUs that are installed."""
     built = "built without CUDA" if cuda_version is None else f"built for CUDA {cuda_version}"
     if gpus:
-        shown = ", ".join(f"{gpu.index}: {gpu.name} with {size_of(gpu.memory)}" for gpu in gpus)
-        return judged("GPU", f"{counted(len(gpus), 'GPU')} ({shown}); torch is {built}")
+        return judged("GPU", f"{counted(len(gpus), 'GPU')} ({', '.join(gpus)}); torch is {built}")
     if not installed:
         return judged("GPU", f"none, of those that torch reaches by CUDA; torch is {built}")
     words = f"NVIDIA's driver knows {counted(installed, 'GPU')}, and torch can use none; torch is {built}"
@@ -362,31 +334,3 @@ def check_gpus(gpus: list[Gpu], installed: int, cuda_version: str | None) -> Che
             "whether nvidia-smi finds a driver that is new enough."
         )
     return judged("GPU", words, change, bad=True)
-
-
-def read_node(gpu: Gpu, devices: str = PCI_DEVICES, nodes: str = NODES) -> tuple[int, set[int]] | None:
-    """Return (the NUMA node of a GPU, the CPUs of that node); None: the machine has one node, or does not say."""
-    try:
-        node = int(Path(devices, gpu.address, "numa_node").read_text("ascii"))
-        if node < 0 or len(list(Path(nodes).glob("node[0-9]*"))) < 2:
-            return None
-        cpus: set[int] = set()
-        for part in Path(nodes, f"node{node}", "cpulist").read_text("ascii").strip().split(","):  # "0-3,8"
-            first, _, last = part.partition("-")
-            cpus.update(range(int(first), int(last or first) + 1))
-    except (OSError, ValueError):
-        return None
-    return node, cpus
-
-
-def check_node(gpu: Gpu, devices: str = PCI_DEVICES, nodes: str = NODES, affinity: set[int] | None = None) -> Check:
-    """Check that this process may run on CPUs of a GPU's NUMA node. affinity: its CPUs; None: as the system says."""
-    name, found = f"NUMA of GPU {gpu.index}", read_node(gpu, devices, nodes)
-    if found is None:
-        return judged(name, "the machine has one NUMA node, or does not say which the GPU is at")
-    node, cpus = found
-    affinity = os.sched_getaffinity(0) if affinity is None else affinity
-    near = len(cpus & affinity)
-    words = f"the GPU is at node {node}; {near:,} of the {counted(len(affinity), 'CPU')} of this process are there"
-    bind = f"numactl --cpunodebind={node} --preferred={node}"
-    return judged(name, words, "" if near else f"{bind} before the job: each copy crosses from another node's memory.")

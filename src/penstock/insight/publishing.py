@@ -16,15 +16,14 @@ import atexit
 import contextlib
 import json
 import logging
+import operator
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
-from itertools import pairwise
 from time import perf_counter
 from time import time as wall_clock
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.utils.data import get_worker_info
 
@@ -39,108 +38,64 @@ from penstock.insight.live_files import (
     write,
 )
 from penstock.loader import DataLoader
-from penstock.observe import follow, follow_none
 from penstock.stats import Stats
-from penstock.system.words import compact, counted, size_of
+from penstock.system.words import compact, counted
 from penstock.verdict import WAITING
 
 #: Seconds from a process's first pass to its first file, and between two writes at the least.
 FIRST_AFTER, EVERY = 1.0, 0.5
 #: A write is so many times as far from the next one as it took.
 _SHARE = 1000
-#: Seconds between two readings of a loader's history, and readings that are kept: the last ten minutes.
-HISTORY_EVERY, HISTORY = 10.0, 60
 #: The last seconds, about, that rates and the share of waiting are of.
 RECENT = 15.0
-#: Loaders in a file: those whose passes began last.
+#: Loaders in a file: those that gave a batch last.
 MOST_LOADERS = 16
-
-#: Stages that have a bar, those that took most, and its longest; and what a share of waiting looks like.
-_MOST_STAGES, _BAR, _SPARKS = 8, 32, "▁▂▃▄▅▆▇█"
+#: Seconds without a batch, at the least, after which a loop stands still; and how many of its steps.
+_STILL_SECONDS, _STILL_STEPS = 5.0, 3.0
+#: Stages that have a bar, those that took most, and its longest.
+_MOST_STAGES, _BAR = 8, 32
 
 _log = logging.getLogger("penstock")
-
-
-class _Reading(NamedTuple):
-    """What stats() said at one moment: sums since the loader was made."""
-
-    time: float
-    batches: int = 0
-    samples: int = 0
-    waited: float = 0.0
-    """But for first batches."""
-    worked: float = 0.0
-
-    def share(self, before: _Reading) -> float | None:
-        """Return the share of the time since an earlier reading that the loop waited; None: it did not run."""
-        waited, worked = self.waited - before.waited, self.worked - before.worked
-        return min(1.0, max(0.0, waited / (waited + worked))) if waited + worked > 1e-9 else None
 
 
 class _Followed:
     """A loader that a live file tells of."""
 
     def __init__(self, loader: DataLoader[Any], number: int) -> None:
-        self.number, self._loops = number, loader.loop_meter
+        self.number, self.loops = number, loader.loop_meter
         # Alive while the loader or one of its passes is.
         self.read_stats: Callable[[], Callable[[], Stats] | None] = weakref.WeakMethod(loader.stats_reader())
-        self._history: list[_Reading] = []
-        self._loader = weakref.ref(loader)
-        self._dataset = self._about = ""
-        self._describe()
+        self._history: list[tuple[float, int, int, float, float]] = []  # the time, and sums since the loader was made
+        self._dataset, size = type(loader.dataset).__name__, loader.batch_size
+        batches = "batches by batch_sampler" if size is None else f"batches of {size:,}"
+        workers = counted(loader.num_workers, "worker") if loader.num_workers else "no workers"
+        self._about = f"{self._dataset}, {batches}, {workers}, read by {loader.read_by}"
 
-    def _describe(self) -> None:
-        """Keep what the loader says of itself, which a program may change."""
-        if (loader := self._loader()) is not None:
-            self._dataset, size = type(loader.dataset).__name__, loader.batch_size
-            batches = "batches by batch_sampler" if size is None else f"batches of {size:,}"
-            workers = counted(loader.num_workers, "worker") if loader.num_workers else "no workers"
-            self._about = f"{self._dataset}, {batches}, {workers}, read by {loader.read_by}"
+    def lines(self, wall: float, every: float) -> tuple[list[str], list[str], float] | None:
+        """Return the loader's lines, its summary and its patience, as Job has them; None: it is gone.
 
-    def state(self, wall: float, offset: float) -> dict[str, Any] | None:
-        """Return what the file says of the loader, the fields of LiveLoader; None: it is gone.
-
-        wall: the time, by time.time(). offset: from time.perf_counter() to time.time().
+        wall: the time, by time.time(). every: seconds between writes.
         """
         if (read_stats := self.read_stats()) is None:
             return None
-        self._describe()
-        stats, history, loops = read_stats(), self._history, self._loops
-        if len(history) > 2 and wall - history[-2].time < HISTORY_EVERY:
-            history.pop()
-        now = _Reading(wall, stats.batches, stats.samples, stats.loop.steady_waited, stats.loop.worked)
-        history.append(now)
-        del history[:-HISTORY]
-        before = next((one for one in reversed(history) if one.time <= wall - RECENT), history[0])
-        if now.batches <= before.batches:
-            before = _Reading(wall)
-        spent = max(now.waited + now.worked - before.waited - before.worked, 1e-9)
-        waiting = now.share(before) or 0.0
-        return {
-            "number": self.number,
-            "dataset": self._dataset,
-            "open": loops.open,
-            "got": loops.looked + offset if loops.looked else 0.0,
-            "step": (stats.loop.waited + now.worked) / max(now.batches, 1),
-            "waiting": waiting,
-            "rate": (now.samples - before.samples) / spent,
-            "lines": [
-                f"loader {self.number}: {self._about}",
-                f"  rate      {compact((now.batches - before.batches) / spent)} batches/s, "
-                f"{compact((now.samples - before.samples) / spent)} samples/s; "
-                f"{counted(now.batches, 'batch', 'batches')} in {counted(loops.passes, 'pass', 'passes')}",
-                f"{'! ' if waiting > WAITING else '  '}waiting   {waiting:4.0%} of the time  {self._course()}".rstrip(),
-                *([f"! errors    {loops.failed:,} came in the place of a batch"] if loops.failed else []),
-                *_stage_lines(stats),
-            ],
-        }
-
-    def _course(self) -> str:
-        """Return a character for each reading of the history: the share of waiting since the one before."""
-        shares = [now.share(before) for before, now in pairwise(self._history)]
-        return "".join(
-            " " if one is None else _SPARKS[min(len(_SPARKS) - 1, int(one * len(_SPARKS)))] for one in shares
-        )
+        stats, loops = read_stats(), self.loops
+        now = (wall, stats.batches, stats.samples, stats.loop.steady_waited, stats.loop.worked)
+        self._history = [*(one for one in self._history if one[0] > wall - RECENT), now]
+        before = self._history[0] if stats.batches > self._history[0][1] else (0.0,) * 5  # of all its passes
+        _, batches, samples, waited, worked = map(operator.sub, now, before)
+        spent = max(waited + worked, 1e-9)
+        waiting = min(1.0, max(0.0, waited / spent))
+        step = (stats.loop.waited + stats.loop.worked) / max(stats.batches, 1)
+        lines = [
+            f"loader {self.number}: {self._about}",
+            f"  rate      {compact(batches / spent)} batches/s, {compact(samples / spent)} samples/s; "
+            f"{counted(stats.batches, 'batch', 'batches')} in {counted(loops.passes, 'pass', 'passes')}",
+            f"{'! ' if waiting > WAITING else '  '}waiting   {waiting:.0%} of the time",
+            *([f"! errors    {loops.failed:,} came in the place of a batch"] if loops.failed else []),
+            *_stage_lines(stats),
+        ]
+        patience = max(_STILL_SECONDS, _STILL_STEPS * step, 3 * every) if loops.open else 0.0
+        return lines, [f"{waiting:.0%}", compact(samples / spent), self._dataset], patience
 
 
 def _stage_lines(stats: Stats) -> Iterator[str]:
@@ -151,21 +106,12 @@ def _stage_lines(stats: Stats) -> Iterator[str]:
         each = f"{compact(one.seconds / one.samples * 1e3)} ms a sample" if one.samples else ""
         head = "" if place else "stages"
         yield f"  {head:<9} {name[:12]:<12} {share:4.0%}  {'█' * round(_BAR * share):<{_BAR}} {each}".rstrip()
-    if stats.reading.deepest:
-        yield f"  reading   {stats.reading.depth} readers at work, {stats.reading.deepest} at the most"
-    for name, tier in stats.cache.items():
-        kept = f"{tier.samples:,} samples kept, {size_of(tier.bytes)} of {size_of(tier.limit)}"
-        yield f"  cache     {name}: {tier.hits:,} samples came from it; {kept}"
-    for name, calls in stats.calls.items():
-        left = sum(why.calls for why in calls.refused.values())
-        yield f"  calls     {name}: {calls.answered:,} natively, {left:,} by the original"
 
 
 class Publisher:
     """Writes the live file of one process."""
 
     def __init__(self) -> None:
-        follow(self._follow)
         self._pid = os.getpid()
         self._loaders: list[_Followed] = []
         self._count = 0
@@ -176,30 +122,22 @@ class Publisher:
         self._lock = threading.Lock()
         self._writing = threading.Lock()
 
-    def _follow(self, loader: DataLoader[Any]) -> Callable[[float], None] | None:
-        """Return what a loader's loops call; None in the workers of a loader."""
-        if get_worker_info() is not None or self._pid != os.getpid():
-            return None
+    def begins(self, loader: DataLoader[Any]) -> None:
+        """Follow a loader of which a pass begins, but not in the workers of another one."""
+        if get_worker_info() is not None or self._pid != os.getpid() or loader.loop_meter.follows == self._looked:
+            return
         with self._lock:
             self._count += 1
-            followed = _Followed(loader, self._count)
+            self._loaders = [one for one in self._loaders if one.read_stats() is not None]
+            self._loaders.append(_Followed(loader, self._count))
             if self._began is None:
                 self._began = wall_clock()
                 self._due = perf_counter() + FIRST_AFTER
-        self._keep(followed)
-        return partial(self._looked, followed)
+        loader.loop_meter.follows = self._looked
 
-    def _looked(self, followed: _Followed, now: float) -> None:
-        if self._loaders[-1] is not followed:
-            self._keep(followed)
+    def _looked(self, now: float) -> None:
         if now >= self._due:
             self._publish(now)
-
-    def _keep(self, followed: _Followed) -> None:
-        """Make a loader the last one, whose loops went on last."""
-        with self._lock:
-            others = [one for one in self._loaders if one is not followed and one.read_stats() is not None]
-            self._loaders = [*others[-MOST_LOADERS + 1 :], followed]
 
     def _publish(self, now: float) -> None:
         """Write the file, where no other thread does so just now; where that fails, no more."""
@@ -214,7 +152,7 @@ class Publisher:
                 name = this_process()
                 remove_stale(folder)
                 self._name = name
-            write(folder, self._name, self._snapshot(now))
+            write(folder, self._name, self._snapshot())
             self._every = max(EVERY, _SHARE * (perf_counter() - began))
             self._due = now + self._every
         except Exception as error:
@@ -222,8 +160,10 @@ class Publisher:
         finally:
             self._writing.release()
 
-    def _snapshot(self, now: float) -> bytes:
+    def _snapshot(self) -> bytes:
         wall = wall_clock()
+        latest = sorted(self._loaders, key=lambda one: one.loops.looked)
+        found = [lines for one in latest if (lines := one.lines(wall, self._every)) is not None][-MOST_LOADERS:]
         said = {
             "format": FORMAT,
             "host": os.uname().nodename,
@@ -232,19 +172,29 @@ class Publisher:
             "began": self._began,
             "written": wall,
             "every": self._every,
-            "loaders": [found for one in self._loaders if (found := one.state(wall, wall - now)) is not None],
+            "patience": max((patience for _, _, patience in found), default=0.0),
+            "summary": found[-1][1] if found else ["-"] * 3,
+            "lines": [line for lines, _, _ in found for line in ("", *lines)],
         }
         return json.dumps(said, allow_nan=False).encode()
 
     def remove(self) -> None:
         """Remove the file, and write no more."""
-        follow(follow_none)
         self._due = float("inf")
         if self._name is not None and self._pid == os.getpid() and (folder := live_folder()) is not None:
             remove(folder, self._name)
 
 
 _publisher: Publisher | None = None
+
+
+def begins(loader: DataLoader[Any]) -> None:
+    """Take note that a pass of a loader begins."""
+    try:
+        if _publisher is not None:
+            _publisher.begins(loader)
+    except Exception:  # of a derived class of the user's
+        _log.exception("penstock watch cannot see a loader")
 
 
 def publish(enabled: bool = True) -> None:

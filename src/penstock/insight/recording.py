@@ -22,9 +22,8 @@ from torch.utils.data import get_worker_info
 
 from penstock.errors import InvalidOption
 from penstock.insight.live_files import program_name
-from penstock.insight.loader_facts import LoaderFacts, facts_of, place_of
 from penstock.insight.loop_rows import Rows, WorkSpans
-from penstock.insight.torch_passes import watch_torch
+from penstock.insight.program_loaders import LoaderFacts, facts_of, place_of, watch_torch
 from penstock.loader import DataLoader
 from penstock.loop_times import LoopClock, LoopMeter, LoopTimes
 from penstock.observe import Delivery, Observer, watch
@@ -92,26 +91,20 @@ class Loop:
                 if detail:
                     self._ends.append(loader.record_spans(self.spans))
 
-    def read(self) -> None:
-        """Keep what stats() says now, and once what explain() says."""
+    def read(self, *, last: bool = False) -> None:
+        """Keep what stats() says now, and what explain() says: once, and at the end as far as the loader is there."""
         with self.lock:
             if (read_stats := self._read_stats()) is not None:
                 self.stats = read_stats()
-            if self._ends and not self.explained:
-                self._explain()
+            if self._ends and (last or not self.explained) and (loader := self._loader()) is not None:
+                with contextlib.suppress(Exception):  # of a dataset of the user's, which has changed
+                    self.explained = loader.explain()
 
     def end(self) -> None:
-        """Record no more of the work of threads; read stats() and explain() for the last time."""
-        self.read()
-        if self._ends:
-            self._explain()
+        """Record no more of the work of threads."""
+        self.read(last=True)
         while self._ends:
             self._ends.pop()()
-
-    def _explain(self) -> None:
-        if (loader := self._loader()) is not None:
-            with contextlib.suppress(Exception):  # of a dataset of the user's, which has changed
-                self.explained = loader.explain()
 
     @property
     def stages(self) -> dict[str, tuple[float, int]]:
@@ -295,8 +288,6 @@ class Recording:
 def record(
     trace: str | os.PathLike[str] | None = None,
     report: str | os.PathLike[str] | None = None,
-    *,
-    verdict: Callable[[Loop], str] | None = None,
 ) -> Iterator[Recording]:
     """Record the penstock.DataLoaders of this process while a block of code runs: a context manager.
 
@@ -306,12 +297,11 @@ def record(
     Args:
         trace: a file for ui.perfetto.dev; gzip compresses it where its name ends in .gz.
         report: a file for one HTML page. In both "{rank}" is the RANK of torchrun, or 0.
-        verdict: returns the sentence that the report begins with for each loop; None: a plain one.
 
     Raises:
         InvalidOption: a file that cannot be written, or the same one for both.
     """
-    with recorded(Recording(), trace, report, verdict) as recording:
+    with recorded(Recording(), trace, report) as recording:
         yield recording
 
 
@@ -320,7 +310,6 @@ def recorded(
     recording: Recording,
     trace: str | os.PathLike[str] | None,
     report: str | os.PathLike[str] | None,
-    verdict: Callable[[Loop], str] | None = None,
 ) -> Iterator[Recording]:
     """Record by a given recording: see `record`."""
     # When they are asked for: `import penstock` does not load them.
@@ -343,7 +332,7 @@ def recorded(
                     traces.write_trace(recording, trace_file, facts)
             if report_file is not None:
                 with _logged(report_file):
-                    reports.write_report(recording, report_file, facts, verdict)
+                    reports.write_report(recording, report_file, facts)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ colours are classes of the page's style.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,9 +21,6 @@ from penstock.showing import shown
 from penstock.system.output_files import OutputFile
 from penstock.system.words import compact, counted
 
-#: Returns what a report says of a loop in one sentence.
-Verdict = Callable[[Loop], str]
-
 #: Parts that the time of a chart is cut into.
 PARTS = 200
 #: Of a chart, in units of its viewBox.
@@ -33,13 +30,13 @@ _WIDTH, _HEIGHT = 896, 120
 _KEYS = (("worked", "worked"), ("waited", "waited"), ("waited for the first batch of a pass", "first"))
 
 
-def write_report(recording: Recording, file: OutputFile, facts: Mapping[str, str], verdict: Verdict | None) -> None:
+def write_report(recording: Recording, file: OutputFile, facts: Mapping[str, str]) -> None:
     """Write a recording as a page. facts: of the run, by name. Raises OSError."""
     with file.opened() as opened:
-        opened.write(page(recording, facts, verdict).encode("utf-8", "backslashreplace"))
+        opened.write(page(recording, facts).encode("utf-8", "backslashreplace"))
 
 
-def page(recording: Recording, facts: Mapping[str, str], verdict: Verdict | None) -> str:
+def page(recording: Recording, facts: Mapping[str, str]) -> str:
     """Return the page."""
     end = recording.began if recording.ended is None else recording.ended
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(recording.began_at))
@@ -49,13 +46,13 @@ def page(recording: Recording, facts: Mapping[str, str], verdict: Verdict | None
         "report.html",
         title=f"Penstock report: {facts.get('program', '')}",
         facts=whole.items(),
-        loaders=[_of_loop(loop, verdict or plain_sentence, recording.began, end) for loop in recording.all_loops()],
+        loaders=[_of_loop(loop, recording.began, end) for loop in recording.all_loops()],
         keys=_KEYS,
         unrecorded=counted(missing, "pass", "passes") if missing else "",
     )
 
 
-def _of_loop(loop: Loop, verdict: Verdict, begin: float, end: float) -> dict[str, Any]:
+def _of_loop(loop: Loop, begin: float, end: float) -> dict[str, Any]:
     """Return what the page says of a loop, with charts of the time from begin to end."""
     stages = sorted(loop.stages.items(), key=lambda item: -item[1][0])
     samples = loop.samples or max((count for _, (_, count) in stages), default=0)
@@ -66,7 +63,7 @@ def _of_loop(loop: Loop, verdict: Verdict, begin: float, end: float) -> dict[str
     return {
         "number": loop.number,
         "title": str(loop.loader),
-        "verdict": verdict(loop),
+        "verdict": plain_sentence(loop),
         "done": ", ".join(done),
         "errors": f"{counted(failed, 'error')} came in the place of a batch: {kinds}" if failed else "",
         "charts": list(_charts(loop, begin, end)) if loop.times.batches else [],
@@ -76,20 +73,6 @@ def _of_loop(loop: Loop, verdict: Verdict, begin: float, end: float) -> dict[str
         ],
         "explained": Markup("\n").join(map(shown, loop.explained.splitlines())),
     }
-
-
-def _charts(loop: Loop, begin: float, end: float) -> Iterator[Chart]:
-    shares = time_shares(loop, begin, end, PARTS)
-    length = float(shares.edges[1] - shares.edges[0])
-    layers = [amount / length for amount in (shares.worked, shares.waited, shares.first_waited)]
-    yield _stacked("What the loop did", layers, shares.edges)
-    if loop.samples:
-        yield _curve("Samples a second", shares.samples / length, shares.edges, "samples/s")
-    else:  # those of batches that go to a device are not known
-        yield _curve("Batches a second", shares.batches / length, shares.edges, "batches/s")
-    spent = shares.waited + shares.worked
-    waits = np.divide(100 * shares.waited, spent, out=np.zeros_like(spent), where=spent > 0)
-    yield _curve("Share of waiting, %", waits, shares.edges, "%")
 
 
 # --- charts -------------------------------------------------------------------------------------------------------
@@ -105,41 +88,33 @@ class Chart(NamedTuple):
     """Along its foot: the place, the text, and how the text lies there."""
     bars: list[tuple[str, float, float, float, float, str]]
     """The class, place, size and text of each."""
-    points: str = ""
-    """Of a line."""
 
 
-def _stacked(title: str, layers: Sequence[Numbers], edges: Numbers) -> Chart:
-    """Return a chart of (n,) shares, 0 to 1, that lie on each other, a layer for each of _KEYS."""
+def _charts(loop: Loop, begin: float, end: float) -> Iterator[Chart]:
+    shares = time_shares(loop, begin, end, PARTS)
+    length = float(shares.edges[1] - shares.edges[0])
+    layers = [100 * amount / length for amount in (shares.worked, shares.waited, shares.first_waited)]
+    yield _stacked("What the loop did", layers, shares.edges, "%", 100.0)
+    # The samples of batches that go to a device are not known.
+    what, amounts = ("samples", shares.samples) if loop.samples else ("batches", shares.batches)
+    yield _stacked(f"{what.capitalize()} a second", [amounts / length], shares.edges, f"{what}/s")
+
+
+def _stacked(title: str, layers: Sequence[Numbers], edges: Numbers, unit: str, top: float = 0.0) -> Chart:
+    """Return a chart of (n,) values over time that lie on each other, a layer for each of _KEYS."""
     bars = []
     floor = np.zeros(len(edges) - 1)
-    step = _WIDTH / len(floor)
-    for (name, kind), shares in zip(_KEYS, layers, strict=True):
-        for place in np.flatnonzero(shares > 1e-4).tolist():
-            low, high = float(floor[place]), min(1.0, float(floor[place] + shares[place]))
-            words = f"{name}: {shares[place]:.0%}, {compact(edges[place] - edges[0])} s after the beginning"
-            tall = max(0.0, _HEIGHT * (high - low))
-            bars.append((kind, place * step, _HEIGHT * (1 - high), step + 0.1, tall, words))
-        floor += shares
-    return Chart(title, "100 %", _times(edges), bars)
-
-
-def _curve(title: str, values: Numbers, edges: Numbers, unit: str) -> Chart:
-    """Return a chart of (n,) values over time, from 0 to the greatest."""
-    top, step = float(values.max()), _WIDTH / len(values)
-    heights = _HEIGHT * (1 - values / top) if top > 0 else np.full(len(values), float(_HEIGHT))
-    points = [f"{(i + side) * step:.2f},{y:.2f}" for i, y in enumerate(heights.tolist()) for side in (0, 1)]
-    after = [f"{compact(at - edges[0])} s after the beginning" for at in edges[:-1].tolist()]
-    bars = [
-        ("hover", place * step, 0.0, step, float(_HEIGHT), f"{compact(value)} {unit}, {after[place]}")
-        for place, value in enumerate(values.tolist())
-    ]
-    return Chart(title, compact(top), _times(edges), bars, " ".join(points))
-
-
-def _times(edges: Numbers) -> list[tuple[float, str, str]]:
+    step, top = _WIDTH / len(floor), top or max(float(layers[0].max()), 1e-9)
+    for (name, kind), values in zip(_KEYS, layers, strict=False):
+        for place in np.flatnonzero(values > 1e-4 * top).tolist():
+            low, high = (min(1.0, float(value) / top) for value in (floor[place], floor[place] + values[place]))
+            said = f"{name}: {compact(values[place])} {unit}" if len(layers) > 1 else f"{compact(values[place])} {unit}"
+            words = f"{said}, {compact(edges[place] - edges[0])} s after the beginning"
+            bars.append((kind, place * step, _HEIGHT * (1 - high), step + 0.1, _HEIGHT * (high - low), words))
+        floor += values
     places = ((0.0, "start"), (0.25, "middle"), (0.5, "middle"), (0.75, "middle"), (1.0, "end"))
-    return [(_WIDTH * share, f"{compact((edges[-1] - edges[0]) * share)} s", anchor) for share, anchor in places]
+    times = [(_WIDTH * share, f"{compact((edges[-1] - edges[0]) * share)} s", anchor) for share, anchor in places]
+    return Chart(title, f"{compact(top)} %" if unit == "%" else compact(top), times, bars)
 
 
 # --- numbers ------------------------------------------------------------------------------------------------------

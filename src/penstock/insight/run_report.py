@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TextIO
 
-from penstock.insight.loader_facts import LoaderFacts
+from penstock.insight.program_loaders import LoaderFacts
 from penstock.insight.recording import Loop
+from penstock.showing import StatusLine
 from penstock.system.words import counted, duration
 from penstock.verdict import WAITING
 
@@ -19,7 +19,6 @@ from penstock.verdict import WAITING
 _SAID = 10
 #: Seconds between two times that the line on the terminal is written.
 EVERY = 0.2
-_CLEAR = "\r\x1b[K"
 
 
 @dataclass(frozen=True)
@@ -84,14 +83,13 @@ def plain_sentence(loop: Loop) -> str:
 
 
 class LiveLine:
-    """One line on a terminal, written anew a few times a second by the thread that has called next().
+    """Shows the rates of the loops, a few times a second, by the thread that has called next().
 
-    It ends where the terminal can no longer be written to. Any thread may call any method.
+    Any thread may call any method.
     """
 
     def __init__(self, terminal: TextIO) -> None:
-        self._terminal: TextIO | None = terminal
-        self._process = os.getpid()
+        self._line = StatusLine(terminal)
         self._lock = threading.Lock()
         self._next = 0.0
         self._shown = False
@@ -99,37 +97,25 @@ class LiveLine:
     def __call__(self, loop: Loop) -> None:
         """Show a loop of which a batch has come, where the line is due. It never waits for another thread."""
         now = time.monotonic()
-        if now < self._next or os.getpid() != self._process or not self._lock.acquire(blocking=False):
-            return  # in a forked child the terminal is the parent's
+        if now < self._next or not self._lock.acquire(blocking=False):
+            return
         try:
-            self._next = now + EVERY
-            self._write(_rates(loop))
-            self._shown = True
+            self._next, self._shown = now + EVERY, True
+            self._line.write(_rates(loop))
         finally:
             self._lock.release()
 
     def clear(self) -> None:
         """Take the line off the terminal; the next batch brings it back."""
         with self._lock:
-            if self._shown and os.getpid() == self._process:
-                self._write("")
-                self._shown = False
+            if self._shown:
+                self._line.write()
+            self._shown = False
 
     def end(self) -> None:
         """Take the line off the terminal for good."""
         self.clear()
-        self._terminal = None
-
-    def _write(self, text: str) -> None:
-        if (terminal := self._terminal) is None:
-            return
-        try:
-            columns = os.get_terminal_size(terminal.fileno()).columns or 80
-            # The cursor goes back to where the line begins: what the program prints does not begin behind it.
-            terminal.write(f"{_CLEAR}{text[: columns - 1]}\r" if text else _CLEAR)
-            terminal.flush()
-        except (OSError, ValueError):  # it is gone, or closed
-            self._terminal = None
+        self._line.end()
 
 
 def _rates(loop: Loop) -> str:

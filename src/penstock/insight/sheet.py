@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from penstock.errors import InvalidOption
-from penstock.insight.pictures import Normalisation, Pixels, drawn, dtype_of, numpy_of, raw_of
+from penstock.insight.pictures import Normalisation, Pixels, about_of, drawn, numpy_of, raw_of
 from penstock.insight.templates import page_of
 from penstock.showing import shown
 from penstock.system.output_files import write_whole
@@ -32,19 +32,10 @@ Fields = dict[Path, Any]
 MOST, SIDE = 64, 256
 #: Names of fields that are labels.
 LABELS = ("label", "labels", "target", "targets", "class", "cls", "y", "category")
-
 _PAGES = (".html", ".htm")
 _SUFFIXES = (".png", *_PAGES)
 _DEEPEST = 8  # containers within containers
 _LONGEST, _WHOLE = 200, 8  # characters of a text; elements of an array that are shown, not summed up
-_SMALL = 96  # pixels of a side up to which pictures are enlarged, by a whole factor
-_GAP, _LINE, _LETTER = 8, 16, 7  # pixels between cells, of a line's height, and of a letter's width, about
-_TITLE = 16  # pixels of the title's font; the others have 12
-_LEAST_WIDTHS = (120, 280)  # of a cell, so that its text can be read: beside pictures, of text only
-_LEAST_SHEET = 480  # pixels of a sheet's width
-_LINES = 6  # of text below the ID of a cell
-_MOST_PIXELS = 100_000_000  # of a sheet; viewers and Pillow itself refuse much larger ones
-_PAPER, _INK, _FAINT = (246, 246, 246), (20, 20, 20), (90, 90, 90)
 
 
 class Picture(NamedTuple):
@@ -75,19 +66,6 @@ class Sheet(NamedTuple):
     columns: int
     """Samples in a row."""
 
-    def head(self, side: int) -> list[str]:
-        """Return the lines below the title where pictures have at most `side` pixels a side."""
-        larger = any(max(one.pixels.shape[:2]) > side for cell in self.cells for one in cell.pictures)
-        return [*self.notes, *([f"pictures with more than {side} pixels a side are reduced"] if larger else [])]
-
-    def pictures(self, side: int) -> tuple[list[list[Image.Image]], int]:
-        """Return the pictures of each cell, reduced by averaging, and the whole number that they are enlarged by."""
-        images = [[Image.fromarray(one.pixels) for one in cell.pictures] for cell in self.cells]
-        for image in (image for row in images for image in row):
-            image.thumbnail((side, side), Image.Resampling.BOX)
-        longest = max((max(image.size) for row in images for image in row), default=_SMALL)
-        return images, max(1, _SMALL // longest)
-
 
 def contact_sheet(
     batch: Any,
@@ -117,9 +95,8 @@ def contact_sheet(
     Raises:
         InvalidOption: most or columns is below 1.
     """
-    for name, number in (("most", most), ("columns", columns)):
-        if number is not None and number < 1:
-            raise InvalidOption(f"{name}={number}: a sheet has at least 1")
+    if min(most, 1 if columns is None else columns) < 1:
+        raise InvalidOption(f"most={most}, columns={columns}: a sheet has at least 1")
     count = None if ids is None else len(ids)
     samples, whole = ([flat(one) for one in batch], {}) if listed else taken_apart(batch, count)
     names, lines = list(ids or ()), list(notes)
@@ -153,7 +130,11 @@ def taken_apart(batch: Any, number: int | None = None) -> tuple[list[Fields], Fi
 
     number: of the samples; None: the first dimension of most arrays.
     """
-    number = _number(batch) if number is None else number
+    if number is None and isinstance(batch, list) and all(type(one) is tuple or isinstance(one, dict) for one in batch):
+        number = len(batch)
+    elif number is None:
+        lengths = Counter(len(leaf) for leaf in flat(batch).values() if _is_array(leaf))
+        number = lengths.most_common(1)[0][0] if lengths else 0
     if not number:
         return [], flat(batch)
     samples: list[Fields] = [{} for _ in range(number)]
@@ -192,27 +173,22 @@ def _parts(value: Any, path: Path) -> Iterable[tuple[Any, Any]]:
     if isinstance(value, tuple | list):
         return list(zip(getattr(value, "_fields", range(len(value))), value, strict=True))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+        return list(vars(value).items())
     return ()
 
 
 def _length(value: Any) -> int | None:
     """Return how many values an array, a list or a tuple holds; None: it is something else."""
-    if _is_array(value):
-        return len(value) if value.ndim else None
-    return len(value) if isinstance(value, list | tuple) and not hasattr(value, "_fields") else None
+    listed = isinstance(value, list | tuple) and not hasattr(value, "_fields")
+    return len(value) if listed or _is_array(value) else None
 
 
 def _is_array(value: Any) -> bool:
-    return numpy_of(value) is not None and not isinstance(value, np.generic)
+    array = numpy_of(value)
+    return array is not None and array.ndim > 0
 
 
-def _number(batch: Any) -> int | None:
-    """Return the number of samples that a batch shows; None: it shows none."""
-    if isinstance(batch, list) and all(type(one) is tuple or isinstance(one, Mapping) for one in batch):
-        return len(batch)
-    lengths = Counter(len(leaf) for leaf in flat(batch).values() if _is_array(leaf) and leaf.ndim)
-    return lengths.most_common(1)[0][0] if lengths else None
+# --- texts -----------------------------------------------------------------------------------------------------------
 
 
 def _name_of(path: Path) -> str:
@@ -242,11 +218,11 @@ def text_of(value: Any, classes: Sequence[str] = ()) -> str:
 def _text(value: Any, classes: Sequence[str]) -> str:
     array = numpy_of(value)
     if array is not None and array.ndim:
-        return _array_text(array, f"{dtype_of(value)} {tuple(value.shape)}", classes)
+        return _array_text(array, about_of(value), classes)
     if array is not None:
         value = array.item()
     if isinstance(value, torch.Tensor) and not value.is_nested:  # sparse, quantized
-        return f"{dtype_of(value)} {tuple(value.shape)}"
+        return about_of(value)
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(classes):
         return f"{value} {classes[value]}"
     if isinstance(value, float):
@@ -273,10 +249,10 @@ def _pictures(samples: Sequence[Fields], undo: Normalisation | None) -> tuple[li
     lines = []
     for path in dict.fromkeys(path for found in raws for path in found):
         having = [number for number, found in enumerate(raws) if path in found]
-        field = [raws[number][path] for number in having]
+        arrays, abouts = zip(*(raws[number][path] for number in having), strict=True)
         beside = all(len(raws[number]) > 1 for number in having)
-        pixels, how = drawn([one.values for one in field], undo, beside=beside)
-        about = field[0].about if len({one.about for one in field}) == 1 else f"{field[0].about} and other shapes"
+        pixels, how = drawn(arrays, undo, beside=beside)
+        about = abouts[0] if len(set(abouts)) == 1 else f"{abouts[0]} and other shapes"
         lines.append(f"{_name_of(path) or 'picture'}: {about}, {how}")
         for number, own in zip(having, pixels, strict=True):
             pictures[number][path] = Picture(_name_of(path), own)
@@ -284,6 +260,14 @@ def _pictures(samples: Sequence[Fields], undo: Normalisation | None) -> tuple[li
 
 
 # --- files -----------------------------------------------------------------------------------------------------------
+
+_SMALL = 96  # pixels of a side up to which pictures are enlarged, by a whole factor
+_GAP, _LINE, _LETTER = 8, 16, 7  # pixels between cells, of a line's height, and of a letter's width, about
+_LEAST_WIDTHS = (120, 280)  # of a cell, so that its text can be read: beside pictures, of text only
+_LEAST_SHEET = 480  # pixels of a sheet's width
+_LINES = 6  # of text below the ID of a cell
+_MOST_PIXELS = 100_000_000  # of a sheet; viewers and Pillow itself refuse much larger ones
+_PAPER, _INK, _FAINT = (246, 246, 246), (20, 20, 20), (90, 90, 90)
 
 
 def write_sheet(sheet: Sheet, path: str | os.PathLike[str], side: int = SIDE) -> None:
@@ -315,17 +299,27 @@ def _png(image: Image.Image) -> bytes:
     return file.getvalue()
 
 
+def _tiles(sheet: Sheet, side: int) -> tuple[list[list[Image.Image]], int, list[str]]:
+    """Return the pictures of each cell, at most `side` pixels a side, how far to enlarge them, and the notes."""
+    tiles = [[Image.fromarray(one.pixels) for one in cell.pictures] for cell in sheet.cells]
+    longest = max((max(one.size) for row in tiles for one in row), default=_SMALL)
+    for one in (one for row in tiles for one in row):
+        one.thumbnail((side, side), Image.Resampling.BOX)  # reduced by averaging
+    reduced = [f"pictures with more than {side} pixels a side are reduced"] if longest > side else []
+    return tiles, max(1, _SMALL // min(longest, side)), [*sheet.notes, *reduced]
+
+
 def html_of(sheet: Sheet, side: int = SIDE) -> str:
     """Return a sheet as an HTML page. side: the most pixels of a side of a picture; larger pictures are reduced."""
-    images, zoom = sheet.pictures(side)
+    tiles, zoom, notes = _tiles(sheet, side)
     cells = []
-    for cell, row in zip(sheet.cells, images, strict=True):
-        tiles = [
-            (f"{cell.id} {one.name}".strip(), base64.b64encode(_png(image)).decode(), *(zoom * n for n in image.size))
-            for one, image in zip(cell.pictures, row, strict=True)
+    for cell, row in zip(sheet.cells, tiles, strict=True):
+        pictures = [
+            (f"{cell.id} {one.name}".strip(), base64.b64encode(_png(tile)).decode(), *(zoom * n for n in tile.size))
+            for one, tile in zip(cell.pictures, row, strict=True)
         ]
-        cells.append((cell, tiles))
-    return page_of("sheet.html", title=sheet.title, columns=sheet.columns, notes=sheet.head(side), cells=cells)
+        cells.append((cell, pictures))
+    return page_of("sheet.html", title=sheet.title, columns=sheet.columns, notes=notes, cells=cells)
 
 
 def image_of(sheet: Sheet, side: int = SIDE) -> Image.Image:
@@ -333,53 +327,32 @@ def image_of(sheet: Sheet, side: int = SIDE) -> Image.Image:
 
     Raises InvalidOption for an image that is too large to be viewed.
     """
-    small, zoom = sheet.pictures(side)
-    pictures = [
-        [one.resize((one.width * zoom, one.height * zoom), Image.Resampling.NEAREST) for one in row] for row in small
-    ]
-    texts = [_lines(cell) for cell in sheet.cells]
-    tallest = max((one.height for row in pictures for one in row), default=0)
-    wide = max(_LEAST_WIDTHS[not all(pictures)], *(sum(one.width + _GAP for one in row) - _GAP for row in pictures))
-    high = tallest + 2 + _LINE * max(map(len, texts), default=0)
+    tiles, zoom, notes = _tiles(sheet, side)
+    tall = zoom * max((one.height for row in tiles for one in row), default=0)
+    lines = 1 + min(_LINES, max(len(cell.texts) for cell in sheet.cells))
+    wide = max(sum(zoom * one.width + _GAP for one in row) - _GAP for row in tiles)
+    wide, high = max(wide, _LEAST_WIDTHS[not all(tiles)]), tall + 2 + _LINE * lines
     width = max(_LEAST_SHEET, _GAP + sheet.columns * (wide + _GAP))
-    inside = width - 2 * _GAP
-    head = [line for note in sheet.head(side) for line in textwrap.wrap(note, inside // _LETTER)]
-    top = 2 * _GAP + _TITLE + 6 + _LINE * len(head)
-    height = top + math.ceil(len(sheet.cells) / sheet.columns) * (high + _GAP)
-    if width * height > _MOST_PIXELS:
-        raise InvalidOption(
-            f"the sheet would be {width:,} x {height:,} pixels large: show fewer samples, or smaller pictures"
-        )
-    image = Image.new("RGB", (width, height), _PAPER)
-    draw = ImageDraw.Draw(image)
-
-    def write(
-        at: tuple[int, int], text: str, room: int, *, ink: Any = _FAINT, size: int = 12, tail: bool = False
-    ) -> None:
-        font, fitting = ImageFont.load_default(size), text
-        while font.getlength(fitting) > room:  # of an ID, which may be a path, the end is kept
-            text = text[1:] if tail else text[:-1]
-            fitting = f"...{text}" if tail else f"{text}..."
-        draw.text(at, fitting, ink, font)
-
-    write((_GAP, _GAP), sheet.title, inside, ink=_INK, size=_TITLE)
-    for number, line in enumerate(head):
-        write((_GAP, _GAP + _TITLE + 6 + number * _LINE), line, inside)
-    for number, (row, lines) in enumerate(zip(pictures, texts, strict=True)):
-        left, y = _GAP + number % sheet.columns * (wide + _GAP), top + number // sheet.columns * (high + _GAP)
-        x = left
-        for picture in row:
-            image.paste(picture, (x, y))
-            x += picture.width + _GAP
-        for place, line in enumerate(lines):
-            at = left, y + tallest + 2 + place * _LINE
-            write(at, line, wide, ink=_FAINT if place else _INK, tail=not place)
+    head = [line for note in notes for line in textwrap.wrap(note, (width - 2 * _GAP) // _LETTER)]
+    top = 2 * _GAP + _LINE * (len(head) + 1)
+    size = width, top + math.ceil(len(sheet.cells) / sheet.columns) * (high + _GAP)
+    if math.prod(size) > _MOST_PIXELS:
+        raise InvalidOption(f"the sheet would be {size[0]:,} x {size[1]:,} pixels large: show fewer samples")
+    font = ImageFont.load_default(12)
+    image = Image.new("RGB", size, _PAPER)
+    for number, line in enumerate([sheet.title, *head]):
+        ImageDraw.Draw(image).text((_GAP, _GAP + number * _LINE), line, _FAINT if number else _INK, font)
+    for number, (cell, row) in enumerate(zip(sheet.cells, tiles, strict=True)):
+        own = Image.new("RGB", (wide, high), _PAPER)  # which cuts off longer lines
+        x = 0
+        for tile in row:
+            own.paste(tile.resize((zoom * tile.width, zoom * tile.height), Image.Resampling.NEAREST), (x, 0))
+            x += zoom * tile.width + _GAP
+        draw = ImageDraw.Draw(own)
+        right = font.getlength(cell.id) > wide  # of an ID, which may be a path, the end is shown
+        draw.text((wide if right else 0, tall + 2), cell.id, _INK, font, anchor="ra" if right else "la")
+        for place, text in enumerate(cell.texts[:_LINES], 1):
+            draw.text((0, tall + 2 + place * _LINE), text, _FAINT, font)
+        row_number, column = divmod(number, sheet.columns)
+        image.paste(own, (_GAP + column * (wide + _GAP), top + row_number * (high + _GAP)))
     return image
-
-
-def _lines(cell: Cell) -> list[str]:
-    """Return the lines of text of a cell."""
-    lines = list(cell.texts)
-    if len(lines) > _LINES:
-        lines[_LINES - 1 :] = [f"and {len(lines) - _LINES + 1} more lines"]
-    return [cell.id, *lines]

@@ -42,26 +42,15 @@ def target(text: str, split: str | None = None) -> Any:
         OSError: a folder cannot be read, or holds no samples.
         CorruptShards: packed shards are damaged.
     """
-    if is_url(text):
+    there = os.path.lexists(text)
+    if is_url(text) or (there and os.path.exists(os.path.join(text, description.FILE))):
         return Shards(text, split=split)
-    if os.path.lexists(text) or not _OBJECT.fullmatch(text):
-        return _packed_or_folder(text, split)
+    if not there and not _OBJECT.fullmatch(text):
+        raise InvalidOption(f"{text}: there is no such folder, and it is not a module:object, such as train:dataset")
     if split is not None:
-        raise InvalidOption(f"--split is of a folder of packed shards; {text} is an object of a Python module")
-    module, name = text.split(":")
-    if module.endswith(".py"):
-        raise InvalidOption(f"{text}: an object is named by its module, as in {module.removesuffix('.py')}:{name}")
-    return _object(text)
-
-
-def _packed_or_folder(path: str, split: str | None) -> Any:
-    if not os.path.lexists(path):
-        raise InvalidOption(f"{path}: there is no such folder, and it is not a module:object, such as train:dataset")
-    if os.path.exists(os.path.join(path, description.FILE)):
-        return Shards(path, split=split)
-    if split is not None:
-        raise InvalidOption(f"--split is of a folder of packed shards; {path} has no {description.FILE}")
-    return folder_dataset(path)
+        why = f"{text} has no {description.FILE}" if there else f"{text} is an object of a Python module"
+        raise InvalidOption(f"--split is of a folder of packed shards; {why}")
+    return folder_dataset(text) if there else _object(text)
 
 
 def folder_dataset(path: str) -> Any:
@@ -97,10 +86,7 @@ def _object(text: str) -> Any:
                 "arguments that returns it"
             ) from error
     if not _gives_samples(found):
-        raise InvalidOption(
-            f"{text} is neither a dataset nor a loader, or a function without arguments that returns one: it gives an "
-            f"object of type {type(found).__name__}"
-        )
+        raise InvalidOption(f"{text} is, or returns, an object of type {type(found).__name__}: no dataset, no loader")
     return found
 
 
@@ -117,6 +103,8 @@ def function(text: str) -> Callable[..., Any]:
 def _named(text: str) -> Any:
     """Return what a module, which may lie in the current folder, has under a name with parts. Raises InvalidOption."""
     module, name = text.split(":")
+    if module.endswith(".py"):
+        raise InvalidOption(f"{text}: an object is named by its module, as in {module.removesuffix('.py')}:{name}")
     if (here := os.getcwd()) not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)
     try:
@@ -124,10 +112,9 @@ def _named(text: str) -> Any:
     except (Exception, SystemExit) as error:  # of a user's code, which may raise anything
         raise InvalidOption(f"the module {module} cannot be imported: {_what(error)}") from error
     for part in name.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            raise InvalidOption(f"{text}: {module} has no {part!r}") from None
+        if not hasattr(found, part):
+            raise InvalidOption(f"{text}: {module} has no {part!r}")
+        found = getattr(found, part)
     return found
 
 

@@ -5,22 +5,19 @@ The format is the JSON of the "Trace Event Format"
 format (https://perfetto.dev/docs/getting-started/other-formats): complete events ("X"), nestable
 asynchronous ones ("b", "e") and metadata ("M"), with times in microseconds.
 
-A process of the trace is a loader. Its first tracks are the loop's: slices `wait` and `work`, and where a long run was
-recorded slices that stand for several batches. A batch's making, from when the sampler gave it until the loop got it,
-is an asynchronous slice. Below are worker threads, with a slice for each piece of work by the name of its stage;
-readers, with a slice a file; and the thread that brings batches to a device, with a slice `copy` for each.
+A process of the trace is a loader. Its first tracks are the loop's, with slices `wait` and `work`. A batch's making,
+from when the sampler gave it until the loop got it, is an asynchronous slice. Below are worker threads, with a slice
+for each piece of work by the name of its stage; readers, with a slice a file; and the thread that brings batches to a
+device, with a slice `copy` for each.
 """
 
 from __future__ import annotations
 
-import heapq
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
-from penstock.insight.loop_rows import COLUMNS, Lane
+from penstock.insight.loop_rows import COLUMNS
 from penstock.insight.recording import Loop, Recording
 from penstock.showing import shown
 from penstock.system.output_files import OutputFile
@@ -29,6 +26,8 @@ Event = dict[str, Any]
 
 #: Where the tracks of worker threads begin among the numbers of a loader's tracks.
 _THREADS = 1000
+#: Work of one thread that seems to begin so many seconds before its last one ended follows it.
+_CLOSE = 1e-6
 
 
 def write_trace(recording: Recording, file: OutputFile, facts: dict[str, str]) -> None:
@@ -75,11 +74,6 @@ class _LoopTrace:
         start, got, waited, worked = row["start"], row["got"], row["waited"], row["worked"]
         number, batches, first = int(row["number"]), int(row["batches"]), int(row["done"] - row["batches"])
         about: Event = {"pass": number, "batch": first, "samples": int(row["samples"])}
-        if batches > 1:
-            share = waited / (waited + worked) if waited + worked > 0 else 0.0
-            about |= {"batches": batches, "waited_s": waited, "worked_s": worked}
-            yield self._slice(f"{batches} batches, {share:.0%} waited", start, got, track, about)
-            return
         asked = max(start, got - waited)
         if worked:
             yield self._slice("work", start, asked, track, {"pass": number, "before_batch": first})
@@ -94,26 +88,17 @@ class _LoopTrace:
     # --- threads ------------------------------------------------------------------------------------------------
 
     def _threads(self) -> Iterator[Event]:
-        track = _THREADS
-        lanes = [lane for lane in self._loop.spans.lanes() if len(lane.table)]
-        for name in sorted({lane.thread for lane in lanes}):
-            alike = [lane for lane in lanes if lane.thread == name]
-            places = tracks_for([(float(lane.table[0, 1]), float(lane.table[:, 2].max())) for lane in alike])
-            for place in range(max(places) + 1):
-                yield from self._track(track + place, shown(name))
-            for lane, place in zip(alike, places, strict=True):
-                yield from self._lane(lane, track + place)
-            track += max(places) + 1
-        if lost := self._loop.spans.lost:
-            yield self._metadata("thread_name", track, name=f"{lost:,} earlier pieces of work are not kept")
-
-    def _lane(self, lane: Lane, track: int) -> Iterator[Event]:
-        end = -np.inf
-        for stage, begin, ended, samples in lane.table[np.argsort(lane.table[:, 1], kind="stable")].tolist():
-            start = max(begin, end)
-            end = max(end, ended)
-            if ended >= start:
-                yield self._slice(shown(lane.stages[int(stage)]), start, ended, track, {"samples": int(samples)})
+        first = _THREADS
+        for name, done in self._loop.spans.by_thread().items():
+            tracks = tracks_for([(one.begin, one.end) for one in done])  # threads of one name may work at the same time
+            ends = [self._began] * (max(tracks) + 1)
+            for (_, stage, begin, end, samples), track in zip(done, tracks, strict=True):
+                begin = max(begin, ends[track])
+                ends[track] = max(begin, end)
+                yield self._slice(shown(stage), begin, ends[track], first + track, {"samples": int(samples)})
+            for track in range(len(ends)):
+                yield from self._track(first + track, shown(name))
+            first += len(ends)
 
     # --- events -------------------------------------------------------------------------------------------------
 
@@ -138,14 +123,10 @@ class _LoopTrace:
 
 def tracks_for(spans: Sequence[tuple[float, float]]) -> list[int]:
     """Return for each (begin, end) the number of a track, the lowest that is free, so that none overlap on one."""
-    order = sorted(range(len(spans)), key=lambda one: spans[one])
     tracks = [0] * len(spans)
-    busy: list[tuple[float, int]] = []
-    free: list[int] = []
-    for one in order:
+    ends: list[float] = []  # of each track so far
+    for one in sorted(range(len(spans)), key=lambda one: spans[one]):
         begin, end = spans[one]
-        while busy and busy[0][0] <= begin:
-            heapq.heappush(free, heapq.heappop(busy)[1])
-        tracks[one] = heapq.heappop(free) if free else len(busy)
-        heapq.heappush(busy, (end, tracks[one]))
+        tracks[one] = next((track for track, busy in enumerate(ends) if busy <= begin + _CLOSE), len(ends))
+        ends[tracks[one] : tracks[one] + 1] = [end]
     return tracks

@@ -25,16 +25,6 @@ T = TypeVar("T", bound=Hashable)
 BATCH_SIZE = 32
 
 
-class Options(NamedTuple):
-    """How a dataset without a loader is batched."""
-
-    batch_size: int | None = None
-    """Samples of a batch; None: BATCH_SIZE."""
-    shuffle: bool = False
-    seed: int | None = None
-    """Of the order and the random draws."""
-
-
 class Batch(NamedTuple):
     """A batch as a loader hands it out."""
 
@@ -51,11 +41,11 @@ def sheet_of(
     given: Any,
     number: int = 0,
     *,
-    options: Options | None = None,
     undo: Normalisation | None = None,
     as_is: bool = False,
     most: int = MOST,
     columns: int | None = None,
+    **options: Any,
 ) -> Sheet:
     """Return the contact sheet of a batch, read as the loader reads it: see `batch_of` and `contact_sheet`.
 
@@ -63,8 +53,9 @@ def sheet_of(
         undo: the normalisation of the pictures; None: that of torchvision's Normalize in the dataset's transform,
             where it has one.
         as_is: no normalisation is undone.
+        options: batch_size, shuffle and seed, as of `batch_of`.
     """
-    batch = batch_of(given, number, options)
+    batch = batch_of(given, number, **options)
     dataset = getattr(given, "dataset", given)
     samples = "" if batch.ids is None else f", {counted(len(batch.ids), 'sample')}"
     return contact_sheet(
@@ -82,7 +73,9 @@ def sheet_of(
 # --- the batch -------------------------------------------------------------------------------------------------------
 
 
-def batch_of(given: Any, number: int = 0, options: Options | None = None) -> Batch:
+def batch_of(
+    given: Any, number: int = 0, *, batch_size: int | None = None, shuffle: bool = False, seed: int | None = None
+) -> Batch:
     """Return a batch of a loader; or samples of a dataset, as it returns them.
 
     Of a loader with a sampler only the samples of that batch are read, by the loader's own code with at most one
@@ -92,7 +85,7 @@ def batch_of(given: Any, number: int = 0, options: Options | None = None) -> Bat
     Args:
         given: a dataset, a loader, or an object that yields batches.
         number: of the batch in the epoch, from 0 on.
-        options: of a dataset; None for a loader, which has its own.
+        batch_size, shuffle, seed: of a dataset; a loader has its own. batch_size=None: BATCH_SIZE.
 
     Raises:
         InvalidOption: options for a loader, a negative number, or fewer batches than that; a sample or the batch
@@ -106,10 +99,10 @@ def batch_of(given: Any, number: int = 0, options: Options | None = None) -> Bat
         if isinstance(given, IterableDataset) or (dataset and not isinstance(given, torch.utils.data.DataLoader)):
             if not isinstance(given, IterableDataset) and len(given) == 0:
                 raise InvalidOption(f"the dataset, a {type(given).__name__}, is empty: it has no batch to show")
-            size, shuffle, seed = options or Options()
             chosen: dict[str, Any] = {"shuffle": shuffle or None, "seed": seed, "collate_fn": list, "num_workers": 0}
-            return _of_loader(DataLoader(given, BATCH_SIZE if size is None else size, **chosen), number, listed=True)
-        if options is not None and options != Options():
+            size = BATCH_SIZE if batch_size is None else batch_size
+            return _of_loader(DataLoader(given, size, **chosen), number, listed=True)
+        if (batch_size, shuffle, seed) != (None, False, None):
             raise InvalidOption(
                 f"a {type(given).__name__} has its own batch size, order and seed: they are options of a dataset"
             )

@@ -10,26 +10,21 @@ All of this is a function of (seed, epoch, position): any position is computed f
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-import penstock._native as _native
 from penstock.errors import InvalidOption
-from penstock.order.keyed import check_positions
-from penstock.order.permutations import Indices, KeyedShuffle, Order
+from penstock.order.permutations import Indices, KeyedShuffle, Order, check_positions, derived_seed
 from penstock.system.randomness import digest
 
 #: Blocks in the window where nothing else is given.
 DEFAULT_WINDOW = 8
 #: Slots whose order is kept: threads may take positions on both sides of the end of a slot.
 _KEPT_SLOTS = 3
-#: Sets the digests of the permutations apart: that of the blocks, those within blocks and those within slots.
-_BLOCKS, _WITHIN_BLOCK, _WITHIN_SLOT = (int.from_bytes(name, "little") for name in (b"blocks", b"in-block", b"in-slot"))
 
 
 def checked_window(window: object) -> int:
@@ -127,7 +122,7 @@ class BlockShuffle:
         self._blocks = blocks
         self._key = (seed, epoch)
         count, window = len(blocks.sizes), blocks.window
-        self.sequence = _permutation(count, seed, epoch, _BLOCKS, 0)
+        self.sequence = self._shuffle(count, b"blocks", 0).take(0, count)
         """The blocks in the order in which they come into the window."""
         sizes = blocks.sizes[self.sequence]
         filled = np.zeros(count - window + 1, dtype=np.int64)
@@ -135,7 +130,7 @@ class BlockShuffle:
             of_chunk = sizes * (chunk + 1) // window - sizes * chunk // window
             np.add.at(filled, self._slot(np.arange(count), chunk), of_chunk)
         self._slot_ends = np.cumsum(filled)
-        self._slots: OrderedDict[int, Indices] = OrderedDict()
+        self._slots = lru_cache(_KEPT_SLOTS)(self._indices)
 
     def _slot(self, place: NDArray[np.int64], chunk: int) -> NDArray[np.int64]:
         """Return the slot of a chunk of the blocks at these places of the sequence."""
@@ -149,17 +144,13 @@ class BlockShuffle:
         while done < count:
             slot = int(np.searchsorted(self._slot_ends, begin + done, side="right"))
             first = int(self._slot_ends[slot - 1]) if slot else 0
-            indices = self._indices(slot)
-            part = indices[begin + done - first :][: count - done]
+            part = self._slots(slot)[begin + done - first :][: count - done]
             out[done : done + len(part)] = part
             done += len(part)
         return out
 
     def _indices(self, slot: int) -> Indices:
         """Return the indices of a slot in their order."""
-        kept = self._slots.get(slot)
-        if kept is not None:
-            return kept
         window, last = self._blocks.window, len(self._slot_ends) - 1
         chunks = []
         for place in range(slot, slot + window):
@@ -168,30 +159,18 @@ class BlockShuffle:
             high = window if slot == last else slot - place + window
             chunks.append(self._chunks(int(self.sequence[place]), low, high))
         together = np.concatenate(chunks)
-        indices = together[_permutation(len(together), *self._key, _WITHIN_SLOT, slot)]
-        self._slots[slot] = indices
-        while len(self._slots) > _KEPT_SLOTS:
-            self._slots.pop(next(iter(self._slots)), None)
-        return indices
+        order: Indices = together[self._shuffle(len(together), b"in-slot", slot).take(0, len(together))]
+        return order
 
     def _chunks(self, block: int, low: int, high: int) -> Indices:
         """Return the indices in chunks low to high - 1 of a block."""
         blocks = self._blocks
         size = int(blocks.sizes[block])
         begin, end = size * low // blocks.window, size * high // blocks.window
-        offsets = np.empty(end - begin, dtype=np.int64)
-        _keyed(size, *self._key, _WITHIN_BLOCK, block).take(begin, offsets)
+        offsets = self._shuffle(size, b"in-block", block).take(begin, end - begin)
         places: Indices = offsets + (int(blocks.ends[block]) - size)
         return places if blocks.members is None else blocks.members[places]
 
-
-def _keyed(size: int, seed: int, epoch: int, what: int, number: int) -> _native.KeyedPermutation:
-    key = int.from_bytes(digest(seed, epoch, what, number)[:8], "little")
-    return _native.KeyedPermutation(size, key, epoch)
-
-
-def _permutation(size: int, seed: int, epoch: int, what: int, number: int) -> Indices:
-    out = np.empty(size, dtype=np.int64)
-    if size:
-        _keyed(size, seed, epoch, what, number).take(0, out)
-    return out
+    def _shuffle(self, size: int, name: bytes, number: int) -> KeyedShuffle:
+        seed, epoch = self._key
+        return KeyedShuffle(size, derived_seed(seed, epoch, name, number), epoch)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,17 +16,24 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-import penstock._native as _native
 from penstock.errors import InvalidOption
-from penstock.order.keyed import KeyedSampler, check_positions, checked_count, draw_seed
-from penstock.order.permutations import Indices, InSequence, KeyedShuffle, Order
-from penstock.system.randomness import digest
+from penstock.order.permutations import (
+    Indices,
+    InSequence,
+    KeyedSampler,
+    KeyedShuffle,
+    Listed,
+    Order,
+    check_one_each,
+    checked_column,
+    checked_count,
+    derived_seed,
+    draw_seed,
+)
 from penstock.system.words import counted
 
 #: The longest length of a bucket is at most this times its shortest: padding is less than a ninth of a batch.
 _GROWTH = 9, 8
-#: Sets the key of the batches' permutation apart from that of the samples.
-_BATCHES = int.from_bytes(b"buckets", "little")
 
 
 class Buckets(Sampler[list[int]]):
@@ -47,10 +53,7 @@ class Buckets(Sampler[list[int]]):
         shuffle: False: buckets come from short to long, and their samples in the dataset's order.
         generator: where the seeds of passes without ``seed=`` come from; None: torch's global generator.
 
-    Raises:
-        InvalidOption: neither max_tokens nor batch_size; a sample that is longer than max_tokens, or of a negative
-            length; lengths of more than one dimension, or none; boundaries that do not ascend.
-        TypeError: lengths that are no whole numbers.
+    Raises InvalidOption, TypeError: see docs/order.md.
     """
 
     def __init__(
@@ -69,18 +72,17 @@ class Buckets(Sampler[list[int]]):
             raise TypeError(f"shuffle must be True or False, not {shuffle!r}")
         budget = None if max_tokens is None else checked_count("max_tokens", max_tokens)
         most = None if batch_size is None else checked_count("batch_size", batch_size)
-        self.sampler = LengthBuckets(_Cut.of(_checked(lengths, budget), budget, most, boundaries), shuffle, generator)
+        self.sampler = LengthBuckets(_checked(lengths, budget), budget, most, boundaries, shuffle, generator)
         """The samples in the order of the batches."""
 
     def __len__(self) -> int:
-        return self.sampler.cut.count
+        return self.sampler.batches
 
     def __iter__(self) -> Iterator[list[int]]:
         order = self.sampler.order(draw_seed(self.sampler.generator), self.sampler.epoch)
-        begin = 0
-        for end in order.ends.tolist():
-            yield order.take(begin, end - begin).tolist()
-            begin = end
+        assert order.ends is not None
+        for batch in np.split(order.indices, order.ends[:-1]):
+            yield batch.tolist()
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the passes from now on are. Raises TypeError, InvalidOption."""
@@ -88,42 +90,34 @@ class Buckets(Sampler[list[int]]):
 
     def check_size(self, size: int) -> None:
         """Raise InvalidOption where there are not as many lengths as a dataset has samples."""
-        if len(self.sampler) != size:
-            raise InvalidOption(
-                f"Buckets has {counted(len(self.sampler), 'length')}, but the dataset has {counted(size, 'sample')}: "
-                "give one length for each"
-            )
+        check_one_each("lengths", len(self.sampler), size)
 
     def __repr__(self) -> str:
         return f"Buckets({counted(len(self.sampler), 'sample')} in {counted(len(self), 'batch', 'batches')})"
 
 
-@dataclass(frozen=True, eq=False)
-class _Cut:
-    """How many samples of which bucket each batch holds; the same in each epoch, but for the order of the batches."""
+class LengthBuckets(KeyedSampler):
+    """The samples of Buckets in the order of their batches; lengths and boundaries are those of `Buckets`, checked.
 
-    bucket: NDArray[np.uint16]
-    """The bucket of each sample."""
-    begins: Indices
-    """Where each batch begins among all samples in the order of their buckets."""
-    sizes: Indices
-    """How many samples each batch has."""
-    facts: str
-    """The arguments that it was made of, hashed."""
+    Which bucket a sample is in, and how many samples of which bucket a batch holds, is the same in each epoch.
+    """
 
-    @property
-    def count(self) -> int:
-        """Return the number of batches."""
-        return len(self.begins)
-
-    @classmethod
-    def of(cls, lengths: Indices, budget: int | None, most: int | None, boundaries: Sequence[int] | None) -> _Cut:
-        """Return how samples of these lengths are cut into batches. Raises InvalidOption."""
+    def __init__(
+        self,
+        lengths: Indices,
+        budget: int | None,
+        most: int | None,
+        boundaries: Sequence[int] | None,
+        shuffle: bool,
+        generator: torch.Generator | None,
+    ) -> None:
+        super().__init__(generator)
+        self.random = shuffle
         edges = _edges(int(lengths.max())) if boundaries is None else _checked_boundaries(boundaries)
-        bucket = np.searchsorted(edges, lengths, side="right").astype(np.uint16)
-        counts = np.bincount(bucket, minlength=len(edges) + 1)
+        self._bucket = np.searchsorted(edges, lengths, side="right").astype(np.uint16)  # of each sample
+        counts = np.bincount(self._bucket, minlength=len(edges) + 1)
         longest = np.zeros(len(counts), dtype=np.int64)
-        np.maximum.at(longest, bucket, lengths)
+        np.maximum.at(longest, self._bucket, lengths)
         begins, sizes, first = [], [], 0
         for count, length in zip(counts.tolist(), longest.tolist(), strict=True):
             size = count if budget is None else budget // max(length, 1)
@@ -133,65 +127,29 @@ class _Cut:
                 begins.append(starts + first)
                 sizes.append(np.minimum(count - starts, size))
             first += count
+        # Where each batch begins among all samples in the order of their buckets, and how many samples it has.
+        self._begins, self._sizes = np.concatenate(begins), np.concatenate(sizes)
+        self.batches = len(self._begins)
         hashed = hashlib.blake2b(f"{budget} {most} {edges.tolist()}".encode(), digest_size=8)
         hashed.update(lengths.tobytes())
-        return cls(bucket, np.concatenate(begins), np.concatenate(sizes), hashed.hexdigest())
-
-
-class LengthBuckets(KeyedSampler):
-    """The samples of Buckets in the order of their batches."""
-
-    def __init__(self, cut: _Cut, shuffle: bool, generator: torch.Generator | None) -> None:
-        super().__init__(generator)
-        self.cut, self.shuffle = cut, shuffle
-
-    @property
-    def random(self) -> bool:
-        return self.shuffle
+        self._facts = hashed.hexdigest()
 
     def fingerprint(self) -> str:
-        return f"{self.cut.facts} {'shuffled' if self.shuffle else 'in sequence'}"
+        return f"{self._facts} {'shuffled' if self.random else 'in sequence'}"
 
-    def drawn_from(self) -> Sequence[int]:
-        return range(len(self))
-
-    def order(self, seed: int, epoch: int) -> BucketOrder:
-        return BucketOrder(self.cut, (seed, epoch) if self.shuffle else None)
+    def order(self, seed: int, epoch: int) -> Listed:
+        size, batches = len(self), np.arange(self.batches, dtype=np.int64)
+        samples: Order = KeyedShuffle(size, seed, epoch) if self.random else InSequence()
+        drawn = samples.take(0, size)
+        by_bucket = drawn[np.argsort(self._bucket[drawn], kind="stable")]
+        if self.random:
+            batches = KeyedShuffle(self.batches, derived_seed(seed, epoch, b"buckets"), epoch).take(0, self.batches)
+        sizes, begins = self._sizes[batches], self._begins[batches]
+        ends = np.cumsum(sizes)
+        return Listed(by_bucket[np.arange(size) + np.repeat(begins - (ends - sizes), sizes)], ends)
 
     def __len__(self) -> int:
-        return len(self.cut.bucket)
-
-
-class BucketOrder:
-    """The order of an epoch in buckets; several threads may take positions at once.
-
-    Args:
-        cut: how the samples are cut into batches.
-        key: (seed, epoch) of the shuffle, of which only the low 64 bits of the seed count; None: nothing is shuffled.
-    """
-
-    def __init__(self, cut: _Cut, key: tuple[int, int] | None) -> None:
-        size = len(cut.bucket)
-        samples: Order = InSequence() if key is None else KeyedShuffle(size, *key)
-        drawn = samples.take(0, size)
-        by_bucket = drawn[np.argsort(cut.bucket[drawn], kind="stable")]
-        batches = np.arange(cut.count, dtype=np.int64)
-        if key is not None:
-            own = int.from_bytes(digest(key[0], key[1], _BATCHES)[:8], "little")
-            _native.KeyedPermutation(cut.count, own, key[1]).take(0, batches)
-        sizes, begins = cut.sizes[batches], cut.begins[batches]
-        self.ends = np.cumsum(sizes)
-        """The number of positions up to the end of each batch."""
-        self._indices: Indices = by_bucket[np.arange(size) + np.repeat(begins - (self.ends - sizes), sizes)]
-
-    def take(self, begin: int, count: int) -> Indices:
-        check_positions(begin, count, len(self._indices))
-        return self._indices[begin : begin + count].copy()
-
-
-def sampler_of(sampler: Any, batch_sampler: Any) -> Any:
-    """Return which of a loader's samplers says which samples come: beside Buckets torch puts one of all in sequence."""
-    return batch_sampler.sampler if isinstance(batch_sampler, Buckets) else sampler
+        return len(self._bucket)
 
 
 def _edges(longest: int) -> Indices:
@@ -205,12 +163,7 @@ def _edges(longest: int) -> Indices:
 
 def _checked(lengths: Any, budget: int | None) -> Indices:
     """Return lengths as int64. Raises InvalidOption, TypeError."""
-    try:
-        given = lengths.numpy(force=True) if isinstance(lengths, torch.Tensor) else np.asarray(lengths)
-    except ValueError as error:  # rows of different lengths
-        raise InvalidOption(f"lengths are not of one dimension: {error}") from error
-    if given.ndim != 1 or not len(given):
-        raise InvalidOption(f"lengths are of shape {given.shape}: one for each sample is needed, shape (N,)")
+    given = checked_column("lengths", lengths)
     if given.dtype.kind not in "iu":
         raise TypeError(f"lengths are of dtype {given.dtype}: whole numbers are needed")
     checked: Indices = given.astype(np.int64)

@@ -7,18 +7,21 @@ other ranks and another batch size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch.distributed
 
 from penstock.errors import InvalidOption
-from penstock.order.permutations import Indices, InSequence, Order
+from penstock.order.permutations import Indices, InSequence, Listed, Order
 from penstock.system.launched import launched_as
 from penstock.system.words import counted
+
+T = TypeVar("T")
 
 
 class Share(NamedTuple):
@@ -45,10 +48,9 @@ def share_of(shard: Shard) -> Share | None:
             return Share(torch.distributed.get_rank(), torch.distributed.get_world_size())
         return Share(*(launched_as() or (0, 1)))
     pair: Any = shard
-    if not isinstance(pair, tuple | list) or len(pair) != 2 or not all(type(number) is int for number in pair):
-        raise InvalidOption(f"shard={shard!r}: 'auto', or (rank, number of ranks)")
-    if not 0 <= pair[0] < pair[1]:
-        raise InvalidOption(f"shard={shard!r}: the rank is 0 or more, and less than the number of ranks")
+    sound = isinstance(pair, tuple | list) and len(pair) == 2 and all(type(number) is int for number in pair)
+    if not sound or not 0 <= pair[0] < pair[1]:
+        raise InvalidOption(f"shard={shard!r}: it is 'auto', or (rank, number of ranks) with 0 <= rank < ranks")
     return Share(*pair)
 
 
@@ -92,9 +94,10 @@ class Schedule(NamedTuple):
         return self.batch_size * self.share.world
 
     @property
-    def regular(self) -> int:
-        """Return the number of steps whose global batches are full."""
-        return max(0, self.size - self.start) // self.step_size
+    def full(self) -> range:
+        """Return where this rank's batches begin in the steps whose global batches are full."""
+        first = self.start + self.share.rank * self.batch_size
+        return range(first, first + max(0, self.size - self.start) // self.step_size * self.step_size, self.step_size)
 
     def step_at(self, position: int) -> int:
         """Return how many of the epoch's steps lie before a position, where they are of one size."""
@@ -131,22 +134,28 @@ class BucketSchedule:
     Args:
         size: samples of the epoch.
         batches: of the epoch from its start on.
-        order: returns the order, the same at each call. It is asked for with the first batch.
+        order: returns the order, the same at each call; None: only the number of all batches is asked for.
         share: this rank.
         start: the position to begin at: what comes before it was handed out before.
     """
 
     size: int
     batches: int
-    order: Callable[[], Any]
+    order: Callable[[], Any] | None
     share: Share
     start: int
 
     #: No step is cut by its number alone.
-    regular = 0
+    batch_size, full = 0, range(0)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Keep where the batches end: what makes the order may hold what cannot be pickled."""
+        order = None if self.order is None else partial(Listed, self._ends, self._ends)
+        return BucketSchedule, (self.size, self.batches, order, self.share, self.start)
 
     @cached_property
     def _ends(self) -> Indices:
+        assert self.order is not None
         ends: Indices = self.order().ends
         return ends
 
@@ -195,11 +204,8 @@ def indices_of(order: Order, part: Part) -> Indices:
     """Return the dataset indices of a part."""
     if not part.padding:
         return order.take(part.begin, part.count)
-    real = part.count - part.padding
-    taken = order.take(part.begin, real) if real else np.empty(0, dtype=np.int64)
-    first = part.begin + real - part.start
-    rounds = [order.take(part.start + (first + i) % part.turn, 1) for i in range(part.padding)]
-    return np.concatenate([taken, *rounds])
+    places = np.arange(part.begin - part.start, part.begin - part.start + part.count)
+    return order.take(part.start, part.turn)[places % part.turn]
 
 
 def positions_of(part: Part) -> range:
@@ -209,25 +215,92 @@ def positions_of(part: Part) -> range:
 
 def cut_to_lists(order: Callable[[], Order], schedule: Steps) -> Iterator[list[int]]:
     """Yield the indices of each batch, as torch's samplers give them."""
-    if not isinstance(schedule, Schedule) or type(order()) is not InSequence:
+    if type(order()) is not InSequence:
         yield from (indices.tolist() for indices, _ in cut(order, schedule))
         return
-    size, step_size = schedule.batch_size, schedule.step_size
-    first = schedule.start + schedule.share.rank * size
-    for begin in range(first, first + schedule.regular * step_size, step_size):
+    size, full = schedule.batch_size, schedule.full
+    for begin in full:
         yield [*range(begin, begin + size)]
-    for step in range(schedule.regular, schedule.steps):
+    for step in range(len(full), schedule.steps):
         yield indices_of(order(), schedule.part(step)).tolist()
 
 
 def cut(order: Callable[[], Order], schedule: Steps) -> Iterator[tuple[Indices, range]]:
     """Yield indices and positions of each batch; the order is drawn with the first batch, as torch does."""
     positions = order()
-    if isinstance(schedule, Schedule):
-        size, step_size = schedule.batch_size, schedule.step_size
-        first = schedule.start + schedule.share.rank * size
-        for begin in range(first, first + schedule.regular * step_size, step_size):
-            yield positions.take(begin, size), range(begin, begin + size)
-    for step in range(schedule.regular, schedule.steps):  # the last one, or each of its own size
+    size, full = schedule.batch_size, schedule.full
+    for begin in full:
+        yield positions.take(begin, size), range(begin, begin + size)
+    for step in range(len(full), schedule.steps):  # the last one, or each of its own size
         part = schedule.part(step)
         yield indices_of(positions, part), positions_of(part)
+
+
+# --- what is left of an epoch, without what was handed out early (in_order=False) -------------------------------------
+
+
+def step_of(early: Sequence[int], number: int) -> int:
+    """Return the step that a batch is of, which has a number in a pass without some steps, given in ascending order."""
+    for step in early:
+        number += step <= number
+    return number
+
+
+def without(early: Sequence[int], batches: Iterator[T]) -> Iterator[T]:
+    """Yield the batches of a pass, but for those of some steps."""
+    return (batch for step, batch in enumerate(batches) if step not in early) if early else batches
+
+
+class Arrivals:
+    """Which of its batches, counted from 0, a pass has handed out. One thread reads them, another hands them out."""
+
+    def __init__(self) -> None:
+        self._read: deque[int | None] = deque()
+        self._failed: list[int] = []
+        self._handed: set[int] = set()
+        self.prefix = 0
+        """All batches before this one were handed out."""
+        self.latest = -1
+        """The batch that was handed out last."""
+
+    def read(self, number: int | None) -> None:
+        """Note that a batch, or its error, was read; None: an error of no batch."""
+        self._read.append(number)
+
+    @property
+    def coming(self) -> int:
+        """Return the batch that was read and is handed out next; -1: it is not known."""
+        number = self._read[0] if self._read else None
+        return -1 if number is None else number
+
+    def took(self, *, handed: bool) -> None:
+        """Note that the user was given the next batch read, or its error: that counts once a later batch was given."""
+        number = self._read.popleft() if self._read else None
+        if number is None:
+            return
+        if not handed:
+            self._failed.append(number)
+            return
+        self.latest = number
+        self._handed.update(self._failed, (number,))
+        self._failed.clear()
+        while self.prefix in self._handed:
+            self._handed.remove(self.prefix)
+            self.prefix += 1
+
+    def early(self) -> list[int]:
+        """Return the batches that were handed out behind one that was not."""
+        return sorted(self._handed)
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """What a pass that goes on in the middle of an epoch has to hand out; by default all of it."""
+
+    start: int = 0
+    """The position of the epoch that the pass begins at."""
+    early: tuple[int, ...] = ()
+    """Which steps of what comes behind it were handed out, in ascending order."""
+
+
+WHOLE = Leftover()

@@ -13,8 +13,16 @@ from numpy.typing import NDArray
 
 import penstock._native as _native
 from penstock.errors import InvalidOption
-from penstock.order.keyed import KeyedSampler, check_positions, checked_count
-from penstock.order.permutations import Indices, Order
+from penstock.order.permutations import (
+    Indices,
+    KeyedSampler,
+    Listed,
+    Order,
+    check_one_each,
+    check_positions,
+    checked_column,
+    checked_count,
+)
 
 # Weights become whole numbers with about this sum: cumulative sums are then exact, and no draw is biased by them.
 _TOTAL = 1 << 62
@@ -37,10 +45,7 @@ class Weighted(KeyedSampler):
         replacement: whether a sample may come more than once in an epoch.
         generator: see KeyedSampler.
 
-    Raises:
-        InvalidOption: weights that are negative, NaN or infinite, all zero, none, or not of one dimension; num_samples
-            below 1, or more than there are positive weights where replacement is False.
-        TypeError: weights that are no numbers.
+    Raises InvalidOption, TypeError: see docs/order.md.
     """
 
     def __init__(
@@ -80,14 +85,10 @@ class Weighted(KeyedSampler):
     ) -> Weighted:
         """Return a sampler that draws each class equally often, and each sample of a class, with replacement.
 
-        Args:
-            labels: the class of each sample, shape (N,): whole numbers, strings, or anything hashable.
-            num_samples: draws in an epoch; None: N.
-
-        Raises:
-            InvalidOption: no labels, labels of more than one dimension, or NaN among them.
+        labels: the class of each sample, shape (N,): whole numbers, strings, or anything hashable. Raises
+        InvalidOption: no labels, labels of more than one dimension, or NaN among them.
         """
-        column = _column("labels", labels)
+        column = checked_column("labels", labels)
         if column.dtype.kind == "f" and np.isnan(column).any():
             raise InvalidOption(f"labels[{int(np.isnan(column).argmax())}] is NaN, which is no class")
         if column.dtype.kind == "O":
@@ -105,10 +106,7 @@ class Weighted(KeyedSampler):
 
     def check_size(self, size: int) -> None:
         """Raise InvalidOption where there are not as many weights as a dataset has samples."""
-        if self.size != size:
-            raise InvalidOption(
-                f"Weighted has {self.size} weights, but the dataset has {size} samples: give one weight for each"
-            )
+        check_one_each("weights", self.size, size)
 
     def fingerprint(self) -> str:
         if self._fingerprint is None:
@@ -123,11 +121,12 @@ class Weighted(KeyedSampler):
         return range(self.size) if len(drawable) == self.size else drawable.tolist()
 
     def order(self, seed: int, epoch: int) -> Order:
-        kind = _WithReplacement if self.replacement else _WithoutReplacement
-        return kind(self._table, self.num_samples, seed, epoch)
+        if self.replacement:
+            return _Independent(self._table, self.num_samples, seed, epoch)
+        return Listed(_successive(self._table, seed, epoch)[: self.num_samples])
 
 
-class _WithReplacement:
+class _Independent:
     """Independent draws: where a uniform draw falls among the cumulative weights."""
 
     def __init__(self, cumulative: NDArray[np.int64], count: int, seed: int, epoch: int) -> None:
@@ -142,29 +141,15 @@ class _WithReplacement:
         return np.searchsorted(self._cumulative, drawn, side="right").astype(np.int64, copy=False)
 
 
-class _WithoutReplacement:
-    """Sample i comes at an exponential time of rate weights[i]; samples in the order of their times."""
-
-    def __init__(self, weights: NDArray[np.float64], count: int, seed: int, epoch: int) -> None:
-        self._weights = weights
-        self._count = count
-        self._draws = _native.KeyedDraws(1 << 53, seed & _MASK, epoch)
-        self._order: Indices | None = None
-
-    def take(self, begin: int, count: int) -> Indices:
-        check_positions(begin, count, self._count)
-        if self._order is None:
-            self._order = self._sorted()
-        return self._order[begin : begin + count].copy()
-
-    def _sorted(self) -> Indices:
-        drawn = np.empty(len(self._weights), dtype=np.int64)
-        self._draws.take(0, drawn)
-        times: NDArray[np.float64] = -_log((drawn + 0.5) * 2.0**-53)
-        positive = self._weights > 0
-        np.divide(times, self._weights, out=times, where=positive)
-        times[~positive] = np.inf
-        return np.argsort(times, kind="stable")[: self._count].astype(np.int64, copy=False)
+def _successive(weights: NDArray[np.float64], seed: int, epoch: int) -> Indices:
+    """Return the samples in the order of their times: sample i comes at an exponential time of rate weights[i]."""
+    drawn = np.empty(len(weights), dtype=np.int64)
+    _native.KeyedDraws(1 << 53, seed & _MASK, epoch).take(0, drawn)
+    times: NDArray[np.float64] = -_log((drawn + 0.5) * 2.0**-53)
+    positive = weights > 0
+    np.divide(times, weights, out=times, where=positive)
+    times[~positive] = np.inf
+    return np.argsort(times, kind="stable").astype(np.int64, copy=False)
 
 
 def _log(x: NDArray[Any]) -> NDArray[np.float64]:
@@ -184,25 +169,9 @@ def _log(x: NDArray[Any]) -> NDArray[np.float64]:
     return result
 
 
-def _column(name: str, values: object) -> NDArray[Any]:
-    """Return one entry a sample as an array. Raises InvalidOption."""
-    if isinstance(values, torch.Tensor):
-        column: NDArray[Any] = (values.double() if values.is_floating_point() else values).numpy(force=True)
-    else:
-        try:
-            column = np.asarray(values)
-        except ValueError as error:  # rows of different lengths
-            raise InvalidOption(f"{name} are not of one dimension: {error}") from error
-    if column.ndim != 1:
-        raise InvalidOption(f"{name} are of shape {column.shape}: one entry for each sample is needed, shape (N,)")
-    if not len(column):
-        raise InvalidOption(f"{name} are empty: there is nothing to draw from")
-    return column
-
-
 def _checked(weights: Any) -> NDArray[np.float64]:
     """Return weights as float64, the user's own memory where it is that already."""
-    given = _column("weights", weights)
+    given = checked_column("weights", weights)
     if given.dtype.kind not in "biuf":
         for i, weight in enumerate(weights):  # as given: numpy makes strings of a mixture
             if not isinstance(weight, Real):

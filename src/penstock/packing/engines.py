@@ -23,7 +23,7 @@ from penstock.packing.places import Place
 from penstock.packing.plan import Plan, digest_of
 from penstock.packing.shard_writer import ShardRecord, ShardWork
 from penstock.sources.naming import names_of
-from penstock.system.cpus import usable_cpus
+from penstock.system.limits import usable_cpus
 
 #: Files of the dataset that each node is asked for, evenly spread.
 _FILES = 16

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 import penstock._native as _native
 from penstock.errors import CorruptShards, InvalidOption
 from penstock.packing import shard_writer
 from penstock.packing.encoding import image_size
-from penstock.packing.engines import Packing
 from penstock.packing.pack import SPLIT, Packed
-from penstock.packing.places import FolderPlace, alone, remove_unfinished, splits_of
+from penstock.packing.places import FolderPlace, alone, remove_unfinished, splits_of, write
 from penstock.packing.plan import check_split
 from penstock.packing.shard_writer import LABEL, ShardRecord, ShardRows, class_number
 from penstock.sources.image_folder import IMG_EXTENSIONS
@@ -22,7 +22,7 @@ from penstock.storage import description
 from penstock.storage.description import Part, Shard, Split
 from penstock.storage.index import crc32c_of, open_regular
 from penstock.storage.tar import TarMember, members
-from penstock.system.cpus import usable_cpus
+from penstock.system.limits import usable_cpus
 
 # WebDataset's base_plus_ext: the key ends at the first dot of the last part of the name.
 _NAME = re.compile(r"((?:.*/)?[^/.]+)(\.[^/]*)")
@@ -35,7 +35,6 @@ def index(
     *,
     split: str = SPLIT,
     workers: int | None = None,
-    on_progress: Callable[[Packing], None] | None = None,
 ) -> Packed:
     """Write an index and a dataset.json beside tar files in WebDataset's naming, for penstock.Shards.
 
@@ -47,7 +46,6 @@ def index(
         path: a folder, of which all files *.tar are taken in order of their names; or such files of one folder.
         split: the name of the split.
         workers: threads; None: one a core.
-        on_progress: called after each sample, by any thread.
 
     Raises:
         InvalidOption: no tar file; files of several folders; a split of that name is there.
@@ -64,7 +62,7 @@ def index(
             )
         with ThreadPoolExecutor(workers or usable_cpus(), "penstock-index") as pool:
             found = list(pool.map(lambda one: _indexed(folder, *one), enumerate(names)))
-        return _write(folder, split, found, on_progress)
+        return _write(folder, split, found)
 
 
 class _Indexed(NamedTuple):
@@ -134,7 +132,7 @@ def _samples(path: str) -> list[tuple[str, dict[str, TarMember]]]:
     return samples
 
 
-def _write(folder: str, split: str, found: list[_Indexed], on_progress: Callable[[Packing], None] | None) -> Packed:
+def _write(folder: str, split: str, found: list[_Indexed]) -> Packed:
     keys = [key for one in found for key in one.keys]
     if not keys:
         raise InvalidOption(f"the tar files of {folder} hold no file with a suffix: there is no sample in them")
@@ -151,7 +149,8 @@ def _write(folder: str, split: str, found: list[_Indexed], on_progress: Callable
     records = [one.record for one in found]
     kind, labelled, table = shard_writer.classified(records)
     place = FolderPlace(folder, split)
-    index, ids, fingerprint = shard_writer.write_index(place.write, split, table, keys, None)
+    put = partial(write, place)
+    index, ids, fingerprint = shard_writer.write_index(put, split, table, keys, None)
     made = Split(
         kind=kind,
         samples=len(keys),
@@ -168,9 +167,7 @@ def _write(folder: str, split: str, found: list[_Indexed], on_progress: Callable
         source="",
         options={"indexed": True},
     )
-    shard_writer.write_description(place.write, splits_of(place), split, made)
+    shard_writer.write_description(put, splits_of(place), split, made)
     remove_unfinished(place)
     total = sum(shard.bytes for shard in made.shards)
-    if on_progress is not None:
-        on_progress(Packing(len(keys), len(keys), total))
     return Packed(folder, split, len(keys), len(made.shards), total, 0)

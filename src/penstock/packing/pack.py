@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -29,7 +30,7 @@ from penstock.storage.durable import FULL, durably, free_bytes, out_of_space
 from penstock.storage.index import Index, column_of
 from penstock.storage.jpeg_index import Photos
 from penstock.storage.objects import is_url
-from penstock.system.cpus import usable_cpus
+from penstock.system.limits import usable_cpus
 from penstock.system.words import bytes_in
 
 SHARD_SIZE = "256MiB"
@@ -180,7 +181,7 @@ class _Job:
             return self._finished(splits[self._split], plan)
         if stored is None:
             self._check_space(plan, 0)
-            place.claim(unfinished(self._split), lambda file: file.write(plan.as_json()))
+            place.claim(unfinished(self._split), plan.as_json())
         else:
             planning.check_same(stored, plan, place.path)
         if self._contents.labels is not None and not plan.labelled:
@@ -268,11 +269,8 @@ class _Job:
 
     def _full(self, plan: Plan, progress: Progress) -> Exception:
         """Return the error of a full disk, with what is yet to be written."""
-        finished = self._kept(plan).values()
-        if plan.total is not None:
-            return out_of_space(self._place.disk, plan.total - sum(record.shard.bytes for record in finished))
         share = progress.bytes / max(1, progress.samples)
-        rest = self._contents.size - sum(record.shard.samples for record in finished)
+        rest = self._contents.size - sum(record.shard.samples for record in self._kept(plan).values())
         return out_of_space(self._place.disk, int(share * rest), about="by the samples so far about ")
 
     # --- after the last shard
@@ -286,10 +284,9 @@ class _Job:
         else:
             kind, table = "pixels" if self._encoding.decoded else kind, shard_writer.joined(records)
         place = self._place
+        put = partial(places.write, place)
         try:
-            index, ids, fingerprint = shard_writer.write_index(
-                place.write, self._split, table, contents.ids, contents.texts
-            )
+            index, ids, fingerprint = shard_writer.write_index(put, self._split, table, contents.ids, contents.texts)
             parts = tuple(
                 Part(first.fields[place] if place < len(first.fields) else known[0], tuple(known))
                 for place, known in enumerate(table.fields)
@@ -304,7 +301,7 @@ class _Job:
             )  # fmt: skip
             if self._states:
                 split = replace(split, states=self._write_states(split))
-            shard_writer.write_description(place.write, places.splits_of(place), self._split, split)
+            shard_writer.write_description(put, places.splits_of(place), self._split, split)
         except OSError as error:
             if error.errno in FULL and not isinstance(error, OutOfSpace):
                 raise out_of_space(place.disk, 2 * sum(record.rows.nbytes for record in records)) from error

@@ -157,27 +157,27 @@ class FolderPlace:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def write(self, name: str, write: Write, attempt: str = "") -> None:
-        """Write a file under a temporary name, sync it and rename it. attempt: where several write it, whose it is."""
+    def claim(self, name: str, data: bytes) -> None:
+        """Write the first file of a packing; the folder's lock is held."""
+        write(self, name, lambda file: file.write(data))
+
+    @contextmanager
+    def draft(self, name: str, attempt: str = "", after: After | None = None) -> Iterator[BinaryIO]:
+        """Give an empty file, open for reading and writing, which is synced and renamed in the end.
+
+        It is dropped where the context ends with an error.
+
+        Args:
+            name: of the file.
+            attempt: where several write it, whose it is.
+            after: called with (0, 0) now and then while the file is sent somewhere.
+        """
         path = self._file(name)
         if os.path.islink(path):
             raise CorruptShards(f"{path} is a symbolic link, which is not written through: remove it")
         os.makedirs(self._kept, exist_ok=True)
         with durably(path, os.path.join(self._kept, f"{os.path.basename(name)}{attempt}.partial")) as file:
-            write(file)
-
-    def claim(self, name: str, write: Write) -> None:
-        """Write the first file of a packing; the folder's lock is held."""
-        self.write(name, write)
-
-    @contextmanager
-    def draft(self, name: str, attempt: str, after: After) -> Iterator[int]:
-        """Give the descriptor of an empty file, open for reading and writing, which is synced and renamed in the end.
-
-        It is dropped where the context ends with an error. after: as ShardWork.write has it.
-        """
-        with durably(self._file(name), os.path.join(self._kept, f"{name}{attempt}.partial")) as file:
-            yield file.fileno()
+            yield file
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove files, as far as they are there, and the folder of what is unfinished where it is empty."""
@@ -243,36 +243,22 @@ class BucketPlace:
         except MissingObject:
             return None
 
-    def write(self, name: str, write: Write, attempt: str = "") -> None:
-        with self._temporary() as file:
-            write(file)
-            file.flush()
-            self._send(name, file.fileno())
-
-    def claim(self, name: str, write: Write) -> None:
+    def claim(self, name: str, data: bytes) -> None:
         """Write the first object of a packing, where the store can tell unless another process has done so."""
-        with self._temporary() as file:
-            write(file)
-            file.seek(0)
-            if not self._store.put_new(name, file.read()):
-                raise InvalidOption(
-                    f"another process packs into {self.path} now, or has just begun to: wait for it, or give another "
-                    "URL; the same command goes on where that one stops"
-                )
+        if not self._store.put_new(name, data):
+            raise InvalidOption(
+                f"another process packs into {self.path} now, or has just begun to: wait for it, or give another URL; "
+                "the same command goes on where that one stops"
+            )
 
     @contextmanager
-    def draft(self, name: str, attempt: str, after: After) -> Iterator[int]:
-        """Give the descriptor of an empty temporary file, which is sent in the end."""
-        with self._temporary() as file:
-            yield file.fileno()
-            self._send(name, file.fileno(), after)
-
-    @contextmanager
-    def _temporary(self) -> Iterator[BinaryIO]:
-        """Give a file without a name, which is gone with the process."""
+    def draft(self, name: str, attempt: str = "", after: After | None = None) -> Iterator[BinaryIO]:
+        """Give an empty file without a name, which is gone with the process; it is sent in the end."""
         try:
             with tempfile.TemporaryFile() as file:
                 yield file
+                file.flush()
+                self._send(name, file.fileno(), after)
         except OSError as error:
             if error.errno not in FULL or isinstance(error, PenstockError):
                 raise
@@ -299,3 +285,9 @@ class BucketPlace:
 
 
 Place = FolderPlace | BucketPlace
+
+
+def write(place: Place, name: str, write: Write, attempt: str = "") -> None:
+    """Write a file of a place, as a whole or not at all. attempt: where several write it, whose it is."""
+    with place.draft(name, attempt) as file:
+        write(file)

@@ -21,7 +21,7 @@ import penstock._native as _native
 from penstock.errors import DatasetChanged
 from penstock.packing.contents import Contents, Encoded
 from penstock.packing.encoding import Encoding, image_size
-from penstock.packing.places import After, Place, Write
+from penstock.packing.places import After, Place, Write, write
 from penstock.packing.plan import Plan, rows_name, shard_name, webdataset_key
 from penstock.sources.image_folder import IMG_EXTENSIONS
 from penstock.storage.description import FILE, Column, Shard, Split, as_json
@@ -161,8 +161,8 @@ class ShardWork:
         name, id_offset = shard_name(place.split, shard), int(self._id_offsets[samples.start])
         kind = contents.first.kind
         rows = ShardRows("<i8" if kind == "files" else label_dtype(contents))
-        with place.draft(name, attempt, after) as descriptor:
-            archive = _Archive(descriptor)
+        with place.draft(name, attempt, after) as file:
+            archive = _Archive(file.fileno())
             for sample in samples:
                 before, length = archive.size, len(contents.ids[sample])
                 files = self.encoding.encoded(contents, sample)
@@ -177,7 +177,7 @@ class ShardWork:
                 after(archive.size - before, 1)
             archive.append(END)
             record = rows.record(Shard(name, archive.size, archive.crc32c, len(samples)))
-            place.write(rows_name(place.split, shard), record.write, attempt)
+            write(place, rows_name(place.split, shard), record.write, attempt)
         return record
 
     def _check_unchanged(self, sample: int) -> None:

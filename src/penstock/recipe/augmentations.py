@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.recipe import drawing, effects
-from penstock.recipe.effects import recipe_of
+from penstock.recipe import drawing, installed
 from penstock.recipe.geometry import tensor_of
+from penstock.recipe.installed import recipe_of
 from penstock.recipe.resampling import interpolation_of
 from penstock.recipe.torchvision import Known, changed, flatten, is_v1, low_high, refuse, run
 
@@ -27,7 +27,7 @@ def add(reader: Any, transform: Any) -> None:
     """Add an augmentation of a known class to what a Reader has. Raises Refused."""
     if not reader.is_pil():
         refuse(transform, "the native core has it for PIL images alone", "it before the conversion to a tensor")
-    if not effects.draws_alike():
+    if not installed.draws_alike():
         refuse(transform, "this torch draws in another way", "another torch")
     described = reader.known(transform).describe(transform, reader)
     reader.add_operation(transform, "augment", op="Augment", name=type(transform).__name__, augmentation=described)
@@ -54,7 +54,7 @@ def look_of(transform: Any, reader: Any) -> dict[str, Any]:
 def require(transform: Any, *names: str) -> None:
     """Refuse a transform unless the installed Pillow has these effects as the native core does."""
     for name in names:
-        if not effects.reproduced(name):
+        if not installed.effect_alike(name):
             refuse(transform, f"the effect {name!r} of this Pillow is not reproduced natively", "another Pillow")
 
 
@@ -147,7 +147,7 @@ def _erasing(reader: Any, transform: Any) -> None:
     dot = reader.dot()
     if not isinstance(dot, torch.Tensor):
         refuse(transform, "the native core erases parts of tensors alone", "it after the conversion to a tensor")
-    if not effects.draws_alike():
+    if not installed.draws_alike():
         refuse(transform, "this torch draws in another way", "another torch")
     given = transform.value
     if given is None or isinstance(given, str):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.recipe import effects
+from penstock.recipe import installed
 from penstock.recipe.augmentations import add, look_of, require
 from penstock.recipe.drawing import of_operation
 from penstock.recipe.torchvision import AUTOMATIC, V2, Known, is_int, is_v1, refuse, run
@@ -62,7 +62,7 @@ def _choices(transform: Any, bins: int) -> dict[str, dict[str, Any]]:
             share = _MOST_SHIFT
             sides = {"TranslateX": (48, 331), "TranslateY": (32, 224)}.get(name, ())
             linear = [torch.linspace(0.0, share * side, bins).tolist() for side in sides]
-            if linear != [space[name][0] for space in spaces] or not effects.magnitudes_alike(share, bins):
+            if linear != [space[name][0] for space in spaces] or not installed.magnitudes_alike(share, bins):
                 refuse(transform, f"the magnitudes of {name} are not reproduced natively", "another torchvision")
             magnitudes = []
         choices[name] = {"operation": name, "magnitudes": magnitudes, "share": share, "signed": bool(signed)}

@@ -68,8 +68,6 @@ class Run:
     """Rows and columns that each operation adds before it crops."""
     remakes: bool
     """The result, a PIL image, is never the given image itself."""
-    foreign_draws: bool
-    """Generators of Python's and NumPy's are drawn from."""
     learned: dict[Any, bool | None] = field(default_factory=dict)
     """How torch laid out the channels of a tensor that was cropped or resized, by what was done to it."""
 
@@ -111,7 +109,7 @@ class Run:
 
         draw: returns what has been drawn for each operation, as the native core takes it.
         """
-        marked = drawing.mark(foreign=self.foreign_draws) if any(self.draws) else None
+        marked = drawing.mark() if any(self.draws) else None
         key, interleaved = None, None
         try:
             draws = draw()
@@ -258,7 +256,6 @@ def read_run(transforms: Sequence[Any], mode: str) -> Run | None:
         moves,
         tuple(_padding(operation) for operation in operations),
         any(operation["op"] == "RandomResizedCrop" for operation in operations),
-        reader.draws_elsewhere,
     )
 
 

@@ -5,7 +5,7 @@ What a transform makes of each value is learned from a small picture that it is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from penstock.errors import InvalidOption
 from penstock.recipe.torchvision import V1, Known, classes, refuse, run, shown
 
 # --- small pictures ---------------------------------------------------------------------------------------------------
@@ -87,55 +88,90 @@ def _grayscale(reader: Any, transform: Any) -> None:
     reader.values = [ramp_of(mode), *(Image.new(mode, (1, 1)) for _ in reader.values[1:])]
 
 
+# --- the inverse of a conversion, from its elements back to the pixels, bit for bit -----------------------------------
+
+#: By an element's size in bytes: the integer dtype that holds its bits.
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Inverse:
+    """Finds the pixel value of which a table makes each element. Any number of threads may call it.
+
+    Args:
+        table: what each pixel value becomes: (channels, 256) of a floating-point dtype of 2, 4 or 8 bytes, on the CPU.
+
+    Raises:
+        ValueError: another dtype, or two pixel values become one element.
+    """
+
+    def __init__(self, table: torch.Tensor) -> None:
+        if not table.is_floating_point() or table.element_size() not in _BITS:
+            raise ValueError(f"a table of {table.dtype} stands for no pixels")
+        self._dtype = table.dtype
+        self._sorted, order = _bits(table).sort(dim=1)
+        if (self._sorted[:, 1:] == self._sorted[:, :-1]).any():
+            raise ValueError("two pixel values become one element")
+        self._pixels = order.to(torch.uint8)
+
+    def __call__(self, elements: torch.Tensor) -> torch.Tensor:
+        """Return the pixels of elements of shape (channels, ...): uint8 of that shape.
+
+        Raises:
+            ValueError: another dtype or number of channels, or an element that the table does not make.
+        """
+        channels = len(self._sorted)
+        if elements.dtype != self._dtype or elements.ndim < 2 or len(elements) != channels:
+            shape = tuple(elements.shape)
+            raise ValueError(f"{elements.dtype} of shape {shape}, not {self._dtype} of {channels} channels")
+        bits = _bits(elements).reshape(channels, -1)
+        places = torch.searchsorted(self._sorted, bits).clamp_(max=255)
+        if not torch.equal(self._sorted.gather(1, places), bits):
+            raise ValueError("an element that no pixel value becomes")
+        return self._pixels.gather(1, places).reshape(elements.shape)
+
+
+def _bits(elements: torch.Tensor) -> torch.Tensor:
+    plain = elements.detach().as_subclass(torch.Tensor)
+    return plain.contiguous().view(_BITS[plain.element_size()])
+
+
+def refuse_pixels(batch: Any) -> None:
+    """Raise InvalidOption for a batch that is uint8 after its conversion, which the device would convert once more."""
+    first = batch[0] if isinstance(batch, list) else batch
+    if isinstance(first, torch.Tensor) and first.dtype == torch.uint8:
+        raise InvalidOption(
+            "the dataset's transform now gives pixels another conversion than the one that the device was told of when "
+            "this pass began; begin a new pass after such a change, or give device=None"
+        )
+
+
 # --- the preprocessing of torchvision's weights -----------------------------------------------------------------------
 
-_Steps = list[tuple[str, dict[str, Any]]]
-_TO_FLOAT: _Steps = [("PILToTensor", {}), ("ConvertImageDtype", {"dtype": torch.float32})]
-
-
-def _resize(preset: Any) -> _Steps:
-    named = {"size": preset.resize_size, "interpolation": preset.interpolation, "antialias": preset.antialias}
-    return [("Resize", named)]
-
-
-def _normalize(preset: Any) -> _Steps:
-    return [("Normalize", {"mean": preset.mean, "std": preset.std})]
-
-
-def _classification(preset: Any) -> _Steps:
-    return [*_resize(preset), ("CenterCrop", {"size": preset.crop_size}), *_TO_FLOAT, *_normalize(preset)]
-
-
-def _segmentation(preset: Any) -> _Steps:
-    return [*(_resize(preset) if preset.resize_size is not None else ()), *_TO_FLOAT, *_normalize(preset)]
-
-
-#: By the names of the classes in torchvision.transforms._presets: the names and arguments of the first generation's
-#: transforms that come one after the other.
-PRESETS: dict[str, Callable[[Any], _Steps]] = {
-    "ImageClassification": _classification,
-    "SemanticSegmentation": _segmentation,
-    "ObjectDetection": lambda _: _TO_FLOAT,
-}
+PRESETS = ("ImageClassification", "SemanticSegmentation", "ObjectDetection")
+"""The names of the classes in torchvision.transforms._presets."""
 
 
 def _preset(reader: Any, transform: Any) -> None:
     """Add what the preprocessing of torchvision's weights does, transform by transform."""
-    for step in _steps_of(transform):
-        if reader.is_pil() or type(step) not in classes("PILToTensor"):
-            reader.add(step)
-
-
-def _steps_of(preset: Any) -> Iterator[Any]:
-    for name, arguments in PRESETS[type(preset).__name__](preset):
-        kind = next(iter(classes(name, V1)), None)
+    for name, arguments in _steps_of(transform):
+        kind: Any = next(iter(classes(name, V1)), None)
         if kind is None:
-            refuse(preset, f"{V1}.{name} was replaced", "the class as it is")
-        yield run(preset, partial(_made, kind), arguments)
+            refuse(transform, f"{V1}.{name} was replaced", "the class as it is")
+        if reader.is_pil() or name != "PILToTensor":
+            reader.add(run(transform, lambda make: make(), partial(kind, **arguments)))
 
 
-def _made(kind: Callable[..., Any], named: dict[str, Any]) -> Any:
-    return kind(**named)
+def _steps_of(preset: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the names and arguments of the first generation's transforms that a preset is."""
+    given = vars(preset)
+    if given.get("resize_size") is not None:
+        yield "Resize", {"size": preset.resize_size} | {name: given[name] for name in ("interpolation", "antialias")}
+    if "crop_size" in given:
+        yield "CenterCrop", {"size": preset.crop_size}
+    yield "PILToTensor", {}
+    yield "ConvertImageDtype", {"dtype": torch.float32}
+    if "mean" in given:
+        yield "Normalize", {"mean": preset.mean, "std": preset.std}
 
 
 _POINTWISE = ("PILToTensor", "ToImage", "ToPureTensor", "ToDtype", "ConvertImageDtype", "Normalize", "Identity")

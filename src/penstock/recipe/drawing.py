@@ -23,8 +23,7 @@ import torch
 
 import penstock._native as _native
 from penstock.recipe.torchvision import V1, V2
-from penstock.system.process_lock import ProcessLock
-from penstock.system.randomness import generator_states, restore_generators
+from penstock.system.locks import ProcessLock
 
 _MASK = 0xFFFFFFFFFFFFFFFF
 
@@ -72,26 +71,19 @@ def beside_others() -> Iterator[None]:
         _this_thread.beside_others = before
 
 
-def mark(*, foreign: bool = False) -> Any:
+def mark() -> Any:
     """Return what rewind() needs to have everything drawn from now on drawn once more.
 
     None: nothing can be drawn once more, as other threads have drawn from the generator meanwhile.
-
-    foreign: transforms draw from the global generators of Python and NumPy, too.
     """
     draws = _this_thread.draws
-    if _this_thread.beside_others and (foreign or draws is None):
-        return None
-    if foreign:
-        return generator_states(), None if draws is None else draws.count
-    return torch.get_rng_state() if draws is None else draws.count
+    if draws is not None:
+        return draws.count
+    return None if _this_thread.beside_others else torch.get_rng_state()
 
 
 def rewind(marked: Any) -> None:
     """Have everything that was drawn since mark() drawn once more, where that can be."""
-    if isinstance(marked, tuple):
-        restore_generators(marked[0])
-        marked = marked[1]
     if marked is None:
         return
     if _this_thread.draws is None:

@@ -18,7 +18,7 @@ import torch
 from PIL import Image, ImageFile, JpegImagePlugin
 
 import penstock._native as _native
-from penstock.recipe.jpeg_pixels import decoded_alike
+from penstock.recipe.installed import decoded_alike
 from penstock.recipe.originals import replaced_in_opening
 
 #: The attribute that holds the memory of an image's pixels.

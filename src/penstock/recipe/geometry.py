@@ -140,28 +140,25 @@ def _crop_drawn_by_v2(transform: Any, height: int, width: int) -> Any:
 
 def _keyed_resized_crop_of_v1(draws: _native.SampleDraws, original: Any, img: Any, scale: Any, ratio: Any) -> Any:
     _, height, width = original.__globals__["F"].get_dimensions(img)
-    return _box(draws, scale, ratio, height, width) or original(img, scale, ratio)
+    return _drawn(draws.resized_crop, *scale, *ratio, height, width) or original(img, scale, ratio)
 
 
-def _box(draws: _native.SampleDraws, scale: Any, ratio: Any, height: int, width: int) -> Any:
+def _drawn(draw: Callable[..., Any], *given: Any) -> Any:
     """Return (top, left, height, width), None for what a recipe would refuse."""
-    if len(scale) != 2 or len(ratio) != 2 or not all(isinstance(number, int | float) for number in (*scale, *ratio)):
+    try:
+        return draw(*given)
+    except TypeError:
         return None
-    least, most, narrow, wide = map(float, (*scale, *ratio))
-    return draws.resized_crop(least, most, narrow, wide, height, width)
 
 
 def _keyed_crop_of_v1(draws: _native.SampleDraws, original: Any, img: Any, output_size: Any) -> Any:
     _, height, width = original.__globals__["F"].get_dimensions(img)
-    crop_height, crop_width = output_size
-    whole = all(isinstance(side, int) for side in (crop_height, crop_width))
-    drawn = draws.crop(crop_height, crop_width, height, width) if whole else None
-    return drawn or original(img, output_size)
+    return _drawn(draws.crop, *output_size, height, width) or original(img, output_size)
 
 
 def _keyed_resized_crop_of_v2(draws: _native.SampleDraws, original: Any, self: Any, flat_inputs: list[Any]) -> Any:
     height, width = original.__globals__["query_size"](flat_inputs)
-    drawn = _box(draws, self.scale, self.ratio, height, width)
+    drawn = _drawn(draws.resized_crop, *self.scale, *self.ratio, height, width)
     if drawn is None:
         return original(self, flat_inputs)
     return dict(zip(("top", "left", "height", "width"), drawn, strict=True))
@@ -175,8 +172,7 @@ def _keyed_crop_of_v2(draws: _native.SampleDraws, original: Any, self: Any, flat
     more_y = max(0, crop_height - height) if self.pad_if_needed else 0
     more_x = max(0, crop_width - width) if self.pad_if_needed else 0
     height, width = height + 2 * more_y, width + 2 * more_x
-    whole = all(isinstance(side, int) for side in (crop_height, crop_width, height, width))
-    drawn = draws.crop(crop_height, crop_width, height, width) if whole else None
+    drawn = _drawn(draws.crop, crop_height, crop_width, height, width)
     if drawn is None:
         return original(self, flat_inputs)
     padding = [left + more_x, top + more_y, right + more_x, bottom + more_y]

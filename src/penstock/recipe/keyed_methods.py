@@ -19,8 +19,8 @@ import penstock._native as _native
 from penstock.recipe import drawing
 from penstock.recipe.originals import add_methods
 from penstock.recipe.patches import Lease, Patches
+from penstock.recipe.reader import TRANSFORMS
 from penstock.recipe.torchvision import V2
-from penstock.recipe.transforms import TRANSFORMS
 
 #: What is keyed of torchvision's transforms that the native core does not do.
 _BY_TORCH = {
@@ -30,8 +30,6 @@ _BY_TORCH = {
     "RandomOrder": {(V2, "forward"): drawing.of_operation},
 }
 _KEYED = {name: known.keyed for name, known in TRANSFORMS.items()} | _BY_TORCH
-_met: set[str] = set()
-"""The modules that were imported when the hooks were put there last."""
 
 
 @contextmanager
@@ -41,14 +39,7 @@ def of_sample(seed: int, epoch: int, sample: int, position: int) -> Iterator[Non
         yield
 
 
-def hook() -> None:
-    """Put the hooks into what of torchvision was imported since the lease on HOOKS began."""
-    if any(module in sys.modules for module in _METHODS.keys() - _met):
-        HOOKS.meet()
-
-
 def _find(patches: Patches) -> None:
-    _met.update(_METHODS.keys() & sys.modules.keys())
     for module, rows in _METHODS.items():
         made = ((module, kind, method, partial(_hook_before, instead)) for kind, method, instead in rows)
         add_methods(patches, made, drawing.is_keyed)

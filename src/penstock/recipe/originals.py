@@ -5,17 +5,21 @@ transform or dataset. The native core would then not do what the program wants, 
 lies deeper in these packages is not looked at. A function counts as its package's own if its globals are those of the
 package: this does not depend on whether Penstock or the program was imported first, and a mock never does.
 
-A function of Penstock's own passes for the one that it stands in for (patches.py). Answers are kept until the next pass
-begins: what is replaced in the middle of a pass is seen by the next one.
+A function of Penstock's own passes for the one that it stands in for (patches.py). What is replaced in the middle of a
+pass is seen by the next one. Objects that are the same as before are not looked at again.
 """
 
 from __future__ import annotations
 
+import enum
+import functools
+import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any
 
+import numpy as np
 import torch
 
 from penstock.recipe.patches import Patches, stood_for
@@ -26,13 +30,18 @@ READING = "__getitem__ __getitems__ __len__ __getattr__ __getattribute__ _sample
 #: The methods of a transform that decide what it does to an image.
 _TRANSFORMING = "__call__ forward transform make_params get_params"
 
-#: By question: the answers of this pass.
-_answers: dict[Any, Refusal | None] = {}
+#: By question: the pass, the functions that were found, and the answer.
+_answers: dict[Any, tuple[object, list[Any], Refusal | None]] = {}
+_pass = object()
+_MOST_ANSWERS = 1000
 
 
 def look_again() -> None:
-    """Forget all answers, as a pass begins."""
-    _answers.clear()
+    """Have each question answered anew, as a pass begins."""
+    global _pass
+    _pass = object()
+    if len(_answers) > _MOST_ANSWERS:  # of classes that a program makes again and again
+        _answers.clear()
 
 
 HOOKED = Refusal("torch.nn.Module", "it has hooks for the modules of all classes", "no global module hooks")
@@ -45,10 +54,6 @@ def hooked() -> bool:
 
 def replaced_in_opening() -> Refusal | None:
     """Return which function that opens image files was replaced, or None."""
-    return _once("opening", _replaced_in_opening)
-
-
-def _replaced_in_opening() -> Refusal | None:
     image, plugin = sys.modules.get("PIL.Image"), sys.modules.get("PIL.JpegImagePlugin")
     if image is not None and plugin is not None:
         given = image.OPEN.get("JPEG")
@@ -59,17 +64,12 @@ def _replaced_in_opening() -> Refusal | None:
 
 def replaced_in(module: str, names: str) -> Refusal | None:
     """Return which of these functions of a module was replaced, or None."""
-    return _once(
-        (module, names), lambda: _replaced([sys.modules[module]] if module in sys.modules else [], names.split())
-    )
+    return _answered((module, names), [sys.modules.get(module)])
 
 
 def replaced_in_class(kind: type, names: str = _TRANSFORMING) -> Refusal | None:
     """Return which of these methods of a class of a package's own, or of its bases, was replaced, or None."""
-    return _once(
-        (kind, names),
-        lambda: _replaced([base for base in kind.__mro__ if _root(base.__module__) != "builtins"], names.split()),
-    )
+    return _answered((kind, names), kind.__mro__)
 
 
 def own_class(module: str, name: str) -> Any:
@@ -97,13 +97,18 @@ def add_methods(patches: Patches, rows: Iterable[Row], active: Callable[[], bool
             patches.add(kind, method, make, active)
 
 
-def _once(question: Any, answer: Callable[[], Refusal | None]) -> Refusal | None:
-    """Return an answer that is found out once a pass."""
-    try:
-        return _answers[question]
-    except KeyError:
-        found = _answers[question] = answer()
-        return found
+def _answered(question: tuple[Any, str], holders: Iterable[Any]) -> Refusal | None:
+    """Return which function of these names was replaced in modules or classes; it is looked for once a pass."""
+    known, before, answer = _answers.get(question, (None, (), None))
+    if known is _pass:
+        return answer
+    names = question[1].split()
+    owners = [one for one in holders if one is not None and getattr(one, "__module__", "") != "builtins"]
+    found = [vars(owner).get(name) for owner in owners for name in names]
+    if len(before) != len(found) or any(map(operator.is_not, before, found)):
+        answer = _replaced(owners, names)
+    _answers[question] = _pass, found, answer
+    return answer
 
 
 def _replaced(holders: Iterable[Any], names: Sequence[str]) -> Refusal | None:
@@ -151,3 +156,78 @@ def _described(value: Any) -> str:
     if type(value) is FunctionType:
         return f"{value.__globals__.get('__name__', '?')}.{value.__code__.co_qualname}"
     return f"a {type(value).__module__}.{type(value).__qualname__}"
+
+
+# --- what the attributes of an object were, so that a later change of any of them is noticed --------------------------
+
+_VALUES = (
+    *(bool, int, float, complex, str, bytes, type(None), type, enum.Enum, torch.dtype, torch.device, np.generic),
+    *(FunctionType, functools.partial),
+)
+
+
+class AttributeState:
+    """What the attributes of an object were, and what lists, tensors and arrays in them held.
+
+    Args:
+        owner: the object, which is not kept alive.
+        without: the name of an attribute that does not count.
+
+    Attributes:
+        objects: what the attributes hold beside plain values, containers of them, tensors and arrays: objects, which
+            count as the same while they are the same object.
+        fixed: the attributes hold no array, and every change of a tensor can be noticed.
+    """
+
+    def __init__(self, owner: object, without: str | None = None) -> None:
+        self.objects: list[Any] = []
+        self.fixed = True
+        self._without = without
+        self._empty: list[Any] = []  # most containers are: the hooks of a module
+        self._containers: list[tuple[Any, Any]] = []
+        self._versions: list[tuple[torch.Tensor, int]] = []
+        self._arrays: list[tuple[np.ndarray, np.ndarray]] = []
+        self._attributes = dict(self._attributes_of(owner))
+        for value in self._attributes.values():
+            self._note(value)
+
+    def same(self, owner: object) -> bool:
+        """Return whether the attributes are what they were."""
+        try:
+            if self._attributes_of(owner) != self._attributes or any(self._empty):
+                return False
+            for container, copy in self._containers:
+                if container != copy:
+                    return False
+            for tensor, version in self._versions:
+                if tensor._version != version:
+                    return False
+            return all(np.array_equal(array, copy) for array, copy in self._arrays) if self._arrays else True
+        except Exception:  # of a comparison
+            return False
+
+    def _attributes_of(self, owner: object) -> dict[str, Any]:
+        attributes: dict[str, Any] = getattr(owner, "__dict__", {})
+        if self._without is None:
+            return attributes
+        return {name: value for name, value in attributes.items() if name != self._without}
+
+    def _note(self, value: Any) -> None:
+        """Note what a value is, and what is in it."""
+        if isinstance(value, torch.Tensor):
+            if value.is_inference():
+                self.fixed = False
+            else:
+                self._versions.append((value, value._version))
+        elif isinstance(value, np.ndarray):
+            self.fixed = False
+            self._arrays.append((value, value.copy()))
+        elif isinstance(value, list | tuple | set | dict):
+            if not value:
+                self._empty.append(value)
+            elif not isinstance(value, tuple):
+                self._containers.append((value, value.copy()))
+            for item in value.values() if isinstance(value, dict) else value:
+                self._note(item)
+        elif not isinstance(value, _VALUES):
+            self.objects.append(value)

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import compress
 from types import FunctionType, ModuleType
 from typing import Any
 
 from torch.compiler import is_dynamo_compiling
 
-from penstock.system.process_lock import ProcessLock
+from penstock import call_counts
+from penstock.call_counts import CallMeter
+from penstock.system.locks import ProcessLock
 
 #: Packages whose modules are not searched for functions that they have imported by name.
 _NOT_SEARCHED = frozenset({*sys.stdlib_module_names, "numpy", "torch"}) - {"__main__"}
@@ -39,7 +43,6 @@ def standing_in(
     code = made.__code__.replace(
         co_filename=theirs.co_filename,
         co_firstlineno=theirs.co_firstlineno,
-        co_linetable=_first_line(len(made.__code__.co_code) // 2),
         co_name=theirs.co_name,
         co_qualname=theirs.co_qualname,
     )
@@ -49,14 +52,6 @@ def standing_in(
     if home is not None:
         made.__module__, made.__qualname__ = home
     return made
-
-
-def _first_line(units: int) -> bytes:
-    """Return the location table of as many code units that are all of the first line, with no columns.
-
-    An entry is 1 bit, 4 bits (13: no columns), 3 bits (units, less one) and the line's delta (CPython's locations.md).
-    """
-    return b"".join(bytes((0x80 | 13 << 3 | min(8, units - begin) - 1, 0)) for begin in range(0, units, 8))
 
 
 def _choosing(original: Any, instead: Any, active: Any, compiling: Any) -> Any:
@@ -90,6 +85,7 @@ class Patches:
         self._functions: dict[int, tuple[Any, Any]] = {}
         self._searched: set[str] = set()
         self._modules = 0
+        self._met = 0
 
     def __contains__(self, attribute: tuple[Any, str]) -> bool:
         return attribute in self._added
@@ -152,8 +148,13 @@ class Patches:
                     if id(value) in self._functions:
                         self._add(sys.modules[module], name, *self._functions[id(value)])
 
-    def meet(self) -> None:
+    def meet_imported(self) -> None:
         """Set what was imported since the lease began that the caller holds."""
+        if len(sys.modules) != self._met:
+            self._meet()
+
+    def _meet(self) -> None:
+        self._met = len(sys.modules)
         with self._lock:
             self._find(self)
             self._search()
@@ -162,7 +163,7 @@ class Patches:
     def begin(self, lease: int) -> None:
         """Set the attributes until the lease of this number ends."""
         self._leases.add(lease)
-        self.meet()
+        self._meet()
 
     def end(self, lease: int) -> None:
         """Put the originals back where no other lease is open. A garbage collection in any line may call this."""
@@ -202,20 +203,17 @@ def _attribute(owner: Any, name: str) -> Any:
 class Lease:
     """Keeps attributes set until it is closed or dropped; as a context manager, within the block."""
 
-    __slots__ = ("_modules", "_patches")
+    __slots__ = ("_patches",)
 
     def __init__(self, *patches: Patches) -> None:
         self._patches = patches
-        self._modules = len(sys.modules)
         for one in patches:
             one.begin(id(self))
 
     def meet(self) -> None:
         """Set the attributes of modules that were imported meanwhile."""
-        if len(sys.modules) != self._modules:
-            self._modules = len(sys.modules)
-            for one in self._patches:
-                one.meet()
+        for one in self._patches:
+            one.meet_imported()
 
     def close(self) -> None:
         """End the lease. A second call does nothing."""
@@ -230,3 +228,41 @@ class Lease:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+# --- which threads and processes work for a loader: there calls of the user's code are answered natively --------------
+
+
+class _ThreadState(threading.local):
+    native = False
+    """Whether this thread works for a loader."""
+
+
+this_thread = _ThreadState()
+
+
+def works_here() -> bool:
+    """Return whether the calling thread works for a loader."""
+    return this_thread.native
+
+
+@contextmanager
+def working(calls: CallMeter | None = None) -> Iterator[None]:
+    """Let this thread work for a loader: calls are answered natively while a lease on the functions is open.
+
+    Args:
+        calls: counts them for the loader that the thread works for.
+    """
+    counting = call_counts.this_thread
+    before, sink = this_thread.native, counting.sink
+    try:
+        this_thread.native = True
+        counting.sink = None if calls is None else calls.of_this_thread()
+        yield
+    finally:
+        this_thread.native, counting.sink = before, sink
+
+
+def work_in_this_process() -> None:
+    """Do so in all threads, for the life of a process that is a loader's own."""
+    _ThreadState.native = this_thread.native = True

@@ -11,6 +11,7 @@ Penstock does not import torchvision: a program that has one of its transforms h
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,15 +19,22 @@ from PIL import Image
 from torch.utils.data import default_collate
 
 import penstock._native as _native
-from penstock.recipe.conversions import bytes_of, channels_of, means_itself, plain, ramp_of
-from penstock.recipe.inverse import Inverse
+from penstock.errors import InvalidOption
+from penstock.recipe import augmentations, automatic, conversions, geometry
+from penstock.recipe.conversions import Inverse, bytes_of, channels_of, means_itself, plain, ramp_of
 from penstock.recipe.originals import HOOKED, hooked
-from penstock.recipe.recipe import DRAWING, Recipe
-from penstock.recipe.steps import Refusal, Step
-from penstock.recipe.timm_transforms import TRANSFORMS as TIMM
-from penstock.recipe.timm_transforms import timm_classes
+from penstock.recipe.steps import DRAWING, Recipe, Refusal, Step
 from penstock.recipe.torchvision import V2, Draw, Known, Refused, changed, classes, flatten, is_v1, refuse, run, shown
-from penstock.recipe.transforms import TRANSFORMS
+
+TRANSFORMS: dict[str, Known] = {
+    **geometry.TRANSFORMS,
+    **augmentations.TRANSFORMS,
+    **automatic.TRANSFORMS,
+    **conversions.TRANSFORMS,
+}
+"""The transforms that are known, by the names of torchvision's classes of both generations; each has one home."""
+#: Those of timm's, which convert.
+_OF_TIMM = ("MaybeToTensor", "MaybePILToTensor", "ToTensor")
 
 
 def read(transform: object, *, mode: str, size: tuple[int, int] | None = None, raw: bool = False) -> Recipe | Refusal:
@@ -55,6 +63,43 @@ def read(transform: object, *, mode: str, size: tuple[int, int] | None = None, r
         return refused.refusal
 
 
+class Views:
+    """A transform that makes several views of an image, as SimCLR, DINO and their like train on.
+
+    Called with an image it returns the list of what each of its transforms makes of that image. Where the native core
+    knows all of them, each image is decoded once for all its views, as far as they need it.
+
+    Args:
+        transforms: called with the image, in turn; one may be there several times.
+
+    Raises:
+        InvalidOption: there is no transform.
+    """
+
+    def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
+        self.transforms = list(transforms)
+        if not self.transforms:
+            raise InvalidOption("Views([]) makes no view: give it at least one transform")
+
+    def __call__(self, image: Any) -> list[Any]:
+        return [transform(image) for transform in self.transforms]
+
+    def __repr__(self) -> str:
+        lines = "".join(f"\n{transform},".replace("\n", "\n    ") for transform in self.transforms)
+        return f"Views([{lines}\n])"
+
+
+def read_views(views: Views, *, mode: str) -> tuple[Recipe, ...] | Refusal:
+    """Return the native recipe of each view, or why one of them has none. mode: as for reader.read()."""
+    recipes: list[Recipe] = []
+    for transform in views.transforms:
+        found = read(transform, mode=mode)
+        if isinstance(found, Refusal):
+            return found
+        recipes.append(found)
+    return tuple(recipes)
+
+
 class Reader:
     """Follows one pipeline from the PIL image to its end."""
 
@@ -66,7 +111,6 @@ class Reader:
         self.operations: list[dict[str, Any]] = []
         self.draws: list[Draw | None] = []
         """For each operation, what has torchvision draw its parameters; None: it has none."""
-        self.draws_elsewhere = False  # from generators of Python's and NumPy's, too
         self.steps: list[Step] = []
         self.values: list[Any] = [ramp_of(mode)]
         """What the pipeline so far makes of each pixel value (first) and of the colour of each padding (the rest)."""
@@ -215,8 +259,8 @@ class Reader:
 
 def known_transforms() -> dict[type, Known]:
     """Return what is known of each class of transform that is imported."""
-    own = {kind: known for name, known in TRANSFORMS.items() for kind in classes(name)}
-    return own | {kind: known for name, known in TIMM.items() for kind in timm_classes(name)}
+    timm = {kind: Known(conversions.pointwise) for name in _OF_TIMM for kind in classes(name, "timm.data.transforms")}
+    return timm | {kind: known for name, known in TRANSFORMS.items() for kind in classes(name)}
 
 
 def unknown(transform: object) -> Refusal:

@@ -12,8 +12,8 @@ from PIL import Image
 from torch.nn.functional import interpolate
 
 import penstock._native as _native
-from penstock.recipe.effects import noise
-from penstock.recipe.torchvision import is_v1, names_interpolations, refuse
+from penstock.recipe.installed import noise
+from penstock.recipe.torchvision import is_v1, refuse
 
 # PIL.Image.Resampling, which both generations of transforms accept as integers; Pillow does its box and Hamming itself.
 FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
@@ -23,8 +23,7 @@ def interpolation_of(transform: Any) -> str:
     """Return the name of a transform's interpolation, as torchvision has it. Raises Refused."""
     given = transform.interpolation
     name = FILTERS.get(given) if isinstance(given, int) else getattr(given, "value", given)
-    named = isinstance(given, str) and (is_v1(transform) or not names_interpolations())
-    if named or name not in {*FILTERS.values(), "nearest-exact"}:
+    if (isinstance(given, str) and is_v1(transform)) or name not in {*FILTERS.values(), "nearest-exact"}:
         refuse(transform, f"interpolation={given!r}", "NEAREST, BILINEAR, BICUBIC or LANCZOS of InterpolationMode")
     return str(name)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,9 +16,9 @@ from PIL import Image
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from penstock.recipe import drawing
-from penstock.recipe.composed_run import REFUSED, Run, read_run
+from penstock.recipe.composed_run import REFUSED, Run, called, read_run
+from penstock.recipe.reader import TRANSFORMS
 from penstock.recipe.torchvision import V2, classes
-from penstock.recipe.transforms import TRANSFORMS
 
 #: The packages whose values torchvision's kernels change without a program's own code.
 _KNOWN_PACKAGES = ("torch", "torchvision", "PIL", "numpy")
@@ -50,71 +49,53 @@ def find_picture(value: Any) -> tuple[list[Any], Any, int] | None:
     return None if place is None else (leaves, spec, place)
 
 
-@dataclass(frozen=True)
-class SampleRun:
-    """Known transforms that follow each other, on samples with a PIL image."""
+def run_sample(run: Run, sample: Any, transforms: Sequence[Any]) -> Any:
+    """Return the sample that the transforms make; or REFUSED, and torch's generator is as it was, as of a Run.
 
-    run: Run
-    """What is done to the image."""
-
-    @property
-    def length(self) -> int:
-        """The number of transforms."""
-        return self.run.length
-
-    @property
-    def mode(self) -> str | None:
-        """The mode of the image that results; None: it is a tensor."""
-        return self.run.mode
-
-    def __call__(self, sample: Any, transforms: Sequence[Any]) -> Any:
-        """Return the sample that the transforms make; or REFUSED, and torch's generator is as it was, as of a Run.
-
+    Args:
+        run: what is done to the image.
         transforms: those that the run was read from.
-        """
-        found = find_picture(sample)
-        if found is None:
-            return REFUSED
-        leaves, spec, place = found
-        image = leaves[place]
-        sizes = self.run.sizes(image)
-        if not sizes:
-            return REFUSED
-        leaves = list(leaves)
+    """
+    found = find_picture(sample)
+    if found is None:
+        return REFUSED
+    leaves, spec, place = found
+    image = leaves[place]
+    sizes = run.sizes(image)
+    if not sizes:
+        return REFUSED
+    leaves = list(leaves)
+    done, key = run.attempt(image, sizes, lambda: _drawn(run, leaves, place, sizes, transforms))
+    if done is not REFUSED:
+        leaves[place] = done
+        return tree_unflatten(leaves, spec)
+    if key is None:
+        return REFUSED
+    result = called(transforms, sample, type(sample) is tuple and len(sample) > 1)  # torchvision flattens both alike
+    run.learn(key, tree_flatten(result)[0][place])
+    return result
 
-        def draw() -> list[Any]:
-            return self._drawn(leaves, place, sizes, transforms)
 
-        done, key = self.run.attempt(image, sizes, draw)
-        if done is not REFUSED:
-            leaves[place] = done
-            return tree_unflatten(leaves, spec)
-        if key is None:
-            return REFUSED
-        result = _called(transforms, sample)
-        self.run.learn(key, tree_flatten(result)[0][place])
-        return result
-
-    def _drawn(self, leaves: list[Any], place: int, sizes: Sequence[Any], transforms: Sequence[Any]) -> list[Any]:
-        """Draw for all operations on the image, and do the transforms to the other values of a sample in place."""
-        draws: list[Any] = []
-        for part, transform in zip(self.run.parts, transforms, strict=True):
-            transform.check_inputs(leaves)
-            if part.operation == "Augment":
-                own = self.run.draws[part.operations]
-                if own is None or any(map(_has_colours, leaves[:place] + leaves[place + 1 :])):
-                    raise _Unlike
-                draws.append(own(*sizes[part.operations]))
-            elif part.operation == "RandomFlip":
-                draws.append(drawing.flips(transform.p))
-                if draws[-1]:
-                    _change(transform, leaves, place)
-            else:
-                drawn = _change(transform, leaves, place)
-                if part.operation is not None:
-                    draws.append(tuple(drawn[side] for side in ("top", "left", "height", "width")) if drawn else None)
-            leaves[place] = _stand_in(part.result, *sizes[part.operations + (part.operation is not None)])
-        return draws
+def _drawn(run: Run, leaves: list[Any], place: int, sizes: Sequence[Any], transforms: Sequence[Any]) -> list[Any]:
+    """Draw for all operations on the image, and do the transforms to the other values of a sample in place."""
+    draws: list[Any] = []
+    for part, transform in zip(run.parts, transforms, strict=True):
+        transform.check_inputs(leaves)
+        if part.operation == "Augment":
+            own = run.draws[part.operations]
+            if own is None or any(map(_has_colours, leaves[:place] + leaves[place + 1 :])):
+                raise _Unlike
+            draws.append(own(*sizes[part.operations]))
+        elif part.operation == "RandomFlip":
+            draws.append(drawing.flips(transform.p))
+            if draws[-1]:
+                _change(transform, leaves, place)
+        else:
+            drawn = _change(transform, leaves, place)
+            if part.operation is not None:
+                draws.append(tuple(drawn[side] for side in ("top", "left", "height", "width")) if drawn else None)
+        leaves[place] = _stand_in(part.result, *sizes[part.operations + (part.operation is not None)])
+    return draws
 
 
 def _change(transform: Any, leaves: list[Any], place: int) -> Any:
@@ -127,14 +108,6 @@ def _change(transform: Any, leaves: list[Any], place: int) -> Any:
         if need and number != place:
             leaves[number] = transform.transform(leaves[number], drawn)
     return drawn
-
-
-def _called(transforms: Sequence[Any], sample: Any) -> Any:
-    """Return what the transforms return, which take a tuple of several values as these values."""
-    for transform in transforms:
-        # torchvision flattens both alike.
-        sample = transform(*sample) if type(sample) is tuple and len(sample) > 1 else transform(sample)
-    return sample
 
 
 def _has_colours(value: Any) -> bool:
@@ -151,15 +124,14 @@ def _stand_in(like: Any, height: int, width: int) -> Any:
     return torch.empty(1, device="cpu").expand(int(like.shape[0]), height, width).as_subclass(type(like))
 
 
-def read_sample_run(transforms: Sequence[Any], mode: str) -> SampleRun | None:
+def read_sample_run(transforms: Sequence[Any], mode: str) -> Run | None:
     """Return how the known ones among the first transforms are run together on samples with an image of a mode.
 
     None where that gains nothing: they neither resize the image nor make a tensor of it.
     """
     joint = _joint()
     known = next((n for n, one in enumerate(transforms) if type(one) not in joint), len(transforms))
-    run = read_run(transforms[:known], mode) if known else None
-    return None if run is None else SampleRun(run)
+    return read_run(transforms[:known], mode) if known else None
 
 
 def _joint() -> set[type]:

@@ -10,7 +10,6 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, NoReturn
 
 import torch
@@ -88,23 +87,12 @@ def changed(transform: object) -> str | None:
     return None if replaced is None else f"{replaced.what}: {replaced.why}"
 
 
-@cache
-def names_interpolations() -> bool:
-    """Return whether version 2 takes "bilinear" for InterpolationMode.BILINEAR, as torchvision 0.25 does not."""
-    resize = vars(sys.modules[f"{V2}.functional"])["resize"]
-    try:
-        resize(torch.zeros(1, 2, 2), [1, 1], interpolation="bilinear", antialias=True)
-    except ValueError:
-        return False
-    return True
-
-
 def classes(name: str, *modules: str) -> list[type]:
     """Return torchvision's classes of this name in these modules (both generations), as far as they are imported."""
     imported = [sys.modules[where] for where in modules or (*FIRST, V2) if where in sys.modules]
     found = (vars(module).get(name) for module in imported)
     # A program may have put a class of its own there.
-    return [kind for kind in found if isinstance(kind, type) and kind.__module__.startswith("torchvision.")]
+    return [kind for kind in found if isinstance(kind, type) and kind.__module__.startswith(("torchvision.", "timm."))]
 
 
 def shown(transform: object) -> str:

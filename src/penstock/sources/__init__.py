@@ -6,8 +6,7 @@ from penstock.system.deferred import attributes_of
 
 if TYPE_CHECKING:
     from penstock.sources.arrays import Arrays
-    from penstock.sources.image_folder import ImageFolder
-    from penstock.sources.images import Images
+    from penstock.sources.image_folder import ImageFolder, Images
     from penstock.sources.shards import Shards
     from penstock.sources.tensor_folder import TensorFolder
 
@@ -16,8 +15,7 @@ if not TYPE_CHECKING:
         __name__,
         {
             "arrays": ("Arrays",),
-            "image_folder": ("ImageFolder",),
-            "images": ("Images",),
+            "image_folder": ("ImageFolder", "Images"),
             "shards": ("Shards",),
             "tensor_folder": ("TensorFolder",),
         },

@@ -18,8 +18,7 @@ import penstock._native as _native
 from penstock.errors import CorruptSample, InvalidOption, MissingSample, like
 from penstock.recipe.steps import Refusal, Step
 from penstock.showing import shown
-from penstock.sources.catalogue import Catalogue
-from penstock.sources.native_source import DeviceArrays, Field, Memory, NativeSource
+from penstock.sources.native_source import Field, Memory, NativeSource
 from penstock.sources.reading import tensor_of
 from penstock.sources.source import Source, own_transform
 from penstock.sources.unchanged import all_of, same_items, same_memory
@@ -184,9 +183,9 @@ class TensorDatasetSource(Source):
 
     classes = (TensorDataset,)
 
-    def catalogue(self) -> Catalogue:
+    def sizes(self) -> NDArray[np.int64]:
         shapes = [(one.ndim, *one.shape[1:], one.element_size()) for one in self.dataset.tensors]
-        return replace(super().catalogue(), sizes=np.array([number for shape in shapes for number in shape], np.int64))
+        return np.array([number for shape in shapes for number in shape], np.int64)
 
     def native(self, raw: bool) -> NativeSource | Refusal:
         return _rows(self.dataset, self.dataset.tensors)
@@ -208,7 +207,7 @@ def _rows(dataset: object, tensors: Sequence[torch.Tensor]) -> NativeSource | Re
         fields=tuple(fields),
         steps=(Step(f"gather  {counted(size, 'row')} of {', '.join(shapes)}", "native"),),
         rescue=lambda position: tensors[0][position],
-        memory=Memory(held=DeviceArrays(tuple(tensors))),
+        memory=Memory(held=tuple(tensors)),
         still=same_items(tensors),
         unmoved=same_memory(tensors),
         lasting=lambda: all(map(within_storage, tensors)),

@@ -11,7 +11,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from penstock.errors import InvalidOption
 from penstock.order.blocks import Blocks, grouped, joined
-from penstock.sources.catalogue import as_array
+from penstock.sources.labels import as_array
 from penstock.storage.description import Shard
 from penstock.storage.index import Index
 from penstock.system.words import counted, size_of
@@ -59,17 +59,10 @@ def _of_parts(dataset: ConcatDataset[Any]) -> Blocks | None:
     size = max(1, sum(part.samples for part in known) // sum(len(part.sizes) for part in known))
     return joined(
         [
-            part if part is not None else _cut(len(one), size)  # type: ignore[arg-type]
+            Blocks(np.bincount(np.arange(len(one)) // size), 1) if part is None else part  # type: ignore[arg-type]
             for part, one in zip(parts, dataset.datasets, strict=True)
         ]
     )
-
-
-def _cut(samples: int, size: int) -> Blocks:
-    sizes = np.full(-(-samples // size), size, dtype=np.int64)
-    if samples % size:
-        sizes[-1] = samples % size
-    return Blocks(sizes, 1)
 
 
 # --- the blocks of packed shards --------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,16 +20,13 @@ import PIL
 from PIL import Image, ImageFile
 
 import penstock._native as _native
-from penstock.recipe.recipe import Recipe
+from penstock.recipe.steps import Recipe
 from penstock.sources.native_source import Field, NativeSource, Rescued
 from penstock.storage.jpeg_index import JpegIndexes, Photos, known_of
 from penstock.storage.tiers import Caches, SampleNames
-from penstock.system.words import size_of
 
 #: Part of each form: to be raised when the native core makes other pixels of the same file, or lays them out otherwise.
 _VERSION = 1
-#: The longer edge of a photo, where a recipe sets only the shorter one to 1.
-_USUAL = 4 / 3
 #: Samples whose names are part of a dataset's key, evenly spread over it.
 _NAMED = 64
 
@@ -62,7 +58,11 @@ def describe_decoded(leaves: Sequence[NativeSource], caches: Caches) -> list[str
     """Return what cache_decoded=True keeps of the leaves of a plan, a line for each that differs. Nothing is made."""
     if not caches.decoded:
         return []
-    return list(dict.fromkeys(_words(kept.pixels) for kept in _chosen(leaves, caches)))
+    each = [kept.pixels for kept in _chosen(leaves, caches)]
+    words = (
+        f"files as they are: {one}" if isinstance(one, str) else f"pixels as {one.after} leaves them" for one in each
+    )
+    return list(dict.fromkeys(words))
 
 
 def _chosen(leaves: Sequence[NativeSource], caches: Caches) -> Iterator[_Kept]:
@@ -76,12 +76,6 @@ def _chosen(leaves: Sequence[NativeSource], caches: Caches) -> Iterator[_Kept]:
         yield _Kept(number, names, pixels)
 
 
-def _words(pixels: KeptPixels | str) -> str:
-    if isinstance(pixels, str):
-        return f"files as they are: {pixels}"
-    return f"pixels as {pixels.after} leaves them, about {size_of(pixels.bytes)} an image"
-
-
 def _cached(leaf: NativeSource, cache: _native.SampleCache) -> NativeSource:
     files = leaf.files
     assert files is not None
@@ -89,7 +83,7 @@ def _cached(leaf: NativeSource, cache: _native.SampleCache) -> NativeSource:
 
     def rescue(position: int) -> Rescued:
         kept = cache.find(position, files.name(position))
-        return leaf.rescue(position) if kept is None else files.read(io.BytesIO(kept), position)
+        return leaf.rescue(position) if kept is None else leaf.rescue(position, io.BytesIO(kept))
 
     return replace(leaf, fields=fields, rescue=rescue)
 
@@ -124,8 +118,6 @@ class KeptPixels:
     """How many operations of the recipe have been done to it."""
     after: str
     """The last of these, for explain()."""
-    bytes: int
-    """What an image takes; an estimate where the recipe sets one edge alone."""
     form: str
     """All that the pixels depend on but the file: the operations, and how files are decoded."""
 
@@ -138,42 +130,17 @@ def kept_pixels(recipe: Recipe | None) -> KeptPixels | str:
     if recipe is None:
         return "the samples are no images"
     operations = recipe.operations[: recipe.leading]
-    size = _size_after(operations)
-    if size is None:
+    if not any(one["op"] in ("CenterCrop", "Resize") for one in operations):
         return "no step before the first draw or conversion sets the size of the images, which take more as pixels"
     named = [{**one, "fill": recipe.leading_fills[one["fill"]].hex()} if "fill" in one else one for one in operations]
-    channels = next((one["channels"] for one in reversed(operations) if one["op"] == "Grayscale"), 3)
-    return KeptPixels(
-        len(operations),
-        operations[-1]["op"],
-        round(size[0] * size[1] * channels),
-        json.dumps(
-            {
-                "version": _VERSION,
-                "operations": named,
-                "pillow": PIL.__version__,
-                "truncated": bool(ImageFile.LOAD_TRUNCATED_IMAGES),
-                "most": Image.MAX_IMAGE_PIXELS,
-            },
-            sort_keys=True,
-        ),
-    )
-
-
-def _size_after(operations: tuple[dict[str, Any], ...]) -> tuple[float, float] | None:
-    """Return the height and width that operations give a photo; None where they set none."""
-    size: tuple[float, float] | None = None
-    for operation in operations:
-        if operation["op"] == "CenterCrop":
-            size = operation["size"]
-        elif operation["op"] == "Resize":
-            shorter, longest = operation["shorter"], operation["longest"]
-            edges = (shorter, min(shorter * _USUAL, longest or math.inf)) if shorter else (longest / _USUAL, longest)
-            size = operation["size"] or edges
-        elif operation["op"] == "Pad" and size is not None:
-            left, top, right, bottom = operation["padding"]
-            size = size[0] + top + bottom, size[1] + left + right
-    return size
+    depends = {
+        "version": _VERSION,
+        "operations": named,
+        "pillow": PIL.__version__,
+        "truncated": bool(ImageFile.LOAD_TRUNCATED_IMAGES),
+        "most": Image.MAX_IMAGE_PIXELS,
+    }
+    return KeptPixels(len(operations), operations[-1]["op"], json.dumps(depends, sort_keys=True))
 
 
 # --- indexes of decoder states ----------------------------------------------------------------------------------------

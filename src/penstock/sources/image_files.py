@@ -1,32 +1,35 @@
-"""How the adapters of image folders read files: whole batches natively, or single images for a transform."""
+"""How image files are read, whole batches natively or single images for a transform; the adapter of our two classes."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 import penstock._native as _native
 from penstock.recipe import drawing
 from penstock.recipe.composed_run import makes_plain_tensors
 from penstock.recipe.encoded_image import whole_image
-from penstock.recipe.jpeg_pixels import decoded_alike
+from penstock.recipe.installed import decoded_alike
 from penstock.recipe.originals import replaced_in_opening
+from penstock.recipe.reader import Views, read_views
 from penstock.recipe.reader import read as read_recipe
-from penstock.recipe.recipe import Recipe
-from penstock.recipe.steps import Refusal, Step
+from penstock.recipe.steps import Recipe, Refusal, Step
 from penstock.recipe.torchvision import flatten
-from penstock.recipe.views import Views, read_views
-from penstock.sources.native_source import Field, Form, ImageSteps, NativeSource
+from penstock.sources.image_folder import ImageFolder, Images, ImageTable
+from penstock.sources.labels import label_values, taken
+from penstock.sources.native_source import Field, Form, ImageSteps, NativeSource, SampleFiles
 from penstock.sources.reading import read_image
-from penstock.sources.sample_reader import Draw, FolderReader, SampleFile, function_name, target_steps
+from penstock.sources.sample_reader import Draw, FolderReader, SampleFile, SampleReader, function_name, target_steps
+from penstock.sources.source import Source, label_reader
 from penstock.sources.unchanged import DatasetState
 from penstock.system.words import counted
 
@@ -111,9 +114,9 @@ class ImageReader(FolderReader):
         located: Callable[[int], tuple[Any, Any]],
         sample: Callable[[Any, Any], Any] | None = None,
     ) -> None:
-        super().__init__(dataset, DatasetState(dataset).holds)
-        self.filler = _native.ImageFileFiller(paths, whole_image(), max_pixels())
-        self._alone = _reading_alone(self.filler)
+        super().__init__(
+            dataset, _native.ImageFileFiller(paths, whole_image(), max_pixels()), DatasetState(dataset).holds
+        )
         self._paths, self._located = paths, located
         self._sample = sample or self._pair
         # As on the native route. Behind a step of another package's, or the user's own, all draws are torchvision's.
@@ -127,10 +130,6 @@ class ImageReader(FolderReader):
     def path(self, position: int) -> str:
         name = self._located(position)[0]
         return self.dataset.path(position) if name is None else os.fsdecode(name)
-
-    def keep_in(self, cache: _native.SampleCache) -> None:
-        super().keep_in(cache)
-        self._alone = _reading_alone(self.filler)
 
     def _pair(self, label: Any, image: Any) -> tuple[Any, Any]:
         change = self.dataset.target_transform
@@ -153,21 +152,9 @@ class ImageReader(FolderReader):
     def _opened(self, position: int, path: bytes | None, draw: Draw) -> Image.Image | None:
         """Return the image in a file, whose bytes are read natively; None: the dataset must read the file."""
         with contextlib.suppress(Exception):  # the dataset reads the file, and raises the error
-            found: Any = self._brought(position, path, draw)
-            if found is None:
-                readers, number = (self._alone, 0) if self._readers is None else (self._readers, self._number)
-                found = readers.read(number, position, self._file(position, path).name, _MOST_BYTES)
-            return None if isinstance(found, str) else read_image(io.BytesIO(found.content.data), self.path(position))
+            content = self._content(position, path, self._brought(position, path, draw))
+            return None if content is None else read_image(content, self.path(position))
         return None
-
-
-#: Bytes of a file that is read as a whole.
-_MOST_BYTES = 1 << 30
-
-
-def _reading_alone(filler: Any) -> _native.FileReaders:
-    """Return what reads files, and keeps them in the filler's cache, in the threads that ask."""
-    return _native.FileReaders(_native.Program([[filler]]), 0, 0)
 
 
 def foreign_decoder() -> Refusal | None:
@@ -205,3 +192,43 @@ def _transform_steps(transform: Any) -> tuple[Step, ...]:
     names = ", ".join(map(function_name, flatten(transform)))
     why = f"{recipe.what}: {recipe.why}"
     return (Step(f"call    {names}, on each PIL image ({why}); what is known of them natively", "Python"),)
+
+
+class ImageTableSource(Source):
+    """The adapter of Images and ImageFolder, whose files are in a table."""
+
+    dataset: ImageTable
+    classes = (Images, ImageFolder)
+    read = frozenset({"samples", "paths", "labels", "transform", "target_transform"})
+
+    def name(self, index: int) -> tuple[str, str | None]:
+        return (self.dataset.path(range(len(self.dataset))[index]),) * 2
+
+    def id(self, index: int) -> str:
+        return os.fsdecode(self.dataset.paths.name(range(len(self.dataset))[index]))
+
+    def ids(self) -> bytes | None:
+        return self.dataset.paths.names()
+
+    def labels(self) -> NDArray[Any] | None:
+        return None if self.dataset.labels is None else label_values(self.dataset.labels)
+
+    def native(self, raw: bool) -> NativeSource | Refusal:
+        dataset, held = self.dataset, self.dataset.labels
+        dataset.paths.refresh()
+        return native_images(
+            dataset,
+            raw,
+            dataset.paths,
+            rescue=lambda position, file=None: np.asarray(dataset.read(position, file)),
+            files=SampleFiles(dataset.paths.name),
+            form=Form(pair=held is not None),
+            labels=None if held is None else label_reader(partial(taken, held), dataset),
+        )
+
+    def sample_reader(self) -> SampleReader:
+        dataset = self.dataset
+        if foreign_decoder() is not None:
+            return SampleReader(dataset)
+        dataset.paths.refresh()
+        return ImageReader(dataset, dataset.paths, lambda position: (None, position), dataset.labelled)

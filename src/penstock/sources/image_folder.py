@@ -1,4 +1,4 @@
-"""Images in one folder a class: torchvision's ImageFolder with a fast start.
+"""Images by a list of their files, and images in one folder a class: torchvision's ImageFolder with a fast start.
 
 The scan of a folder is kept in the user's cache folder between starts. One file a tree: an uncompressed .npz with the
 names and with a stamp (mtime, ctime, inode, device) of each folder. A later start uses it while every folder has its
@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +21,12 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 import penstock._native as _native
+from penstock.errors import InvalidID, InvalidOption
 from penstock.showing import shown
-from penstock.sources.labels import LazySequence
+from penstock.sources.labels import LazySequence, array_of
 from penstock.sources.reading import open_sample, read_image
 from penstock.system import cache_folder
-from penstock.system.words import there_are
+from penstock.system.words import counted, there_are
 
 # torchvision.datasets.folder.IMG_EXTENSIONS
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -89,10 +90,85 @@ class ImageTable(Dataset[Any]):
         """Return the file of the sample at a position."""
         return os.fsdecode(self.paths.path(position))
 
-    def read(self, position: int) -> Image.Image:
-        """Return the image at a position, decoded by Pillow to mode RGB. Raises SampleError."""
+    def read(self, position: int, file: BinaryIO | None = None) -> Image.Image:
+        """Return the image at a position, decoded by Pillow to mode RGB. Raises SampleError. file: it, open."""
         path = self.path(position)
-        return read_image(open_sample(self.paths, position, path), path)
+        return read_image(file or open_sample(self.paths, position, path), path)
+
+
+class Images(ImageTable):
+    """Images that a list of files names, with their labels: ``Images(table["file"], table["label"], transform)``.
+
+    A sample is the image, a PIL image in mode RGB until a transform makes something else of it, or the pair (image,
+    label) when labels are given.
+
+    Args:
+        paths: the files: a list, a column of a DataFrame or an array, of strings or path objects. A relative one is
+            below root.
+        labels: a label for each file, in the same order: a list, a column or an array. Numbers become Python's int
+            (int64 in a batch) and float (float64); of an array of several dimensions each row is a label.
+        transform: called with the image.
+        target_transform: called with the label.
+        root: the folder of relative paths; None: the folder that the program runs in now.
+
+    Attributes:
+        paths: the files, a compact table.
+        labels: the labels by position, None without.
+
+    Raises:
+        InvalidID: a path is empty or contains a NUL character.
+        InvalidOption: there are not as many labels as paths.
+        TypeError: a path is no string.
+    """
+
+    def __init__(
+        self,
+        paths: Iterable[str | os.PathLike[str]],
+        labels: Iterable[Any] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        *,
+        target_transform: Callable[[Any], Any] | None = None,
+        root: str | os.PathLike[str] | None = None,
+    ) -> None:
+        names = [_name(path) for path in _listed(paths)]
+        self.root = os.getcwd() if root is None else os.path.abspath(os.fspath(root))
+        self.transform = transform
+        self.target_transform = target_transform
+        if root is None or any(map(os.path.isabs, names)):
+            folder, names = b"", [os.path.join(self.root, name) for name in names]
+        else:
+            folder = os.fsencode(self.root)
+        self.paths = _native.PathTable(folder, b"".join(os.fsencode(name) + b"\0" for name in names))
+        self.labels = None if labels is None else array_of(_listed(labels))
+        if self.labels is not None and len(self.labels) != len(self.paths):
+            raise InvalidOption(
+                f"labels= has {len(self.labels):,} labels for {counted(len(self.paths), 'path')}: give one for each"
+            )
+
+    def __repr__(self) -> str:
+        labelled = "" if self.labels is None else ", labelled"
+        return f"Images({counted(len(self), 'file')}{labelled})"
+
+
+def _listed(values: Any) -> list[Any]:
+    """Return the items of a list, a column or an array; those of an array of one dimension as Python's objects."""
+    if isinstance(values, str | bytes | os.PathLike):
+        raise TypeError(f"paths and labels are lists, not one {type(values).__name__}")
+    for method in ("tolist", "to_pylist"):  # NumPy, torch and pandas; Arrow
+        if getattr(values, "ndim", 1) == 1 and callable(listed := getattr(values, method, None)):
+            return list(listed())
+    return list(values)
+
+
+def _name(path: Any) -> str:
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"a path is a string or a path object; got {path!r}")
+    name = os.fspath(path)
+    if not isinstance(name, str):
+        raise TypeError(f"a path is a string or a path object; got {path!r}")
+    if not name or "\0" in name:
+        raise InvalidID(f"path {name!r} {'contains a NUL character' if name else 'is empty'}: no file has that name")
+    return name
 
 
 class ImageFolder(ImageTable):
@@ -143,13 +219,9 @@ class ImageFolder(ImageTable):
             said = f"{error.strerror}; root must be a folder with one folder for each class in it, as root/dog/1.jpg"
             raise type(error)(error.errno, said, folder) from None
         _check(found, folder)
-        self._hold(found.paths, found.classes, found.counts)
-
-    def _hold(self, paths: _native.PathTable, classes: list[str], counts: NDArray[np.int64]) -> None:
-        self.paths = paths
-        self.classes = classes
-        self.class_to_idx = {name: label for label, name in enumerate(classes)}
-        self.labels: NDArray[np.int64] = np.repeat(np.arange(len(counts)), counts)
+        self.paths, self.classes = found.paths, found.classes
+        self.class_to_idx = {name: label for label, name in enumerate(found.classes)}
+        self.labels: NDArray[np.int64] = np.repeat(np.arange(len(found.counts)), found.counts)
         self.labels.flags.writeable = False
 
     @property
@@ -165,26 +237,9 @@ class ImageFolder(ImageTable):
         targets: list[int] = self.labels.tolist()
         return targets
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        for derived in ("class_to_idx", "targets"):
-            state.pop(derived, None)
-        state["labels"] = np.bincount(self.labels, minlength=len(self.classes))
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._hold(state["paths"], state["classes"], state["labels"])
-
     def __repr__(self) -> str:
-        lines = [f"Dataset {type(self).__name__}"]
-        lines += [f"    Number of datapoints: {len(self)}", f"    Root location: {shown(str(self.root))}"]
-        if self.transform is not None or self.target_transform is not None:
-            lines.append("    StandardTransform")
-        for head, transform in (("Transform: ", self.transform), ("Target transform: ", self.target_transform)):
-            if transform is not None:
-                lines.append(head + repr(transform).replace("\n", "\n" + " " * len(head)))
-        return "\n".join(lines)
+        held = f"{counted(len(self), 'file')} in {counted(len(self.classes), 'class', 'classes')}"
+        return f"ImageFolder({shown(str(self.root))!r}: {held})"
 
 
 def _check(found: Scan, folder: str) -> None:
@@ -227,14 +282,14 @@ def scan(root: str, extensions: tuple[str, ...]) -> Scan:
     raw_root = os.fsencode(root)
     entry = cache_folder.entry(KIND, b"\0".join(map(os.fsencode, (_VERSION, os.path.realpath(root), *extensions))))
     if entry is None:
-        return _listed(raw_root, extensions, None)
+        return _list_tree(raw_root, extensions, None)
     if (known := _load(entry, raw_root)) is not None:
         return known
     with cache_folder.alone(entry):  # of the ranks of a node one lists the tree, and the others read what it found
-        return _load(entry, raw_root) or _listed(raw_root, extensions, entry)
+        return _load(entry, raw_root) or _list_tree(raw_root, extensions, entry)
 
 
-def _listed(raw_root: bytes, extensions: tuple[str, ...], entry: Path | None) -> Scan:
+def _list_tree(raw_root: bytes, extensions: tuple[str, ...], entry: Path | None) -> Scan:
     """Return the files of a tree by listing it, and keep them in an entry."""
     paths, classes, counts, folders, stamps, started_ns = _native.scan_image_folder(
         raw_root, list(extensions), _THREADS

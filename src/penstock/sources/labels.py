@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from penstock.sample_notes import add_note
@@ -104,3 +106,44 @@ def transformed(labels: LabelColumn, target_transform: Callable[[Any], Any] | No
     except Exception as error:
         add_note(error, f"in target_transform of label {objects[len(objects) - operator.length_hint(left) - 1]!r}")
         raise
+
+
+# --- IDs and labels of all samples, for a fingerprint -----------------------------------------------------------------
+
+
+def joined_ids(names: Iterable[str]) -> bytes:
+    """Return IDs as bytes, each followed by a NUL."""
+    return joined([name.encode("utf-8", "surrogatepass").replace(b"\0", b"\\0") for name in names])
+
+
+def joined(texts: Sequence[bytes]) -> bytes:
+    """Return texts as bytes, each followed by a NUL."""
+    return b"\0".join(texts) + b"\0" if texts else b""
+
+
+def label_values(labels: Any) -> NDArray[Any]:
+    """Return one 64-bit value for each label."""
+    labels = as_array(labels)
+    if isinstance(labels, np.ndarray) and labels.ndim == 1 and labels.dtype.kind in "biuf":
+        return labels.astype(np.float64).view(np.int64) if labels.dtype.kind == "f" else labels.astype(np.int64)
+    return np.fromiter(map(_of_label, labels), np.int64, len(labels))
+
+
+def as_array(values: Any) -> Any:
+    """Return a copy of a tensor as an array: an array that shares its memory would forbid the tensor to grow."""
+    return values.detach().clone().numpy(force=True) if isinstance(values, torch.Tensor) else values
+
+
+def _of_label(label: Any) -> int:
+    """Return a whole number itself, else a hash: of an array's bytes, or of a text without an address in it."""
+    if type(label) is int and -(1 << 63) <= label < 1 << 63:
+        return label
+    if type(label) is float:
+        return int(np.float64(label).view(np.int64))
+    label = as_array(label)
+    if isinstance(label, np.ndarray) and label.dtype != object:
+        data = label.tobytes()
+    else:
+        text = repr(label)
+        data = (type(label).__qualname__ if " at 0x" in text else text).encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 import penstock._native as _native
 from penstock.order.permutations import Indices
-from penstock.recipe.recipe import Recipe
-from penstock.recipe.steps import Step
+from penstock.recipe.steps import Recipe, Step
 from penstock.sources.labels import LabelColumn
 from penstock.sources.unchanged import Unchanged, always
 from penstock.storage.remote_shards import Range, RemoteShards
@@ -60,15 +59,6 @@ class Form:
         return list(zip(*columns, strict=True)) if self.pair else list(columns[0])
 
 
-class LabelReader(NamedTuple):
-    """Reads the labels of samples."""
-
-    now: Callable[[Indices], LabelColumn]
-    """Returns the labels at these positions, as they are now."""
-    kept: Callable[[Indices], LabelColumn] | None = None
-    """Returns the labels as they were at its first call; None: there is no quicker way to them than `now`."""
-
-
 class ImageSteps(NamedTuple):
     """What is done to the image that a sample is made of."""
 
@@ -89,23 +79,8 @@ class SampleFiles(NamedTuple):
 
     name: Callable[[int], bytes]
     """Returns a file's name, as the native core knows it."""
-    read: Callable[[BinaryIO, int], Rescued]
-    """Reads the first field of one sample in Python from its open file, which it closes."""
-    listed: Callable[[Indices], list[bytes]] | None = None
-    """Returns the files of these samples, where the filler has no table of them."""
-
-
-@dataclass(frozen=True)
-class DeviceArrays:
-    """The arrays of a dataset in memory, for a device that keeps a copy of them."""
-
-    arrays: tuple[torch.Tensor, ...]
-    """An array a field, sharing the dataset's memory: samples along dimension 0. Images are uint8 of shape (samples,
-    height, width, channels), in memory in this order or with the channels apart."""
-    recipe: _native.Recipe | None = None
-    """What makes a field of each image of the only array; None: rows are the fields."""
-    settled: bool = False
-    """The labels are read without calling a function of the user's."""
+    listed: bool = False
+    """The filler has no table of them: each batch names its files."""
 
 
 class Memory(NamedTuple):
@@ -113,8 +88,9 @@ class Memory(NamedTuple):
 
     reads_ahead: bool = False
     """Whether threads may work ahead on samples: nobody can move them, or they are copied when submitted."""
-    held: DeviceArrays | None = None
-    """The arrays, for a device that may keep them."""
+    held: tuple[torch.Tensor, ...] | None = None
+    """An array a field, for a device: samples along dimension 0, sharing the dataset's memory. Images are uint8 of
+    shape (samples, height, width, channels), in memory in this order or with the channels apart."""
 
 
 @dataclass(frozen=True)
@@ -143,8 +119,9 @@ class NativeSource:
     """The fields of a sample, in order; at least one."""
     steps: tuple[Step, ...]
     """The steps that explain() shows, but for that of the labels, which `native_of` adds."""
-    rescue: Callable[[int], Rescued]
-    """Reads the first field of one sample in Python: the decoded pixels of an image, else the tensor itself."""
+    rescue: Callable[..., Rescued]
+    """Reads the first field of one sample in Python: the decoded pixels of an image, else the tensor itself. Called
+    with the position; of `files` also with the sample's file, open over bytes from a cache, which it closes."""
     size: int = 0
     """The number of samples."""
     identify: Callable[[int], tuple[str, str | None]] = _unknown
@@ -156,8 +133,8 @@ class NativeSource:
     unmoved: Unchanged = always
     """Whether the memory of the user's that the fillers read is where it was, and as long."""
     form: Form = Form()
-    labels: LabelReader | None = None
-    """None: samples have no labels."""
+    labels: Callable[[Indices], LabelColumn] | None = None
+    """Returns the labels of these samples as they are now; None: samples have no labels."""
     rows: Callable[[Indices], Indices] | None = None
     """Returns the numbers by which the fillers know these samples; None: the indices of the samples."""
     images: ImageSteps | None = None

@@ -1,12 +1,15 @@
-"""Reading the samples of a dataset one by one, natively where an adapter can.
+"""Reading the samples of a dataset one by one, natively where an adapter can: for those that end in the user's code.
 
-Native readers may bring the files of coming samples ahead of the Python threads that make the samples.
+Native readers may bring the files of coming samples ahead of the Python threads that make the samples. An image comes
+as the PIL image that the dataset would have handed on, a tensor as torch.load would have given it. Whatever native code
+does not take is read by the dataset's own __getitem__, which also raises all errors.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +21,12 @@ import torch
 import penstock._native as _native
 from penstock.recipe.steps import Step
 from penstock.sources.unchanged import Unchanged
+from penstock.storage.tiers import Caches, SampleNames
 
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)  # uint8 is a mask to torch
 
+#: Bytes of a file that is read as a whole.
+_MOST_BYTES = 1 << 30
 #: Positions in the order of an epoch, and indices of samples, as random draws know them: modulo 2**64.
 MASK = 0xFFFFFFFFFFFFFFFF
 
@@ -81,6 +87,7 @@ class FolderReader(SampleReader):
 
     Args:
         dataset: the folder.
+        filler: of its files, by the dataset's table of paths where it has one.
         still: whether the folder's transform is what it was; once it is not, the dataset reads its samples itself.
     """
 
@@ -89,17 +96,17 @@ class FolderReader(SampleReader):
     """Each sample is a file of its own, whose bytes a cache may keep."""
     remote = False
     """The files come from an object store, before they can be opened."""
-    filler: Any
-    """Of files: _native.TensorFileFiller or ImageFileFiller."""
     _number = -1
     _ahead: ReadAhead | None = None
-    _readers: _native.FileReaders | None = None
-    """Those of `_ahead`."""
-    _cache: _native.SampleCache | None = None
 
-    def __init__(self, dataset: Any, still: Unchanged) -> None:
+    def __init__(self, dataset: Any, filler: Any, still: Unchanged) -> None:
         super().__init__(dataset)
         self._still = still
+        self._read_with(filler)
+
+    def _read_with(self, filler: Any) -> None:
+        self.filler = filler
+        self._alone = _native.FileReaders(_native.Program([[filler]]), 0, 0)
 
     def folders(self) -> Iterator[FolderReader]:
         yield self
@@ -120,12 +127,11 @@ class FolderReader(SampleReader):
 
     def keep_in(self, cache: _native.SampleCache) -> None:
         """Have a cache keep the bytes of the files from here on."""
-        self.filler, self._cache = self.filler.cached(cache) or self.filler, cache
+        self._read_with(self.filler.cached(cache) or self.filler)
 
     def read_from(self, ahead: ReadAhead | None, number: int) -> None:
         """Take files that readers have brought from here on. number: of this folder among those of the readers."""
         self._ahead, self._number = ahead, number
-        self._readers = None if ahead is None else ahead.native
 
     def _brought(self, position: int, name: bytes | None, draw: Draw) -> _native.BroughtFile | None:
         """Return the file that readers have brought for a sample, after waiting for it; None: none is at work on it."""
@@ -134,18 +140,17 @@ class FolderReader(SampleReader):
         return self._ahead.take(draw.position, self._file(position, name))
 
     def _content(self, position: int, name: bytes | None, brought: _native.BroughtFile | None) -> io.BytesIO | None:
-        """Return the bytes of a file that lie in memory or in a cache already; None: Python must open the file.
+        """Return the bytes of a file, brought, from a cache or read natively; None: the dataset must read it.
 
         name: of the file, as the native core knows it; None: the dataset has a table of them.
         """
-        if not self.files:
-            return None
-        if brought is not None:
-            return io.BytesIO(brought.content.data)
-        if self._cache is None:
-            return None
-        kept = self._cache.find(position, self.dataset.paths.name(position) if name is None else name)
-        return None if kept is None else io.BytesIO(kept)
+        if brought is None:
+            readers, number = (self._alone, 0) if self._ahead is None else (self._ahead.native, self._number)
+            found = readers.read(number, position, self._file(position, name).name, _MOST_BYTES)
+            if isinstance(found, str):
+                return None
+            brought = found
+        return io.BytesIO(brought.content.data)
 
     def read(self, index: int, draw: Draw) -> Any:
         size = len(self.dataset)
@@ -249,7 +254,7 @@ class ReadAhead:
 
     def close(self) -> None:
         """End the readers, and wake the threads that wait for them."""
-        self._locate = _nowhere  # which holds what holds this
+        self._locate = lambda index: None  # the former holds what holds this
         self.clear()
         self.native.close()
 
@@ -293,13 +298,99 @@ class ReadAhead:
     def __deepcopy__(self, memo: object) -> ReadAhead:
         return self
 
-    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
-        return _no_read_ahead, ()
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()  # in another process
 
 
-def _nowhere(index: Any) -> None:
-    """Return that no file is to be brought."""
+# --- datasets whose samples end in the user's own code ----------------------------------------------------------------
 
 
-def _no_read_ahead() -> None:
-    """Return what another process has in the place of these readers."""
+class Assisted:
+    """Reads single samples of a dataset, natively as far as possible.
+
+    Any number of threads may call it at once, also in a forked process. It may be pickled where the dataset may. It is
+    made anew for each pass; once a transform is changed during a pass, the dataset reads its samples itself.
+
+    Args:
+        dataset: the dataset.
+        reader_of: returns what reads its samples as it is then; found by its name in another process.
+        caches: keep the bytes of the files that are read natively.
+        ahead: brings files before threads need them.
+
+    Attributes:
+        dataset: the dataset.
+        steps: who does what, for explain().
+        gains: whether any part of the dataset is read natively.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        reader_of: Callable[[Any], SampleReader],
+        caches: Caches | None = None,
+        ahead: ReadAhead | None = None,
+    ) -> None:
+        self.dataset = dataset
+        self._reader_of = reader_of
+        self._caches = caches
+        self._ahead = ahead
+        self.renew()
+        self.steps = self._reader.steps
+        self.gains = self._reader.gains
+
+    def renew(self) -> None:
+        """Look at the dataset anew: a worker_init_fn may have changed it, and its class, before the first sample."""
+        self._reader = self._reader_of(self.dataset)
+        if self._caches is not None:
+            folders = [folder for folder in self._reader.folders() if folder.files and len(folder.dataset)]
+            names = [SampleNames.of(len(folder.dataset), folder.path) for folder in folders]
+            for folder, cache in zip(folders, self._caches.of(names), strict=True):
+                folder.keep_in(cache)
+        self._take_from(self._ahead)
+
+    def __call__(self, index: Any, seed: int, epoch: int, position: int = 0) -> Any:
+        """Return what ``dataset[index]`` returns; native random steps draw from (seed, epoch, index, position)."""
+        number = whole(index)
+        if number is None:
+            return self.dataset[index]
+        return self._reader.read(number, Draw(seed & MASK, epoch & MASK, number & MASK, position & MASK))
+
+    def read_ahead(self, readers: int, ahead_bytes: int) -> ReadAhead | None:
+        """Have files brought ahead of the threads that read samples by this object, or by a copy of it, from here on.
+
+        None: no sample is a file. readers: threads at the most. ahead_bytes: of files held ahead, at the most.
+        """
+        folders = [folder for folder in self._reader.folders() if not folder.remote]
+        if not folders:
+            return None
+        program = _native.Program([[folder.filler] for folder in folders])
+        self._take_from(ReadAhead(program, self._locate, readers, ahead_bytes))
+        return self._ahead
+
+    def read_directly(self) -> None:
+        """Have no files brought ahead any more."""
+        self._take_from(None)
+
+    def _take_from(self, ahead: ReadAhead | None) -> None:
+        self._ahead = ahead
+        for number, folder in enumerate(folder for folder in self._reader.folders() if not folder.remote):
+            folder.read_from(ahead, number)
+
+    def _locate(self, index: Any) -> SampleFile | None:
+        number = whole(index)
+        return None if number is None else self._reader.locate(number)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _assisted, (self.dataset, self._reader_of, self._caches, os.getpid(), self._ahead)
+
+    def __repr__(self) -> str:
+        return f"Assisted({self.dataset!r})"
+
+
+def _assisted(
+    dataset: Any, reader_of: Callable[[Any], SampleReader], caches: Caches | None, process: int, ahead: ReadAhead | None
+) -> Assisted:
+    """Return a copy, made in this process or another one. ahead: None in another one."""
+    if caches is not None and os.getpid() != process:
+        caches = caches.in_folders()  # memory would be taken once a process
+    return Assisted(dataset, reader_of, caches, ahead)

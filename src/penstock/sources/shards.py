@@ -136,7 +136,6 @@ class Shards(Dataset[Any]):
         else:
             self._open_folder(split)
         self.classes = None if self.description.classes is None else list(self.description.classes)
-        self.files.check()
         self.labels = None if self.description.label is None else ShardLabels(self.index, self.description)
 
     def _open_remote(self, split: str | None) -> None:
@@ -162,6 +161,7 @@ class Shards(Dataset[Any]):
         self.description = splits[self.split]
         self.index = Index(self.root, self.description)
         self.files = ShardFiles(self.root, self.description.shards)
+        self.files.check()
 
     @cached_property
     def shuffle_blocks(self) -> Blocks | None:

@@ -13,8 +13,8 @@ from penstock.order.permutations import Indices
 from penstock.recipe.originals import replaced_in
 from penstock.recipe.reader import read as read_recipe
 from penstock.recipe.steps import Refusal, Step
-from penstock.sources.catalogue import label_values
 from penstock.sources.image_files import native_images, spec_of
+from penstock.sources.labels import label_values
 from penstock.sources.native_source import Field, Form, ImageSteps, NativeSource, RemoteSamples
 from penstock.sources.sample_reader import SampleReader
 from penstock.sources.shards import Shards
@@ -124,15 +124,10 @@ class ShardsSource(Source):
 
     def remote(self) -> RemoteSamples | None:
         dataset, files = self.dataset, self.dataset.files
-        blocks = dataset.shuffle_blocks
-        if not isinstance(files, RemoteShards) or blocks is None:
+        if not isinstance(files, RemoteShards):
             return None
 
-        filled = np.array([number for number, shard in enumerate(files.shards) if shard.samples], dtype=np.int64)
-
         def shard_of(positions: Indices) -> Indices:
-            if blocks.members is None:
-                return filled[blocks.of_samples(positions)]
             shards: Indices = dataset.index.rows(positions)["shard"].astype(np.int64)
             return shards
 

@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 
 from penstock.errors import CorruptSample
 from penstock.order.permutations import Indices
-from penstock.recipe.inverse import Inverse
+from penstock.recipe.conversions import Inverse
 from penstock.recipe.originals import READING, own_class, replaced_in_class
 from penstock.recipe.steps import Refusal, Step
-from penstock.sources.catalogue import Catalogue, joined_ids, label_values
-from penstock.sources.labels import LabelColumn, transformed
-from penstock.sources.native_source import LabelReader, NativeSource, RemoteSamples, Rescued
+from penstock.sources.labels import LabelColumn, joined_ids, label_values, transformed
+from penstock.sources.native_source import NativeSource, RemoteSamples, Rescued
 from penstock.sources.sample_reader import SampleReader
 from penstock.sources.unchanged import DatasetState, all_of
 
@@ -103,9 +102,9 @@ class Source:
                 return label_values(column)
         return None
 
-    def catalogue(self) -> Catalogue:
-        """Return the IDs and labels of all samples, and the shapes of rows that lie in memory."""
-        return Catalogue(len(self.dataset), self.ids(), self.labels())
+    def sizes(self) -> NDArray[np.int64]:
+        """Return the shapes of rows that lie in memory."""
+        return np.empty(0, np.int64)
 
     def parts(self, most: int | None = None) -> Iterator[Source]:
         """Yield the sources that the samples come from; most: of each ConcatDataset only so many."""
@@ -236,9 +235,9 @@ def own_transform(dataset: Any) -> Refusal | None:
     return Refusal(what, why, "the function applied to the batch instead")
 
 
-def label_reader(take: Callable[[Indices], LabelColumn], dataset: Any) -> LabelReader:
+def label_reader(take: Callable[[Indices], LabelColumn], dataset: Any) -> Callable[[Indices], LabelColumn]:
     """Return what takes labels by their positions, and calls the dataset's target_transform."""
-    return LabelReader(lambda positions: transformed(take(positions), dataset.target_transform))
+    return lambda positions: transformed(take(positions), dataset.target_transform)
 
 
 def _label_step(target_transform: object) -> Step:
@@ -263,8 +262,8 @@ def _giving_pixels(native: NativeSource, inverse: Inverse) -> NativeSource:
                 path=path,
             ) from error
 
-    def rescue(position: int) -> Rescued:
-        value = native.rescue(position)
+    def rescue(position: int, *file: Any) -> Rescued:
+        value = native.rescue(position, *file)
         return pixels(position, value) if isinstance(value, torch.Tensor) else value
 
     return replace(native, rescue=rescue, apply=lambda position: pixels(position, native.apply(position)))

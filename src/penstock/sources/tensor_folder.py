@@ -143,13 +143,10 @@ class TensorFolder(Dataset[Any]):
         """Return the file of the sample at a position."""
         return os.fsdecode(self.paths.path(position))
 
-    def read(self, position: int) -> Any:
-        """Return the tensor, or dictionary of tensors, at a position, read in Python. Raises SampleError."""
-        return self._read(open_sample(self.paths, position, self.ids[position]), position)
-
-    def _read(self, file: BinaryIO, position: int) -> Any:
-        read = read_mapping if holds_mappings(self.suffix) else read_tensor
-        return read(file, self.ids[position], self.path(position))
+    def read(self, position: int, file: BinaryIO | None = None) -> Any:
+        """Return the tensor, or dictionary of tensors, at a position. Raises SampleError. file: its file, open."""
+        read, name = read_mapping if holds_mappings(self.suffix) else read_tensor, self.ids[position]
+        return read(file or open_sample(self.paths, position, name), name, self.path(position))
 
     def __repr__(self) -> str:
         labelled = "" if self.labels is None else ", labelled"
@@ -205,7 +202,7 @@ class TensorFolderSource(Source):
             fields=(Field(_native.TensorFileFiller(dataset.paths), None),),
             steps=(_read_step(dataset),),
             rescue=dataset.read,
-            files=SampleFiles(dataset.paths.name, dataset._read),
+            files=SampleFiles(dataset.paths.name),
             form=Form(pair=held is not None),
             labels=None if held is None else label_reader(dataset.take_labels, dataset),
         )
@@ -230,8 +227,7 @@ class TensorReader(FolderReader):
 
     def __init__(self, dataset: Any, files: _native.FileTable, step: Step, *, by_name: bool = False) -> None:
         transform = dataset.transform
-        super().__init__(dataset, lambda: dataset.transform is transform)
-        self.filler = _native.TensorFileFiller(files)
+        super().__init__(dataset, _native.TensorFileFiller(files), lambda: dataset.transform is transform)
         self._spec = _native.Spec("float32", [0])  # of the tensor read before
         self._by_name = by_name
         steps = [step]
@@ -253,12 +249,12 @@ class TensorReader(FolderReader):
     def _by_python(self, position: int, brought: _native.BroughtFile | None) -> Any:
         """Return what Python reads from bytes in memory; None: the dataset reads the file."""
         with contextlib.suppress(Exception):  # the dataset reads the file, and raises the error
-            content = self._content(position, None, brought)
-            return None if content is None else self.dataset._read(content, position)
+            content = self._content(position, None, brought) if self.files else None
+            return None if content is None else self.dataset.read(position, content)
 
     def _tensor(self, position: int, brought: _native.BroughtFile | None = None) -> torch.Tensor | None:
         """Return the tensor, in memory of torch's own; None: torch.load or numpy must read it."""
-        spec, readers = self._spec, self._readers
+        spec, readers = self._spec, None if self._ahead is None else self._ahead.native
         for _ in range(2):  # the first time with room for a tensor like the one read before
             tensor = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="cpu")
             held = _native.read_tensor(self.filler, position, _bytes(tensor), spec, readers, brought)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from functools import cache, cached_property, partial
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -14,24 +14,23 @@ from numpy.typing import NDArray
 
 import penstock._native as _native
 from penstock.order.permutations import Indices
-from penstock.recipe.originals import is_original
+from penstock.recipe.originals import is_original, replaced_in_opening
 from penstock.recipe.reader import read as read_recipe
 from penstock.recipe.steps import Refusal, Step
 from penstock.sources.arrays import within_storage
 from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, spec_of
-from penstock.sources.labels import LabelColumn, array_of, compact, taken, transformed
+from penstock.sources.labels import LabelColumn, compact, transformed
 from penstock.sources.native_source import (
-    DeviceArrays,
     Field,
     ImageSteps,
-    LabelReader,
     Memory,
     NativeSource,
     SampleFiles,
 )
 from penstock.sources.reading import open_path, read_image, tensor_of
 from penstock.sources.sample_reader import SampleReader
-from penstock.sources.source import Source, replaced
+from penstock.sources.source import Source
+from penstock.sources.unchanged import always
 from penstock.system.words import counted
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -70,25 +69,19 @@ class TorchvisionFolderSource(Source):
         def labels(positions: Indices) -> LabelColumn:
             return transformed([located(position)[1] for position in positions.tolist()], dataset.target_transform)
 
-        def paths(positions: Indices) -> list[bytes]:
-            return [os.fsencode(located(position)[0]) for position in positions.tolist()]
-
-        def path(position: int) -> str:
-            return os.fsdecode(located(position)[0])
+        def rescue(position: int, file: BinaryIO | None = None) -> NDArray[np.uint8]:
+            path = os.fsdecode(located(position)[0])
+            return np.asarray(read_image(file or open_path(path), path))
 
         return native_images(
             dataset,
             raw,
             None,
-            rescue=lambda position: np.asarray(read_image(open_path(path(position)), path(position))),
-            files=SampleFiles(
-                lambda position: os.fsencode(path(position)),
-                lambda file, position: np.asarray(read_image(file, path(position))),
-                paths,
-            ),
-            labels=LabelReader(labels),
-            still=lambda: _foreign(dataset) is None,
-            lasting=lambda: replaced(dataset) is None,
+            rescue=rescue,
+            files=SampleFiles(lambda position: os.fsencode(located(position)[0]), listed=True),
+            labels=labels,
+            still=_opens_by_pillow,
+            lasting=always,
         )
 
     def sample_reader(self) -> SampleReader:
@@ -124,11 +117,16 @@ def _foreign(dataset: Any) -> Refusal | None:
         return Refusal(f"{type(dataset).__name__}(loader=)", "a loader of one's own is Python's", "the default loader")
     if (refusal := foreign_decoder()) is not None:
         return refusal
-    if sys.modules["torchvision"].get_image_backend() != "PIL":
+    if not _opens_by_pillow():
         return Refusal(
             "torchvision's image backend", "only PIL's pixels are reproduced", "torchvision.set_image_backend('PIL')"
         )
     return None
+
+
+def _opens_by_pillow() -> bool:
+    """Return whether torchvision's own loader opens files by functions of Pillow's own."""
+    return replaced_in_opening() is None and sys.modules["torchvision"].get_image_backend() == "PIL"
 
 
 # --- images in one array ----------------------------------------------------------------------------------------------
@@ -161,18 +159,14 @@ class ImageArraySource(Source):
         transform = dataset.target_transform
         alias = images.detach() if isinstance(images, torch.Tensor) else images
         labels = partial(_labels, targets, mode == "L")
-        column = cache(lambda: array_of(labels(np.arange(len(targets)))))  # made when the workers are busy already
         what = f"{counted(len(images), 'image')} of {images.shape[1]}x{images.shape[2]} in memory"
         return NativeSource(
             fields=(Field(_native.ImageArrayFiller(alias, recipe.native), spec_of(recipe)),),
             steps=(Step(f"gather  {what}", "native"), *recipe.steps),
             rescue=lambda position: dataset[position][0],
-            labels=LabelReader(
-                lambda positions: transformed(labels(positions), transform),
-                lambda positions: transformed(taken(column(), positions), transform),
-            ),
+            labels=lambda positions: transformed(labels(positions), transform),
             images=ImageSteps((recipe,)),
-            memory=Memory(reads_ahead=True, held=DeviceArrays((_as_images(images),), recipe.native, transform is None)),
+            memory=Memory(reads_ahead=True, held=(_as_images(images),)),
         )
 
 

@@ -10,7 +10,9 @@ import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,31 +23,11 @@ import penstock._native as _native
 from penstock.order.mix import Mix
 from penstock.order.permutations import Indices
 from penstock.recipe.steps import Refusal
-from penstock.sources.arrays import ArraysSource, TensorDatasetSource
-from penstock.sources.catalogue import Catalogue, as_array, concatenated
 from penstock.sources.native_source import NativeSource, RemoteSamples
-from penstock.sources.sample_reader import Draw, FolderReader, SampleFile, SampleReader, whole
+from penstock.sources.sample_reader import Assisted, Draw, FolderReader, SampleFile, SampleReader, whole
 from penstock.sources.source import Source, native_of, replaced, sample_reader_of, unknown
 from penstock.sources.unchanged import DatasetState, Unchanged, all_of, always, same_items
-from penstock.system.deferred import deferred
-
-if TYPE_CHECKING:
-    from penstock.sources import (
-        hugging_face,
-        images,
-        shards_source,
-        tensor_folder,
-        torchvision_datasets,
-    )
-else:
-    hugging_face, images, shards_source, tensor_folder, torchvision_datasets = deferred(
-        "penstock.sources",
-        "hugging_face",
-        "images",
-        "shards_source",
-        "tensor_folder",
-        "torchvision_datasets",
-    )
+from penstock.storage.tiers import Caches
 
 LeafNumbers = NDArray[np.int32]
 
@@ -134,16 +116,12 @@ class SubsetSource(_Compound):
         number = whole(self.dataset.indices[index])
         return None if number is None else (0, number)
 
-    def catalogue(self) -> Catalogue:
-        return self.child(0).catalogue().chosen(np.asarray(as_array(self.dataset.indices), dtype=np.int64))
-
     def node(self, make_leaf: MakeLeaf) -> Node | Refusal:
         chosen: Any = self.dataset.indices  # read for each batch: its elements may be exchanged at any time
-        if isinstance(chosen, np.ndarray | torch.Tensor) and (chosen.ndim != 1 or not _is_of_whole_numbers(chosen)):
-            return Refusal("Subset", f"its indices are {chosen.ndim}-d of {chosen.dtype}", "a list of whole numbers")
-        # Of a long list only the first are looked at; each batch looks at its own, and raises Unresolved.
-        if isinstance(chosen, list) and any(type(i) is bool or not hasattr(i, "__index__") for i in chosen[:1000]):
-            return Refusal("Subset", "its indices are no whole numbers", "a list of whole numbers")
+        try:  # of a long list only the first are looked at; each batch looks at its own, and raises Unresolved
+            _whole_numbers(chosen[:1000] if isinstance(chosen, list | np.ndarray | torch.Tensor) else [])
+        except Unresolved:
+            return Refusal("Subset", "its indices are not whole numbers", "a list of whole numbers")
         child = _node(self.child(0), make_leaf)
         if isinstance(child, Refusal):
             return child
@@ -151,12 +129,12 @@ class SubsetSource(_Compound):
         def resolve(indices: Indices) -> tuple[LeafNumbers | None, Indices]:
             positions = _from_start(indices, len(chosen))
             if isinstance(chosen, np.ndarray):
-                inside: Indices = chosen[positions].astype(np.int64)
+                found: Any = chosen[positions]
             elif isinstance(chosen, torch.Tensor):
-                inside = chosen[torch.from_numpy(positions)].numpy(force=True).astype(np.int64, copy=False)
+                found = chosen[torch.from_numpy(positions)]
             else:  # a list may hold millions of objects: only those of this batch are looked at
-                inside = _whole_numbers([chosen[i] for i in positions.tolist()])
-            return child.resolve(inside)
+                found = [chosen[i] for i in positions.tolist()]
+            return child.resolve(_whole_numbers(found))
 
         return Node(len(chosen), resolve, all_of(self.still(), child.still))
 
@@ -177,9 +155,6 @@ class ConcatSource(_Compound):
         number = index % ends[-1]
         part = bisect_right(ends, number)
         return part, number - (ends[part - 1] if part else 0)
-
-    def catalogue(self) -> Catalogue:
-        return concatenated([source_of(part).catalogue() for part in self.inner])
 
     def node(self, make_leaf: MakeLeaf) -> Node | Refusal:
         def make_single(source: Source) -> Node | Refusal:  # the samples of a ConcatDataset are read one by one
@@ -222,7 +197,7 @@ class _InnerReader(SampleReader):
     def __init__(self, source: _Compound) -> None:
         super().__init__(source.dataset)
         self._still, self._find = source.still(), source.find
-        self._parts = [sample_reader_of(source_of(part)) for part in source.inner]
+        self._parts = [reader_of(part) for part in source.inner]
         self.gains = any(part.gains for part in self._parts)
         self.steps = tuple(step for part in self._parts for step in part.steps)
 
@@ -239,26 +214,32 @@ class _InnerReader(SampleReader):
         return self.dataset[index] if found is None else self._parts[found[0]].read(found[1], draw)
 
 
-#: The adapters, in the order in which they are tried, each behind the module without which no dataset is of its kind.
-#: A new source is a file, and a row here.
-SOURCES: tuple[tuple[str, Callable[[], type[Source]]], ...] = (
-    ("torch", lambda: SubsetSource),
-    ("torch", lambda: ConcatSource),
-    ("penstock.sources.tensor_folder", lambda: tensor_folder.TensorFolderSource),
-    ("penstock.sources.image_folder", lambda: images.ImageTableSource),
-    ("penstock.sources.shards", lambda: shards_source.ShardsSource),
-    ("torch", lambda: TensorDatasetSource),
-    ("torch", lambda: ArraysSource),
-    ("torchvision.datasets", lambda: torchvision_datasets.TorchvisionFolderSource),
-    ("torchvision.datasets", lambda: torchvision_datasets.ImageArraySource),
-    ("datasets", lambda: hugging_face.HuggingFaceSource),
+#: The adapters, in the order in which they are tried: the module without which no dataset is of its kind, and the
+#: adapter's own module and name. A new source is a file, and a row here.
+SOURCES = (
+    ("torch", "penstock.sources.tree", "SubsetSource"),
+    ("torch", "penstock.sources.tree", "ConcatSource"),
+    ("penstock.sources.tensor_folder", "penstock.sources.tensor_folder", "TensorFolderSource"),
+    ("penstock.sources.image_folder", "penstock.sources.image_files", "ImageTableSource"),
+    ("penstock.sources.shards", "penstock.sources.shards_source", "ShardsSource"),
+    ("torch", "penstock.sources.arrays", "TensorDatasetSource"),
+    ("torch", "penstock.sources.arrays", "ArraysSource"),
+    ("torchvision.datasets", "penstock.sources.torchvision_datasets", "TorchvisionFolderSource"),
+    ("torchvision.datasets", "penstock.sources.torchvision_datasets", "ImageArraySource"),
+    ("datasets", "penstock.sources.hugging_face", "HuggingFaceSource"),
 )
+
+
+@cache
+def _adapter(module: str, name: str) -> type[Source]:
+    kind: type[Source] = getattr(import_module(module), name)
+    return kind
 
 
 def source_of(dataset: Any) -> Source:
     """Return the adapter of a map-style dataset; subclasses have that of their class, which says what holds of them."""
-    for module, adapter in SOURCES:
-        if module in sys.modules and isinstance(dataset, (kind := adapter()).kinds()):
+    for needed, *adapter in SOURCES:
+        if needed in sys.modules and isinstance(dataset, (kind := _adapter(*adapter)).kinds()):
             return kind(dataset)
     return Source(dataset)
 
@@ -266,6 +247,21 @@ def source_of(dataset: Any) -> Source:
 def is_foreign(dataset: Any) -> bool:
     """Return whether no adapter stands for the class of a map-style dataset: its own code reads all of it."""
     return type(source_of(dataset)) is Source
+
+
+def reader_of(dataset: Any) -> SampleReader:
+    """Return what reads single samples of a map-style dataset, natively as far as possible."""
+    return sample_reader_of(source_of(dataset))
+
+
+def assist(dataset: Any, caches: Caches | None = None) -> Assisted | None:
+    """Return how to read single samples of a dataset natively; None where there is nothing to gain.
+
+    Costs no more than looking at the transforms: no folder is listed. caches: keep the bytes of files.
+    Raises UnsafeCache, and OSError where a cache's folder cannot be made.
+    """
+    assisted = Assisted(dataset, reader_of, caches)
+    return assisted if assisted.gains else None
 
 
 # --- the plan's tree --------------------------------------------------------------------------------------------------
@@ -330,20 +326,17 @@ def same_table(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
     return a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
-def _is_of_whole_numbers(chosen: NDArray[Any] | torch.Tensor) -> bool:
-    """Return whether an array holds whole numbers."""
-    if isinstance(chosen, np.ndarray):
-        return chosen.dtype.kind in "iu"
-    return not (chosen.is_floating_point() or chosen.is_complex() or chosen.dtype == torch.bool)
-
-
-def _whole_numbers(values: list[Any]) -> Indices:
+def _whole_numbers(values: list[Any] | NDArray[Any] | torch.Tensor) -> Indices:
     """Return what a Subset holds at some indices. Raises Unresolved."""
-    numbers = values if set(map(type, values)) <= {int} else list(map(whole, values))
     try:
-        return np.array(numbers, dtype=np.int64)
-    except (TypeError, OverflowError):  # None: only the dataset itself makes sense of it
+        if isinstance(values, list):
+            return np.array(values if set(map(type, values)) <= {int} else list(map(whole, values)), dtype=np.int64)
+        array = values.numpy(force=True) if isinstance(values, torch.Tensor) else values
+    except (TypeError, OverflowError):  # None, or another dtype: only the dataset itself makes sense of it
         raise Unresolved from None
+    if array.ndim != 1 or array.dtype.kind not in "iu" or values.dtype is torch.uint8:  # which torch takes for a mask
+        raise Unresolved
+    return array.astype(np.int64, copy=False)
 
 
 def _from_start(indices: Indices, size: int) -> Indices:

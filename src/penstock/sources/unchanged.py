@@ -18,8 +18,7 @@ from PIL import Image, ImageFile
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 import penstock._native as _native
-from penstock.recipe.attributes import AttributeState
-from penstock.recipe.originals import hooked, replaced_in, replaced_in_class
+from penstock.recipe.originals import AttributeState, hooked, replaced_in, replaced_in_class
 from penstock.recipe.steps import Refusal
 from penstock.recipe.torchvision import classes
 
@@ -135,7 +134,7 @@ def _is_transform(value: object) -> bool:
     if not hasattr(value, "__dict__") or isinstance(value, type | Enum):
         return False
     kind = type(value)
-    ours = ("torchvision.transforms", "penstock.recipe.views")
+    ours = ("torchvision.transforms", "penstock.recipe.reader")
     return kind.__module__.startswith(ours) or kind in classes("Compose")
 
 

@@ -7,16 +7,14 @@ from copy import copy
 from typing import Any, Literal
 
 from penstock.errors import DatasetChanged, InvalidOption
-from penstock.order.batch_order import BatchOrder
-from penstock.order.keyed import Epochs, KeyedSampler, checked_epoch
-from penstock.order.leftover import Arrivals, Leftover
-from penstock.order.permutations import Indices, Positions
-from penstock.order.schedule import Share
+from penstock.order.batches import BatchOrder
+from penstock.order.permutations import Epochs, Indices, KeyedSampler, Positions, checked_epoch
+from penstock.order.schedule import WHOLE, Arrivals, Share
 from penstock.settings import Settings
 from penstock.sources.naming import catalogue, ids_of
-from penstock.state.progress import FORMAT, Progress, checked_state
+from penstock.state.progress import FORMAT, Progress, checked_state, left_of, own_of
 from penstock.state.samplers import SamplerStates
-from penstock.state.user_states import UserStates, early_of
+from penstock.state.user_states import UserStates
 from penstock.system.warn_user import warn_user
 from penstock.system.words import counted
 
@@ -54,13 +52,10 @@ class Checkpoint:
             self.resume = None
 
     def begins_anew(self, settings: Settings, *, reached: bool) -> bool:
-        """Let the latest pass be the one that set_epoch() means, where it has handed out nothing.
+        """Let the latest pass, of these settings, be the one that set_epoch() means, where it has handed out nothing.
 
-        Returns whether it was of another epoch, and is to be begun anew.
-
-        Args:
-            settings: of that pass.
-            reached: set_epoch() has reached a sampler of the user's, which a pass in workers has begun.
+        Returns whether it was of another epoch, and is to be begun anew. reached: set_epoch() has reached a sampler of
+        the user's, which a pass in workers has begun.
         """
         progress = self.progress
         if progress is None or progress.taken or progress.done:
@@ -78,7 +73,7 @@ class Checkpoint:
     def resumes(self) -> bool:
         """Whether the next pass begins behind the start of its epoch, or with a state of the dataset."""
         state = self.resume
-        return state is not None and (state["position"] > 0 or state["batches"] > 0 or state.get("dataset") is not None)
+        return state is not None and (_is_inside(state) or bool(own_of(state)))
 
     @property
     def padded(self) -> int:
@@ -105,21 +100,19 @@ class Checkpoint:
         iterator_kept: the iterator of the latest pass is there for the next one.
         """
         if self.resume is not None:
-            return _with_leaves(self.resume)
+            return dict(self.resume)
         progress, user_states = self.progress, self._own(settings)
         drawn: dict[str, int] = {}
-        coming = None
-        if progress is None or progress.done:
-            base = progress.drawn.get("base") if progress is not None and iterator_kept else None
+        now, coming = progress, None
+        if now is None or now.done:
+            base = now.drawn.get("base") if now is not None and iterator_kept else None
             drawn, coming = user_states.foretold(base, begun=False)
             now = Progress(self.epochs.number)
-        else:
-            now = progress
-            if not progress.taken:
-                drawn, coming = user_states.foretold(None, begun=True)
+        elif not now.taken:
+            drawn, coming = user_states.foretold(None, begun=True)
         drawn |= now.drawn
         own = user_states.of_pass(progress, now, coming)
-        state: dict[str, Any] = {
+        return {
             "format": FORMAT,
             "seed": settings.seed,
             "order": BatchOrder(settings).kind(),
@@ -128,14 +121,13 @@ class Checkpoint:
             "batches": -(-now.given // now.unit),
             "drawn": {name: drawn.get(name) for name in ("order", "base")},
             "data": self.fingerprint(settings),
-            "dataset": own,
+            "dataset": None if own is None else (own,),
         }
-        return _with_leaves(state)
 
     def load_state_dict(self, settings: Settings, state: Mapping[str, Any], on_change: OnChange) -> None:
         """Do what DataLoader.load_state_dict() does."""
         state = self._checked(settings, state, on_change)
-        restored = self._own(settings).can_restore(state.get("dataset") or {})
+        restored = self._own(settings).can_restore(own_of(state))
         if settings.iterable and state["batches"] and not restored:
             warn_user(
                 f"{type(settings.dataset).__name__} has no state_dict() and load_state_dict() that its workers could "
@@ -148,7 +140,7 @@ class Checkpoint:
         """Return a state that this loader can go on from."""
         if on_change not in ("raise", "continue"):
             raise InvalidOption(f"on_change={on_change!r}: it is 'raise' or 'continue'")
-        state = dict(checked_state(_without_leaves(state)))
+        state = checked_state(state)
         if state.get("seed") != settings.seed:
             raise InvalidOption(f"a state of seed={state.get('seed')} cannot go on with seed={settings.seed}")
         self._check_changes(settings, state, on_change)
@@ -181,8 +173,7 @@ class Checkpoint:
             return
         same_ids = all(then.get(name) == now.get(name) for name in ("size", "ids"))
         same = before == order and same_ids and not state["batches"]
-        inside = state["position"] or state["batches"] or early_of(state)
-        if inside and not (same or _draws_independently(settings)):
+        if _is_inside(state) and not (same or _draws_independently(settings)):
             changes += (
                 "; which samples are left of this epoch is not known: begin the next one with "
                 f"set_epoch({state['epoch'] + 1})"
@@ -206,7 +197,7 @@ class Checkpoint:
         state = self._checked(settings, state, "raise")
         if state["epoch"] != epoch:
             raise InvalidOption(f"a state of epoch {state['epoch']} says nothing of epoch {epoch}")
-        return BatchOrder(settings).indices_at(epoch, step, rank, Leftover(state["position"], early_of(state)))
+        return BatchOrder(settings).indices_at(epoch, step, rank, left_of(state))
 
     def next_progress(self, settings: Settings) -> Progress:
         """Return the record of the pass that begins: from the start of the next epoch, or where a state was taken."""
@@ -225,10 +216,10 @@ class Checkpoint:
                 settings.known["plain"] = user_states.has_none()
             if settings.known["plain"]:
                 return Progress(self.epochs.number)
-        own: Mapping[str, Any] = {} if state is None else state.get("dataset") or {}
+        own = {} if state is None else own_of(state)
         before = None if self.progress is None else self.progress.streams
         streams = user_states.streams(own, before, resumed=state is not None)
-        inside = state is not None and bool(state["position"] or state["batches"] or early_of(state))
+        inside = state is not None and _is_inside(state)
         origin = user_states.origin(own, inside=inside)
         progress = Progress(self.epochs.number, streams=streams, origin=origin)
         if not settings.in_order and settings.num_workers and not settings.iterable:
@@ -239,7 +230,7 @@ class Checkpoint:
             progress.samplers = SamplerStates(own.get("sampler", pending), origin)
         if state is None:
             return progress
-        progress.epoch, progress.left = state["epoch"], Leftover(state["position"], early_of(state))
+        progress.epoch, progress.left = state["epoch"], left_of(state)
         progress.drawn = {name: value for name, value in state["drawn"].items() if value is not None}
         if "order" in progress.drawn and (not inside or own.get("origin", {}).get("generators")):
             progress.drawn["foretold"] = 1
@@ -275,6 +266,11 @@ class Checkpoint:
         self._was_alone = alone
 
 
+def _is_inside(state: Mapping[str, Any]) -> bool:
+    """Return whether a state is of the middle of an epoch."""
+    return left_of(state) != WHOLE or bool(state["batches"])
+
+
 def _draws_independently(settings: Settings) -> bool:
     """Return whether each draw of the sampler is independent of the others."""
     return isinstance(settings.sampler, KeyedSampler) and settings.sampler.independent
@@ -290,18 +286,3 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
         found.append("its IDs, or their order, are others")
     found += [f"its {name} are others" for name in ("labels", "sizes") if not found and then.get(name) != now.get(name)]
     return "; ".join(found)
-
-
-def _with_leaves(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state whose values have no keys of their own: torch.distributed.checkpoint reads a new loader's keys.
-
-    It takes dictionaries apart, and lists of them, into a key for each value; tuples it keeps whole.
-    """
-    own = state["dataset"]
-    return {**state, "dataset": None if own is None else (own,)}
-
-
-def _without_leaves(state: Any) -> Any:
-    """Return a state as it was before _with_leaves(); checked_state() refuses what is no state."""
-    own = state.get("dataset") if isinstance(state, Mapping) else None
-    return {**state, "dataset": own[0]} if isinstance(own, list | tuple) and len(own) == 1 else state

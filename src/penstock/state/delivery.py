@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data._utils.pin_memory import pin_memory
 
@@ -12,8 +12,7 @@ from penstock.order.permutations import Positions
 from penstock.state.manifest import BadSample
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(NamedTuple):
     """What a sampler gave for one batch (for one sample, with batch_size=None), and its pass."""
 
     given: Any
@@ -23,19 +22,6 @@ class Task:
     """The positions of its samples in the order of the epoch."""
     block: Any = None
     """Names the shared memory that a worker process builds the batch in."""
-
-    def message(self) -> tuple[Any, ...]:
-        """Return the task as plain values, which cost less to pickle than objects."""
-        positions: Any = self.positions
-        if type(positions) is range and positions.step == 1:
-            positions = positions.start, positions.stop
-        return self.given, self.seed, self.epoch, positions, self.block
-
-    @staticmethod
-    def of(message: tuple[Any, ...]) -> Task:
-        """Return the task of a message."""
-        given, seed, epoch, positions, block = message
-        return Task(given, seed, epoch, range(*positions) if type(positions) is tuple else positions, block)
 
     @property
     def first(self) -> int:

@@ -21,18 +21,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
+from itertools import takewhile
 from typing import Any, NamedTuple, Self
 
 from penstock.errors import InvalidOption, pair
 from penstock.observe import Delivery, Observer
-from penstock.order.batch_order import BatchOrder
+from penstock.order.batches import BatchOrder
 from penstock.order.permutations import Order
 from penstock.order.schedule import Share, indices_of
 from penstock.settings import Settings
 from penstock.sources.naming import ids_of
 from penstock.state.manifest import append_line
 from penstock.state.progress import Progress
-from penstock.system.file_lock import HeldFile, lock_file
+from penstock.system.locks import HeldFile, lock_file
 
 #: How long to wait for the lock of a process that is being killed.
 LOCK_SECONDS = 10.0
@@ -124,8 +125,9 @@ def _parsed(path: str, data: bytes) -> LedgerFile:
 
 def unlike(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return the name and both values, as text, of each fact that is not the same in both."""
-    names = [name for name in sorted({*a, *b}) if (name in a) != (name in b) or a[name] != b[name]]
-    return [(name, *(json.dumps(run[name]) if name in run else "not said" for run in (a, b))) for name in names]  # type: ignore[misc]
+    texts = [{name: json.dumps(value) for name, value in run.items()} for run in (a, b)]
+    both = ((name, *(run.get(name, "not said") for run in texts)) for name in sorted({*a, *b}))
+    return [(name, one, two) for name, one, two in both if one != two]
 
 
 # --- two runs compared --------------------------------------------------------------------------------------------
@@ -177,8 +179,7 @@ def compare(a: LedgerFile, b: LedgerFile) -> Comparison:
     one, two = ([step for step in file.steps if step[:2] >= begin] for file in (a, b))
     if len(begins) == 2 and not (one and two):
         raise InvalidOption(f"{a.path!r} and {b.path!r} cannot be compared: they have no step in common")
-    equal = next((at for at, pair in enumerate(zip(one, two, strict=False)) if pair[0] != pair[1]), None)
-    equal = min(len(one), len(two)) if equal is None else equal
+    equal = len(list(takewhile(lambda both: both[0] == both[1], zip(one, two, strict=False))))
     nexts = [line[equal] if equal < len(line) else None for line in (one, two)]
     if nexts[1] is None:
         verdict = Verdict.EQUAL if nexts[0] is None else Verdict.B_ENDS_FIRST
@@ -310,10 +311,9 @@ class LoaderLedger:
 
     def of_pass(
         self, settings: Settings, progress: Progress, fingerprint: Callable[[Settings], dict[str, Any]]
-    ) -> Recorder | None:
+    ) -> Recorder:
         """Return what writes the pass that begins to the ledger. Raises InvalidOption."""
-        if settings.ledger is None:
-            return None
+        assert settings.ledger is not None
         order = BatchOrder(settings)
         if settings.iterable or not (order.cuts_itself() or order.one_by_one()):
             raise InvalidOption("ledger= needs the loader's own order, without a sampler or an iterable dataset")

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import get_type_hints
 
 from penstock.errors import InvalidOption
-from penstock.system.file_lock import NO_LOCKS, lock_file, unlock_file
+from penstock.system.locks import NO_LOCKS, lock_file, unlock_file
 from penstock.system.output_files import write_whole
 from penstock.system.warn_user import warn_user
 

@@ -23,9 +23,9 @@ from itertools import chain, islice
 from typing import Any
 
 import torch
-from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from penstock.order.batches import deepest, samplers_of
+from penstock.errors import InvalidOption
+from penstock.order.batches import SHUFFLING, deepest, samplers_of
 from penstock.order.permutations import Positions
 from penstock.system.warn_user import warn_user
 
@@ -45,7 +45,7 @@ def drawn_from(sampler: Any, *, keyed: bool) -> tuple[Source, ...]:
     found: list[Source] = []
     for one in samplers_of(sampler):
         generator = getattr(one, "generator", None)
-        draws = isinstance(one, RandomSampler | SubsetRandomSampler | WeightedRandomSampler) and not keyed
+        draws = isinstance(one, SHUFFLING) and not keyed
         if (isinstance(generator, torch.Generator) or (generator is None and draws)) and generator not in found:
             found.append(generator)
     return tuple(found)
@@ -59,23 +59,15 @@ class Origin:
     Args:
         sampler: of the loader; another one may be begun in its place, which draws from the same.
         generators: that it may draw from.
-        given: of as_state(), in the state that the pass goes on from.
+        given: of as_state(), in the state that the pass goes on from; empty: it goes on from none.
         inside: the pass begins behind the first item. Then the order was drawn before, and torch's global generator,
             which others draw from too, is left where it is.
     """
 
     def __init__(
-        self,
-        sampler: Any,
-        generators: tuple[Source, ...],
-        given: Mapping[str, Any] | None = None,
-        *,
-        inside: bool = False,
+        self, sampler: Any, generators: tuple[Source, ...], given: Mapping[str, Any], *, inside: bool = False
     ) -> None:
-        self._sampler = deepest(sampler)
-        self._generators = generators
-        self._given = given or {}
-        self._inside = inside
+        self._sampler, self._generators, self._given, self._inside = deepest(sampler), generators, given, inside
         self.begin()
 
     def begin(self) -> None:
@@ -84,7 +76,6 @@ class Origin:
         self._before: list[torch.Tensor | None] | None = None  # of the generators that it has drawn from
         self._epoch: int | None = None
         self._first: list[Any] = []  # items
-        self._warned = False
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
@@ -127,25 +118,21 @@ class Origin:
     def _parts(self, items: Iterator[Any]) -> Iterator[Iterator[Any] | list[Any]]:
         with self.drawing():
             part = list(islice(items, 1))
+        wanted = list(self._given.get("first", ())) if self._inside else []
         while part and len(self._first) < _FIRST:
             self._first += part
-            self._compare()
+            if wanted and wanted.pop(0) != _digest(part[0]):
+                wanted.clear()
+                warn_user(
+                    f"{type(self._sampler).__name__} gives another order than it gave before the state was taken: some "
+                    "samples of this epoch come twice, and others do not come. An order comes again where the sampler "
+                    "draws from a torch.Generator that is its attribute `generator`, or has a state_dict() and a "
+                    "load_state_dict(); or give shuffle=True and seed= in its place"
+                )
             yield part
             part = list(islice(items, 1))
         yield part
         yield items
-
-    def _compare(self) -> None:
-        given = self._given.get("first", ()) if self._inside and not self._warned else ()
-        last = len(self._first) - 1
-        if last < len(given) and given[last] != _digest(self._first[last]):
-            self._warned = True
-            warn_user(
-                f"{type(self._sampler).__name__} gives another order than it gave before the state was taken: some "
-                "samples of this epoch come twice, and others do not come. An order comes again where the sampler "
-                "draws from a torch.Generator that is its attribute `generator`, or has a state_dict() and a "
-                "load_state_dict(); or give shuffle=True and seed= in its place"
-            )
 
     def as_state(self) -> dict[str, Any] | None:
         """Return what a loader's state holds of the pass; None: the sampler was not asked yet."""
@@ -207,6 +194,20 @@ def is_stateful(of: Any) -> bool:
     return callable(getattr(of, "state_dict", None)) and callable(getattr(of, "load_state_dict", None))
 
 
+def saved(**owners: Any) -> dict[str, Any]:
+    """Return copies of the states of those that have one."""
+    return {name: deepcopy(each.state_dict()) for name, each in owners.items() if is_stateful(each)}
+
+
+def restore(one: Any, state: Any) -> None:
+    """Load a state. Raises InvalidOption."""
+    if not is_stateful(one):
+        raise InvalidOption(
+            f"the state holds what state_dict() said, and {type(one).__name__} has no load_state_dict() to be told"
+        )
+    one.load_state_dict(deepcopy(state))
+
+
 class SamplerStates:
     """The states of a sampler behind each batch of a pass. One thread takes batches, another hands them out.
 
@@ -217,7 +218,7 @@ class SamplerStates:
 
     def __init__(self, given: Mapping[str, Any] | None = None, origin: Origin | None = None) -> None:
         self._given = given
-        self._origin = origin or Origin(None, ())
+        self._origin = origin or Origin(None, (), {})
         self._sampler: Any = None
         self._iterator: Any = None
         self._noted: deque[dict[str, Any]] = deque()
@@ -284,11 +285,9 @@ class SamplerStates:
             self._note(between=True)
 
     def _note(self, *, between: bool) -> None:
-        now: dict[str, Any] = {"between": between, "ended": self._ended, "samples": self.samples}
-        for name, each in (("sampler", self._sampler), ("iterator", self._iterator)):
-            if is_stateful(each) and not (name == "iterator" and each is self._sampler):
-                now[name] = deepcopy(each.state_dict())
-        self._noted.append(now)
+        iterator = None if self._iterator is self._sampler else self._iterator
+        now = {"between": between, "ended": self._ended, "samples": self.samples}
+        self._noted.append(now | saved(sampler=self._sampler, iterator=iterator))
 
     def handed(self, batches: int) -> None:
         """Note that all of the first so many batches of the pass were handed out."""
@@ -313,14 +312,14 @@ def _following(iterator: Any) -> Iterator[Any]:
 
 def between_passes(sampler: Any) -> dict[str, Any] | None:
     """Return what a loader's state holds of a sampler that no pass has gone through yet."""
-    return {"between": True, "sampler": deepcopy(sampler.state_dict())} if is_stateful(sampler) else None
+    return {"between": True, **saved(sampler=sampler)} if is_stateful(sampler) else None
 
 
 def _restored(sampler: Any, given: Mapping[str, Any]) -> Any:
     """Return the iterator of a sampler that goes on from a state: the sampler loads its part before iter()."""
-    if "sampler" in given and is_stateful(sampler):
-        sampler.load_state_dict(given["sampler"])
+    if "sampler" in given:
+        restore(sampler, given["sampler"])
     iterator: Any = iter(sampler)
-    if "iterator" in given and is_stateful(iterator):
-        iterator.load_state_dict(given["iterator"])
+    if "iterator" in given:
+        restore(iterator, given["iterator"])
     return iterator

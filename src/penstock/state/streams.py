@@ -11,7 +11,6 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from copy import deepcopy
 from itertools import chain, islice
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch.utils.data import IterableDataset, IterDataPipe
 
 from penstock.errors import InvalidOption
 from penstock.state.delivery import Delivered
-from penstock.state.samplers import is_stateful
+from penstock.state.samplers import is_stateful, restore, saved
 
 Entry = Mapping[str, Any]
 """The state of one worker. "dataset", "iterator": of their state_dict(); "ended": the worker has come to its end;
@@ -168,7 +167,7 @@ def _alike(states: list[Any]) -> bool:
 def restore_dataset(dataset: Any, given: Entry | None) -> None:
     """Load the state of a dataset, before iter() is called."""
     if given is not None and "dataset" in given:
-        _load(dataset, given["dataset"])
+        restore(dataset, given["dataset"])
 
 
 def restore_fetcher(fetcher: Any, given: Entry) -> None:
@@ -186,34 +185,22 @@ def _has_ended(given: Entry) -> bool:
 def _restored(dataset: Any, iterator: Any, given: Entry) -> Any:
     """Return the iterator of a pass that goes on from a state, of what iter() has returned."""
     if "iterator" in given:
-        _load(iterator, given["iterator"])
+        restore(iterator, given["iterator"])
     if given.get("between"):
         return iter(dataset) if "iterator" in given else iterator
     return iter(()) if given.get("ended") else iterator
 
 
-def _load(one: Any, state: Any) -> None:
-    if not is_stateful(one):
-        raise InvalidOption(
-            f"the state holds what state_dict() said, and {type(one).__name__} has no load_state_dict() to be told"
-        )
-    one.load_state_dict(deepcopy(state))
-
-
 def state_of(dataset: Any, iterator: Any = None, *, ended: bool = False) -> dict[str, Any] | None:
     """Return a copy of the states of a dataset and its iterator, None where they have none."""
-    state: dict[str, Any] = {}
-    if iterator is not dataset and is_stateful(dataset):
-        state["dataset"] = deepcopy(dataset.state_dict())
-    if is_stateful(iterator):
-        state["iterator"] = deepcopy(iterator.state_dict())
+    state = saved(dataset=None if iterator is dataset else dataset, iterator=iterator)
     if state and ended:
         state["ended"] = True
     return state or None
 
 
 class StatefulStream(IterableDataset[Any]):
-    """An iterable dataset in a worker process, whose batches come with the dataset's state.
+    """An iterable dataset in a worker process, and its iterator: its batches come with the dataset's state.
 
     Args:
         dataset: the user's.
@@ -228,66 +215,44 @@ class StatefulStream(IterableDataset[Any]):
         self._collate_fn = collate_fn
         self._given = streams.states()
         self._keep = keep
-        self._samples: _Samples | None = None
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> StatefulStream:
         given, self._given[self.worker] = self._given[self.worker], None  # for the first pass
         restore_dataset(self.dataset, given)
-        samples = iterator = iter(self.dataset)
+        self._samples = self._iterator = iter(self.dataset)
         if given is not None:
-            samples = _restored(self.dataset, iterator, given)
-            iterator = iterator if _has_ended(given) else samples
-        self._samples = _Samples(self.dataset, samples, iterator, max(1, self._keep))
-        return self._samples
-
-    def collate(self, samples: Any) -> Any:
-        """Return the user's batch with the state of the dataset behind it."""
-        assert self._samples is not None
-        if isinstance(samples[-1] if self._keep else samples, End):
-            samples = [sample for sample in samples if not isinstance(sample, End)] if self._keep else []
-            if len(samples) < max(1, self._keep):
-                return Delivered(End(), state=self._samples.state(ended=True))
-        batch = self._collate_fn(samples)
-        state = self._samples.state(ended=self._samples.ended)
-        return batch if state is None else Delivered(batch, state=state)
-
-
-class End:
-    """Comes behind a worker's last sample, so that the dataset's state at its end reaches the loader."""
-
-
-class _Samples(Iterator[Any]):
-    """A dataset's iterator that gives an End behind its samples, where the dataset or the iterator has a state.
-
-    Args:
-        dataset: the user's.
-        samples: gives the samples.
-        iterator: the dataset's iterator, whose state is taken.
-        ends: how many End come: as many as make a batch that torch's fetcher does not leave out.
-    """
-
-    def __init__(self, dataset: Any, samples: Iterator[Any], iterator: Any, ends: int) -> None:
-        self._dataset, self._iterator = dataset, iterator
-        self._samples = samples
-        self._ends = ends
-        self.ended = False
+            self._samples = _restored(self.dataset, self._iterator, given)
+            self._iterator = self._iterator if _has_ended(given) else self._samples
+        self._ended = False
+        return self
 
     def __next__(self) -> Any:
-        if not self.ended:
+        if not self._ended:
             try:
                 return next(self._samples)
             except StopIteration:
-                self.ended = True
-                if not (is_stateful(self._iterator) or is_stateful(self._dataset)):
-                    self._ends = 0
+                self._ended = True
+                # As many as make a batch that torch's fetcher does not leave out.
+                stateful = is_stateful(self._iterator) or is_stateful(self.dataset)
+                self._ends = max(1, self._keep) if stateful else 0
         if not self._ends:
             raise StopIteration
         self._ends -= 1
         return End()
 
-    def state(self, *, ended: bool) -> dict[str, Any] | None:
-        """Return the dataset's state."""
-        return state_of(self._dataset, self._iterator, ended=ended)
+    def collate(self, samples: Any) -> Any:
+        """Return the user's batch with the state of the dataset behind it."""
+        if isinstance(samples[-1] if self._keep else samples, End):
+            samples = [sample for sample in samples if not isinstance(sample, End)] if self._keep else []
+            if len(samples) < max(1, self._keep):
+                return Delivered(End(), state=state_of(self.dataset, self._iterator, ended=True))
+        batch = self._collate_fn(samples)
+        state = state_of(self.dataset, self._iterator, ended=self._ended)
+        return batch if state is None else Delivered(batch, state=state)
+
+
+class End:
+    """Comes behind a worker's last sample, so that the dataset's state at its end reaches the loader."""
 
 
 def with_first_drawn(batches: Iterator[Any]) -> Iterator[Any]:

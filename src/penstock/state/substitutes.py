@@ -27,7 +27,7 @@ from torch.utils.data import (
 from penstock.errors import InvalidOption, TooManyBadSamples
 from penstock.observe import Delivery, Observer
 from penstock.order.buckets import Buckets
-from penstock.order.keyed import KeyedSampler
+from penstock.order.permutations import KeyedSampler
 from penstock.sources.naming import name_of, names_of
 from penstock.state.delivery import Task
 from penstock.state.manifest import BadSample, Manifest
@@ -80,14 +80,7 @@ class Quarantine:
     """One loader's bad samples: those that the manifest knew and those found since.
 
     The thread that takes the batches of a pass reports; any other may read. A copy in another process (forked or
-    pickled) knows what was known then.
-
-    Attributes:
-        entries: what the manifest held when the loader was built, by ID; some may be of other datasets.
-        limit: how many samples may be bad.
-
-    Raises:
-        InvalidOption: the manifest cannot be used.
+    pickled) knows what was known then. Raises InvalidOption: the manifest cannot be used.
     """
 
     def __init__(self, how: Replace, size: int) -> None:
@@ -99,6 +92,7 @@ class Quarantine:
             self.limit = min(size, max(1, self.limit))
         self.manifest = None if how.manifest is None else Manifest(how.manifest)
         self.entries: Mapping[str, BadSample] = {}
+        """What the manifest held when the loader was built, by ID; some may be of other datasets."""
         if self.manifest is not None:
             self.manifest.check()
             self.entries = self.manifest.read()
@@ -148,16 +142,14 @@ class Quarantine:
         for one in bad[:_LISTED]:
             place = "" if one.path is None or one.path == one.id or one.path in one.error else f" ({one.path})"
             lines.append(f"  {one.id!r}{place}: {one.error}")
-        if len(bad) > _LISTED:
-            lines.append(f"  and {len(bad) - _LISTED:,} more")
-        if self.manifest is None:
-            lines.append("Repair the files or leave them out, or raise max_share; manifest=PATH would keep the list.")
-        else:
-            lines.append(
+        lines += [f"  and {len(bad) - _LISTED:,} more"] * (len(bad) > _LISTED)
+        remedy = "Repair the files or leave them out, or raise max_share; manifest=PATH would keep the list."
+        if self.manifest is not None:
+            remedy = (
                 f"The list stands in {self.manifest.path}. Repair the files and run `penstock quarantine retry` on it, "
                 "take lines out of it that should be tried again, or raise max_share."
             )
-        raise TooManyBadSamples("\n".join(lines))
+        raise TooManyBadSamples("\n".join([*lines, remedy]))
 
     def __repr__(self) -> str:
         place = "" if self.manifest is None else f", manifest={self.manifest.path!r}"
@@ -165,21 +157,15 @@ class Quarantine:
 
 
 class Substitutes:
-    """Which samples are bad, and which stand in for them.
+    """Which samples are bad, and which stand in for them. bad: their indices, as far as they are known.
 
     A stand-in is a function of (seed, epoch, sample, position): the same one in any process and thread. Any thread may
     call any method; picklable, and a copy in a worker process learns on its own.
-
-    Args:
-        dataset: for the names of the samples.
-        bad: indices of samples that are known as bad.
-
-    Attributes:
-        population: indices to draw from; None: the other ones of the same batch.
     """
 
     def __init__(self, dataset: Any, bad: Iterable[Any]) -> None:
         self.population: Sequence[Any] | None = None
+        """Indices to draw from; None: the other ones of the same batch."""
         self._dataset = dataset
         self._bad = set(bad)
         self._news: deque[BadSample] = deque()

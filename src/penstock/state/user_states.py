@@ -11,12 +11,12 @@ import torch.distributed
 from torch.utils.data import DistributedSampler, IterDataPipe, MapDataPipe, SequentialSampler
 
 from penstock.errors import InvalidOption
-from penstock.order.batch_order import BatchOrder
-from penstock.order.keyed import KeyedSampler, draw_seed
+from penstock.order.batches import BatchOrder
+from penstock.order.permutations import KeyedSampler, draw_seed
 from penstock.order.schedule import Share
 from penstock.settings import Settings
-from penstock.state.progress import Progress, is_count
-from penstock.state.samplers import Origin, Source, between_passes, drawn_from, encoded, generator_copy, is_origin
+from penstock.state.progress import Progress, left_of, own_of
+from penstock.state.samplers import Origin, Source, between_passes, drawn_from, encoded, generator_copy
 from penstock.state.streams import Streams, check_streams, is_stateful_dataset, state_of
 from penstock.system.warn_user import warn_user
 
@@ -36,11 +36,6 @@ class UserStates:
     @property
     def _settings(self) -> Settings:
         return self.order.settings
-
-    @property
-    def _threads_share(self) -> bool:
-        """Whether worker threads share the dataset, so that no state of it belongs to a batch."""
-        return self._settings.num_workers > 0 and self.in_threads()
 
     def has_none(self) -> bool:
         """Return whether the pass that begins has no state beside its numbers."""
@@ -89,10 +84,10 @@ class UserStates:
         settings = self._settings
         if progress is not None and progress.streams is not None:
             return progress.streams.as_state()
-        if progress is None and settings.num_workers == 0 and not settings.iterable:
-            state = state_of(settings.dataset) if self.keeps_dataset_state() else None
-            return None if state is None else {"states": [{**state, "between": True}], "next": 0}
-        return None
+        if progress is not None or settings.num_workers or settings.iterable or not self.keeps_dataset_state():
+            return None
+        state = state_of(settings.dataset)
+        return None if state is None else {"states": [{**state, "between": True}], "next": 0}
 
     def _sampler_now(self, progress: Progress | None, *, between: bool) -> dict[str, Any] | None:
         """Return the state of a user's sampler, None where it has none."""
@@ -144,45 +139,37 @@ class UserStates:
         given = dict(own.get("origin", {}))
         if "place" in own and own["place"][0] != self.place().rank:
             given.pop("first", None)  # of another rank's share
-        if self.order.draws_itself():
-            return Origin(self._settings.sampler, generators, given, inside=inside)
-        if None not in generators:  # the sampler may draw from torch's global generator too
-            generators = (*generators, None)
-        return Origin(self._settings.index_sampler, generators, given, inside=inside)
+        if not self.order.draws_itself() and None not in generators:
+            generators = (*generators, None)  # the sampler may draw from torch's global generator too
+        return Origin(self._drawing(), generators, given, inside=inside)
 
     def _generators(self) -> tuple[Source, ...] | None:
         """Return the generators that the sampler is known to draw the order of a pass from; None: as in origin()."""
-        settings = self._settings
-        if settings.iterable:
-            return None
-        if not self.order.draws_itself():
-            return drawn_from(settings.index_sampler, keyed=settings.seed is not None)
-        if settings.seed is not None or not isinstance(settings.sampler, KeyedSampler):
-            return None
-        return drawn_from(settings.sampler, keyed=False)
+        settings, seeded = self._settings, self._settings.seed is not None
+        follows = self.order.draws_itself() and (seeded or not isinstance(settings.sampler, KeyedSampler))
+        return None if settings.iterable or follows else drawn_from(self._drawing(), keyed=seeded)
+
+    def _drawing(self) -> Any:
+        """Return the sampler that draws the order."""
+        return self._settings.sampler if self.order.draws_itself() else self._settings.index_sampler
 
     def check(self, state: Mapping[str, Any]) -> None:
-        """Raise InvalidOption where a state was cut otherwise than this loader cuts, or is none of state_dict()."""
-        settings = self._settings
-        own = state.get("dataset")
-        if own is None:
-            return
-        if not isinstance(own, Mapping) or not _is_sound(own) or not is_origin(own.get("origin", {})):
-            raise InvalidOption("a state whose 'dataset' is not what state_dict() writes")
-        iterable = settings.iterable
-        if "states" in own and (iterable or self.keeps_dataset_state()):
+        """Raise InvalidOption where a state was cut otherwise than this loader cuts."""
+        settings, own = self._settings, own_of(state)
+        if "states" in own and self.keeps_dataset_state():
             check_streams(own, settings.num_workers)
         elif any(each is not None for each in own.get("states", ())):
             warn_user(
                 f"the state holds what {type(settings.dataset).__name__}.state_dict() said, and nobody can be told: it "
                 "has no load_state_dict(), or worker threads share it. The dataset goes on as it is",
             )
-        if iterable and not self.can_restore(own) and own.get("batch_size", settings.batch_size) != settings.batch_size:
+        size = own.get("batch_size", settings.batch_size)
+        if settings.iterable and not self.can_restore(own) and size != settings.batch_size:
             raise InvalidOption(
-                f"a state of an iterable dataset that does not say where it is, read in batches of "
-                f"{own['batch_size']}, cannot go on with batch_size={settings.batch_size}"
+                f"a state of an iterable dataset that does not say where it is, read in batches of {size}, cannot go "
+                f"on with batch_size={settings.batch_size}"
             )
-        if early_of(state) and "samples" in own and not self.order.counts_samples():
+        if left_of(state).early and "samples" in own and not self.order.counts_samples():
             raise InvalidOption(
                 "a state whose batches came out of order, cut by the loader, cannot go on with a batch_sampler"
             )
@@ -204,17 +191,17 @@ class UserStates:
 
     def can_restore(self, own: Mapping[str, Any]) -> bool:
         """Return whether a state holds states of the dataset, or of its iterator, and those can be loaded."""
-        states = [each for each in own.get("states", ()) if each is not None]
-        if self._threads_share:
-            return bool(states) and all("iterator" in each for each in states)
-        return bool(states) and self.keeps_dataset_state()
+        return any(each is not None for each in own.get("states", ())) and self.keeps_dataset_state()
 
     def keeps_dataset_state(self) -> bool:
-        """Return whether the dataset, or its iterator, may have a state: not where threads share the dataset."""
-        if self._threads_share:
-            return False
-        dataset = self._settings.dataset
-        return not isinstance(dataset, IterDataPipe) if self._settings.iterable else is_stateful_dataset(dataset)
+        """Return whether the dataset, or its iterator, may have a state.
+
+        Where worker threads share the dataset, no state of it belongs to a batch.
+        """
+        settings = self._settings
+        if settings.iterable:
+            return not isinstance(settings.dataset, IterDataPipe)
+        return is_stateful_dataset(settings.dataset) and not (settings.num_workers > 0 and self.in_threads())
 
     def streams(self, own: Mapping[str, Any], before: Streams | None, *, resumed: bool) -> Streams | None:
         """Return the dataset's states in the workers of the pass that begins; None: it has none.
@@ -225,34 +212,12 @@ class UserStates:
             resumed: a state was loaded.
         """
         settings = self._settings
-        if isinstance(settings.dataset, IterDataPipe) or not (self.keeps_dataset_state() or settings.iterable):
+        if not self.keeps_dataset_state():
             return None
-        given = dict(own) if "states" in own else None
-        if given is not None and self._threads_share and not self.can_restore(given):
-            given["states"] = [None] * len(given["states"])
         return Streams(
             settings.num_workers,
-            given,
+            own if "states" in own else None,
             resumed=resumed,
             before=before if settings.persistent_workers else None,
             kept=settings.persistent_workers or not settings.num_workers,
         )
-
-
-def early_of(state: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return which steps behind the position of a state were handed out."""
-    return tuple(sorted((state.get("dataset") or {}).get("ahead", ())))
-
-
-def _is_sound(own: Mapping[str, Any]) -> bool:
-    """Return whether the parts of a state that have a form have it."""
-    ahead, place = own.get("ahead", []), own.get("place", [0, 1, 1, False])
-    return (
-        bool(own)
-        and isinstance(ahead, list | tuple)
-        and all(map(is_count, ahead))
-        and (not ahead or "place" in own)
-        and isinstance(place, list | tuple)
-        and len(place) == 4
-        and is_count(own.get("samples", 0))
-    )

@@ -5,14 +5,13 @@ exclusive lock on the unfinished file, which bears its final name once it is who
 end with the process that holds them: a crash leaves files, and nothing that stops anybody.
 
 The folder belongs to its user alone (mode 0700). Files are opened relative to the open folder and without following
-symbolic links. Only files with names of the form that `CachedShard.file` gives are ever deleted, in a folder that has
-the marker file; the least recently used shard that nobody holds goes first.
+symbolic links. Only files with names of the form that `CachedShard.file` gives are ever deleted; the least recently
+used shard that nobody holds goes first.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import os
@@ -26,17 +25,17 @@ from typing import Any
 
 from penstock.errors import InvalidOption, OutOfSpace
 from penstock.showing import shown
+from penstock.storage.durable import FULL, free_bytes
 from penstock.storage.private_folder import delete_unheld, files_in, has_name, open_own_file, open_private_folder
 from penstock.system.cache_folder import folder_of
-from penstock.system.file_lock import NO_LOCKS, lock_file, unlock_file
-from penstock.system.file_lock import HeldFile as HeldFile
+from penstock.system.locks import HeldFile as HeldFile
+from penstock.system.locks import lock_file, unlock_file
 from penstock.system.words import size_of
 
 #: Bytes of shards that a folder keeps where nothing else is given.
 DEFAULT_LIMIT = 64 << 30
 
-_MARKER = "penstock-shards"
-_MARKED = b"Penstock keeps shards of object stores here, and deletes them when it needs space.\n"
+_LOCK = "penstock-shards"
 _FILE = re.compile(r"[A-Za-z0-9._-]{1,80}-[0-9a-f]{32}\.(shard|part)")
 #: How long one process may hold the lock of the folder, which is held while space is made.
 _FOLDER_LOCK_SECONDS = 60.0
@@ -60,6 +59,10 @@ class CachedShard:
         return f"{name}-{hashlib.sha256(key).hexdigest()[:32]}"
 
 
+class NoRoom(Exception):
+    """There is no space for a shard now: all others are in use."""
+
+
 class CacheFolder:
     """A folder of shards, bounded in bytes. Threads and processes may use it at once.
 
@@ -68,7 +71,7 @@ class CacheFolder:
         limit: bytes that all shards in it may take.
 
     Raises:
-        UnsafeCache: others may write into the folder, it belongs to another user, or it holds other files.
+        UnsafeCache: others may write into the folder, or it belongs to another user.
         InvalidOption: there is no cache folder of the user.
         OSError: the folder cannot be made, or its file system has no locks.
     """
@@ -79,7 +82,7 @@ class CacheFolder:
             raise InvalidOption("the user has no home folder to keep shards in: give cache_folder=")
         self.path = path.absolute()
         self.limit = limit
-        self._folder = open_private_folder(self.path, _MARKER, _MARKED)
+        self._folder = open_private_folder(self.path)
         weakref.finalize(self, os.close, self._folder)
 
     # --- shards -----------------------------------------------------------------------------------------------------
@@ -105,26 +108,44 @@ class CacheFolder:
             os.utime(descriptor)
         return held
 
-    def begin(self, shard: CachedShard) -> HeldFile | None:
-        """Return the unfinished file of a shard, open for writing and locked; None: somebody else fetches it now.
+    def begin(self, shard: CachedShard, *, beyond: bool = False) -> HeldFile | None:
+        """Return the unfinished file of a shard, which has its size on the disk, open for writing and locked.
 
-        Raises OSError where the file system has no locks.
+        None: somebody else fetches it now. Shards that nobody holds are deleted for it, the least recently used first.
+
+        Args:
+            shard: to be fetched.
+            beyond: it is needed at once: where everything else is held, the limit is exceeded.
+
+        Raises:
+            NoRoom: the limit, or the disk, does not allow it now; never where it is needed at once.
+            OutOfSpace: the disk is full.
+            OSError: the file system has no locks.
         """
+        part = self._part(shard)
+        try:
+            if part is not None:
+                with self._locked():
+                    self._reserve(part, shard.size, beyond=beyond)
+        except BaseException:
+            assert part is not None
+            self.discard(shard, part)
+            raise
+        return part
+
+    def _part(self, shard: CachedShard) -> HeldFile | None:
+        """Return the unfinished file of a shard, locked; None: somebody else has it."""
         name = f"{shard.file}.part"
         descriptor = open_own_file(os.O_RDWR | os.O_CREAT, name, self._folder)
-        if descriptor is None:
-            return None
+        assert descriptor is not None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
         except OSError as error:
             os.close(descriptor)
-            if error.errno in NO_LOCKS:
-                said = "the file system of the cache folder has no locks (flock): give another cache_folder="
-                raise OSError(error.errno, said, str(self.path)) from error
-            raise
+            if isinstance(error, BlockingIOError):
+                return None
+            said = f"shards cannot be locked here ({error.strerror}): give another cache_folder="
+            raise OSError(error.errno, said, str(self.path)) from error
         held = HeldFile(descriptor)
         if not has_name(descriptor, name, self._folder):  # it was finished, or deleted, meanwhile
             held.close()
@@ -132,20 +153,11 @@ class CacheFolder:
         return held
 
     def is_coming(self, shard: CachedShard) -> bool:
-        """Return whether a process fetches a shard now."""
-        descriptor = open_own_file(os.O_RDONLY, f"{shard.file}.part", self._folder)
-        if descriptor is None:
-            return False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
-        except BlockingIOError:
-            return True
-        except OSError:  # a file system without locks
-            return False
-        finally:
-            unlock_file(descriptor)
-            os.close(descriptor)
+        """Return whether somebody fetches a shard now."""
+        part = self._part(shard)
+        if part is not None:
+            self.discard(shard, part)
+        return part is None
 
     def finish(self, shard: CachedShard, part: HeldFile) -> HeldFile | None:
         """Give a whole shard its final name, and return it as `hold` does; the unfinished file is closed."""
@@ -164,58 +176,35 @@ class CacheFolder:
 
     # --- space ------------------------------------------------------------------------------------------------------
 
-    def reserve(self, part: HeldFile, size: int, *, beyond: bool = False) -> bool:
-        """Give an unfinished file its size on the disk; False: the limit does not allow it now.
-
-        Shards that nobody holds are deleted for it, the least recently used first.
-
-        Args:
-            part: of `begin`.
-            size: bytes that the file will have.
-            beyond: the file is needed at once: where everything else is held, the limit is exceeded.
-
-        Raises:
-            OutOfSpace: the disk is full.
-        """
-        with self._locked():
-            missing = size - os.fstat(part.descriptor).st_size
-            if missing <= 0:
-                return True
-            room = self._make_room(self.limit - missing, part)
-            if not room and not beyond:
-                return False
-            while True:
-                try:
-                    _allocate(part.descriptor, size)
-                    return True
-                except OSError as error:
-                    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                        raise
-                    os.ftruncate(part.descriptor, size - missing)
-                    # What is missing on the disk is not known to the byte: shards go one by one.
-                    if self._delete_oldest(part):
-                        continue
-                    if not beyond:
-                        return False
-                    free = os.fstatvfs(part.descriptor)
-                    lacks = max(0, missing - free.f_bavail * free.f_frsize) or missing
-                    raise OutOfSpace(
-                        f"the disk of the cache folder {self.path} is full: a shard of {size_of(size)} is needed now, "
-                        f"and {size_of(lacks)} more are missing; all other shards in the folder are in use. Free "
-                        "space, or give a cache_folder= on another disk",
-                        missing=lacks,
-                    ) from error
+    def _reserve(self, part: HeldFile, size: int, *, beyond: bool) -> None:
+        while (missing := size - os.fstat(part.descriptor).st_size) > 0:
+            if self.held_bytes() + missing > self.limit:
+                if self._delete_oldest(part):
+                    continue
+                if not beyond:
+                    raise NoRoom
+            try:
+                os.posix_fallocate(part.descriptor, 0, size)
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                os.ftruncate(part.descriptor, size - missing)
+                # What is missing on the disk is not known to the byte: shards go one by one.
+                if self._delete_oldest(part):
+                    continue
+                if not beyond:
+                    raise NoRoom from None
+                lacks = max(0, missing - free_bytes(str(self.path))) or missing
+                raise OutOfSpace(
+                    f"the disk of the cache folder {self.path} is full: a shard of {size_of(size)} is needed now, and "
+                    f"{size_of(lacks)} more are missing; all other shards in the folder are in use. Free space, or "
+                    "give a cache_folder= on another disk",
+                    missing=lacks,
+                ) from error
 
     def held_bytes(self) -> int:
         """Return the bytes that shards, finished and not, take in the folder."""
         return sum(status.st_size for _, status in files_in(self._folder, _FILE))
-
-    def _make_room(self, allowed: int, part: HeldFile) -> bool:
-        """Delete shards until the others take at most so many bytes; return whether they do."""
-        while self.held_bytes() > allowed:
-            if not self._delete_oldest(part):
-                return False
-        return True
 
     def _delete_oldest(self, part: HeldFile) -> bool:
         """Delete the least recently used shard that nobody holds; return whether there was one."""
@@ -226,7 +215,7 @@ class CacheFolder:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Hold the lock of the folder: one process at a time makes space."""
-        marker = open_own_file(os.O_RDWR | os.O_CREAT, _MARKER, self._folder)
+        marker = open_own_file(os.O_RDWR | os.O_CREAT, _LOCK, self._folder)
         assert marker is not None
         try:
             lock_file(marker, str(self.path), fcntl.LOCK_EX, _FOLDER_LOCK_SECONDS, required=True)
@@ -240,13 +229,3 @@ class CacheFolder:
 
     def __repr__(self) -> str:
         return f"<CacheFolder {shown(str(self.path))}: {size_of(self.held_bytes())} of {size_of(self.limit)}>"
-
-
-def _allocate(descriptor: int, size: int) -> None:
-    """Give a file its size, with space on the disk where the file system can say so at once."""
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-            raise
-        os.ftruncate(descriptor, size)

@@ -204,40 +204,29 @@ class ShardFiles:
         with os.scandir(self.folder) as entries:
             found = {entry.name: entry for entry in entries}
         for number, shard in enumerate(self.shards):
-            entry = found.get(shard.name)
+            entry, why = found.get(shard.name), None
             if entry is None:
-                raise CorruptShards(f"{self.path(number)} is missing: copy the whole folder again")
-            if entry.is_symlink() or not entry.is_file(follow_symlinks=False):
-                raise CorruptShards(
-                    f"{self.path(number)} is a symbolic link or no regular file: put the file in its place"
-                )
-            if (size := entry.stat(follow_symlinks=False).st_size) != shard.bytes:
-                raise CorruptShards(
-                    f"{self.path(number)} has {size:,} bytes, and dataset.json says {shard.bytes:,}: it is cut off, or "
-                    "another file. Copy it again"
-                )
+                why = "is missing"
+            elif not entry.is_file(follow_symlinks=False):
+                why = "is a symbolic link or no regular file"
+            elif (size := entry.stat(follow_symlinks=False).st_size) != shard.bytes:
+                why = f"has {size:,} bytes, and dataset.json says {shard.bytes:,}: it is cut off, or another file"
+            if why is not None:
+                raise CorruptShards(f"{self.path(number)} {why}. Copy it again")
 
     def read(self, shard: int, member: Any, name: str, *, verify: bool) -> bytes:
         """Return the bytes of a member, a row of index.MEMBER; name: of the member, for messages.
 
         Raises MissingSample, UnreadableSample, CorruptSample and, of the checksum, ChecksumMismatch.
         """
-        if shard >= len(self.shards):
-            raise CorruptShards(f"the index speaks of shard {shard:,}, and there are {len(self.shards):,}")
         path, (offset, length, expected, _) = self.path(shard), member.item()
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with open(path, "rb", opener=_no_link) as file:
+                self._check_extent(os.fstat(file.fileno()).st_size, shard, offset, length, name)
+                file.seek(offset)
+                data = file.read(length)
         except OSError as error:
             raise self._unreadable(error, name, path) from error
-        try:
-            self._check_extent(os.fstat(descriptor).st_size, shard, offset, length, name)
-            data = os.pread(descriptor, length, offset)
-            while len(data) < length and (more := os.pread(descriptor, length - len(data), offset + len(data))):
-                data += more
-        except OSError as error:
-            raise self._unreadable(error, name, path) from error
-        finally:
-            os.close(descriptor)
         advice = "Copy the shard again, or pack the dataset again; `penstock verify` lists all damage"
         return verified(data, expected, name, path, f"shard {path}", advice) if verify else data
 
@@ -260,6 +249,10 @@ class ShardFiles:
         made: UnreadableSample | MissingSample = kind(message, sample_id=name, path=path)
         made.errno = error.errno
         return made
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def verified(data: bytes, expected: int, name: str, path: str, where: str, advice: str) -> bytes:

@@ -42,7 +42,12 @@ def write_all(descriptor: int, data: bytes | memoryview) -> None:
     """Write all of some bytes. Raises OSError."""
     rest = memoryview(data)
     while rest:
-        rest = rest[os.write(descriptor, rest) :]
+        if offset is None:
+            written = os.write(descriptor, rest)
+        else:
+            written = os.pwrite(descriptor, rest, offset)
+            offset += written
+        rest = rest[written:]
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from functools import cached_property
 from typing import Any
 
 import penstock._native as _native
-from penstock.errors import UnsafeCache
 from penstock.stats import IndexCounts
 from penstock.storage.private_folder import delete_unheld, files_in, open_own_file, open_private_folder
 from penstock.system.cache_folder import MAX_BYTES, folder_of
@@ -27,8 +26,6 @@ from penstock.system.words import counted
 #: The folder of indexes below the cache folder.
 KIND = "jpeg-index"
 
-_MARKER = "penstock-jpeg-index"
-_MARKED = b"Penstock keeps decoder states of JPEG files here. No loader needs them: the folder may be deleted.\n"
 _FILE = re.compile(r"[0-9a-f]{32}\.states")
 #: Part of each file's name: to be raised when the native core lays files out otherwise, or means other states by them.
 _VERSION = 1
@@ -76,15 +73,8 @@ class Photos:
         return slot if self.size and slot >= least else 0
 
 
-@dataclass(frozen=True)
-class _Held:
-    """An open index."""
-
-    native: _native.JpegIndex
-    size: int
-    """The number of samples."""
-    why: str | None
-    """Why it lies in memory, or nothing is written to its file; None: it is kept."""
+_Held = tuple[_native.JpegIndex, str | None]
+"""An open index, and why it lies in memory; None: it is kept."""
 
 
 class JpegIndexes:
@@ -93,6 +83,8 @@ class JpegIndexes:
     def __init__(self) -> None:
         self._held: dict[Photos, _Held | None] = {}
         self._own: list[_native.JpegIndex] = []
+        self.opened: list[_native.JpegIndex] = []
+        """They learn by `refresh` of the photos that other processes have kept states of."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return JpegIndexes, ()
@@ -108,35 +100,28 @@ class JpegIndexes:
         """
         self._own = list(own)
         self._held = {photos: self._held[photos] if photos in self._held else _opened(photos) for photos in datasets}
-        self.refresh()
-        return [None if held is None else held.native for held in map(self._held.get, datasets)]
-
-    def refresh(self) -> None:
-        """Learn of the photos that other processes have kept states of."""
-        for held in self._held.values():
-            if held is not None:
-                held.native.refresh()
+        self.opened = [held[0] for held in self._held.values() if held is not None]
+        for one in self.opened:
+            one.refresh()
+        return [None if held is None else held[0] for held in map(self._held.get, datasets)]
 
     def counts(self) -> IndexCounts | None:
         """Return what the indexes hold, None where there are none."""
-        held = [*(one.native for one in self._held.values() if one is not None), *self._own]
-        if not held:
+        each = [one.counts() for one in (*(held[0] for held in self._held.values() if held is not None), *self._own)]
+        if not each:
             return None
-        each = [one.counts() for one in held]
         errors = [os.strerror(one[4]) for one in each if one[4]]
         photos, taken, hits, changed = (sum(one[place] for one in each) for place in range(4))
         return IndexCounts(photos, taken, hits, changed, errors[0] if errors else None)
 
     def describe(self, datasets: Sequence[Photos]) -> str | None:
-        """Return what is known of datasets, for explain(); None: nothing is. Nothing is made."""
-        held = [self._held[photos] if photos in self._held else _opened(photos, make=False) for photos in datasets]
-        known = [(one, one.native.counts()) for one in held if one is not None]
-        photos = sum(counts[0] for _, counts in known)
-        if not photos:
+        """Return what the open indexes of datasets hold, for explain(); None: nothing."""
+        held = [one for one in map(self._held.get, datasets) if one is not None]
+        counts = [native.counts() for native, _ in held]
+        if not (photos := sum(each[0] for each in counts)):
             return None
-        notes = [one.why or (os.strerror(counts[4]) if counts[4] else None) for one, counts in known]
-        why = next((note for note in notes if note is not None), None)
-        where = "kept in the user's cache folder" if why is None else f"in memory or read-only: {why}"
+        notes = [why for _, why in held if why] + [os.strerror(each[4]) for each in counts if each[4]]
+        where = f"not kept in the user's cache folder: {notes[0]}" if notes else "kept in the user's cache folder"
         return known_of(sum(one.size for one in datasets), photos, where)
 
 
@@ -152,57 +137,44 @@ def file_name(photos: Photos, slot: int) -> str:
     return f"{hashlib.sha256(json.dumps(named).encode()).hexdigest()[:32]}.states"
 
 
-def _opened(photos: Photos, *, make: bool = True) -> _Held | None:
-    """Open the index of a dataset; None: it would be of no use.
-
-    make: a new one is made where there is none; False: one that there is already is only read.
-    """
+def _opened(photos: Photos) -> _Held | None:
+    """Open the index of a dataset; None: it would be of no use."""
     slot, path = photos.slot_bytes(MAX_BYTES), folder_of(KIND)
-    if not slot or (not make and (path is None or not os.path.isdir(path))):
+    if not slot:
         return None
     why = "the user has no home folder"
     if path is not None:
         try:
-            folder = open_private_folder(path.absolute(), _MARKER, _MARKED)
+            folder = open_private_folder(path.absolute())
             try:
-                return _in_folder(folder, photos, slot, make=make)
+                return _in_folder(folder, photos, slot), None
             finally:
                 os.close(folder)
         except (OSError, RuntimeError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    in_memory = photos.slot_bytes(_MEMORY) if make else 0
-    return _Held(_native.JpegIndex.in_memory(photos.size, in_memory), photos.size, why) if in_memory else None
+    in_memory = photos.slot_bytes(_MEMORY)
+    return (_native.JpegIndex.in_memory(photos.size, in_memory), why) if in_memory else None
 
 
-def _in_folder(folder: int, photos: Photos, slot: int, *, make: bool, again: bool = False) -> _Held | None:
+def _in_folder(folder: int, photos: Photos, slot: int, *, again: bool = False) -> _native.JpegIndex:
     """Open a file of the folder as an index. Raises OSError, RuntimeError and ValueError where it cannot be one."""
-    name, why = file_name(photos, slot), None
+    name = file_name(photos, slot)
+    file = open_own_file(os.O_RDWR | os.O_CREAT, name, folder)
+    assert file is not None
     try:
-        file = open_own_file(os.O_RDWR | os.O_CREAT if make else os.O_RDONLY, name, folder)
-    except UnsafeCache:
-        raise
-    except OSError as error:  # a file system that is read-only, or a file that may only be read
-        file, why = open_own_file(os.O_RDONLY, name, folder), os.strerror(error.errno or 0)
-        if file is None:
-            raise
-    if file is None:
-        return None
-    writable = make and why is None
-    try:
-        if writable:
-            with contextlib.suppress(OSError):  # of the least recently used file, and of file systems without locks
-                os.utime(file)
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            _make_room(folder, file, _native.JpegIndex.file_bytes(photos.size, slot))
+        with contextlib.suppress(OSError):  # of file systems without locks
+            os.utime(file)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        _make_room(folder, file, _native.JpegIndex.file_bytes(photos.size, slot))
         # The native core's own descriptor shares the lock.
-        return _Held(_native.JpegIndex(file, photos.size, slot, writable), photos.size, why)
+        return _native.JpegIndex(file, photos.size, slot, True)
     except ValueError:  # it is damaged
-        if not writable or again:
+        if again:
             raise
         os.unlink(name, dir_fd=folder)
     finally:
         os.close(file)
-    return _in_folder(folder, photos, slot, make=True, again=True)
+    return _in_folder(folder, photos, slot, again=True)
 
 
 def _make_room(folder: int, file: int, size: int) -> None:
@@ -212,13 +184,11 @@ def _make_room(folder: int, file: int, size: int) -> None:
     """
     own = os.fstat(file)
     others = [(name, status) for name, status in files_in(folder, _FILE) if not os.path.samestat(status, own)]
-    taken = sum(status.st_blocks * 512 for _, status in others)
+    room = MAX_BYTES - size - sum(status.st_blocks * 512 for _, status in others)
     for name, status in others:
-        if taken + size <= MAX_BYTES:
-            break
-        with contextlib.suppress(OSError):
-            taken -= status.st_blocks * 512 * delete_unheld(name, folder)
+        if room < 0 and delete_unheld(name, folder):
+            room += status.st_blocks * 512
     disk = os.fstatvfs(folder)
-    missing = size - own.st_blocks * 512
-    if taken + size > MAX_BYTES or missing > (disk.f_bavail - disk.f_blocks * _LEFT) * disk.f_frsize:
+    left = (disk.f_bavail - disk.f_blocks * _LEFT) * disk.f_frsize
+    if room < 0 or size - own.st_blocks * 512 > left:
         raise OSError("the cache folder has no room for it")

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import textwrap
 import threading
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from types import ModuleType
 from typing import Any, NoReturn, TypeGuard, TypeVar
@@ -28,6 +29,7 @@ from penstock.errors import (
     StoreUnreachable,
 )
 from penstock.showing import without_secrets
+from penstock.system.words import counted
 
 try:
     import obstore
@@ -63,7 +65,7 @@ _MEANINGS: tuple[tuple[str, type[StorageError], str], ...] = (
         "GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY), or "
         "AWS_SKIP_SIGNATURE=true for a public bucket",
     ),
-    (r"412 Precondition", ChangedObject, "the object was replaced since the dataset was opened; open the dataset anew"),
+    (r"416 |Wanted range", ChangedObject, "the object is shorter than dataset.json says: it was damaged or replaced"),
     (
         r"507 |InsufficientStorage|StorageFull|QuotaExceeded|quotaExceeded",
         StoreFull,
@@ -100,44 +102,38 @@ def client() -> ModuleType:
 
 def run_alone(work: Coroutine[Any, Any, T]) -> T:
     """Return what a coroutine returns, run in a thread of its own, because the caller's may have an event loop."""
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(work)
+    result: Future[T] = Future()
+    tasks: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[T]]] = []
+
+    async def main() -> T:
+        tasks.append((asyncio.get_running_loop(), task := asyncio.ensure_future(work)))
+        return await task
 
     def run() -> None:
         try:
-            with suppress(BaseException):  # the task has it
-                loop.run_until_complete(task)
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.run_until_complete(loop.shutdown_default_executor())
-        finally:
-            loop.close()
+            value = asyncio.run(main())
+        except BaseException as error:
+            result.set_exception(error)
+        else:
+            result.set_result(value)
 
     thread = threading.Thread(target=run, name="penstock-fetch", daemon=True)
     thread.start()
     try:
-        while thread.is_alive():  # in slices, in which Ctrl-C is seen
-            thread.join(0.05)
+        return result.result()
     except BaseException:
-        with suppress(RuntimeError):  # it has ended
-            loop.call_soon_threadsafe(task.cancel)
-        thread.join(2.0)
+        if not result.done():  # Ctrl-C
+            for loop, task in tasks:
+                with suppress(RuntimeError):  # it has ended
+                    loop.call_soon_threadsafe(task.cancel)
         raise
-    return task.result()
+    finally:
+        thread.join(2.0)
 
 
 def is_url(path: object) -> TypeGuard[str]:
     """Return whether a path is the URL of an object store."""
     return isinstance(path, str) and path.partition("://")[0].lower() in SCHEMES and "://" in path
-
-
-@dataclass(frozen=True)
-class ObjectInfo:
-    """What a store says of an object."""
-
-    size: int
-    """In bytes."""
-    etag: str | None
-    """Differs between contents of one name; None: the store has none."""
 
 
 class ObjectStore:
@@ -188,55 +184,29 @@ class ObjectStore:
         except Exception as error:
             self._raise(error, name)
 
-    def info(self, name: str) -> ObjectInfo:
-        """Return the size and etag of an object. Raises StorageError."""
-        try:
-            return run_alone(self.info_soon(name))
-        except MissingObject:
-            self.read(name)  # HEAD has no text; a GET, whose answer has one, says whether the bucket is there
-            raise
+    def _run(self, name: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        async def meant() -> T:
+            with self._meaning(name):
+                return await work()
 
-    async def info_soon(self, name: str) -> ObjectInfo:
-        """Return the size and etag of an object, without holding up the thread. Raises StorageError."""
-        with self._meaning(name):
-            found = await client().head_async(self._store, name)
-        return ObjectInfo(int(found["size"]), found["e_tag"])
+        return run_alone(meant())
 
     def read(self, name: str) -> bytes:
         """Return an object. Raises StorageError."""
-        return run_alone(self._read_soon(name))
 
-    async def _read_soon(self, name: str) -> bytes:
-        with self._meaning(name):
+        async def read() -> bytes:
             answer = await client().get_async(self._store, name)
             return bytes(await answer.bytes_async())
 
-    def read_range(self, name: str, begin: int, end: int) -> bytes:
-        """Return the bytes of an object from begin to end - 1. Raises StorageError."""
-        return run_alone(self.read_ranges(name, [(begin, end)]))[0] if begin < end else b""
-
-    async def read_ranges(self, name: str, ranges: list[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of ranges (begin, end) of an object, close ones by one request. Raises StorageError."""
-        with self._meaning(name):
-            found = await client().get_ranges_async(
-                self._store, name, starts=[begin for begin, _ in ranges], ends=[end for _, end in ranges]
-            )
-        url = self.url_of(name)
-        for part, (begin, end) in zip(found, ranges, strict=True):
-            if (missing := end - begin - len(part)) != 0:
-                raise ChangedObject(f"{url}: the object ends {missing:,} bytes early; was it replaced?", url=url)
-        return [bytes(part) for part in found]
+        return self._run(name, read)
 
     def sizes(self) -> dict[str, int]:
         """Return all objects under the URL with their bytes. Raises StorageError."""
-        return run_alone(self._sizes_soon())
 
-    async def _sizes_soon(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        with self._meaning(""):
-            async for page in client().list(self._store):
-                found |= {str(one["path"]): int(one["size"]) for one in page}
-        return found
+        async def sizes() -> dict[str, int]:
+            return {str(one["path"]): int(one["size"]) async for page in client().list(self._store) for one in page}
+
+        return self._run("", sizes)
 
     def put(self, name: str, data: bytes | Iterator[bytes]) -> None:
         """Write an object, which appears once all of it is there; parts of an iterator are sent as they come.
@@ -254,11 +224,10 @@ class ObjectStore:
 
         async def put() -> None:
             given = data if isinstance(data, bytes) else parts(data)
-            with self._meaning(name):
-                await client().put_async(self._store, name, given, chunk_size=_PART, max_concurrency=4)
+            await client().put_async(self._store, name, given, chunk_size=_PART, max_concurrency=4)
 
         try:
-            run_alone(put())
+            self._run(name, put)
         except Exception:
             if raised:
                 raise raised[0] from None
@@ -269,37 +238,35 @@ class ObjectStore:
 
         async def put() -> bool:
             exceptions = client().exceptions
-            with self._meaning(name):
-                try:
-                    await client().put_async(self._store, name, data, mode="create")
-                except exceptions.AlreadyExistsError:
-                    return False
-                except exceptions.NotSupportedError:
-                    await client().put_async(self._store, name, data)
+            try:
+                await client().put_async(self._store, name, data, mode="create")
+            except exceptions.AlreadyExistsError:
+                return False
+            except exceptions.NotSupportedError:
+                await client().put_async(self._store, name, data)
             return True
 
-        return run_alone(put())
+        return self._run(name, put)
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove objects. Raises StorageError."""
 
         async def delete() -> None:
-            with self._meaning(""):
-                await client().delete_async(self._store, list(names))
+            await client().delete_async(self._store, list(names))
 
         if names:
-            run_alone(delete())
+            self._run("", delete)
 
-    async def read_part(self, name: str, begin: int, end: int, etag: str | None) -> bytes:
-        """Return the bytes from begin to end - 1 of the object with this etag. Raises StorageError."""
-        options: dict[str, Any] = {"range": (begin, end)}
-        if etag is not None:
-            options["if_match"] = etag
+    async def read_part(self, name: str, begin: int, end: int, size: int) -> bytes:
+        """Return the bytes from begin to end - 1 of an object that has so many bytes. Raises StorageError."""
+        url = self.url_of(name)
         with self._meaning(name):
-            answer = await client().get_async(self._store, name, options=options)
+            answer = await client().get_async(self._store, name, options={"range": (begin, end)})
+            if (found := int(answer.meta["size"])) != size:
+                said = f"the object has {counted(found, 'byte')}, and dataset.json says {size:,}"
+                raise ChangedObject(f"{url}: {said}: it was damaged or replaced", url=url)
             data = bytes(await answer.bytes_async())
         if len(data) != end - begin:
-            url = self.url_of(name)
             raise StoreUnreachable(f"{url}: the connection was closed after {len(data):,} bytes", url=url)
         return data
 
@@ -309,11 +276,11 @@ class ObjectStore:
             raise error
         url, said = self.url_of(name), str(error)
         cause = error if said == without_secrets(said) else None
-        brief = said.partition("\n\nDebug source:")[0].strip()
+        brief = textwrap.shorten(said.partition("\n\nDebug source:")[0], 400, placeholder="...")
         for pattern, kind, meaning in _MEANINGS:
             if re.search(pattern, said):
-                raise kind(f"{url}: {meaning} ({_one_line(brief)})", url=url) from cause
-        raise StorageError(f"{url}: {_one_line(brief)}", url=url) from cause
+                raise kind(f"{url}: {meaning} ({brief})", url=url) from cause
+        raise StorageError(f"{url}: {brief}", url=url) from cause
 
     def __repr__(self) -> str:
         return f"<ObjectStore {self.url}>"
@@ -321,8 +288,3 @@ class ObjectStore:
 
 #: Bytes of an object that are sent by one request.
 _PART = 8 << 20
-
-
-def _one_line(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= 400 else line[:400] + "..."

@@ -11,32 +11,26 @@ import stat
 from pathlib import Path
 
 from penstock.errors import UnsafeCache
-from penstock.system.file_lock import unlock_file
+from penstock.system.locks import unlock_file
 
 
-def open_private_folder(path: Path, marker: str, text: bytes) -> int:
-    """Return a descriptor of a folder that nobody but this user may write into, and which has the marker file.
+def open_private_folder(path: Path) -> int:
+    """Return a descriptor of a folder that nobody but this user may write into; made with mode 0700 where it is none.
 
-    A folder that does not exist is made, with mode 0700; one that is empty gets the marker.
-
-    Args:
-        path: of the folder, absolute.
-        marker: the name of the marker file.
-        text: what the marker file says.
-
-    Raises:
-        UnsafeCache: others may write into the folder, it belongs to another user, or it holds other files.
-        OSError: the folder cannot be made.
+    Raises UnsafeCache where others may write into it, or it belongs to another user; OSError where it cannot be made.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         path.mkdir(mode=0o700)
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        _check(descriptor, str(path), marker, text)
-    except BaseException:
+    status, why = os.fstat(descriptor), None
+    if status.st_uid != os.geteuid():
+        why = f"the cache folder {path} belongs to user {status.st_uid}, and this process runs as user {os.geteuid()}"
+    elif status.st_mode & 0o022:
+        why = f"other users can write into the cache folder {path} ({stat.filemode(status.st_mode)})"
+    if why is not None:
         os.close(descriptor)
-        raise
+        raise UnsafeCache(f"{why}: give another folder", url=str(path))
     return descriptor
 
 
@@ -64,12 +58,8 @@ def open_own_file(flags: int, name: str, folder: int) -> int | None:
 
 def files_in(folder: int, names: re.Pattern[str]) -> list[tuple[str, os.stat_result]]:
     """Return the regular files in a folder that have such names, with their statuses, the least recently used first."""
-    # Threads, and processes that were forked, share the place in the listing of one descriptor.
-    listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
-    try:
-        listed = os.listdir(listing)
-    finally:
-        os.close(listing)
+    # Listing the descriptor itself would share one place in the listing between threads, and forked processes.
+    listed = os.listdir(f"/proc/self/fd/{folder}")
     found = []
     for name in filter(names.fullmatch, listed):
         with contextlib.suppress(FileNotFoundError):  # another process deletes too
@@ -103,30 +93,3 @@ def delete_unheld(name: str, folder: int) -> bool:
     finally:
         unlock_file(descriptor)
         os.close(descriptor)
-
-
-def _check(descriptor: int, path: str, marker: str, text: bytes) -> None:
-    status = os.fstat(descriptor)
-    if status.st_uid != os.geteuid():
-        owner = f"user {status.st_uid}, and this process runs as user {os.geteuid()}"
-        raise UnsafeCache(f"the cache folder {path} belongs to {owner}: give another folder", url=path)
-    if status.st_mode & 0o022:
-        mode = stat.filemode(status.st_mode)
-        raise UnsafeCache(
-            f"other users can write into the cache folder {path} ({mode}): chmod go-w it, or give another folder",
-            url=path,
-        )
-    file = open_own_file(os.O_RDONLY, marker, descriptor)
-    if file is None:
-        others = any(name != marker for name in os.listdir(descriptor))
-        # Another process that made the folder just now has made the marker before any other file.
-        if others and (file := open_own_file(os.O_RDONLY, marker, descriptor)) is None:
-            raise UnsafeCache(
-                f"the cache folder {path} holds files that Penstock did not write: give an empty or new folder",
-                url=path,
-            )
-        if file is None:
-            file = open_own_file(os.O_RDWR | os.O_CREAT, marker, descriptor)
-            assert file is not None
-            os.write(file, text)
-    os.close(file)

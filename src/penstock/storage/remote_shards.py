@@ -1,18 +1,23 @@
-"""The shards of a dataset in an object store, as local files: the counterpart of description.ShardFiles."""
+"""The shards of a dataset in an object store, as local files: the counterpart of description.ShardFiles.
+
+A shard comes into the cache in parts by ranges, of one object. A part whose request fails is asked for again; a
+download that was ended begins anew. Whatever an unfinished file holds, the checksum of all bytes has the last word.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.errors import CorruptShards, StorageError
-from penstock.storage.cache_folder import CachedShard, CacheFolder, HeldFile
+from penstock.errors import CorruptDownload, CorruptShards, StoreUnreachable
+from penstock.storage.cache_folder import CachedShard, CacheFolder, HeldFile, NoRoom
 from penstock.storage.description import Column, Shard, ShardFiles, Split, verified
-from penstock.storage.download import Download, Traffic
+from penstock.storage.durable import write_all
+from penstock.storage.index import crc32c_of
 from penstock.storage.objects import ObjectStore, run_alone
 from penstock.system.words import counted, size_of
 
@@ -23,6 +28,117 @@ Range = tuple[int, int, int]
 REQUESTS = 16
 #: A shard is fetched whole once this share of its bytes was wanted: by ranges it would soon cost as much.
 WORTH_WHOLE = 0.25
+#: Bytes of one request.
+PART_BYTES = 8 << 20
+#: Requests for one part that fail, one after the other, before the download does.
+ATTEMPTS = 8
+# Of a request that failed to the next one: the first pause, doubled each time, up to the longest one, in seconds.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
+#: Pauses while there is no space, or another process, or another thread, fetches the same shard, in seconds.
+LOOK_AGAIN = 0.02
+
+
+@dataclass
+class Traffic:
+    """What came from an object store."""
+
+    bytes: int = 0
+    requests: int = 0
+    shards: int = 0
+    """Whole shards that were fetched."""
+    ranges: int = 0
+    """Samples that were read by their ranges alone."""
+
+
+@dataclass(frozen=True)
+class Download:
+    """An object that is to lie in the cache folder."""
+
+    store: ObjectStore
+    name: str
+    """Of the object."""
+    shard: CachedShard
+    """As the cache knows it."""
+    cache: CacheFolder
+    traffic: Traffic
+
+    def open(self, *, beyond: bool) -> tuple[HeldFile | None, HeldFile | None]:
+        """Return the whole shard, or its unfinished file; neither: somebody else has that.
+
+        beyond: it is needed at once, and may exceed the limit of the cache. Raises NoRoom, StorageError, OSError.
+        """
+        held = self.cache.hold(self.shard)
+        part = self.cache.begin(self.shard, beyond=beyond) if held is None else None
+        if part is not None and (held := self.cache.hold(self.shard)) is not None:  # finished between the two
+            self.cache.discard(self.shard, part)
+            part = None
+        return held, part
+
+    async def fetch(self, part: HeldFile, requests: asyncio.Semaphore) -> HeldFile | None:
+        """Return the whole shard of its unfinished file; None: it was deleted at once.
+
+        requests: bounds the requests under way. Raises StorageError, and OSError where it cannot be written.
+        """
+        url, size = self.shard.url, self.shard.size
+        try:
+            for _ in range(2):
+                try:
+                    async with asyncio.TaskGroup() as group:
+                        for begin in range(0, size, PART_BYTES):
+                            end = min(begin + PART_BYTES, size)
+                            group.create_task(self._fetch_part(part, begin, end, requests))
+                except* OSError as failed:
+                    raise failed.exceptions[0] from None
+                if await asyncio.to_thread(self._is_whole, part):
+                    self.traffic.shards += 1
+                    return await asyncio.to_thread(self.cache.finish, self.shard, part)
+            self.cache.discard(self.shard, part)
+            raise CorruptDownload(
+                f"{url}: the {counted(size, 'byte')} that the store gives do not have the checksum "
+                f"{self.shard.checksum:08x} that dataset.json names: the object was damaged or replaced",
+                url=url,
+            )
+        finally:
+            part.close()
+
+    async def _fetch_part(self, part: HeldFile, begin: int, end: int, requests: asyncio.Semaphore) -> None:
+        """Fetch the bytes from begin to end - 1. Raises StorageError, OSError."""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                async with requests:
+                    self.traffic.requests += 1
+                    data = await self.store.read_part(self.name, begin, end, self.shard.size)
+                break
+            except StoreUnreachable as failed:
+                if attempt == ATTEMPTS:
+                    url = self.shard.url
+                    raise StoreUnreachable(
+                        f"{url}: {counted(attempt, 'request')} in a row for its bytes from {begin:,} to {end - 1:,} "
+                        f"brought none; the last one: {failed}",
+                        url=url,
+                    ) from failed
+            await asyncio.sleep(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0**attempt))
+        self.traffic.bytes += len(data)
+        write_all(part.descriptor, data, begin)
+
+    def _is_whole(self, part: HeldFile) -> bool:
+        """Return whether the bytes have their checksum."""
+        with open(part.descriptor, "rb", buffering=0, closefd=False) as file:
+            return crc32c_of(file, 0, self.shard.size) == self.shard.checksum
+
+    def run(self, *, beyond: bool) -> HeldFile:
+        """Return the whole shard, fetched by this process or another. Raises as `open` and `fetch`."""
+
+        async def fetched() -> HeldFile:
+            while True:
+                held, part = self.open(beyond=beyond)
+                if part is not None:
+                    held = await self.fetch(part, asyncio.Semaphore(REQUESTS))
+                if held is not None:
+                    return held
+                await asyncio.sleep(LOOK_AGAIN)
+
+        return run_alone(fetched())
 
 
 class RemoteShards:
@@ -63,23 +179,6 @@ class RemoteShards:
         """Return where a shard lies, for messages."""
         return self.cached[shard].url
 
-    def hold(self, shard: int) -> HeldFile | None:
-        """Return a shard's local file, locked; None: it is not here. Raises CorruptShards for a number that is none."""
-        if shard >= len(self.cached):
-            raise CorruptShards(f"the index speaks of shard {shard:,}, and there are {len(self.cached):,}")
-        return self.cache.hold(self.cached[shard])
-
-    def check(self) -> None:
-        """Raise StorageError where the first shard is not in the store, or has another size. One request."""
-        for shard in self.shards[:1]:
-            found = self.store.info(shard.name).size
-            if found != shard.bytes:
-                raise StorageError(
-                    f"{self.store.url_of(shard.name)} has {found:,} bytes, and dataset.json says {shard.bytes:,}: "
-                    "it is damaged, or another object. Copy it again",
-                    url=self.store.url_of(shard.name),
-                )
-
     def read(self, shard: int, member: Any, name: str, *, verify: bool) -> bytes:
         """Return the bytes of a member, a row of index.MEMBER; name: of the member, for messages.
 
@@ -93,9 +192,10 @@ class RemoteShards:
         offset, length, expected, _ = member.item()
         data = self._brought.get((shard, offset, offset + length))
         if data is None:
-            held = self.hold(shard)
+            held = self.cache.hold(self.cached[shard])
             if held is None and (self.cache.is_coming(self.cached[shard]) or self._worth_whole(shard, length)):
-                held = self.fetch(shard)
+                with suppress(NoRoom):
+                    held = self.download(shard).run(beyond=False)
             if held is not None:
                 with closing(held):
                     return self._files.read(shard, member, name, verify=verify)
@@ -104,56 +204,41 @@ class RemoteShards:
                     f"the index places sample {name!r} at bytes {offset:,} to {offset + length:,} of "
                     f"{self.place(shard)}, which has {self.shards[shard].bytes:,}: it is the index of another dataset"
                 )
-            data = self.read_part(shard, offset, offset + length)
+            data = run_alone(self._read_range(shard, offset, offset + length)) if length else b""
         advice = "Upload the shard again, or pack the dataset again"
         url = self.place(shard)
         return verified(data, expected, name, url, url, advice) if verify else data
 
-    async def bring(self, ranges: Sequence[Range], requests: asyncio.Semaphore) -> None:
-        """Read parts of shards into memory, where `read` finds them until they are forgotten. Raises StorageError."""
-        for shard in {shard for shard, _, _ in ranges}:
-            asked = [(begin, end) for number, begin, end in ranges if number == shard and begin < end]
-            if not asked or max(end for _, end in asked) > self.shards[shard].bytes:
-                continue  # `read` says what is wrong
-            async with requests:
-                found = await self.store.read_ranges(self.shards[shard].name, asked)
-            self.traffic.requests += 1
-            self.traffic.ranges += len(asked)
-            self.traffic.bytes += sum(map(len, found))
-            self._brought.update(((shard, begin, end), data) for (begin, end), data in zip(asked, found, strict=True))
+    async def bring(self, one: Range, requests: asyncio.Semaphore) -> None:
+        """Read a part of a shard into memory, where `read` finds it until it is forgotten. Raises StorageError."""
+        async with requests:
+            self._brought[one] = await self._read_range(*one)
 
-    def forget(self, ranges: Sequence[Range]) -> None:
-        """Drop parts of shards from memory."""
-        for one in ranges:
-            self._brought.pop(one, None)
+    def forget(self, one: Range) -> None:
+        """Drop a part of a shard from memory."""
+        self._brought.pop(one, None)
 
     def wants_whole(self, shard: int, samples: int) -> bool:
         """Note that samples of a shard are wanted; return whether so many were that all of it is worth fetching."""
         described = self.shards[shard]
         return self._worth_whole(shard, samples * described.bytes // max(1, described.samples))
 
-    def read_part(self, shard: int, begin: int, end: int) -> bytes:
-        """Return the bytes of a shard from begin to end - 1, from the store. Raises StorageError."""
-        data = self.store.read_range(self.shards[shard].name, begin, end)
+    async def _read_range(self, shard: int, begin: int, end: int) -> bytes:
+        data = await self.store.read_part(self.shards[shard].name, begin, end, self.shards[shard].bytes)
         with self._lock:
             self.traffic.requests += 1
             self.traffic.ranges += 1
             self.traffic.bytes += end - begin
         return data
 
-    def fetch(self, shard: int) -> HeldFile | None:
-        """Return a whole shard's local file, fetched; None: there is no space within the limit. Raises StorageError."""
-        return run_alone(self.download(shard, asyncio.Semaphore(REQUESTS), lambda: False))
+    def download(self, shard: int) -> Download:
+        """Return what brings a shard into the cache."""
+        return Download(self.store, self.shards[shard].name, self.cached[shard], self.cache, self.traffic)
 
     def _worth_whole(self, shard: int, length: int) -> bool:
         with self._lock:
             self._wanted[shard] = self._wanted.get(shard, 0) + length
             return self._wanted[shard] > WORTH_WHOLE * self.shards[shard].bytes
-
-    async def download(self, shard: int, requests: asyncio.Semaphore, urgent: Callable[[], bool]) -> HeldFile | None:
-        """Return a shard's local file; see download.Download.run."""
-        name, known = self.shards[shard].name, self.cached[shard]
-        return await Download(self.store, name, known, self.cache, requests, self.traffic).run(urgent)
 
     def describe(self) -> str:
         """Return, for explain(), where shards are kept and what was fetched so far."""
@@ -162,9 +247,8 @@ class RemoteShards:
         if not came.requests:
             return kept
         alone = f" and {counted(came.ranges, 'sample')} alone" * bool(came.ranges)
-        repeated = f", {came.retries:,} more after one that failed" * bool(came.retries)
-        shards, requests = counted(came.shards, "shard"), counted(came.requests - came.retries, "request")
-        return f"{kept}: {shards}{alone} fetched so far, {size_of(came.bytes)} in {requests}{repeated}"
+        shards, requests = counted(came.shards, "shard"), counted(came.requests, "request")
+        return f"{kept}: {shards}{alone} fetched so far, {size_of(came.bytes)} in {requests}"
 
     def __repr__(self) -> str:
         return f"<RemoteShards {self.store.url}: {len(self.shards):,} shards, {self.cache!r}>"
@@ -179,11 +263,7 @@ def with_local_index(store: ObjectStore, split: Split, cache: CacheFolder) -> tu
 
     def local(column: Column) -> Column:
         known = CachedShard(store.url_of(column.name), column.bytes, column.crc32c)
-        found = cache.hold(known)
-        while found is None:
-            download = Download(store, column.name, known, cache, asyncio.Semaphore(REQUESTS), Traffic())
-            found = run_alone(download.run(lambda: True))
-        held.append(found)
+        held.append(Download(store, column.name, known, cache, Traffic()).run(beyond=True))
         return replace(column, name=f"{known.file}.shard")
 
     states = None if split.states is None else local(split.states)

@@ -18,6 +18,9 @@ BLOCK = 512
 #: What ends an archive: two blocks of zeros.
 END = bytes(2 * BLOCK)
 
+#: How files of gzip, bzip2, xz and zstd begin.
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zX", b"\x28\xb5\x2f\xfd")
+
 _SIZE = slice(124, 136)
 _CHECKSUM = slice(148, 156)
 _MOST = 1 << 33  # the least size that the eleven octal digits of ustar do not hold
@@ -73,10 +76,10 @@ def members(path: str) -> Iterator[TarMember]:
     """
     size = os.stat(path).st_size
     with open(path, "rb") as file:
-        if (packed := _compression(file.read(6))) is not None:
+        if file.read(4).startswith(_COMPRESSED):
             raise CorruptShards(
-                f"{path} is compressed ({packed}): a sample in it cannot be read without all before it. Unpack it to a "
-                "plain .tar and index that"
+                f"{path} is compressed: a sample in it cannot be read without all before it. Unpack it to a plain .tar "
+                "and index that"
             )
         file.seek(0)
         end = 0
@@ -86,7 +89,7 @@ def members(path: str) -> Iterator[TarMember]:
                     archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all
                     end = info.offset_data + info.size
                     if end > size:
-                        raise _cut_off(path, info.name, end, size)
+                        raise CorruptShards(f"{path} is cut off: {info.name!r} ends at {end:,}, the file at {size:,}")
                     if not info.isdir():
                         check_member(info, path)
                         yield TarMember(info.name.removeprefix("./"), info.offset_data, info.size)
@@ -115,12 +118,3 @@ def check_member(info: tarfile.TarInfo, path: str) -> None:
         sample_id=info.name,
         path=path,
     )
-
-
-def _compression(magic: bytes) -> str | None:
-    known = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-    return next((name for start, name in known.items() if magic.startswith(start)), None)
-
-
-def _cut_off(path: str, name: str, end: int, size: int) -> CorruptShards:
-    return CorruptShards(f"{path} is cut off: its member {name!r} ends at byte {end:,}, the file at {size:,}")

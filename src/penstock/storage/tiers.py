@@ -11,29 +11,32 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import penstock._native as _native
-from penstock.errors import InvalidOption
+from penstock.errors import InvalidOption, StorageError
 from penstock.stats import TierCounts
-from penstock.storage.folder_tier import FolderTier
-from penstock.storage.memory_tier import MemoryTier
+from penstock.storage.durable import FULL
+from penstock.storage.private_folder import open_own_file, open_private_folder
+from penstock.system.limits import available_bytes
 from penstock.system.warn_user import warn_user
-from penstock.system.words import bytes_in, size_of
+from penstock.system.words import bytes_in, counted, size_of
 
 CacheOption = str | int | os.PathLike[str] | Sequence[Any] | None
 
 #: Files whose sizes and times are part of a dataset's key, evenly spread over it.
 _LOOKED_AT = 64
-_LOOKING_THREADS = 16
+#: The share of memory that tiers leave to others.
+_LEFT_OF_MEMORY = 0.2
+#: The share of a file system that a tier leaves to others where no limit is given.
+_LEFT = 0.05
 
 
 class Tier(Protocol):
-    """Where samples are kept; a tier is a file, and a line of `_tier`, which makes it of what the user gives."""
+    """Where samples are kept; a tier is a class, and a line of `_tier`, which makes it of what the user gives."""
 
     @property
     def name(self) -> str:
@@ -60,6 +63,70 @@ class Tier(Protocol):
 
 
 @dataclass(frozen=True)
+class MemoryTier:
+    """A tier in the memory of this process, which its forked children share."""
+
+    limit: int
+    name: str = field(default="memory", init=False)
+    outlives: bool = field(default=False, init=False)
+
+    def open(self, key: str, samples: int, share: float) -> _native.CacheTier:
+        limit = min(self.limit, int(available_bytes() * (1 - _LEFT_OF_MEMORY)))
+        return _native.CacheTier.in_memory(samples, int(limit * share))
+
+
+@dataclass(frozen=True)
+class FolderTier:
+    """A tier in a folder: processes of one user share it, and it outlives them."""
+
+    folder: Path
+    """Absolute."""
+    limit: int | None
+    """In bytes; None: what is free, but for a small part."""
+    outlives: bool = field(default=True, init=False)
+
+    @property
+    def name(self) -> str:
+        return str(self.folder)
+
+    def open(self, key: str, samples: int, share: float) -> _native.CacheTier:
+        try:
+            folder = open_private_folder(self.folder)
+            try:
+                return self._opened(folder, key, samples)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            return _native.CacheTier.in_memory(samples, 0, error.errno)
+
+    def _opened(self, folder: int, key: str, samples: int) -> _native.CacheTier:
+        index, data = (open_own_file(os.O_RDWR | os.O_CREAT, f"{key}.{kind}", folder) for kind in ("index", "data"))
+        assert index is not None and data is not None
+        try:
+            taken = os.fstat(data).st_blocks * 512
+            limit = taken + self._free(folder) if self.limit is None else self.limit
+            return _native.CacheTier(index, data, samples, limit)
+        except ValueError as error:
+            raise StorageError(
+                f"{self.folder / f'{key}.index'} is damaged: it does not have {counted(samples, 'entry', 'entries')}. "
+                f"Delete the cache folder {self.folder}, which is filled anew"
+            ) from error
+        finally:
+            os.close(index)
+            os.close(data)
+
+    def _free(self, folder: Path | int) -> int:
+        """Return how many bytes a tier may take in a folder where no limit is given."""
+        status = os.statvfs(folder)
+        free = status.f_bavail * status.f_frsize - int(status.f_blocks * status.f_frsize * _LEFT)
+        if _in_memory(folder):
+            free = min(free, int(available_bytes() * (1 - _LEFT_OF_MEMORY)))
+        return max(0, free)
+
+
+@dataclass(frozen=True)
 class SampleNames:
     """What tells one dataset's files from another's, and from what they were."""
 
@@ -83,8 +150,7 @@ class SampleNames:
 
     @cached_property
     def _facts(self) -> list[tuple[int, int]]:
-        with ThreadPoolExecutor(_LOOKING_THREADS) as threads:  # a network file system may take milliseconds a file
-            return list(threads.map(_facts, self.paths))
+        return list(map(_facts, self.paths))
 
 
 class Caches:
@@ -224,3 +290,15 @@ def tier_words(name: str, counts: TierCounts, limit: int | None = None) -> str:
     if counts.dropped:
         text += f", {counts.dropped:,} dropped as damaged or changed"
     return text if counts.error is None else f"{text}, no more after an error ({counts.error})"
+
+
+def _in_memory(folder: Path | int) -> bool:
+    """Return whether a folder lies in memory, as /dev/shm does. Source: proc_pid_mountinfo(5)."""
+    device = os.stat(folder).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as lines:
+            mounts = [line.split() for line in lines]
+    except OSError:
+        return False
+    return any(mount[2] == number and "-" in mount and mount[mount.index("-") + 1] == "tmpfs" for mount in mounts)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.system.file_lock import lock_file, unlock_file
+from penstock.system.locks import lock_file, unlock_file
 
 #: The most files and bytes that one folder keeps; the oldest used go first.
 MAX_FILES = 64

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import IO
 
 from penstock.errors import InvalidOption
+from penstock.system.launched import rank_here
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
@@ -39,8 +40,7 @@ class OutputFile:
         text = os.fspath(path)
         if not isinstance(text, str):
             raise InvalidOption(f"{option}: the name of a file is a str or a Path, not {type(text).__name__}")
-        rank = os.environ.get("RANK", "").strip()
-        text = text.replace("{rank}", rank if rank.isdecimal() else "0")
+        text = text.replace("{rank}", str(rank_here()))
         if not text or text.endswith(os.sep) or os.path.isdir(text):
             raise InvalidOption(f"{option}={text!r}: it is a folder, or empty: name a file")
         self.path = os.path.realpath(text)  # of a symbolic link the file behind it; a program may change its folder

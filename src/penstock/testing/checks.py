@@ -12,8 +12,7 @@ from torch.utils.data import default_collate
 
 from penstock.errors import InvalidOption
 from penstock.loader import DataLoader
-from penstock.order.keyed import KeyedSampler
-from penstock.order.permutations import KeyedShuffle
+from penstock.order.permutations import KeyedSampler, KeyedShuffle
 from penstock.sources.naming import id_of
 from penstock.system.randomness import generators_kept
 from penstock.system.words import counted

@@ -12,34 +12,33 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Generator
+from statistics import median
 
 from penstock.executors.fetch import Fetch
 from penstock.executors.workers.loading import Activity, FetchedBatch, SampleRows
 from penstock.executors.workers.native import MeteredReaders
 from penstock.executors.workers.own_fetch import OwnFetches
-from penstock.executors.workers.pace import Pace
-from penstock.executors.workers.thread_lifetime import context_here, end_crew, one_core_each
 from penstock.executors.workers.worker_thread import (
     ThreadWorkerInfo,
     WorkerThread,
+    context_here,
+    end_crew,
     generators_here,
+    one_core_each,
     set_for_this_thread,
 )
 from penstock.observe import Instant, Meter
 from penstock.recipe import drawing
-from penstock.recipe.working import working
+from penstock.recipe.patches import working
 from penstock.state.delivery import Task
 from penstock.stats import samples_given
 from penstock.system.randomness import Generators
 
 #: Work that a thread takes at a time, in seconds: long beside taking it, short beside a batch.
 GRAIN_SECONDS = 3e-4
-#: The same of the caller, which shares a batch with nobody.
-CALLER_GRAIN_SECONDS = 1e-2
-#: The first batch need not wait until OpenMP's libraries are found, which takes tens of milliseconds.
-SETTLING_SECONDS = 0.1
+#: Samples cheaper than this are worth measuring how many threads fetch them best, in seconds.
+CHEAP_SECONDS = 1e-3
 
 
 class ThreadCrew:
@@ -52,7 +51,10 @@ class ThreadCrew:
         rows: where batches are built; None: collate_fn makes them from a list of samples.
         meter: counts getitem and collate.
         seed: of worker 0, for get_worker_info().
+
+    Attributes:
         readers: bring the files that the threads take; ended with them.
+        closed: the threads are to end.
     """
 
     # More than 15 attributes: all are guarded by one lock, and each decision of the queue looks at most of them.
@@ -66,7 +68,6 @@ class ThreadCrew:
         rows: SampleRows | None,
         meter: Meter,
         seed: int = 0,
-        readers: MeteredReaders | None = None,
     ) -> None:
         self._fetch = fetch
         self._own = own
@@ -78,21 +79,18 @@ class ThreadCrew:
         self._done = threading.Condition(self._lock)
         self._open: deque[FetchedBatch] = deque()
         self._sample_seconds = GRAIN_SECONDS
-        self._closed = False
+        self.closed = False
         self._context = context_here()  # of the pass; a new pass has new ones
         self.pace = Pace(max(1, count))
-        self.ended = threading.Event()
         self._caller_activity = Activity()
         self._meter = meter
-        self.readers = readers
+        self.readers: MeteredReaders | None = None
         infos = (ThreadWorkerInfo(number, count, seed + number, fetch.dataset) for number in range(count))
-        self._workers = [WorkerThread(info, self._context, self._run) for info in infos]
+        self._workers = [WorkerThread(info, self._run) for info in infos]
         self._threads = [worker.thread for worker in self._workers]
 
     def start(self) -> None:
         """Start the threads. Raises RuntimeError: the system has not so many."""
-        if self.readers is not None:
-            self.readers.open()
         for thread in self._threads:
             thread.start()
 
@@ -104,7 +102,7 @@ class ThreadCrew:
         split = fetch.batched and fetch.one_by_one
         indices = list(task.given) if split else None
         if indices is not None:
-            task = replace(task, given=indices)  # what was given may be gone through only once
+            task = task._replace(given=indices)  # what was given may be gone through only once
         if indices is not None and self._rows is None:
             batch.samples = [None] * len(indices)
         batch.indices, batch.unfinished = indices or None, len(indices) if indices else 1
@@ -119,12 +117,15 @@ class ThreadCrew:
 
     def wait(self, batches: list[FetchedBatch], timeout: float) -> FetchedBatch | None:
         """Wait until one of the batches is done and return it; None: `timeout` seconds (0: no limit) went by."""
-        if not self._workers:
-            self._work_as_caller(batches[0], self._fetch, generators_here())
+        if not self._workers and not batches[0].done:  # the caller does all of it
+            with self._lock:
+                work = self._take_from(batches[0])
+            with self._fetch.as_guest(self._meter.calls):
+                self._fetch_part(work, self._fetch, generators_here(), self._caller_activity)
         deadline = time.monotonic() + timeout
         with self._lock:
             while (found := next((batch for batch in batches if batch.done), None)) is None:
-                if self._closed:
+                if self.closed:
                     raise RuntimeError("the loader's iterator was closed while a batch was waited for")
                 remaining = deadline - time.monotonic()
                 if timeout and remaining <= 0:
@@ -139,8 +140,6 @@ class ThreadCrew:
         with self._lock:
             self._fetch, self._context = fetch, context
             self._open.clear()
-            self._work.notify_all()
-            self._parked.notify_all()
 
     def describe(self) -> list[str]:
         """Return what each thread that is at work does, for how long, and its stack."""
@@ -148,11 +147,11 @@ class ThreadCrew:
 
     def close(self) -> None:
         """End the threads. In a forked child they do not exist, and nothing is done."""
-        end_crew(self._threads, self._stop, self.ended, self._pid)
+        end_crew(self._threads, self._stop, self._pid)
 
     def _stop(self) -> None:
         with self._lock:
-            self._closed = True
+            self.closed = True
             self._open.clear()
             for waiting in (self._work, self._parked, self._done):
                 waiting.notify_all()
@@ -169,16 +168,25 @@ class ThreadCrew:
     # --- the threads' side --------------------------------------------------------------------------------------
 
     def _run(self, worker: WorkerThread) -> None:
-        work = self._work_on(worker)
-        with drawing.beside_others(), working(self._meter.calls) if self._fetch.composes else contextlib.nullcontext():
-            while not self._closed:
-                worker.context = self._context
-                worker.context(next, work, None)
-
-    def _work_on(self, worker: WorkerThread) -> Iterator[None]:
-        """Work until the crew is closed. Yields where another pass has begun, to be called on in its context."""
         set_for_this_thread(worker.info)
-        failed: BaseException | None = None
+        one_core_each()
+        context = self._context
+        here = context()
+        with drawing.beside_others(), working(self._meter.calls) if self._fetch.composes else contextlib.nullcontext():
+            fetch, failed = here(self._begin, worker)
+            while (work := self._take(worker)) is not None:
+                if context is not self._context:  # another pass has begun
+                    context = self._context
+                    here = context()
+                if self._own.shared:
+                    fetch = self._fetch  # of the pass
+                    worker.info.dataset = fetch.dataset
+                here(self._fetch_part, work, fetch, worker.info.rng, worker.activity, failed)
+                failed = None
+                del work  # a thread that waits holds no batch
+
+    def _begin(self, worker: WorkerThread) -> tuple[Fetch, BaseException | None]:
+        """Return what a thread fetches with, and the error that its first batch raises."""
         fetch = self._fetch
         try:
             fetch, init = self._own.take()
@@ -187,50 +195,29 @@ class ThreadCrew:
                 init(worker.number)
                 fetch.renew()
         except BaseException as error:
-            failed = error  # raised at the first batch that this thread takes
-        begun, settled = time.monotonic(), False
-        while (work := (yield from self._taken(worker))) is not None:
-            batch, begin, end = work
-            if self._own.shared:
-                fetch = self._fetch  # of the pass
-                worker.info.dataset = fetch.dataset
-            if failed is not None:
-                self._fail(batch, begin, failed)
-                failed = None
-                self._finish(batch, end - begin, fetch)
-            else:
-                self._fetch_part(work, fetch, worker.info.rng, worker.activity)
-            if not settled and time.monotonic() - begun > SETTLING_SECONDS:
-                one_core_each()
-                settled = True
-            del work, batch  # a thread that waits holds no batch
-
-    def _taken(self, worker: WorkerThread) -> Generator[None, None, tuple[FetchedBatch, int, int] | None]:
-        """Return the next work of a thread, in the context of its pass. None: the crew is closed."""
-        while (work := self._take(worker)) is None and not self._closed:
-            yield
-        return work
+            return fetch, error
+        return fetch, None
 
     def _take(self, worker: WorkerThread) -> tuple[FetchedBatch, int, int] | None:
-        """Return the next work of a thread: a batch and a part of its samples. None: closed, or another pass began."""
+        """Return the next work of a thread: a batch and a part of its samples. None: the crew is closed."""
         with self._lock:
-            while not self._closed and worker.context is self._context:
+            while not self.closed:
                 if worker.number >= self.pace.active:
                     self._parked.wait()
-                    continue
-                if self._open:
+                elif self._open:
                     return self._take_from(self._open[0])
-                self._work.wait()
+                else:
+                    self._work.wait()
         return None
 
-    def _take_from(self, batch: FetchedBatch, grain: float = GRAIN_SECONDS) -> tuple[FetchedBatch, int, int]:
-        """Take a part of a batch, of so many seconds; the lock is held."""
+    def _take_from(self, batch: FetchedBatch) -> tuple[FetchedBatch, int, int]:
+        """Take a part of a batch, all of it in the caller's thread; the lock is held."""
         if batch.indices is None:
             self._open.remove(batch)
             batch.taken = 1
             return batch, 0, 1
         begin = batch.taken
-        count = max(1, int(grain / self._sample_seconds))
+        count = max(1, int(GRAIN_SECONDS / self._sample_seconds)) if self._workers else len(batch.indices)
         batch.taken = end = min(len(batch.indices), begin + count)
         if end == len(batch.indices):
             self._open.remove(batch)
@@ -242,11 +229,14 @@ class ThreadCrew:
         fetch: Fetch,
         generators: Generators | None,
         activity: Activity,
+        broken: BaseException | None = None,
     ) -> None:
-        """Fetch a part of a batch's samples, and finish the batch with the last of them."""
+        """Fetch a part of a batch's samples, and finish the batch with the last of them. broken: why it cannot be."""
         batch, begin, end = work
-        begun = Instant.now()
-        if batch.failed is None and not self._closed:
+        begun = None if broken is not None else Instant.now()
+        if broken is not None:
+            self._fail(batch, begin, broken)
+        elif batch.failed is None and not self.closed:
             failed = batch.fetch_part(begin, end, fetch, self._rows, generators, activity)
             if failed is not None:
                 self._fail(batch, *failed)
@@ -284,10 +274,62 @@ class ThreadCrew:
             self._done.notify_all()
         batch.build, batch.samples = None, []
 
-    def _work_as_caller(self, batch: FetchedBatch, fetch: Fetch, generators: Generators | None = None) -> None:
-        """Do what is left of a batch in the calling thread."""
-        with fetch.as_guest(self._meter.calls):
-            while not batch.done:
-                with self._lock:
-                    work = self._take_from(batch, CALLER_GRAIN_SECONDS)
-                self._fetch_part(work, fetch, generators, self._caller_activity)
+
+class Pace:
+    """How many threads work at a time: the fewest that do as much as any number does.
+
+    Rates are measured over short windows, for a number of threads and twice as many in turn, a few times each, for on
+    a busy machine one window tells little: 1 and 2, 2 and 4, ..., until more do not help, be it that they hinder each
+    other or that the caller takes no more. Both may change, so it is done again later; the less often, the more often
+    nothing had changed. Guarded by the crew's lock.
+    """
+
+    WINDOW_SECONDS = 0.01
+    ROUNDS = 3  # of windows for either number
+    FIRST_PAUSE = 25  # windows till the next trials
+    LONGEST_PAUSE = 400
+    GAIN = 1.1  # by which more threads must be faster
+
+    def __init__(self, threads: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._threads, self._clock = threads, clock
+        self._begin_windows()
+
+    def _begin_windows(self) -> None:
+        self._windows = self._trials()
+        self._begin_window(next(self._windows))
+
+    def _begin_window(self, active: int) -> None:
+        self.active, self._begin = active, self._clock()
+        self._samples = self._chunks = 0
+
+    def did(self, samples: int, seconds: float) -> None:
+        """Count a chunk of work."""
+        if self._threads == 1:
+            return
+        self._samples += samples
+        self._chunks += 1
+        elapsed = self._clock() - self._begin
+        if elapsed < self.WINDOW_SECONDS or self._chunks < 2 * self.active:
+            return
+        if seconds / samples >= CHEAP_SECONDS:
+            self._begin_windows()
+        else:
+            self._begin_window(self._windows.send(self._samples / elapsed))
+
+    def _trials(self) -> Generator[int, float, None]:
+        """Yield how many threads work in each window, and take the rate of samples in it."""
+        settled, pause, windows = self._threads, self.FIRST_PAUSE, 1
+        while True:
+            for _ in range(windows):
+                yield settled
+            few = 1
+            while few < self._threads:
+                many = min(2 * few, self._threads)
+                rates: dict[int, list[float]] = {few: [], many: []}
+                for count in (few, many) * self.ROUNDS:
+                    rates[count].append((yield count))
+                if median(rates[many]) <= self.GAIN * median(rates[few]):
+                    break
+                few = many
+            pause = min(2 * pause, self.LONGEST_PAUSE) if few == settled else self.FIRST_PAUSE
+            settled, windows = few, pause

@@ -14,9 +14,7 @@ from typing import Any
 
 import torch
 
-from penstock.call_counts import CallRow
-from penstock.cluster.connection import Facts, here
-from penstock.cluster.pickles import Pieces, pieces_of, whole
+from penstock.cluster.connection import Facts, Pieces, here, pieces_of, whole
 from penstock.errors import ClusterError
 from penstock.executors.buffers import Buffers
 from penstock.executors.fetch import Fetch
@@ -76,7 +74,6 @@ class Filled:
     """Of the error."""
     stages: list[tuple[Any, ...]] = field(default_factory=list)
     """What the filler has counted since it began, as observe.StageReader returns it."""
-    calls: list[CallRow] = field(default_factory=list)
 
 
 class _Last(Observer):
@@ -134,7 +131,6 @@ class FillerActor:
             filled.bad = self._work.news()
         filled.filler = self._number
         filled.stages = [(stage, *time) for stage, time in self._meter.stages().items()]
-        filled.calls = _call_rows(self._meter)
         try:
             return pieces_of(filled)
         except Exception as error:
@@ -236,11 +232,3 @@ class _Work:
     def news(self) -> list[BadSample]:
         """Return the samples that were found bad since the last call."""
         return [] if self._job.substitutes is None else self._job.substitutes.take_news()
-
-
-def _call_rows(meter: Meter) -> list[CallRow]:
-    rows = []
-    for function, counts in meter.calls.counts().items():
-        rows.append(CallRow(function, "", counts.answered))
-        rows += [CallRow(function, why, one.calls, one.example) for why, one in counts.refused.items()]
-    return rows

@@ -22,10 +22,11 @@ from penstock.errors import CorruptSample, InvalidOption
 from penstock.executors.buffers import Field, Rows, bytes_in
 from penstock.executors.filler import IndexedBatch
 from penstock.observe import Meter
+from penstock.order.batches import as_array
 from penstock.plan import NativePlan, PythonPlan
 from penstock.sources.sample_reader import ReadAhead
-from penstock.system import cgroup
 from penstock.system.deferred import deferred
+from penstock.system.limits import group_memory
 
 if TYPE_CHECKING:
     from penstock.recipe import keyed_methods
@@ -51,41 +52,8 @@ def read_ahead_bytes() -> int:
 def _memory() -> int:
     """Return how many bytes of memory this process may take."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = cgroup.memory().limit
+    limit = group_memory().limit
     return memory if limit is None else min(memory, limit)
-
-
-class ThreadWorker:
-    """What torch's iterator calls a worker, for code that waits for its end: a thread that a pass holds.
-
-    It does not keep the pass alive.
-    """
-
-    def __init__(self, name: str, ended: threading.Event) -> None:
-        self.name = name
-        self.pid = os.getpid()
-        self._ended = ended
-
-    def is_alive(self) -> bool:
-        """Return whether the pass still holds the thread."""
-        return not self._ended.is_set()
-
-    def join(self, timeout: float | None = None) -> None:
-        """Wait for the end of the pass, at most `timeout` seconds."""
-        self._ended.wait(timeout)
-
-    def terminate(self) -> None:
-        """Do nothing: a thread cannot be ended from outside, and ends with its pass."""
-
-    kill = terminate
-
-    @property
-    def exitcode(self) -> int | None:
-        """0 once the pass has ended, None before."""
-        return 0 if self._ended.is_set() else None
-
-    def __repr__(self) -> str:
-        return f"<ThreadWorker {self.name}: {'alive' if self.is_alive() else 'ended'}>"
 
 
 @dataclass(slots=True, eq=False)
@@ -136,7 +104,7 @@ class NativeCrew:
         self.lock = threading.Lock()
         self.batches: dict[int, NativeBatch] = {}  # those in flight, by number
         self._submitted = 0
-        self.ended = threading.Event()  # the pool is closed and its threads are gone
+        self._closed = False
         self._plan = plan
         self._threads: list[threading.Thread] = []
         self._reading: dict[int, tuple[int, int, float]] = {}  # by thread: batch, position, since when
@@ -149,6 +117,14 @@ class NativeCrew:
             self._threads.append(thread)
             thread.start()
         self.pool.add_python_server()
+
+    def prepare(self, batch: NativeBatch) -> None:
+        """Let the readers know of a batch."""
+        (seed, epoch), positions = batch.key, as_array(batch.positions)
+        seed &= 0xFFFFFFFFFFFFFFFF
+        batch.prepared = self.pool.prepare(
+            seed, epoch, batch.local, batch.indices, positions, batch.leaves, batch.names
+        )
 
     def submit(self, batch: NativeBatch, fields: list[Any], staged: bool) -> None:
         """Have the pool fill a batch, which is known here, and holds its rows, before the pool begins."""
@@ -165,13 +141,13 @@ class NativeCrew:
 
     def close(self) -> None:
         """End the threads. In a forked child they do not exist, and nothing is done."""
-        if not self.pool.abandoned:
+        if not (self._closed or self.pool.abandoned):
+            self._closed = True
             self.pool.close()
             self._join()
             self._meter.close(self._stages)
             self._meter.reading.close(self._reading_counts)
             self._meter.close_spans(self._spans)
-        self.ended.set()
 
     def _join(self) -> None:
         """Wait for Python's threads, but not for the one that runs this itself.
@@ -251,16 +227,10 @@ class MeteredReaders:
         self._meter.open(self._stages)
         self._meter.reading.open(self._reading)
 
-    def batches_ahead(self, samples: int, sample_bytes: int | None = None) -> int:
-        """Return how many batches of so many samples are to be in flight for the readers; 0 where reads do not block.
-
-        sample_bytes: of a sample in a batch in flight; None: a file.
-        """
+    def batches_ahead(self, samples: int, sample_bytes: int) -> int:
+        """Return how many batches of such samples are to be in flight for the readers; 0 where reads do not block."""
         if not self.native.depth:
             return 0
-        if sample_bytes is None:
-            counts = self.native.reading()
-            sample_bytes = counts["bytes"] // max(1, counts["ahead"] + counts["awaited"])
         samples = max(1, samples)
         return min(-(-SAMPLES_AHEAD // samples), READ_IN_FLIGHT_BYTES // max(1, samples * sample_bytes))
 

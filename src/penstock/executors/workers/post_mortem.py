@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import mmap
 import os
 import re
 import select
@@ -19,11 +18,18 @@ from typing import Any
 
 from penstock.executors.workers.progress import Board, WorkerProgress, WorkerStage
 from penstock.executors.workers.queues import Results
-from penstock.executors.workers.shm_space import FOLDER, REMEDY
-from penstock.system.cgroup import memory
+from penstock.system.limits import group_memory
 from penstock.system.words import size_of
 
 Identify = Callable[[Any], tuple[str, str | None]]
+
+#: Where batches of worker processes lie that come torch's way: in new files of shared memory.
+FOLDER = "/dev/shm"
+#: What to do where that space is too small; containers often have 64 MiB of it.
+REMEDY = (
+    f"Give {FOLDER} more space (docker run --shm-size=..., or --ipc=host), lower num_workers=, prefetch_factor= or "
+    "batch_size=, or read with worker_method='thread', which needs none."
+)
 
 _REAP_SECONDS = 1.0  # for a process whose sentinel is ready to be gone
 
@@ -54,6 +60,14 @@ class Death:
                 "Please try to raise your shared memory limit."
             )
         return text
+
+
+def note_space(error: Exception) -> None:
+    """Add a note to torch's error of a full /dev/shm: its space, and what to do."""
+    if isinstance(error, RuntimeError) and "shared memory(shm)" in str(error):
+        with contextlib.suppress(OSError):  # there is no such folder
+            found = os.statvfs(FOLDER)
+            error.add_note(f"{FOLDER} has {size_of(found.f_bavail * found.f_frsize)} free. {REMEDY}")
 
 
 def reap(process: Any) -> Death | None:
@@ -107,6 +121,7 @@ def _remove_unused(path: str) -> None:
             os.close(file)
 
 
+_SIGNALS: dict[int, str] = {int(number): number.name for number in signal.Signals}
 _STACKS_TOLD = 4  # of stuck workers; each may take a second to answer
 _FRAMES_TOLD = 20
 # Of a stack, most recent call first, what comes from here on is the way to the user's code.
@@ -131,7 +146,7 @@ class WorkerWatch:
         self._results: Results | None = None
         self._sentinels = select.poll()
         self._worker_of: dict[int, int] = {}  # by sentinel, of those that are to stay
-        self._kills_before = memory().oom_kills
+        self._kills_before = group_memory().oom_kills
 
     def begin(self, processes: Sequence[Any], results: Results, *, pinned: bool) -> None:
         """Watch these processes, and let a wait for their results end with them, unless torch's thread pins those."""
@@ -178,13 +193,13 @@ class WorkerWatch:
 
     def why_died(self, start_method: str | None) -> str:
         """Return the message for the deaths: what torch says, where workers were, memory, stacks, what to do."""
-        board, identify, now = self._board, self._identify, memory()
+        board, identify, now = self._board, self._identify, group_memory()
         first = next(iter(self.deaths.values()))
         killed = None if now.oom_kills is None or self._kills_before is None else now.oom_kills - self._kills_before
         lines = [first.as_torch_says()]
         for worker, death in self.deaths.items():
             code = death.code
-            how = f"by {_signal_name(-code)}" if code is not None and code < 0 else f"with exit code {code}"
+            how = f"by {_SIGNALS.get(-code, -code)}" if code is not None and code < 0 else f"with exit code {code}"
             peak = "" if death.peak is None else f", with at most {size_of(death.peak)} of memory in use,"
             lines.append(
                 f"Worker {worker} (pid {death.pid}) ended {how}{peak} {_doing(board.progress(worker), identify)} ago."
@@ -210,9 +225,8 @@ class WorkerWatch:
         board, identify, pids = self._board, self._identify, self.pids
         lines = [f"DataLoader timed out after {timeout} seconds."]
         for number, worker in enumerate(sorted(workers)):
-            held, pid = _resident(pids[worker]), pids[worker]
-            size = "" if held is None else f", {size_of(held)} of memory in use"
-            lines.append(f"Worker {worker} (pid {pid}{size}) is {_doing(board.progress(worker), identify)} ago.")
+            pid = pids[worker]
+            lines.append(f"Worker {worker} (pid {pid}) is {_doing(board.progress(worker), identify)} ago.")
             if number < _STACKS_TOLD:
                 lines += _stack_lines(board.ask_stacks(worker, pid)) or ["  (its Python stack could not be had)"]
         lines.append("Look at that sample or function, or raise timeout= if it is only slow.")
@@ -275,21 +289,6 @@ def _advice(death: Death, killed: int | None) -> str:
     return (
         "Something in the worker ended the process: look for exit() in the dataset, or for what it printed to stderr."
     )
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _resident(pid: int) -> int | None:
-    try:
-        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * mmap.PAGESIZE
-    except OSError:
-        return None
 
 
 def _exists(pid: int) -> bool:

@@ -28,11 +28,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.utils.data._utils import signal_handling
 
-import penstock._native as _native
 from penstock.call_counts import CallRow
 from penstock.executors.fetch import Note
 from penstock.observe import StageCount
@@ -55,15 +54,15 @@ class WorkerProgress:
 
     stage: WorkerStage
     index: int | str | None
-    """Index of the sample in work; a text where it is no integer, None where the worker has no sample, or was just
-    writing its index."""
+    """Index of the sample in work; a text where it is no integer, None where the worker has no sample."""
     seconds: float
     """Since the stage began."""
 
 
-# times written, stage, kind of index, index, when the stage began (ns, CLOCK_MONOTONIC), times written again
-_RECORD = struct.Struct("=qqqqqq")
-_INDEX = 3  # which word of it
+# kind of index, stage, index, when the stage began (ns, CLOCK_MONOTONIC)
+_RECORD = struct.Struct("=qqqq")
+_INDEX, _SINCE = 2, 3  # which words of it
+_LIMIT = 1 << 63  # of its numbers
 _NOTHING, _NUMBER, _TEXT = range(3)
 _STAGES = list(WorkerStage)
 _WORD = struct.Struct("=q")
@@ -78,18 +77,11 @@ _TEXT_MAX = _SPENT_AT - _TEXT_AT
 #: The stages of stages(). A worker does not report when it takes the next sample of an iterable dataset.
 _COUNTED = WorkerStage.GETITEM, WorkerStage.COLLATE
 
+_SHORT = reprlib.Repr()  # of an index that is no int
+_SHORT.maxstring = _SHORT.maxother = 80
 _ASK = signal.SIGRTMAX - 1  # the signal for a worker to write its stacks
 _ANSWER_SECONDS = 1.0  # for a stuck worker to do so
 _QUIET_SECONDS = 0.02  # without growth, after which a dump is complete
-
-
-class Noting(NamedTuple):
-    """What a worker process takes note with of what it is doing."""
-
-    begin: Note
-    """Called when a stage begins, with the stage, the index of its sample and the number of its samples."""
-    each: Callable[[Iterable[Any]], Iterator[Any]]
-    """Yields the indices of a batch, noting the sample of each; the time of the stage is taken once for all."""
 
 
 class Board:
@@ -119,7 +111,7 @@ class Board:
         now = time.monotonic_ns()
         for worker in range(workers):
             starting = _STAGES.index(WorkerStage.STARTING)
-            _RECORD.pack_into(self._memory, worker * _REGION, 0, starting, _NOTHING, 0, now, 0)
+            _RECORD.pack_into(self._memory, worker * _REGION, _NOTHING, starting, 0, now)
 
     def __getstate__(self) -> tuple[str, list[Any]]:
         return self.folders, [multiprocessing.reduction.DupFd(fd) for fd in self._fds]
@@ -129,8 +121,12 @@ class Board:
         self._fds = [handle.detach() for handle in handles]
         self._memory = mmap.mmap(self._fds[0], (len(handles) - 1) * _REGION)
 
-    def report(self, worker: int) -> Noting:
-        """Make the calling process that worker: return what it takes note with."""
+    def report(self, worker: int) -> tuple[Note, Callable[[Iterable[Any]], Iterator[Any]]]:
+        """Make the calling process that worker, and return what it takes note with of what it is doing.
+
+        Of these the first is called when a stage begins, with the index of its sample and the number of its samples.
+        The second yields the indices of a batch, noting the sample of each.
+        """
         self._leave_stacks(worker)
         _own_folder(f"{self.folders}{worker}")
         assert self._memory is not None
@@ -138,12 +134,11 @@ class Board:
         record = memoryview(region)[offset : offset + _RECORD.size].cast("q")
         pack, now, running = _RECORD.pack_into, time.monotonic_ns, time.thread_time_ns
         codes = {str(stage): code for code, stage in enumerate(_STAGES)}
-        times, stage, samples, since, ran = 0, 0, 0, now(), running()
+        stage, samples, since, ran = 0, 0, now(), running()
         spent = [(0, 0, 0)] * len(codes)
 
         def begin(name: str, index: Any, size: int = 1) -> None:
-            nonlocal times, stage, samples, since, ran
-            times += 1
+            nonlocal stage, samples, since, ran
             (began, since), (ran_before, ran) = (since, now()), (ran, running())
             taken, count, on_cpu = spent[stage]
             spent[stage] = of_stage = taken + since - began, count + samples, on_cpu + ran - ran_before
@@ -156,21 +151,29 @@ class Board:
             if number is None and index is not None:
                 with contextlib.suppress(Exception):
                     number = operator.index(index)  # numpy's integers, tensors without dimensions
-            if number is not None and -(1 << 63) <= number < 1 << 63:
-                pack(region, offset, times, stage, _NUMBER, number, since, times)
+            if number is not None and -_LIMIT <= number < _LIMIT:
+                pack(region, offset, _NUMBER, stage, number, since)
                 return
-            pack(region, offset, times, stage, _NOTHING, 0, since, times)
+            pack(region, offset, _NOTHING, stage, 0, since)
             if index is not None:
-                text = _described(index)[:_TEXT_MAX]
+                text = _SHORT.repr(index).encode(errors="replace")[:_TEXT_MAX]
                 _WORD.pack_into(region, offset + _LENGTH_AT, len(text))
                 region[offset + _TEXT_AT : offset + _TEXT_AT + len(text)] = text
-                pack(region, offset, times, stage, _TEXT, 0, since, times)
+                pack(region, offset, _TEXT, stage, 0, since)
 
         def each(indices: Iterable[Any]) -> Iterator[Any]:
             begin(WorkerStage.GETITEM, None, operator.length_hint(indices))
-            return _native.NotedIndices(record, _INDEX, lambda index: name_sample(index, now()), indices)
+            numbers = False  # the record holds a number, which the next one replaces
+            for index in indices:
+                is_number = type(index) is int and -_LIMIT <= index < _LIMIT
+                if numbers and is_number:
+                    record[_INDEX], record[_SINCE] = index, now()
+                else:
+                    name_sample(index, now())
+                numbers = is_number
+                yield index
 
-        return Noting(begin, each)
+        return begin, each
 
     def _leave_stacks(self, worker: int) -> None:
         """Have faulthandler write this process's stacks on fatal signals (before torch's handler) and on request."""
@@ -188,17 +191,10 @@ class Board:
     def progress(self, worker: int) -> WorkerProgress:
         """Return what a worker has last begun."""
         assert self._memory is not None
-        begin, end = worker * _REGION, (worker + 1) * _REGION
-        region = self._memory[begin:end]
-        for _ in range(3):  # it may be writing
-            before, region = region, self._memory[begin:end]
-            if before == region:
-                break
-        times, stage, kind, number, since, times_after = _RECORD.unpack_from(region)
-        index: int | str | None = None
-        if times == times_after and kind == _NUMBER:
-            index = number
-        elif times == times_after and kind == _TEXT:
+        region = self._memory[worker * _REGION : (worker + 1) * _REGION]
+        kind, stage, number, since = _RECORD.unpack_from(region)
+        index: int | str | None = number if kind == _NUMBER else None
+        if kind == _TEXT:
             (length,) = _WORD.unpack_from(region, _LENGTH_AT)
             index = region[_TEXT_AT : _TEXT_AT + length].decode(errors="replace")
         seconds = max(0, time.monotonic_ns() - since) / 1e9
@@ -271,16 +267,3 @@ def _own_folder(folder: str) -> None:
             os.mkdir(folder, 0o700)
             config["tempdir"] = folder
             multiprocessing.util.Finalize(None, shutil.rmtree, (folder, True), exitpriority=-100)
-
-
-def _described(index: Any) -> bytes:
-    """Return the text of an index that is no int."""
-    try:
-        return _SHORT.repr(index).encode(errors="replace")
-    except Exception:  # a repr of the user's: it never hurts the sample
-        return f"<{type(index).__name__}>".encode()
-
-
-_SHORT = reprlib.Repr()
-_SHORT.maxlist = _SHORT.maxtuple = 8
-_SHORT.maxstring = _SHORT.maxother = 80

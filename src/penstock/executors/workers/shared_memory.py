@@ -6,7 +6,7 @@ value. What finds no place goes torch's way, in new files of shared memory.
 
 A reservation is a `Lease`. The record of the task holds it until the batch has come, and each storage that is made on
 the block holds it for as long as a tensor, a view or an array has that storage. The end of the lease frees the block;
-nothing else does. lease_states.py has the table of its life.
+nothing else does. How it ends says whether the block is used again: see `State`.
 
 Bounds: a block is as large as the largest of the last `RECENT` batches, rounded up by an eighth at most. The parent
 has at most one for each batch in flight and `MOST_KEPT` more: a program that keeps more batches than that gets the
@@ -23,13 +23,13 @@ import itertools
 import os
 import weakref
 from collections import deque
+from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
 
 import penstock._native as _native
 from penstock.executors.buffers import storage_on
-from penstock.executors.workers.lease_states import FREES, Event, State, state_after
 
 #: Bytes of a tensor from which on it lies in a block: below, sending it costs less.
 SHARED_BYTES = 16 << 10
@@ -60,6 +60,19 @@ class SharedBlock:
         self.address = self._mapping.data_ptr()
 
 
+class State(Enum):
+    """Who may touch the block of a lease."""
+
+    RESERVED = "reserved"
+    """Nobody yet: no task names the block."""
+    SENT = "sent"
+    """A worker may write to it, also after a lease that ended so: its pass was left, or its worker lost."""
+    RECEIVED = "received"
+    """The parent's tensors, and nobody else: the worker has finished with it."""
+    RETIRED = "retired"
+    """Somebody who gives no notice: the block is never used again."""
+
+
 class Lease:
     """The right to a block for one batch. Whoever may touch the memory holds it; with its end the block is free.
 
@@ -68,7 +81,7 @@ class Lease:
         free: where the block goes then.
     """
 
-    _frees = FREES  # when Python ends, a module's names go before its objects
+    _frees = frozenset({State.RESERVED, State.RECEIVED})  # when Python ends, a module's names go before its objects
 
     def __init__(self, block: SharedBlock, free: deque[SharedBlock]) -> None:
         self._block, self._free = block, free
@@ -76,13 +89,28 @@ class Lease:
         self.number = next(_numbers)
         _leases[self.number] = self
 
-    def take_note(self, event: Event) -> None:
-        """Take note of an event. Raises RuntimeError where it cannot happen now."""
-        self.state = state_after(self.state, event, self)
+    def received(self, *, kept: bool = False) -> None:
+        """Take note that the batch of the task has come, or its error. Raises RuntimeError: it was not sent.
+
+        kept: the user's code in the worker holds a part of the block.
+        """
+        if self.state is State.RESERVED:
+            raise RuntimeError(f"{self}: it was not sent")
+        if kept:
+            self.state = State.RETIRED
+        elif self.state is State.SENT:
+            self.state = State.RECEIVED
+
+    def forked(self) -> None:
+        """Take note that the process has forked: a child has its tensors, too."""
+        if self.state is State.RECEIVED:
+            self.state = State.RETIRED
 
     def sent(self) -> BlockName:
-        """Return the name of the block, for a task: from here on a worker may write to it."""
-        self.take_note(Event.SEND)
+        """Return the name of the block, for a task: from here on a worker may write to it. Raises RuntimeError."""
+        if self.state is not State.RESERVED:
+            raise RuntimeError(f"{self}: it was sent before")
+        self.state = State.SENT
         block = self._block
         return BlockName(self.number, block.number, os.getpid(), block.descriptor, block.nbytes)
 
@@ -173,7 +201,7 @@ def _before_fork() -> None:
 
 def _after_fork_in_parent() -> None:
     for lease in _at_forks.pop():
-        lease.take_note(Event.FORK)
+        lease.forked()
 
 
 def _after_fork_in_child() -> None:
@@ -223,7 +251,7 @@ class InMessage:
 
 def _storage(lease: int, begin: int, nbytes: int) -> torch.UntypedStorage:
     found = _leases[lease]
-    found.take_note(Event.RECEIVE)
+    found.received()
     return found.storage(begin, nbytes)
 
 

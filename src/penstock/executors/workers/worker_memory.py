@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from penstock.executors.buffers import Field, Rows, storage_on, tensor_on
-from penstock.executors.plain_data import has_storage
+from penstock.executors.copies import has_storage
 from penstock.executors.workers.shared_memory import (
     SHARED_BYTES,
     BlockName,

@@ -1,13 +1,15 @@
-"""Advisory locks (flock) on open files, waited for up to a deadline."""
+"""Locks of threads and of files, which a forked child does not hold: it finds them free, and their files closed."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
+import threading
 import time
 import weakref
 from contextlib import suppress
+from types import TracebackType
 
 #: What flock says on file systems without locks.
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -68,15 +70,46 @@ class HeldFile:
         return f"<HeldFile: {'closed' if self.descriptor < 0 else f'descriptor {self.descriptor}'}>"
 
 
+class ProcessLock:
+    """A lock of this process: in a child that is forked off while another thread holds it, it is free."""
+
+    def __init__(self) -> None:
+        self._lock = self._taken = threading.Lock()
+        _LOCKS.add(self)
+
+    def acquire(self, *, wait: bool = True) -> bool:
+        """Take the lock and return True; False: it is taken, and is not to be waited for."""
+        lock = self._lock
+        if not lock.acquire(wait):
+            return False
+        self._taken = lock  # given back even where the thread that holds it forks
+        return True
+
+    def release(self) -> None:
+        """Give the lock back."""
+        self._taken.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+
 _HELD: weakref.WeakSet[HeldFile] = weakref.WeakSet()
+_LOCKS: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
 
 
-def _close_in_child() -> None:
-    """Close a forked child's copies of open files: its parent's locks would last until the child ends."""
+def _forked() -> None:
+    """Free a child's locks, and close its copies of open files: its parent's locks would last until the child ends."""
+    for lock in list(_LOCKS):
+        lock._lock = threading.Lock()
     for held in list(_HELD):
         descriptor, held.descriptor = held.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
 
-os.register_at_fork(after_in_child=_close_in_child)
+os.register_at_fork(after_in_child=_forked)
