@@ -37,6 +37,7 @@ from penstock.executors.workers.progress import Board
 from penstock.executors.workers.queues import QueueContext, close_unread, is_ending
 from penstock.executors.workers.shared_memory import Lease
 from penstock.executors.workers.tasks import (
+    MakeStaging,
     StreamBatches,
     TaskDataset,
     Tasks,
@@ -79,11 +80,10 @@ class ProcessPass(_MultiProcessingDataLoaderIter):
 
     # Over 15 attributes: they are set before torch's __init__, which starts the workers and calls half of the methods.
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, loader: Any, staging: MakeStaging | None) -> None:
         settings, resources = job.settings, job.resources
         fetch = None if settings.iterable else job.fetch(here=True)
-        self.batches, self.staging = job.batches, staging_of(job)
-        loader = view_of(job) if self.staging is None else spawning(view_of(job))
+        self.batches, self.staging = job.batches, staging
         self._owner = os.getpid()
         self._sizes: dict[int, int] = {}  # what the sampler gave, by the number of the task
         self._size = 0  # of the batch that came last
@@ -413,6 +413,7 @@ class ProcessExecutor:
             held.restart(job)
             return held
         job.loader().check_worker_number_rationality()
-        made = ProcessPass(job)
+        staging = staging_of(job)
+        made = ProcessPass(job, view_of(job) if staging is None else spawning(view_of(job)), staging)
         job.progress.drawn.setdefault("base", int(made._base))
         return made
