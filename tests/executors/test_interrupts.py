@@ -24,7 +24,7 @@ from penstock.executors.filler import PassInput, PassResources
 from penstock.executors.iterator import Pass
 from penstock.order.batches import with_sample_numbers
 from penstock.plan import NativePlan, plan
-from penstock.recipe import working
+from penstock.recipe import patches
 from tests.python_processes import run
 from tests.sample_datasets import Made
 
@@ -104,7 +104,7 @@ def interrupted_everywhere(make: Callable[[], Any], step: int = 1) -> Iterator[t
                 next(batches)
         if hasattr(batches, "_shutdown_workers"):  # torch's iterators have it where they have workers
             batches._shutdown_workers()
-        assert not working.this_thread.native, "the loop's own calls are its own"
+        assert not patches.this_thread.native, "the loop's own calls are its own"
         if interrupting.where is None:
             assert at > 20
             return

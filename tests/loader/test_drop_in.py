@@ -75,7 +75,7 @@ def test_several_threads_share_an_iterator(workers: int) -> None:
 def test_ctrl_c_in_the_callers_thread_is_no_sample_error(pngs: Path) -> None:
     dataset = penstock.ImageFolder(pngs, v1.ToTensor())
 
-    def interrupted(position: int) -> Any:
+    def interrupted(position: int, file: Any = None) -> Any:
         raise KeyboardInterrupt
 
     dataset.read = interrupted  # type: ignore[method-assign]

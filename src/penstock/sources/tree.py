@@ -119,7 +119,9 @@ class SubsetSource(_Compound):
     def node(self, make_leaf: MakeLeaf) -> Node | Refusal:
         chosen: Any = self.dataset.indices  # read for each batch: its elements may be exchanged at any time
         try:  # of a long list only the first are looked at; each batch looks at its own, and raises Unresolved
-            _whole_numbers(chosen[:1000] if isinstance(chosen, list | np.ndarray | torch.Tensor) else [])
+            first = chosen[:1000] if isinstance(chosen, list | np.ndarray | torch.Tensor) else []
+            # numpy() of the user's own tensor would keep it from being resized
+            _whole_numbers(first.clone() if isinstance(first, torch.Tensor) else first)
         except Unresolved:
             return Refusal("Subset", "its indices are not whole numbers", "a list of whole numbers")
         child = _node(self.child(0), make_leaf)

@@ -114,6 +114,8 @@ class _Check:
         options: dict[str, Any] = {} if seed is None else {"seed": seed}
         ours = self._passes.read(DataLoader, num_workers=workers, worker_method=method, **options)
         theirs = self._oracle(workers, seed)
+        if theirs.refused is not None and ours.refused is not None:  # no loader, thus nothing to compare
+            raise theirs.refused
         in_threads = method_of(method) in (Method.THREAD, Method.AUTO) and workers > 0
         subject = f"worker_method={method!r}, num_workers={workers}{'' if seed is None else f', seed={seed}'}"
         whose = "torch's loader" if seed is None else "worker_method='process'"
@@ -246,6 +248,8 @@ class Pass:
     """The states of the global generators behind the pass."""
     native: bool
     """Whether the native core read the dataset."""
+    refused: Exception | None
+    """The error by which the loader could not be made, None where it was made."""
 
     def same(self, other: Pass) -> bool:
         """Return whether another pass, by workers of any kind, gave the same."""
@@ -278,10 +282,11 @@ class Passes:
     def read(self, kind: Any, draw: int = 0, **options: Any) -> Pass:
         """Return what a pass of a loader of a class gives, behind global generators that are a function of `draw`.
 
-        Raises what the loader raises when it is made, and InvalidOption where Penstock's does not take the dataset.
+        Raises InvalidOption: Penstock's loader does not take the dataset, or the options.
         """
         dataset, given = self._copied()
         seed_globals(draw, 0, 0, 0)
+        loader, refused, outcomes, ended = None, None, [], False
         with ExitStack() as stack:
             caught = stack.enter_context(warnings.catch_warnings(record=True))
             warnings.simplefilter("always")
@@ -289,11 +294,18 @@ class Passes:
             stack.enter_context(without_advice())
             stack.callback(torch.set_warn_always, torch.is_warn_always_enabled())
             torch.set_warn_always(True)  # else torch's C++ warns the first pass only
-            loader = kind(dataset, **given, **options)
-            outcomes, ended = self._outcomes(loader)
+            try:
+                loader = kind(dataset, **given, **options)
+            except InvalidOption:
+                raise
+            except Exception as error:
+                refused = error
+                outcomes = [Outcome(error=words_of(error), kind=type(error))]
+            else:
+                outcomes, ended = self._outcomes(loader)
         warned = [(one.category, str(one.message)) for one in caught]
         native = repr(loader).endswith("read by native threads>")
-        return Pass(outcomes, ended, warned, generator_states(), native)
+        return Pass(outcomes, ended, warned, generator_states(), native, refused)
 
     def indices(self, batch: int) -> list[Any]:
         """Return the indices of a batch of a pass, as the loader's sampler gives them; nothing where none does."""
@@ -328,9 +340,9 @@ def words_of(error: BaseException) -> str:
     """
     carried = str(error).startswith("Caught ")
     text = str(error) if carried else "".join(traceback.format_exception_only(error))
-    lines = [line.rstrip() for line in text.rstrip().splitlines()]
-    last = max((number for number, line in enumerate(lines) if line in _TRACEBACKS), default=-1)
-    kept = [line for line in lines[last + 1 :] if not line.startswith("  ")]
+    lines = text.rstrip().splitlines()
+    last = max((number for number, line in enumerate(lines) if line.rstrip() in _TRACEBACKS), default=-1)
+    kept = [line.rstrip() for line in lines[last + 1 :] if not line.startswith("  ")]
     while kept and _NOTE.match(kept[-1]):
         kept.pop()
     return "\n".join(kept)
