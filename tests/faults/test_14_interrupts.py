@@ -35,7 +35,9 @@ how, moment, root = sys.argv[1:]
 dataset = penstock.TensorFolder(root) if how == "native" else Numbers()
 Numbers.hangs = moment == "hung"
 options = {} if how == "native" else {"worker_method": how}
-loader = penstock.DataLoader(dataset, 8, sampler=[n % 40 for n in range(200_000)] if how == "native" else None, num_workers=2, **options)
+if how == "native":
+    options = {"sampler": [number % 40 for number in range(200_000)]}
+loader = penstock.DataLoader(dataset, 8, num_workers=2, **options)
 batches = iter(loader) if moment in ("closing", "steady") else None
 interrupted = 0
 open("begun", "x").close()
