@@ -98,6 +98,27 @@ class Stream(IterableDataset[Any]):
         return map(self.make, range(first, self.size, step))
 
 
+class Placed(IterableDataset[Any]):
+    """Samples 0 to size - 1 in order, that says itself where it is; `read` has those that it has given."""
+
+    def __init__(self, size: int, make: Callable[[int], Any] = int) -> None:
+        self.size, self.make, self.at = size, make, 0
+        self.read: list[int] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.at < self.size:
+            self.at += 1
+            self.read.append(self.at - 1)
+            yield self.make(self.at - 1)
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"place": {"at": self.at, "shard": None}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["place"]["at"]
+
+
 class Order(Sampler[Any]):
     """A sampler of the user's that gives these, and counts in `asked` how many it has given."""
 
@@ -112,6 +133,13 @@ class Order(Sampler[Any]):
         for one in self.given:
             self.asked += 1
             yield one
+
+
+class Doubling(TensorDataset):
+    """Reads otherwise than its base."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return tuple(2 * value for value in super().__getitem__(index))
 
 
 def rows(size: int = 53) -> Any:

@@ -27,6 +27,7 @@ from tests.pages import (
     text_of,
     without_code,
 )
+from tests.sample_datasets import Made, tensor_files
 
 # ---------------------------------------------------------------- code
 
@@ -36,11 +37,8 @@ BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 OPTIONAL = ("accelerate", "datasets", "lightning", "prometheus_client", "torchvision")
 
 
-class Signals(torch.utils.data.Dataset[Any]):
+class Signals(Made):
     """The dataset of the user's own that recipes speak of."""
-
-    def __len__(self) -> int:
-        return 640
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         return torch.full((4,), float(index)), index % 2
@@ -50,9 +48,7 @@ class Signals(torch.utils.data.Dataset[Any]):
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the files that the pages speak of: data/ID.pt and photos/CLASS/N.jpg."""
     folder = tmp_path_factory.mktemp("docs")
-    (folder / "data").mkdir()
-    for number in range(1200):
-        torch.save(torch.zeros(3), folder / "data" / f"id-{number}.pt")
+    tensor_files(folder / "data", 1200, name="id-{}")
     for kind in ("cat", "dog"):
         (folder / "photos" / kind).mkdir(parents=True)
         for i in range(3):
@@ -68,7 +64,7 @@ def names(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     ids = [f"id-{number}" for number in range(1200)]
-    dataset = Signals()
+    dataset = Signals(size=640)
     return {
         "__name__": "__main__",
         "torch": torch,
@@ -126,9 +122,6 @@ def test_block_runs(block: Block, names: dict[str, Any], capsys: pytest.CaptureF
         assert "the sensor was off" in Path("bad.jsonl").read_text(encoding="utf-8")
 
 
-# ---------------------------------------------------------------- links
-
-
 def anchors(page: Path) -> set[str]:
     """Return the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", without_code(text_of(page)), re.MULTILINE)
@@ -152,9 +145,6 @@ def test_readme_leads_to_every_guide() -> None:
     assert [name_of(page) for page in GUIDES if f"({name_of(page)})" not in text_of(ROOT / "README.md")] == []
 
 
-# ---------------------------------------------------------------- commands
-
-
 def commands_in(page: Path) -> list[list[str]]:
     """Return the words of each command that a page shows: a line of a shell block, or a code span."""
     text = text_of(page)
@@ -172,9 +162,7 @@ def complaint(command: list[str]) -> str | None:
         if module[0] == "benchmarks":
             questions = [word for word in command[3:4] if word.isidentifier()]
             wanted = [Path(*module), *(Path("benchmarks", question) for question in questions)]
-            missing = [
-                path for path in wanted if not ((ROOT / path).is_dir() or (ROOT / path).with_suffix(".py").exists())
-            ]
+            missing = [path for path in wanted if not any((ROOT / f"{path}{end}").exists() for end in ("", ".py"))]
             return f"no such module: {missing}" if missing else None
         return complaint(command[2:]) if module == ["penstock"] else None
     if command[0] == "make":
@@ -213,9 +201,6 @@ def test_wrong_commands_are_noticed() -> None:
     wrong += ["python -m benchmarks tea", "python -m penstock brew", "penstock run --epochs 3 train.py"]
     assert [complaint(command.split()) for command in right] == [None] * len(right)
     assert None not in [complaint(command.split()) for command in wrong]
-
-
-# ---------------------------------------------------------------- README and results
 
 
 def test_readme_is_short() -> None:

@@ -171,22 +171,20 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert sorted(listed) == sorted(public)
 
 
+SHOWN = [(penstock, name, "reference.md") for name in penstock.__all__ if not re.search(r"DataLoader|Stats|^_", name)]
+
+
 @pytest.mark.parametrize(
-    "name", [name for name in penstock.__all__ if not re.search(r"DataLoader|Stats", name) and name[0] != "_"]
+    ("module", "name", "page"), [*SHOWN, *((penstock.testing, name, "testing.md") for name in penstock.testing.__all__)]
 )
-def test_signatures_in_the_reference(name: str) -> None:
-    thing = getattr(penstock, name)
+def test_signatures_are_shown(module: Any, name: str, page: str) -> None:
+    thing = getattr(module, name)
     if inspect.isclass(thing) and issubclass(thing, Exception):
         rows = {row[0].strip("`"): row[1] for row in rows_of(ROOT / "docs" / "bad-samples.md", "exception")}
         builtin = rows[name].strip("`")
         assert not builtin or builtin in [one.__name__ for one in thing.__mro__]
     else:
-        assert f"`{name}{signature(thing)}`" in text_of(ROOT / "docs" / "reference.md")
-
-
-@pytest.mark.parametrize("name", penstock.testing.__all__)
-def test_signatures_of_the_checks(name: str) -> None:
-    assert f"`{name}{signature(getattr(penstock.testing, name))}`" in text_of(ROOT / "docs" / "testing.md")
+        assert f"`{name}{signature(thing)}`" in text_of(ROOT / "docs" / page)
 
 
 def test_every_command_is_in_the_reference() -> None:
@@ -195,10 +193,8 @@ def test_every_command_is_in_the_reference() -> None:
         for action, parser in (parts_of(below) or {"": below}).items():
             shown = [row for row in rows if row.startswith(f"`penstock {verb} {action}")]
             assert len(shown) == 1
-            options = [
-                option for option in parser._option_string_actions if option.startswith("--") and option != "--help"
-            ]
-            assert [option for option in options if option not in shown[0]] == []
+            options = [option for option in parser._option_string_actions if option.startswith("--")]
+            assert [option for option in options if option not in shown[0] and option != "--help"] == []
 
 
 def test_known_transforms_are_those_of_explain(tmp_path: Path) -> None:
@@ -211,9 +207,6 @@ def test_known_transforms_are_those_of_explain(tmp_path: Path) -> None:
     table = re.search(r"^\| what they do \|.*?\n\n", text_of(ROOT / "docs" / "images.md"), re.DOTALL | re.MULTILINE)
     assert table is not None
     assert set(re.findall(r"`([A-Z]\w+)`", table[0])) == set(re.findall(r"\b[A-Z]\w+", advice)) - {"Compose"}
-
-
-# ---------------------------------------------------------------- results
 
 
 def medians(value: Any) -> Iterator[float]:
@@ -231,14 +224,8 @@ def medians(value: Any) -> Iterator[float]:
 def test_rates_were_measured(page: Path) -> None:
     results = [json.loads(text_of(file)) for file in (ROOT / "benchmarks" / "results").glob("*.json")]
     measured = {f"{median:,.0f}" for result in results for median in medians(result)}
-    heads = ("samples", "samples per second")
-    rates = [
-        rate
-        for head in heads
-        for row in rows_of(page, head)
-        for cell in row[1:]
-        for rate in re.findall(r"\d[\d,]{2,}", cell)
-    ]
+    rows = [row for head in ("samples", "samples per second") for row in rows_of(page, head)]
+    rates = [rate for row in rows for cell in row[1:] for rate in re.findall(r"\d[\d,]{2,}", cell)]
     assert len(rates) >= 15
     assert [rate for rate in rates if rate not in measured] == []
 

@@ -1,6 +1,6 @@
 """Texts, states and ledgers of many loaders, compared with what was kept of them: they change on purpose or not at all.
 
-`python tests/test_goldens.py` writes tests/goldens.json anew, for a change that is meant; its diff shows what changed.
+`python -m tests.test_goldens` writes tests/goldens.json anew, for a change that is meant; its diff shows what changed.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,27 +16,19 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, WeightedRandomSampler
-from torchvision import datasets, transforms
+from torch.utils.data import ConcatDataset, Subset, TensorDataset, WeightedRandomSampler
+from torchvision import datasets
+from torchvision import transforms as v1
 
 import penstock
+from tests.sample_datasets import Made, Stream
+from tests.values import taken
 
 KEPT = Path(__file__).with_name("goldens.json")
 
 
-class Numbers(Dataset[tuple[torch.Tensor, int]]):
+class Numbers(Made):
     """A dataset that only Python can read."""
-
-    def __len__(self) -> int:
-        return 24
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return torch.full((3,), float(index)), index % 2
-
-
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(24))
 
 
 def identity(image: Any) -> Any:
@@ -65,10 +57,8 @@ def tensors(root: Path) -> Path:
 
 def made(root: Path) -> dict[str, Any]:
     """Return a dataset of each kind."""
-    image = transforms.Compose(
-        [transforms.RandomResizedCrop(8), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
-    )
-    own = transforms.Compose([transforms.Resize((8, 8)), transforms.Lambda(identity), transforms.ToTensor()])
+    image = v1.Compose([v1.RandomResizedCrop(8), v1.RandomHorizontalFlip(), v1.ToTensor()])
+    own = v1.Compose([v1.Resize((8, 8)), v1.Lambda(identity), v1.ToTensor()])
     folder, files = photos(root / "photos"), tensors(root / "tensors")
     rows = TensorDataset(torch.arange(48.0).view(24, 2), torch.arange(24))
     ids = [f"id-{number}" for number in range(24)]
@@ -82,8 +72,8 @@ def made(root: Path) -> dict[str, Any]:
         "photos": datasets.ImageFolder(folder, image),
         "our photos": penstock.ImageFolder(folder, image),
         "photos, a transform of one's own": datasets.ImageFolder(folder, own),
-        "python": Numbers(),
-        "stream": Stream(),
+        "python": Numbers(lambda index: (torch.full((3,), float(index)), index % 2), 24),
+        "stream": Stream(24, shared=False),
     }
 
 
@@ -125,15 +115,11 @@ def of_loader(dataset: Any, arguments: dict[str, Any], root: Path) -> Any:
         loader: Any = penstock.DataLoader(dataset, **{"batch_size": 4, **arguments})
         text = anywhere(loader.explain(), root).splitlines()
         batches = iter(loader)
-        next(batches)
-        next(batches)
-        state = loader.state_dict()
+        taken(batches, 2)
+        found = {"explain": text, "state": json.dumps(loader.state_dict())}
         del batches
-        found = {"explain": text, "state": json.dumps(state)}
         if "seed" in arguments:
-            kept: Any = penstock.DataLoader(dataset, **{"batch_size": 4, **arguments}, ledger=ledger)
-            for _ in kept:
-                pass
+            list(penstock.DataLoader(dataset, **{"batch_size": 4, **arguments}, ledger=ledger))
             found["ledger"] = ledger.read_text()
     except Exception as error:
         return anywhere(f"{type(error).__name__}: {error}", root)

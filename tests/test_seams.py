@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data as tud
-from torch.utils.data import ConcatDataset, Dataset, Subset
+from torch.utils.data import ConcatDataset, Subset
 
 import penstock
 import penstock._native as _native
@@ -25,24 +25,18 @@ from penstock.sources import tree
 from penstock.sources.naming import catalogue
 from penstock.sources.native_source import Field, NativeSource
 from penstock.sources.source import Source
-from tests.same import outcomes
-from tests.sample_datasets import Made
-from tests.values import resumed
+from tests.same import assert_same, outcomes
+from tests.sample_datasets import Made, Numbers
+from tests.values import flat, listed, resumed
 
 # --- an executor ------------------------------------------------------------------------------------------------------
 
 
-class Squares(Made):
-    """Samples that are functions of their index; one is bad where that is said."""
+class Squares(Numbers):
+    """Samples that are functions of their index."""
 
-    def __init__(self, bad: int | None = None) -> None:
-        super().__init__(self.square)
-        self.bad = bad
-
-    def square(self, index: int) -> torch.Tensor:
-        if index == self.bad:
-            raise KeyError(index)
-        return torch.tensor(index * index)
+    def number(self, index: int) -> Any:
+        return torch.tensor(super().number(index) ** 2)
 
 
 class Computing(Filler):
@@ -82,18 +76,16 @@ def computer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "EXECUTORS", ((accepts_squares, Computer), *selection.EXECUTORS))
 
 
-def values(batches: Any) -> list[list[int]]:
-    return [batch.tolist() for batch in batches]
-
-
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)
 def test_an_executor_is_one_more_in_the_tuple(computer: None, options: dict[str, Any]) -> None:
-    loader = penstock.DataLoader(Squares(), 4, shuffle=True, generator=torch.Generator().manual_seed(3), **options)
-    theirs = tud.DataLoader(Squares(), 4, shuffle=True, generator=torch.Generator().manual_seed(3), **options)
+    makes: tuple[Any, ...] = penstock.DataLoader, tud.DataLoader
+    loader, theirs = (
+        make(Squares(), 4, shuffle=True, generator=torch.Generator().manual_seed(3), **options) for make in makes
+    )
     for _ in range(2):
         batches = iter(loader)
         assert type(batches.filler) is Computing
-        assert values(batches) == values(theirs)
+        assert_same(list(batches), list(theirs))
     assert (loader.stats().batches, loader.stats().samples) == (12, 46)
     assert "Squares" in loader.explain()
 
@@ -102,15 +94,11 @@ def test_its_passes_are_cut_among_ranks_and_go_on_from_states(computer: None) ->
     def made(rank: int, world: int = 2) -> penstock.DataLoader[Any]:
         return penstock.DataLoader(Squares(), 4, shuffle=True, seed=7, shard=(rank, world))
 
-    whole = values(made(0, 1))
-    one, other = values(made(0)), values(made(1))
+    whole, one, other = (listed(loader) for loader in (made(0, 1), made(0), made(1)))
     assert sorted({value for batch in one + other for value in batch}) == sorted(i * i for i in range(23))
     assert one[0] + other[0] == whole[0] + whole[1]
     first, rest = resumed(made(0), made(0), 1)
-    assert values(first) + values(rest) == one
-
-
-# --- an observer ------------------------------------------------------------------------------------------------------
+    assert listed(first) + listed(rest) == one
 
 
 class Watching(Observer):
@@ -130,47 +118,34 @@ class Watching(Observer):
         self.seen.append("end")
 
 
-WAYS: dict[str, dict[str, Any]] = {
-    "inline": {"num_workers": 0},
-    "processes": {"num_workers": 2},
-    "threads": {"num_workers": 2, "worker_method": "thread"},
-    "seeded": {"num_workers": 0, "seed": 1},
-    "device": {"num_workers": 0, "device": "cpu"},
+BAD, NATIVE = Squares({9}, error=KeyError), tud.TensorDataset(torch.arange(10))
+WAYS: dict[str, tuple[Any, dict[str, Any], list[Any]]] = {
+    "inline": (BAD, {"num_workers": 0}, [4, 4, KeyError, 4, 4, 3]),
+    "processes": (BAD, {"num_workers": 2}, [4, 4, KeyError, 4, 4, 3]),
+    "threads": (BAD, {"num_workers": 2, "worker_method": "thread"}, [4, 4, KeyError, 4, 4, 3]),
+    "seeded": (BAD, {"num_workers": 0, "seed": 1}, [4, 4, KeyError, 4, 4, 3]),
+    "device": (BAD, {"num_workers": 0, "device": "cpu"}, [4, 4, KeyError, 4, 4, 3]),
+    "native": (NATIVE, {"num_workers": 2}, [4, 4, 2]),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_an_observer_knows_of_every_batch_error_and_end(way: str) -> None:
-    loader = penstock.DataLoader(Squares(bad=9), 4, **WAYS[way])
-    watching = Watching()
+    dataset, options, wanted = WAYS[way]
+    loader, watching = penstock.DataLoader(dataset, 4, **options), Watching()
     loader._executors.observers += (watching,)
-    assert [isinstance(one, torch.Tensor) for one in outcomes(loader)] == [True, True, False, True, True, True]
-    assert watching.seen == [4, 4, KeyError, 4, 4, 3, "end"]
-    assert (loader.stats().batches, loader.stats().samples) == (5, 19)
+    given = [one for one in wanted if one is not KeyError]
+    assert [isinstance(one, tuple) for one in outcomes(loader)] == [one is KeyError for one in wanted]
+    assert watching.seen == [*wanted, "end"]
+    assert (loader.stats().batches, loader.stats().samples) == (len(given), sum(given))
 
 
-def test_an_observer_of_the_native_core() -> None:
-    loader = penstock.DataLoader(tud.TensorDataset(torch.arange(10)), 4, num_workers=2)
-    watching = Watching()
-    loader._executors.observers += (watching,)
-    assert len(list(loader)) == 3
-    assert watching.seen == [4, 4, 2, "end"]
-
-
-# --- a source ---------------------------------------------------------------------------------------------------------
-
-
-class Records(Dataset[tuple[torch.Tensor]]):
+class Records(Made):
     """Records of three float32 in one file."""
 
     def __init__(self, path: Path) -> None:
         self.records = np.memmap(path, np.float32, "c").reshape(-1, 3)
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor]:
-        return (torch.from_numpy(self.records[index].copy()),)
+        super().__init__(lambda index: (torch.from_numpy(self.records[index].copy()),), len(self.records))
 
 
 class RecordsSource(Source):
@@ -198,8 +173,8 @@ def records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Records:
     return Records(tmp_path / "records")
 
 
-def firsts(batches: Any) -> list[float]:
-    return [value for (batch,) in batches for value in batch[:, 0].tolist()]
+def firsts(batches: Any) -> Any:
+    return flat(batch[:, 0] for (batch,) in batches)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -208,9 +183,7 @@ def test_a_source_of_ones_own_is_read_natively_as_torch_reads_it(records: Record
     dataset = wrap(records)
     loader = penstock.DataLoader(dataset, batch_size=5, num_workers=workers)
     assert "native   gather  24 records" in loader.explain()
-    wanted = list(tud.DataLoader(dataset, batch_size=5))
-    for (got,), (want,) in zip(loader, wanted, strict=True):
-        torch.testing.assert_close(got, want, rtol=0, atol=0)
+    assert_same(list(loader), list(tud.DataLoader(dataset, batch_size=5)))
 
 
 def test_a_source_of_ones_own_goes_on_from_a_state(records: Records) -> None:
@@ -230,7 +203,6 @@ def test_ids_are_the_sources_own(records: Records) -> None:
     assert catalogue(ConcatDataset([records, records])).texts()[24] == b"1/record-0"
     state = penstock.DataLoader(records, batch_size=4, seed=7).state_dict()
     fewer = penstock.DataLoader(Subset(records, range(23)), batch_size=4, seed=7)
-    with pytest.raises(
-        penstock.DatasetChanged, match=r"it had 24 samples and has 23 \(-1\); its IDs, or their order, are others"
-    ):
+    told = r"it had 24 samples and has 23 \(-1\); its IDs, or their order, are others"
+    with pytest.raises(penstock.DatasetChanged, match=told):
         fewer.load_state_dict(state)

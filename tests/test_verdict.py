@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -30,12 +31,9 @@ MS = 1e-3
 WAITS = (0,) * 17 + (100,) + (0,) * (WAIT_CLASSES - 18)
 
 
-def case(
-    *, wait: float, work: float, busy: dict[Cause, float], cpu: dict[Cause, float] | None = None, **rest: Any
-) -> Measured:
+def case(*, wait: float, work: float, busy: dict[Cause, float], cpu: Any = None, **rest: Any) -> Measured:
     """Return a case whose times are in milliseconds a step."""
-    seconds = {cause: MS * time for cause, time in busy.items()}
-    on_cpu = seconds if cpu is None else {cause: MS * time for cause, time in cpu.items()}
+    seconds, on_cpu = ({cause: MS * time for cause, time in some.items()} for some in (busy, cpu or busy))
     given = {"steps": 100, "workers": 2, "kind": Workers.NATIVE, "cpus": 2, "batch_size": 64, **rest}
     return Measured(wait=MS * wait, work=MS * work, busy=seconds, cpu=on_cpu, **given)
 
@@ -43,23 +41,18 @@ def case(
 LOCKED: dict[str, Any] = {"cpu": {Cause.PYTHON: 98}, "kind": Workers.THREADS, "workers": 4, "cpus": 4}
 OUTLYING: dict[str, Any] = {"outlying_batches": 0.01, "outlying_wait": 28 * MS, "longest_wait": 2.8}
 DISK: dict[str, Any] = {"other_cpu": 5 * MS, "read_bytes": 6e6, "cacheable": True}
+SLOW: dict[str, Any] = {"kind": Workers.PROCESSES, "other_cpu": 2 * MS}
 CASES = {
     # Two native threads read 5 ms for each of 64 files, and no CPU is busy.
     "slow disk": (case(wait=150, work=20, busy={Cause.READ: 340}, cpu={Cause.READ: 10}, cacheable=True), Cause.READ),
     "slow decoding": (case(wait=60, work=20, busy={Cause.DECODE: 140, Cause.READ: 15}, **DISK), Cause.DECODE),
-    "slow Python": (
-        case(wait=80, work=20, busy={Cause.PYTHON: 195}, kind=Workers.PROCESSES, other_cpu=2 * MS),
-        Cause.PYTHON,
-    ),
+    "slow Python": (case(wait=80, work=20, busy={Cause.PYTHON: 195}, **SLOW), Cause.PYTHON),
     "Python's lock": (case(wait=80, work=20, busy={Cause.PYTHON: 380}, **LOCKED), Cause.LOCK),
     "tiny batches": (case(wait=0.09, work=0.01, busy={Cause.COPY: 0.004}, batch_size=1), Cause.OVERHEAD),
     "a cgroup's quota": (case(wait=60, work=20, busy={Cause.DECODE: 79}, workers=1, cpus=1, host_cpus=8), Cause.CPUS),
     "copies": (case(wait=30, work=10, busy={Cause.COPY: 78}), Cause.COPY),
     "compute": (case(wait=0.5, work=100, busy={Cause.DECODE: 50}), Cause.COMPUTE),
-    "outliers": (
-        case(wait=30, work=20, busy={Cause.PYTHON: 30}, kind=Workers.PROCESSES, **OUTLYING),
-        Cause.OUTLIERS,
-    ),
+    "outliers": (case(wait=30, work=20, busy={Cause.PYTHON: 30}, kind=Workers.PROCESSES, **OUTLYING), Cause.OUTLIERS),
     "few workers": (case(wait=60, work=20, busy={Cause.DECODE: 79}, workers=1, cpus=8), Cause.DECODE),
 }
 
@@ -68,8 +61,7 @@ CASES = {
 def test_the_first_finding(name: str) -> None:
     found, cause = CASES[name]
     first = findings(found)[0]
-    assert first.cause is cause, findings(found)
-    assert first.evidence.endswith(".")
+    assert first.cause is cause and first.evidence.endswith("."), findings(found)
     nothing_helps = name in ("compute", "tiny batches")
     assert (first.gain == 1.0 and not first.change) if nothing_helps else first.gain > 1.1
     assert verdict(found).startswith(f"The consumer waited {found.wait / found.step:.0%} of the time (")
@@ -77,8 +69,7 @@ def test_the_first_finding(name: str) -> None:
 
 def test_predictions_are_those_of_the_pipeline() -> None:
     decoding = case(wait=80, work=20, busy={Cause.DECODE: 200})
-    assert decoding.modelled == pytest.approx(0.1)
-    assert decoding.overhead == pytest.approx(0)
+    assert (decoding.modelled, decoding.overhead) == pytest.approx((0.1, 0))
     (more, *_) = findings(decoding)
     assert (more.change, more.cause) == ("6 more cores", Cause.DECODE)
     assert more.gain == pytest.approx(200 / 2 / (200 / 8))
@@ -132,8 +123,7 @@ def test_stages_of_python_that_does_not_run_are_reads() -> None:
     assert found.cpu == pytest.approx({Cause.PYTHON: 0.02})
     assert (found.batch_size, found.step) == pytest.approx((64, 0.1))
     in_threads = shown(stages, cpu=3.0, kind=Workers.THREADS)  # which wait for Python's lock too
-    assert in_threads.busy == pytest.approx({Cause.PYTHON: 0.16})
-    assert in_threads.other_cpu == pytest.approx(0.01)
+    assert in_threads.busy == pytest.approx({Cause.PYTHON: 0.16}) and in_threads.other_cpu == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize("quota", [False, True])
@@ -168,9 +158,7 @@ def test_outlying_waits_are_a_few_long_ones() -> None:
     waits = [0] * WAIT_CLASSES
     waits[6], waits[19] = 990, 10  # up to 64 us, up to 0.5 s
     loop = LoopTimes(batches=1001, waited=4.0, longest_wait=0.5, waits=tuple(waits))
-    count, wait = outliers(loop)
-    assert count == 10
-    assert wait == pytest.approx(4.0, rel=0.02)
+    assert outliers(loop) == pytest.approx((10, 4.0), rel=0.02)
     waits[6], waits[19] = 10, 990
     assert outliers(replace(loop, waits=tuple(waits)))[0] == 0
 
@@ -193,9 +181,6 @@ def test_stages_are_read_by_a_collection_amid_their_addition() -> None:
     assert meter.stages()["read"][:2] == (7.0, 3)
     assert found == [{"read": StageTime(5.0, 2)}]  # but for what was being added
     assert meter.stages()["read"][:2] == (7.0, 3)
-
-
-# --- the clock of a loop --------------------------------------------------------------------------------------------
 
 
 def test_a_loops_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,34 +211,26 @@ def test_a_loops_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("own", [True, False])
 def test_a_clock_that_a_program_patches_is_not_called(monkeypatch: pytest.MonkeyPatch, own: bool) -> None:
-    def fails() -> float:
-        raise AssertionError("the program's clock was called")
-
     dataset: Any = Made(float, 8) if own else torch.utils.data.TensorDataset(torch.arange(8.0))
     loader = penstock.DataLoader(dataset, 2, num_workers=0)
-    for _ in loader:  # what torch imports at first use reads the clock
-        pass
+    list(loader)  # what torch imports at first use reads the clock
     for name in ("monotonic", "perf_counter", "process_time", "thread_time", "time"):
-        monkeypatch.setattr(time, name, fails)
+        monkeypatch.setattr(time, name, mock.Mock(side_effect=AssertionError("the program's clock was called")))
     assert sum(len(batch if own else batch[0]) for batch in loader) == 8
     monkeypatch.undo()
     assert loader.stats().loop.batches == 8
 
 
-@pytest.mark.parametrize(
-    ("options", "least", "most"),
-    [
-        ({"num_workers": 2, "prefetch_factor": 3}, 4, 6),
-        ({"num_workers": 2, "prefetch_factor": 3, "worker_method": "thread"}, 4, 6),
-        ({"num_workers": 0}, 0, 0),
-    ],
-)
-def test_the_depth_of_the_queue(options: dict[str, Any], least: float, most: float) -> None:
+AHEAD: dict[str, Any] = {"num_workers": 2, "prefetch_factor": 3}
+
+
+@pytest.mark.parametrize("options", [AHEAD, {**AHEAD, "worker_method": "thread"}, {"num_workers": 0}])
+def test_the_depth_of_the_queue(options: dict[str, Any]) -> None:
+    least, most = (4, 6) if options["num_workers"] else (0, 0)
     rows = penstock.Arrays(torch.zeros(600, 4).numpy())  # rows in memory are gathered within next() only
     for dataset, ahead in ((Made(lambda index: torch.zeros(2), 600), 1), (rows, 0)):
         loader: Any = penstock.DataLoader(dataset, 4, **options)
-        for _ in loader:
-            pass
+        list(loader)
         assert ahead * least <= loader.stats().loop.queue_depth <= ahead * most
     assert LoopTimes().queue_depth == 0
 
@@ -264,10 +241,8 @@ def test_a_loader_measures_its_loop() -> None:
         for _ in loader:
             time.sleep(2e-3)  # the loop's work
     stats = loader.stats()
-    assert stats.loop.batches == stats.batches == 32
-    assert stats.loop.waited == stats.wait_seconds
-    assert stats.loop.worked >= 30 * 2e-3
-    assert sum(stats.loop.waits) == 30
+    assert (stats.loop.batches, stats.batches, sum(stats.loop.waits)) == (32, 32, 30)
+    assert stats.loop.waited == stats.wait_seconds and stats.loop.worked >= 30 * 2e-3
 
 
 @pytest.mark.parametrize("options", [{}, {"worker_method": "thread"}, {"num_workers": 0}])
@@ -286,11 +261,7 @@ def test_stages_know_their_cpu_time(options: dict[str, Any]) -> None:
         loader = penstock.DataLoader(Made(make, 48), 8, **{"num_workers": 1, **options})
         list(loader)
         stage = loader.stats().stages["getitem"]
-        assert stage.samples == 48
-        assert least <= stage.cpu_seconds / stage.seconds <= most
-
-
-# --- the log line ---------------------------------------------------------------------------------------------------
+        assert stage.samples == 48 and least <= stage.cpu_seconds / stage.seconds <= most
 
 
 def slow(index: int) -> torch.Tensor:
@@ -347,10 +318,8 @@ def test_stages_know_the_bytes_that_they_read(tmp_path: Path) -> None:
     for number in range(40):
         noise_image(number, 30, 20).save(tmp_path / "a" / f"{number:02}.jpg")
     sizes = [path.stat().st_size for path in sorted((tmp_path / "a").iterdir())]
-    photos = penstock.ImageFolder(str(tmp_path), transforms.ToTensor())
-    loader = penstock.DataLoader(photos, batch_size=8, num_workers=2)
-    for _ in loader:
-        pass
+    loader = penstock.DataLoader(penstock.ImageFolder(str(tmp_path), transforms.ToTensor()), 8, num_workers=2)
+    list(loader)
     stages, brought = loader.stats().stages, loader.stats().reading.bytes  # by readers, where a worker slept for a file
     # The first batch shows its shape, and is filled anew.
     assert stages["read"].bytes + brought == sum(sizes) + sum(sizes[:8])

@@ -9,41 +9,10 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 import penstock.frameworks  # noqa: F401  Accelerate keeps our loaders by it
+from penstock import errors
 from penstock.cluster.option import Ray
 from penstock.device.feed import Feed
-from penstock.errors import (
-    AccessRefused,
-    ChangedObject,
-    ChecksumMismatch,
-    ClusterError,
-    ClusterUnreachable,
-    CorruptDownload,
-    CorruptSample,
-    CorruptShards,
-    DatasetChanged,
-    ImageTooLarge,
-    InvalidID,
-    InvalidOption,
-    MissingBucket,
-    MissingCredentials,
-    MissingLabel,
-    MissingObject,
-    MissingSample,
-    OutOfMemory,
-    OutOfSpace,
-    OutsideRoot,
-    PenstockError,
-    SampleError,
-    ShapeMismatch,
-    StorageError,
-    StoreFull,
-    StoreUnreachable,
-    TooManyBadSamples,
-    UnreadableSample,
-    UnsafeCache,
-    WorkerDied,
-    WorkerStuck,
-)
+from penstock.errors import *  # noqa: F403
 from penstock.loader import DataLoader
 from penstock.observe import watch as _watch
 from penstock.order.buckets import Buckets
@@ -94,53 +63,22 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "AccessRefused",
     "Arrays",
     "Buckets",
-    "ChangedObject",
-    "ChecksumMismatch",
-    "ClusterError",
-    "ClusterUnreachable",
-    "CorruptDownload",
-    "CorruptSample",
-    "CorruptShards",
     "DataLoader",
-    "DatasetChanged",
     "Feed",
     "ImageFolder",
-    "ImageTooLarge",
     "Images",
-    "InvalidID",
-    "InvalidOption",
-    "MissingBucket",
-    "MissingCredentials",
-    "MissingLabel",
-    "MissingObject",
-    "MissingSample",
     "Mix",
-    "OutOfMemory",
-    "OutOfSpace",
-    "OutsideRoot",
     "Padded",
     "PaddedSequences",
-    "PenstockError",
     "Ray",
     "Replace",
-    "SampleError",
-    "ShapeMismatch",
     "Shards",
     "Stats",
-    "StorageError",
-    "StoreFull",
-    "StoreUnreachable",
     "TensorFolder",
-    "TooManyBadSamples",
-    "UnreadableSample",
-    "UnsafeCache",
     "Views",
     "Weighted",
-    "WorkerDied",
-    "WorkerStuck",
     "find_batch_size",
     "install",
     "pack",
@@ -148,3 +86,4 @@ __all__ = [
     "run_within_memory",
     "uninstall",
 ]
+__all__ += errors.__all__

@@ -21,6 +21,41 @@ from typing import Any, TypeVar
 
 from penstock.showing import shown, shown_lines
 
+#: The exceptions; `import penstock` has them by the same names.
+__all__ = [
+    "AccessRefused",
+    "ChangedObject",
+    "ChecksumMismatch",
+    "ClusterError",
+    "ClusterUnreachable",
+    "CorruptDownload",
+    "CorruptSample",
+    "CorruptShards",
+    "DatasetChanged",
+    "ImageTooLarge",
+    "InvalidID",
+    "InvalidOption",
+    "MissingBucket",
+    "MissingCredentials",
+    "MissingLabel",
+    "MissingObject",
+    "MissingSample",
+    "OutOfMemory",
+    "OutOfSpace",
+    "OutsideRoot",
+    "PenstockError",
+    "SampleError",
+    "ShapeMismatch",
+    "StorageError",
+    "StoreFull",
+    "StoreUnreachable",
+    "TooManyBadSamples",
+    "UnreadableSample",
+    "UnsafeCache",
+    "WorkerDied",
+    "WorkerStuck",
+]
+
 
 class PenstockError(Exception):
     """Base of every exception that Penstock raises of its own.

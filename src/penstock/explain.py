@@ -27,8 +27,6 @@ from penstock.system.words import and_join, counted
 
 #: How many datasets of a ConcatDataset are looked at: they are alike as a rule.
 _ALIKE = 8
-#: Reasons that the line of a function's calls names.
-_MOST_REASONS = 4
 
 
 @dataclass(frozen=True)
@@ -232,9 +230,7 @@ def _calls(stats: Stats) -> Iterator[str]:
     for function, counts in sorted(stats.calls.items()):
         refused = sorted(counts.refused.items(), key=lambda item: -item[1].calls)
         owner = f"{_owner(function)} own"
-        said = [f"{one.calls:,} {owner} ({_quoted(one.example)}{reason})" for reason, one in refused[:_MOST_REASONS]]
-        if rest := sum(one.calls for _, one in refused[_MOST_REASONS:]):
-            said.append(f"{rest:,} more {owner}")
+        said = [f"{one.calls:,} {owner} ({_quoted(one.example)}{reason})" for reason, one in refused]
         yield f"calls    {function}: {'; '.join([f'{counts.answered:,} answered natively', *said])}"
 
 

@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partialmethod
 from time import perf_counter, thread_time
 from typing import Any, NamedTuple, Protocol
 
@@ -101,18 +102,6 @@ class Harmless(Observer):
     def __init__(self, observer: Observer) -> None:
         self._observer: Observer | None = observer
 
-    def delivered(self, delivery: Delivery) -> None:
-        """Pass on a delivery."""
-        self._tell("delivered", delivery)
-
-    def failed(self, error: Exception) -> None:
-        """Pass on an error."""
-        self._tell("failed", error)
-
-    def ended(self) -> None:
-        """Pass on the end of the pass."""
-        self._tell("ended")
-
     def _tell(self, event: str, *told: Any) -> None:
         try:
             if self._observer is not None:
@@ -120,6 +109,10 @@ class Harmless(Observer):
         except Exception:
             _log.exception("an observer of a loader failed, and is not called any more")
             self._observer = None
+
+    delivered: Any = partialmethod(_tell, "delivered")
+    failed: Any = partialmethod(_tell, "failed")
+    ended: Any = partialmethod(_tell, "ended")
 
 
 def observed(observers: Observers, take: Callable[[], Delivery]) -> Any:

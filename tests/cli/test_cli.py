@@ -23,9 +23,7 @@ import penstock
 from penstock.cli import main
 from penstock.errors import CorruptSample
 from penstock.state.manifest import BadSample, Manifest
-from tests.insight.penstock_processes import fails
-
-Captured = pytest.CaptureFixture[str]
+from tests.insight.penstock_processes import Captured, fails
 
 WHEN = "2025-11-20T13:03:00Z"
 ODD = os.fsdecode(b'a "\xff"\n\x1b[31m,b')
@@ -36,9 +34,9 @@ def write(path: Path, *entries: BadSample) -> str:
     return str(path)
 
 
-def printed(capsys: Captured, *arguments: str) -> str:
-    """Run `penstock quarantine`, which succeeds and says nothing on stderr; return its output."""
-    assert main(["quarantine", *arguments]) == 0
+def printed(capsys: Captured, *arguments: str, code: int = 0) -> str:
+    """Run `penstock quarantine`, which ends with this code and says nothing on stderr; return its output."""
+    assert main(["quarantine", *arguments]) == code
     out, err = capsys.readouterr()
     assert err == ""
     return out
@@ -54,22 +52,26 @@ def manifest(tmp_path: Path) -> str:
     )
 
 
-# --- the whole ---------------------------------------------------------------------------------------------------
-
-
-def test_help_and_version(capsys: Captured) -> None:
-    for arguments, words in (
-        (["--help"], "quarantine"),
-        (["quarantine", "--help"], "retry"),
-        (["quarantine", "list", "--help"], "--json"),
-        (["quarantine", "retry", "--help"], "--dry-run"),
-        (["quarantine", "export", "--help"], "--null"),
-        (["--version"], f"penstock {penstock.__version__}\n"),
-    ):
-        with pytest.raises(SystemExit) as stop:
-            main(arguments)
-        out, err = capsys.readouterr()
-        assert (stop.value.code, err) == (0, "") and words in out
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--help", "quarantine"),
+        ("quarantine --help", "retry"),
+        ("quarantine list --help", "--json"),
+        ("quarantine retry --help", "--dry-run"),
+        ("quarantine export --help", "--null"),
+        ("view --help", "DATASET --output --batch-size --shuffle --seed --max --mean --std --as-is"),
+        ("doctor --help", "module:object --json"),
+        ("--version", str(penstock.__version__)),
+    ],
+)
+def test_help_and_version(arguments: str, words: str, capsys: Captured) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments.split())
+    out, err = capsys.readouterr()
+    assert (stop.value.code, err) == (0, "") and all(word in out for word in words.split())
+    assert arguments != "--version" or out == f"penstock {words}\n"
+    assert "doctor" not in arguments or "Exit code 1" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(
@@ -92,9 +94,8 @@ def test_wrong_arguments(arguments: list[str], words: str, capsys: Captured) -> 
 
 @pytest.mark.parametrize("action", ["list", "retry", "export"])
 def test_no_manifest(action: str, tmp_path: Path, capsys: Captured) -> None:
-    picture, half = tmp_path / "a.png", tmp_path / "half.jsonl"
-    Image.new("RGB", (4, 4)).save(picture)
-    half.write_text('{"id": "a", "pa')
+    Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
+    (tmp_path / "half.jsonl").write_text('{"id": "a", "pa')
     os.mkfifo(tmp_path / "pipe")
     for name, words in {
         "none.jsonl": "No such file or directory",
@@ -107,8 +108,7 @@ def test_no_manifest(action: str, tmp_path: Path, capsys: Captured) -> None:
         "a\nb": r"a\\nb: No such file",
     }.items():
         line = fails(capsys, "quarantine", action, str(tmp_path / name))
-        assert re.search(words, line), line
-        assert str(tmp_path) in line
+        assert re.search(words, line) and str(tmp_path) in line, line
     assert sorted(os.listdir(tmp_path)) == ["a.png", "half.jsonl", "pipe"]
 
 
@@ -121,9 +121,6 @@ def test_no_permission(manifest: str, capsys: Captured) -> None:
         assert fails(capsys, "quarantine", "list", manifest) == f"penstock: {manifest}: Permission denied"
     finally:
         os.seteuid(before)
-
-
-# --- list --------------------------------------------------------------------------------------------------------
 
 
 def test_list(manifest: str, capsys: Captured) -> None:
@@ -140,18 +137,15 @@ def test_list(manifest: str, capsys: Captured) -> None:
         assert json.loads(printed(capsys, *arguments)) == [asdict(entry) for entry in entries]
 
 
-def test_list_empty(tmp_path: Path, capsys: Captured) -> None:
+def test_list_empty_and_odd_names(tmp_path: Path, capsys: Captured) -> None:
     path = write(tmp_path / "m")
     assert printed(capsys, "list", path) == f"no bad samples in {path}\n"
     assert json.loads(printed(capsys, "list", path, "--json")) == []
-
-
-def test_list_odd_names(tmp_path: Path, capsys: Captured) -> None:
     path = write(tmp_path / "m", BadSample(ODD, None, f"E: {ODD}", 1, WHEN))
-    lines = printed(capsys, "list", path).splitlines()
+    _, line, *rest = printed(capsys, "list", path).splitlines()
     escaped = r'a "\udcff"\n\x1b[31m,b'
-    assert lines[1].startswith(escaped + "  ") and lines[1].endswith("E: " + escaped)
-    assert lines[2:] == ["", f"1 bad sample in {path}"]
+    assert line.startswith(escaped + "  ") and line.endswith("E: " + escaped)
+    assert rest == ["", f"1 bad sample in {path}"]
 
 
 def test_damaged_line_is_a_warning(manifest: str, capsys: Captured) -> None:
@@ -166,57 +160,44 @@ def test_damaged_line_is_a_warning(manifest: str, capsys: Captured) -> None:
     assert Path(manifest).read_bytes() == before
 
 
-def test_ascii_output(manifest: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    buffer = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(buffer, encoding="ascii"))
-    assert main(["quarantine", "list", manifest]) == 0
-    assert rb"CorruptSample: \xe9" in buffer.getvalue()
+class Unbuffered(io.StringIO):
+    taken = b""
+
+    @property
+    def buffer(self) -> Any:
+        return self
+
+    def write(self, data: Any) -> int:
+        self.taken += bytes(data[:7])
+        return len(data[:7])
 
 
-def test_unbuffered_output(manifest: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Unbuffered(io.StringIO):
-        taken = b""
-
-        @property
-        def buffer(self) -> Any:
-            return self
-
-        def write(self, data: Any) -> int:
-            self.taken += bytes(data[:7])
-            return len(data[:7])
-
-    stdout = Unbuffered()
-    monkeypatch.setattr(sys, "stdout", stdout)
-    assert main(["quarantine", "export", manifest, "--format", "ids"]) == 0
-    assert stdout.taken == b"id-1\nid-22\n/data/x.jpg\n"
-
-
-def test_output_that_is_no_file(manifest: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    text = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", text)
-    assert main(["quarantine", "list", manifest]) == 0
-    assert "3 bad samples in" in text.getvalue()
-    monkeypatch.setattr(sys, "stdout", None)
-    assert main(["quarantine", "list", manifest]) == 2
+def test_stdout_of_every_kind(manifest: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    """Of ASCII alone, one that takes a few bytes at once, one that is no file, and none."""
+    buffer, unbuffered, text = io.BytesIO(), Unbuffered(), io.StringIO()
+    for stdout, arguments, code in (
+        (io.TextIOWrapper(buffer, encoding="ascii"), ["list"], 0),
+        (unbuffered, ["export", "--format", "ids"], 0),
+        (text, ["list"], 0),
+        (None, ["list"], 2),
+    ):
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert main(["quarantine", *arguments, manifest]) == code
+    assert rb"CorruptSample: \xe9" in buffer.getvalue() and "3 bad samples in" in text.getvalue()
+    assert unbuffered.taken == b"id-1\nid-22\n/data/x.jpg\n"
     assert capsys.readouterr().err == "penstock: stdout is closed\n"
-
-
-# --- retry -------------------------------------------------------------------------------------------------------
 
 
 def samples(folder: Path) -> dict[str, str | None]:
     """Make files, good and bad; return the path of each by ID."""
     folder.mkdir()
-    torch.save(torch.zeros(3), folder / "good.pt")
-    torch.save(torch.zeros(3), folder / "old.pth", _use_new_zipfile_serialization=False)
-    torch.save(torch.zeros(3), folder / "other.tensor")
-    np.save(folder / "good.npy", np.zeros(3))
-    np.save(folder / "good.column", np.zeros(3))
-    (folder / "good.column.npy").rename(folder / "good.column")
-    Image.new("RGB", (9, 9)).save(folder / "good.jpg")
-    Image.new("P", (9, 9)).save(folder / "palette.PNG", "png")
-    Image.new("L", (9, 9)).save(folder / "unnamed", "png")
-    torch.save(torch.zeros(3), folder / "no-image.jpg")
+    for name in ("good.pt", "old.pth", "other.tensor", "no-image.jpg"):
+        torch.save(torch.zeros(3), folder / name, _use_new_zipfile_serialization=name != "old.pth")
+    for name in ("good.npy", "good.column"):
+        with open(folder / name, "wb") as file:
+            np.save(file, np.zeros(3))
+    for name, mode in (("good.jpg", "RGB"), ("palette.PNG", "P"), ("unnamed", "L")):
+        Image.new(mode, (9, 9)).save(folder / name, "jpeg" if mode == "RGB" else "png")
     (folder / "empty.pt").write_bytes(b"")
     (folder / "torn.jpg").write_bytes((folder / "good.jpg").read_bytes()[:-40])
     (folder / "code.pt").write_bytes(pickle.dumps(os.getcwd, protocol=2))
@@ -237,14 +218,11 @@ def test_retry(tmp_path: Path, capsys: Captured) -> None:
     bad.append(BadSample("outside", paths["good.pt"], "OutsideRoot: it leads out", 1, WHEN))
     manifest = write(tmp_path / "bad.jsonl", *bad)
     before = Path(manifest).read_bytes()
-    assert main(["quarantine", "retry", "--dry-run", manifest]) == 1
-    dry = capsys.readouterr().out.splitlines()
+    *dry, dry_counts = printed(capsys, "retry", "--dry-run", manifest, code=1).splitlines()
     assert Path(manifest).read_bytes() == before
-    assert main(["quarantine", "retry", manifest]) == 1
-    out, err = capsys.readouterr()
-    lines = out.splitlines()
-    assert err == "" and lines[:-1] == dry[:-1]
-    said = {line[12:].split(": ")[0]: line for line in lines[:-1]}
+    *lines, counts = printed(capsys, "retry", manifest, code=1).splitlines()
+    assert lines == dry
+    said = {line[12:].split(": ")[0]: line for line in lines}
     assert {id for id, line in said.items() if line.startswith("good again  ")} == GOOD
     assert said["good.pt"].endswith(": was CorruptSample: once")
     for id, words in {
@@ -262,44 +240,38 @@ def test_retry(tmp_path: Path, capsys: Captured) -> None:
         assert re.match(f"still bad   {id}: {words}", said[id]), said[id]
     assert said["nowhere"] == "left        nowhere: no file is known"
     assert said["outside"].startswith("left        outside: it led out of its root")
-    counts = f"{len(GOOD)} good again ({{}}), {len(bad) - len(GOOD) - 2} still bad, 2 left without a try, in {manifest}"
-    assert (lines[-1], dry[-1]) == (
-        counts.format(f"{len(GOOD)} taken out"),
-        counts.format("they stay: a dry run"),
-    )
+    wanted = f"{len(GOOD)} good again ({{}}), {len(bad) - len(GOOD) - 2} still bad, 2 left without a try, in {manifest}"
+    assert counts == wanted.format(f"{len(GOOD)} taken out")
+    assert dry_counts == wanted.format("they stay: a dry run")
     kept = Manifest(manifest).read()
     assert kept == {entry.id: entry for entry in bad if entry.id not in GOOD}  # what stays has its old error
 
 
 def test_retry_when_all_is_well(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.save(torch.zeros(3), tmp_path / "a.pt")
-    Image.new("RGB", (40, 40)).save(tmp_path / "b.png")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # of which Pillow warns
     files = [tmp_path / "a.pt", tmp_path / "b.png"]
+    torch.save(torch.zeros(3), files[0])
+    Image.new("RGB", (40, 40)).save(files[1])
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # of which Pillow warns
     manifest = write(tmp_path / "m", *(BadSample.of(file.stem, file, CorruptSample("torn")) for file in files))
-    lines = printed(capsys, "retry", manifest).splitlines()
-    assert lines[0] == "good again  a: was CorruptSample: torn" and lines[2].startswith(
-        "2 good again (2 taken out), 0 "
-    )
+    first, _, counts = printed(capsys, "retry", manifest).splitlines()
+    assert first == "good again  a: was CorruptSample: torn" and counts.startswith("2 good again (2 taken out), 0 ")
     assert Path(manifest).read_bytes() == b""
     printed(capsys, "retry", manifest)
 
 
-# --- export ------------------------------------------------------------------------------------------------------
-
-
-def test_export_csv(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_export_csv_and_odd_names(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     entries = [BadSample(ODD, "/d/" + ODD, "E: x", 1, WHEN, 5), BadSample("b", None, "E", None, WHEN)]
-    manifest = write(tmp_path / "m", *entries)
-    assert main(["quarantine", "export", manifest]) == 0
+    assert main(["quarantine", "export", write(tmp_path / "m", *entries)]) == 0
     out = capsysbinary.readouterr().out
-    rows = list(csv.reader(io.StringIO(out.decode("utf-8", "surrogateescape"), newline="")))
-    assert rows == [
+    assert list(csv.reader(io.StringIO(out.decode("utf-8", "surrogateescape"), newline=""))) == [
         ["id", "path", "error", "size", "time", "index"],
         [ODD, "/d/" + ODD, "E: x", "1", WHEN, "5"],
         ["b", "", "E", "", WHEN, ""],
     ]
     assert b'"a ""\xff""\n' in out  # the bytes of the name as they are on the disk
+    manifest = write(tmp_path / "m", BadSample(ODD, None, "E", 1, WHEN), BadSample("\ud800", None, "E", 1, WHEN))
+    assert main(["quarantine", "export", manifest, "--format", "ids", "--null"]) == 0
+    assert capsysbinary.readouterr().out == os.fsencode(ODD) + b"\0\xed\xa0\x80\0"
 
 
 def test_export_names(manifest: str, capsys: Captured) -> None:
@@ -310,70 +282,51 @@ def test_export_names(manifest: str, capsys: Captured) -> None:
     assert err == "penstock: note: 1 of 3 bad samples have no path and are left out\n"
 
 
-def test_export_odd_names(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    manifest = write(tmp_path / "m", BadSample(ODD, None, "E", 1, WHEN), BadSample("\ud800", None, "E", 1, WHEN))
-    assert main(["quarantine", "export", manifest, "--format", "ids", "--null"]) == 0
-    assert capsysbinary.readouterr().out == os.fsencode(ODD) + b"\0\xed\xa0\x80\0"
-
-
 def test_export_names_that_cannot_be_told_apart(tmp_path: Path, capsys: Captured) -> None:
     manifest = write(tmp_path / "m", BadSample("a\nb", None, "E", 1, WHEN), BadSample("a\0b", None, "E", 1, WHEN))
-    line = fails(capsys, "quarantine", "export", manifest, "--format", "ids")
-    assert "'a\\nb' holds the character that ends each name; use --null" in line
-    line = fails(capsys, "quarantine", "export", manifest, "--format", "ids", "--null")
-    assert "'a\\x00b' holds the character that ends each name; use --format json" in line
+    for name, more, instead in ((r"a\nb", [], "--null"), (r"a\x00b", ["--null"], "--format json")):
+        line = fails(capsys, "quarantine", "export", manifest, "--format", "ids", *more)
+        assert f"'{name}' holds the character that ends each name; use {instead}" in line
 
 
 def test_export_to_a_file(manifest: str, tmp_path: Path, capsys: Captured) -> None:
     output = tmp_path / "out.txt"
-    command = ["quarantine", "export", manifest, "--format", "ids", "--output", str(output)]
-    assert main(command) == 0
+    command = ["quarantine", "export", manifest, "--format", "ids", "--output"]
+    assert main([*command, str(output)]) == 0
     assert output.read_text() == "id-1\nid-22\n/data/x.jpg\n"
     Manifest(manifest).remove(["id-1"])
-    assert f"{output} exists; give --force to overwrite it" in fails(capsys, *command)
+    assert f"{output} exists; give --force to overwrite it" in fails(capsys, *command, str(output))
     assert output.read_text().startswith("id-1")
-    assert main([*command, "--force"]) == 0
+    assert main([*command, str(output), "--force"]) == main([*command, "/dev/null"]) == 0
     assert output.read_text() == "id-22\n/data/x.jpg\n"
-    assert main([*command[:-1], "/dev/null"]) == 0
     before = Path(manifest).read_bytes()
-    for wrong, words in {
-        manifest: "is the manifest itself",
-        str(tmp_path): "Is a directory",
-        str(tmp_path / "none" / "x"): "No such file",
-    }.items():
-        assert words in fails(capsys, *command[:-1], wrong, "--force")
+    wrong = {manifest: "is the manifest itself", str(tmp_path): "Is a directory", f"{tmp_path}/none/x": "No such file"}
+    for path, words in wrong.items():
+        assert words in fails(capsys, *command, path, "--force")
     assert Path(manifest).read_bytes() == before
 
 
-# --- as a program ------------------------------------------------------------------------------------------------
-
-
-def program(*arguments: str, stdout: Any = subprocess.PIPE) -> subprocess.CompletedProcess[bytes]:
+def program(*arguments: str, stdout: Any = subprocess.PIPE) -> tuple[int, Any, bytes]:
     command = [sys.executable, "-m", "penstock", *arguments]
-    return subprocess.run(
-        command, stdout=stdout, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, timeout=60, check=False
-    )
+    done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, timeout=60)
+    return done.returncode, done.stdout, done.stderr
 
 
 def test_program(manifest: str) -> None:
-    done = program("quarantine", "export", manifest, "--format", "ids")
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"id-1\nid-22\n/data/x.jpg\n", b"")
-    done = program("quarantine", "list", manifest + "-not")
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr.decode() == f"penstock: {manifest}-not: No such file or directory\n"
+    ids = program("quarantine", "export", manifest, "--format", "ids")
+    assert ids == (0, b"id-1\nid-22\n/data/x.jpg\n", b"")
+    missing = f"penstock: {manifest}-not: No such file or directory\n"
+    assert program("quarantine", "list", manifest + "-not") == (2, b"", missing.encode())
+    with open("/dev/full", "wb") as full:
+        done = program("quarantine", "list", manifest, stdout=full)
+    assert done == (2, None, b"penstock: No space left on device\n")
 
 
 def test_output_that_nobody_reads(manifest: str) -> None:
     for arguments in (["quarantine", "list", manifest], ["--help"]):
         reader, writer = os.pipe()
         os.close(reader)
-        done = program(*arguments, stdout=writer)
+        code, _, err = program(*arguments, stdout=writer)
         os.close(writer)
         # Where Python does not buffer (PYTHONUNBUFFERED), argparse itself passes over it.
-        assert done.returncode in ((1,) if arguments[-1] == manifest else (0, 1)) and done.stderr == b""
-
-
-def test_output_to_a_full_disk(manifest: str) -> None:
-    with open("/dev/full", "wb") as full:
-        done = program("quarantine", "list", manifest, stdout=full)
-    assert (done.returncode, done.stderr) == (2, b"penstock: No space left on device\n")
+        assert code in ((1,) if arguments[-1] == manifest else (0, 1)) and err == b""

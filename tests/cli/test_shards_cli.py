@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
 import penstock
@@ -18,81 +19,65 @@ from tests.packing.packed import contents, flip_bit, write_photos, write_tensors
 Captured = pytest.CaptureFixture[str]
 
 
-def test_an_image_folder_and_back(tmp_path: Path, capsys: Captured) -> None:
-    root = write_photos(tmp_path / "photos")
-    out, back = str(tmp_path / "out"), str(tmp_path / "back")
-    assert main(["pack", str(root), out, "--shard-size", "8KiB", "--split", "train"]) == 0
-    printed = capsys.readouterr()
-    assert printed.out.startswith(f"{out}: split 'train', 26 samples in ") and printed.err == ""
-    assert main(["pack", str(root), out, "--shard-size", "8KiB", "--split", "train"]) == 0
-    assert "finished before" in capsys.readouterr().out
-    assert main(["info", out]) == 0
-    shown = capsys.readouterr().out
+@pytest.fixture
+def ran(capsys: Captured) -> Callable[..., tuple[str, str]]:
+    """Return what runs a command, which must end with this code, and returns its output and its errors."""
+
+    def run(*arguments: object, code: int = 0) -> tuple[str, str]:
+        assert main(list(map(str, arguments))) == code
+        return capsys.readouterr()
+
+    return run
+
+
+def test_an_image_folder_and_back(tmp_path: Path, ran: Any) -> None:
+    root, out, back = write_photos(tmp_path / "photos"), tmp_path / "out", tmp_path / "back"
+    pack = ("pack", root, out, "--shard-size", "8KiB", "--split", "train")
+    said, err = ran(*pack)
+    assert said.startswith(f"{out}: split 'train', 26 samples in ") and err == ""
+    assert "finished before" in ran(*pack)[0]
+    shown = ran("info", out)[0]
     for words in ("split        train", "kind         images", "samples      26", "int, 2 classes", "fingerprint"):
         assert words in shown
-    assert main(["verify", out, "--decode"]) == 0
-    assert capsys.readouterr().out == "26 samples decoded and compared: no fault\n"
-    assert main(["unpack", out, back, "--split", "train"]) == 0
-    assert contents(tmp_path / "back") == contents(root)
-    flip_bit(tmp_path / "out" / "train-000001.tar", 600)
-    capsys.readouterr()
-    assert main(["verify", out]) == 1
-    lines = capsys.readouterr().out.splitlines()
+    assert ran("verify", out, "--decode")[0] == "26 samples decoded and compared: no fault\n"
+    ran("unpack", out, back, "--split", "train")
+    assert contents(back) == contents(root)
+    flip_bit(out / "train-000001.tar", 600)
+    lines = ran("verify", out, code=1)[0].splitlines()
     assert lines[-1].endswith("2 faults") and lines[0].startswith("CorruptShards: ")
-    assert main(["unpack", out, str(tmp_path / "more")]) == 2
-    assert "CRC-32C" in capsys.readouterr().err
+    assert "CRC-32C" in ran("unpack", out, tmp_path / "more", code=2)[1]
 
 
-def test_smaller_images_and_what_they_cost(tmp_path: Path, capsys: Captured) -> None:
+def test_smaller_images_and_what_they_cost(tmp_path: Path, ran: Any) -> None:
     root = write_photos(tmp_path / "photos")
-    assert main(["pack", str(root), str(tmp_path / "out"), "--max-side", "30", "--quality", "70"]) == 0
-    said = capsys.readouterr().err
-    assert "measured on 26 of 26 samples:" in said and "pixels" in said and "bytes" in said
+    said = ran("pack", root, tmp_path / "out", "--max-side", "30", "--quality", "70")[1]
+    assert "measured on 26 of 26 samples: " in said and " become " in said
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".npy"])
-def test_folders_of_tensors(tmp_path: Path, capsys: Captured, suffix: str) -> None:
+def test_folders_of_tensors(tmp_path: Path, ran: Any, suffix: str) -> None:
     root = write_tensors(tmp_path / "data", suffix=suffix)
-    assert main(["pack", str(root), str(tmp_path / "out"), "--workers", "1"]) == 0
+    ran("pack", root, tmp_path / "out", "--workers", "1")
     assert len(penstock.Shards(tmp_path / "out")) == 30
-    np.save(root / "x.npy", np.zeros(3))
-    np.save(root / "y.pt", np.zeros(3))
-    (root / "y.pt.npy").rename(root / "y.pt")
-    assert main(["pack", str(root), str(tmp_path / "other")]) == 2
-    assert "take each kind from Python" in capsys.readouterr().err
+    for name in ("x.npy", "y.pt"):
+        (root / name).touch()
+    assert "take each kind from Python" in ran("pack", root, tmp_path / "other", code=2)[1]
 
 
-def test_foreign_tar_files(tmp_path: Path, capsys: Captured) -> None:
+def test_foreign_tar_files(tmp_path: Path, ran: Any) -> None:
     penstock.pack(penstock.ImageFolder(write_photos(tmp_path / "photos")), tmp_path / "out", shard_size="8KiB")
     for path in (tmp_path / "out").iterdir():
         if path.suffix != ".tar":
             path.unlink()
-    assert main(["index", str(tmp_path / "out"), "--split", "all"]) == 0
-    assert "split 'all', 26 samples in" in capsys.readouterr().out
-    assert main(["index", str(tmp_path / "out"), "--split", "all"]) == 2
-    assert "holds the split 'all' already" in capsys.readouterr().err
+    assert "split 'all', 26 samples in" in ran("index", tmp_path / "out", "--split", "all")[0]
+    assert "holds the split 'all' already" in ran("index", tmp_path / "out", "--split", "all", code=2)[1]
 
 
-def test_what_is_wrong_in_one_line(tmp_path: Path, capsys: Captured) -> None:
-    for command in (
-        ["pack", str(tmp_path / "none"), str(tmp_path / "out")],
-        ["info", str(tmp_path)],
-        ["verify", str(tmp_path)],
-        ["unpack", str(tmp_path), str(tmp_path / "x")],
-        ["index", str(tmp_path)],
-    ):
-        assert main(command) == 2
-        assert capsys.readouterr().err.count("\n") == 1
-
-
-class Terminal(io.StringIO):
-    """A terminal."""
-
-    def isatty(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return 2
+def test_what_is_wrong_in_one_line(tmp_path: Path, ran: Any) -> None:
+    out = tmp_path / "out"
+    for name, *rest in (("pack/none", out), ("info",), ("verify",), ("unpack", out), ("index",)):
+        verb, _, folder = name.partition("/")
+        assert ran(verb, tmp_path / folder, *rest, code=2)[1].count("\n") == 1
 
 
 def test_progress_elsewhere_and_on_a_terminal(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +92,8 @@ def test_progress_elsewhere_and_on_a_terminal(capsys: Captured, monkeypatch: pyt
         "packing: 41 of 100, 4 samples/s, 3.9 KiB/s, about 14 s left",
         "packing: 81 of 100, 4 samples/s, 3.9 KiB/s, about 5 s left",
     ]
-    terminal = Terminal()
+    terminal: Any = io.StringIO()
+    terminal.isatty, terminal.fileno = lambda: True, lambda: 2
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((30, 24)))
     with Bar("packing") as bar:

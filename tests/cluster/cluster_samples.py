@@ -10,50 +10,38 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import get_worker_info
 
 from tests.cluster.conftest import wait_until
+from tests.sample_datasets import Made
 
 
-class Signals(Dataset[Any]):
+class Signals(Made):
     """A dataset of a user's own: samples of several fields, draws from the global generators, some bad ones."""
 
     def __init__(self, size: int, bad: tuple[int, ...] = ()) -> None:
         self.size, self.bad = size, bad
 
-    def __len__(self) -> int:
-        return self.size
-
     def __getitem__(self, index: int) -> Any:
         if index in self.bad:
             raise KeyError(f"signal {index} is off")
         info = get_worker_info()
-        assert info is not None
-        assert info.num_workers == 2
+        assert info is not None and info.num_workers == 2
         noise = torch.rand(3) + random.random() + float(np.random.rand())
         return {"x": torch.full((3, 4), float(index)), "noise": noise, "name": f"n{index}", "label": index % 3}
 
 
-class Ending(Dataset[int]):
-    """One sample ends its process."""
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> int:
-        if index == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return index
+def ending_at_5(index: int) -> int:
+    if index == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return index
 
 
-class Slow(Dataset[bytes]):
+class Slow(Made):
     """Samples of bytes, one of which waits, where a packer reads it, until the test lets it go on."""
 
     def __init__(self, gate: Path) -> None:
-        self.gate, self.owner = gate, os.getpid()
-
-    def __len__(self) -> int:
-        return 40
+        self.gate, self.owner, self.size = gate, os.getpid(), 40
 
     def __getitem__(self, index: int) -> bytes:
         if index == 30 and os.getpid() != self.owner and not self.gate.exists():
@@ -66,24 +54,9 @@ def as_is(sample: bytes) -> bytes:
     return sample
 
 
-class Endless(Dataset[int]):
-    """More samples than a test lasts."""
-
-    def __len__(self) -> int:
-        return 1 << 40
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-class Waiting(Dataset[bytes]):
-    """Samples of bytes, one of which never comes where a packer reads it, which touches a file then."""
-
+class Waiting(Made):
     def __init__(self, told: Path) -> None:
-        self.told, self.owner = told, os.getpid()
-
-    def __len__(self) -> int:
-        return 80
+        self.told, self.owner, self.size = told, os.getpid(), 80
 
     def __getitem__(self, index: int) -> bytes:
         if index == 41 and os.getpid() != self.owner:
@@ -92,11 +65,9 @@ class Waiting(Dataset[bytes]):
         return b"%d" % index * 100
 
 
-class Rows(Dataset[torch.Tensor]):
-    """Rows of 300 KB, as many as anybody asks for."""
+def row(index: int) -> torch.Tensor:
+    return torch.full((75_000,), float(index))
 
-    def __len__(self) -> int:
-        return 1 << 40
 
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.full((75_000,), float(index))
+#: More samples than a test lasts.
+ENDLESS, ROWS = Made(size=1 << 40), Made(row, size=1 << 40)

@@ -32,7 +32,6 @@ def ray_processes() -> set[int]:
 
 
 def children(process: int) -> set[int]:
-    """Return the processes that a process has started, and theirs."""
     found: set[int] = set()
     for task in Path(f"/proc/{process}/task").iterdir():
         for child in map(int, (task / "children").read_text().split()):
@@ -51,20 +50,18 @@ def wait_until(holds: Any, seconds: float = 30.0) -> bool:
 class Nodes:
     """A cluster to whose nodes tests send their actors by a resource of the node's name."""
 
-    def __init__(self, cluster: Any) -> None:
+    def __init__(self, cluster: Any, *names: str) -> None:
         self._cluster = cluster
         self._nodes: dict[str, Any] = {}
+        self.add(*names)
 
-    def add(self, name: str, cpus: int = 8) -> None:
-        """Add a node, where it is not there."""
-        if name not in self._nodes:
-            self._nodes[name] = self._cluster.add_node(
-                num_cpus=cpus, resources={name: 8, "filler": 8}, object_store_memory=STORE, include_dashboard=False
-            )
+    def add(self, *names: str) -> None:
+        options = {"num_cpus": 8, "object_store_memory": STORE, "include_dashboard": False}
+        for name in [name for name in names if name not in self._nodes]:
+            self._nodes[name] = self._cluster.add_node(resources={name: 8, "filler": 8}, **options)
 
     @property
     def address(self) -> str:
-        """Return the address of the cluster."""
         return str(self._cluster.address)
 
     def stop(self, name: str) -> set[int]:
@@ -76,13 +73,11 @@ class Nodes:
         return stopped
 
     def kill(self, name: str) -> None:
-        """Kill the processes of a node."""
         self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
 
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for all fillers, however slowly a machine that is shared starts them."""
     monkeypatch.setattr("penstock.cluster.crew._OTHERS", 60.0)
 
 
@@ -99,21 +94,11 @@ def nodes(request: pytest.FixtureRequest) -> Iterator[Nodes]:
         patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
         ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'penstock[ray]'")
-        cluster = pytest.importorskip("ray.cluster_utils").Cluster(
-            initialize_head=True,
-            head_node_args={
-                "num_cpus": 0,
-                "object_store_memory": STORE,
-                "include_dashboard": False,
-                "_system_config": settings,
-            },
-        )
+        head = {"num_cpus": 0, "object_store_memory": STORE, "include_dashboard": False, "_system_config": settings}
+        cluster = pytest.importorskip("ray.cluster_utils").Cluster(initialize_head=True, head_node_args=head)
         try:
             ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
-            found = Nodes(cluster)
-            found.add("one")
-            found.add("two")
-            yield found
+            yield Nodes(cluster, "one", "two")
         finally:
             ray.shutdown()
             cluster.shutdown()

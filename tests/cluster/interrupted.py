@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import penstock
-from tests.cluster.cluster_samples import Endless, Waiting, as_is
+from tests.cluster.cluster_samples import ENDLESS, Waiting, as_is
 from tests.cluster.conftest import wait_until
 
 
 def load(cluster: penstock.Ray, told: Path) -> None:
-    """Go through batches without an end."""
-    loader: Any = penstock.DataLoader(Endless(), 4, num_workers=2, worker_method=cluster)
+    loader: Any = penstock.DataLoader(ENDLESS, 4, num_workers=2, worker_method=cluster)
     for number, _ in enumerate(loader):
         if number == 5:
             told.touch()
@@ -22,7 +21,7 @@ def load(cluster: penstock.Ray, told: Path) -> None:
 
 def catch(cluster: penstock.Ray, told: Path) -> None:
     """The same, by a program that goes on after the interrupt, and leaves only when its fillers are gone."""
-    batches: Any = iter(penstock.DataLoader(Endless(), 4, num_workers=2, worker_method=cluster))
+    batches: Any = iter(penstock.DataLoader(ENDLESS, 4, num_workers=2, worker_method=cluster))
     pids = [one.facts.pid for one in batches.filler._crew.at_work]
     try:
         for number, _ in enumerate(batches):
@@ -31,13 +30,11 @@ def catch(cluster: penstock.Ray, told: Path) -> None:
     except KeyboardInterrupt:
         pass  # whose traceback holds the iterator until here
     del batches
-    assert len(pids) == 2
-    assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    assert len(pids) == 2 and wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
     sys.exit(7)
 
 
 def pack(cluster: penstock.Ray, told: Path) -> None:
-    """Pack samples one of which never comes."""
     penstock.pack(Waiting(told), told.parent / "out", to_bytes=as_is, shard_size=4000, engine=cluster, workers=2)
 
 

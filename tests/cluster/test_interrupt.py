@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import penstock
-from tests.cluster.cluster_samples import Endless
+from tests.cluster.cluster_samples import ENDLESS
 from tests.cluster.conftest import Nodes, ray_processes, wait_until
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'penstock[ray]'")
@@ -37,19 +37,13 @@ def actors() -> dict[str, str]:
 
 
 def at_work() -> set[str]:
-    """Return the fillers and packers that are not dead."""
     return {name for name, state in actors().items() if state != "DEAD"}
 
 
 def started(nodes: Nodes, folder: Path, what: str) -> subprocess.Popen[str]:
-    """Return a program of interrupted.py that is at work."""
     assert not at_work()
-    process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("interrupted.py")), nodes.address, what, str(folder)],
-        start_new_session=True,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, str(Path(__file__).with_name("interrupted.py")), nodes.address, what, str(folder)]
+    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
     begun = at_work if what == "start" else (folder / "told").exists
     assert wait_until(lambda: begun() or process.poll() is not None, 100)
     assert process.poll() is None, process.communicate()[1]
@@ -80,7 +74,7 @@ def test_an_interrupt_leaves_no_actor(nodes: Nodes, tmp_path: Path, what: str) -
 
 def test_a_node_that_stands_still(nodes: Nodes) -> None:
     method = penstock.Ray(cpus=2, resources={"filler": 5})
-    loader: Any = penstock.DataLoader(Endless(), 4, num_workers=2, worker_method=method)
+    loader: Any = penstock.DataLoader(ENDLESS, 4, num_workers=2, worker_method=method)
     batches: Any = iter(loader)
     found = list(islice(batches, 10))
     places = [one.facts for one in batches.filler._crew.at_work]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,12 @@ import pytest
 
 import penstock
 from penstock.packing.engines import Packing
-from tests.cluster.cluster_samples import Ending, Signals, Slow, as_is
+from tests.cluster.cluster_samples import Signals, Slow, as_is, ending_at_5
 from tests.cluster.conftest import Nodes, wait_until
 from tests.photos import smooth_photos
 from tests.same import assert_same
-from tests.sample_datasets import tensor_files
+from tests.sample_datasets import Made, tensor_files
+from tests.values import listed, loaded, taken
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'penstock[ray]'")
 pytestmark = pytest.mark.timeout(300)  # actors start slowly on a machine that is shared
@@ -28,8 +28,7 @@ SPREAD = penstock.Ray(cpus=2, resources={"filler": 5})
 
 @pytest.fixture(autouse=True)
 def _nodes(nodes: Nodes) -> None:
-    nodes.add("one")
-    nodes.add("two")
+    nodes.add("one", "two")
 
 
 @pytest.fixture(scope="module")
@@ -41,24 +40,18 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fillers(batches: Any) -> list[Any]:
-    """Return what the fillers of a pass have said of themselves."""
     return [one.facts for one in batches.filler._crew.at_work]
-
-
-# --- loading ----------------------------------------------------------------------------------------------------------
 
 
 def test_native_batches_when_a_node_is_killed(nodes: Nodes, photos: Path) -> None:
     transforms = pytest.importorskip("torchvision.transforms", reason="torchvision is not installed")
-    crop = transforms.Compose(
-        [transforms.RandomResizedCrop(32), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
-    )
-    options: dict[str, Any] = {"batch_size": 1, "shuffle": True, "seed": 5}
-    dataset = penstock.ImageFolder(photos, crop)
-    ours: Any = penstock.DataLoader(dataset, num_workers=2, worker_method=SPREAD, **options)
-    theirs: Any = penstock.DataLoader(dataset, num_workers=2, **options)
+    steps = [transforms.RandomResizedCrop(32), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
+    options: dict[str, Any] = {"batch_size": 1, "shuffle": True, "seed": 5, "num_workers": 2}
+    dataset = penstock.ImageFolder(photos, transforms.Compose(steps))
+    ours: Any = penstock.DataLoader(dataset, worker_method=SPREAD, **options)
+    theirs: Any = penstock.DataLoader(dataset, **options)
     batches = iter(ours)
-    found = list(islice(batches, 10))
+    found = taken(batches, 10)
     assert "2 fillers at work: 1 on node" in ours.explain()
     places = fillers(batches)
     assert len({facts.node for facts in places}) == 2
@@ -67,16 +60,11 @@ def test_native_batches_when_a_node_is_killed(nodes: Nodes, photos: Path) -> Non
     assert wait_until(lambda: sum(Path(f"/proc/{facts.pid}").exists() for facts in places) == 1)
     found += list(batches)
     assert_same(found, list(theirs))
-    explained = ours.explain()
-    assert "plan     2 fillers of a Ray cluster fill batches of 1" in explained
-    assert "1 filler lost; " in explained
-    stats = ours.stats()
-    assert (stats.batches, stats.samples) == (60, 60)
-    assert stats.stages["decode"].samples >= 60
+    explained, stats = ours.explain(), ours.stats()
+    assert "plan     2 fillers of a Ray cluster fill batches of 1" in explained and "1 filler lost; " in explained
+    assert (stats.batches, stats.samples) == (60, 60) and stats.stages["decode"].samples >= 60
     assert wait_until(lambda: not any(Path(f"/proc/{facts.pid}").exists() for facts in places))
-    resumed: Any = penstock.DataLoader(dataset, num_workers=2, **options)
-    resumed.load_state_dict(state)
-    assert_same(found[10:], list(resumed))
+    assert_same(found[10:], list(loaded(penstock.DataLoader(dataset, **options), state)))
 
 
 def test_a_dataset_of_the_users_own() -> None:
@@ -88,11 +76,9 @@ def test_a_dataset_of_the_users_own() -> None:
         wanted, found = outcomes(theirs), outcomes(ours)
         assert_same([batch for batch in found if isinstance(batch, dict)], [b for b in wanted if isinstance(b, dict)])
         error = next(one for one in found if isinstance(one, Exception))
-        assert type(error) is KeyError
-        assert error.args == ("signal 9 is off",)
+        assert type(error) is KeyError and error.args == ("signal 9 is off",)
         said = "\n".join(error.__notes__)
-        assert "sample 9" in said
-        assert "in filler " in said
+        assert "sample 9" in said and "in filler " in said
         assert "in __getitem__" in str(error.__cause__), "the user's own line"
     kept = ours._iterator
     assert len(fillers(kept)) == 2, "the fillers are those of both passes"
@@ -122,9 +108,7 @@ def test_bad_samples_are_replaced_by_the_same_ones(tmp_path: Path) -> None:
     careful = penstock.Replace(max_share=0.5)
     ours: Any = penstock.DataLoader(dataset, worker_method=SPREAD, on_error=careful, in_order=False, **options)
     theirs: Any = penstock.DataLoader(dataset, on_error=careful, **options)
-    found, wanted = list(ours), list(theirs)
-    assert sorted(map(str, found)) == sorted(map(str, wanted))
-    assert "1 bad sample" in ours.explain()
+    assert sorted(map(str, ours)) == sorted(map(str, theirs)) and "1 bad sample" in ours.explain()
 
 
 def test_what_stats_says_of_fillers(photos: Path, tmp_path: Path) -> None:
@@ -137,8 +121,7 @@ def test_what_stats_says_of_fillers(photos: Path, tmp_path: Path) -> None:
     stats = loader.stats()
     assert stats.fillers is not None
     assert (stats.fillers.batches, stats.fillers.lost, stats.fillers.again) == (45, 0, 0)
-    assert sum(stats.fillers.nodes.values()) == 2
-    assert stats.fillers.bytes > 3 * 60 * 3 * 16 * 16 * 4
+    assert sum(stats.fillers.nodes.values()) == 2 and stats.fillers.bytes > 3 * 60 * 3 * 16 * 16 * 4
     assert stats.fillers.arriving_seconds > 0
     assert not stats.cache, "the tiers are those of the nodes"
     assert stats.stages["decode"].samples >= 180
@@ -148,9 +131,9 @@ def test_what_stats_says_of_fillers(photos: Path, tmp_path: Path) -> None:
 
 
 def test_a_sample_that_ends_its_filler() -> None:
-    loader: Any = penstock.DataLoader(Ending(), 2, num_workers=2, worker_method=SPREAD)
+    loader: Any = penstock.DataLoader(Made(ending_at_5, 8), 2, num_workers=2, worker_method=SPREAD)
     batches = iter(loader)
-    assert [next(batches).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+    assert listed(taken(batches, 2)) == [[0, 1], [2, 3]]
     with pytest.raises(penstock.WorkerDied, match=r"3 fillers ended .* the same batch, of samples \[4, 5\]"):
         next(batches)
     assert next(batches).tolist() == [6, 7]
@@ -160,9 +143,6 @@ def test_a_cluster_without_space() -> None:
     cluster = penstock.Ray(resources={"tpu": 1}, start_timeout=1)
     with pytest.raises(penstock.ClusterError, match="no filler could start in 1 s: each needs CPU 1, tpu 1, and the"):
         iter(penstock.DataLoader(Signals(4), num_workers=1, worker_method=cluster))
-
-
-# --- packing ----------------------------------------------------------------------------------------------------------
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -186,12 +166,10 @@ def test_packing_when_a_packer_is_killed(tmp_path: Path, gate: Path) -> None:
             os.kill(int(waits.read_text()), signal.SIGKILL)
             gate.touch()
 
-    made = penstock.pack(
-        Slow(gate), tmp_path / "ray", to_bytes=as_is, shard_size=4000, engine=SPREAD, workers=2, on_progress=follow
-    )
-    penstock.pack(Slow(gate), tmp_path / "threads", to_bytes=as_is, shard_size=4000)
-    assert gate.exists()
-    assert made.shards > 4
+    options: dict[str, Any] = {"to_bytes": as_is, "shard_size": 4000}
+    made = penstock.pack(Slow(gate), tmp_path / "ray", engine=SPREAD, workers=2, on_progress=follow, **options)
+    penstock.pack(Slow(gate), tmp_path / "threads", **options)
+    assert gate.exists() and made.shards > 4
     assert files_of(tmp_path / "ray") == files_of(tmp_path / "threads")
     assert (told[-1].samples, told[-1].of) == (40, 40)
 
@@ -203,11 +181,13 @@ def test_packing_photos_stopped_and_run_again(nodes: Nodes, tmp_path: Path, phot
         if now.samples > 20:
             raise KeyboardInterrupt
 
-    options: dict[str, Any] = {"shard_size": 10_000, "max_side": 32}
+    def pack(folder: str, **options: Any) -> Any:
+        return penstock.pack(dataset, tmp_path / folder, shard_size=10_000, max_side=32, **options)
+
     with pytest.raises(KeyboardInterrupt):
-        penstock.pack(dataset, tmp_path / "ray", engine=SPREAD, workers=2, on_progress=stop, **options)
+        pack("ray", engine=SPREAD, workers=2, on_progress=stop)
     nodes.kill("two")
-    made = penstock.pack(dataset, tmp_path / "ray", engine=SPREAD, workers=2, **options)
+    made = pack("ray", engine=SPREAD, workers=2)
     assert 0 < made.kept < made.shards
-    penstock.pack(dataset, tmp_path / "threads", **options)
+    pack("threads")
     assert files_of(tmp_path / "ray") == files_of(tmp_path / "threads")

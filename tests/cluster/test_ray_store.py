@@ -31,7 +31,6 @@ def server() -> Iterator[S3]:
 
 @pytest.fixture(scope="module")
 def s3(server: S3, nodes: Nodes) -> S3:
-    """Return the server, whose credentials the nodes have: they were started behind it."""
     return server
 
 
@@ -63,13 +62,11 @@ def test_nodes_that_the_store_refuses(s3: S3, tmp_path: Path) -> None:
 
     (tmp_path / "gate").touch()
     s3.refuse = refuse
+    options: dict[str, Any] = {"to_bytes": as_is, "shard_size": 4000, "engine": SPREAD, "workers": 1}
+    words = r"s3://packed/refused/data-000003\.tar: the store refuses"
     try:
-        with pytest.raises(
-            penstock.AccessRefused, match=r"s3://packed/refused/data-000003\.tar: the store refuses"
-        ) as e:
-            penstock.pack(
-                Slow(tmp_path / "gate"), f"{s3.url}/refused", to_bytes=as_is, shard_size=4000, engine=SPREAD, workers=1
-            )
+        with pytest.raises(penstock.AccessRefused, match=words) as e:
+            penstock.pack(Slow(tmp_path / "gate"), f"{s3.url}/refused", **options)
     finally:
         s3.refuse = lambda method, path: None
     assert any(" on node " in note for note in e.value.__notes__)

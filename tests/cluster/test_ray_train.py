@@ -24,7 +24,6 @@ SAMPLES = 46
 
 
 def rows() -> list[dict[str, Any]]:
-    """Return samples as a pipeline of Ray Data has them."""
     return [
         {"__key__": f"{number:04}", "npy": np.full((3, 4), float(number), np.float32), "cls": number % 7}
         for number in range(SAMPLES)
@@ -59,13 +58,10 @@ def test_a_loader_in_workers_of_ray_train(prepared: Path, tmp_path: Path) -> Non
     from ray.train import RunConfig, ScalingConfig  # noqa: PLC0415
     from ray.train.torch import TorchTrainer  # noqa: PLC0415
 
-    trainer = TorchTrainer(
-        train,
-        train_loop_config={"shards": str(prepared), "folder": str(tmp_path)},
-        scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1}),
-        run_config=RunConfig(storage_path=str(tmp_path / "results")),
-    )
-    trainer.fit()
+    config = {"shards": str(prepared), "folder": str(tmp_path)}
+    scaling = ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1})
+    run = RunConfig(storage_path=str(tmp_path / "results"))
+    TorchTrainer(train, train_loop_config=config, scaling_config=scaling, run_config=run).fit()
     found = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
     assert [one["ranks"] for one in found] == [[0, 2], [1, 2]]
     whole: Any = penstock.DataLoader(penstock.Shards(prepared), 8, shuffle=True, seed=3, num_workers=1)

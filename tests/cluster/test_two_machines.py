@@ -35,7 +35,6 @@ ENVIRONMENT = {
 
 @pytest.fixture
 def machines() -> Iterator[Machines]:
-    """Return two machines with a Ray node each; machine 0 has the head."""
     with two_machines() as made:
         folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # names of sockets are short
         ray = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-cpus", "1"]
@@ -43,14 +42,7 @@ def machines() -> Iterator[Machines]:
         nodes: list[Any] = []
         try:
             for number, address in enumerate(ADDRESSES):
-                own = [
-                    "--node-ip-address",
-                    address,
-                    "--resources",
-                    '{"filler": 1}',
-                    "--object-store-memory",
-                    "100000000",
-                ]
+                own = [f"--node-ip-address={address}", '--resources={"filler": 1}', "--object-store-memory=100000000"]
                 where = ["--head", "--port", str(PORT), "--include-dashboard", "false", "--temp-dir", folder]
                 if number:
                     where = ["--address", f"{ADDRESSES[0]}:{PORT}"]
@@ -68,7 +60,6 @@ def machines() -> Iterator[Machines]:
 
 
 def runs(machines: Machines, code: str) -> bool:
-    """Return whether some Python runs without an error on machine 1."""
     try:
         machines.run(1, sys.executable, "-c", code)
     except OSError:

@@ -13,8 +13,7 @@ def train(config: dict[str, Any]) -> None:
     """Go through an epoch of packed shards, and write which labels this worker got: FOLDER/rank-N.json."""
     from ray import train as ray_train  # noqa: PLC0415
 
-    context = ray_train.get_context()
-    dataset = penstock.Shards(config["shards"])
+    context, dataset = ray_train.get_context(), penstock.Shards(config["shards"])
     loader: Any = penstock.DataLoader(dataset, 4, shuffle=True, seed=3, shard="auto", num_workers=1)
     found = {
         "ranks": [context.get_world_rank(), context.get_world_size()],

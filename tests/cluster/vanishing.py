@@ -15,7 +15,7 @@ from typing import Any
 import penstock
 from penstock.cluster import crew
 from penstock.cluster.connection import connected
-from tests.cluster.cluster_samples import Rows
+from tests.cluster.cluster_samples import ROWS
 from tests.cluster.conftest import wait_until
 
 BATCHES = 400
@@ -26,10 +26,9 @@ def main(address: str, folder: Path) -> None:
     ray = connected(cluster)
     assert wait_until(lambda: sum(node["Alive"] for node in ray.nodes()) == 2, 100)
     crew._OTHERS = 60.0
-    loader: Any = penstock.DataLoader(Rows(), 8, num_workers=2, worker_method=cluster)
+    loader: Any = penstock.DataLoader(ROWS, 8, num_workers=2, worker_method=cluster)
     batches, firsts, longest = iter(loader), list[float](), 0.0
-    hosts = {one.facts.host for one in batches.filler._crew.at_work}
-    last = time.monotonic()
+    hosts, last = {one.facts.host for one in batches.filler._crew.at_work}, time.monotonic()
     while len(firsts) < BATCHES:
         firsts.append(float(next(batches)[0, 0]))
         longest, last = max(longest, time.monotonic() - last), time.monotonic()

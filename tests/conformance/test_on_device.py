@@ -17,7 +17,7 @@ import penstock
 from tests.accelerator import replaced_by_the_cpu
 from tests.photos import in_memory, photo_files
 from tests.resources import held
-from tests.same import assert_same
+from tests.same import assert_same, outcomes
 from tests.values import loaded, stored, taken
 from tests.waiting import wait_until
 
@@ -26,7 +26,6 @@ STEPS = [v1.RandomCrop(28), v1.RandomHorizontalFlip(), v1.ToTensor()]
 
 @pytest.fixture(params=["resident", "decoded there"])
 def make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Return what makes a loader of 26 images, on the device or (where that is None) on the host."""
     replaced_by_the_cpu(monkeypatch)
     if request.param == "resident":
         dataset, feed = in_memory("CIFAR10", v1.Compose(STEPS), 26), penstock.Feed("cuda", cache="device")
@@ -56,8 +55,7 @@ def test_batches_are_those_of_the_host(make: Any, options: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("stop", [0, 3, 7])
 def test_the_rest_of_an_epoch_is_bitwise_the_same(make: Any, stop: int) -> None:
-    whole = list(make())
-    begun = make()
+    whole, begun = list(make()), make()
     assert_same(taken(iter(begun), stop), whole[:stop])
     state = stored(begun.state_dict())
     for workers, device in ((0, {}), (1, {}), (2, {"device": None})):
@@ -68,22 +66,17 @@ def test_the_rest_of_an_epoch_is_bitwise_the_same(make: Any, stop: int) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_pass_goes_on_behind_an_index_that_is_none(make: Any, workers: int) -> None:
     orders: Any = [[0, 1], [2, 99], [3, 4]]
-    outcomes = []
-    for device in ({}, {"device": None}):
-        batches = iter(make(batch_sampler=orders, batch_size=1, shuffle=None, num_workers=workers, **device))
-        first = next(batches)
-        with pytest.raises(IndexError) as caught:
-            next(batches)
-        outcomes.append(([first, *batches], str(caught.value)))
-    assert_same(*outcomes)
+    options = {"batch_sampler": orders, "batch_size": 1, "shuffle": None, "num_workers": workers}
+    there, host = (outcomes(make(**options, **device)) for device in ({}, {"device": None}))
+    assert_same(there, host)
+    assert [isinstance(one, tuple) and one[0] for one in host] == [False, "IndexError", False]
 
 
 @pytest.mark.parametrize("end", ["exhausted", "left", "closed"])
 def test_nothing_is_left_behind(make: Any, end: str) -> None:
     loader = make()
     list(loader)
-    before = held()
-    batches = iter(loader)
+    before, batches = held(), iter(loader)
     batch = next(batches)
     if end == "exhausted":
         assert len(list(batches)) == 6

@@ -119,25 +119,24 @@ def archive_of(file: bytes) -> Archive:
         return Archive(tuple(Record(i.filename.encode(), opened.read(i)) for i in opened.infolist()))
 
 
-def _pickled(change: Callable[[bytes], bytes], tensor: torch.Tensor | None = None) -> bytes:
-    archive = archive_of(saved(torch.arange(12, dtype=torch.float32).reshape(3, 4) if tensor is None else tensor))
+def _pickled(change: Callable[[bytes], bytes]) -> bytes:
+    archive = archive_of(saved(torch.arange(12, dtype=torch.float32).reshape(3, 4)))
     changed = change(archive.pickle)
     assert changed != archive.pickle
     return archive.edit(b"data.pkl", data=changed).file()
 
 
-def _swap(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
-    def change(pickle: bytes) -> bytes:
-        assert old in pickle
-        return pickle.replace(old, new, 1)
-
-    return change
+def _swapped(old: bytes, new: bytes) -> bytes:
+    """What torch.save writes with other bytes in its pickle."""
+    return _pickled(lambda pickle: pickle.replace(old, new, 1))
 
 
 def _zip_files() -> dict[str, tuple[bytes, str]]:
     good = archive_of(saved(torch.arange(12, dtype=torch.float32).reshape(3, 4)))
     whole = good.file()
     long_pickle = b"\x80\x02" + bytes(1 << 20)
+    far, long = struct.pack("<HHQ", 1, 8, 2**64 - 1), struct.pack("<HHQQ", 1, 16, *[2**64 - 1] * 2)
+    start32 = replace(good, zip64=False).file()[:-6] + struct.pack("<LH", 0xFFFFFFFF, 0)
     return {
         "compressed": (good.edit(b"data/0", method=8).file(), "compressed record"),
         "compressed-size": (good.edit(b"data/0", packed=47).file(), "compressed record"),
@@ -165,15 +164,9 @@ def _zip_files() -> dict[str, tuple[bytes, str]]:
         "local-name": (good.edit(b"data/0", local_name=b"archive/data/9").file(), "two headers differ"),
         "record-offset": (good.edit(b"data/0", offset=0xFFFFFF00).file(), "outside the file"),
         "record-offset-zip64": (good.edit(b"data/0", offset=0xFFFFFFFF).file(), "bad zip64 field"),
-        "record-offset-2**64-1": (
-            good.edit(b"data/0", offset=0xFFFFFFFF, extra=struct.pack("<HHQ", 1, 8, 2**64 - 1)).file(),
-            "outside the file",
-        ),
+        "record-offset-2**64-1": (good.edit(b"data/0", offset=0xFFFFFFFF, extra=far).file(), "outside the file"),
         "record-size": (good.edit(b"data/0", size=0xFFFFFF00).file(), "outside the file"),
-        "record-size-2**64-1": (
-            good.edit(b"data/0", size=0xFFFFFFFF, extra=struct.pack("<HHQQ", 1, 16, *[2**64 - 1] * 2)).file(),
-            "outside the file",
-        ),
+        "record-size-2**64-1": (good.edit(b"data/0", size=0xFFFFFFFF, extra=long).file(), "outside the file"),
         "record-shorter-than-storage": (good.edit(b"data/0", size=44).file(), "not as long as the pickle says"),
         "count-too-high": (replace(good, count=8).file(), "bad central directory"),
         "count-too-low": (replace(good, count=5).file(), "bad central directory"),
@@ -181,10 +174,7 @@ def _zip_files() -> dict[str, tuple[bytes, str]]:
         "no-records": (Archive(()).file(), "neither"),
         "directory-start": (replace(good, end={"start": 2**63}).file(), "end records differ"),
         "zip64-locator": (replace(good, end={"end64": 0}).file(), "zip64 end record"),
-        "directory-start-zip32": (
-            replace(good, zip64=False).file()[:-6] + struct.pack("<LH", 0xFFFFFFFF, 0),
-            "not where the end record says",
-        ),
+        "directory-start-zip32": (start32, "not where the end record says"),
         "pickle-over-1-MiB": (good.edit(b"data.pkl", data=long_pickle).file(), "over 1 MiB"),
         "truncated": (whole[:-1], "no end record"),
         "truncated-half": (whole[: len(whole) // 2], "no end record"),
@@ -195,9 +185,9 @@ def _zip_files() -> dict[str, tuple[bytes, str]]:
 
 def _pickle_files() -> dict[str, tuple[bytes, str]]:
     sparse = torch.sparse_coo_tensor(torch.tensor([[0]]), torch.tensor([1.0]), (3,), check_invariants=False)
-    size = b"K\x03K\x04\x86"
+    size, strides = b"K\x03K\x04\x86", b"K\x04K\x01\x86"
     nine = b"(" + b"K\x01" * 9 + b"t"
-    nine_dims = _swap(b"K\x00" + size + b"q\x06K\x04K\x01\x86", b"K\x00" + nine + nine)
+    nine_dims = _swapped(b"K\x00" + size + b"q\x06K\x04K\x01\x86", b"K\x00" + nine + nine)
     complex_tensor = torch.zeros(3, dtype=torch.complex64)
     return {
         "dict": (saved({"a": torch.zeros(2)}), "a dict"),
@@ -215,30 +205,27 @@ def _pickle_files() -> dict[str, tuple[bytes, str]]:
         "float4": (saved(torch.empty(4, dtype=torch.float4_e2m1fn_x2)), "not read natively"),
         "protocol-4": (saved(torch.zeros(2), pickle_protocol=4), "protocol"),
         "legacy": (saved(torch.zeros(2), _use_new_zipfile_serialization=False), "before 1.6"),
-        "nine-dimensions": (_pickled(nine_dims), "torch.save does not write"),
-        "size-without-stride": (_pickled(_swap(b"K\x04K\x01\x86", b"K\x01\x85")), "not read natively"),
-        "negative-size": (_pickled(_swap(size, b"J\xff\xff\xff\xffK\x04\x86")), "not read natively"),
-        "negative-stride": (_pickled(_swap(b"K\x04K\x01\x86", b"K\x04\x8a\x01\xff\x86")), "not read natively"),
-        "size-2**63": (_pickled(_swap(size, b"\x8a\x09" + bytes(7) + b"\x80\0K\x04\x86")), "not read natively"),
-        "size-2**62": (_pickled(_swap(size, b"\x8a\x08" + bytes(7) + b"\x40K\x04\x86")), "reaches outside its storage"),
-        "stride-2**62": (
-            _pickled(_swap(b"K\x04K\x01\x86", b"\x8a\x08" + bytes(7) + b"\x40K\x01\x86")),
-            "reaches outside its storage",
-        ),
-        "stride-too-long": (_pickled(_swap(b"K\x04K\x01\x86", b"K\x05K\x01\x86")), "reaches outside its storage"),
-        "offset-too-far": (_pickled(_swap(b"QK\x00", b"QK\x01")), "reaches outside its storage"),
-        "offset-2**62": (_pickled(_swap(b"QK\x00", b"Q\x8a\x08" + bytes(7) + b"\x40")), "reaches outside its storage"),
-        "storage-longer-than-record": (_pickled(_swap(b"K\x0ct", b"K\x0dt")), "not as long as the pickle says"),
-        "storage-2**63": (_pickled(_swap(b"K\x0ct", b"\x8a\x08" + b"\xff" * 7 + b"\x7ft")), "not as long as"),
-        "unknown-storage": (_pickled(_swap(b"FloatStorage", b"QInt8Storage")), "not read natively"),
-        "unknown-function": (_pickled(_swap(b"_rebuild_tensor_v2", b"_rebuild_tensor_v9")), "not read natively"),
-        "os-system": (_pickled(_swap(b"torch._utils\n_rebuild_tensor_v2", b"os\nsystem")), "not read natively"),
+        "nine-dimensions": (nine_dims, "torch.save does not write"),
+        "size-without-stride": (_swapped(b"K\x04K\x01\x86", b"K\x01\x85"), "not read natively"),
+        "negative-size": (_swapped(size, b"J\xff\xff\xff\xffK\x04\x86"), "not read natively"),
+        "negative-stride": (_swapped(b"K\x04K\x01\x86", b"K\x04\x8a\x01\xff\x86"), "not read natively"),
+        "size-2**63": (_swapped(size, b"\x8a\x09" + bytes(7) + b"\x80\0K\x04\x86"), "not read natively"),
+        "size-2**62": (_swapped(size, b"\x8a\x08" + bytes(7) + b"\x40K\x04\x86"), "reaches outside its storage"),
+        "stride-2**62": (_swapped(strides, b"\x8a\x08" + bytes(7) + b"\x40K\x01\x86"), "reaches outside its storage"),
+        "stride-too-long": (_swapped(b"K\x04K\x01\x86", b"K\x05K\x01\x86"), "reaches outside its storage"),
+        "offset-too-far": (_swapped(b"QK\x00", b"QK\x01"), "reaches outside its storage"),
+        "offset-2**62": (_swapped(b"QK\x00", b"Q\x8a\x08" + bytes(7) + b"\x40"), "reaches outside its storage"),
+        "storage-longer-than-record": (_swapped(b"K\x0ct", b"K\x0dt"), "not as long as the pickle says"),
+        "storage-2**63": (_swapped(b"K\x0ct", b"\x8a\x08" + b"\xff" * 7 + b"\x7ft"), "not as long as"),
+        "unknown-storage": (_swapped(b"FloatStorage", b"QInt8Storage"), "not read natively"),
+        "unknown-function": (_swapped(b"_rebuild_tensor_v2", b"_rebuild_tensor_v9"), "not read natively"),
+        "os-system": (_swapped(b"torch._utils\n_rebuild_tensor_v2", b"os\nsystem"), "not read natively"),
         "code-after-the-tensor": (_pickled(lambda p: p[:-1] + b"cos\nsystem\n."), "not read natively"),
         "byte-after-stop": (_pickled(lambda p: p + b"."), "torch.save does not write"),
         "pickle-cut": (_pickled(lambda p: p[:60]), "torch.save does not write"),
         "pickle-empty": (_pickled(lambda p: b""), "protocol"),
-        "string-of-4-GiB": (_pickled(_swap(b"X\x03\0\0\0cpu", b"X\xff\xff\xff\xffcpu")), "torch.save does not write"),
-        "location-not-ascii": (_pickled(_swap(b"cpu", b"c\xffu")), "torch.save does not write"),
+        "string-of-4-GiB": (_swapped(b"X\x03\0\0\0cpu", b"X\xff\xff\xff\xffcpu"), "torch.save does not write"),
+        "location-not-ascii": (_swapped(b"cpu", b"c\xffu"), "torch.save does not write"),
     }
 
 

@@ -18,15 +18,11 @@ import penstock
 from penstock.device import moving
 from penstock.device.moving import Arithmetic
 from penstock.errors import CorruptSample
-from penstock.executors.buffers import Buffers
-from penstock.executors.filler import PassInput, PassResources
-from penstock.executors.iterator import Pass
-from penstock.executors.native import NativeFiller
-from penstock.order.batches import with_sample_numbers
-from penstock.plan import NativePlan, PythonPlan, plan
+from penstock.plan import NativePlan, PythonPlan
 from penstock.recipe.conversions import Inverse
 from penstock.recipe.reader import read
 from penstock.recipe.steps import Recipe
+from tests.device.passes import native_plan, on_host, plan_of
 from tests.photos import in_memory, noise_image, photo_files
 from tests.waiting import run_in_threads
 
@@ -36,19 +32,11 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 SCALED = v2.ToDtype(torch.float32, scale=True)
 
 
-def native_plan(dataset: Any, *, raw: bool) -> NativePlan:
-    made = plan(dataset, batched=True, collate_fn=None, worker_init_fn=None, raw=raw)
-    assert isinstance(made, NativePlan), made
-    return made
-
-
 def batches(made: NativePlan, *, workers: int = 2, size: int = 7) -> list[Any]:
     """Return all batches of a plan, each by Penstock's own pass."""
     indices = np.random.default_rng(5).permutation(made.root.size)
-    asked = with_sample_numbers(iter(np.array_split(indices, -(-len(indices) // size))), 0, batched=True)
-    pass_input = PassInput(asked, None, seed=11, epoch=2)
-    resources = PassResources(workers, None, Buffers(pinned=False, keep=8))
-    return list(Pass(NativeFiller(made, resources), pass_input))
+    asked = np.array_split(indices, -(-len(indices) // size))
+    return list(on_host(made, asked, workers, seed=11, epoch=2))
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -72,12 +60,10 @@ def assert_split(dataset: Any, *, workers: int = 2) -> NativePlan:
     assert sent.table is not None
     convert = Arithmetic(sent.table)
     plain = batches(native_plan(dataset, raw=False), workers=workers)
-    raw = batches(sent, workers=workers)
-    assert len(plain) == len(raw) > 0
-    for (pixels, labels), (elements, wanted_labels) in zip(raw, plain, strict=True):
-        assert pixels.dtype == torch.uint8
+    assert plain
+    for (pixels, labels), (elements, wanted_labels) in zip(batches(sent, workers=workers), plain, strict=True):
         made = convert(pixels)
-        assert made.is_contiguous()
+        assert pixels.dtype == torch.uint8 and made.is_contiguous()
         assert_same_bits(made, elements)
         assert torch.equal(labels, wanted_labels)
     return sent
@@ -93,9 +79,7 @@ def mnist(*steps: Any, t: Any = v1) -> Any:
 
 def table_of(*steps: Any, mode: str = "RGB") -> torch.Tensor:
     recipe = read(v2.Compose(steps), mode=mode, raw=True)
-    assert isinstance(recipe, Recipe)
-    assert recipe.table is not None
-    assert recipe.dtype == torch.uint8
+    assert isinstance(recipe, Recipe) and recipe.table is not None and recipe.dtype == torch.uint8
     return recipe.table
 
 
@@ -107,38 +91,35 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-# --- recipes ----------------------------------------------------------------------------------------------------------
-
-COLOUR = [
-    pytest.param(v1, [v1.ToTensor()], id="ToTensor"),
-    pytest.param(v1, [v1.ToTensor(), v1.Normalize(*IMAGENET)], id="ImageNet"),
-    pytest.param(v1, [v1.ToTensor(), v1.Normalize((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))], id="C"),
-    pytest.param(v1, [v1.ToTensor(), v1.Normalize((0.5,), (0.5,))], id="one number for all"),
-    pytest.param(v1, [v1.ToTensor(), v1.Normalize((0, 0, 0), (1, -0.3, 7))], id="odd numbers"),
-    pytest.param(v1, [v1.PILToTensor(), v1.ConvertImageDtype(torch.float32)], id="ConvertImageDtype"),
-    pytest.param(v2, [v2.ToImage(), SCALED, v2.Normalize(*IMAGENET)], id="v2"),
-    pytest.param(v2, [v2.ToImage(), SCALED, v2.Normalize(*IMAGENET), v2.ToPureTensor()], id="v2, pure"),
-    pytest.param(
-        v2,
-        [v2.ToImage(), v2.ToDtype(torch.float32), v2.Normalize((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))],
-        id="statistics of bytes",
-    ),
-    pytest.param(v2, [v2.PILToTensor(), v2.ToDtype(torch.float32)], id="bytes as floats"),
-    pytest.param(v2, [v2.ToImage(), v2.ToDtype(torch.float16, scale=True)], id="float16"),
-    pytest.param(v2, [v2.ToImage(), v2.ToDtype(torch.bfloat16)], id="bfloat16"),
-    pytest.param(v2, [v2.ToImage(), v2.ToDtype(torch.float64, scale=True), v2.Normalize(*IMAGENET)], id="f64"),
-    pytest.param(v1, [v1.ToTensor(), v1.Normalize(*IMAGENET), v1.Normalize(*IMAGENET)], id="normalised twice"),
-]
-MOVES: list[Any] = [
-    v1.RandomCrop(32, padding=4, fill=(1, 2, 3)),
-    v1.RandomHorizontalFlip(),
-    v1.Pad(2, padding_mode="reflect"),
-]
+BYTES = v2.Normalize((123.675, 116.28, 103.53), (58.395, 57.12, 57.375))
+COLOUR: dict[str, tuple[Any, list[Any]]] = {
+    "ToTensor": (v1, [v1.ToTensor()]),
+    "ImageNet": (v1, [v1.ToTensor(), v1.Normalize(*IMAGENET)]),
+    "CIFAR": (v1, [v1.ToTensor(), v1.Normalize((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))]),
+    "one number for all": (v1, [v1.ToTensor(), v1.Normalize((0.5,), (0.5,))]),
+    "odd numbers": (v1, [v1.ToTensor(), v1.Normalize((0, 0, 0), (1, -0.3, 7))]),
+    "ConvertImageDtype": (v1, [v1.PILToTensor(), v1.ConvertImageDtype(torch.float32)]),
+    "v2": (v2, [v2.ToImage(), SCALED, v2.Normalize(*IMAGENET)]),
+    "v2, pure": (v2, [v2.ToImage(), SCALED, v2.Normalize(*IMAGENET), v2.ToPureTensor()]),
+    "statistics of bytes": (v2, [v2.ToImage(), v2.ToDtype(torch.float32), BYTES]),
+    "bytes as floats": (v2, [v2.PILToTensor(), v2.ToDtype(torch.float32)]),
+    "float16": (v2, [v2.ToImage(), v2.ToDtype(torch.float16, scale=True)]),
+    "bfloat16": (v2, [v2.ToImage(), v2.ToDtype(torch.bfloat16)]),
+    "f64": (v2, [v2.ToImage(), v2.ToDtype(torch.float64, scale=True), v2.Normalize(*IMAGENET)]),
+    "normalised twice": (v1, [v1.ToTensor(), v1.Normalize(*IMAGENET), v1.Normalize(*IMAGENET)]),
+    # padded after the conversion with what a pixel becomes
+    "black": (v1, [v1.ToTensor(), v1.Pad(3), v1.Normalize(*IMAGENET)]),
+    "edge": (v1, [v1.ToTensor(), v1.Normalize(*IMAGENET), v1.Pad(3, padding_mode="edge")]),
+    "colours": (v1, [v1.Pad(2, fill=(7, 8, 9)), v1.ToTensor(), v1.Pad(1, fill=1), v1.RandomCrop(30)]),
+    "too small": (v1, [v2.ToImage(), SCALED, v2.CenterCrop(40), v2.Normalize(*IMAGENET)]),
+}
+MOVES = [v1.RandomCrop(32, padding=4, fill=(1, 2, 3)), v1.RandomHorizontalFlip(), v1.Pad(2, padding_mode="reflect")]
 
 
-@pytest.mark.parametrize(("t", "conversion"), COLOUR)
+@pytest.mark.parametrize("name", COLOUR)
 @pytest.mark.parametrize("workers", [0, 2])
-def test_colour_in_memory(t: Any, conversion: list[Any], workers: int) -> None:
+def test_colour_in_memory(name: str, workers: int) -> None:
+    t, conversion = COLOUR[name]
     assert_split(cifar(*conversion, t=t), workers=workers)
     assert_split(cifar(*MOVES, *conversion), workers=workers)
 
@@ -147,15 +128,11 @@ def test_colour_in_memory(t: Any, conversion: list[Any], workers: int) -> None:
 def test_grey(t: Any) -> None:
     tail = [t.ToTensor()] if t is v1 else [v2.ToImage(), SCALED]
     for steps in ([], [t.Pad(2, fill=9)], [t.RandomCrop(28, padding=3)]):
-        sent = assert_split(mnist(*steps, *tail, t.Normalize((0.1307,), (0.3081,))))
-        assert sent.table is not None
+        sent: Any = assert_split(mnist(*steps, *tail, t.Normalize((0.1307,), (0.3081,))))
         assert sent.table.shape == (1, 256)
     for channels in (1, 3):
-        crops = [t.Pad(3, fill=77), t.Grayscale(channels), t.Pad(1, fill=5)]
-        sent = assert_split(cifar(*crops, *tail))
-        assert sent.table is not None
-        assert sent.table.shape == (channels, 256)
-        assert batches(sent)[0][0].shape[1:] == (channels, 40, 40)
+        sent = assert_split(cifar(t.Pad(3, fill=77), t.Grayscale(channels), t.Pad(1, fill=5), *tail))
+        assert (sent.table.shape, batches(sent)[0][0].shape[1:]) == ((channels, 256), (channels, 40, 40))
     assert_split(mnist(t.Grayscale(3), *tail, t.Normalize(*IMAGENET)))
 
 
@@ -178,8 +155,7 @@ def test_what_only_the_datasets_own_transform_makes(workers: int) -> None:
     sent = assert_split(dataset, workers=workers)
     leaf = sent.leaves[0]
     for made in (leaf.apply(3), leaf.rescue(3)):
-        assert isinstance(made, torch.Tensor)
-        assert made.dtype == torch.uint8
+        assert isinstance(made, torch.Tensor) and made.dtype == torch.uint8
         assert torch.equal(Inverse(leaf.table)(dataset[3][0]), made)  # type: ignore[arg-type]
 
 
@@ -192,27 +168,22 @@ def test_a_transform_changed_during_the_pass_is_an_error_of_its_sample() -> None
             batches(sent, workers=0)
 
 
-# --- where pixels are not sent ----------------------------------------------------------------------------------------
+NOT_SENT = {
+    "bytes as they are": [v1.PILToTensor()],
+    "whole numbers": [v2.ToImage(), v2.ToDtype(torch.int64)],
+    "uint16": [v2.ToImage(), v2.ToDtype(torch.uint16, scale=True)],
+    "padded with what is no pixel's": [v1.ToTensor(), v1.Normalize(*IMAGENET), v1.Pad(1)],
+    "padded with another number": [v1.ToTensor(), v1.Pad(1, fill=0.3)],
+    "in turn": [v1.ToTensor(), v1.CenterCrop(40), v1.Normalize(*IMAGENET), v1.CenterCrop(44)],
+    "rounded together": [v2.ToImage(), v2.ToDtype(torch.float16), v2.Normalize((1e4,), (1,))],
+    "all one number": [v2.ToImage(), SCALED, v2.Normalize((9e9,), (1,))],
+}
 
 
-@pytest.mark.parametrize(
-    "steps",
-    [
-        pytest.param([v1.PILToTensor()], id="bytes as they are"),
-        pytest.param([v2.ToImage(), v2.ToDtype(torch.int64)], id="whole numbers"),
-        pytest.param([v2.ToImage(), v2.ToDtype(torch.uint16, scale=True)], id="uint16"),
-        pytest.param([v1.ToTensor(), v1.Normalize(*IMAGENET), v1.Pad(1)], id="padded with what is no pixel's"),
-        pytest.param([v1.ToTensor(), v1.Pad(1, fill=0.3)], id="padded with another number"),
-        pytest.param([v1.ToTensor(), v1.CenterCrop(40), v1.Normalize(*IMAGENET), v1.CenterCrop(44)], id="in turn"),
-        pytest.param([v2.ToImage(), v2.ToDtype(torch.float16), v2.Normalize((1e4,), (1,))], id="rounded together"),
-        pytest.param([v2.ToImage(), SCALED, v2.Normalize((9e9,), (1,))], id="all one number"),
-    ],
-)
+@pytest.mark.parametrize("steps", NOT_SENT.values(), ids=NOT_SENT)
 def test_what_gains_nothing_or_would_lose_stays_as_it_is(steps: list[Any]) -> None:
     recipe, plain = (read(v2.Compose(steps), mode="RGB", size=(32, 32), raw=raw) for raw in (True, False))
-    assert isinstance(recipe, Recipe)
-    assert isinstance(plain, Recipe)
-    assert recipe.table is None
+    assert isinstance(recipe, Recipe) and isinstance(plain, Recipe) and recipe.table is None
     assert (recipe.dtype, recipe.shape, recipe.steps) == (plain.dtype, plain.shape, plain.steps)
     dataset = cifar(*steps)
     made = native_plan(dataset, raw=True)
@@ -220,23 +191,10 @@ def test_what_gains_nothing_or_would_lose_stays_as_it_is(steps: list[Any]) -> No
     assert_same_pixels(made, dataset)
 
 
-@pytest.mark.parametrize(
-    "steps",
-    [
-        pytest.param([v1.ToTensor(), v1.Pad(3), v1.Normalize(*IMAGENET)], id="black"),
-        pytest.param([v1.ToTensor(), v1.Normalize(*IMAGENET), v1.Pad(3, padding_mode="edge")], id="edge"),
-        pytest.param([v1.Pad(2, fill=(7, 8, 9)), v1.ToTensor(), v1.Pad(1, fill=1), v1.RandomCrop(30)], id="colours"),
-        pytest.param([v2.ToImage(), SCALED, v2.CenterCrop(40), v2.Normalize(*IMAGENET)], id="too small"),
-    ],
-)
-def test_padding_after_the_conversion_with_what_a_pixel_becomes(steps: list[Any]) -> None:
-    assert_split(cifar(*steps))
-
-
 def test_a_plan_without_raw_has_no_table() -> None:
     assert native_plan(cifar(v1.ToTensor()), raw=False).table is None
     assert native_plan(TensorDataset(torch.zeros(4, 3)), raw=True).table is None
-    assert isinstance(plan([1, 2], batched=True, collate_fn=None, worker_init_fn=None, raw=True), PythonPlan)
+    assert isinstance(plan_of([1, 2]), PythonPlan)
 
 
 def test_datasets_side_by_side() -> None:
@@ -244,23 +202,14 @@ def test_datasets_side_by_side() -> None:
     equal = [cifar(v1.ToTensor(), one), Subset(cifar(v1.RandomVerticalFlip(), v1.ToTensor(), one), range(3, 9))]
     sent = assert_split(ConcatDataset(equal))
     assert len(sent.leaves) == 2
-    for other in (
-        cifar(v1.ToTensor()),
-        cifar(v1.ToTensor(), v1.Pad(0), one, one),
-        mnist(v1.Grayscale(3), v1.Pad(2), v1.ToTensor()),
-    ):
+    grey = mnist(v1.Grayscale(3), v1.Pad(2), v1.ToTensor())
+    for other in (cifar(v1.ToTensor()), cifar(v1.ToTensor(), v1.Pad(0), one, one), grey):
         both: Any = ConcatDataset([cifar(v1.ToTensor(), one), other])
         made = native_plan(both, raw=True)
-        assert made.table is None
-        assert all(leaf.table is None for leaf in made.leaves)
+        assert [made.table, *(leaf.table for leaf in made.leaves)] == [None] * 3
         assert_same_pixels(made, both)
-    bytes_too: Any = ConcatDataset(
-        [cifar(v1.ToTensor()), cifar(v1.PILToTensor())]
-    )  # pixels both, but not both are to stay
-    assert isinstance(plan(bytes_too, batched=True, collate_fn=None, worker_init_fn=None, raw=True), PythonPlan)
-
-
-# --- the arithmetic ---------------------------------------------------------------------------------------------------
+    # pixels both, but not both are to stay
+    assert isinstance(plan_of(ConcatDataset([cifar(v1.ToTensor()), cifar(v1.PILToTensor())])), PythonPlan)
 
 
 def noise(samples: int, channels: int, height: int = 9, width: int = 13) -> torch.Tensor:
@@ -287,9 +236,7 @@ TABLES = {
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("slices", [False, True], ids=["whole", "in slices"])
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int16])
-def test_every_dtype_and_layout(
-    monkeypatch: pytest.MonkeyPatch, name: str, slices: bool, dtype: torch.dtype | None
-) -> None:
+def test_every_dtype_and_layout(monkeypatch: pytest.MonkeyPatch, name: str, slices: bool, dtype: Any) -> None:
     if slices:
         monkeypatch.setattr(moving, "_ROOM", 1500)
     table = TABLES[name]
@@ -300,8 +247,7 @@ def test_every_dtype_and_layout(
             made = convert(pixels, dtype, channels_last)
             assert_same_bits(made, wanted)
             layout = torch.channels_last if channels_last else torch.contiguous_format
-            assert made.is_contiguous(memory_format=layout)
-            assert not made.requires_grad
+            assert made.is_contiguous(memory_format=layout) and not made.requires_grad
         strided = pixels.to(memory_format=torch.channels_last)
         assert_same_bits(convert(strided, dtype), wanted)
 
@@ -316,21 +262,14 @@ def test_what_cannot_be_converted_is_refused() -> None:
 
 
 def test_many_threads_at_once() -> None:
-    convert = Arithmetic(TABLES["float32"])
-    pixels, made = noise(3, 3), []
-    start = threading.Barrier(6)
+    convert, pixels = Arithmetic(TABLES["float32"]), noise(3, 3)
+    wanted, start = looked_up(TABLES["float32"], pixels), threading.Barrier(6)
 
     def work(thread: int) -> None:
         start.wait()
-        made.append(convert(pixels))
+        assert_same_bits(convert(pixels), wanted)
 
     run_in_threads(6, work)
-    assert len(made) == 6
-    for one in made:
-        assert_same_bits(one, looked_up(TABLES["float32"], pixels))
-
-
-# --- and back ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -33,6 +34,7 @@ from tests.forking import assert_in_child
 from tests.photos import in_memory, photo_files
 from tests.same import assert_same
 from tests.sample_datasets import Made
+from tests.values import taken
 from tests.waiting import wait_until
 
 
@@ -112,23 +114,16 @@ def test_any_structure_arrives_whole() -> None:
     found = list(feed_through([nested(number) for number in range(20)], stream))
     for number, batch in enumerate(found):
         wanted = nested(number)
-        assert_same([batch["pair"], batch["list"]], [wanted["pair"], wanted["list"]])
-        assert type(batch["pair"]) is Pair and type(batch["sample"]) is Sample
-        assert torch.equal(batch["sample"].image, wanted["sample"].image) and batch["sample"].name == "a name"
-        assert batch["number"] == number and (batch["array"] == wanted["array"]).all()
+        ours, theirs = batch.pop("sample"), wanted.pop("sample")
+        assert_same(batch, wanted)
+        assert type(ours) is Sample and torch.equal(ours.image, theirs.image) and ours.name == "a name"
     assert all(len(tensors) == 5 for tensors in stream.handed_over)
 
 
 def test_kept_batches_are_never_overwritten() -> None:
     source = [torch.full((64,), number) for number in range(50)]
-    kept = list(feed_through(source, depth=3))
-    for number, batch in enumerate(kept):
-        assert (batch == number).all()
-        assert batch is not source[number]
-
-
-def counts(some: list[Any], number: int) -> bool:
-    return len(some) == number
+    for number, batch in enumerate(list(feed_through(source, depth=3))):
+        assert (batch == number).all() and batch is not source[number]
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
@@ -140,53 +135,35 @@ def test_no_more_than_depth_batches_are_sent_ahead(depth: int) -> None:
             taken.append(number)
             yield torch.tensor([number])
 
+    def ahead(number: int) -> bool:
+        return len(stream.waiting) == len(taken) == number
+
     stream = LateStream()
     feeding = feed_through(source(), stream, depth=depth)
     for number in range(10):
         assert next(feeding).item() == number
-        wait_until(partial(counts, stream.waiting, number + 1 + depth))
-        wait_until(partial(counts, taken, number + 1 + depth))
+        wait_until(partial(ahead, number + 1 + depth))
     assert len(stream.waiting) == 10 + depth
     feeding.close()
 
 
-def test_errors_are_raised_at_their_batch_and_the_pass_goes_on() -> None:
-    class Source:
-        def __init__(self) -> None:
-            self.number = -1
+class Failing:
+    """Gives tensors of 0 to 7, and an error in the place of 2."""
 
-        def __iter__(self) -> Source:
-            return self
+    def __init__(self) -> None:
+        self.numbers = iter(range(8))
 
-        def __next__(self) -> torch.Tensor:
-            self.number += 1
-            if self.number == 8:
-                raise StopIteration
-            if self.number == 2:
-                raise KeyError("of the source")
-            return torch.tensor([self.number])
+    def __iter__(self) -> Failing:
+        return self
 
-    def transform(batch: torch.Tensor) -> torch.Tensor:
-        assert not torch.is_grad_enabled()
-        if batch.item() == 5:
-            raise ValueError("of the transform")
-        return batch * 10
-
-    feeding = feed_through(Source(), PromptStream(), transform=transform)
-    found: list[Any] = []
-    while True:
-        try:
-            found.append(next(feeding).item())
-        except StopIteration:
-            break
-        except Exception as error:
-            found.append((type(error), getattr(error, "__notes__", [])))
-    note = "while batch 5 of this pass went to its device"
-    assert found == [0, 10, (KeyError, []), 30, 40, (ValueError, [note]), 60, 70]
-    assert list(feeding) == []
+    def __next__(self) -> torch.Tensor:
+        number = next(self.numbers)
+        if number == 2:
+            raise KeyError("of the source")
+        return torch.tensor([number])
 
 
-def test_a_device_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_are_raised_at_their_batch_and_the_pass_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = PromptStream()
     copy = stream.copy
 
@@ -195,21 +172,37 @@ def test_a_device_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
             raise torch.OutOfMemoryError("no memory left")
         return copy(tensor)
 
+    def transform(batch: torch.Tensor) -> torch.Tensor:
+        assert not torch.is_grad_enabled()
+        if batch.item() == 5:
+            raise ValueError("of the transform")
+        return batch * 10
+
     monkeypatch.setattr(stream, "copy", full)
-    feeding = feed_through([torch.tensor([number]) for number in range(4)], stream)
-    assert next(feeding).item() == 0
-    with pytest.raises(torch.OutOfMemoryError, match="no memory left"):
-        next(feeding)
-    assert [batch.item() for batch in feeding] == [2, 3]
+    feeding = feed_through(Failing(), stream, transform=transform)
+    found: list[Any] = []
+    while True:
+        try:
+            found.append(next(feeding).item())
+        except StopIteration:
+            break
+        except Exception as error:
+            found.append((type(error), error.args[0], getattr(error, "__notes__", [])))
+    note = "while batch {} of this pass went to its device".format
+    assert found == [
+        0,
+        (torch.OutOfMemoryError, "no memory left", [note(1)]),
+        (KeyError, "of the source", []),
+        *(30, 40),
+        (ValueError, "of the transform", [note(5)]),
+        *(60, 70),
+    ]
+    assert list(feeding) == []
 
 
 def test_a_device_that_cannot_be_used_is_an_error_and_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = LateStream()
-
-    def current() -> Any:
-        raise RuntimeError("the device is lost")
-
-    monkeypatch.setattr(stream, "current", current)
+    monkeypatch.setattr(stream, "current", mock.Mock(side_effect=RuntimeError("the device is lost")))
     feeding = feed_through([torch.zeros(1)], stream)
     with pytest.raises(RuntimeError, match="the device is lost"):
         next(feeding)
@@ -234,36 +227,27 @@ def test_leaving_early_ends_thread_and_source() -> None:
     wait_until(lambda: not feeds())
 
 
-def test_a_source_that_gives_nothing_does_not_keep_the_program() -> None:
+def test_a_source_that_gives_nothing_does_not_keep_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, release = threading.Event(), threading.Event()
 
-    class Source:
-        def __iter__(self) -> Source:
-            return self
+    def wait_here() -> bool:
+        asked.set()
+        return release.wait(30)
 
-        def __next__(self) -> None:
-            asked.set()
-            release.wait(30)
-            raise StopIteration
-
-    feeding = feed_through(Source())
+    feeding = feed_through(iter(wait_here, True))
     threading.Thread(target=next, args=(feeding, None), daemon=True).start()
     assert asked.wait(10)
-    feeding_module.JOIN_SECONDS, before = 0.05, feeding_module.JOIN_SECONDS
-    try:
+    with monkeypatch.context() as patch:
+        patch.setattr(feeding_module, "JOIN_SECONDS", 0.05)
         feeding.close()
-    finally:
-        feeding_module.JOIN_SECONDS = before
     assert list(feeding) == []
     release.set()
 
 
 def test_several_at_once() -> None:
-    feedings = [
-        feed_through([torch.tensor([10 * source + n]) for n in range(30)], depth=source + 1) for source in range(4)
-    ]
+    feedings = [feed_through(10 * one + torch.arange(30).view(30, 1), depth=one + 1) for one in range(4)]
     for number in range(30):
-        assert [next(feeding).item() for feeding in feedings] == [10 * source + number for source in range(4)]
+        assert [next(feeding).item() for feeding in feedings] == [10 * one + number for one in range(4)]
 
 
 def test_types_that_move_themselves() -> None:
@@ -277,13 +261,8 @@ def test_types_that_move_themselves() -> None:
 
 def test_types_that_hide_their_tensors_move_when_they_are_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = PromptStream()
-    threads: list[int] = []
-
-    def to(self: Hidden, device: Any) -> Hidden:
-        threads.append(threading.get_ident())
-        return self
-
-    monkeypatch.setattr(Hidden, "to", to)
+    threads: Any = []
+    monkeypatch.setattr(Hidden, "to", lambda hidden, device: threads.append(threading.get_ident()) or hidden)
     hidden = next(feed_through([Hidden(torch.ones(2))], stream))
     assert (hidden.get() == 1).all() and stream.handed_over == []
     assert threads == [threading.get_ident()]
@@ -302,9 +281,6 @@ def test_what_the_feed_asks_is_done_on_the_device() -> None:
     (out, labels) = next(feed_through([(image, label)], PromptStream(), dtype=torch.bfloat16, channels_last=True))
     assert out.dtype == torch.bfloat16 and out.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(out, image.bfloat16()) and torch.equal(labels, label)
-
-
-# --- prefetch ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -333,16 +309,8 @@ def test_prefetch_around_torchs_loader(late: list[LateStream], workers: int, per
 
 
 def test_prefetch_reads_loaders_without_workers_in_the_callers_thread(late: list[LateStream]) -> None:
-    threads: set[int] = set()
-
-    class Here(TensorDataset):
-        def __getitem__(self, index: int) -> Any:
-            threads.add(threading.get_ident())
-            return super().__getitem__(index)
-
-    data = Here(*DATA.tensors)
-    assert len(list(prefetch(TorchDataLoader(data, batch_size=4), "cuda"))) == 5
-    assert threads == {threading.get_ident()}
+    threads = list(prefetch(TorchDataLoader(Made(lambda index: threading.get_ident(), 20), batch_size=4), "cuda"))
+    assert torch.stack(threads).unique().tolist() == [threading.get_ident()] and len(threads) == 5
 
 
 def test_prefetch_on_the_cpu_changes_nothing() -> None:
@@ -357,11 +325,9 @@ def test_prefetch_on_the_cpu_changes_nothing() -> None:
 
 def test_what_prefetch_is_given_replaces_what_a_feed_says() -> None:
     feed = Feed("cpu", depth=3, dtype=torch.float16, decode="auto")
-    assert prefetch([], feed).feed == feed
-    assert prefetch([], feed, depth=9).feed == dataclasses.replace(feed, depth=9)
-    assert prefetch([], feed, depth=2, channels_last=True).feed == dataclasses.replace(
-        feed, depth=2, channels_last=True
-    )
+    given: tuple[dict[str, Any], ...] = {}, {"depth": 9}, {"depth": 2, "channels_last": True}
+    for options in given:
+        assert prefetch([], feed, **options).feed == dataclasses.replace(feed, **options)
     assert prefetch([], "cpu").feed == Feed("cpu", depth=2)
     with pytest.raises(InvalidOption, match="depth=0"):
         prefetch([], feed, depth=0)
@@ -415,14 +381,9 @@ ANY_FEED: Any = Feed
 def test_what_makes_no_sense_is_refused(make: Any, message: str) -> None:
     with pytest.raises(InvalidOption, match=message):
         make()
-
-
-def test_prefetch_takes_iterables_only() -> None:
+    not_iterable: Any = 3
     with pytest.raises(TypeError, match="an iterable of batches, not int"):
-        prefetch(3, "cpu")  # type: ignore[arg-type]
-
-
-# --- the loader's device= ---------------------------------------------------------------------------------------------
+        prefetch(not_iterable, "cpu")
 
 
 def square(index: int) -> Any:
@@ -432,14 +393,18 @@ def square(index: int) -> Any:
 
 
 SQUARES = Made(square, 20)
+CIFAR_STEPS = [v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), v1.ToTensor()]
+SHUFFLED: dict[str, Any] = {"batch_size": 6, "shuffle": True, "seed": 1}
+WORKERS: tuple[dict[str, Any], ...] = (
+    {"num_workers": 0},
+    {"num_workers": 2},
+    {},
+    {"num_workers": 2, "persistent_workers": True},
+)
 
 
 @pytest.mark.parametrize("dataset", [DATA, torch.utils.data.Subset(SQUARES, range(12))], ids=["native", "python"])
-@pytest.mark.parametrize(
-    "options",
-    [{"num_workers": 0}, {"num_workers": 2}, {}, {"num_workers": 2, "persistent_workers": True}],
-    ids=["0", "2", "default", "persistent"],
-)
+@pytest.mark.parametrize("options", WORKERS, ids=["0", "2", "default", "persistent"])
 @pytest.mark.parametrize("method", [None, "thread"])
 def test_loaders_bring_batches_to_their_device(late: list[LateStream], dataset: Any, options: Any, method: Any) -> None:
     arguments = {"batch_size": 4, "shuffle": True, "seed": 3, **options}
@@ -455,20 +420,17 @@ def test_loaders_bring_batches_to_their_device(late: list[LateStream], dataset: 
     del iterator
 
 
-@pytest.mark.parametrize(
-    ("device", "feed"), [("late", Feed("cuda")), ("decodes_on_the_cpu", Feed("cuda", cache="device"))]
-)
+@pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_pass_follows_set_epoch_until_its_first_batch(
-    request: pytest.FixtureRequest, device: str, feed: Feed, persistent: bool
+    request: pytest.FixtureRequest, cached: bool, persistent: bool
 ) -> None:
-    request.getfixturevalue(device)
-
-    def make(**options: Any) -> Any:
-        return penstock.DataLoader(DATA, 4, shuffle=True, seed=3, num_workers=2, **options)
-
-    epochs = [list(loader) for loader in [make()] for _ in range(4)]
-    loader = make(device=feed, persistent_workers=persistent)
+    request.getfixturevalue("decodes_on_the_cpu" if cached else "late")
+    feed = Feed("cuda", cache="device" if cached else None)
+    options: Any = {"shuffle": True, "seed": 3, "num_workers": 2}
+    plain = penstock.DataLoader(DATA, 4, **options)
+    epochs = [list(plain) for _ in range(4)]
+    loader = penstock.DataLoader(DATA, 4, device=feed, persistent_workers=persistent, **options)
     for epoch in (2, 1):
         batches = iter(loader)
         loader.set_epoch(epoch)
@@ -477,20 +439,13 @@ def test_a_pass_follows_set_epoch_until_its_first_batch(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_uint8_is_sent_and_converted_there(
-    late: list[LateStream], monkeypatch: pytest.MonkeyPatch, workers: int
-) -> None:
-    sent: list[torch.dtype] = []
-
-    class Spy(PromptStream):
-        def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-            sent.append(tensor.dtype)
-            return super().copy(tensor)
-
-    monkeypatch.setattr("penstock.device.target.copy_stream_to", lambda device: Spy())
-    steps = [v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), v1.ToTensor()]
-    photos = in_memory("CIFAR10", v1.Compose([*steps, v1.Normalize((0.5, 0.4, 0.3), (0.2,) * 3)]), 20)
-    options: Any = {"batch_size": 6, "shuffle": True, "seed": 1, "num_workers": workers}
+@pytest.mark.usefixtures("late")
+def test_uint8_is_sent_and_converted_there(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    sent: Any = []
+    monkeypatch.setattr(PromptStream, "copy", lambda self, tensor: sent.append(tensor.dtype) or tensor.clone())
+    monkeypatch.setattr("penstock.device.target.copy_stream_to", lambda device: PromptStream())
+    photos = in_memory("CIFAR10", v1.Compose([*CIFAR_STEPS, v1.Normalize((0.5, 0.4, 0.3), (0.2,) * 3)]), 20)
+    options: Any = {**SHUFFLED, "num_workers": workers}
     loader = penstock.DataLoader(photos, device="cuda", **options)
     plain = penstock.DataLoader(photos, **options)
     for _ in range(2):
@@ -509,10 +464,8 @@ def test_uint8_is_sent_and_converted_there(
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_data_that_lives_on_the_device(decodes_on_the_cpu: None, workers: int, persistent: bool) -> None:
-    steps = [v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), v1.ToTensor()]
-    photos = in_memory("CIFAR10", v1.Compose(steps), 20)
-    options: Any = {"batch_size": 6, "shuffle": True, "seed": 1, "num_workers": workers}
-    options["persistent_workers"] = persistent and workers > 0
+    photos = in_memory("CIFAR10", v1.Compose(CIFAR_STEPS), 20)
+    options: Any = {**SHUFFLED, "num_workers": workers, "persistent_workers": persistent and workers > 0}
     loader = penstock.DataLoader(photos, device=Feed("cuda", cache="device"), **options)
     plain = penstock.DataLoader(photos, **options)
     for _ in range(2):
@@ -536,19 +489,14 @@ def photos(tmp_path: Path) -> ImageFolder:
     return ImageFolder(str(tmp_path), v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()]))
 
 
-def assert_close(found: list[Any], wanted: list[Any]) -> None:
-    for (images, labels), (expected, expected_labels) in zip(found, wanted, strict=True):
-        assert (images - expected).abs().max() <= 2.01 / 255
-        assert torch.equal(labels, expected_labels)
-
-
 @pytest.mark.parametrize("decode", ["gpu", "auto"])
 def test_images_are_decoded_there(decodes_on_the_cpu: None, photos: ImageFolder, decode: Any) -> None:
-    options: Any = {"batch_size": 4, "shuffle": True, "seed": 1, "num_workers": 2}
+    options: Any = {**SHUFFLED, "batch_size": 4, "num_workers": 2}
     loader = penstock.DataLoader(photos, device=Feed("cuda", decode=decode), **options)
     plain = penstock.DataLoader(photos, **options)
     for _ in range(2):
-        assert_close(list(loader), list(plain))
+        for (images, labels), (expected, expected_labels) in zip(loader, plain, strict=True):
+            assert (images - expected).abs().max() <= 2.01 / 255 and torch.equal(labels, expected_labels)
     assert "decode   on the device" in loader.explain()
 
 
@@ -561,13 +509,10 @@ def test_the_cpu_decodes_where_bad_samples_are_replaced(decodes_on_the_cpu: None
     assert "bad samples are replaced; on the device with on_error='raise'" in loader.explain()
 
 
-def test_nothing_that_decodes_there(
-    late: list[LateStream], photos: ImageFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def none(device: torch.device) -> Any:
-        raise InvalidOption("no decoder: pip install penstock[gpu]")
-
-    monkeypatch.setattr("penstock.device.target.decoder_for", none)
+@pytest.mark.usefixtures("late")
+def test_nothing_that_decodes_there(photos: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = mock.Mock(side_effect=InvalidOption("no decoder: pip install penstock[gpu]"))
+    monkeypatch.setattr("penstock.device.target.decoder_for", missing)
     with pytest.raises(InvalidOption, match=r"penstock\[gpu\]"):
         iter(penstock.DataLoader(photos, device=Feed("cuda", decode="gpu")))
     loader = penstock.DataLoader(photos, batch_size=4, device=Feed("cuda", decode="auto"))
@@ -584,13 +529,11 @@ def test_what_is_not_in_memory_stays_on_the_host(late: list[LateStream]) -> None
 def test_an_error_of_a_sample_is_raised_at_its_batch(late: list[LateStream]) -> None:
     loader = penstock.DataLoader(SQUARES, batch_size=4, num_workers=2, worker_method="thread", device="cuda")
     iterator = iter(loader)
-    for _ in range(3):
-        next(iterator)
+    taken(iterator, 3)
     with pytest.raises(ValueError, match="thirteen"):
         next(iterator)
-    assert next(iterator)[1].tolist() == [16, 17, 18, 19]
-    assert list(iterator) == []
-    assert len(list(zip(range(3), loader, strict=False))) == 3
+    assert [labels.tolist() for _, labels in iterator] == [[16, 17, 18, 19]]
+    assert len(taken(iter(loader), 3)) == 3
 
 
 def test_stats_count_what_the_loop_waits(late: list[LateStream]) -> None:
@@ -613,6 +556,6 @@ def test_a_forked_child_is_told(late: list[LateStream]) -> None:
 
 
 def test_lightning_and_accelerate_find_the_device_among_the_arguments() -> None:
-    loader = penstock.DataLoader(DATA, batch_size=4, device=Feed("cpu", depth=3))
-    again: Any = loader.with_samples(DATA, batch_size=2)
-    assert again.device == Feed("cpu", depth=3)
+    feed = Feed("cpu", depth=3)
+    again: Any = penstock.DataLoader(DATA, batch_size=4, device=feed).with_samples(DATA, batch_size=2)
+    assert again.device == feed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -13,11 +14,11 @@ from penstock.device.copy_stream import IdleMeter
 from tests.accelerator import PromptStream, replaced_by_late_streams
 
 
+@dataclasses.dataclass
 class Event:
     """An event that a device comes to when a test says so."""
 
-    def __init__(self, time: float | None) -> None:
-        self.time = time
+    time: float | None
 
     def query(self) -> bool:
         return self.time is not None
@@ -55,8 +56,7 @@ def test_a_loader_knows_its_devices_idle_time(workers: int, monkeypatch: pytest.
 
     replaced_by_late_streams(monkeypatch)
     monkeypatch.setattr("penstock.device.target.copy_stream_to", lambda device: TimedStream())
-    data = TensorDataset(torch.arange(24.0))
-    loader = penstock.DataLoader(data, batch_size=4, num_workers=workers, device="cuda")
+    loader = penstock.DataLoader(TensorDataset(torch.arange(24.0)), 4, num_workers=workers, device="cuda")
     for _ in range(2):
         assert len(list(loader)) == 6
     assert loader.stats().loop.device_idle == pytest.approx(12e-3)

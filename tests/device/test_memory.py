@@ -5,13 +5,13 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
-import functools
 import gc
 import math
 import threading
 import types
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,7 +91,9 @@ def thaw():
     gc.unfreeze()
 
 
-# ---------------------------------------------------------------------------------------------------- the largest size
+def need(fits: bool) -> None:
+    if not fits:
+        raise torch.OutOfMemoryError
 
 
 @settings(deadline=None, max_examples=60)
@@ -117,8 +119,7 @@ def test_nothing_above_most_is_tried(limit: int, most: int, start: int | None) -
     gc.freeze()
     device = Device(limit)
     found = find_batch_size(device.step, torch.zeros(16), start=None if start is None else min(start, most), most=most)
-    assert found == min(limit, most)
-    assert max(device.tried) <= most
+    assert found == min(limit, most) and max(device.tried) <= most
 
 
 def test_every_try_has_a_batch_of_its_size_with_the_samples_repeated() -> None:
@@ -132,16 +133,10 @@ def test_every_try_has_a_batch_of_its_size_with_the_samples_repeated() -> None:
         assert batch["epoch"] == 7 and batch["scale"].shape == ()
         x.zero_()  # its own memory: the next try sees what the first saw
         seen.append(len(x))
-        if len(x) > 11:
-            raise torch.OutOfMemoryError
+        need(len(x) <= 11)
 
-    batch: dict[str, Any] = {
-        "x": torch.arange(3.0),
-        "name": ["0", "1", "2"],
-        "id": np.arange(3),
-        "epoch": 7,
-        "scale": torch.tensor(2.0),
-    }
+    batch: dict[str, Any] = {"x": torch.arange(3.0), "name": ["0", "1", "2"], "id": np.arange(3)}
+    batch |= {"epoch": 7, "scale": torch.tensor(2.0)}
     assert find_batch_size(step, batch, start=2) == 11
     assert 2 in seen and 12 in seen
     assert torch.equal(batch["x"], torch.arange(3.0))
@@ -154,8 +149,7 @@ def test_layout_dtype_and_grad_of_the_example_are_kept() -> None:
     def step(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
         assert batch[0].is_contiguous(memory_format=torch.channels_last)
         assert batch[1].dtype == torch.float64 and batch[1].requires_grad and batch[1].is_leaf
-        if len(batch[0]) > 8:
-            raise torch.OutOfMemoryError
+        need(len(batch[0]) <= 8)
 
     assert find_batch_size(step, (images, wanted)) == 8
 
@@ -225,8 +219,7 @@ def test_the_memory_that_a_first_run_leaves_behind_counts() -> None:
     states: list[int] = []
 
     def step(batch: torch.Tensor) -> None:
-        if len(batch) + sum(states) > 10:
-            raise torch.OutOfMemoryError
+        need(len(batch) + sum(states) <= 10)
         states[:] = [4]
 
     assert find_batch_size(step, torch.zeros(10)) == 6
@@ -241,10 +234,9 @@ def test_one_sample_that_does_not_fit() -> None:
 
 def test_memory_that_really_runs_out_on_the_cpu() -> None:
     row = 2**56  # bytes a sample: four of them exceed any address space
-    assert (
-        find_batch_size(lambda x: torch.empty(0 if len(x) < 4 else len(x) * row, dtype=torch.uint8), torch.ones(1)) == 3
-    )
-    assert find_batch_size(lambda x: np.empty(0 if len(x) < 4 else len(x) * row, dtype=np.uint8), torch.ones(1)) == 3
+    makes: tuple[Any, ...] = partial(torch.empty, dtype=torch.uint8), partial(np.empty, dtype=np.uint8)
+    for empty in makes:
+        assert find_batch_size(lambda x, empty=empty: empty(0 if len(x) < 4 else len(x) * row), torch.ones(1)) == 3
 
 
 def test_a_batch_beyond_the_memory_of_the_host_is_not_made() -> None:
@@ -253,6 +245,10 @@ def test_a_batch_beyond_the_memory_of_the_host_is_not_made() -> None:
     with pytest.raises(OutOfMemory, match="host memory"):
         find_batch_size(lambda batch: tried.append(len(batch)), wide)
     assert tried == []
+
+
+class Nearly(torch.OutOfMemoryError):
+    pass
 
 
 MESSAGES = [
@@ -268,21 +264,14 @@ MESSAGES = [
     "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
     "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
 ]
+KINDS = (Nearly, MemoryError, torch.cuda.OutOfMemoryError, OutOfMemory)
 
 
-@pytest.mark.parametrize("message", MESSAGES)
-def test_messages_that_say_so(message: str) -> None:
-    assert find_batch_size(Device(7, lambda: RuntimeError(message)).step, torch.zeros(4)) == 7
-    assert run_within_memory(Device(2, lambda: RuntimeError(message)).step, torch.arange(3)) == [[0, 1], [2]]
-    assert not is_out_of_memory(ValueError(message))
-
-
-def test_subclasses_count() -> None:
-    class Nearly(torch.OutOfMemoryError):
-        pass
-
-    for kind in (Nearly, MemoryError, torch.cuda.OutOfMemoryError, OutOfMemory):
-        assert find_batch_size(Device(7, kind).step, torch.zeros(4)) == 7
+@pytest.mark.parametrize("error", [*(partial(RuntimeError, message) for message in MESSAGES), *KINDS])
+def test_errors_that_say_so(error: Callable[[], BaseException]) -> None:
+    assert find_batch_size(Device(7, error).step, torch.zeros(4)) == 7
+    assert run_within_memory(Device(2, error).step, torch.arange(3)) == [[0, 1], [2]]
+    assert not is_out_of_memory(ValueError(*error().args))
 
 
 @pytest.mark.parametrize(
@@ -304,9 +293,6 @@ def test_other_errors_go_through_untouched(error: BaseException) -> None:
             call(device.step, torch.zeros(4))
         assert raised.value is error and error.__cause__ is None and not hasattr(error, "__notes__")
         assert device.tried == [4]
-
-
-# ---------------------------------------------------------------------------------------------------------- wrong input
 
 
 @pytest.mark.parametrize(
@@ -343,9 +329,6 @@ def test_sizes_that_make_no_sense() -> None:
         find_batch_size(step, batch, start=1.5)  # type: ignore[arg-type]
 
 
-# -------------------------------------------------------------------------------------------------------- micro-batches
-
-
 @settings(deadline=None, max_examples=100)
 @given(
     limits=st.lists(st.integers(1, 70), min_size=1, max_size=4),
@@ -361,8 +344,7 @@ def test_no_sample_is_lost_or_repeated(limits: list[int], sizes: list[int], star
     def step(batch: torch.Tensor) -> list[int]:
         nonlocal calls
         calls += 1
-        if len(batch) > limits[calls % len(limits)]:  # memory comes and goes
-            raise torch.OutOfMemoryError
+        need(len(batch) <= limits[calls % len(limits)])  # memory comes and goes
         done.extend(batch.tolist())
         return batch.tolist()
 
@@ -374,49 +356,36 @@ def test_no_sample_is_lost_or_repeated(limits: list[int], sizes: list[int], star
         assert max(map(len, results)) <= (start or size)
 
 
-def test_only_the_part_that_failed_is_run_again() -> None:
-    tried = []
+def test_only_the_part_that_failed_is_run_again_and_with_undo_the_whole_batch() -> None:
+    tried: list[tuple[int, int]] = []
+    gradient: list[int] = []
 
     def step(batch: torch.Tensor) -> int:
         tried.append((int(batch[0]), len(batch)))
-        if len(batch) > 8 or (batch[0] >= 8 and len(batch) > 4):
-            raise torch.OutOfMemoryError
+        gradient.extend(batch.tolist())  # before it fails, as backward() does for the last layers
+        need(len(batch) <= (8 if batch[0] < 8 else 4))
         return len(batch)
 
     assert run_within_memory(step, torch.arange(16)) == [8, 4, 4]
     assert tried == [(0, 16), (0, 8), (8, 8), (8, 4), (12, 4)]
-
-
-def test_undo_takes_back_all_and_the_batch_begins_anew() -> None:
-    gradient: list[int] = []
-
-    def step(batch: torch.Tensor) -> int:
-        gradient.extend(batch.tolist())  # before it fails, as backward() does for the last layers
-        if len(batch) > 8 or (batch[0] >= 8 and len(batch) > 4):
-            raise torch.OutOfMemoryError
-        return len(batch)
-
-    assert run_within_memory(step, torch.arange(16), undo=gradient.clear) == [4, 4, 4, 4]
+    gradient.clear()
+    assert run_within_memory(step, torch.arange(16), start=16, undo=gradient.clear) == [4, 4, 4, 4]
     assert gradient == list(range(16))
 
 
-def test_the_whole_batch_is_given_as_it_is_and_parts_are_views() -> None:
+def test_the_whole_batch_is_given_as_it_is_and_parts_are_even_views() -> None:
     batch = (torch.zeros(6), ["a"])
     assert run_within_memory(lambda b: b is batch, batch) == [True]
-    device = Device(3)
 
-    def fill(part: torch.Tensor) -> None:
-        device.step(part)
+    def fill(most: int, part: torch.Tensor) -> int:
+        need(len(part) <= most)
         part += 1
+        return len(part)
 
-    whole = torch.zeros(6)
-    run_within_memory(fill, whole)
-    assert torch.equal(whole, torch.ones(6))
-
-
-def test_parts_are_even() -> None:
-    assert [len(part) for part in run_within_memory(Device(99).step, torch.arange(100))] == [50, 50]
-    assert [len(part) for part in run_within_memory(Device(4).step, torch.arange(5))] == [3, 2]
+    for size, most, parts in ((6, 3, [3, 3]), (100, 99, [50, 50]), (5, 4, [3, 2])):
+        whole = torch.zeros(size)
+        assert run_within_memory(partial(fill, most), whole) == parts
+        assert torch.equal(whole, torch.ones(size))
 
 
 def test_a_sample_that_does_not_fit_alone() -> None:
@@ -432,36 +401,25 @@ def test_a_sample_that_does_not_fit_alone() -> None:
     assert error.__notes__ == ["Sample 5 of a batch of 8 does not fit into memory on its own."]
 
 
-# --------------------------------------------------------------------------------------------------- what is remembered
-
-
 def test_the_size_that_worked_comes_first_the_next_time() -> None:
     device = Device(10)
     step = device.step
-    run_within_memory(step, torch.zeros(32))
-    assert device.tried == [32, 16, 8, 8, 8, 8]
-    device.tried.clear()
-    run_within_memory(step, torch.zeros(20))
-    run_within_memory(step, torch.zeros(5))
-    assert device.tried == [8, 8, 4, 5]
-    device.tried.clear()
-    run_within_memory(step, torch.zeros(20), start=10)
-    run_within_memory(step, torch.zeros(20))
-    assert device.tried == [10, 10, 10, 10]
+
+    def tried(size: int, start: int | None = None) -> list[int]:
+        device.tried.clear()
+        run_within_memory(step, torch.zeros(size), start=start)
+        return device.tried
+
+    assert tried(32) == [32, 16, 8, 8, 8, 8]
+    assert tried(20) == [8, 8, 4] and tried(5) == [5]
+    assert tried(20, start=10) == [10, 10] and tried(20) == [10, 10]
     device.limit = 100
-    device.tried.clear()
-    run_within_memory(step, torch.zeros(20), start=20)
-    run_within_memory(step, torch.zeros(20))
-    assert device.tried == [20, 20]
-
-
-def test_a_size_that_has_not_worked_is_not_remembered() -> None:
-    device = Device(0)
-    step = device.step
-    for _ in range(2):
+    assert tried(20, start=20) == [20] and tried(20) == [20]
+    device.limit = 0
+    for _ in range(2):  # a size that has not worked is not remembered
         with pytest.raises(torch.OutOfMemoryError):
-            run_within_memory(step, torch.zeros(4))
-    assert device.tried == [4, 2, 1, 4, 2, 1]
+            tried(4)
+        assert device.tried == [4, 2, 1]
 
 
 @dataclasses.dataclass(eq=False)
@@ -488,7 +446,7 @@ def _with(device: Device, scale: int, batch: torch.Tensor) -> list[int]:
         lambda device: lambda: device.step,  # a new method object each time
         lambda device: (lambda step: lambda: step)(Owner(device)),
         lambda device: (lambda owner: lambda: owner.other)(Owner(device)),
-        lambda device: (lambda step: lambda: step)(functools.partial(_with, device, 3)),
+        lambda device: (lambda step: lambda: step)(partial(_with, device, 3)),
     ],
     ids=["function", "method", "object", "method of an object", "partial"],
 )
@@ -505,10 +463,8 @@ def test_steps_are_told_apart_by_identity(steps_of: Callable[[Device], Callable[
 def test_two_methods_of_one_object_and_two_partials_of_one_function_differ() -> None:
     device = Device(4)
     owner = Owner(device)
-    run_within_memory(owner.other, torch.zeros(8))
-    run_within_memory(owner, torch.zeros(8))
-    run_within_memory(functools.partial(_with, device, 1), torch.zeros(8))
-    run_within_memory(functools.partial(_with, device, 2), torch.zeros(8))
+    for step in (owner.other, owner, partial(_with, device, 1), partial(_with, device, 2)):
+        run_within_memory(step, torch.zeros(8))
     assert device.tried == [8, 4, 4] * 4
 
 
@@ -558,8 +514,7 @@ def test_threads_share_what_is_remembered() -> None:
 
     def step(batch: torch.Tensor) -> list[int]:
         local.calls = getattr(local, "calls", 0) + 1
-        if len(batch) > 8:
-            raise torch.OutOfMemoryError
+        need(len(batch) <= 8)
         return batch.tolist()
 
     def work(thread: int) -> None:
@@ -570,9 +525,6 @@ def test_threads_share_what_is_remembered() -> None:
         assert local.calls <= 20 * 8 + 3
 
     run_in_threads(8, work)
-
-
-# ------------------------------------------------------------------------------------------------------------ gradients
 
 
 @pytest.mark.parametrize("limit", [64, 33, 32, 7, 1])
@@ -621,17 +573,10 @@ def test_share_goes_to_a_parameter_of_that_name_and_to_no_other() -> None:
     assert set(shares) == {1.0}
 
 
-# ----------------------------------------------------------------------------------------------------------- structures
-
-
 def _part(batch: Any, begin: int, end: int) -> Any:
     """What a step sees as samples [begin, end) where memory holds that many."""
-    parts = []
-
-    def step(part: Any) -> None:
-        parts.append(part)
-
-    run_within_memory(step, batch, start=end - begin)
+    parts: list[Any] = []
+    run_within_memory(parts.append, batch, start=end - begin)
     return parts[begin // (end - begin)]
 
 
@@ -654,25 +599,17 @@ def test_strings_are_cut_as_default_collate_leaves_them() -> None:
     samples = [(torch.tensor(i), f"s{i}", {"who": f"w{i}", "both": [f"a{i}", f"b{i}"]}) for i in range(4)]
     parts: list[Any] = []
     run_within_memory(parts.append, default_collate(samples), start=2)
-    assert [(p[0].tolist(), list(p[1]), p[2]["who"]) for p in parts] == [
-        ([0, 1], ["s0", "s1"], ["w0", "w1"]),
-        ([2, 3], ["s2", "s3"], ["w2", "w3"]),
+    assert [(p[0].tolist(), list(p[1]), p[2]["who"], [list(one) for one in p[2]["both"]]) for p in parts] == [
+        ([0, 1], ["s0", "s1"], ["w0", "w1"], [["a0", "a1"], ["b0", "b1"]]),
+        ([2, 3], ["s2", "s3"], ["w2", "w3"], [["a2", "a3"], ["b2", "b3"]]),
     ]
-    assert [list(one) for one in parts[1][2]["both"]] == [["a2", "a3"], ["b2", "b3"]]
-
-
-@pytest.mark.parametrize("samples", [2, 3])
-def test_pairs_of_strings_without_tensors(samples: int) -> None:
-    batch = default_collate([(f"q{i}", f"a{i}") for i in range(samples)])
-    parts = run_within_memory(lambda part: [list(one) for one in part], batch, start=1)
-    assert parts == [[[f"q{i}"], [f"a{i}"]] for i in range(samples)]
-
-
-def test_a_list_of_texts_or_of_lists_of_words() -> None:
+    for number in (2, 3):  # pairs of strings without tensors
+        batch = default_collate([(f"q{i}", f"a{i}") for i in range(number)])
+        pairs = run_within_memory(lambda part: [list(one) for one in part], batch, start=1)
+        assert pairs == [[[f"q{i}"], [f"a{i}"]] for i in range(number)]
     assert run_within_memory(list, [*"abc"], start=2) == [["a", "b"], ["c"]]
     words = [["a"], ["b", "c", "d"], []]
-    seen = run_within_memory(lambda part: part[1], (torch.zeros(3), words), start=2)
-    assert seen == [words[:2], words[2:]]
+    assert run_within_memory(lambda part: part[1], (torch.zeros(3), words), start=2) == [words[:2], words[2:]]
 
 
 def test_what_is_no_column_stays() -> None:
@@ -685,26 +622,22 @@ def test_map_leaves_keeps_types_and_leaves_the_batch_alone() -> None:
     class Named(list):
         name = ""
 
-    named = Named([1])
-    named.name = "kept"
-    batch: dict[str, Any] = {
-        "list": named,
-        "defaultdict": collections.defaultdict(list, a=2),
-        "proxy": types.MappingProxyType({"a": 3}),
-        "wrapper": Wrapper({"a": 4}),
-        "user": collections.UserDict(a=5),
-        "tuple": (Pair(6, torch.Size([7])), Slotted(8), None, "text", b"bytes", {9}),
-    }
-    doubled = map_leaves(batch, lambda leaf: leaf * 2 if isinstance(leaf, int) else leaf)
-    assert doubled["list"] == [2] and type(doubled["list"]) is Named and doubled["list"].name == "kept"
-    assert doubled["defaultdict"] == {"a": 4} and doubled["defaultdict"]["new"] == []
-    assert doubled["proxy"] == {"a": 6} and type(doubled["proxy"]) is types.MappingProxyType
-    assert doubled["wrapper"]["a"] == 8 and type(doubled["wrapper"]) is Wrapper
-    assert doubled["user"] == {"a": 10} and type(doubled["user"]) is collections.UserDict
-    assert doubled["tuple"] == (Pair(12, torch.Size([14])), Slotted(16), None, "text", b"bytes", {9})
-    assert type(doubled["tuple"][0]) is Pair and type(doubled["tuple"][0].labels) is torch.Size
-    assert named == [1] and batch["wrapper"]["a"] == 4 and batch["user"] == {"a": 5}
-    assert list(leaves(batch)) == [1, 2, 3, 4, 5, 6, 7, 8, None, "text", b"bytes", {9}]
+    def batch(number: int) -> list[Any]:
+        kinds = (
+            Wrapper({"a": 4 * number}),
+            collections.UserDict(a=5 * number),
+            Pair(6 * number, torch.Size([7 * number])),
+        )
+        mappings = collections.defaultdict[str, Any](list, a=2 * number), types.MappingProxyType({"a": 3 * number})
+        return [Named([number]), *mappings, *kinds, torch.Size([7 * number]), Slotted(8 * number)]
+
+    given, rest = batch(1), (None, "text", b"bytes", {9})
+    given[0].name = "kept"
+    *doubled, others = map_leaves([*given, rest], lambda leaf: leaf * 2 if isinstance(leaf, int) else leaf)
+    assert (doubled, others, given) == (batch(2), rest, batch(1))
+    assert [type(one) for one in doubled] == [type(one) for one in given] and type(doubled[5].labels) is torch.Size
+    assert doubled[0].name == "kept" and doubled[1]["new"] == []
+    assert list(leaves([*given, rest])) == [1, 2, 3, 4, 5, 6, 7, 7, 8, *rest]
 
 
 def test_map_leaves_asks_what_is_a_leaf_first() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,15 +23,13 @@ from penstock.device import resident
 from penstock.device.feed import Feed
 from penstock.device.moving import Arithmetic, finish
 from penstock.device.resident import ResidentFiller, ResidentPlan
-from penstock.executors.buffers import Buffers
-from penstock.executors.filler import PassInput, PassResources
+from penstock.executors.filler import PassInput
 from penstock.executors.iterator import Pass
-from penstock.order.batches import as_indices, with_sample_numbers
 from penstock.order.permutations import InSequence, KeyedShuffle
 from penstock.order.schedule import Schedule, cut
-from penstock.plan import NativePlan, plan
 from penstock.recipe.reader import read
 from penstock.recipe.steps import Recipe, Refusal
+from tests.device.passes import native_plan, pass_input, resources
 from tests.photos import in_memory
 from tests.same import assert_same, outcomes
 from tests.sample_datasets import tensor_files
@@ -41,12 +40,6 @@ CPU = torch.device("cpu")
 CIFAR = ((0.49, 0.48, 0.45), (0.25, 0.24, 0.26))
 MNIST = ((0.13,), (0.31,))
 DATASETS = torchvision.datasets
-
-
-def native_plan(dataset: Any) -> NativePlan:
-    made = plan(dataset, batched=True, collate_fn=None, worker_init_fn=None, raw=True)
-    assert isinstance(made, NativePlan), made
-    return made
 
 
 def hold(dataset: Any) -> ResidentPlan:
@@ -64,15 +57,11 @@ def refusal(dataset: Any) -> str:
     return refused.why
 
 
-def gathering(held: ResidentPlan, batches: Iterator[Any], *, seed: int = 7, epoch: int = 0) -> Pass:
-    resources = PassResources(2, None, Buffers(pinned=False, keep=1))
-    return Pass(
-        ResidentFiller(held, resources),
-        PassInput(with_sample_numbers(batches, 0, batched=True), None, seed, epoch),
-    )
+def gathering(held: ResidentPlan, batches: Iterable[Any], *, seed: int = 7, epoch: int = 0) -> Pass:
+    return Pass(ResidentFiller(held, resources(keep=1)), pass_input(batches, seed, epoch))
 
 
-def gathered(dataset: Any, batches: Iterator[Any], **key: Any) -> list[Any]:
+def gathered(dataset: Any, batches: Iterable[Any], **key: Any) -> list[Any]:
     """Return the batches that a device makes, with what its Feed does last."""
     held = hold(dataset)
     table = held.plan.table
@@ -101,9 +90,6 @@ def images(name: str, *steps: Any, t: Any = v1, planar: bool = True, samples: in
 def to_float(t: Any, statistics: Any = CIFAR) -> list[Any]:
     scaled = [t.ToTensor()] if t is v1 else [t.ToImage(), t.ToDtype(torch.float32, scale=True)]
     return [*scaled, t.Normalize(*statistics)]
-
-
-# --- images ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("t", [v1, v2], ids=["v1", "v2"])
@@ -156,19 +142,15 @@ def test_axis_maps_refuse_what_does_not_fit() -> None:
     samples = np.arange(2, dtype=np.int64)
     assert _native.map_size(recipe.native, 4, 3) == (5, 6)
     assert _native.map_size(resizing.native, 4, 3) is None
-    for native, shape, size in (
-        (recipe.native, (2, 10), (4, 3)),
-        (recipe.native, (3, 11), (4, 3)),
-        (recipe.native, (2, 2), (0, 0)),
-        (resizing.native, (2, 11), (4, 3)),
+    for native, shape, size, positions in (
+        (recipe.native, (2, 10), (4, 3), samples),
+        (recipe.native, (3, 11), (4, 3), samples),
+        (recipe.native, (2, 2), (0, 0), samples),
+        (resizing.native, (2, 11), (4, 3), samples),
+        (recipe.native, (2, 11), (4, 3), samples[:1]),
     ):
         with pytest.raises(ValueError):
-            _native.axis_maps(native, 0, 0, samples, samples, *size, np.empty(shape, dtype=np.int32))
-    with pytest.raises(ValueError):
-        _native.axis_maps(recipe.native, 0, 0, samples, samples[:1], 4, 3, np.empty((2, 11), dtype=np.int32))
-
-
-# --- rows ------------------------------------------------------------------------------------------------------------
+            _native.axis_maps(native, 0, 0, samples, positions, *size, np.empty(shape, dtype=np.int32))
 
 
 def columns(samples: int = 53) -> list[torch.Tensor]:
@@ -182,9 +164,8 @@ def columns(samples: int = 53) -> list[torch.Tensor]:
 
 
 def test_rows_of_every_kind() -> None:
-    assert_equal(TensorDataset(*columns()), epochs=1)
-    assert_equal(penstock.Arrays(*columns()), epochs=1)
-    assert_equal(TensorDataset(columns()[0]), epochs=1)
+    for dataset in (TensorDataset(*columns()), penstock.Arrays(*columns()), TensorDataset(columns()[0])):
+        assert_equal(dataset, epochs=1)
 
 
 def test_pieces_of_memory_mapped_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,9 +177,6 @@ def test_pieces_of_memory_mapped_files(tmp_path: Path, monkeypatch: pytest.Monke
     assert_equal(images("CIFAR10", *to_float(v1)), epochs=1)
 
 
-# --- order -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("size", [1, 7, 25, 60])
@@ -207,77 +185,43 @@ def test_batches_of_any_size(size: int, shuffle: bool, drop_last: bool) -> None:
     assert_equal(crop, size=size, shuffle=shuffle, drop_last=drop_last)
 
 
-def test_a_sampler_of_the_users() -> None:
-    dataset = images("CIFAR10", v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), *to_float(v1))
-    sampler: Any = [[4, 4, -1], [torch.tensor(3)], [np.int64(9), 0, -50], list(range(40))]
-    wanted = list(penstock.DataLoader(dataset, batch_sampler=sampler, seed=7, num_workers=1))
-    assert_same(gathered(dataset, map(as_indices, sampler)), wanted)
-
-
-def test_what_is_no_index_goes_to_the_dataset() -> None:
-    dataset = TensorDataset(torch.arange(10), torch.arange(10) * 2)
-    sampler: Any = [[1, 2], [slice(0, 3), slice(3, 6)], [5]]
-    wanted = list(penstock.DataLoader(dataset, batch_sampler=sampler, num_workers=1))
-    assert_same(gathered(dataset, map(as_indices, sampler)), wanted)
+def test_samplers_of_the_users() -> None:
+    moved = images("CIFAR10", v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), *to_float(v1))
+    indices = [[4, 4, -1], [torch.tensor(3)], [np.int64(9), 0, -50], list(range(40))]
+    rows, no_indices = TensorDataset(torch.arange(10), torch.arange(10) * 2), [[1, 2], [slice(0, 3), slice(3, 6)], [5]]
+    samplers: tuple[Any, ...] = (moved, indices), (rows, no_indices)
+    for dataset, sampler in samplers:
+        wanted = list(penstock.DataLoader(dataset, batch_sampler=sampler, seed=7, num_workers=1))
+        assert_same(gathered(dataset, sampler), wanted)
 
 
 def test_errors_are_raised_at_their_batch() -> None:
-    dataset = images("CIFAR10", *to_float(v1))
     good = np.arange(4, dtype=np.int64)
-    batches = [good, good, good + 48, good, np.array([-51]), good]
-    found = outcomes(gathering(hold(dataset), iter(batches)))
-    told = "index {} is out of range for a dataset of 50 samples".format
-    said = [one[1] if isinstance(one, tuple) else len(one[1]) for one in found]
-    assert said == [4, 4, told(50), 4, told(-51), 4]
 
-
-def test_an_error_of_the_sampler() -> None:
     def sampler() -> Iterator[Any]:
-        for number in range(5):
-            yield np.array([number])
+        yield from (good, good, good + 48, good, np.array([-51]), good)
         raise KeyError("no more")
 
-    made = gathering(hold(TensorDataset(torch.arange(10))), sampler())
-    assert [int(next(made)[0]) for _ in range(5)] == [0, 1, 2, 3, 4]
-    with pytest.raises(KeyError, match="no more"):
-        next(made)
-    assert list(made) == []
-
-
-# --- labels ----------------------------------------------------------------------------------------------------------
+    found = outcomes(gathering(hold(images("CIFAR10", *to_float(v1))), sampler()))
+    told = "index {} is out of range for a dataset of 50 samples".format
+    said = [one if isinstance(one[0], str) else len(one[1]) for one in found]
+    assert said == [4, 4, ("IndexError", told(50)), 4, ("IndexError", told(-51)), 4, ("KeyError", "'no more'")]
 
 
 def test_labels_of_every_kind() -> None:
-    targets: list[Any] = [
-        [0.5 * i for i in range(50)],
-        [f"class {i}" for i in range(50)],
-        [(i, str(i)) for i in range(50)],
-    ]
-    for labels in targets:
-        dataset = images("CIFAR10", v1.ToTensor())
-        dataset.targets = labels
-        assert_equal(dataset, epochs=1)
-
-
-def test_labels_by_a_function() -> None:
-    dataset = images("CIFAR10", v1.ToTensor())
-    asked: list[int] = []
-
-    def double(label: int) -> int:
-        asked.append(label)
-        return 2 * label
-
-    dataset.target_transform = double
-    assert_equal(dataset, epochs=1)
-    assert len(asked) == 100  # once a sample, by either way
-
-
-def test_labels_follow_the_dataset() -> None:
     dataset = images("CIFAR10", v1.ToTensor())
     for change in (0, 1, 2):
         dataset.targets[3] = 70 + change
         [batch] = gathering(hold(dataset), iter([np.arange(5, dtype=np.int64)]))
         assert int(batch[1][3]) == 70 + change
+    kinds: tuple[Callable[[int], Any], ...] = (lambda i: 0.5 * i, lambda i: f"class {i}", lambda i: (i, str(i)), int)
+    for label in kinds:
+        dataset.targets = [label(i) for i in range(50)]
+        assert_equal(dataset, epochs=1)
+    asked: Any = []
+    dataset.target_transform = lambda label: asked.append(label) or 2 * label
+    assert_equal(dataset, epochs=1)
+    assert len(asked) == 100  # once a sample, by either way
 
 
 def test_subsets() -> None:
@@ -288,25 +232,10 @@ def test_subsets() -> None:
         assert_equal(Subset(Subset(dataset, range(10, 20)), range(0, 10, 3)), size=4)
 
 
-# --- what stays on the host ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "steps",
-    [
-        [v1.Resize(40)],
-        [v1.RandomResizedCrop(32)],
-        [v1.Grayscale(3)],
-        [v1.RandomCrop(50)],
-        [v1.Pad(20, padding_mode="reflect"), v1.Resize(16)],
-    ],
-    ids=str,
-)
-def test_other_recipes_stay_on_the_host(steps: list[Any]) -> None:
-    assert "resized" in refusal(images("CIFAR10", *steps, v1.ToTensor()))
-
-
-def test_other_datasets_stay_on_the_host(tmp_path: Path) -> None:
+def test_what_stays_on_the_host(tmp_path: Path) -> None:
+    reflected = v1.Compose([v1.Pad(20, padding_mode="reflect"), v1.Resize(16)])
+    for step in (v1.Resize(40), v1.RandomResizedCrop(32), v1.Grayscale(3), v1.RandomCrop(50), reflected):
+        assert "resized" in refusal(images("CIFAR10", step, v1.ToTensor())), step
     assert "files *.pt" in refusal(penstock.TensorFolder(tensor_files(tmp_path, 3, (4,), "{}")))
     assert "joined" in refusal(ConcatDataset([TensorDataset(torch.zeros(3, 4)), TensorDataset(torch.zeros(2, 4))]))
     moves = [v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip()]  # zeros, which no pixel becomes
@@ -320,18 +249,9 @@ def test_what_does_not_fit_stays_on_the_host(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(resident, "available", lambda device: 1_400_000)
     assert "977 KiB of arrays on cpu" in resident.explain(native_plan(dataset), CPU)
     hold(dataset)
-
-
-def test_an_allocation_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    def rows(array: torch.Tensor, device: torch.device) -> Any:
-        raise torch.OutOfMemoryError("no room")
-
-    monkeypatch.setattr(resident, "Rows", rows)
+    monkeypatch.setattr(resident, "Rows", mock.Mock(side_effect=torch.OutOfMemoryError("no room")))
     refused = resident.hold(native_plan(TensorDataset(torch.zeros(10))), CPU)
     assert isinstance(refused, Refusal) and "had no room" in refused.why
-
-
-# --- from pass to pass -----------------------------------------------------------------------------------------------
 
 
 def test_a_pass_has_the_arrays_as_they_were_when_it_began() -> None:
@@ -363,7 +283,7 @@ def test_a_pass_can_be_closed_and_begun_again() -> None:
     next(made)
     made.close()
     assert list(made) == []
-    again = ResidentFiller(held, PassResources(2, None, Buffers(pinned=False, keep=1)))
+    again = ResidentFiller(held, resources(keep=1))
     made.begin(PassInput(iter([(np.arange(3), range(3))]), 1, 0, 0), again)
     assert [batch[0].tolist() for batch in made] == [[0, 1, 2]]
 

@@ -26,7 +26,6 @@ PRELOADED = (Image, numpy, penstock, torch.multiprocessing, torchvision.transfor
 
 
 def main(arguments: list[str]) -> int:
-    """Run cases, print those that fail, and return 1 if any does."""
     parser = argparse.ArgumentParser(prog="python -m tests.differential", description=__doc__)
     parser.add_argument("--minutes", type=float, help="run as many cases as fit")
     parser.add_argument("--cases", type=int, help="run so many cases")
@@ -34,9 +33,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--case", type=int, help="print the program of one case, and run it")
     parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds that a case may take")
-    parser.add_argument(
-        "--undefined", action="store_true", help="print what torch's loader does not always do alike, too"
-    )
+    parser.add_argument("--undefined", action="store_true", help="print, too, where torch's loader varies")
     parser.add_argument("--quick", action="store_true", help="without what takes seconds: spawned workers, trials")
     parser.add_argument("--into", type=Path, help="a folder for the programs of failing cases")
     options = parser.parse_args(arguments)

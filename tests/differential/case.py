@@ -54,14 +54,7 @@ _KINDS = {
     "concat": _CLASS + "\nWhole = Data\n\n\ndef Data():\n    return ConcatDataset([Whole(), Whole()])\n",
     "stack": _CLASS + "\nWhole = Data\n\n\ndef Data():\n    return StackDataset(Whole(), again=Whole())\n",
 }
-_CONTAINERS = {
-    "bare": "{0}",
-    "tuple": "({},)",
-    "list": "[{}]",
-    "Pair": "Pair({}, i)",
-    "Point": "Point({}, i)",
-    "dict": "{{{}}}",
-}
+_CONTAINERS = {"tuple": "({},)", "list": "[{}]", "Pair": "Pair({}, i)", "Point": "Point({}, i)", "dict": "{{{}}}"}
 _RUN = """
 def run(loader_class, **own):
     seeded()
@@ -96,36 +89,21 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True)
 class Case:
-    """What both loaders are to do alike.
+    """What both loaders are to do alike."""
 
-    Attributes:
-        kind: of dataset, a key of the templates above.
-        length: of the dataset.
-        container: what a sample is made of its fields.
-        fields: an expression for each, of the index `i` (of "tensors": of no index, whole columns).
-        wrong: a line of __getitem__ before its return, or "".
-        rows: of kind "rows": the dataset's memory, an expression; of "files": a statement that writes number `i`.
-        options: arguments of both loaders.
-        own: arguments of Penstock's only.
-        loop: a function of consumers.py.
-        arguments: its arguments, after the log.
-        pins: pinning is stood in for.
-    """
-
-    kind: str
+    kind: str  # of dataset, a key of the templates above
     length: int
-    container: str
-    fields: tuple[str, ...]
-    wrong: str
-    rows: str
-    options: tuple[str, ...]
-    own: tuple[str, ...]
-    loop: str
-    arguments: tuple[str, ...]
-    pins: bool
+    container: str  # what a sample is made of its fields
+    fields: tuple[str, ...]  # an expression for each, of the index `i` (of "tensors": of no index, whole columns)
+    wrong: str  # a line of __getitem__ before its return, or ""
+    rows: str  # of kind "rows": the dataset's memory, an expression; of "files": a statement that writes number `i`
+    options: tuple[str, ...]  # arguments of both loaders
+    own: tuple[str, ...]  # arguments of Penstock's only
+    loop: str  # a function of consumers.py
+    arguments: tuple[str, ...]  # its arguments, after the log
+    pins: bool  # pinning is stood in for
 
     def sample(self) -> str:
-        """Return the expression of a sample."""
         named = (f'"{name}": {field}' for name, field in zip("abcdefgh", self.fields, strict=False))
         if self.container == "bare":
             return self.fields[0]
@@ -134,23 +112,18 @@ class Case:
 
     def program(self) -> str:
         """Return a program that stands alone: it exits with 1, and says where, if the loaders differ."""
-        dataset = _KINDS[self.kind].format(
-            length=self.length,
-            sample=self.sample(),
-            wrong=f"        {self.wrong}\n" if self.wrong else "",
-            deep_wrong=f"            {self.wrong}\n" if self.wrong else "",
-            rows=self.rows,
-            columns=", ".join(self.fields),
-        )
+        wrong, deep_wrong = (f"{' ' * deep}{self.wrong}\n" if self.wrong else "" for deep in (8, 12))
+        columns = ", ".join(self.fields)
+        named = {"length": self.length, "sample": self.sample(), "rows": self.rows, "columns": columns}
+        dataset = _KINDS[self.kind].format(wrong=wrong, deep_wrong=deep_wrong, **named)
+        # The kind of an error of torch's own code is another one in its workers than in its caller's thread.
+        in_threads = "thread" in str(self.own) or "auto" in str(self.own)
         run = _RUN.format(
             around="pinning()" if self.pins else "contextlib.nullcontext()",
             loop=self.loop,
             options="".join(f", {option}" for option in self.options),
             own=", ".join(self.own),
-            # The kind of an error of torch's own code is another one in its workers than in its caller's thread.
-            alike="re.sub(r'^raised \\w+', 'raised', line)"
-            if "thread" in str(self.own) or "auto" in str(self.own)
-            else "line",
+            alike="re.sub(r'^raised \\w+', 'raised', line)" if in_threads else "line",
             arguments=", ".join(["", "log", *self.arguments]),
         )
         return "\n\n".join([_HEADER, *_definitions(dataset + run), dataset + "\n", run.strip() + "\n"])
@@ -158,7 +131,6 @@ class Case:
 
 @functools.cache
 def _parts() -> dict[str, str]:
-    """Return the text of each definition of the helper modules, by its name."""
     found = {}
     for module in ("values", "collates", "consumers"):
         text = (_HERE / f"{module}.py").read_text()
@@ -175,7 +147,6 @@ def _parts() -> dict[str, str]:
 
 
 def _definitions(text: str) -> list[str]:
-    """Return the definitions that a text names, and those that these name, in the order of the modules."""
     parts, named, texts = _parts(), set[str](), [text]
     while texts:
         words = set(re.findall(r"\w+", texts.pop())) & parts.keys() - named

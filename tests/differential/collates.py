@@ -26,14 +26,9 @@ def joined(samples):
 
 
 def views(samples):
-    """Return views of what is stacked: transposed, every second one, the rest, a row."""
+    changes = (lambda t: t.transpose(0, -1), lambda t: t[::2], lambda t: t[1:], lambda t: t[0])
     batch = default_collate(samples)
-    return [
-        mapped(batch, lambda t: t.transpose(0, -1)),
-        mapped(batch, lambda t: t[::2]),
-        mapped(batch, lambda t: t[1:]),
-        mapped(batch, lambda t: t[0]),
-    ]
+    return [mapped(batch, change) for change in changes]
 
 
 def unbound(samples):
@@ -41,13 +36,11 @@ def unbound(samples):
 
 
 def slices(samples):
-    """Return pieces of one tensor."""
     whole = torch.cat([part.reshape(-1).float() for sample in samples for part in tensors_of(sample)])
     return list(whole.split(max(1, len(whole) // 3)))
 
 
 def part_of_large(samples):
-    """Return small views of a large tensor."""
     large = torch.arange(60_000, dtype=torch.int32) + sum(int(t.numel()) for t in tensors_of(samples))
     return large[10:20], large[-7:], samples[:1]
 
@@ -58,7 +51,6 @@ def twice(samples):
 
 
 def shared(samples):
-    """Return tensors that are one another's memory in other forms."""
     batch = default_collate(samples)
     return mapped(batch, lambda t: (t, t.detach(), t.view(t.shape), t.reshape(-1)[::3]))
 
@@ -68,7 +60,6 @@ def expanded(samples):
 
 
 def lazily(samples):
-    """Return conjugated and negated views."""
     return mapped(
         default_collate(samples), lambda t: t.conj() if t.is_complex() else torch._neg_view(t) if t.is_signed() else t
     )
@@ -83,8 +74,7 @@ def with_grad(samples):
 
 
 def as_point(samples):
-    batch = default_collate(samples)
-    return Point(batch, len(samples))
+    return Point(default_collate(samples), len(samples))
 
 
 def as_pinnable(samples):
@@ -106,8 +96,6 @@ def first_fails(samples):
 
 
 class WithTable:
-    """Adds a tensor of its own, the same one each time."""
-
     def __init__(self, size):
         self.table = torch.arange(size, dtype=torch.float32)
 
@@ -116,8 +104,6 @@ class WithTable:
 
 
 class Keeping:
-    """Keeps what it returns, and what it was given."""
-
     def __init__(self):
         self.kept = []
 
@@ -128,8 +114,6 @@ class Keeping:
 
 
 class Reused:
-    """Writes each batch into the same memory."""
-
     def __init__(self):
         self.memory = torch.zeros(20_000)
 

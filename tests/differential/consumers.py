@@ -44,23 +44,25 @@ def batches_of(loader, log, most=4):
             errors += 1
 
 
-def each(make, log, receive, epochs=1, last=0):
+def drained(batches, log, receive, last):
     """Have each batch received, and let go of all but the last ones; hold none."""
+    for batch in batches:
+        receive(batch)
+        del batch
+        log.drop(last)
+
+
+def each(make, log, receive, epochs=1, last=0):
     loader = make()
     for _ in range(epochs):
-        for batch in batches_of(loader, log):
-            receive(batch)
-            del batch
-            log.drop(last)
+        drained(batches_of(loader, log), log, receive, last)
 
 
 def hold(make, log, epochs=1, last=0):
-    """Hold the last batches."""
     each(make, log, log.receive, epochs, last)
 
 
 def unordered(make, log, epochs=1):
-    """Hold all batches, that may come in any order."""
     loader = make()
     for _ in range(epochs):
         one = Log()
@@ -95,8 +97,6 @@ def _rest(tensor, how):
 
 
 def hold_rest(make, log, how, epochs=1, last=3):
-    """Hold another object over each tensor's memory, not the tensor itself."""
-
     def receive(batch):
         log.receive(batch, keep=mapped(batch, lambda tensor: _rest(tensor, how)))
         gc.collect(0)
@@ -105,7 +105,6 @@ def hold_rest(make, log, how, epochs=1, last=3):
 
 
 def hold_one(make, log, epochs=1, last=3):
-    """Hold one tensor of each batch, another one each time."""
     numbers = itertools.count()
 
     def receive(batch):
@@ -134,8 +133,6 @@ def hold_for_backward(make, log, epochs=1):
 
 
 def write(make, log, epochs=1, last=2):
-    """Write into each tensor, then hold the batch."""
-
     def receive(batch):
         log.note(describe(batch))
         for tensor in tensors_of(batch):
@@ -150,8 +147,6 @@ def write(make, log, epochs=1, last=2):
 
 
 def copies(make, log, how, epochs=1, last=2):
-    """Hold a copy of each batch, and the batch."""
-
     def receive(batch):
         try:
             if how == "saved":
@@ -169,7 +164,6 @@ def copies(make, log, how, epochs=1, last=2):
 
 
 def in_thread(make, log, epochs=1, last=2):
-    """Hand each batch to another thread, which holds it."""
     loader, batches = make(), queue.Queue[object](maxsize=2)
 
     def work():
@@ -195,7 +189,6 @@ def _take(batches, taken):
 
 
 def by_thread(make, log, epochs=1, last=2):
-    """Take the batches of one pass in several threads, one after the other."""
     loader = make()
     for _ in range(epochs):
         batches = batches_of(loader, log)
@@ -225,7 +218,6 @@ def _receiving(there, back):
 
 
 def to_process(make, log, epochs=1, last=2):
-    """Send each batch to another process; hold it here, too."""
     context = torch.multiprocessing.get_context("fork")
     there, back = context.Queue(), context.Queue()
     process = context.Process(target=_receiving, args=(there, back), daemon=True)
@@ -244,7 +236,6 @@ def to_process(make, log, epochs=1, last=2):
 
 
 def leave(make, log, after, epochs=1, keep=False):
-    """Leave passes early, again and again, then take a whole one."""
     loader = make()
     left: list[object] = []
     for number in range(epochs + 1):
@@ -260,7 +251,6 @@ def leave(make, log, after, epochs=1, keep=False):
 
 
 def two_passes(make, log, last=2, loaders=1):
-    """Take batches of two passes in turn, of one loader or of two."""
     first = make()
     passes = [batches_of(first, log), batches_of(first if loaders == 1 else make(), log)]
     while passes:
@@ -295,10 +285,7 @@ def fork(make, log, after, then, epochs=1, last=2):
     loader = make()
     hold(lambda: loader, log, epochs=epochs - 1, last=last)
     batches = batches_of(loader, log)
-    for batch in (next(batches, None) for _ in range(after)):
-        log.receive(batch)
-        del batch
-        log.drop(last)
+    drained((next(batches, None) for _ in range(after)), log, log.receive, last)
     with tempfile.TemporaryFile("w+") as file:
         child = os.fork()
         if not child:
@@ -316,10 +303,7 @@ def fork(make, log, after, then, epochs=1, last=2):
                 traceback.print_exc()
             finally:
                 os._exit(code)
-        for batch in batches:
-            log.receive(batch)
-            del batch
-            log.drop(last)
+        drained(batches, log, log.receive, last)
         hold(lambda: loader, log, epochs=epochs, last=last)
         log.note(f"the child ended with {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}")
         file.seek(0)
@@ -327,7 +311,6 @@ def fork(make, log, after, then, epochs=1, last=2):
 
 
 def reset(make, log, epochs=1, last=2):
-    """Make the tensors empty, in two ways by turns."""
     ways = itertools.cycle((lambda tensor: tensor.set_(torch.UntypedStorage(0)), lambda tensor: tensor.resize_(0)))
 
     def receive(batch):
@@ -341,8 +324,6 @@ def reset(make, log, epochs=1, last=2):
 
 
 def share(make, log, epochs=1, last=2):
-    """Move each batch to shared memory of torch's."""
-
     def receive(batch):
         mapped(batch, lambda tensor: tensor.share_memory_() if tensor.layout == torch.strided else tensor)
         log.receive(batch)

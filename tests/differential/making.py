@@ -15,6 +15,7 @@ _DTYPES = (
 )  # fmt: skip
 _SMALL = ("", "1", "3", "7", "2, 3", "4, 1, 3", "0", "2, 0", "3, 4, 4")
 _LARGE = ("3, 40, 40", "80, 100", "16385", "3, 64, 64", "5000", "2, 70, 130")
+_GROWING = ("4000 + 900 * (i % 7)", "3, 40 + i % 5, 40 + i", "200 * i + 1", "[7, 60, 6000, 20_000][i % 4]")
 _FORMS = (
     ".t()", ".transpose(0, -1)", "[..., ::2]", "[None]", "[..., 1:]", ".unsqueeze(-1)", ".flip(0)", ".mT",
     ".expand(2, *{shape})", ".as_subclass(Marked)", ".requires_grad_()", ".conj()", ".imag", ".to_sparse()",
@@ -52,6 +53,8 @@ _COLLATES = (
     "expanded", "lazily", "marked", "with_grad", "as_point", "as_pinnable", "as_arrays", "sparse", "first_fails",
     "WithTable(10)", "WithTable(70_000)", "Keeping()", "Reused()",
 )  # fmt: skip
+_AS_TENSORS = ("{}", "torch.from_numpy({}.copy())", "torch.as_tensor(np.array({}))", "{}.astype(np.float32)")
+_PHOTOS = ("jpg RGB", "jpg RGB", "jpg L", "jpg CMYK", "png RGB", "png P", "webp RGB")
 _STEPS = (
     (), ("Resize(32)", "CenterCrop(28)"), ("Resize((20, 30))",), ("CenterCrop(50)",),
     ("Grayscale(3)", "CenterCrop(32)"),
@@ -77,9 +80,7 @@ _KINDS = ("map",) * 10 + ("getitems", "rows", "rows", "files", "files", "iterabl
 def _tensor(draw: random.Random, large: bool) -> str:
     shape = draw.choice(_LARGE if large else _SMALL)
     if large and draw.random() < 0.15:
-        shape = draw.choice(
-            ("4000 + 900 * (i % 7)", "3, 40 + i % 5, 40 + i", "200 * i + 1", "[7, 60, 6000, 20_000][i % 4]")
-        )
+        shape = draw.choice(_GROWING)
     dtype = draw.choice(("float32", "float32", "uint8", "int64", "float16", "complex64", "bool") if large else _DTYPES)
     text = f"numbers(i, torch.{dtype}{', ' * bool(shape)}{shape})"
     if draw.random() < 0.35:
@@ -104,29 +105,21 @@ def _fields(draw: random.Random, large: bool) -> tuple[str, ...]:
 
 
 def _file(draw: random.Random, large: bool) -> tuple[str, str]:
-    """Return a statement that writes file number i, and an expression that reads it."""
     path, kind = "f'{self.folder}/{i}", draw.choice(("torch", "numpy", "photo"))
     if kind == "torch":
         content = draw.choice(
             (_tensor(draw, large), _tensor(draw, large), f"({_tensor(draw, large)}, i)", "{'k': torch.ones(3) * i}")
         )
         options = draw.choice(("", "", ", weights_only=True", ", mmap=True", ", map_location='cpu'"))
-        return (
-            f"torch.save({content}, {path}.pt')",
-            f"torch.load({path}.pt'{options})",
-        )
+        return (f"torch.save({content}, {path}.pt')", f"torch.load({path}.pt'{options})")
     if kind == "numpy":
         shape = draw.choice(_LARGE if large else ("3", "2, 3", "0", "4, 1, 3"))
         content = f"numbers(i, torch.{draw.choice(('float32', 'uint8', 'int64', 'float16', 'bool'))}, {shape}).numpy()"
         content += draw.choice(("", "", ".T", ".astype('>f4')", "[..., ::2]"))
         load = f"np.load({path}.npy'{draw.choice(('', '', ', mmap_mode=chr(114)'))})"
-        form = draw.choice(
-            ("{}", "torch.from_numpy({}.copy())", "torch.as_tensor(np.array({}))", "{}.astype(np.float32)")
-        )
+        form = draw.choice(_AS_TENSORS)
         return f"np.save({path}.npy', {content})", form.format(load)
-    name, mode = draw.choice(
-        (("jpg", "RGB"), ("jpg", "RGB"), ("jpg", "L"), ("jpg", "CMYK"), ("png", "RGB"), ("png", "P"), ("webp", "RGB"))
-    )
+    name, mode = draw.choice(_PHOTOS).split()
     size = f"{draw.choice((40, 64, 131))}, {draw.choice((40, 48, 97))} + {draw.choice(('0', '0', 'i % 3'))}"
     module = draw.choice(("torchvision.transforms", "torchvision.transforms.v2"))
     chosen = draw.choice(_STEPS)
@@ -173,7 +166,6 @@ def _dataset(draw: random.Random) -> Case:
 
 
 def _order(draw: random.Random, case: Case) -> list[str]:
-    """Return the options that say which samples make which batch."""
     lengths = {"subset": (case.length + 1) // 2, "concat": 2 * case.length}
     length = lengths.get(case.kind, case.length)
     batch = draw.choice((None, 1, 1, 2, 3, 4, 4, 5, 8))
@@ -208,7 +200,6 @@ def _order(draw: random.Random, case: Case) -> list[str]:
 
 
 def _loop(draw: random.Random, case: Case, workers: int, persistent: bool) -> Case:
-    """Return the case with a loop."""
     epochs, last = draw.choice((1, 1, 2, 2, 3)), draw.choice((0, 1, 2, 5, 1000))
     held = (f"epochs={epochs}", f"last={last}")
     after = f"after={draw.randrange(5)}"
@@ -236,11 +227,8 @@ def _loop(draw: random.Random, case: Case, workers: int, persistent: bool) -> Ca
     own_tensors = case.kind in ("list", "names", "rows", "tensors") or "WithTable" in str(case.options)
     if loop in ("write", "reset") and "thread" in str(case.own) and own_tensors:
         loop, arguments = "hold", held  # threads share the dataset's tensors, as the caller's thread does
-    if (
-        loop in ("leave", "fail", "two_passes", "fork")
-        and ("thread" in str(case.own) or (workers and case.kind == "tensors"))
-        and "generator=" in str(case.options)
-    ):
+    ahead = "thread" in str(case.own) or (workers and case.kind == "tensors")
+    if loop in ("leave", "fail", "two_passes", "fork") and ahead and "generator=" in str(case.options):
         loop, arguments = "hold", held  # threads read further ahead, and a pass that is left has drawn as far as that
     if loop == "fork" and workers and "torch.tensor(" in str(case.options):
         loop, arguments = "hold", held  # tensors as indices cannot be sent after a fork
@@ -250,14 +238,12 @@ def _loop(draw: random.Random, case: Case, workers: int, persistent: bool) -> Ca
 
 
 def quick_case_of(seed: int) -> Case:
-    """Return a case of a seed that starts no interpreters and makes no trial of threads."""
     case = case_of(seed)
     options = tuple(o for o in case.options if not re.search("spawn|forkserver", o))
     return replace(case, options=options, own=tuple(o for o in case.own if "auto" not in o))
 
 
 def case_of(seed: int) -> Case:
-    """Return the case of a seed."""
     draw = random.Random(seed)
     case, busy = _dataset(draw), draw.random() < 0.12
     if busy:  # many batches of large fields in workers: their memory is used again and again
@@ -282,12 +268,9 @@ def case_of(seed: int) -> Case:
         options.append(f"prefetch_factor={draw.choice((1, 2, 4))}")
     if draw.random() < (0.15 if busy else 0.45):
         collate = draw.choice(_COLLATES)
-        strided = (
-            method in ("thread", "auto")
-            and collate in _OF_SAMPLES
-            and re.search(r"np\.|numpy|as_arrays", f"{case}{collate}")
-        )
-        if (not (workers or method) or collate not in _OF_NO_WORKER) and not strided:
+        strided = collate in _OF_SAMPLES and re.search(r"np\.|numpy|as_arrays", f"{case}{collate}")
+        here = not (workers or method)
+        if (here or collate not in _OF_NO_WORKER) and not (strided and method in ("thread", "auto")):
             options.append(f"collate_fn={collate}")
     context = draw.random()
     if workers and context < 0.05:
@@ -307,7 +290,6 @@ def case_of(seed: int) -> Case:
     case = _loop(draw, case, workers, persistent)
     if busy and draw.random() < 0.2 and case.loop == "hold":
         then = "new loader" if persistent else "new pass"
-        case = replace(
-            case, loop="fork", arguments=(f"after={draw.randrange(9)}", f"then='{then}'", "epochs=2", "last=2")
-        )
+        arguments = f"after={draw.randrange(9)}", f"then='{then}'", "epochs=2", "last=2"
+        case = replace(case, loop="fork", arguments=arguments)
     return case

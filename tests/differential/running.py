@@ -19,8 +19,8 @@ import time
 import traceback
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.differential.case import Case
 
@@ -30,22 +30,16 @@ LIMIT = 60.0
 AGAIN = 2
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """How a case ended.
-
-    Attributes:
-        word: "same"; "undefined" where torch's loader does not always do the same, or does not end; "fault"; or
-            "broken", where the program cannot run.
-        lines: what differs, for a reader.
+class Verdict(NamedTuple):
+    """How a case ended: "same"; "undefined" where torch's loader does not always do the same, or does not end; "fault";
+    or "broken", where the program cannot run; and what differs, for a reader.
     """
 
     word: str
     lines: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Ran:
+class _Ran(NamedTuple):
     """What one run of a program gave: the lines of torch's loader and of ours, None where it did not get so far."""
 
     theirs: list[str] | None
@@ -55,22 +49,18 @@ class _Ran:
 
 
 def verdict_of(case: Case, limit: float = LIMIT) -> Verdict:
-    """Run a case, again where the loaders differ, and return its verdict."""
     program = case.program()
     ran = _run(program, limit)
     if (found := _differences(ran)) is None:
         return Verdict("same")
-    for _ in range(AGAIN if ran.theirs is not None else 0):
-        again = _run(program, limit)
-        if again.theirs != ran.theirs:
-            return Verdict("undefined", tuple(found))
+    if ran.theirs is not None and any(_run(program, limit).theirs != ran.theirs for _ in range(AGAIN)):
+        return Verdict("undefined", tuple(found))
     if ran.theirs is None:
         return Verdict("broken" if ran.end == "ends with 1" else "undefined", tuple(found))
     return Verdict("fault", tuple(found))
 
 
 def _differences(ran: _Ran) -> list[str] | None:
-    """Return where the loaders differ, or None."""
     if ran.theirs is None or ran.ours is None or ran.end:
         return [f"{'torch' if ran.theirs is None else 'penstock'}: {ran.end}", *ran.error.splitlines()[-60:]]
     if ran.theirs == ran.ours:
@@ -103,7 +93,6 @@ def _run(program: str, limit: float) -> _Ran:
 
 
 def _watch(child: int, read: int, limit: float) -> tuple[list[str], str]:
-    """Return the lines that the process sends, and what is wrong with its end."""
     deadline, text, ended = time.monotonic() + limit, b"", False
     while not ended and (left := deadline - time.monotonic()) > 0:
         if select.select([read], [], [], left)[0]:
@@ -148,7 +137,6 @@ def _in_child(folder: str, error: int, write: int, limit: float) -> None:
 
 
 def lanes(number: int, work: Callable[[int, Callable[[object], None]], None]) -> Iterator[object]:
-    """Run work(lane, tell) in so many forked processes, and yield what they tell."""
     queue = multiprocessing.get_context("fork").SimpleQueue()
     children = []
     for lane in range(number):

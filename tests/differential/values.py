@@ -55,19 +55,16 @@ def numbers(i, dtype, *shape):
 
 
 def photo(i, mode="RGB", width=12, height=10):
-    """Return an image of Pillow."""
     pixels = np.arange(height * width * 3, dtype=np.uint32).reshape(height, width, 3) * (i + 3) // 7
     return Image.fromarray(pixels.astype(np.uint8)).convert(mode)
 
 
 def overlaps(tensor):
-    """Return a view of which elements share memory."""
     flat = tensor.reshape(-1)
     return flat.as_strided((max(flat.numel() - 2, 0), 2), (1, 1))
 
 
 def content(tensor):
-    """Return a tensor's bytes, in the order of its elements."""
     with torch.no_grad():
         plain = tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
         return plain.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
@@ -111,7 +108,6 @@ def describe(value, seen=None):
 
 
 def mapped(value, change):
-    """Return a batch with each of its tensors changed, in lists and dicts."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict):
@@ -124,7 +120,6 @@ def mapped(value, change):
 
 
 def tensors_of(value) -> list[torch.Tensor]:
-    """Return the tensors of a batch."""
     found: list[torch.Tensor] = []
     mapped(value, found.append)
     return found
@@ -181,7 +176,6 @@ def pinning() -> Iterator[None]:
 
 
 def seeded() -> None:
-    """Set the global generators."""
     random.seed(5)
     np.random.seed(5)
     torch.manual_seed(5)

@@ -21,9 +21,7 @@ DELAY = 0.004
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder of 120 photos in three classes."""
-    root = tmp_path_factory.mktemp("photos")
-    random = np.random.default_rng(0)
+    root, random = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
     for i in range(120):
         (root / f"{i % 3}").mkdir(exist_ok=True)
         kind = "png" if i % 10 == 5 else "jpg"  # which Pillow reads
@@ -33,7 +31,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder of pictures, for a module that has no other."""
     return save_pictures(tmp_path_factory.mktemp("images"))
 
 

@@ -6,8 +6,8 @@ import gc
 import pickle
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -41,19 +41,22 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "threads": lambda: penstock.DataLoader(Made(row, SAMPLES), BATCH, num_workers=2, worker_method="thread"),
     "threads, here": lambda: penstock.DataLoader(Made(row, SAMPLES), BATCH, num_workers=0, worker_method="thread"),
 }
+OTHERS: dict[str, Callable[[], Any]] = {
+    "caller": lambda: penstock.DataLoader(Made(row, SAMPLES), BATCH, num_workers=0),
+    "native, 1": lambda: penstock.DataLoader(arrays(), BATCH, num_workers=1),
+    "processes": lambda: penstock.DataLoader(Made(row, SAMPLES), BATCH, num_workers=2),
+}
 
 
-@pytest.fixture(params=LOADERS, ids=list(LOADERS))
+@pytest.fixture(params=LOADERS.values(), ids=list(LOADERS))
 def loader(request: pytest.FixtureRequest) -> Any:
-    return LOADERS[request.param]()
+    return request.param()
 
 
-@pytest.fixture(params=[*LOADERS, "processes"])
+@pytest.fixture(params=(LOADERS | OTHERS).values(), ids=[*LOADERS, *OTHERS])
 def any_loader(request: pytest.FixtureRequest) -> Any:
     """Return a loader whose batches lie in the memory of this process, or in that of worker processes too."""
-    if request.param in LOADERS:
-        return LOADERS[request.param]()
-    return penstock.DataLoader(Made(row, SAMPLES), BATCH, num_workers=2)
+    return request.param()
 
 
 def batch_of(number: int) -> torch.Tensor:
@@ -62,6 +65,10 @@ def batch_of(number: int) -> torch.Tensor:
 
 def is_right(batch: Any, number: int) -> bool:
     return all(torch.equal(torch.as_tensor(field), batch_of(number)) for field in batch)
+
+
+def are_right(batches: Any, first: int = 0) -> bool:
+    return all(is_right(batch, number) for number, batch in enumerate(batches, first))
 
 
 def differentiate(tensor: torch.Tensor) -> None:
@@ -111,9 +118,7 @@ HOLDERS: dict[str, Callable[[torch.Tensor], Any]] = {
     "dlpack": torch.Tensor.__dlpack__,
     "part by dlpack": lambda tensor: torch.utils.dlpack.from_dlpack(tensor)[3:4],
     "storage": torch.Tensor.untyped_storage,
-    "typed storage": lambda tensor: torch.storage.TypedStorage(
-        wrap_storage=tensor.untyped_storage(), dtype=torch.float32, _internal=True
-    ),
+    "typed storage": torch.Tensor._typed_storage,
     "new tensor on the storage": lambda tensor: on_storage(tensor.untyped_storage()),
     "graph": lambda tensor: (tensor * torch.ones(1, requires_grad=True)).sum(),
     "parameter": torch.nn.Parameter,
@@ -150,37 +155,22 @@ def test_what_anybody_holds_of_a_batch_is_never_overwritten(any_loader: Any, hol
 
 
 def test_memory_is_used_again(loader: Any) -> None:
-    for _ in range(20):
-        for number, batch in enumerate(loader):
-            assert is_right(batch, number)
-    del batch
+    assert all(are_right(loader) for _ in range(20))
     stats = loader.stats()
-    assert (stats.batches, stats.samples) == (20 * SAMPLES // BATCH, 20 * SAMPLES)
+    assert (stats.batches, stats.samples, stats.buffers_lent) == (20 * SAMPLES // BATCH, 20 * SAMPLES, 0)
     assert stats.buffers_created <= 40
-    assert stats.buffers_lent == 0
 
 
 def test_a_batch_in_another_thread_is_not_overwritten(loader: Any) -> None:
-    wrong: list[int] = []
-    go = threading.Semaphore(0)
-    box: deque[Any] = deque()
-
-    def check() -> None:
-        for number in range(SAMPLES // BATCH):
-            go.acquire()
-            batch = box.popleft()
-            if not is_right(batch, number):
-                wrong.append(number)
-            del batch
-
-    thread = threading.Thread(target=check)
+    box: SimpleQueue[Any] = SimpleQueue()
+    right: list[bool] = []
+    thread = threading.Thread(target=lambda: right.extend(is_right(box.get(), n) for n in range(SAMPLES // BATCH)))
     thread.start()
     for batch in loader:
-        box.append(batch)
+        box.put(batch)
         del batch
-        go.release()
     thread.join()
-    assert not wrong
+    assert right == [True] * (SAMPLES // BATCH)
 
 
 def _receive(queue: Any, answer: Any) -> None:
@@ -200,8 +190,7 @@ def test_batches_sent_to_another_process_stay_what_they_are(any_loader: Any) -> 
     for batch in any_loader:
         queue.put(batch)  # which moves it to shared memory
         kept.append(batch)
-    assert all(is_right(batch, number) for number, batch in enumerate(kept))
-    assert all(answer.get())
+    assert are_right(kept) and all(answer.get())
     kept.clear()
     del batch
     for _ in range(2):
@@ -222,30 +211,26 @@ def test_batches_in_a_forked_child(loader: Any) -> None:
         nonlocal first
         assert is_right(first, 0)
         del first
-        assert all(is_right(batch, number) for number, batch in enumerate(loader))
+        assert are_right(loader)
 
     assert_in_child(check)
-    assert is_right(first, 0)
-    assert all(is_right(batch, number) for number, batch in enumerate(batches, 1))
+    assert is_right(first, 0) and are_right(batches, 1)
 
 
-def test_a_batch_outlives_its_loader() -> None:
-    for make in LOADERS.values():
-        loader = make()
-        batch = next(iter(loader))
-        gone = weakref.ref(loader)
-        del loader
-        assert gone() is None
-        assert is_right(batch, 0)
+@pytest.mark.parametrize("make", LOADERS.values())
+def test_a_batch_outlives_its_loader(make: Any) -> None:
+    loader = make()
+    batch, gone = next(iter(loader)), weakref.ref(loader)
+    del loader
+    assert gone() is None and is_right(batch, 0)
 
 
 def test_a_pickled_batch_is_no_larger_than_torchs(loader: Any) -> None:
-    (batch, *_) = loader
-    theirs = next(iter(torch.utils.data.DataLoader(loader.dataset, BATCH)))
+    batch, *_ = loader
+    theirs, *_ = torch.utils.data.DataLoader(loader.dataset, BATCH)
     assert len(pickle.dumps(batch)) < len(pickle.dumps(theirs)) + 64  # of its memo
     for ours, their in zip(batch, theirs, strict=True):
-        assert ours.untyped_storage().nbytes() == their.untyped_storage().nbytes()
-        assert not ours._is_view()
+        assert ours.untyped_storage().nbytes() == their.untyped_storage().nbytes() and not ours._is_view()
 
 
 @pytest.mark.parametrize("listed", [False, True])

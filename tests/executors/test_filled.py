@@ -38,6 +38,7 @@ from tests.waiting import run_in_threads
 
 pytestmark = pytest.mark.native
 
+LOADERS: tuple[Any, ...] = (penstock.DataLoader, torch.utils.data.DataLoader)
 MIXUP = v2.MixUp(num_classes=3)
 
 
@@ -58,7 +59,6 @@ def shared(batch):
 
 
 def described(batch):
-    """Return what a program may ask of samples."""
     return [
         (image, image.untyped_storage().nbytes(), image.storage_offset(), image._base is None, image.is_shared(), label)
         for image, label in batch
@@ -66,7 +66,6 @@ def described(batch):
 
 
 def writing(batch):
-    """Write to the samples, behind their stack and before another one."""
     (first, *_), pictures = batch, stacked(batch)
     first[0].zero_()
     batch[1][0].numpy()[...] = 5
@@ -75,9 +74,6 @@ def writing(batch):
 
 def parts(batch):
     return [{"images": default_collate(batch)[0][2:4], "all": 1}]
-
-
-# ---- collate_fn ----
 
 
 @METHODS
@@ -98,16 +94,17 @@ def test_functions_that_draw_or_tell_where_a_batch_lies(folder, workers, collate
     check(images(folder), workers=workers, collate_fn=collate)
 
 
-@pytest.mark.parametrize("generation", [v1, v2])
-def test_what_samples_are(folder, generation):
-    t = generation
-    first = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)] if t is v2 else [t.PILToTensor()]
-    dataset = images(folder, t.Compose([t.Resize((24, 28)), *first]))
+@pytest.mark.parametrize(
+    ("t", "steps"), [(v1, [v1.PILToTensor()]), (v2, [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])]
+)
+def test_what_samples_are(folder, t, steps):
+    dataset = images(folder, t.Compose([t.Resize((24, 28)), *steps]))
     check(dataset, filled=False, collate_fn=listed)
     check(dataset, collate_fn=handed_on)
 
 
-def test_samples_that_are_kept(folder):
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_that_are_kept(folder, workers):
     class Keeping:
         def __init__(self) -> None:
             self.kept: list[Any] = []
@@ -117,16 +114,13 @@ def test_samples_that_are_kept(folder):
             batch[0][0].zero_()
             return torch.stack([image for image, _ in batch] + self.kept)
 
-    for workers in (0, 2):
-        ours = batches(penstock.DataLoader, images(folder), num_workers=workers, collate_fn=Keeping())
-        theirs = batches(torch.utils.data.DataLoader, images(folder), num_workers=workers, collate_fn=Keeping())
-        assert_same(ours, theirs)
+    assert_same(*(batches(kind, images(folder), num_workers=workers, collate_fn=Keeping()) for kind in LOADERS))
 
 
 def test_the_penstock_folder(folder):
-    ours = batches(penstock.DataLoader, penstock.ImageFolder(folder, EVAL), num_workers=2, collate_fn=mixed)
-    theirs = batches(torch.utils.data.DataLoader, images(folder), num_workers=2, collate_fn=mixed)
-    assert_same(ours, theirs)
+    folders = penstock.ImageFolder(folder, EVAL), images(folder)
+    found = (batches(*one, num_workers=2, collate_fn=mixed) for one in zip(LOADERS, folders, strict=True))
+    assert_same(*found)
 
 
 def test_subsets_and_concatenations(folder):
@@ -148,8 +142,6 @@ def test_tensor_files(tmp_path, collate, filled):
 
 
 class KeepsTheBatch:
-    """Adds what is left of the batch before to each batch."""
-
     def __init__(self) -> None:
         self.last: Any = None
 
@@ -161,13 +153,11 @@ class KeepsTheBatch:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_function_that_keeps_its_batch(folder, workers):
-    dataset = images(folder)
     found = []
-    for kind in (penstock.DataLoader, torch.utils.data.DataLoader):
+    for kind in LOADERS:
         torch.manual_seed(0)
-        loader = kind(
-            dataset, batch_size=4, num_workers=workers, collate_fn=KeepsTheBatch(), persistent_workers=workers > 0
-        )
+        options = {"num_workers": workers, "persistent_workers": workers > 0}
+        loader = kind(images(folder), 4, collate_fn=KeepsTheBatch(), **options)
         found.append([list(loader) for _ in range(3)])
     assert_same(*found)
 
@@ -175,9 +165,8 @@ def test_a_function_that_keeps_its_batch(folder, workers):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("collate", [mixed, stacked])
 def test_batches_are_never_overwritten(folder, workers, collate):
-    loader = penstock.DataLoader(
-        images(folder), batch_size=4, num_workers=workers, collate_fn=collate, persistent_workers=workers > 0
-    )
+    options = {"num_workers": workers, "persistent_workers": workers > 0}
+    loader = penstock.DataLoader(images(folder), 4, collate_fn=collate, **options)
     kept = [batch for _ in range(3) for batch in loader]
     copies = [[tensor.clone() for tensor in batch] for batch in kept]
     for _ in range(2):
@@ -193,81 +182,62 @@ def test_a_damaged_file(folder, tmp_path, workers, method):
     for path in sorted((folder / "0").iterdir()):
         (tmp_path / "0" / path.name).write_bytes(path.read_bytes())
     (tmp_path / "0" / "06.jpg").write_bytes(b"no image")
-    dataset = images(tmp_path)
-    raised = []
-    for kind, named in ((penstock.DataLoader, {"worker_method": method}), (torch.utils.data.DataLoader, {})):
+    dataset, raised, said = images(tmp_path), [], []
+    options = {"batch_size": 4, "num_workers": workers, "collate_fn": handed_on}
+    for kind, named in zip(LOADERS, ({"worker_method": method}, {}), strict=True):
         with pytest.raises(Exception) as caught:
-            list(kind(dataset, batch_size=4, num_workers=workers, collate_fn=handed_on, **named))
-        raised.append(caught.value)
-    assert type(raised[0]) is type(raised[1])
-    if method is None:
-        said = [str(error).partition(" in DataLoader worker")[0].partition("<")[0] for error in raised]
-        assert said[0] == said[1]
-    loader = penstock.DataLoader(
-        dataset, batch_size=4, num_workers=workers, worker_method=method, collate_fn=handed_on, on_error="replace"
-    )
+            list(kind(dataset, **options, **named))
+        raised.append(type(caught.value))
+        said.append(str(caught.value).partition(" in DataLoader worker")[0].partition("<")[0])
+    assert raised[0] is raised[1] and (said[0] == said[1] or method is not None)
+    loader = penstock.DataLoader(dataset, worker_method=method, on_error="replace", **options)
     assert sum(len(labels) for _, labels in loader) == len(dataset)
 
 
-def test_a_function_that_raises(folder):
-    def fail(batch):
-        raise KeyError("mine", *default_collate(batch)[1].shape)
+@pytest.mark.parametrize(("name", "words"), [("collate_fn", r"\('mine', 8\)"), ("worker_init_fn", r"\('mine', 0\)")])
+def test_a_function_that_raises(folder, name, words):
+    def fail(given):
+        raise KeyError("mine", given if name == "worker_init_fn" else len(default_collate(given)[1]))
 
-    loader = penstock.DataLoader(images(folder), batch_size=8, num_workers=2, collate_fn=fail)
-    with pytest.raises(KeyError, match="Caught KeyError in DataLoader worker process 0"):
+    options: Any = {name: fail}
+    loader = penstock.DataLoader(images(folder), batch_size=8, num_workers=2, **options)
+    with pytest.raises(KeyError, match=rf"(?s)Caught KeyError in DataLoader worker process 0.*{words}"):
         next(iter(loader))
-
-
-# ---- the loader's own options ----
 
 
 @METHODS
 @pytest.mark.parametrize("named", [{"collate_fn": handed_on}, {"worker_init_fn": reseeded}], ids=["collate", "init"])
 def test_a_seed_gives_the_batches_of_the_native_plan(folder, workers, method, named):
-    dataset = images(folder, TRAIN)
-    plain = batches(penstock.DataLoader, dataset, seed=9, num_workers=2)
-    assert_same(
-        batches(penstock.DataLoader, dataset, seed=9, num_workers=workers, worker_method=method, **named), plain
-    )
+    options = ({"num_workers": 2}, {"num_workers": workers, "worker_method": method, **named})
+    plain, ours = (batches(penstock.DataLoader, images(folder, TRAIN), seed=9, **one) for one in options)
+    assert_same(ours, plain)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_seed_reaches_targets(folder, workers):
     dataset = images(folder, target_transform=lambda label: label + torch.rand(1).item())
-    epochs = [
-        batches(penstock.DataLoader, dataset, seed=9, num_workers=number, collate_fn=handed_on)
-        for number in (2, workers)
-    ]
-    assert_same(*epochs)
+    options = {"seed": 9, "collate_fn": handed_on}
+    assert_same(*(batches(penstock.DataLoader, dataset, num_workers=number, **options) for number in (2, workers)))
 
 
 def test_resuming(folder):
-    def loader():
-        return penstock.DataLoader(
-            images(folder, v1.Compose([TRAIN, v1.ConvertImageDtype(torch.float32)])),
-            batch_size=4,
-            shuffle=True,
-            seed=3,
-            num_workers=2,
-            collate_fn=mixed,
-        )
-
+    dataset = images(folder, v1.Compose([TRAIN, v1.ConvertImageDtype(torch.float32)]))
+    options: Any = {"shuffle": True, "seed": 3, "num_workers": 2, "collate_fn": mixed}
+    one, begun, again = (penstock.DataLoader(dataset, 4, **options) for _ in range(3))
     torch.manual_seed(0)
-    whole = list(loader())
+    whole = list(one)
     torch.manual_seed(0)
-    first, rest = resumed(loader(), loader(), 3)
+    first, rest = resumed(begun, again, 3)
     assert_same([*first, *rest], whole)
 
 
 @pytest.mark.parametrize("collate", [handed_on, stacked])
 def test_a_cache(folder, tmp_path, collate):
-    dataset = images(folder)
-    theirs = batches(torch.utils.data.DataLoader, dataset, num_workers=2, collate_fn=collate)
+    dataset, options = images(folder), {"num_workers": 2, "collate_fn": collate}
+    theirs = batches(torch.utils.data.DataLoader, dataset, **options)
     for cache in (tmp_path / "cache", "64MiB"):
         torch.manual_seed(5)
-        loader = penstock.DataLoader(
-            dataset, batch_size=8, shuffle=True, num_workers=2, collate_fn=collate, cache=cache
-        )
+        loader = penstock.DataLoader(dataset, 8, shuffle=True, cache=cache, **options)
         assert_same(list(loader), theirs)
         list(loader)
         (tier,) = loader.stats().cache.values()
@@ -282,9 +252,6 @@ def test_what_a_spawned_worker_gets(folder, tmp_path):
     sent = pickle.loads(pickle.dumps(loader._executors.fetch(loader._settings(), chosen)))
     for _ in range(2):
         assert_same(sent.load(Task([3, 7], 0, 0, range(2))), default_collate([dataset[3], dataset[7]]))
-
-
-# --- what fills batches in the thread that fetches them --------------------------------------------------------------
 
 
 SMALL = v1.Compose([v1.Resize(30), v1.CenterCrop(28), v1.ToTensor()])
@@ -305,12 +272,15 @@ def filled(filling: Filling, given: Task) -> Any:
     return found
 
 
-def test_readers_bring_files_where_reads_block(slow, photos):
-    dataset = penstock.ImageFolder(photos, SMALL)
+def samples(dataset, indices):
+    return default_collate([dataset[i] for i in indices])
+
+
+def test_readers_bring_files_where_reads_block(slow, dataset):
     filling = Filling(dataset, Kept())
     for begin in (0, 60, 0, 60):
-        batch = filled(filling, task(*range(begin, begin + 60))).batch()
-        assert_same(batch, default_collate([dataset[i] for i in range(begin, begin + 60)]))
+        indices = range(begin, begin + 60)
+        assert_same(filled(filling, task(*indices)).batch(), samples(dataset, indices))
     counts = filling._idle[0]._crew.pool.reading()
     assert counts["deepest"] > 1 and counts["ahead"] + counts["awaited"] > 0
 
@@ -325,7 +295,7 @@ def test_threads_that_share_one(dataset):
 
     run_in_threads(4, work)
     for indices, batch in found.values():
-        assert_same(batch, default_collate([dataset[i] for i in indices]))
+        assert_same(batch, samples(dataset, indices))
     assert len(filling._idle) <= 4
 
 
@@ -345,26 +315,25 @@ def test_what_only_the_dataset_makes_sense_of(dataset, given):
     filling = Filling(dataset, Kept())
     assert filling.fill(Task(given, 0, 0, range(3)), None, 0, None) is None
     indices: Any = [np.int64(3), torch.tensor(4), -1]
-    assert_same(filled(filling, task(*indices)).batch(), default_collate([dataset[3], dataset[4], dataset[-1]]))
+    assert_same(filled(filling, task(*indices)).batch(), samples(dataset, [3, 4, -1]))
 
 
 def test_a_dataset_that_changes_for_a_batch(dataset):
     filling = Filling(dataset, Kept())
     for transform in (SMALL, v1.Compose([v1.Resize((9, 9)), v1.ToTensor()])):
         dataset.transform = transform
-        assert_same(filled(filling, task(0, 1)).batch(), default_collate([dataset[0], dataset[1]]))
+        assert_same(filled(filling, task(0, 1)).batch(), samples(dataset, [0, 1]))
     dataset.transform = np.asarray
     assert filling.fill(task(0, 1), None, 0, None) is None
     dataset.transform = SMALL
     assert filling.fill(task(0, 1), None, 0, None) is None, "Python reads the rest of the pass"
-    following = Task([0, 1], 3, 1, range(2))
-    assert_same(filled(filling, following).batch(), default_collate([dataset[0], dataset[1]]))
+    assert_same(filled(filling, Task([0, 1], 3, 1, range(2))).batch(), samples(dataset, [0, 1]))
 
 
 def test_samples_that_are_seen(dataset):
     batch = filled(Filling(dataset, Kept(), unseen=False), task(3, 4))
     seen = batch.samples()
     assert_same(seen, [dataset[3], dataset[4]])
-    assert [image.untyped_storage().nbytes() for image, _ in seen] == [image.nbytes for image, _ in seen]
+    assert all(image.untyped_storage().nbytes() == image.nbytes for image, _ in seen)
     dataset.transform = v1.Compose([v1.Resize((9, 9)), v1.PILToTensor()])
     assert Filling(dataset, Kept(), unseen=False).fill(task(3), None, 0, None) is None

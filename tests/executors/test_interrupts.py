@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import linecache
 import multiprocessing
 import sys
@@ -24,8 +23,9 @@ from penstock.executors.filler import PassInput, PassResources
 from penstock.executors.iterator import Pass
 from penstock.order.batches import with_sample_numbers
 from penstock.plan import NativePlan, plan
-from penstock.recipe import patches
+from penstock.recipe.patches import this_thread
 from tests.python_processes import run
+from tests.same import outcomes
 from tests.sample_datasets import Made
 
 #: What may be interrupted: the code of passes, not the interpreter's or torch's between its lines.
@@ -38,10 +38,7 @@ FILES = tuple(
         "executors/workers/queues.py",
     )
 )  # fmt: skip
-
-
-def test_what_is_interrupted_is_there() -> None:
-    assert all(Path(file).is_file() for file in FILES)
+assert all(Path(file).is_file() for file in FILES)
 
 
 class Interrupting:
@@ -74,41 +71,41 @@ def source(frame: FrameType) -> str:
 SPARED = ("close", "__init__", "_hold", "_stop", "end_crew")
 
 
-@contextlib.contextmanager
-def tracing(interrupting: Interrupting) -> Iterator[None]:
-    before = sys.gettrace()
+def interrupted(batches: Any, at: int) -> tuple[Any, list[Any], bool]:
+    """Interrupt a pass at a line, and return where that was, what was got of the pass, and whether next() behind it
+    said that the pass was interrupted: it may come where nothing was begun.
+    """
+    interrupting, before, got = Interrupting(at), sys.gettrace(), list[Any]()
     sys.settrace(interrupting)
     try:
-        yield
+        for batch in batches:
+            got.append(batch)
+    except KeyboardInterrupt:
+        pass
     finally:
         sys.settrace(before)
+    try:
+        got.extend(batches)
+    except RuntimeError as error:
+        assert str(error).startswith("This iterator was interrupted (Ctrl-C)")
+        return interrupting.where, got, True
+    return interrupting.where, got, False
 
 
 def interrupted_everywhere(make: Callable[[], Any], step: int = 1) -> Iterator[tuple[Any, list[Any], bool]]:
-    """Yield, for each line of a pass in turn that an interrupt may come at, where it came, what was got of the pass,
-    and whether each next() behind it said that the pass was interrupted: it may come where nothing was begun.
-    """
     for at in range(0, 100_000, step):
-        interrupting = Interrupting(at)
         batches = iter(make())
-        got: list[Any] = []
-        with contextlib.suppress(KeyboardInterrupt), tracing(interrupting):
-            for batch in batches:
-                got.append(batch)  # noqa: PERF402 - list.extend would lose what it has
-        said = False
-        try:
-            got.extend(batches)
-        except RuntimeError as error:
-            said = "was interrupted (Ctrl-C)" in str(error)
+        where, got, said = interrupted(batches, at)
+        if said:
             with pytest.raises(RuntimeError, match=r"was interrupted \(Ctrl-C\).*Make a new iterator"):
                 next(batches)
         if hasattr(batches, "_shutdown_workers"):  # torch's iterators have it where they have workers
             batches._shutdown_workers()
-        assert not patches.this_thread.native, "the loop's own calls are its own"
-        if interrupting.where is None:
+        assert not this_thread.native, "the loop's own calls are its own"
+        if where is None:
             assert at > 20
             return
-        yield interrupting.where, got, said
+        yield where, got, said
 
 
 def square(index: int) -> int:
@@ -116,7 +113,6 @@ def square(index: int) -> int:
 
 
 def numbers(batch: Any) -> list[int]:
-    """Return a batch of numbers, of one field or in a list, as numbers."""
     if isinstance(batch, list) and isinstance(batch[0], torch.Tensor):
         batch = batch[0]
     return [int(number) for number in batch]
@@ -127,7 +123,6 @@ def wanted() -> list[list[int]]:
 
 
 def read_by(method: str | None) -> Any:
-    """Return a dataset of squares that threads read in Python, or the native core."""
     return Made(square, 12) if method else penstock.Arrays(np.arange(12) ** 2)
 
 
@@ -136,7 +131,6 @@ def of(dataset: Any, workers: int, **options: Any) -> Callable[[], Any]:
 
 
 def gathered() -> Pass:
-    """Return a pass over arrays that are on a device."""
     rows = np.arange(12).reshape(4, 3)
     plan_of_rows = plan(penstock.Arrays(np.arange(12) ** 2), batched=True, collate_fn=None, worker_init_fn=None)
     assert isinstance(plan_of_rows, NativePlan)
@@ -190,16 +184,13 @@ def test_a_loader_is_usable_behind_an_interrupt(method: Any, workers: int) -> No
 
 
 def interrupting(values: Any, at: int, error: BaseException | None = None) -> Iterator[Any]:
-    """Yield values, and raise KeyboardInterrupt (or another error) in the place of the one at this position."""
     for number, value in enumerate(values):
         if number == at:
             raise error or KeyboardInterrupt
         yield value
 
 
-class Sampler:
-    """A sampler whose iterator is a generator."""
-
+class Generated(IterableDataset[Any]):
     def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
         self.make = make
 
@@ -207,45 +198,34 @@ class Sampler:
         return self.make()
 
 
-def test_an_interrupt_of_an_iterable_dataset_in_the_callers_thread() -> None:
-    class Stream(IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            return interrupting(range(5), 4)
-
-    batches = iter(penstock.DataLoader(Stream(), 3, num_workers=0))
-    assert numbers(next(batches)) == [0, 1, 2]
+def assert_interrupted_behind(loader: Any, first: list[int]) -> None:
+    batches = iter(loader)
+    assert numbers(next(batches)) == first
     with pytest.raises(KeyboardInterrupt):
         next(batches)
     with pytest.raises(RuntimeError, match="was interrupted"):
         next(batches)
+
+
+def test_an_interrupt_of_an_iterable_dataset_in_the_callers_thread() -> None:
+    dataset = Generated(lambda: interrupting(range(5), 4))
+    assert_interrupted_behind(penstock.DataLoader(dataset, 3, num_workers=0), [0, 1, 2])
 
 
 @pytest.mark.parametrize("method", [None, "thread"])
 def test_a_sampler_that_was_interrupted_is_not_taken_for_one_at_its_end(method: Any) -> None:
-    sampler: Any = Sampler(lambda: interrupting([[0, 1, 2], []], 1))
-    batches = iter(penstock.DataLoader(read_by(method), batch_sampler=sampler, num_workers=0, worker_method=method))
-    assert numbers(next(batches)) == wanted()[0]
-    with pytest.raises(KeyboardInterrupt):
-        next(batches)
-    with pytest.raises(RuntimeError, match="was interrupted"):
-        next(batches)
+    sampler: Any = Generated(lambda: interrupting([[0, 1, 2], []], 1))
+    loader = penstock.DataLoader(read_by(method), batch_sampler=sampler, num_workers=0, worker_method=method)
+    assert_interrupted_behind(loader, wanted()[0])
 
 
 @pytest.mark.parametrize("method", [None, "thread"])
 def test_an_error_of_the_sampler_in_the_last_refill_loses_no_batch(method: Any) -> None:
     given = [list(range(begin, begin + 3)) for begin in range(0, 12, 3)]
-    sampler: Any = Sampler(lambda: interrupting([*given, []], 4, LookupError("no more")))
-    batches = iter(penstock.DataLoader(read_by(method), batch_sampler=sampler, num_workers=1, worker_method=method))
-    got, errors = [], 0
-    for _ in range(5):
-        try:
-            got.append(numbers(next(batches)))
-        except LookupError:
-            errors += 1
-    assert got == wanted() and errors == 1
-
-
-# --- close() in another thread ----------------------------------------------------------------------------------------
+    sampler: Any = Generated(lambda: interrupting([*given, []], 4, LookupError("no more")))
+    found = outcomes(penstock.DataLoader(read_by(method), batch_sampler=sampler, num_workers=1, worker_method=method))
+    assert [numbers(one) for one in found if not isinstance(one, tuple)] == wanted()
+    assert [one for one in found if isinstance(one, tuple)] == [("LookupError", "no more")]
 
 
 @pytest.mark.parametrize("method", [None, "thread"])
@@ -265,9 +245,9 @@ def test_a_pass_that_is_closed_while_a_thread_is_in_next(method: Any, monkeypatc
 
     def take() -> None:
         try:
-            came.append(next(batches))
-        except BaseException as error:
-            came.append(error)
+            came.append(numbers(next(batches)))
+        except RuntimeError as error:
+            came.append("closed" in str(error))
 
     monkeypatch.setattr(batches.filler, "ready", waited)
     taking = threading.Thread(target=take)
@@ -276,11 +256,7 @@ def test_a_pass_that_is_closed_while_a_thread_is_in_next(method: Any, monkeypatc
     batches.close()
     closed.set()
     taking.join(10)
-    (found,) = came
-    if isinstance(found, BaseException):
-        assert isinstance(found, RuntimeError) and "closed" in str(found)
-    else:
-        assert numbers(found) == wanted()[0]
+    assert came in ([True], [wanted()[0]])
     with pytest.raises(StopIteration):
         next(batches)
 
@@ -289,21 +265,9 @@ def test_a_pass_that_is_closed_while_a_thread_is_in_next(method: Any, monkeypatc
 def test_behind_an_interrupt_a_pass_of_worker_processes_is_whole_or_says_so(persistent: bool) -> None:
     made = penstock.DataLoader(Made(square, 12), 3, num_workers=1, persistent_workers=persistent)
     for at in range(0, 400, 17):
-        interrupting = Interrupting(at)
-        batches = iter(made)
-        got: list[Any] = []
-        with contextlib.suppress(KeyboardInterrupt), tracing(interrupting):
-            for batch in batches:
-                got.append(batch)  # noqa: PERF402 - list.extend would lose what it has at an error
-        said = ""
-        try:
-            got.extend(batches)
-        except RuntimeError as error:
-            said = str(error).split(" (")[0]
-        assert said in ("", "This iterator was interrupted")
-        assert list(map(numbers, got)) == (wanted()[: len(got)] if said else wanted()), interrupting.where
-        del batches
-        assert list(map(numbers, made)) == wanted(), interrupting.where
+        where, got, said = interrupted(iter(made), at)
+        assert list(map(numbers, got)) == (wanted()[: len(got)] if said else wanted()), where
+        assert list(map(numbers, made)) == wanted(), where
     del made
     for child in multiprocessing.active_children():  # of a pass that was interrupted while it ended its workers
         child.kill()

@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 
 import penstock
 from penstock.executors.workers import shared_memory
-from penstock.testing.bitwise import difference
+from tests.same import assert_passes
 from tests.sample_datasets import Made
 
 SIZE, BATCH = 48, 4
@@ -28,7 +28,6 @@ def picture(index: int) -> Image.Image:
 
 
 def pictures(make: Callable[[Any, int], Any] = lambda image, index: (image, index), size: int = SIZE) -> Made:
-    """Return a dataset whose sample i is what `make` returns of it and its picture, converted by torchvision."""
     return Made(lambda index: make(CONVERT(picture(index)), index), size)
 
 
@@ -43,6 +42,10 @@ def loader(dataset: Any, cls: Any = penstock.DataLoader, **options: Any) -> Any:
 
 def blocks(ours: Any) -> list[Any]:
     return list(ours._executors.shared._blocks)
+
+
+def is_in(tensor: torch.Tensor, block: Any) -> bool:
+    return block.address <= tensor.data_ptr() < block.address + block.nbytes
 
 
 MAKERS: dict[str, Callable[[torch.Tensor, int], Any]] = {
@@ -61,22 +64,18 @@ def test_batches_are_torchs(made: str, options: dict[str, Any]) -> None:
     given = {name: value for name, value in options.items() if name != "seed"}
     theirs = list(loader(pictures(MAKERS[made]), tud.DataLoader, **given))
     ours = loader(pictures(MAKERS[made]), **options)
-    for _ in range(3):
-        for batch, expected in zip(ours, theirs, strict=True):
-            assert difference(batch, expected) is None
+    assert_passes(ours, theirs, 3)
 
 
 @pytest.mark.parametrize("made", ["as made", "copied"])
 def test_memory_is_used_again_and_each_tensor_has_a_storage(made: str) -> None:
-    ours = loader(pictures(MAKERS[made]))
-    inside = 0
+    ours, inside = loader(pictures(MAKERS[made])), 0
     for epoch in range(4):
         for images, _ in ours:
             for image in images:
                 assert image.untyped_storage().nbytes() == image.nbytes and image.storage_offset() == 0
                 assert image.is_leaf and image._base is None
-            first = images[0].data_ptr()
-            inside += epoch > 1 and any(one.address <= first < one.address + one.nbytes for one in blocks(ours))
+            inside += epoch > 1 and any(is_in(images[0], one) for one in blocks(ours))
             del images, image
     assert 0 < len(blocks(ours)) < 12, "this torch does not tell whether a part of a block is in use"
     assert inside == 2 * SIZE // BATCH
@@ -85,35 +84,24 @@ def test_memory_is_used_again_and_each_tensor_has_a_storage(made: str) -> None:
 def test_a_program_that_keeps_an_image_of_each_batch_keeps_little_else() -> None:
     ours = loader(pictures(size=160))
     kept = [images[0] for images, _ in itertools.chain(ours, ours)]
-    held = {
-        id(one) for one in blocks(ours) for image in kept if one.address <= image.data_ptr() < one.address + one.nbytes
-    }
-    assert len(kept) == 80 and 0 < len(held) <= 4 + shared_memory.MOST_KEPT
+    held = sum(any(is_in(image, one) for image in kept) for one in blocks(ours))
+    assert len(kept) == 80 and 0 < held <= 4 + shared_memory.MOST_KEPT
     assert all(torch.equal(image, CONVERT(picture(BATCH * (n % 40)))) for n, image in enumerate(kept))
-
-
-class Keeping(Made):
-    """Keeps each converted picture in its process, and says when one of them has changed."""
-
-    def __init__(self, fails: int | None = None) -> None:
-        super().__init__(self.keep, SIZE)
-        self.fails = fails
-        self.kept: dict[int, torch.Tensor] = {}
-
-    def keep(self, index: int) -> Any:
-        for known, image in self.kept.items():
-            if not torch.equal(image, CONVERT(picture(known))):
-                raise AssertionError(f"picture {known} has changed")
-        if index not in self.kept:
-            self.kept[index] = CONVERT(picture(index))
-        if index == self.fails:
-            raise OSError(f"picture {index} cannot be read")
-        return self.kept[index], index
 
 
 @pytest.mark.parametrize("fails", [None, 30])
 def test_what_a_dataset_keeps_is_its_own_also_of_a_batch_that_failed(fails: int | None) -> None:
-    ours = loader(Keeping(fails), timeout=60)
+    kept: dict[int, torch.Tensor] = {}  # in each worker
+
+    def keep(index: int) -> Any:
+        for known, image in kept.items():
+            assert torch.equal(image, CONVERT(picture(known))), f"picture {known} has changed"
+        kept.setdefault(index, CONVERT(picture(index)))
+        if index == fails:
+            raise OSError(f"picture {index} cannot be read")
+        return kept[index], index
+
+    ours = loader(Made(keep, SIZE), timeout=60)
     for _ in range(4):
         batches = iter(ours)
         for number in range(SIZE // BATCH):

@@ -35,12 +35,7 @@ time.sleep(0.1)  # its threads are at work
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# --- how many readers work is chosen by what they bring --------------------------------------------------------------
-
-
 class Store:
-    """A store whose rate rises with the readers up to `best` of them, for one ReadDepth."""
-
     def __init__(self, best, most=64, blocked=1.0, starved=0.5):
         self.depth, self.best, self.blocked, self.starved = ReadDepth(most), best, blocked, starved
         self.depth.start()
@@ -55,42 +50,32 @@ class Store:
         return self.depth.now()
 
 
-def test_there_are_more_for_as_long_as_the_rate_rises():
-    store = Store(best=1_000)
-    assert store.depth.now() == 16
-    assert [store.span() for _ in range(4)] == [32, 64, 64, 64]
+@pytest.mark.parametrize(
+    ("options", "chosen"),
+    [
+        ({}, [32, 64, 64, 64, 64]),  # more for as long as the rate rises
+        ({"starved": 0.0}, [16] * 5),  # they are early enough
+        ({"blocked": 0.02}, [0]),
+        *(({"most": most}, [most] * 5) for most in (1, 5, 16)),  # never more than allowed
+        ({"most": 40}, [32, 40, 40, 40, 40]),
+    ],
+)
+def test_how_many_readers_are_chosen(options, chosen):
+    store = Store(best=1_000, **options)
+    assert store.depth.now() == min(16, options.get("most", 16))
+    assert [store.span() for _ in chosen] == chosen
+    store.depth.start()
+    assert store.depth.now() == min(16, options.get("most", 16)), "begun anew"
 
 
 def test_a_step_that_brings_nothing_is_taken_back_and_tried_later():
     store = Store(best=32)
     chosen = [store.span() for _ in range(30)]
-    assert chosen[:3] == [32, 64, 32]
-    assert chosen[3] == 32
-    assert 64 in chosen[4:]
-    assert chosen.count(32) > 2 * chosen.count(64)
-
-
-def test_readers_that_are_early_enough_stay_as_many_as_they_are():
-    store = Store(best=1_000, starved=0.0)
-    assert {store.span() for _ in range(5)} == {16}
-
-
-def test_there_are_none_where_reads_do_not_block():
-    store = Store(best=1_000, blocked=0.02)
-    assert store.span() == 0
-    store.depth.start()
-    assert store.depth.now() == 16
-
-
-@pytest.mark.parametrize("most", [1, 5, 16, 40])
-def test_there_are_never_more_than_allowed(most):
-    store = Store(best=1_000, most=most)
-    assert max(store.span() for _ in range(5)) == most
+    assert chosen[:4] == [32, 64, 32, 32] and 64 in chosen[4:] and chosen.count(32) > 2 * chosen.count(64)
 
 
 def test_a_short_span_is_not_judged():
     depth = ReadDepth(64)
     depth.start()
-    assert not depth.judge(0.001, 10, 1_000, 1_000, 0, 1_000)
-    assert not depth.judge(5.0, 10, 40, 40, 0, 40)
+    assert not depth.judge(0.001, 10, 1_000, 1_000, 0, 1_000) and not depth.judge(5.0, 10, 40, 40, 0, 40)
     assert depth.now() == 16

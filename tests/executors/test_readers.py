@@ -8,6 +8,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -23,9 +24,9 @@ from penstock.executors.workers import native as crew
 from penstock.sources import reading
 from tests.forking import assert_in_child
 from tests.reading import assert_read_ahead, readers
-from tests.same import assert_same, assert_same_batches, outcomes
+from tests.same import assert_passes, assert_same, assert_same_batches, outcomes
 from tests.sample_datasets import Order, tensor_files
-from tests.values import resumed
+from tests.values import resumed, taken
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.native
@@ -38,19 +39,16 @@ class Way(NamedTuple):
 
     transform: Any
     options: dict[str, Any]
-    starts: tuple[str, str]
-    """The class of the native core that has readers, and its method that starts them."""
+    starts: tuple[str, str]  # the class of the native core that has readers, and its method that starts them
 
     def tensors(self, root, **options):
         return penstock.TensorFolder(str(root), **{"transform": self.transform, **options})
 
     def loader(self, dataset, **options):
-        """Return a loader of a dataset, or of a folder of tensors."""
         dataset = self.tensors(dataset) if isinstance(dataset, Path) else dataset
         return penstock.DataLoader(dataset, **{"batch_size": 8, "num_workers": 2, **self.options, **options})
 
     def theirs(self, root, **options):
-        """Return the batches of torch's loader."""
         return list(tud.DataLoader(self.tensors(root), **{"batch_size": 8, **options}))
 
 
@@ -90,9 +88,8 @@ def of_readers(tables):
     return max(tables, key=lambda table: table.deepest())
 
 
-def assert_some_ahead(loader):
-    reading = loader.stats().reading
-    assert reading.ahead + reading.awaited > 0, reading
+def ahead(loader):
+    return loader.stats().reading.ahead + loader.stats().reading.awaited
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 64])
@@ -100,9 +97,8 @@ def assert_some_ahead(loader):
 def test_batches_are_those_of_torchs_loader(way, slow, folder, batch_size, shuffle):
     options = {"batch_size": batch_size, "shuffle": shuffle}
     torch.manual_seed(3)
-    theirs = way.theirs(folder, **options)
+    theirs, ours = way.theirs(folder, **options), way.loader(folder, **options)
     torch.manual_seed(3)
-    ours = way.loader(folder, **options)
     assert_same(list(ours), theirs)
     counts, stages = assert_read_ahead(ours), ours.stats().stages
     assert stages["read_ahead"].samples >= counts.ahead + counts.awaited == stages["wait"].samples
@@ -112,20 +108,19 @@ def test_batches_are_those_of_torchs_loader(way, slow, folder, batch_size, shuff
         assert sorted(of_readers(slow).opened())[: SIZE - first] == [1] * (SIZE - first)
 
 
-@pytest.mark.parametrize("kind", [torchvision.datasets.ImageFolder, penstock.ImageFolder])
-@pytest.mark.parametrize(
-    ("way", "transform"),
-    [
-        (NATIVE, v1.Compose([v1.Resize((16, 16)), v1.ToTensor()])),
-        *((THREADS, step) for step in (to_array, v1.Compose([v1.CenterCrop(20), to_array]), v1.Compose([to_array]))),
-    ],
-)
+STEPS = (to_array, v1.Compose([v1.CenterCrop(20), to_array]), v1.Compose([to_array]))
+TRANSFORMS = [(NATIVE, v1.Compose([v1.Resize((16, 16)), v1.ToTensor()])), *((THREADS, step) for step in STEPS)]
+KINDS = pytest.mark.parametrize("kind", [torchvision.datasets.ImageFolder, penstock.ImageFolder])
+
+
+@KINDS
+@pytest.mark.parametrize(("way", "transform"), TRANSFORMS)
 def test_photos_are_those_of_torchs_loader(photos, kind, way, transform, monkeypatch):
     start_readers(way, monkeypatch)
     dataset = kind(str(photos), transform, target_transform=None if way is NATIVE else lambda label: label * 2)
     ours = way.loader(dataset, batch_size=4)
     assert_same_batches(ours, tud.DataLoader(dataset, batch_size=4))
-    assert_some_ahead(ours)
+    assert ahead(ours) > 0
     assert sum(ours.stats().read_by_python.values()) == 12 or way is THREADS
 
 
@@ -139,22 +134,15 @@ def test_there_are_no_readers_where_nothing_blocks_or_no_worker_is(way, folder, 
 
 
 def test_readers_count_and_record_each_file(slow, folder):
-    spans = []
-    ours = NATIVE.loader(folder)
-    stop = ours.record_spans(lambda *piece: spans.append(piece))
-    began = time.perf_counter()
-    for _ in ours:
-        pass
+    spans, ours = [], NATIVE.loader(folder)
+    stop, began = ours.record_spans(lambda *piece: spans.append(piece)), time.perf_counter()
+    list(ours)
     stop()
-    read, reading, stages = (
-        [piece for piece in spans if piece[0] == "read_ahead"],
-        assert_read_ahead(ours),
-        ours.stats().stages,
-    )
+    read = [piece for piece in spans if piece[0] == "read_ahead"]
+    reading, stages = assert_read_ahead(ours), ours.stats().stages
     assert reading.depth == 0
     # A busy machine may wake a thread before it is seen to sleep.
-    assert 0.9 * reading.seen <= reading.blocked <= reading.seen
-    assert reading.bytes > 0 < reading.most_held
+    assert 0.9 * reading.seen <= reading.blocked <= reading.seen and reading.bytes > 0 < reading.most_held
     assert len(read) == stages["read_ahead"].samples == reading.ahead + reading.awaited == stages["wait"].samples > 0
     assert {thread.rpartition("-")[0] for *_, thread in read} == {"penstock-read"}
     assert len({thread for *_, thread in read}) <= reading.deepest
@@ -163,8 +151,7 @@ def test_readers_count_and_record_each_file(slow, folder):
 
 
 def test_readers_cease_where_reads_cease_to_block(slow, folder):
-    ours = NATIVE.loader(folder, batch_size=2)
-    depths = []
+    ours, depths = NATIVE.loader(folder, batch_size=2), []
     for i, _ in enumerate(ours):
         if i == 60:
             assert ours.stats().reading.depth > 0
@@ -176,15 +163,9 @@ def test_readers_cease_where_reads_cease_to_block(slow, folder):
 
 @pytest.fixture
 def opened(monkeypatch):
-    """Return a list that grows by each file of a penstock.ImageFolder that Python opens for Pillow."""
-    opened = []
-
-    def open_sample(*given):
-        opened.append(given)
-        return reading.open_sample(*given)
-
-    monkeypatch.setattr("penstock.sources.image_folder.open_sample", open_sample)
-    return opened
+    spy = mock.Mock(wraps=reading.open_sample)
+    monkeypatch.setattr("penstock.sources.image_folder.open_sample", spy)
+    return spy.call_args_list
 
 
 def test_what_pillow_decodes_is_not_opened_a_second_time(slow, photos, opened):
@@ -206,9 +187,8 @@ def test_parts_of_several_folders(slow, folder):
 
 
 def test_samples_that_come_twice(slow, folder):
-    indices = [7, 7, 3] * 100
-    ours = THREADS.loader(folder, sampler=indices)
-    assert_same_batches(ours, tud.DataLoader(THREADS.tensors(folder), sampler=indices, batch_size=8))
+    ours = THREADS.loader(folder, sampler=[7, 7, 3] * 100)
+    assert_same(list(ours), THREADS.theirs(folder, sampler=[7, 7, 3] * 100))
     assert_read_ahead(ours)
 
 
@@ -217,11 +197,8 @@ def test_persistent_threads(slow, folder, shared):
     ours = THREADS.loader(folder, persistent_workers=True, share_dataset=shared, seed=2, shuffle=True)
     for _ in range(3):
         assert negated(ours) == sorted(-float(i) for i in range(SIZE))
-    reading = assert_read_ahead(ours)
-    assert reading.ahead + reading.awaited > 2 * SIZE
-
-
-# --- errors -------------------------------------------------------------------------------------------------------
+    assert_read_ahead(ours)
+    assert ahead(ours) > 2 * SIZE
 
 
 @pytest.mark.parametrize("replaced", [False, True])
@@ -234,13 +211,9 @@ def test_errors_and_replaced_samples_are_those_without_readers(way, broken, repl
         ids.remove("090")
     how = penstock.Replace() if way is NATIVE else penstock.Replace(max_share=0.2)
     options = {"on_error": how, "seed": 1} if replaced else {}
-
-    def results():
-        return outcomes(way.loader(way.tensors(root, ids=ids), batch_size=4, **options))
-
-    expected = results()
-    slow = request.getfixturevalue("slow")
-    assert_same(results(), expected)
+    ours, again = (way.loader(way.tensors(root, ids=ids), batch_size=4, **options) for _ in range(2))
+    expected, slow = outcomes(ours), request.getfixturevalue("slow")
+    assert_same(outcomes(again), expected)
     assert replaced or sum(isinstance(one, tuple) for one in expected) == (7 if way is NATIVE else 6)
     assert of_readers(slow).deepest() > 2
 
@@ -258,23 +231,19 @@ def test_an_error_of_the_transform_is_that_of_torchs_loader(photos, monkeypatch)
 
 
 def test_a_file_that_is_replaced_meanwhile_is_one_of_the_two(way, slow, tmp_path):
-    for i in range(SIZE):
-        torch.save(torch.full((100,), 1.0), tmp_path / f"{i:03}.pt")
-    ours = way.loader(tmp_path, batch_size=2)
-    seen = set()
+    tensor_files(tmp_path, SIZE, (100,), "{:03}")
+    ours, seen = way.loader(tmp_path, batch_size=2), set()
     for number, batch in enumerate(ours):
         if number == 30:
             for i in range(SIZE):
-                torch.save(torch.full((100,), 2.0), tmp_path / "new")
+                torch.save(torch.full((100,), i + 1000.0), tmp_path / "new")
                 os.replace(tmp_path / "new", tmp_path / f"{i:03}.pt")
-        for sample in batch:
-            assert len(sample.unique()) == 1
-            seen.add(abs(float(sample[0])))
-    assert seen == {1.0, 2.0}
+        for sample, i in zip(batch, (2 * number, 2 * number + 1), strict=True):
+            (value,) = sample.unique().abs().tolist()
+            assert value in (i, i + 1000)
+            seen.add(value == i)
+    assert seen == {True, False}
     assert_read_ahead(ours)
-
-
-# --- bounds -------------------------------------------------------------------------------------------------------
 
 
 def test_bytes_held_ahead_are_bounded_and_a_larger_file_is_read(way, slow, tmp_path, monkeypatch):
@@ -289,23 +258,17 @@ def test_bytes_held_ahead_are_bounded_and_a_larger_file_is_read(way, slow, tmp_p
 def test_a_sampler_of_the_users_is_asked_no_further_ahead(way, slow, folder):
     sampler = Order(range(SIZE))
     ours = way.loader(folder, batch_size=2, sampler=sampler, prefetch_factor=2)
-    for number, _ in enumerate(ours, 1):
-        assert sampler.asked <= 2 * (number + 2 * 2 + 1)
+    assert all(sampler.asked <= 2 * (number + 2 * 2 + 1) for number, _ in enumerate(ours, 1))
     if way is NATIVE:
         assert_read_ahead(ours)
 
 
-# --- ends ---------------------------------------------------------------------------------------------------------
-
-
 def test_readers_end_with_a_pass(way, slow, folder):
     gc.collect()
-    before = readers()
-    ours = way.loader(folder)
+    before, ours = readers(), way.loader(folder)
     for end in ("dropped", "closed", "dropped again", "gone through"):
         batches = iter(ours)
-        for _ in range(15):
-            next(batches)
+        taken(batches, 15)
         assert readers() > before, end
         if end == "closed":
             batches.close()
@@ -318,33 +281,29 @@ def test_readers_end_with_a_pass(way, slow, folder):
 
 def test_a_blocked_read_holds_nobody_up(way, slow, folder):
     gc.collect()
-    before = readers()
-    batches = iter(way.loader(folder))
-    for _ in range(15):
-        next(batches)
+    before, batches = readers(), iter(way.loader(folder))
+    taken(batches, 15)
     ahead = min(3, len(batches._queue))
     if way is THREADS:
         wait_until(lambda: all(batch.done for batch in list(batches._queue)[:ahead]))
     table = of_readers(slow)
     table.shut()
-    for _ in range(ahead):  # they have been brought; readers go on to those behind what they knew
-        next(batches)
+    taken(batches, ahead)  # they have been brought; readers go on to those behind what they knew
     wait_until(lambda: table.waiting() > 0)
     closing = threading.Thread(target=batches.close)
     closing.start()
     closing.join(60)
     assert not closing.is_alive()
+    tables = list(slow)
     if way is NATIVE:
         slow.clear()
         del batches
         gc.collect()
         assert readers() > before and table.waiting() > 0  # at their read still
-        table.release()
-    else:
-        for one in slow:
-            one.release()
-        del batches
-        gc.collect()
+    for one in tables:
+        one.release()
+    batches = None
+    gc.collect()
     wait_until(lambda: readers() == before)
     again = way.loader(folder)  # takes what was left behind away
     assert len(list(again)) == len(again)
@@ -352,7 +311,7 @@ def test_a_blocked_read_holds_nobody_up(way, slow, folder):
 
 def test_a_shut_store_is_a_timeout_and_goes_on(slow, folder):
     batches = iter(NATIVE.loader(folder, timeout=1))
-    found = [next(batches) for _ in range(10)]
+    found = taken(batches, 10)
     slow[-1].shut()
     named = rf"sample '\d{{3}}' \({folder}/\d{{3}}\.pt\) is being read natively since \d+\.\d s"
     with pytest.raises(WorkerStuck, match=named):
@@ -364,8 +323,7 @@ def test_a_shut_store_is_a_timeout_and_goes_on(slow, folder):
 
 def test_a_fork_while_readers_work(way, slow, folder):
     batches = iter(way.loader(folder))
-    expected = way.theirs(folder)
-    found = [next(batches) for _ in range(10)]
+    expected, found = way.theirs(folder), taken(batches, 10)
 
     def check():
         assert_same(list(way.loader(folder)), expected)
@@ -378,44 +336,36 @@ def test_a_fork_while_readers_work(way, slow, folder):
 
 def test_a_pass_goes_on_behind_its_state(way, slow, folder):
     options = {"batch_size": 4, "shuffle": True, "seed": 5}
-    expected = list(way.loader(folder, **options))
-    ours = way.loader(folder, **options)
-    first, rest = resumed(ours, way.loader(folder, **options), 30)
-    assert_same([*first, *rest], expected)
+    whole, ours, again = (way.loader(folder, **options) for _ in range(3))
+    first, rest = resumed(ours, again, 30)
+    assert_same([*first, *rest], list(whole))
     assert_read_ahead(rest)
     if way is NATIVE:
         assert_read_ahead(ours)
 
 
-def test_ranks_read_their_parts(slow, folder):
-    for rank in (0, 1):
-        dataset = NATIVE.tensors(folder)
-        sampler: tud.DistributedSampler[int] = tud.DistributedSampler(dataset, 2, rank, shuffle=True, seed=4)
-        ours = NATIVE.loader(folder, batch_size=3, sampler=sampler)
-        assert_same_batches(ours, tud.DataLoader(dataset, batch_size=3, sampler=sampler))
-        assert_read_ahead(ours)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_read_their_parts(slow, folder, rank):
+    sampler: Any = tud.DistributedSampler(NATIVE.tensors(folder), 2, rank, shuffle=True, seed=4)
+    ours = NATIVE.loader(folder, batch_size=3, sampler=sampler)
+    assert_same(list(ours), NATIVE.theirs(folder, batch_size=3, sampler=sampler))
+    assert_read_ahead(ours)
 
 
-# --- caches and shards --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", [torchvision.datasets.ImageFolder, penstock.ImageFolder])
+@KINDS
 def test_a_cache_serves_what_pillow_decodes(photos, kind, opened):
     dataset = kind(str(photos), to_array)
     ours = THREADS.loader(dataset, cache="64MiB", batch_size=4)
     expected = list(tud.DataLoader(dataset, batch_size=4))
     opened.clear()
-    for _ in range(2):
-        assert_same(list(ours), expected)
-    assert not opened
-    assert ours.stats().cache["memory"].samples == 120
+    assert_passes(ours, expected)
+    assert not opened and ours.stats().cache["memory"].samples == 120
     assert ours.stats().cache["memory"].hits >= 120
 
 
 def test_a_cache_is_filled_by_readers(slow, folder):
     ours = THREADS.loader(folder, cache="64MiB")
-    for _ in range(2):
-        assert_same(list(ours), THREADS.theirs(folder))
+    assert_passes(ours, THREADS.theirs(folder))
     assert_read_ahead(ours)
     assert ours.stats().cache["memory"].samples == SIZE
 
@@ -424,5 +374,4 @@ def test_samples_of_shards(folder, tmp_path, monkeypatch):
     start_readers(THREADS, monkeypatch)
     penstock.pack(penstock.TensorFolder(str(folder)), tmp_path / "packed", shard_size="200KiB")
     ours = THREADS.loader(penstock.Shards(tmp_path / "packed", transform=torch.neg), shuffle=True, seed=3)
-    assert negated(ours) == sorted(-float(i) for i in range(SIZE))
-    assert_some_ahead(ours)
+    assert negated(ours) == sorted(-float(i) for i in range(SIZE)) and ahead(ours) > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import itertools
 import os
@@ -12,6 +13,7 @@ from collections import namedtuple
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,7 +24,8 @@ import torch.utils.data as tud
 import penstock
 from penstock.executors.workers import shared_memory
 from penstock.executors.workers.post_mortem import note_space
-from penstock.testing.bitwise import difference
+from tests.forking import assert_ended_well, begin_in_child
+from tests.same import assert_passes, assert_same, outcomes
 from tests.sample_datasets import Made
 
 LARGE = 3000  # elements of float32 a sample: 4 of them are more than SHARED_BYTES
@@ -43,10 +46,7 @@ MAKERS: dict[str, Callable[[int], Any]] = {
     "with label": with_label,
     "images": lambda i: torch.full((40, 45, 3), i, dtype=torch.uint8).permute(2, 0, 1),
     "channels last": lambda i: torch.full((2, 3, 40, 45), i, dtype=torch.uint8).to(memory_format=torch.channels_last),
-    "nested": lambda i: {
-        "a": Pair(large(i), [str(i), i]),
-        "b": (np.full((50, 50), i), {"c": large(i) > 3}),
-    },
+    "nested": lambda i: {"a": Pair(large(i), [str(i), i]), "b": (np.full((50, 50), i), {"c": large(i) > 3})},
     "of two sizes": lambda i: torch.zeros(LARGE + (i // 8) % 2),
     "complex": lambda i: torch.full((LARGE,), complex(i, 1), dtype=torch.complex64),
     "arrays": lambda i: (np.full((LARGE,), i, dtype=np.float64), np.int32(i), np.float32(i)),
@@ -57,31 +57,35 @@ def loader(make: Any = with_label, size: int = SIZE, **options: Any) -> Any:
     return penstock.DataLoader(Made(make, size), **{"batch_size": 4, "num_workers": 2, **options})
 
 
+def last_column(batches: Any) -> list[list[float]]:
+    return [(batch[0] if isinstance(batch, list) else batch)[:, -1].tolist() for batch in batches]
+
+
+def numbers(size: int) -> list[list[float]]:
+    return [[4.0 * number + i for i in range(4)] for number in range(size // 4)]
+
+
 @pytest.mark.parametrize("made", MAKERS)
 @pytest.mark.parametrize("options", [{}, {"persistent_workers": True}, {"seed": 3}], ids=str)
 def test_batches_are_torchs(made: str, options: dict[str, Any]) -> None:
     theirs = list(tud.DataLoader(Made(MAKERS[made], SIZE - 1), 4))
     ours = loader(MAKERS[made], SIZE - 1, **options)
-    for _ in range(3):
-        for batch, expected in zip(ours, theirs, strict=True):
-            assert difference(batch, expected) is None
+    assert_passes(ours, theirs, 3)
 
 
 def test_memory_is_used_again_and_looks_like_torchs() -> None:
-    ours = loader()
-    addresses = set()
+    ours, addresses = loader(), set()
     for _ in range(3):
         for batch, labels in ours:
             addresses.add(batch.data_ptr())
             assert batch.untyped_storage().nbytes() == batch.nbytes
             assert batch.is_contiguous() and batch.is_leaf and batch._base is None
             del batch, labels
-    assert len(addresses) < 12
-    blocks = [weakref.ref(block) for block in ours._executors.shared._blocks]
-    assert 0 < len(blocks) < 12
+    assert len(addresses) < 12 and 0 < len(ours._executors.shared._blocks) < 12
+    blocks = weakref.WeakSet(ours._executors.shared._blocks)
     del ours
     gc.collect()
-    assert [block for block in blocks if block() is not None] == [], "with which their descriptors are closed"
+    assert not blocks, "with which their descriptors are closed"
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf:UserWarning")
@@ -89,10 +93,10 @@ def test_small_tensors_of_complex_halves() -> None:
     def halves(index: int) -> torch.Tensor:
         return torch.full((6,), float(index), dtype=torch.float16).view(torch.complex32)
 
-    theirs = list(tud.DataLoader(Made(halves, 8), 4, num_workers=1))
-    for batch, expected in zip(loader(halves, 8, num_workers=1), theirs, strict=True):
-        assert batch.dtype is expected.dtype is torch.complex32
-        assert torch.view_as_real(batch).tolist() == torch.view_as_real(expected).tolist()
+    ours, theirs = loader(halves, 8, num_workers=1), tud.DataLoader(Made(halves, 8), 4, num_workers=1)
+    found, wanted = ([torch.view_as_real(one) for one in batches] for batches in (ours, theirs))
+    assert_same(found, wanted)
+    assert {one.dtype for one in found} == {torch.float16}
 
 
 def test_all_batches_may_be_kept() -> None:
@@ -125,47 +129,42 @@ def test_a_batch_that_a_forked_process_holds_is_left_to_it() -> None:
     next(batches)
     batch = next(batches)
     reader, writer = os.pipe()
-    answer, answering = os.pipe()
-    child = os.fork()
-    if not child:
+
+    def check(batch: Any = batch) -> None:
         os.read(reader, 1)
-        os.write(answering, str(float(batch[0, 0])).encode())
-        os._exit(0)
-    del batch
+        assert float(batch[0, 0]) == 4.0
+
+    child = begin_in_child(check)
+    del batch, check
     for _ in range(3):
         list(map(len, ours))
     os.write(writer, b"x")
-    assert os.read(answer, 10) == b"4.0"
-    os.waitpid(child, 0)
-    for descriptor in (reader, writer, answer, answering):
+    assert_ended_well(child)
+    for descriptor in (reader, writer):
         os.close(descriptor)
 
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_passes_that_are_left_do_not_write_into_those_that_follow(persistent: bool) -> None:
-    ours = loader(large, 400, persistent_workers=persistent, prefetch_factor=4)
-    held = []
+    ours, held = loader(large, 400, persistent_workers=persistent, prefetch_factor=4), []
     for turn in range(12):
-        for number, batch in enumerate(ours):
-            assert batch[:, 0].tolist() == batch[:, -1].tolist() == [4.0 * number + i for i in range(4)]
-            if number == turn:
-                held.append(batch)
-                break
-    assert [int(batch[0, 0]) for batch in held] == [4 * turn for turn in range(12)]
+        for number, batch in enumerate(itertools.islice(ours, turn + 1)):
+            assert batch[:, 0].tolist() == batch[:, -1].tolist() == numbers(400)[number]
+        held.append(batch)
+    assert last_column(held) == numbers(400)[:12]
 
 
 def test_out_of_order() -> None:
     ours = loader(large, 200, in_order=False)
     for _ in range(2):
-        got = [batch[:, -1].tolist() for batch in ours]
-        assert sorted(got) == [[4.0 * number + i for i in range(4)] for number in range(50)]
+        assert sorted(last_column(ours)) == numbers(200)
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_other_start_methods(method: str) -> None:
     ours = loader(large, 16, multiprocessing_context=method, num_workers=1, persistent_workers=True)
     for _ in range(2):
-        assert [batch[:, -1].tolist() for batch in ours] == [[4.0 * n + i for i in range(4)] for n in range(4)]
+        assert last_column(ours) == numbers(16)
 
 
 def dying(index: int) -> Any:
@@ -179,44 +178,37 @@ def test_a_worker_that_dies_takes_no_memory_with_it() -> None:
         ours = loader(dying)
         with pytest.raises(penstock.WorkerDied):
             list(map(len, ours))
-        blocks = [weakref.ref(block) for block in ours._executors.shared._blocks]
+        blocks = weakref.WeakSet(ours._executors.shared._blocks)
         del ours
         gc.collect()
-        assert [block for block in blocks if block() is not None] == []
+        assert not blocks
 
 
 @pytest.mark.parametrize(
-    ("name", "refused", "error"),
-    [
-        ("open", r"/proc/.*/fd/", PermissionError(13, "no")),
-        ("memfd_create", "penstock-batch", OSError(28, "No space left on device")),
-    ],
+    ("name", "refused", "number"),
+    [("open", r"/proc/.*/fd/", errno.EACCES), ("memfd_create", "penstock-batch", errno.ENOSPC)],
     ids=["workers cannot open it", "the system has none"],
 )
-def test_memory_that_is_refused(name: str, refused: str, error: OSError, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_is_refused(name: str, refused: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     real = getattr(os, name)
 
     def refuse(what: Any, *arguments: Any, **named: Any) -> int:
         if re.match(refused, str(what)):
-            raise error
+            raise OSError(number, "refused")
         return int(real(what, *arguments, **named))
 
     monkeypatch.setattr(os, name, refuse)  # in the workers too, which are forked
     ours = loader()
-    for _ in range(2):
-        assert [batch[:, -1].tolist() for batch, _ in ours] == [[*range(n, n + 4)] for n in range(0, SIZE, 4)]
+    assert last_column(ours) == last_column(ours) == numbers(SIZE)
 
 
 def test_a_parent_without_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(nbytes: int, **named: Any) -> int:
-        raise OSError(28, "No space left on device")
-
     ours = loader()
     list(map(len, ours))  # what a field takes is known
-    monkeypatch.setattr(shared_memory, "SharedBlock", refuse)
+    monkeypatch.setattr(shared_memory, "SharedBlock", mock.Mock(side_effect=OSError(28, "No space left on device")))
     ours._executors.shared = shared_memory.SharedBuffers()
     ours._executors.shared.learn(4 * 4 * LARGE)
-    assert [batch[:, -1].tolist() for batch, _ in ours] == [[*range(n, n + 4)] for n in range(0, SIZE, 4)]
+    assert last_column(ours) == numbers(SIZE)
 
 
 def test_what_is_torchs_own_way_stays_it() -> None:
@@ -226,19 +218,13 @@ def test_what_is_torchs_own_way_stays_it() -> None:
     assert ours._executors.shared.counts() == (0, 0)
 
 
-def error_of(batches: Any) -> type[Exception] | None:
-    """Return the class of the error of a pass; kept itself, it would keep torch's iterator until a collection."""
-    try:
-        list(batches)
-    except Exception as error:
-        return type(error)
-    return None
-
-
-def test_errors_are_those_of_default_collate() -> None:
-    for make in (lambda i: large(i) if i % 8 < 5 else large(i).tolist(), lambda i: large(i).requires_grad_()):
-        ours, theirs = error_of(loader(make)), error_of(tud.DataLoader(Made(make, SIZE), 4, num_workers=1))
-        assert ours is theirs is not None
+@pytest.mark.parametrize(
+    "make", [lambda i: large(i) if i % 8 < 5 else large(i).tolist(), lambda i: large(i).requires_grad_()]
+)
+def test_errors_are_those_of_default_collate(make: Any) -> None:
+    ours, theirs = (outcomes(one) for one in (loader(make), tud.DataLoader(Made(make, SIZE), 4, num_workers=2)))
+    kinds = [[one[0] if isinstance(one, tuple) else None for one in found] for found in (ours, theirs)]
+    assert kinds[0] == kinds[1] != [None] * 6
 
 
 def aliased(samples: list[torch.Tensor]) -> Any:
@@ -253,7 +239,7 @@ def test_tensors_that_share_memory_do_so_where_they_arrive(elements: int) -> Non
     batches = list(itertools.chain(ours, ours))[2:]
     assert (ours._executors.shared.counts() != (0, 0)) == (elements == LARGE)
     theirs = list(tud.DataLoader(made, 4, num_workers=1, collate_fn=aliased))
-    assert difference(batches, theirs) is None
+    assert_same(batches, theirs)
     for one in (*batches, *theirs):
         assert one["again"] is one["pair"].first
         one["pair"].first[0, 0] = -5

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,10 +20,7 @@ from tests.sample_datasets import tensor_files
 
 pytestmark = pytest.mark.native
 
-PIXELS = _native.Spec("uint8", [3, 8, 8])
-
-
-SPEC = _native.Spec("uint8", [16])
+PIXELS, SPEC = _native.Spec("uint8", [3, 8, 8]), _native.Spec("uint8", [16])
 
 
 def gathering(rows=1000):
@@ -35,7 +32,6 @@ def converting(geometry):
 
 
 def fill(pool, size, spec=SPEC, names=None, fields=1):
-    """Fill one batch of the first samples, and return its number."""
     number, memory = submit(pool, range(size), spec, names, fields)
     pool.run_here(number)
     assert pool.wait(number, SECONDS) in ("done", "python")
@@ -50,7 +46,6 @@ def samples(pool):
 
 
 def files(folder, images):
-    """Write images and return their names as a batch has them."""
     for name, image in images.items():
         image.save(folder / name)
     return b"".join(os.fsencode(folder / name) + b"\0" for name in images)
@@ -59,32 +54,28 @@ def files(folder, images):
 @pytest.mark.parametrize("threads", [0, 1, 3])
 def test_rows_in_memory(threads):
     pool = pool_of(gathering(), gathering(), threads=threads)
-    assert pool.stages() == []
-    for batches in range(1, 4):
+    counted = [samples(pool)]
+    for _ in range(3):
         pool.retire(fill(pool, 1000, fields=2))
-        assert samples(pool) == {"gather": 2 * 1000 * batches}
+        counted.append(samples(pool))
     pool.close()
-    assert samples(pool) == {"gather": 6000}
+    assert [*counted, samples(pool)] == [{}, *({"gather": n} for n in (2000, 4000, 6000, 6000))]
 
 
 @pytest.mark.parametrize("threads", [0, 1, 3])
 def test_timelines(threads):
-    began = time.perf_counter()
-    pool = pool_of(gathering(), threads=threads, recorded=True)
+    began, pool = time.perf_counter(), pool_of(gathering(), threads=threads, recorded=True)
     for _ in range(3):
         pool.retire(fill(pool, 1000))
     pool.close()  # threads that are done with the last batch have said so
     spans = pool.take_spans()
-    assert pool.take_spans() == []
-    assert sum(count for *_, count in spans) == 3000
+    assert pool.take_spans() == [] and sum(count for *_, count in spans) == 3000
     assert {stage for _, stage, *_ in spans} == {"gather"}
     names = ["calling thread", *(f"penstock-native-{worker}" for worker in range(threads))]
     assert {name for name, *_ in spans} <= set(names)
     for name in names:
-        times = [(begin, end) for one, _, begin, end, _ in spans if one == name]
-        assert all(begin <= end for begin, end in times) and times == sorted(times)
-        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(times))
-        assert all(began <= begin and end <= time.perf_counter() for begin, end in times)
+        times = [moment for one, _, begin, end, _ in spans if one == name for moment in (begin, end)]
+        assert times == sorted(times) and all(began <= moment <= time.perf_counter() for moment in times)
 
 
 def test_a_timeline_that_nobody_reads_is_bounded():
@@ -107,8 +98,7 @@ def test_tensor_files(tmp_path, threads):
     pool.retire(fill(pool, 20, _native.Spec("float32", [3, 5])))
     # A thread reads its first file aside, and the others, which look alike, straight into their rows.
     found = samples(pool)
-    assert 1 <= found.pop("write") <= threads + 1
-    assert found == {"open": 20, "read": 20, "check": 20}
+    assert 1 <= found.pop("write") <= threads + 1 and found == {"open": 20, "read": 20, "check": 20}
     # Rows of another shape: the elements are neither read on their own nor checked.
     pool.retire(fill(pool, 20, _native.Spec("float32", [5, 3])))
     assert samples(pool)["open"] == 40 and samples(pool)["check"] == 20
@@ -128,24 +118,25 @@ def test_tensor_files_in_parts(tmp_path):
     assert samples(pool) == {"open": 3, "read": 3, "check": 2, "write": 1}
 
 
+GEOMETRIES = pytest.mark.parametrize(
+    ("geometry", "stages"), [(v2.CenterCrop(8), ["convert"]), (v2.Resize((8, 8)), ["convert", "resize"])]
+)
+
+
 @pytest.mark.parametrize("threads", [0, 2])
-@pytest.mark.parametrize("resizes", [False, True])
-def test_image_files(tmp_path, threads, resizes):
+@GEOMETRIES
+def test_image_files(tmp_path, threads, geometry, stages):
     names = files(tmp_path, {f"{i}.jpg": Image.new("RGB", (16, 16)) for i in range(10)})
-    geometry = v2.Resize((8, 8)) if resizes else v2.CenterCrop(8)
     pool = pool_of(_native.ImageFileFiller(None, converting(geometry), 0), threads=threads)
     pool.retire(fill(pool, 10, PIXELS, names))
-    expected = dict.fromkeys(("open", "read", "decode", "convert"), 10)
-    assert samples(pool) == expected | ({"resize": 10} if resizes else {})
+    assert samples(pool) == dict.fromkeys(["open", "read", "decode", *stages], 10)
 
 
-@pytest.mark.parametrize("resizes", [False, True])
-def test_images_in_memory(resizes):
-    images = np.zeros((300, 16, 16, 3), np.uint8)
-    geometry = v2.Resize((8, 8)) if resizes else v2.CenterCrop(8)
-    pool = pool_of(_native.ImageArrayFiller(images, converting(geometry)), threads=2)
+@GEOMETRIES
+def test_images_in_memory(geometry, stages):
+    pool = pool_of(_native.ImageArrayFiller(np.zeros((300, 16, 16, 3), np.uint8), converting(geometry)), threads=2)
     pool.retire(fill(pool, 300, PIXELS))
-    assert samples(pool) == {"convert": 300} | ({"resize": 300} if resizes else {})
+    assert samples(pool) == dict.fromkeys(stages, 300)
 
 
 def test_what_fails_and_what_python_decodes(tmp_path):
@@ -156,8 +147,8 @@ def test_what_fails_and_what_python_decodes(tmp_path):
     number = fill(pool, 3, PIXELS, names)  # with no threads, all that is native is done when run_here() returns
     counted = {"open": 2, "read": 2, "decode": 1, "resize": 1, "convert": 1}
     assert samples(pool) == counted
-    job = pool.take_python(False)
-    assert job is not None and pool.finish_pixels(job, np.asarray(image)) is None
+    job: Any = pool.take_python(False)
+    assert pool.finish_pixels(job, np.asarray(image)) is None
     assert [failure[2] for failure in pool.retire(number)] == ["io"]
     assert samples(pool) == counted | {"resize": 2, "convert": 2}
 
@@ -166,8 +157,7 @@ def test_only_a_filler_of_images_takes_pixels(tmp_path):
     (tmp_path / "a.pt").write_bytes(b"nothing")
     pool = pool_of(_native.TensorFileFiller(table_of(tmp_path, "a")))
     fill(pool, 1, PIXELS)
-    job = pool.take_python(False)
-    assert job is not None
+    job: Any = pool.take_python(False)
     assert pool.finish_pixels(job, np.zeros((8, 8, 3), np.uint8)) == "not an image field"
     pool.fail_python(job)
 
@@ -183,14 +173,12 @@ def test_seconds_are_those_of_the_threads(tmp_path, threads):
     pool.close()
     wall = time.perf_counter() - began
     found = {name: seconds for name, seconds, *_ in pool.stages()}
-    assert all(seconds > 0 for seconds in found.values())
-    assert found["decode"] > found["open"]
+    assert all(seconds > 0 for seconds in found.values()) and found["decode"] > found["open"]
     assert sum(found.values()) <= (threads + 1) * wall  # run_here is the one more
 
 
 def test_any_thread_may_look_while_others_work():
-    pool = pool_of(gathering(4096), threads=2)
-    stop = threading.Event()
+    pool, stop = pool_of(gathering(4096), threads=2), threading.Event()
     seen = [0]
 
     def look():
@@ -203,5 +191,4 @@ def test_any_thread_may_look_while_others_work():
         pool.retire(fill(pool, 4096))
     stop.set()
     looker.join()
-    assert seen == sorted(seen)
-    assert samples(pool) == {"gather": 200 * 4096}
+    assert seen == sorted(seen) and samples(pool) == {"gather": 200 * 4096}

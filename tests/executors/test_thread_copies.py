@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import itertools
@@ -11,7 +12,7 @@ import tarfile
 import threading
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,16 +30,24 @@ from penstock.executors.method import Choice
 from penstock.settings import Method
 from tests import python_processes
 from tests.same import assert_same
-from tests.sample_datasets import Opening
+from tests.sample_datasets import Made, Opening
+from tests.values import flat, listed, taken
 
 THREADS: dict[str, Any] = {"num_workers": 3, "worker_method": "thread"}
+NUMBERS = list(range(48))
+
+
+def in_threads(dataset: Any, batch_size: int = 12, **options: Any) -> Any:
+    return penstock.DataLoader(dataset, batch_size, **{**THREADS, **options})
+
+
+def auto(dataset: Any, **options: Any) -> Any:
+    return penstock.DataLoader(dataset, 12, worker_method="auto", **{"num_workers": 2, **options})
 
 
 class Sized(tud.Dataset[Any]):
-    size = 48
-
     def __len__(self) -> int:
-        return self.size
+        return 48
 
 
 class Meeting:
@@ -54,11 +63,11 @@ class Meeting:
             self.barrier.reset()
 
 
-meet = Meeting()  # found by its name: all threads use it
+meet = Meeting()
 
 
 def between() -> None:
-    meet()
+    meet()  # found by its name: all threads use it
 
 
 class Randomizable:
@@ -66,7 +75,6 @@ class Randomizable:
 
     def __init__(self) -> None:
         self.R = np.random.RandomState(0)
-        self._do_transform = False
 
     def randomize(self) -> None:
         self._do_transform = bool(self.R.rand() < 0.5)
@@ -82,11 +90,8 @@ class Randomizable:
 
 class Dicts(Sized):
     def __init__(self) -> None:
-        self.transform = v1.Compose([v1.Lambda(self.augment)])
         self.flips = Randomizable()
-
-    def augment(self, data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        return self.flips(data)
+        self.transform = v1.Compose([v1.Lambda(self.flips)])
 
     def __getitem__(self, index: int) -> Any:
         value = torch.arange(4) + index
@@ -94,8 +99,6 @@ class Dicts(Sized):
 
 
 class Scratch(Sized):
-    """Makes each sample in memory that it keeps."""
-
     def __init__(self) -> None:
         self.room = np.zeros(8, dtype=np.int64)
         self.tensor = torch.from_numpy(self.room)
@@ -110,24 +113,19 @@ class Scratch(Sized):
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 def test_a_file_that_is_opened_at_the_first_sample_is_each_threads_own(tmp_path: Path) -> None:
     dataset = Opening(tmp_path / "numbers", 48, between)
-    assert torch.cat(list(penstock.DataLoader(dataset, 6, **THREADS))).tolist() == list(range(48))
-    assert dataset.file is None
+    assert flat(in_threads(dataset, 6)) == NUMBERS and dataset.file is None
 
 
 def test_what_a_random_transform_has_drawn_is_each_threads_own() -> None:
     dataset = Dicts()
-    before = dataset.flips.R.get_state()[1].tobytes()  # type: ignore[index, union-attr, unused-ignore]
-    for batch in penstock.DataLoader(dataset, 6, **THREADS):
+    before = str(dataset.flips.R.get_state())
+    for batch in in_threads(dataset, 6):
         assert torch.equal(batch["image"], batch["mask"])
-    assert dataset.flips.R.get_state()[1].tobytes() == before  # type: ignore[index, union-attr, unused-ignore]
+    assert str(dataset.flips.R.get_state()) == before
 
 
 def test_memory_that_samples_are_made_in_is_each_threads_own() -> None:
-    got = torch.cat(list(penstock.DataLoader(Scratch(), 6, **THREADS)))
-    assert torch.equal(got, torch.arange(48)[:, None].expand(48, 8))
-
-
-# --- what cannot be copied --------------------------------------------------------------------------------------------
+    assert torch.equal(torch.cat(list(in_threads(Scratch(), 6))), torch.arange(48)[:, None].expand(48, 8))
 
 
 class Holding(Sized):
@@ -145,16 +143,12 @@ class H5LikeFile:
         raise TypeError("h5py objects cannot be pickled")
 
 
-def generator() -> Iterator[int]:
-    yield 1
-
-
 HANDLES: dict[str, Callable[[Path], Any]] = {
     "file": lambda path: (path / "file").open("wb"),
     "tar": lambda path: tarfile.TarFile(path / "tar", "w"),
     "sqlite": lambda path: sqlite3.connect(path / "db"),
     "hdf5": lambda path: H5LikeFile(),
-    "generator": lambda path: generator(),
+    "generator": lambda path: (number for number in range(3)),
     "lock": lambda path: threading.Lock(),
     "event": lambda path: threading.Event(),
 }
@@ -163,37 +157,37 @@ HANDLES: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.parametrize("name", HANDLES)
 def test_what_cannot_be_copied_is_said_and_goes_to_processes(name: str, tmp_path: Path) -> None:
     held = HANDLES[name](tmp_path)
-    try:
+    with contextlib.closing(held) if hasattr(held, "close") else contextlib.nullcontext():
         dataset = Holding(held)
-        loader = penstock.DataLoader(dataset, 12, **THREADS)
+        loader = in_threads(dataset)
         with pytest.raises(penstock.InvalidOption, match=r"Holding\.parts\[0\]\['held'\].*share_dataset=True"):
             iter(loader)
         assert "refused  worker_method='thread' gives each thread a copy" in loader.explain()
-        shared = penstock.DataLoader(dataset, 12, share_dataset=True, **THREADS)
-        assert torch.cat(list(shared)).tolist() == list(range(48))
-        auto = penstock.DataLoader(dataset, 12, num_workers=2, worker_method="auto")
-        assert torch.cat(list(auto)).tolist() == list(range(48))
-        assert "chosen   processes: Holding.parts[0]['held']" in auto.explain()
-    finally:
-        if hasattr(held, "close"):
-            held.close()
+        assert flat(in_threads(dataset, share_dataset=True)) == flat(trying := auto(dataset)) == NUMBERS
+        assert "chosen   processes: Holding.parts[0]['held']" in trying.explain()
+
+
+@pytest.fixture
+def threads_chosen(monkeypatch):
+    chosen = Choice(Method.THREAD, "threads: for the test")
+    monkeypatch.setattr("penstock.executors.method.try_out", lambda *given, **more: chosen)
+
+
+@pytest.fixture
+def patience(monkeypatch):
+    monkeypatch.setattr("penstock.executors.method.LIMIT_SECONDS", 60.0)  # of a busy machine
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-def test_auto_goes_to_processes_once_the_loop_has_opened_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_goes_to_processes_once_the_loop_has_opened_a_file(tmp_path: Path, threads_chosen: None) -> None:
     dataset = Opening(tmp_path / "numbers", 48, between)
-    chosen = Choice(Method.THREAD, "threads: for the test")
-    monkeypatch.setattr("penstock.executors.method.try_out", lambda *given, **more: chosen)
-    loader = penstock.DataLoader(dataset, 12, num_workers=1, worker_method="auto")
+    loader = auto(dataset, num_workers=1)
     torch.manual_seed(0)
     assert "Python, " in repr(iter(loader))
     drawn = torch.get_rng_state()
     assert dataset[3] == 3
     torch.manual_seed(0)
-    assert torch.cat(list(loader)).tolist() == list(range(48))
-    assert torch.equal(torch.get_rng_state(), drawn)
+    assert flat(loader) == NUMBERS and torch.equal(torch.get_rng_state(), drawn)
     assert "chosen   processes: Opening.file, of type _io.FileIO" in loader.explain()
 
 
@@ -202,15 +196,11 @@ def test_a_state_that_leaves_out_what_cannot_be_copied_is_enough() -> None:
         def __getstate__(self) -> dict[str, Any]:
             return {**self.__dict__, "parts": None}
 
-    assert len(list(penstock.DataLoader(Reopening(threading.Lock()), 12, **THREADS))) == 4
-
-
-# --- as with worker processes -------------------------------------------------------------------------------------
+    assert len(list(in_threads(Reopening(threading.Lock())))) == 4
 
 
 class Counted(Sized):
-    def __init__(self) -> None:
-        self.count = 0
+    count = 0
 
     def __getitem__(self, index: int) -> int:
         self.count += 1
@@ -220,36 +210,26 @@ class Counted(Sized):
 @pytest.mark.parametrize("persistent", [False, True])
 def test_what_a_dataset_counts_stays_in_its_copy(persistent: bool) -> None:
     dataset = Counted()
-    options: dict[str, Any] = {"batch_size": 12, "num_workers": 1, "persistent_workers": persistent}
-    ours: Any = penstock.DataLoader(dataset, worker_method="thread", **options)
-    theirs: Any = tud.DataLoader(dataset, **options)
-    for _ in range(2):
-        assert max(torch.cat(list(ours)).tolist()) == max(torch.cat(list(theirs)).tolist())
+    ours = in_threads(dataset, num_workers=1, persistent_workers=persistent)
+    for number in range(2):
+        assert max(flat(ours)) == 48 * (1 + persistent * number)  # as torch's
     assert dataset.count == 0
-    for loader in (ours, theirs):
-        if persistent:
-            loader._iterator._shutdown_workers()
+    if persistent:
+        ours._iterator._shutdown_workers()
 
 
-def test_a_pass_sees_the_dataset_as_it_was_when_it_began() -> None:
+@pytest.mark.parametrize("method", ["thread", "process"])
+def test_a_pass_sees_the_dataset_as_it_was_when_it_began(method: str) -> None:
     class Offset(Sized):
-        offset = 0
+        offset = 1000
 
         def __getitem__(self, index: int) -> int:
             return index + self.offset
 
-    methods: list[Any] = ["thread", "process"]
-    for method in methods:
-        dataset = Offset()
-        dataset.offset = 1000
-        batches = iter(penstock.DataLoader(dataset, 12, num_workers=1, worker_method=method))
-        dataset.offset = 0
-        assert torch.cat(list(batches)).tolist() == list(range(1000, 1048))
-
-
-def prepare(number: int) -> None:
-    info: Any = tud.get_worker_info()
-    info.dataset.offset = 1000 * info.id
+    dataset = Offset()
+    batches = iter(in_threads(dataset, num_workers=1, worker_method=method))
+    dataset.offset = 0
+    assert flat(batches) == list(range(1000, 1048))
 
 
 def test_worker_init_fn_prepares_the_threads_own_dataset() -> None:
@@ -260,36 +240,33 @@ def test_worker_init_fn_prepares_the_threads_own_dataset() -> None:
             info: Any = tud.get_worker_info()
             return self.offset, info.dataset is self and self.offset == 1000 * info.id
 
+    def prepare(number: int) -> None:
+        info: Any = tud.get_worker_info()
+        info.dataset.offset = 1000 * info.id
+
     dataset = Prepared()
-    for batch in penstock.DataLoader(dataset, 10, worker_init_fn=prepare, **THREADS):
-        assert bool(batch[1].all())
+    assert all(bool(own.all()) for _, own in in_threads(dataset, 10, worker_init_fn=prepare))
     assert dataset.offset == -1
-    closure = penstock.DataLoader(dataset, 10, worker_init_fn=lambda number: setattr(dataset, "offset", 0), **THREADS)
-    assert {int(value) for batch in closure for value in batch[0]} == {0}
-    assert dataset.offset == -1
+    closure = in_threads(dataset, 10, worker_init_fn=lambda number: setattr(dataset, "offset", 0))
+    assert set(flat(closure)) == {0} and dataset.offset == -1
 
 
 class ItsOwnIterator(tud.IterableDataset[int]):
     def __iter__(self) -> ItsOwnIterator:
-        self.at = 0
+        self.left = iter(range(5))
         return self
 
     def __next__(self) -> int:
-        self.at += 1
-        if self.at > 5:
-            raise StopIteration
-        return self.at
+        return next(self.left)
 
 
+@pytest.mark.parametrize("batch_size", [2, None])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_an_iterable_dataset_that_is_its_own_iterator_goes_as_with_worker_processes(workers: int) -> None:
+def test_an_iterable_dataset_that_is_its_own_iterator_goes_as_with_worker_processes(workers, batch_size) -> None:
     dataset = ItsOwnIterator()
-    options: dict[str, Any]
-    for options in ({"batch_size": 2}, {"batch_size": None}):
-        wanted = list(tud.DataLoader(dataset, num_workers=workers, **options))
-        for _ in range(2):
-            ours: Any = penstock.DataLoader(dataset, num_workers=workers, worker_method="thread", **options)
-            assert_same(list(ours), wanted)
+    wanted = list(tud.DataLoader(dataset, batch_size, num_workers=workers))
+    for _ in range(2):
+        assert_same(list(in_threads(dataset, batch_size, num_workers=workers)), wanted)
 
 
 def test_functions_that_reach_the_dataset_reach_the_copy() -> None:
@@ -317,8 +294,7 @@ def test_functions_that_reach_the_dataset_reach_the_copy() -> None:
         return all(map(all, samples)) and dataset is tud.get_worker_info().dataset  # type: ignore[union-attr]
 
     dataset = Reaching()
-    loader = penstock.DataLoader(dataset, 20, collate_fn=collate, **THREADS)
-    assert list(loader) == [True] * 3
+    assert list(in_threads(dataset, 20, collate_fn=collate)) == [True] * 3
 
 
 def test_a_thread_that_sqlite_knows(tmp_path: Path) -> None:
@@ -335,16 +311,11 @@ def test_a_thread_that_sqlite_knows(tmp_path: Path) -> None:
             if self.connection is None:
                 self.connection = sqlite3.connect(tmp_path / "db", check_same_thread=True)
                 opened.append(self.connection)
-            return int(
-                self.connection.execute("select number from numbers where rowid = ?", (index + 1,)).fetchone()[0]
-            )
+            found = self.connection.execute("select number from numbers where rowid = ?", (index + 1,))
+            return int(found.fetchone()[0])
 
     opened: list[Any] = []
-    loader = penstock.DataLoader(Rows(), 4, num_workers=2, worker_method="thread")
-    assert torch.cat(list(loader)).tolist() == list(range(48))
-
-
-# --- what threads share -----------------------------------------------------------------------------------------------
+    assert flat(in_threads(Rows(), 4, num_workers=2)) == NUMBERS
 
 
 class Writing(Sized):
@@ -380,39 +351,25 @@ SHARED: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_shared_memory_that_a_sample_writes_to_is_an_error_and_goes_to_processes(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("penstock.executors.method.LIMIT_SECONDS", 60.0)  # of a busy machine
-    held = SHARED[name]()
-    dataset = Writing(held)
+def test_shared_memory_that_a_sample_writes_to_is_an_error_and_goes_to_processes(name: str, patience: None) -> None:
+    dataset = Writing(SHARED[name]())
     with pytest.raises(penstock.InvalidOption, match=r"worker_method='thread'.* was written to.*share_dataset=True"):
-        list(penstock.DataLoader(dataset, 12, **THREADS))
-    shared = penstock.DataLoader(dataset, 12, share_dataset=True, **THREADS)
-    assert torch.cat(list(shared)).tolist() == list(range(48))
-    auto = penstock.DataLoader(dataset, 12, num_workers=2, worker_method="auto")
-    assert torch.cat(list(auto)).tolist() == list(range(48))
-    assert "chosen   processes: a" in auto.explain() and "that the copies share was written to" in auto.explain()
+        list(in_threads(dataset))
+    assert flat(in_threads(dataset, share_dataset=True)) == flat(trying := auto(dataset)) == NUMBERS
+    assert "chosen   processes: a" in trying.explain() and "that the copies share was written to" in trying.explain()
 
 
 @pytest.mark.parametrize("name", ["array", "tensor"])
-def test_a_write_that_no_trial_has_seen_is_an_error_of_its_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = Choice(Method.THREAD, "threads: for the test")
-    monkeypatch.setattr("penstock.executors.method.try_out", lambda *given, **more: chosen)
-    loader = penstock.DataLoader(
-        Writing(SHARED[name](), begin=24), 12, num_workers=1, prefetch_factor=1, worker_method="auto"
-    )
-    batches = iter(loader)
-    assert next(batches).tolist() == list(range(12))
-    assert next(batches).tolist() == list(range(12, 24))
+def test_a_write_that_no_trial_has_seen_is_an_error_of_its_batch(name: str, threads_chosen: None) -> None:
+    batches = iter(auto(Writing(SHARED[name](), begin=24), num_workers=1, prefetch_factor=1))
+    assert flat(taken(batches, 2)) == NUMBERS[:24]
     with pytest.raises(penstock.InvalidOption, match=r"was written to.* use worker_method='process'"):
         next(batches)
 
 
 def test_a_write_to_shared_memory_makes_no_sample_a_bad_one() -> None:
-    loader = penstock.DataLoader(Writing(np.zeros(SCRATCH_BYTES), 24), 12, on_error="replace", seed=1, **THREADS)
     with pytest.raises(penstock.InvalidOption, match="was written to"):
-        list(loader)
+        list(in_threads(Writing(np.zeros(SCRATCH_BYTES), 24), on_error="replace", seed=1))
 
 
 def test_memory_that_processes_share_too_may_be_written_to(tmp_path: Path) -> None:
@@ -420,47 +377,27 @@ def test_memory_that_processes_share_too_may_be_written_to(tmp_path: Path) -> No
     held: list[Any] = [mapped, torch.zeros(48).share_memory_(), torch.zeros(48).share_memory_().numpy()]
     held.append(np.frombuffer(multiprocessing.RawArray("d", 48)))
 
-    class Filling(Sized):
-        def __init__(self) -> None:
-            self.held = held
+    def fill(index: int) -> None:
+        for memory in held:
+            memory[index] = index
 
-        def __getitem__(self, index: int) -> int:
-            for memory in self.held:
-                memory[index] = index
-            return index
-
-    list(penstock.DataLoader(Filling(), 12, **THREADS))
-    assert all(memory.tolist() == list(range(48)) for memory in held)
+    list(in_threads(Made(fill, 48), collate_fn=list))
+    assert all(memory.tolist() == NUMBERS for memory in held)
 
 
 def test_a_dataset_that_its_loop_changes_between_passes_is_read_on() -> None:
     held = torch.zeros(SCRATCH_BYTES)
-
-    class Reading(Sized):
-        def __init__(self) -> None:
-            self.held = held
-
-        def __getitem__(self, index: int) -> torch.Tensor:
-            return self.held[index]
-
-    loader: Any = penstock.DataLoader(Reading(), 12, persistent_workers=True, **THREADS)
+    loader = in_threads(Made(lambda index: held[index], 48), persistent_workers=True)
     for number in range(2):
         held.fill_(number)
-        assert torch.equal(torch.cat(list(loader)), torch.full((48,), float(number)))
+        assert flat(loader) == [number] * 48
     loader._iterator._shutdown_workers()
 
 
 def test_torch_warns_of_no_array_that_only_threads_have_read_only() -> None:
-    class Wrapping(Sized):
-        def __init__(self) -> None:
-            self.rows = np.arange(48 * 4000, dtype=np.float64).reshape(48, 4000)
-
-        def __getitem__(self, index: int) -> torch.Tensor:
-            return torch.from_numpy(self.rows[index])
-
-    dataset = Wrapping()  # warnings are errors here
-    assert torch.equal(torch.cat(list(penstock.DataLoader(dataset, 12, **THREADS))), torch.from_numpy(dataset.rows))
-    assert dataset.rows.flags.writeable
+    rows = np.arange(48 * 4000, dtype=np.float64).reshape(48, 4000)
+    loader = in_threads(Made(lambda index: torch.from_numpy(rows[index]), 48))  # warnings are errors here
+    assert torch.equal(torch.cat(list(loader)), torch.from_numpy(rows)) and rows.flags.writeable
 
 
 class Handle:
@@ -482,34 +419,26 @@ class ByClass(Sized):
 
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-def test_a_file_of_a_class_counts_as_the_datasets_own(
-    lazy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("penstock.executors.method.LIMIT_SECONDS", 60.0)  # of a busy machine
-
+def test_a_file_of_a_class_counts_as_the_datasets_own(lazy: bool, tmp_path: Path, patience: None) -> None:
     class Reader(Handle):
         lock = threading.Lock()  # no file: it is made for threads
 
     (tmp_path / "numbers").write_bytes(np.arange(48, dtype="<i8").tobytes())
     dataset = ByClass(tmp_path / "numbers", Reader)
-    if not lazy:
-        Handle.file = (tmp_path / "numbers").open("rb", buffering=0)
     try:
         if not lazy:
-            assert "refused  worker_method='thread'" in penstock.DataLoader(dataset, 12, **THREADS).explain()
-        auto = penstock.DataLoader(dataset, 12, num_workers=1, worker_method="auto")
-        assert "chosen   processes: " in auto.explain() and ".file, of type _io.FileIO" in auto.explain()
-        assert torch.cat(list(auto)).tolist() == list(range(48))
+            Handle.file = (tmp_path / "numbers").open("rb", buffering=0)
+            assert "refused  worker_method='thread'" in in_threads(dataset).explain()
+        trying = auto(dataset, num_workers=1)
+        assert "chosen   processes: " in trying.explain() and ".file, of type _io.FileIO" in trying.explain()
+        assert flat(trying) == NUMBERS
         with pytest.raises(penstock.InvalidOption, match=r"\.file, of type _io\.FileIO.*share_dataset=True"):
-            list(penstock.DataLoader(dataset, 12, **THREADS))
+            list(in_threads(dataset))
     finally:
         for kind in (Handle, Reader):
             if kind.file is not None:
                 kind.file.close()
         Handle.file = None
-
-
-# --- what is copied ---------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -528,29 +457,16 @@ def copied_thing(**parts: Any) -> tuple[Any, Any]:
     return copied(thing, "Thing"), thing
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        np.zeros(SCRATCH_BYTES),
-        torch.zeros(SCRATCH_BYTES),
-        torch.nn.Parameter(torch.zeros(2)),
-        "text" * 250,
-        b"bytes",
-        range(3),
-        Path("here"),
-        torch.float32,
-        torch.zeros(2).share_memory_(),
-        between,
-        Thing,
-        itertools,
-        threading.local(),
-    ],
-    ids=lambda data: type(data).__name__,
-)
+DATA = [
+    np.zeros(SCRATCH_BYTES), torch.zeros(SCRATCH_BYTES), torch.nn.Parameter(torch.zeros(2)), "text" * 250, b"bytes",
+    range(3), Path("here"), torch.float32, torch.zeros(2).share_memory_(), between, Thing, itertools, threading.local(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("data", DATA, ids=lambda data: type(data).__name__)
 def test_data_is_shared(data: Any) -> None:
     own, thing = copied_thing(data=data)
-    assert own is not thing
-    assert own.data is data
+    assert own is not thing and own.data is data
 
 
 def test_memory_mapped_arrays_and_those_in_containers_are_shared(tmp_path: Path) -> None:
@@ -558,23 +474,15 @@ def test_memory_mapped_arrays_and_those_in_containers_are_shared(tmp_path: Path)
     mapped = np.load(tmp_path / "a.npy", mmap_mode="r")
     arrays = [np.zeros(3), torch.zeros(3)]
     own, _ = copied_thing(mapped=mapped, part=mapped[1:], arrays=arrays)
-    assert own.mapped is mapped
-    assert own.part.base is not None and np.shares_memory(own.part, mapped)
+    assert own.mapped is mapped and own.part.base is not None and np.shares_memory(own.part, mapped)
     assert own.arrays is not arrays and own.arrays[0] is arrays[0] and own.arrays[1] is arrays[1]
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_small_memory_keeps_its_views(order: Any) -> None:
-    room = np.zeros((4, 6), order=order)
-    tensor = torch.zeros(4, 6)
-    own, thing = copied_thing(
-        room=room,
-        part=room[1:3, ::2],
-        seen=torch.from_numpy(room),
-        tensor=tensor,
-        turned=tensor.t(),
-        array=tensor.numpy(),
-    )
+    room, tensor = np.zeros((4, 6), order=order), torch.zeros(4, 6)
+    seen, array = torch.from_numpy(room), tensor.numpy()
+    own, thing = copied_thing(room=room, part=room[1:3, ::2], seen=seen, tensor=tensor, turned=tensor.t(), array=array)
     own.room[1, 2] = 7
     own.tensor[3, 1] = 5
     assert own.part[0, 1] == own.seen[1, 2] == 7 and own.turned[1, 3] == own.array[3, 1] == 5
@@ -618,16 +526,15 @@ def test_containers_and_objects_are_copied_with_what_they_share() -> None:
     assert next(own.iterator) == 1 == next(thing.iterator)
 
 
-@pytest.mark.parametrize(
-    "large",
-    [
-        list(map(str, range(MANY))),
-        {i: {"box": [1.0, 2.0]} for i in range(MANY)},
-        defaultdict(list, {i: [i] for i in range(MANY)}),
-        [Record("a", [1.0]) for _ in range(MANY)],
-    ],
-    ids=["paths", "dicts", "defaultdict", "records"],
-)
+LARGE: dict[str, Any] = {
+    "paths": list(map(str, range(MANY))),
+    "dicts": {i: {"box": [1.0, 2.0]} for i in range(MANY)},
+    "defaultdict": defaultdict(list, {i: [i] for i in range(MANY)}),
+    "records": [Record("a", [1.0]) for _ in range(MANY)],
+}
+
+
+@pytest.mark.parametrize("large", LARGE.values(), ids=list(LARGE))
 def test_containers_of_many_records_are_copied_without_them(large: Any) -> None:
     own, _ = copied_thing(large=large)
     assert own.large is not large and type(own.large) is type(large) and len(own.large) == MANY
@@ -670,65 +577,57 @@ def test_objects_that_copy_themselves_do() -> None:
     class Slotted:
         __slots__ = ("value",)
 
-        def __init__(self) -> None:
-            self.value = [1]
-
-    own, thing = copied_thing(own=Own(), slotted=Slotted(), kind=Slotted)
+    slotted: Any = Slotted()
+    slotted.value = [1]
+    own, thing = copied_thing(own=Own(), slotted=slotted, kind=Slotted)
     assert own.own == "its own copy" and own.kind is Slotted
     assert own.slotted.value == [1] and own.slotted.value is not thing.slotted.value
 
 
 def test_explain_says_whose_dataset_it_is() -> None:
-    assert (
-        "copies   each thread has the dataset's Python objects" in penstock.DataLoader(Counted(), **THREADS).explain()
-    )
-    shared = penstock.DataLoader(Counted(), share_dataset=True, **THREADS)
-    assert "shared   all threads use the one dataset" in shared.explain()
+    assert "copies   each thread has the dataset's Python objects" in in_threads(Counted()).explain()
+    assert "shared   all threads use the one dataset" in in_threads(Counted(), share_dataset=True).explain()
 
 
 class OneTensor(Sized):
-    """Unchanged one tensor as an attribute."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
+    tensor: Any = None
 
     def __getitem__(self, index: int) -> Any:
         return self.tensor, index
 
 
+IN_PIECES: dict[str, Callable[[], torch.Tensor]] = {
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "csr": lambda: torch.eye(3).to_sparse_csr(),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+    "mkldnn": lambda: torch.eye(3).to_mkldnn(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+    "meta": lambda: torch.ones(2, device="meta"),
+}
+
+
 @pytest.mark.filterwarnings("ignore:.*(Sparse|quantize|nested)")
 @pytest.mark.parametrize("held", ["attribute", "list"])
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: torch.eye(3).to_sparse(),
-        lambda: torch.eye(3).to_sparse_csr(),
-        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
-        lambda: torch.eye(3).to_mkldnn(),
-        lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
-        lambda: torch.ones(2, device="meta"),
-    ],
-    ids=["sparse", "csr", "nested", "jagged", "mkldnn", "quantized", "meta"],
-)
-def test_threads_share_tensors_without_memory_of_one_piece(make: Callable[[], torch.Tensor], held: str) -> None:
-    tensor = make()
-    dataset: Any = OneTensor(tensor) if held == "attribute" else [(tensor, i) for i in range(48)]
-    batches = list(penstock.DataLoader(dataset, batch_size=4, collate_fn=list, **THREADS))
-    assert [index for batch in batches for _, index in batch] == list(range(48))
-    assert all(type(one) is type(tensor) and one.layout == tensor.layout for batch in batches for one, _ in batch)
+@pytest.mark.parametrize("name", IN_PIECES)
+def test_threads_share_tensors_without_memory_of_one_piece(name: str, held: str) -> None:
+    tensor = IN_PIECES[name]()
+    dataset: Any = OneTensor() if held == "attribute" else [(tensor, i) for i in range(48)]
+    if held == "attribute":
+        dataset.tensor = tensor
+    found = [one for batch in in_threads(dataset, 4, collate_fn=list) for one in batch]
+    assert [index for _, index in found] == NUMBERS
+    assert all(type(one) is type(tensor) and one.layout == tensor.layout for one, _ in found)
 
 
 @pytest.mark.filterwarnings("ignore:.*nested")
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 def test_processes_send_nested_tensors(layout: torch.layout) -> None:
     dataset: Any = [torch.nested.nested_tensor([torch.ones(2) * i, torch.ones(3)], layout=layout) for i in range(6)]
-    batches = list(penstock.DataLoader(dataset, batch_size=2, collate_fn=list, num_workers=2, worker_method="process"))
-    arrived = [one for batch in batches for one in batch]
+    sent = in_threads(dataset, 2, collate_fn=list, num_workers=2, worker_method="process")
+    arrived = [one for batch in sent for one in batch]
     assert all(one.is_nested and one.layout is layout for one in arrived)
-    assert [[part.tolist() for part in one.unbind()] for one in arrived] == [
-        [part.tolist() for part in one.unbind()] for one in dataset
-    ]
+    assert listed(one.unbind() for one in arrived) == listed(one.unbind() for one in dataset)
 
 
 def test_a_column_that_a_copy_sets_is_its_own() -> None:

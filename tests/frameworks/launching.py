@@ -3,17 +3,56 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 #: A rank that waits in vain ends by itself after so long; see the scripts.
 PATIENCE_SECONDS = 90
 TRIES = 3
+needs_gloo = pytest.mark.skipif(not dist.is_gloo_available(), reason="this torch was built without gloo")
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of scripts, which import the tests' modules."""
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+
+
+def begin(patience: float = PATIENCE_SECONDS) -> None:
+    """Do what each rank does first: one that waits in vain for the other ends, and says where."""
+    faulthandler.dump_traceback_later(patience, exit=True)
+    torch.set_num_threads(1)
+
+
+def end(file: Path, results: Any) -> None:
+    """Write what this rank has found into FILE-<rank>.json, and leave the others."""
+    Path(f"{file}-{dist.get_rank()}.json").write_text(json.dumps(results))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def launched(script: str | Path, folder: Path, verb: str = "found") -> list[Any]:
+    """Run a script with two ranks, which is given the verb and the folder; return what each has found."""
+    if not dist.is_gloo_available():
+        pytest.skip("this torch was built without gloo")
+    run(*TORCHRUN, str(script), verb, str(folder), cwd=folder)
+    return found_in(folder, verb)
+
+
+def found_in(folder: Path, name: str = "found", ranks: int = 2) -> list[Any]:
+    """Return what each rank has found."""
+    return [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(ranks)]
 
 
 def run(*arguments: str, cwd: Path | None = None) -> str:
@@ -37,7 +76,8 @@ def _run_once(command: list[str], cwd: Path | None) -> tuple[int | None, str, st
     It writes to files: a child that waits for ever would keep pipes open after its parents have ended.
     """
     with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, cwd=cwd, stdout=said, stderr=errors, start_new_session=True)
+        options: Any = {"stdout": said, "stderr": errors, "start_new_session": True, "env": environment()}
+        process = subprocess.Popen(command, cwd=cwd, **options)
         try:
             code: int | None = process.wait(2 * PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:

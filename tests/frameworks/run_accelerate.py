@@ -1,15 +1,7 @@
-"""Two ranks of Accelerate over torch's loader and over ours, which it was told to keep; started by test_accelerate.py.
-
-    torchrun --nproc-per-node 2 run_accelerate.py FOLDER
-
-Each rank writes FOLDER/<rank>.json: for each case what each of the two loaders gave.
-"""
+"""Two ranks of Accelerate over torch's loader and over ours, which it was told to keep; see test_accelerate.py."""
 
 from __future__ import annotations
 
-import faulthandler
-import inspect
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,32 +9,23 @@ from typing import Any
 import accelerate
 import torch
 from accelerate.utils import DataLoaderConfiguration
-from torch.utils.data import BatchSampler, Dataset, IterableDataset, SequentialSampler, TensorDataset
+from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler, TensorDataset
 
 import penstock
 from penstock.frameworks import keep_loaders
+from tests.frameworks.launching import begin, end
+from tests.sample_datasets import Made, Stream
 
 SAMPLES, BATCH = 27, 4
-WANTED: dict[str, Any] = {"seed": 5, "worker_method": "thread", "on_error": "replace"}
-OWN = {name: value for name, value in WANTED.items() if name in inspect.signature(penstock.DataLoader).parameters}
+OWN: dict[str, Any] = {"seed": 5, "worker_method": "thread", "on_error": "replace"}
 
 
-class Python(Dataset[Any]):
-    """What only Python can read."""
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.tensor(index), torch.zeros(3)
-
-
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Any:
-        return ((torch.tensor(index), torch.zeros(3)) for index in range(SAMPLES))
+def sample(index: int) -> Any:
+    return torch.tensor(index), torch.zeros(3)
 
 
 NUMBERS = TensorDataset(torch.arange(SAMPLES), torch.zeros(SAMPLES, 3))
+GIVEN = ("num_workers", "pin_memory", "collate_fn")
 
 
 def values(batch: Any) -> Any:
@@ -52,9 +35,8 @@ def values(batch: Any) -> Any:
 def run(loader_class: Any, own: dict[str, Any], dataset: Any, loading: dict[str, Any], config: dict[str, Any]) -> Any:
     """Prepare a loader and a model; return all that a training script could see of it in two epochs."""
     accelerate.utils.set_seed(0)
-    accelerator = accelerate.Accelerator(
-        cpu=True, gradient_accumulation_steps=3, dataloader_config=DataLoaderConfiguration(**config)
-    )
+    loading_config = DataLoaderConfiguration(**config)
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=3, dataloader_config=loading_config)
     if loader_class is penstock.DataLoader:
         keep_loaders(accelerator)
     given = loader_class(dataset, **loading, **own)
@@ -64,19 +46,18 @@ def run(loader_class: Any, own: dict[str, Any], dataset: Any, loading: dict[str,
     for epoch in range(2):
         if not isinstance(dataset, IterableDataset):
             loader.set_epoch(epoch + 1)
-        epoch_batches, gathered = [], []
+        seen["epochs"].append([])
+        seen["gathered"].append([])
         for batch in loader:
             if even:
                 with accelerator.accumulate(model):
                     accelerator.backward(model(batch[1]).mean())
                     seen["synchronised"].append(accelerator.sync_gradients)
-            epoch_batches.append(values(batch))
+            seen["epochs"][-1].append(values(batch))
             seen["ends"].append(loader.end_of_dataloader)
             seen["remainders"].append(loader.remainder)
             if even and "batch_size" in loading:
-                gathered += values(accelerator.gather_for_metrics(batch))
-        seen["epochs"].append(epoch_batches)
-        seen["gathered"].append(gathered)
+                seen["gathered"][-1] += values(accelerator.gather_for_metrics(batch))
     skipped = accelerator.skip_first_batches(loader, 2)
     seen["skipped"] = [values(batch) for batch in skipped]
     seen["lengths"] = [len(each) for each in (loader, skipped) if not isinstance(dataset, IterableDataset)]
@@ -84,9 +65,7 @@ def run(loader_class: Any, own: dict[str, Any], dataset: Any, loading: dict[str,
         {
             "ours": type(each.base_dataloader) is penstock.DataLoader,
             "own": {name: repr(getattr(each.base_dataloader, name)) for name in own},
-            "as given": all(
-                getattr(each, name) == getattr(given, name) for name in ("num_workers", "pin_memory", "collate_fn")
-            ),
+            "as given": all(getattr(each, name) == getattr(given, name) for name in GIVEN),
             "plan": each.base_dataloader.explain().splitlines()[0],
         }
         for each in (loader, skipped)
@@ -95,40 +74,36 @@ def run(loader_class: Any, own: dict[str, Any], dataset: Any, loading: dict[str,
     return {"seen": seen, "what": what}
 
 
+PLAIN: dict[str, Any] = {"batch_size": BATCH, "num_workers": 0}
+BY_SAMPLER = {"batch_sampler": BatchSampler(SequentialSampler(range(SAMPLES)), BATCH, False), "num_workers": 0}
+CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+    "plain": (NUMBERS, PLAIN, {}),
+    "threads": (NUMBERS, PLAIN | {"num_workers": 2, "persistent_workers": True}, {}),
+    "shuffled": (NUMBERS, PLAIN | {"num_workers": 2, "shuffle": True}, {}),
+    "seedable": (NUMBERS, PLAIN | {"shuffle": True}, {"use_seedable_sampler": True}),
+    "drop_last": (NUMBERS, PLAIN | {"drop_last": True}, {}),
+    "split": (NUMBERS, PLAIN | {"num_workers": 2}, {"split_batches": True}),
+    "uneven": (NUMBERS, PLAIN, {"even_batches": False}),
+    "dispatched": (NUMBERS, PLAIN, {"dispatch_batches": True}),
+    "Python": (Made(sample, SAMPLES), PLAIN | {"num_workers": 1}, {}),
+    "stream": (Stream(SAMPLES, sample, shared=False), PLAIN, {"dispatch_batches": False}),
+    "batches by sampler": (NUMBERS, BY_SAMPLER, {}),
+}
+
+
 def main(folder: Path) -> None:
-    faulthandler.dump_traceback_later(90, exit=True)  # a rank that waits in vain for the other ends, and says where
-    torch.set_num_threads(1)
-    plain: dict[str, Any] = {"batch_size": BATCH, "num_workers": 0}
-    cases: list[tuple[str, Any, dict[str, Any], dict[str, Any]]] = [
-        ("plain", NUMBERS, plain, {}),
-        ("threads", NUMBERS, plain | {"num_workers": 2, "persistent_workers": True}, {}),
-        ("shuffled", NUMBERS, plain | {"num_workers": 2, "shuffle": True}, {}),
-        ("seedable", NUMBERS, plain | {"shuffle": True}, {"use_seedable_sampler": True}),
-        ("drop_last", NUMBERS, plain | {"drop_last": True}, {}),
-        ("split", NUMBERS, plain | {"num_workers": 2}, {"split_batches": True}),
-        ("uneven", NUMBERS, plain, {"even_batches": False}),
-        ("dispatched", NUMBERS, plain, {"dispatch_batches": True}),
-        ("Python", Python(), plain | {"num_workers": 1}, {}),
-        ("stream", Stream(), plain, {"dispatch_batches": False}),
-        (
-            "batches by sampler",
-            TensorDataset(torch.arange(SAMPLES), torch.zeros(SAMPLES, 3)),
-            {"batch_sampler": BatchSampler(SequentialSampler(range(SAMPLES)), BATCH, False), "num_workers": 0},
-            {},
-        ),
-    ]
+    begin()
     results: dict[str, Any] = {}
-    for name, dataset, loading, config in cases:
-        theirs = run(torch.utils.data.DataLoader, {}, dataset, loading, config)
-        ours = run(penstock.DataLoader, {}, dataset, loading, config)
+    for name, case in CASES.items():
         # What the order is with our seed is ours to say; here it is only that our arguments survive.
         own = {key: value for key, value in OWN.items() if name != "stream" or key != "on_error"}  # refused there
-        with_own = run(penstock.DataLoader, own, dataset, loading, config)
-        results[name] = {"theirs": theirs, "ours": ours, "with own": with_own}
-    rank = accelerate.PartialState().process_index
-    (folder / f"{rank}.json").write_text(json.dumps(results))
-    accelerate.PartialState().destroy_process_group()
+        results[name] = {
+            "theirs": run(torch.utils.data.DataLoader, {}, *case),
+            "ours": run(penstock.DataLoader, {}, *case),
+            "with own": run(penstock.DataLoader, own, *case),
+        }
+    end(folder / "found", results)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[2]))

@@ -1,28 +1,23 @@
-"""Two ranks of Accelerate, stopped in the middle of an epoch and gone on with; started by test_accelerate_state.py.
-
-    torchrun --nproc-per-node 2 run_accelerate_state.py save FOLDER
-    torchrun --nproc-per-node 2 run_accelerate_state.py load FOLDER
-
-Each rank writes FOLDER/<verb>-<rank>.json: for each case the samples of each step of each epoch.
-"""
+"""Two ranks of Accelerate, stopped in the middle of an epoch ("save"), or gone on with ("load")."""
 
 from __future__ import annotations
 
-import faulthandler
-import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import accelerate
 import torch
 from accelerate.utils import DataLoaderConfiguration
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import penstock
 from penstock.frameworks import keep_loaders
+from tests.frameworks.launching import begin, end
+from tests.sample_datasets import Made, Placed
 
 SAMPLES, BATCH, EPOCHS = 43, 4, 3
 #: The state is saved in this epoch, after so many steps: in its middle, and when a dispatcher has met its end.
@@ -31,46 +26,28 @@ EPOCH, STEPS = 1, (2, 5)
 Seen = list[list[list[int]]]
 
 
-class Counting(Dataset[Any]):
+class Counting(Made):
     """What only Python can read, and which samples it was asked for."""
 
     def __init__(self) -> None:
+        super().__init__(self.get, SAMPLES)
         self.read: list[int] = []
 
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> Any:
+    def get(self, index: int) -> Any:
         self.read.append(index)
         return (torch.tensor(index),)
 
 
-class Stream(IterableDataset[Any]):
-    """Says itself where it is."""
-
-    def __init__(self) -> None:
-        self.at = 0
-        self.read: list[int] = []
-
-    def __iter__(self) -> Iterator[Any]:
-        while self.at < SAMPLES:
-            self.at += 1
-            self.read.append(self.at - 1)
-            yield (torch.tensor(self.at - 1),)
-        self.at = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
+def numbers(batches: Any) -> list[list[int]]:
+    """Return the samples of each step."""
+    return [batch[0].tolist() for batch in batches]
 
 
 @dataclass(frozen=True)
 class Case:
     """How a loader is made and prepared."""
 
-    dataset: type[Any] | None = None
+    dataset: Callable[[], Any] | None = None
     """None: one that native threads read."""
     loading: dict[str, Any] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
@@ -87,7 +64,36 @@ class Case:
         accelerator.register_for_checkpointing(loader)
         return accelerator, loader, dataset
 
+    def whole(self) -> Seen:
+        """Return what epochs give that nothing interrupts."""
+        _, loader, _ = self.begin()
+        return [numbers(loader) for _ in range(EPOCHS)]
 
+    def saved(self, folder: Path, epoch: int = EPOCH, steps: tuple[int, ...] = STEPS) -> Seen:
+        """Save the state after each of these steps of an epoch, in FOLDER/<step>; return what came before the last."""
+        accelerator, loader, _ = self.begin()
+        seen: Seen = [numbers(loader) for _ in range(epoch)]
+        if 0 in steps:
+            accelerator.save_state(str(folder / "0"))
+        seen.append([])
+        for batch in loader:
+            seen[-1].append(batch[0].tolist())
+            if len(seen[-1]) in steps:
+                accelerator.save_state(str(folder / str(len(seen[-1]))))
+            if len(seen[-1]) == max(steps):
+                break
+        return seen
+
+    def gone_on(self, folder: Path, epochs: int = EPOCHS - EPOCH) -> tuple[Seen, list[int]]:
+        """Load a state; return what comes after it, and which samples were read in the first of these epochs."""
+        accelerator, loader, dataset = self.begin(seed=4)
+        accelerator.load_state(str(folder))
+        first = numbers(loader)
+        read = list(getattr(dataset, "read", ()))
+        return [first, *(numbers(loader) for _ in range(epochs - 1))], read
+
+
+stream = partial(Placed, SAMPLES, lambda index: (torch.tensor(index),))
 SEEDED = {"shuffle": True, "seed": 5}
 CASES = {
     "not prepared": Case(loading={**SEEDED, "shard": "auto"}, prepared=False),
@@ -104,54 +110,20 @@ CASES = {
     "both": Case(loading=SEEDED, config={"use_seedable_sampler": True}),
     "dispatched": Case(loading=SEEDED, config={"dispatch_batches": True}),
     "dispatched, split": Case(loading=SEEDED, config={"dispatch_batches": True, "split_batches": True}),
-    "dispatched stream": Case(Stream, config={"dispatch_batches": True}),
-    "dispatched stream, split": Case(Stream, config={"dispatch_batches": True, "split_batches": True}),
+    "dispatched stream": Case(stream, config={"dispatch_batches": True}),
+    "dispatched stream, split": Case(stream, config={"dispatch_batches": True, "split_batches": True}),
 }
 
 
-def whole(case: Case) -> Seen:
-    """Return what epochs give that nothing interrupts."""
-    _, loader, _ = case.begin()
-    return [[batch[0].tolist() for batch in loader] for _ in range(EPOCHS)]
-
-
-def saved(case: Case, folder: Path, epoch: int = EPOCH, steps: tuple[int, ...] = STEPS) -> Seen:
-    """Save the state after each of these steps of an epoch, in FOLDER/<step>; return what came before the last."""
-    accelerator, loader, _ = case.begin()
-    seen: Seen = [[batch[0].tolist() for batch in loader] for _ in range(epoch)]
-    if 0 in steps:
-        accelerator.save_state(str(folder / "0"))
-    seen.append([])
-    for batch in loader:
-        seen[-1].append(batch[0].tolist())
-        if len(seen[-1]) in steps:
-            accelerator.save_state(str(folder / str(len(seen[-1]))))
-        if len(seen[-1]) == max(steps):
-            break
-    return seen
-
-
-def gone_on(case: Case, folder: Path, epochs: int = EPOCHS - EPOCH) -> tuple[Seen, list[int]]:
-    """Load a state; return what comes after it, and which samples were read in the first of these epochs."""
-    accelerator, loader, dataset = case.begin(seed=4)
-    accelerator.load_state(str(folder))
-    first = [batch[0].tolist() for batch in loader]
-    read = list(getattr(dataset, "read", ()))
-    return [first, *([batch[0].tolist() for batch in loader] for _ in range(epochs - 1))], read
-
-
 def main(verb: str, folder: Path) -> None:
-    faulthandler.dump_traceback_later(90, exit=True)  # a rank that waits in vain for the other ends, and says where
-    torch.set_num_threads(1)
+    begin()
     results: dict[str, Any] = {}
     for name, case in CASES.items():
         if verb == "save":
-            results[name] = whole(case), saved(case, folder / name)
+            results[name] = case.whole(), case.saved(folder / name)
         else:
-            results[name] = {step: gone_on(case, folder / name / str(step)) for step in STEPS}
-    rank = accelerate.PartialState().process_index
-    (folder / f"{verb}-{rank}.json").write_text(json.dumps(results))
-    accelerate.PartialState().destroy_process_group()
+            results[name] = {step: case.gone_on(folder / name / str(step)) for step in STEPS}
+    end(folder / verb, results)
 
 
 if __name__ == "__main__":

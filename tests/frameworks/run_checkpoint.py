@@ -1,16 +1,8 @@
-"""A run that saves its loaders with torch.distributed.checkpoint, or goes on from there; see test_checkpoint.py.
-
-    torchrun --nproc-per-node N run_checkpoint.py FOLDER save|load
-
-Rank 0 writes what all ranks were handed to FOLDER/save.json or FOLDER/load.json.
-"""
+"""A run that saves its loaders with torch.distributed.checkpoint ("save"), or goes on from there ("load")."""
 
 from __future__ import annotations
 
-import faulthandler
 import hashlib
-import json
-import random
 import sys
 from collections.abc import Iterator
 from itertools import islice
@@ -20,25 +12,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import penstock
+from tests.frameworks.launching import begin, end
+from tests.sample_datasets import Drawing
 
 dcp: Any = torch.distributed.checkpoint  # which does not say what it exports
 
-PATIENCE_SECONDS = 60
 SIZE, BATCH, SEED, STOP = 103, 3, 5, 6
 """STOP: steps before the states are saved."""
-
-
-class Drawing(Dataset[Any]):
-    """Read by Python, with draws from global generators in each sample."""
-
-    def __len__(self) -> int:
-        return SIZE
-
-    def __getitem__(self, index: int) -> Any:
-        return index, torch.rand(5), random.random()
 
 
 def loaders(shard: Any, folder: Path | None = None) -> dict[str, Any]:
@@ -48,7 +31,7 @@ def loaders(shard: Any, folder: Path | None = None) -> dict[str, Any]:
     ledger = None if folder is None else folder / "ledger-{rank}"
     return {
         "native": penstock.DataLoader(native, num_workers=2, ledger=ledger, **settings),
-        "python": penstock.DataLoader(Drawing(), num_workers=0, **settings),
+        "python": penstock.DataLoader(Drawing(SIZE), num_workers=0, **settings),
     }
 
 
@@ -60,12 +43,9 @@ def handed(loader: Any, batches: Any) -> Iterator[tuple[int, str]]:
             yield int(numbers[row]), hashlib.sha256(content).hexdigest()
 
 
-def main() -> None:
-    # A rank that waits for the other for ever says where, and ends.
-    faulthandler.dump_traceback_later(PATIENCE_SECONDS, exit=True)
-    folder, what = Path(sys.argv[1]), sys.argv[2]
+def main(what: str, folder: Path) -> None:
+    begin()
     dist.init_process_group("gloo")
-    torch.set_num_threads(1)
     given = loaders("auto", folder)
     saved = {**given, "model": {"weight": torch.full((2, 2), float(what == "save"))}}
     passes = {}
@@ -77,13 +57,8 @@ def main() -> None:
         dcp.load(saved, checkpoint_id=folder / "checkpoint")
         mine = {name: list(handed(loader, loader)) for name, loader in given.items()}
     assert saved["model"]["weight"].eq(1).all()
-    gathered: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(mine, gathered)
-    if gathered is not None:
-        (folder / f"{what}.json").write_text(json.dumps(gathered))
-    dist.barrier()
-    dist.destroy_process_group()
+    end(folder / what, mine)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -11,7 +11,6 @@ is. Without STEP it goes on to the end of the epoch, and writes FOLDER/done.
 
 from __future__ import annotations
 
-import faulthandler
 import hashlib
 import json
 import random
@@ -24,11 +23,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import Dataset
 from torchvision import datasets
 from torchvision.transforms import v2
 
 import penstock
+from tests.frameworks.launching import begin
+from tests.sample_datasets import Made
 
 PATIENCE_SECONDS = 60
 BATCH, SEED = 2, 11
@@ -40,16 +40,6 @@ Delivered = dict[str, list[tuple[int, str]]]
 """For each dataset the number and the checksum of each sample."""
 
 
-class Drawing(Dataset[Any]):
-    """Read by Python, with draws from global generators in each sample."""
-
-    def __len__(self) -> int:
-        return SAMPLES["python"]
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.rand(5) + index, index, random.random()
-
-
 def tensors(folder: Path) -> Any:
     """Return the samples in files; the label of each is its number."""
     names = [f"id-{number}" for number in range(SAMPLES["tensors"])]
@@ -58,24 +48,18 @@ def tensors(folder: Path) -> Any:
 
 def images(folder: Path) -> Any:
     """Return the images, each a class of its own: the label of each is its number."""
-    transform = v2.Compose(
-        [
-            v2.ToImage(),
-            v2.RandomResizedCrop(16, antialias=True),
-            v2.RandomHorizontalFlip(),
-            v2.ToDtype(torch.float32, scale=True),
-        ]
-    )
-    return datasets.ImageFolder(str(folder / "images"), transform)
+    steps = v2.RandomResizedCrop(16, antialias=True), v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True)
+    return datasets.ImageFolder(str(folder / "images"), v2.Compose([v2.ToImage(), *steps]))
 
 
 def loaders(folder: Path, **options: Any) -> dict[str, Any]:
     """Return a loader of each dataset; no worker processes, which could not be forked beside gloo's threads."""
+    drawing = Made(lambda index: (torch.rand(5) + index, index, random.random()), SAMPLES["python"])
     settings: dict[str, Any] = {"batch_size": BATCH, "shuffle": True, "seed": SEED, **options}
     return {
         "tensors": penstock.DataLoader(tensors(folder), num_workers=2, **settings),
         "images": penstock.DataLoader(images(folder), num_workers=1, **settings),
-        "python": penstock.DataLoader(Drawing(), num_workers=0, **settings),
+        "python": penstock.DataLoader(drawing, num_workers=0, **settings),
     }
 
 
@@ -105,11 +89,9 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    # A rank that waits for the other for ever says where, and ends.
-    faulthandler.dump_traceback_later(PATIENCE_SECONDS, exit=True)
+    begin(PATIENCE_SECONDS)
     folder, until = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else None
     dist.init_process_group("gloo")
-    torch.set_num_threads(1)
     rank, world = dist.get_rank(), dist.get_world_size()
     given = loaders(folder, shard="auto")
     before = lines(folder)

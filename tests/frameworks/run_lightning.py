@@ -1,16 +1,10 @@
-"""Two ranks of Lightning's Trainer over penstock loaders; started by test_lightning.py.
-
-    python run_lightning.py FOLDER
-
-Each rank writes FOLDER/<rank>.json: for each case what its trainer's loaders were, and every batch that they gave.
-"""
+"""Two ranks of Lightning's Trainer over penstock loaders; see test_lightning.py."""
 
 from __future__ import annotations
 
-import faulthandler
-import inspect
 import json
 import sys
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +12,14 @@ import lightning
 import torch
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.strategies import DDPStrategy
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import penstock
+from tests.frameworks.launching import begin
+from tests.sample_datasets import Made
 
 SAMPLES, BATCH = 26, 4
-WANTED: dict[str, Any] = {"seed": 5, "worker_method": "thread", "on_error": "replace"}
-OWN = {name: value for name, value in WANTED.items() if name in inspect.signature(penstock.DataLoader).parameters}
-
-
-class Numbers(Dataset[Any]):
-    """What only Python can read."""
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> Any:
-        return torch.tensor(index), torch.zeros(3)
+OWN: dict[str, Any] = {"seed": 5, "worker_method": "thread", "on_error": "replace"}
 
 
 NATIVE = TensorDataset(torch.arange(SAMPLES), torch.zeros(SAMPLES, 3))
@@ -76,14 +61,9 @@ class Recorder(lightning.LightningModule):
     def on_predict_epoch_start(self) -> None:
         self.begin("predict", self.trainer.predict_dataloaders)
 
-    def training_step(self, batch: Any) -> Any:
-        return self.step("train", batch)
-
-    def validation_step(self, batch: Any) -> Any:
-        return self.step("val", batch)
-
-    def predict_step(self, batch: Any) -> Any:
-        return self.step("predict", batch)
+    training_step = partialmethod(step, "train")
+    validation_step = partialmethod(step, "val")
+    predict_step = partialmethod(step, "predict")
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=1e-3)
@@ -110,54 +90,44 @@ class Indices(BasePredictionWriter):
         self.said.append(list(indices))
 
 
+QUIET: dict[str, Any] = {
+    "num_sanity_val_steps": 0, "logger": False, "enable_checkpointing": False, "enable_progress_bar": False,
+    "enable_model_summary": False,
+}  # fmt: skip
+
+
 def trainer(folder: Path, **options: Any) -> lightning.Trainer:
-    return lightning.Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy=DDPStrategy(process_group_backend="gloo"),
-        max_epochs=2,
-        num_sanity_val_steps=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=folder,
-        **options,
-    )
+    gloo = DDPStrategy(process_group_backend="gloo")
+    where: dict[str, Any] = {"accelerator": "cpu", "devices": 2, "strategy": gloo, "default_root_dir": folder}
+    return lightning.Trainer(max_epochs=2, **where, **QUIET, **options)
 
 
 def main(folder: Path) -> None:
-    faulthandler.dump_traceback_later(90, exit=True)  # a rank that waits in vain for the other ends, and says where
-    torch.set_num_threads(1)
+    begin()
     cases: dict[str, Any] = {}
-    rank = 0
-    fits: list[tuple[str, Any, dict[str, Any]]] = [
-        ("workers None", NATIVE, {}),
-        ("workers 0", NATIVE, {"num_workers": 0}),
-        ("workers 2", NATIVE, {"num_workers": 2, "prefetch_factor": 3}),
-        ("persistent", NATIVE, {"num_workers": 2, "persistent_workers": True}),
-        ("Python", Numbers(), {"num_workers": 1}),
-    ]
-    for name, dataset, options in fits:
-        module, runner = Recorder(), trainer(folder)
-        runner.fit(module, make(dataset, **options), make(dataset, shuffle=False, **options))
-        cases[name] = {"seen": module.seen, "loaders": module.loaders}
-        rank = runner.global_rank
-
-    module = WithHooks()
-    trainer(folder).fit(module)
-    cases["hooks"] = {"seen": module.seen, "loaders": module.loaders}
-
-    module, writer = Recorder(), Indices()
-    trainer(folder, callbacks=[writer]).predict(module, make(shuffle=False, num_workers=2))
-    cases["predict"] = {"seen": module.seen, "loaders": module.loaders, "indices": writer.said}
-
-    lightning.seed_everything(3, workers=True)
-    module = Recorder()
-    trainer(folder).fit(module, make(num_workers=2), make(shuffle=False, num_workers=2))
-    cases["seeded workers"] = {"seen": module.seen, "loaders": module.loaders}
-
-    (folder / f"{rank}.json").write_text(json.dumps(cases))
+    fits: dict[str, tuple[Any, dict[str, Any]]] = {
+        "workers None": (NATIVE, {}),
+        "workers 0": (NATIVE, {"num_workers": 0}),
+        "workers 2": (NATIVE, {"num_workers": 2, "prefetch_factor": 3}),
+        "persistent": (NATIVE, {"num_workers": 2, "persistent_workers": True}),
+        "Python": (Made(lambda index: (torch.tensor(index), torch.zeros(3)), SAMPLES), {"num_workers": 1}),
+        "hooks": (None, {}),
+        "predict": (NATIVE, {"num_workers": 2}),
+        "seeded workers": (NATIVE, {"num_workers": 2}),
+    }
+    for name, (dataset, options) in fits.items():
+        module, writer = Recorder(), Indices()
+        if name == "seeded workers":
+            lightning.seed_everything(3, workers=True)
+        if name == "hooks":
+            module = WithHooks()
+            trainer(folder).fit(module)
+        elif name == "predict":
+            trainer(folder, callbacks=[writer]).predict(module, make(shuffle=False, **options))
+        else:
+            trainer(folder).fit(module, make(dataset, **options), make(dataset, shuffle=False, **options))
+        cases[name] = {"seen": module.seen, "loaders": module.loaders, "indices": writer.said}
+    (folder / f"found-{torch.distributed.get_rank()}.json").write_text(json.dumps(cases))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,7 @@ import copy
 import gc
 import importlib.util
 import inspect
-import json
 import pickle
-import warnings
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,28 +28,21 @@ from accelerate import skip_first_batches  # a name of this module, as transform
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DataLoaderConfiguration
 
-from tests.frameworks.launching import TORCHRUN, run
+from tests.frameworks import run_accelerate
+from tests.frameworks.launching import launched
+from tests.frameworks.run_accelerate import CASES, OWN
+from tests.photos import photo_files
+from tests.same import assert_same
+from tests.values import flat, listed
 
 pytestmark = pytest.mark.timeout(600)  # see launching.run
 
-SCRIPT = Path(__file__).with_name("run_accelerate.py")
 NUMBERS = tud.TensorDataset(torch.arange(22))
-CASES = [
-    *("plain", "threads", "shuffled", "seedable", "drop_last", "split", "uneven", "dispatched", "Python", "stream"),
-    "batches by sampler",
-]
-
-
-# ---------------------------------------------------------------- two ranks
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    if not torch.distributed.is_gloo_available():
-        pytest.skip("this torch was built without gloo")
-    folder = tmp_path_factory.mktemp("accelerate")
-    run(*TORCHRUN, str(SCRIPT), str(folder), cwd=folder)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+    return launched(run_accelerate.__file__, tmp_path_factory.mktemp("accelerate"))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -63,14 +54,11 @@ def test_a_training_script_sees_what_it_sees_with_torchs_loader(ranks: list[dict
 
 @pytest.mark.parametrize("case", CASES)
 def test_our_class_and_arguments_survive(ranks: list[dict[str, Any]], case: str) -> None:
-    wanted: dict[str, Any] = {"seed": 5, "worker_method": "thread", "on_error": "replace"}
+    made: Any = penstock.DataLoader(NUMBERS, **OWN)
+    own = {name: repr(getattr(made, name)) for name in OWN if (case, name) != ("stream", "on_error")}
     for rank in ranks:
         for each in rank[case]["with own"]["what"]:
-            own = {name: wanted[name] for name in each["own"]}
-            made: Any = penstock.DataLoader(NUMBERS, **own)
-            assert each["ours"] and each["as given"]
-            assert own["seed"] == 5
-            assert each["own"] == {name: repr(getattr(made, name)) for name in own}
+            assert each["ours"] and each["as given"] and each["own"] == own
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in ("Python", "stream")])
@@ -83,11 +71,11 @@ def test_native_threads_still_read(ranks: list[dict[str, Any]], case: str) -> No
 def test_ranks_share_a_shuffled_epoch_of_our_seed(ranks: list[dict[str, Any]]) -> None:
     for epoch in (0, 1):
         gathered = [rank["shuffled"]["with own"]["seen"]["gathered"][epoch] for rank in ranks]
-        assert sorted(gathered[0]) == list(range(27))
-        assert gathered[0] == gathered[1] != sorted(gathered[0])
+        assert sorted(gathered[0]) == list(range(27)) and gathered[0] == gathered[1] != sorted(gathered[0])
 
 
-# ---------------------------------------------------------------- one process
+def ours(**options: Any) -> Any:
+    return penstock.DataLoader(NUMBERS, batch_size=4, **options)
 
 
 @pytest.fixture
@@ -98,22 +86,18 @@ def accelerator() -> Iterator[Any]:
 
 
 def test_our_arguments_are_kept_without_being_told(accelerator: Any) -> None:
-    loader: Any = penstock.DataLoader(NUMBERS, batch_size=4, seed=3, shuffle=True, worker_method="thread")
+    options: dict[str, Any] = {"seed": 3, "shuffle": True}
+    loader = ours(worker_method="thread", **options)
     for prepared in (accelerator.prepare(loader), accelerator.prepare_data_loader(loader)):
-        ours = prepared.base_dataloader
-        assert (type(ours), ours.seed, ours.worker_method) == (penstock.DataLoader, 3, "thread")
-    alone = penstock.DataLoader(NUMBERS, batch_size=4, seed=3, shuffle=True)
-    assert [batch.tolist() for (batch,) in prepared] == [batch.tolist() for (batch,) in alone]
+        kept = prepared.base_dataloader
+        assert (type(kept), kept.seed, kept.worker_method) == (penstock.DataLoader, 3, "thread")
+    assert_same(list(prepared), list(ours(**options)))
 
 
 def test_a_drop_in_keeps_its_native_threads(accelerator: Any) -> None:
-    loader: Any = penstock.DataLoader(NUMBERS, batch_size=4)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        prepared = accelerator.prepare(loader)
-    assert type(prepared.base_dataloader) is penstock.DataLoader
-    assert "native threads" in prepared.explain()
-    assert [batch.tolist() for (batch,) in prepared][-1] == [20, 21]
+    prepared = accelerator.prepare(ours())  # warnings are errors
+    assert type(prepared.base_dataloader) is penstock.DataLoader and "native threads" in prepared.explain()
+    assert listed(prepared)[-1] == [[20, 21]]
 
 
 class Derived(penstock.DataLoader[Any]):
@@ -123,28 +107,22 @@ class Derived(penstock.DataLoader[Any]):
 def test_a_derived_class_is_not_built_anew(accelerator: Any) -> None:
     with pytest.raises(InvalidOption, match=r"in the place of a Derived, without seed=3"):
         accelerator.prepare(Derived(NUMBERS, batch_size=4, seed=3))
-    with pytest.warns(UserWarning, match="in the place of a Derived, which reads without native threads") as caught:
-        prepared = accelerator.prepare(Derived(NUMBERS, batch_size=4))
-    assert caught[0].filename == __file__
+    prepared = accelerator.prepare(Derived(NUMBERS, batch_size=4))
     assert type(prepared.base_dataloader) is tud.DataLoader
     assert prepared.num_workers == 0, "torch's default, and not a process for each native thread"
 
 
 def test_unasked_a_dataset_that_python_reads_loses_nothing(accelerator: Any) -> None:
     numbers: Any = list(range(5))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        prepared = accelerator.prepare(penstock.DataLoader(numbers, batch_size=2))
-    assert [batch.tolist() for batch in prepared] == [[0, 1], [2, 3], [4]]
+    assert listed(accelerator.prepare(penstock.DataLoader(numbers, batch_size=2))) == [[0, 1], [2, 3], [4]]
 
 
 def test_workers_that_the_loader_chose_stay_its_choice(accelerator: Any) -> None:
     dataset = tud.TensorDataset(torch.zeros(22, 8192))  # not so small that the caller's thread gathers the rows
     loader: Any = penstock.DataLoader(dataset, batch_size=4)
     prepared = keep_loaders(accelerator).prepare(loader)
-    assert prepared.explain().splitlines()[0] == loader.explain().splitlines()[0].replace(
-        "batches of 4", "batches by batch_sampler"
-    )
+    plan = loader.explain().splitlines()[0].replace("batches of 4", "batches by batch_sampler")
+    assert prepared.explain().splitlines()[0] == plan
     dataset.tensors = ()  # which only Python can read
     workers = prepared.num_workers
     assert prepared.explain().startswith("plan     Python reads the dataset in the caller's thread")
@@ -152,67 +130,50 @@ def test_workers_that_the_loader_chose_stay_its_choice(accelerator: Any) -> None
 
 
 def test_random_transforms_follow_our_seed(tmp_path: Path, accelerator: Any) -> None:
-    (tmp_path / "only").mkdir()
-    to_image = transforms.ToPILImage()
-    for number in range(6):
-        noise = torch.rand(3, 16, 16, generator=torch.Generator().manual_seed(number))
-        to_image(noise).save(tmp_path / "only" / f"{number}.png")
-    augment = transforms.Compose([transforms.RandomCrop(8), transforms.ToTensor()])
-    dataset = penstock.ImageFolder(tmp_path, augment)
+    photo_files(tmp_path, 6, (16, 17), ("png",))
+    dataset = penstock.ImageFolder(tmp_path, transforms.Compose([transforms.RandomCrop(8), transforms.ToTensor()]))
     plain: Any = penstock.DataLoader(dataset, batch_size=2, seed=7)
     prepared = keep_loaders(accelerator).prepare(penstock.DataLoader(dataset, batch_size=2, seed=7))
     first, second = ([torch.cat([x for x, _ in loader]) for _ in range(2)] for loader in (plain, prepared))
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert_same(second, first)
     assert not torch.equal(second[0], second[1])
     # A third epoch from its second batch on.
-    rest = torch.cat([x for x, _ in accelerator.skip_first_batches(prepared, 1)])
-    assert torch.equal(rest, torch.cat([x for x, _ in plain])[2:])
+    assert_same(list(accelerator.skip_first_batches(prepared, 1)), list(plain)[1:])
 
 
 def test_asking_twice_changes_nothing(accelerator: Any) -> None:
     assert keep_loaders(keep_loaders(accelerator)) is accelerator
-    prepared = accelerator.prepare(penstock.DataLoader(NUMBERS, batch_size=4, seed=3))
-    assert accelerator.prepare(prepared) is prepared
-    assert accelerator._dataloaders == [prepared]
+    prepared = accelerator.prepare(ours(seed=3))
+    assert accelerator.prepare(prepared) is prepared and accelerator._dataloaders == [prepared]
 
 
 def test_other_loaders_are_treated_as_before(accelerator: Any) -> None:
     prepared = keep_loaders(accelerator).prepare(tud.DataLoader(NUMBERS, batch_size=4))
     assert type(prepared.base_dataloader) is tud.DataLoader
     skipped = accelerator.skip_first_batches(prepared, 5)
-    assert type(skipped.base_dataloader) is tud.DataLoader
-    assert [batch.tolist() for (batch,) in skipped] == [[20, 21]]
+    assert type(skipped.base_dataloader) is tud.DataLoader and flat(skipped) == [20, 21]
 
 
-def test_batches_are_skipped_of_a_loader_that_was_not_prepared(accelerator: Any) -> None:
-    loader = penstock.DataLoader(NUMBERS, batch_size=4, seed=3)
-    skipped = keep_loaders(accelerator).skip_first_batches(loader, 5)
-    assert (type(skipped), skipped.seed) == (penstock.DataLoader, 3)
-    assert [batch.tolist() for (batch,) in skipped] == [[20, 21]]
-
-
-def test_the_function_skips_batches_as_the_method_does(accelerator: Any) -> None:
-    loader: Any = penstock.DataLoader(NUMBERS, batch_size=4, seed=3, shuffle=True)
-    whole = [batch.tolist() for (batch,) in accelerator.prepare(loader)]
-    prepared = accelerator.prepare(penstock.DataLoader(NUMBERS, batch_size=4, seed=3, shuffle=True))
+@pytest.mark.parametrize("asked", [False, True])
+def test_the_function_skips_batches_as_the_method_does(accelerator: Any, asked: bool) -> None:
+    if asked:
+        keep_loaders(accelerator)
+    options: dict[str, Any] = {"seed": 3, "shuffle": True}
+    whole = list(accelerator.prepare(ours(**options)))
+    prepared = accelerator.prepare(ours(**options))
     for skip in (skip_first_batches, accelerator.skip_first_batches, accelerate.data_loader.skip_first_batches):
-        for given in (prepared, penstock.DataLoader(NUMBERS, batch_size=4, seed=3, shuffle=True)):
+        for given in (prepared, ours(**options)):  # one that was not prepared too
             skipped = skip(given, num_batches=2)
-            assert len(skipped) == len(whole) - 2
-            ours = skipped if given is not prepared else skipped.base_dataloader
-            assert (type(ours), ours.seed) == (penstock.DataLoader, 3)
-            assert [batch.tolist() for (batch,) in skipped] == whole[2:]
-    twice = skip_first_batches(skip_first_batches(prepared, 1), 1)
-    assert [batch.tolist() for (batch,) in twice] == whole[2:]
+            kept = skipped if given is not prepared else skipped.base_dataloader
+            assert (len(skipped), type(kept), kept.seed) == (len(whole) - 2, penstock.DataLoader, 3)
+            assert_same(list(skipped), whole[2:])
+    assert_same(list(skip_first_batches(skip_first_batches(prepared, 1), 1)), whole[2:])
 
 
 def test_the_functions_look_as_they_did() -> None:
     assert list(inspect.signature(accelerate.skip_first_batches).parameters) == ["dataloader", "num_batches"]
     parameters = inspect.signature(accelerate.data_loader.prepare_data_loader).parameters
     assert {"dataloader", "device", "num_processes", "split_batches"} <= parameters.keys()
-
-
-# ---------------------------------------------------------------- penstock.install(): code that names torch's class
 
 
 @pytest.fixture
@@ -234,13 +195,12 @@ def test_a_trainer_that_names_torchs_class_resumes_in_an_epoch(accelerator: Any,
         assert type(prepared.base_dataloader) is penstock.DataLoader
         prepared.set_epoch(epoch)
         rest = accelerate.skip_first_batches(prepared, skip) if skip else prepared
-        assert type(rest.base_dataloader) is penstock.DataLoader
-        assert len(rest) == 6 - skip
-        return [batch.tolist() for (batch,) in rest]
+        assert type(rest.base_dataloader) is penstock.DataLoader and len(rest) == 6 - skip
+        return list(rest)
 
     whole = steps(0, 1)
-    assert sorted(number for step in whole for number in step) == list(range(22))
-    assert steps(4, 1) == whole[4:]
+    assert sorted(flat(whole)) == list(range(22))
+    assert_same(steps(4, 1), whole[4:])
 
 
 @pytest.mark.usefixtures("installed")
@@ -248,7 +208,7 @@ def test_loaders_that_accelerate_builds_itself_are_torchs(accelerator: Any) -> N
     shard = accelerate.data_loader.DataLoaderShard(NUMBERS, batch_size=4)
     assert type(shard.base_dataloader) is tud.DataLoader
     skipped = accelerate.skip_first_batches(shard, 2)
-    assert [batch.tolist() for (batch,) in skipped][-1] == [20, 21] and len(skipped) == 4
+    assert listed(skipped)[-1] == [[20, 21]] and len(skipped) == 4
     bare = accelerate.skip_first_batches(tud.DataLoader(NUMBERS, batch_size=4), 2)
     assert type(bare) is penstock.DataLoader and len(bare) == 4
 
@@ -260,13 +220,12 @@ def test_prepared_loaders_are_pickled_and_copied(accelerator: Any, dispatch: boo
     prepared = accelerator.prepare(tud.DataLoader(NUMBERS, batch_size=4))
     for other in (pickle.loads(pickle.dumps(prepared)), copy.deepcopy(prepared)):
         assert type(other.base_dataloader) is penstock.DataLoader
-        assert next(iter(other))[0].tolist() == [0, 1, 2, 3]
-        assert other.state_dict()["loader"]["batches"] == 1
+        assert next(iter(other))[0].tolist() == [0, 1, 2, 3] and other.state_dict()["loader"]["batches"] == 1
         assert prepared.state_dict()["loader"]["batches"] == 0, "a state of its own"
 
 
 def test_a_prepared_loader_ends_with_its_last_name(accelerator: Any) -> None:
-    prepared = accelerator.prepare(penstock.DataLoader(NUMBERS, batch_size=4))
+    prepared = accelerator.prepare(ours())
     ended = weakref.ref(prepared)
     accelerator._dataloaders.clear()
     gc.disable()

@@ -23,21 +23,10 @@ import accelerate
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DataLoaderConfiguration
 
-from tests.frameworks.launching import TORCHRUN, run
-from tests.frameworks.run_accelerate_state import (
-    BATCH,
-    CASES,
-    EPOCH,
-    EPOCHS,
-    SAMPLES,
-    STEPS,
-    Case,
-    Seen,
-    gone_on,
-    saved,
-    whole,
-)
+from tests.frameworks.launching import launched
+from tests.frameworks.run_accelerate_state import BATCH, CASES, EPOCH, EPOCHS, SAMPLES, STEPS, Case, Seen, numbers
 from tests.sample_datasets import Stream
+from tests.values import stored
 
 pytestmark = pytest.mark.timeout(600)  # see launching.run
 
@@ -48,6 +37,26 @@ UNPREPARED = [name for name, case in CASES.items() if not case.prepared]
 
 def flat(steps: Any) -> list[int]:
     return list(chain.from_iterable(steps))
+
+
+def alone(size: int = SAMPLES, **options: Any) -> Any:
+    """Return a loader that no accelerator has prepared."""
+    return penstock.DataLoader(tud.TensorDataset(torch.arange(size)), **options)
+
+
+SHUFFLED: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 5}
+
+
+def prepared_alone(**options: Any) -> Any:
+    return keep_loaders(accelerate.Accelerator(cpu=True)).prepare(alone(**options))
+
+
+def going_on(folder: Path, case: Case = SEEDED) -> tuple[Any, Any]:
+    """Return an accelerator that has loaded a state of the third step of an epoch, and its loader."""
+    case.saved(folder, 1, (3,))
+    accelerator, loader, _ = case.begin()
+    accelerator.load_state(str(folder / "3"))
+    return accelerator, loader
 
 
 def remainder(uninterrupted: Seen, step: int, case: Case = SEEDED) -> Seen:
@@ -64,21 +73,11 @@ def fresh() -> Iterator[None]:
     GradientState._reset_state()
 
 
-# ---------------------------------------------------------------- two ranks
-
-
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]], list[dict[str, Any]]]:
     """What two ranks saw and saved, and what two others saw that went on."""
-    if not torch.distributed.is_gloo_available():
-        pytest.skip("this torch was built without gloo")
     folder = tmp_path_factory.mktemp("state")
-    for verb in ("save", "load"):
-        run(*TORCHRUN, str(SCRIPT), verb, str(folder), cwd=folder)
-    before, after = (
-        [json.loads((folder / f"{verb}-{r}.json").read_text()) for r in (0, 1)] for verb in ("save", "load")
-    )
-    return folder, before, after
+    return folder, launched(SCRIPT, folder, "save"), launched(SCRIPT, folder, "load")
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -110,7 +109,7 @@ def test_two_ranks_go_on_where_two_stopped(two: Any, name: str, step: int) -> No
 @pytest.mark.parametrize("name", UNPREPARED)
 def test_one_rank_goes_on_where_two_stopped(two: Any, name: str, step: int) -> None:
     folder, before, _ = two
-    rest, read = gone_on(CASES[name], folder / name / str(step))
+    rest, read = CASES[name].gone_on(folder / name / str(step))
     seen = flat(chain.from_iterable(rank[name][1][EPOCH][:step] for rank in before))
     assert sorted(seen + flat(rest[0])) == list(range(SAMPLES))
     assert read == (flat(rest[0]) if CASES[name].dataset else [])
@@ -118,78 +117,67 @@ def test_one_rank_goes_on_where_two_stopped(two: Any, name: str, step: int) -> N
 
 
 def test_a_prepared_loader_refuses_other_processes(two: Any) -> None:
-    with pytest.raises(
-        InvalidOption, match=r"a state of processes=2, .* cannot go on with processes=1, .*shard='auto'"
-    ):
-        gone_on(SEEDED, two[0] / "seeded" / str(STEPS[0]))
-
-
-# ---------------------------------------------------------------- one process
+    said = r"a state of processes=2, .* cannot go on with processes=1, .*shard='auto'"
+    with pytest.raises(InvalidOption, match=said):
+        SEEDED.gone_on(two[0] / "seeded" / str(STEPS[0]))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_process_goes_on_exactly(tmp_path: Path, name: str) -> None:
     case = CASES[name]
-    uninterrupted = whole(case)
+    uninterrupted = case.whole()
     last = len(uninterrupted[EPOCH])
     steps = (0, 1, 7, last - 1, last)
-    assert saved(case, tmp_path, EPOCH, steps) == uninterrupted[: EPOCH + 1]
+    assert case.saved(tmp_path, EPOCH, steps) == uninterrupted[: EPOCH + 1]
     for step in steps:
-        rest, read = gone_on(case, tmp_path / str(step), 2)
+        rest, read = case.gone_on(tmp_path / str(step), 2)
         expected = remainder(uninterrupted, step, case)
         assert rest[: len(expected)] == expected, step
         assert read == (flat(rest[0]) if case.dataset else []), "samples that were skipped are not read"
 
 
 def test_epochs_of_a_seed_are_those_of_the_loader_itself() -> None:
-    loader: Any = penstock.DataLoader(tud.TensorDataset(torch.arange(SAMPLES)), batch_size=4, shuffle=True, seed=5)
-    assert whole(SEEDED) == [[batch.tolist() for (batch,) in loader] for _ in range(EPOCHS)]
+    loader = alone(**SHUFFLED)
+    assert SEEDED.whole() == [numbers(loader) for _ in range(EPOCHS)]
 
 
 def test_set_epoch_reaches_the_order_and_what_is_saved(tmp_path: Path) -> None:
-    uninterrupted = whole(SEEDED)
+    uninterrupted = SEEDED.whole()
     accelerator, loader, _ = SEEDED.begin()
     loader.set_epoch(2)
     accelerator.save_state(str(tmp_path))
-    assert [batch.tolist() for (batch,) in loader] == uninterrupted[2]
-    assert gone_on(SEEDED, tmp_path)[0][0] == uninterrupted[2]
+    assert numbers(loader) == uninterrupted[2] and SEEDED.gone_on(tmp_path)[0][0] == uninterrupted[2]
     # Another epoch than that of the state begins at its start.
-    saved(SEEDED, tmp_path, 1, (3,))
-    accelerator, loader, _ = SEEDED.begin()
-    accelerator.load_state(str(tmp_path / "3"))
+    accelerator, loader = going_on(tmp_path)
     loader.set_epoch(1)
-    assert [batch.tolist() for (batch,) in loader] == uninterrupted[1][3:]
+    assert numbers(loader) == uninterrupted[1][3:]
     accelerator.load_state(str(tmp_path / "3"))
     loader.set_epoch(0)
-    assert [batch.tolist() for (batch,) in loader] == uninterrupted[0]
+    assert numbers(loader) == uninterrupted[0]
 
 
 def test_a_state_that_was_loaded_is_saved_as_it_is(tmp_path: Path) -> None:
-    saved(SEEDED, tmp_path, 1, (3,))
-    accelerator, loader, _ = SEEDED.begin()
-    accelerator.load_state(str(tmp_path / "3"))
+    accelerator, loader = going_on(tmp_path)
     accelerator.save_state(str(tmp_path / "again"))
-    assert gone_on(SEEDED, tmp_path / "again") == gone_on(SEEDED, tmp_path / "3")
-    assert json.dumps(json.loads(json.dumps(loader.state_dict()))) == json.dumps(loader.state_dict())
+    assert SEEDED.gone_on(tmp_path / "again") == SEEDED.gone_on(tmp_path / "3")
+    assert json.dumps(stored(loader.state_dict())) == json.dumps(loader.state_dict())
 
 
-def test_the_epoch_after_skipped_batches_is_another(tmp_path: Path) -> None:
-    uninterrupted = whole(SEEDED)
+def test_the_epoch_after_skipped_batches_is_another() -> None:
+    uninterrupted = SEEDED.whole()
     accelerator, loader, _ = SEEDED.begin()
-    assert [batch.tolist() for (batch,) in loader] == uninterrupted[0]
+    assert numbers(loader) == uninterrupted[0]
     skipped = accelerator.skip_first_batches(loader, 3)
-    assert [batch.tolist() for (batch,) in skipped] == uninterrupted[1][3:]
+    assert numbers(skipped) == uninterrupted[1][3:]
     with pytest.raises(InvalidOption, match="what skip_first_batches made"):
         skipped.state_dict()
     loader.set_epoch(2)
-    assert [batch.tolist() for (batch,) in loader] == uninterrupted[2]
+    assert numbers(loader) == uninterrupted[2]
 
 
 @pytest.mark.parametrize("name", ["seeded", "not prepared"])
 def test_skipping_what_a_state_skips_is_refused(tmp_path: Path, name: str) -> None:
-    saved(CASES[name], tmp_path, 1, (3,))
-    accelerator, loader, _ = CASES[name].begin()
-    accelerator.load_state(str(tmp_path / "3"))
+    accelerator, loader = going_on(tmp_path, CASES[name])
     with pytest.raises(InvalidOption, match="go through the loader itself, without skip_first_batches"):
         keep_loaders(accelerator).skip_first_batches(loader, 3)
 
@@ -197,60 +185,54 @@ def test_skipping_what_a_state_skips_is_refused(tmp_path: Path, name: str) -> No
 def test_a_stream_that_does_not_say_where_it_is_is_read_again(tmp_path: Path) -> None:
     forgetful: Any = partial(Stream, SAMPLES, lambda number: (torch.tensor(number),), shared=False)
     case = Case(forgetful)
-    uninterrupted = whole(case)
-    saved(case, tmp_path, EPOCH, (3,))
+    uninterrupted = case.whole()
+    case.saved(tmp_path, EPOCH, (3,))
     with pytest.warns(UserWarning, match="3 batches will be read and dropped"):
-        rest, _ = gone_on(case, tmp_path / "3")
+        rest, _ = case.gone_on(tmp_path / "3")
     assert rest == remainder(uninterrupted, 3)
 
 
 @pytest.mark.parametrize("own", [tud.RandomSampler(range(SAMPLES)), penstock.Weighted([1.0] * SAMPLES), None])
 def test_an_order_that_is_drawn_anew_is_not_registered(own: Any) -> None:
     accelerator = keep_loaders(accelerate.Accelerator(cpu=True))
-    loader: Any = penstock.DataLoader(tud.TensorDataset(torch.arange(SAMPLES)), shuffle=own is None, sampler=own)
-    prepared = accelerator.prepare(loader)
+    prepared = accelerator.prepare(alone(shuffle=own is None, sampler=own))
     for ask in (prepared.state_dict, lambda: accelerator.register_for_checkpointing(prepared)):
         with pytest.raises(InvalidOption, match=r"draws another order each time\. Give the loader seed="):
             ask()
     assert accelerator._custom_objects == []
 
 
-def test_states_of_other_loaders_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("make", "error", "said"),
+    [
+        (lambda: alone(**SHUFFLED), InvalidOption, "format None"),
+        (
+            lambda: prepared_alone(**{**SHUFFLED, "batch_size": 3}),
+            InvalidOption,
+            r"batch_size=4.* cannot go on with .*batch_size=3",
+        ),
+        (lambda: prepared_alone(**{**SHUFFLED, "seed": 6}), InvalidOption, "seed=5 cannot go on with seed=6"),
+        (lambda: prepared_alone(size=9, **SHUFFLED), DatasetChanged, None),
+    ],
+)
+def test_states_of_other_loaders_are_refused(make: Any, error: Any, said: str | None) -> None:
     _, prepared, _ = SEEDED.begin()
-    plain: Any = penstock.DataLoader(tud.TensorDataset(torch.arange(SAMPLES)), batch_size=4, shuffle=True, seed=5)
     with pytest.raises(InvalidOption, match="not the state of a loader that an Accelerator prepared"):
-        prepared.load_state_dict(plain.state_dict())
-    with pytest.raises(InvalidOption, match="format None"):
-        plain.load_state_dict(prepared.state_dict())
-    _, other, _ = Case(loading={"batch_size": 3, "shuffle": True, "seed": 5}).begin()
-    with pytest.raises(InvalidOption, match=r"batch_size=4.* cannot go on with .*batch_size=3"):
-        other.load_state_dict(prepared.state_dict())
-    _, other, _ = Case(loading={"shuffle": True, "seed": 6}).begin()
-    with pytest.raises(InvalidOption, match="seed=5 cannot go on with seed=6"):
-        other.load_state_dict(prepared.state_dict())
-    shorter: Any = penstock.DataLoader(tud.TensorDataset(torch.arange(9)), batch_size=4, shuffle=True, seed=5)
-    other = keep_loaders(accelerate.Accelerator(cpu=True)).prepare(shorter)
-    with pytest.raises(DatasetChanged):
-        other.load_state_dict(prepared.state_dict())
+        prepared.load_state_dict(alone(**SHUFFLED).state_dict())
+    with pytest.raises(error, match=said):
+        make().load_state_dict(prepared.state_dict())
 
 
 def test_a_shard_is_not_cut_twice() -> None:
-    loader: Any = penstock.DataLoader(tud.TensorDataset(torch.arange(SAMPLES)), shard="auto")
     with pytest.raises(InvalidOption, match=r"shard='auto' does: give shard=None, or leave the loader unprepared"):
-        keep_loaders(accelerate.Accelerator(cpu=True)).prepare(loader)
+        prepared_alone(shard="auto")
 
 
 def test_uneven_processes_are_not_saved() -> None:
     config = DataLoaderConfiguration(even_batches=False)
-    accelerator: Any = accelerate.Accelerator(cpu=True, dataloader_config=config)
+    accelerator: Any = keep_loaders(accelerate.Accelerator(cpu=True, dataloader_config=config))
     accelerator.state._shared_state["num_processes"] = 2
-    for drop_last in (True, False):
-        loader: Any = penstock.DataLoader(
-            tud.TensorDataset(torch.arange(SAMPLES)), batch_size=4, seed=5, drop_last=drop_last
-        )
-        prepared = keep_loaders(accelerator).prepare(loader)
-        if drop_last:
-            assert prepared.state_dict()["cut"]["processes"] == 2
-        else:
-            with pytest.raises(InvalidOption, match="even_batches=False some processes have a batch more"):
-                prepared.state_dict()
+    even, uneven = (accelerator.prepare(alone(batch_size=4, seed=5, drop_last=drop)) for drop in (True, False))
+    assert even.state_dict()["cut"]["processes"] == 2
+    with pytest.raises(InvalidOption, match="even_batches=False some processes have a batch more"):
+        uneven.state_dict()

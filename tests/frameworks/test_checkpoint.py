@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+import itertools
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,14 @@ import torch
 import torch.distributed.checkpoint
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.stateful import Stateful
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import penstock
 from tests.frameworks import run_checkpoint
-from tests.frameworks.launching import TORCHRUN, run
+from tests.frameworks.launching import found_in, launched
 from tests.same import assert_same
-from tests.sample_datasets import Drawing
-from tests.values import taken
+from tests.sample_datasets import Drawing, Placed
+from tests.values import flat, taken
 
 dcp: Any = torch.distributed.checkpoint  # which does not say what it exports
 
@@ -31,26 +30,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
     pytest.mark.filterwarnings("ignore:TypedStorage is deprecated"),  # by torch 2.10's own checkpoints
 ]
-needs_gloo = pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch was built without gloo")
-
-
-class Keeper(IterableDataset[Any]):
-    """An iterable dataset that says where it is."""
-
-    def __init__(self) -> None:
-        self.at = 0
-
-    def __iter__(self) -> Iterator[int]:
-        while self.at < SIZE:
-            self.at += 1
-            yield self.at - 1
-        self.at = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"place": {"at": self.at, "shard": None}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at = state["place"]["at"]
 
 
 @pytest.fixture(autouse=True)
@@ -142,35 +121,28 @@ def test_no_key_of_a_state_comes_or_goes(options: dict[str, Any], tmp_path: Path
     made = loader(tmp_path, **options)
     wanted = keys(made.state_dict())
     batches = iter(made)
-    assert keys(made.state_dict()) == wanted
-    for _ in batches:
+    for _ in itertools.chain([None], batches, [None]):
         assert keys(made.state_dict()) == wanted
-    assert keys(made.state_dict()) == wanted
 
 
 @pytest.mark.parametrize("steps", [0, 1, 5])
-def test_a_loader_in_the_middle_of_another_pass_goes_back(steps: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{}, {"seed": None}])
+def test_a_loader_in_the_middle_of_another_pass_goes_back(steps: int, options: Any, tmp_path: Path) -> None:
     """The state that is asked for its keys is the one of a pass that has begun; the saved one may be of none."""
-    for options in ({}, {"seed": None}):
-        made = loader(tmp_path, **options)
-        dcp.save({"loader": made}, checkpoint_id=tmp_path / f"saved {options}", no_dist=True)
-        state = made.state_dict()
-        other = loader(tmp_path, **options)
-        list(islice(other, steps))
-        dcp.load({"loader": other}, checkpoint_id=tmp_path / f"saved {options}", no_dist=True)
-        assert other.state_dict() == state
-        assert sorted(int(number) for batch in other for number in batch[0]) == list(range(SIZE))
+    made, other = (loader(tmp_path, **options) for _ in range(2))
+    dcp.save({"loader": made}, checkpoint_id=tmp_path / "saved", no_dist=True)
+    state = made.state_dict()
+    list(islice(other, steps))
+    dcp.load({"loader": other}, checkpoint_id=tmp_path / "saved", no_dist=True)
+    assert other.state_dict() == state and sorted(flat(other)) == list(range(SIZE))
 
 
 def test_an_iterable_dataset_with_a_state_of_its_own(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"dataset": Keeper(), "shuffle": None, "seed": None}
+    options: dict[str, Any] = {"dataset": Placed(SIZE), "shuffle": None, "seed": None}
     state, rest = stopped(loader(tmp_path, **options), 3, tmp_path)
-    again = restored(tmp_path, loader(tmp_path, **{**options, "dataset": Keeper()}))
+    again = restored(tmp_path, loader(tmp_path, **{**options, "dataset": Placed(SIZE)}))
     assert state["dataset"] is not None and again.state_dict()["dataset"] == state["dataset"]
     assert_same(list(again), rest)
-
-
-# --- two ranks --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -178,17 +150,14 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Save with two ranks, go on with two; return the folder."""
     folder = tmp_path_factory.mktemp("checkpoint")
     for what in ("save", "load"):
-        run(*TORCHRUN, run_checkpoint.__file__, str(folder), what)
+        launched(run_checkpoint.__file__, folder, what)
     return folder
 
 
 def handed(folder: Path, what: str, name: str) -> list[tuple[int, str]]:
-    shares = json.loads((folder / f"{what}.json").read_text())
-    assert len(shares) == 2
-    return [(int(number), str(content)) for share in shares for number, content in share[name]]
+    return [(int(number), str(content)) for share in found_in(folder, what) for number, content in share[name]]
 
 
-@needs_gloo
 @pytest.mark.timeout(600)  # see launching.run
 @pytest.mark.parametrize("name", ["native", "python"])
 @pytest.mark.parametrize("ranks", [2, 1])

@@ -16,13 +16,14 @@ from torch.utils.data import TensorDataset
 
 import penstock
 import penstock.data
+from tests.values import flat, listed
 from tests.waiting import run_in_threads
 
 ROWS = TensorDataset(torch.arange(12))
 INIT = torch.utils.data.DataLoader.__init__
 
 
-class Derived(torch.utils.data.DataLoader[Any]):
+class Derived(ImportedBefore[Any]):
     """A library's loader, as MONAI's and PyTorch Geometric's are."""
 
     def __init__(self, dataset: Any, size: int = 2, **named: Any) -> None:
@@ -37,15 +38,11 @@ class Explicit(Derived):
         torch.utils.data.DataLoader.__init__(self, dataset, 3, True)
 
 
-class Mixin:
-    """Another base."""
+class Mixed(type("Mixin", (), {}), ImportedBefore[Any]):  # type: ignore[misc]
+    """Has another base, and nothing of its own."""
 
 
-class Mixed(Mixin, torch.utils.data.DataLoader[Any]):
-    """Has nothing of its own."""
-
-
-class OwnIteration(torch.utils.data.DataLoader[Any]):
+class OwnIteration(ImportedBefore[Any]):
     """Iterates in its own way."""
 
     def __iter__(self) -> Any:
@@ -71,10 +68,8 @@ def installed() -> Iterator[None]:
 )
 def test_every_name_of_torchs_class_makes_ours(make: Any) -> None:
     loader = make()
-    assert type(loader) is penstock.DataLoader
-    assert isinstance(loader, torch.utils.data.DataLoader)
-    assert "native" in loader.explain()
-    assert [batch.tolist() for (batch,) in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert type(loader) is penstock.DataLoader and isinstance(loader, torch.utils.data.DataLoader)
+    assert "native" in loader.explain() and listed(loader) == [[[0, 1, 2, 3]], [[4, 5, 6, 7]], [[8, 9, 10, 11]]]
     assert type(pickle.loads(pickle.dumps(loader))) is type(copy.copy(loader)) is penstock.DataLoader
 
 
@@ -85,9 +80,8 @@ def test_what_is_derived_from_torchs_class_stays_what_it_is(kind: Any) -> None:
         meanwhile = kind(ROWS)
         assert type(meanwhile) is kind and kind.__mro__ == bases
         assert not isinstance(meanwhile, penstock.DataLoader)
-        for loader in (before, meanwhile):
-            assert sorted(int(value) for (batch,) in loader for value in batch) == list(range(12))
-    assert sorted(int(value) for (batch,) in meanwhile for value in batch) == list(range(12))
+        assert sorted(flat(before)) == sorted(flat(meanwhile)) == list(range(12))
+    assert sorted(flat(meanwhile)) == list(range(12))
 
 
 def test_loaders_of_before_and_of_meanwhile_stay_what_they_are() -> None:
@@ -142,17 +136,13 @@ def test_threads_may_make_loaders_at_once() -> None:
 
 
 def test_the_module_has_what_torchs_has() -> None:
-    data = penstock.data
-    assert data.DataLoader is penstock.DataLoader
-    for name in torch.utils.data.__all__:
-        if name != "DataLoader":
-            assert getattr(data, name) is getattr(torch.utils.data, name)
-    assert set(torch.utils.data.__all__) == set(data.__all__)
-    assert data.distributed is torch.utils.data.distributed and data.dataloader is torch.utils.data.dataloader
-    assert data.get_worker_info is torch.utils.data.get_worker_info
-    assert set(dir(torch.utils.data)) <= set(dir(data))
+    ours, torchs = penstock.data, torch.utils.data
+    assert ours.DataLoader is penstock.DataLoader and set(torchs.__all__) == set(ours.__all__)
+    for name in {*torchs.__all__, "distributed", "dataloader", "get_worker_info"} - {"DataLoader"}:
+        assert getattr(ours, name) is getattr(torchs, name)
+    assert set(dir(torchs)) <= set(dir(ours))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        _ = data.nothing
+        _ = ours.nothing
     everything: dict[str, Any] = {}
     exec("from penstock.data import *", everything)
     assert everything["DataLoader"] is penstock.DataLoader

@@ -12,16 +12,15 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import torch
-from PIL import Image
 
-from tests.frameworks.launching import TORCHRUN, descendants, lives
+from tests.frameworks.launching import TORCHRUN, descendants, environment, lives, needs_gloo
+from tests.photos import noise_image
+from tests.sample_datasets import tensor_files
 from tests.waiting import wait_until
 
 pytest.importorskip("torchvision")
@@ -36,7 +35,7 @@ LAST = 2
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch was built without gloo"),
+    needs_gloo,
 ]
 
 
@@ -46,8 +45,9 @@ class Run:
     def __init__(self, folder: Path, ranks: int, *arguments: str) -> None:
         self._errors = folder / f"errors-{len(list(folder.glob('errors-*')))}"
         command = [sys.executable, *TORCHRUN[:-1], str(ranks), str(SCRIPT), str(folder), *arguments]
+        options: dict[str, Any] = {"start_new_session": True, "env": environment()}
         with self._errors.open("w") as errors:  # a file: a child that waits for ever would keep a pipe open
-            self._process = subprocess.Popen(command, stdout=errors, stderr=errors, start_new_session=True)
+            self._process = subprocess.Popen(command, stdout=errors, stderr=errors, **options)
         self.processes = {self._process.pid}
         self.shared: set[str] = set()
 
@@ -79,22 +79,6 @@ class Run:
         wait_until(lambda: not any(map(lives, self.processes)))
 
 
-def fill(folder: Path) -> None:
-    """Write the datasets."""
-    (folder / "tensors").mkdir()
-    for number in range(run_killed.SAMPLES["tensors"]):
-        torch.save(torch.arange(6.0) * number, folder / "tensors" / f"id-{number}.pt")
-    draw = np.random.default_rng(5)
-    for number in range(run_killed.SAMPLES["images"]):
-        (folder / "images" / f"{number:03}").mkdir(parents=True)
-        pixels = draw.integers(0, 256, (24, 20, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / "images" / f"{number:03}" / "image.png")
-
-
-def came(folder: Path, step: int) -> bool:
-    return len(run_killed.lines(folder)) > step
-
-
 class Killed(NamedTuple):
     """An epoch that was gone through by runs most of which were killed."""
 
@@ -111,7 +95,10 @@ class Killed(NamedTuple):
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
     """Run the epoch to its end."""
     folder = tmp_path_factory.mktemp("killed")
-    fill(folder)
+    tensor_files(folder / "tensors", run_killed.SAMPLES["tensors"], (6,), "id-{}")
+    for number in range(run_killed.SAMPLES["images"]):
+        (folder / "images" / f"{number:03}").mkdir(parents=True)
+        noise_image(number, 24, 20).save(folder / "images" / f"{number:03}" / "image.png")
     stops = [0]
     processes: set[int] = set()
     shared: set[str] = set()
@@ -119,7 +106,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
         last = stops[-1] + (further or 0)
         run = Run(folder, ranks, *([] if further is None else [str(last)]))
         try:
-            assert run.wait(partial(came, folder, last)) is None, run.said()
+            assert run.wait(lambda last=last: len(run_killed.lines(folder)) > last) is None, run.said()  # type: ignore[misc]
             run.look()
             if further is None:
                 assert run.wait(lambda: False) == 0, run.said()
@@ -150,8 +137,7 @@ def test_each_sample_came_once_and_is_what_it_would_have_been(killed: Killed, na
     undisturbed = [pair for batch in loader for pair in run_killed.handed(loader, batch)]
     numbers = Counter(number for number, _ in came)
     assert [number for number, count in numbers.items() if count > 1] == []
-    assert sorted(numbers) == list(range(run_killed.SAMPLES[name]))
-    assert dict(came) == dict(undisturbed)
+    assert sorted(numbers) == list(range(run_killed.SAMPLES[name])) and dict(came) == dict(undisturbed)
     assert name == "python" or "native thread" in loader.explain()
 
 

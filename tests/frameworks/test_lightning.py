@@ -1,9 +1,8 @@
-"""Lightning's Trainer with two gloo ranks: it makes our loaders anew, and puts a DistributedSampler into them."""
+"""Lightning makes our loaders anew, with a DistributedSampler in two gloo ranks, and saves where they are."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +12,28 @@ from torch.utils.data import TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import penstock
-from tests.frameworks.launching import run
+from tests.frameworks.launching import found_in, run
 
-SCRIPT = Path(__file__).with_name("run_lightning.py")
-SAMPLES, BATCH, EPOCHS = 26, 4, 2  # as there
+pytest.importorskip("lightning", reason="lightning is not installed: pip install lightning")
+import lightning
+
+from tests.frameworks import run_lightning
+from tests.frameworks.run_lightning import BATCH, OWN, SAMPLES
+
+EPOCHS = 2  # as there
 NATIVE = ["workers None", "workers 0", "workers 2", "persistent", "hooks", "seeded workers"]
 FITTED = [*NATIVE, "Python"]
 
-pytestmark = [
-    pytest.mark.timeout(600),  # see launching.run
-    pytest.mark.skipif(
-        importlib.util.find_spec("lightning") is None, reason="lightning is not installed: pip install lightning"
-    ),
-    pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch was built without gloo"),
-]
+pytestmark = pytest.mark.timeout(600)  # see launching.run
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    if not torch.distributed.is_gloo_available():
+        pytest.skip("this torch was built without gloo")
     folder = tmp_path_factory.mktemp("lightning")
-    run(str(SCRIPT), str(folder), cwd=folder)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+    run(run_lightning.__file__, str(folder), cwd=folder)
+    return found_in(folder)
 
 
 def expected(rank: int, epoch: int, shuffle: bool, seed: int = 0) -> list[list[int]]:
@@ -48,15 +48,11 @@ def expected(rank: int, epoch: int, shuffle: bool, seed: int = 0) -> list[list[i
 @pytest.mark.parametrize("stage", ["train", "val"])
 @pytest.mark.parametrize("case", FITTED)
 def test_the_loader_made_anew_is_ours_with_its_options(ranks: list[dict[str, Any]], case: str, stage: str) -> None:
-    wanted: dict[str, Any] = {"seed": 5, "worker_method": "thread", "on_error": "replace"}
+    made: Any = penstock.DataLoader(TensorDataset(torch.arange(2)), **OWN)
+    own = {name: repr(getattr(made, name)) for name in OWN}
     for rank in ranks:
         loader = rank[case]["loaders"][stage]
-        own = {name: wanted[name] for name in loader["own"]}
-        assert own["seed"] == 5
-        made: Any = penstock.DataLoader(TensorDataset(torch.arange(2)), **own)
-        assert loader["kept"]
-        assert loader["own"] == {name: repr(getattr(made, name)) for name in own}
-        assert loader["sampler"] == "DistributedSampler"
+        assert (loader["kept"], loader["sampler"], loader["own"]) == (True, "DistributedSampler", own)
 
 
 @pytest.mark.parametrize("case", NATIVE)
@@ -88,6 +84,58 @@ def test_batches_are_those_of_the_sampler_in_every_epoch(ranks: list[dict[str, A
 def test_predictions_are_of_the_samples_that_lightning_names(ranks: list[dict[str, Any]]) -> None:
     for number, rank in enumerate(ranks):
         case = rank["predict"]
-        assert case["loaders"]["predict"]["kept"]
-        assert "native thread" in case["loaders"]["predict"]["plan"]
+        loader = case["loaders"]["predict"]
+        assert loader["kept"] and "native thread" in loader["plan"]
         assert case["indices"] == case["seen"]["predict"][0] == expected(number, 0, False)
+
+
+DATA = TensorDataset(torch.arange(40), torch.randn(40, 3))
+
+
+class Model(lightning.LightningModule):
+    """Notes the samples of each step, and fails at one."""
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 1)
+        self.seen: list[list[int]] = []
+        self.fails_at = fails_at
+
+    def training_step(self, batch: Any, number: int) -> Any:
+        if len(self.seen) == self.fails_at:
+            raise RuntimeError("the machine was lost")
+        self.seen.append(batch[0].tolist())
+        return self.linear(batch[1]).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def fit(folder: Path, size: int, fails_at: int | None = None, ckpt: Path | None = None, **saving: Any) -> Any:
+    """Train for three epochs with checkpoints; return the samples of each step."""
+    model = Model(fails_at)
+    loader = penstock.DataLoader(DATA, batch_size=size, shuffle=True, seed=7, num_workers=1)
+    saver = lightning.pytorch.callbacks.ModelCheckpoint(folder, save_top_k=-1, **saving)
+    where: dict[str, Any] = {"default_root_dir": folder, "accelerator": "cpu", "logger": False}
+    quiet: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False}
+    trainer = lightning.Trainer(max_epochs=3, callbacks=[saver], **where, **quiet)
+    with contextlib.nullcontext() if fails_at is None else pytest.raises(RuntimeError, match="the machine was lost"):
+        trainer.fit(model, loader, ckpt_path=ckpt)
+    return model.seen
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_training_goes_on_at_the_end_of_an_epoch(tmp_path: Path) -> None:
+    whole = fit(tmp_path, 10, filename="{epoch}")
+    again = fit(tmp_path, 10, filename="{epoch}", ckpt=tmp_path / "epoch=0.ckpt")
+    assert again == whole[4:], "Lightning calls iter() before set_epoch"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_training_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    saving: dict[str, Any] = {"filename": "after-{step}", "every_n_train_steps": 3}
+    whole = fit(tmp_path / "whole", 4, **saving)
+    assert len(whole) == 30
+    before = fit(tmp_path / "lost", 4, fails_at=14, **saving)
+    after = fit(tmp_path / "again", 4, ckpt=tmp_path / "lost" / "after-step=12.ckpt", **saving)
+    assert before[:12] + after == whole

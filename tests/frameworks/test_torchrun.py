@@ -10,14 +10,14 @@ import torch
 from torch.utils.data import TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from tests.frameworks.launching import TORCHRUN, run
+from tests.frameworks.launching import TORCHRUN, needs_gloo, run
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "ddp.py"
 SAMPLES = 26
 
 pytestmark = [
     pytest.mark.timeout(600),  # see launching.run
-    pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch was built without gloo"),
+    needs_gloo,
 ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -13,23 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import penstock
 from penstock.sources.image_folder import RACY_NS
-from tests.frameworks.launching import PATIENCE_SECONDS, TRIES, descendants
+from tests.frameworks.launching import PATIENCE_SECONDS, TRIES, descendants, environment, found_in, needs_gloo
 from tests.photos import photo_files
 from tests.sample_datasets import tensor_files
 from tests.two_machines import ADDRESSES, Machines, two_machines
 
 SCRIPT = Path(__file__).parent / "run_nodes.py"
-ROOT = Path(__file__).parents[2]
 NODES, RANKS = 2, 2
 WORLD = NODES * RANKS
 
 pytestmark = [
     pytest.mark.timeout(600),  # see launching.run
-    pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this torch was built without gloo"),
+    needs_gloo,
 ]
 
 
@@ -53,15 +50,15 @@ def launch(node: int, folder: Path, addresses: tuple[str, ...], port: int, machi
         "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{addresses[0]}:{port}", "--rdzv-id", "two-nodes",
         "--rdzv-conf", f"is_host={int(node == 0)}", "--local-addr", addresses[node], str(SCRIPT), str(folder),
     ]  # fmt: skip
-    environment = {
-        **os.environ,
+    (folder / f"node-{node}").mkdir(exist_ok=True)
+    variables = {
+        **environment(),
         "XDG_CACHE_HOME": str(folder / f"node-{node}"),
         "GLOO_SOCKET_IFNAME": "lo" if machines is None else "cable",
-        "PYTHONPATH": str(ROOT),
         "RES_OPTIONS": "timeout:1 attempts:1",  # nobody answers there who an address is
     }
     with (folder / f"said-{node}").open("w") as said:
-        options: dict[str, Any] = {"env": environment, "stdout": said, "stderr": said, "start_new_session": True}
+        options: dict[str, Any] = {"env": variables, "stdout": said, "stderr": said, "start_new_session": True}
         if machines is None:
             return subprocess.Popen(command, **options)
         return machines.start(node, *command, **options)
@@ -88,7 +85,7 @@ def run(folder: Path, addresses: tuple[str, ...], machines: Machines | None) -> 
         if -1 not in codes and "Timeout (0:0" not in said:
             break
     assert codes == [0, 0], said
-    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(WORLD)]
+    return found_in(folder, "rank", WORLD)
 
 
 def check(found: list[dict[str, Any]], folder: Path) -> None:
@@ -105,7 +102,9 @@ def check(found: list[dict[str, Any]], folder: Path) -> None:
     for node in nodes:
         assert sum(one["scans"] for one in node) == 1, "one rank of the node has listed the tree"
         samples = {name for one in node for batch in one["photos"] for name in batch}
-        assert max(one["cached"] for one in node) == len(samples), "one cache holds what both ranks have read"
+        assert max(one["cached"][0] for one in node) == len(samples), "one cache holds what both ranks have read"
+        # And none of it was read again; the first batch comes from it twice, to learn its shape.
+        assert all(one["cached"][1] == len(samples) and one["hits"] >= one["samples"] for one in node)
         fetched = [re.search(r"(\d+) shards? fetched so far", one["explained"]) for one in node]
         labels = [label for one in node for batch in one["labels"] for label in batch]
         needed = set(shards.index.rows(labels)["shard"].tolist())  # a sample's label is its number

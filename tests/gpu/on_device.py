@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch.utils.data import TensorDataset
 
+import penstock
 from penstock.device.moving import map_leaves, tensors_in
+from tests.same import assert_same
 
 DEVICE = torch.device("cuda", 0)
 
@@ -21,6 +23,12 @@ PAUSE = 20_000_000
 def sleep(cycles: int = PAUSE) -> None:
     """Keep the current stream busy."""
     torch.cuda._sleep(cycles)
+
+
+def slowly(batch: Any) -> Any:
+    """Keep the stream of the copies busy, as a transform."""
+    sleep()
+    return batch
 
 
 def random_words(batches: int, words: int = 2 << 20) -> list[torch.Tensor]:
@@ -69,3 +77,21 @@ def memory_left(more: int) -> Iterator[None]:
 def numbered(samples: int = 40) -> TensorDataset:
     """Return a dataset that the native core reads."""
     return TensorDataset(torch.arange(samples * 96.0).view(samples, 3, 8, 4), torch.arange(samples))
+
+
+def assert_as_on_host(dataset: Any, device: Any = "cuda", *, passes: int = 2, **options: Any) -> None:
+    """Assert that the batches of each pass are, on the device, those that a loader without one gives."""
+    plain = penstock.DataLoader(dataset, **options)
+    fed = penstock.DataLoader(dataset, device=device, **options)
+    for _ in range(passes):
+        assert_same([on_host(batch) for batch in fed], list(plain))
+    assert len(fed) == len(plain)
+
+
+def assert_converted(dataset: Any, feed: penstock.Feed, **options: Any) -> None:
+    """Assert that images come as bfloat16 with channels last, and labels as they are on the host."""
+    wanted, found = (list(penstock.DataLoader(dataset, device=device, **options)) for device in (None, feed))
+    for (images, labels), (host_images, host_labels) in zip(found, wanted, strict=True):
+        assert (images.device, images.dtype) == (DEVICE, torch.bfloat16)
+        assert images.is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(images.cpu(), host_images.bfloat16()) and torch.equal(labels.cpu(), host_labels)

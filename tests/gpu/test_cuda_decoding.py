@@ -25,7 +25,8 @@ from penstock.executors.iterator import Pass
 from penstock.executors.native import NativeFiller
 from penstock.order.batches import as_indices, with_sample_numbers
 from penstock.plan import NativePlan, plan
-from tests.gpu.on_device import DEVICE, sleep
+from tests.gpu.on_device import DEVICE, slowly
+from tests.same import assert_same
 
 #: Of 255 steps. nvJPEG's inverse DCT and colour conversion round otherwise than libjpeg-turbo's; without interpolated
 #: chroma (torchcodec, torchvision) pixels at coloured edges differ by far more, but few do.
@@ -67,18 +68,15 @@ def dataset_of(root, *transform):
 
 
 def passes(dataset, batches, decoder, stream=None):
+    """Return a pass that decodes on the device, and one that decodes on the host."""
     found = plan(dataset, batched=True, collate_fn=None, worker_init_fn=None, raw=True)
     assert isinstance(found, NativePlan)
-
-    def pass_input():
-        return PassInput(with_sample_numbers(map(as_indices, batches), 0, batched=True), len(batches), 5, 2)
-
-    def resources():
-        return PassResources(4, None, Buffers(pinned=False, keep=8))
-
-    return Pass(DecodingFiller(found, resources(), decoder, DEVICE, stream), pass_input()), Pass(
-        NativeFiller(found, resources()), pass_input()
-    )
+    resources = [PassResources(4, None, Buffers(pinned=False, keep=8)) for _ in range(2)]
+    fillers = DecodingFiller(found, resources[0], decoder, DEVICE, stream), NativeFiller(found, resources[1])
+    return [
+        Pass(one, PassInput(with_sample_numbers(map(as_indices, batches), 0, batched=True), len(batches), 5, 2))
+        for one in fillers
+    ]
 
 
 def test_pixels_are_near_the_hosts(root, decoder):
@@ -101,16 +99,11 @@ def test_on_a_lane_that_falls_behind_each_batch_is_whole(root, decoder):
     calm, _ = passes(dataset, batches, decoder)
     expected = [pixels.cpu() for pixels, _ in calm]
 
-    def slowly(batch):
-        sleep()
-        return batch
-
     got = []
     for pixels, _ in Feeding(ours, Feed("cuda", transform=slowly), DEVICE, stream, end_source=ours.close):
         got.append(pixels.clone())
         del pixels
-    for pixels, wanted in zip(got, expected, strict=True):
-        assert torch.equal(pixels.cpu(), wanted)
+    assert_same([pixels.cpu() for pixels in got], expected)
 
 
 def test_what_a_gpu_cannot_be_trusted_with_is_pillows(root, decoder):

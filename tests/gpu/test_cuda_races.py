@@ -6,7 +6,7 @@ the copies. A checksum taken on the device is compared with that of the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import TensorDataset
 
 import penstock
-from tests.gpu.on_device import DEVICE, PAUSE, checksum, checksums, random_words, sleep
+from tests.gpu.on_device import DEVICE, PAUSE, checksum, checksums, random_words, sleep, slowly
 from tests.waiting import run_in_threads
 
 BATCHES = 12
@@ -32,82 +32,41 @@ def consumed(batches: Iterable[torch.Tensor], pause: int) -> list[int]:
     return [int(one) for one in sums]
 
 
-def slowly(batch: Any) -> Any:
-    """Keep the stream of the copies busy, as a transform."""
-    sleep()
-    return batch
-
-
-# --- naive prefetchers: each lacks one thing --------------------------------------------------------------------------
-
-
-def without_a_wait(pinned: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Nobody waits for the copy."""
-    side = torch.cuda.Stream(DEVICE)
-    for batch in pinned:
-        with torch.cuda.stream(side):
-            sleep()
-            there = batch.to(DEVICE, non_blocking=True)
-        yield there
-        del there
-
-
-def one_host_buffer(pinned: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The host overwrites what is still to be copied."""
-    side = torch.cuda.Stream(DEVICE)
-    staging = torch.empty(pinned[0].shape, dtype=pinned[0].dtype, pin_memory=True)
-    for batch in pinned:
-        staging.copy_(batch)
-        with torch.cuda.stream(side):
-            sleep()
-            there = staging.to(DEVICE, non_blocking=True)
-        torch.cuda.current_stream(DEVICE).wait_stream(side)
-        there.record_stream(torch.cuda.current_stream(DEVICE))
-        yield there
-        del there
-
-
-def one_device_buffer(pinned: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The copy does not wait for those who still read what was there."""
-    side = torch.cuda.Stream(DEVICE)
-    there = torch.empty_like(pinned[0], device=DEVICE)
+def naive(pinned: list[torch.Tensor], lacks: str) -> Iterator[torch.Tensor]:
+    """Yield batches on the device, each copied while nobody waits for it, or into memory that is still read."""
+    side, current = torch.cuda.Stream(DEVICE), torch.cuda.current_stream(DEVICE)
+    host = torch.empty_like(pinned[0], pin_memory=True) if lacks == "host buffers" else None
+    device = torch.empty_like(pinned[0], device=DEVICE) if lacks == "device buffers" else None
     torch.cuda.synchronize()
     for batch in pinned:
+        source = batch if host is None else host.copy_(batch)
         with torch.cuda.stream(side):
-            there.copy_(batch, non_blocking=True)
-        torch.cuda.current_stream(DEVICE).wait_stream(side)
-        yield there
+            if lacks in ("a wait", "host buffers"):
+                sleep()
+            copied = source.to(DEVICE, non_blocking=True) if device is None else device.copy_(source, non_blocking=True)
+        if lacks != "a wait":
+            current.wait_stream(side)
+        if lacks == "host buffers":
+            copied.record_stream(current)
+        yield copied
+        del copied
 
 
-def without_record_stream(pinned: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The allocator is not told who reads: memory is given away when the tensor is dropped, not when it was read."""
-    side = torch.cuda.Stream(DEVICE)
-    for batch in pinned:
-        with torch.cuda.stream(side):
-            there = batch.to(DEVICE, non_blocking=True)
-        torch.cuda.current_stream(DEVICE).wait_stream(side)
-        yield there
-        del there
+#: What each lacks, and the pause of the reader in which it is seen. Without a wait nobody waits for the copy; with one
+#: host buffer the host overwrites what is still to be copied, with one device buffer the copy what is still read; and
+#: without record_stream the allocator gives memory away when the tensor is dropped, not when it was read.
+NAIVE = [("a wait", 0), ("host buffers", 0), ("device buffers", PAUSE), ("record_stream", PAUSE)]
 
 
-NAIVE = [(without_a_wait, 0), (one_host_buffer, 0), (one_device_buffer, PAUSE), (without_record_stream, PAUSE)]
-
-
-@pytest.mark.parametrize(("naive", "pause"), NAIVE, ids=lambda value: getattr(value, "__name__", ""))
-def test_a_naive_prefetcher_corrupts_batches_and_penstock_does_not(naive: Callable[..., Any], pause: int) -> None:
+@pytest.mark.parametrize(("lacks", "pause"), NAIVE)
+def test_a_naive_prefetcher_corrupts_batches_and_penstock_does_not(lacks: str, pause: int) -> None:
     source = [batch.pin_memory() for batch in random_words(BATCHES)]
     wanted = checksums(source)
     assert len(set(wanted)) == BATCHES
-    for _ in range(5):
-        if consumed(naive(source), pause) != wanted:
-            break
-    else:
-        pytest.fail(f"{naive.__name__} corrupted nothing, so that this test would not see a race")
+    if all(consumed(naive(source, lacks), pause) == wanted for _ in range(5)):
+        pytest.fail(f"without {lacks} nothing was corrupted, so that this test would not see a race")
     for transform in (None, slowly):
         assert consumed(penstock.prefetch(source, DEVICE, transform=transform), pause) == wanted
-
-
-# --- ours -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pinned", [False, True], ids=["pageable", "pinned"])
@@ -156,8 +115,7 @@ def test_batches_on_several_streams_let_go_of_in_any_order(depth: int) -> None:
         if len(held) > 4:  # the oldest, the newest, one between
             del held[sorted(held)[(0, -1, len(held) // 2)[number % 3]]]
     torch.cuda.synchronize()
-    assert [int(one) for one in sums] == wanted
-    assert len(held) == 4
+    assert [int(one) for one in sums] == wanted and len(held) == 4
     for number, batch in held.items():
         assert int(checksum(batch)) == wanted[number]
     assert list(feeding) == []
@@ -180,29 +138,30 @@ def test_loaders(kind: str, workers: int) -> None:
         host = penstock.DataLoader(dataset, seed=1, **options)
         loader = penstock.DataLoader(dataset, seed=1, device=penstock.Feed(DEVICE, transform=slowly), **options)
     else:
-        host = penstock.DataLoader(dataset, generator=torch.Generator().manual_seed(1), **options)
-        around: Any = TorchDataLoader(
-            dataset, generator=torch.Generator().manual_seed(1), pin_memory=workers == 1, **options
-        )
+        one, two = (torch.Generator().manual_seed(1) for _ in range(2))
+        host = penstock.DataLoader(dataset, generator=one, **options)
+        around: Any = TorchDataLoader(dataset, generator=two, pin_memory=workers == 1, **options)
         loader = penstock.prefetch(around, DEVICE, transform=slowly)
     for _ in range(3):
         wanted = checksums(x for (x,) in host)
         assert consumed((x for (x,) in loader), PAUSE // 2) == wanted
 
 
+def sums_of_lanes(feedings: list[Any]) -> list[list[int]]:
+    """Return the checksums of several passes that are gone through at once."""
+    sums: list[list[torch.Tensor]] = [[] for _ in feedings]
+    for batches in zip(*feedings, strict=True):
+        for lane, batch in enumerate(batches):
+            with torch.cuda.device(batch.device):
+                sleep(PAUSE // 2)
+                sums[lane].append(checksum(batch))
+    return [[int(one) for one in lane] for lane in sums]
+
+
 def test_several_loaders_at_once() -> None:
     sources = [random_words(BATCHES, words) for words in (1 << 20, 2 << 20, 3 << 19, 1 << 10)]
-    sums: list[list[torch.Tensor]] = [[] for _ in sources]
-    feedings = [
-        penstock.prefetch(source, DEVICE, depth=depth, transform=slowly)
-        for depth, source in enumerate(sources, start=1)
-    ]
-    for batches in zip(*feedings, strict=True):
-        sleep(PAUSE // 2)
-        for lane, batch in enumerate(batches):
-            sums[lane].append(checksum(batch))
-    torch.cuda.synchronize()
-    assert [[int(one) for one in lane] for lane in sums] == [checksums(source) for source in sources]
+    feedings = [penstock.prefetch(one, DEVICE, depth=depth, transform=slowly) for depth, one in enumerate(sources, 1)]
+    assert sums_of_lanes(feedings) == [checksums(source) for source in sources]
 
 
 def test_several_threads_take_from_one_pass() -> None:
@@ -211,15 +170,8 @@ def test_several_threads_take_from_one_pass() -> None:
     sums: list[int] = []
 
     def take(thread: int) -> None:
-        stream = torch.cuda.Stream(DEVICE)
-        with torch.cuda.stream(stream):
-            taken = []
-            for batch in feeding:
-                sleep(PAUSE // 2)
-                taken.append(checksum(batch))
-                del batch
-            stream.synchronize()
-            sums.extend(int(one) for one in taken)
+        with torch.cuda.stream(torch.cuda.Stream(DEVICE)):
+            sums.extend(consumed(feeding, PAUSE // 2))
 
     run_in_threads(3, take)
     assert sorted(sums) == sorted(checksums(source))
@@ -230,15 +182,6 @@ def test_several_devices_at_once() -> None:
         pytest.skip("one CUDA device only")
     devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     source = random_words(BATCHES)
-    wanted = checksums(source)
-    sums: dict[torch.device, list[torch.Tensor]] = {device: [] for device in devices}
     feedings = [penstock.prefetch(source, device, transform=slowly) for device in devices]
-    for batches in zip(*feedings, strict=True):
-        for device, batch in zip(devices, batches, strict=True):
-            assert batch.device == device
-            with torch.cuda.device(device):
-                sleep(PAUSE // 2)
-                sums[device].append(checksum(batch))
-    for device in devices:
-        torch.cuda.synchronize(device)
-        assert [int(one) for one in sums[device]] == wanted
+    assert [next(iter(feeding)).device for feeding in feedings] == devices
+    assert sums_of_lanes(feedings) == [checksums(source)] * len(devices)

@@ -1,4 +1,4 @@
-"""What arrives on the device is what the host's path gives: shapes, dtypes, strides and values."""
+"""What arrives on the device, or lives there with Feed(cache="device"), is what the host's path gives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,16 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 import penstock
-from tests.gpu.on_device import DEVICE, numbered, on_host, sleep
+from tests.gpu.on_device import (
+    DEVICE,
+    assert_as_on_host,
+    assert_converted,
+    numbered,
+    on_host,
+    settled_bytes,
+    sleep,
+    slowly,
+)
 from tests.photos import in_memory, photo_files
 from tests.same import assert_same
 from tests.sample_datasets import Made
@@ -45,19 +54,8 @@ def normalised(*steps: Any) -> Any:
     return v1.Compose([*steps, v1.ToTensor(), v1.Normalize(MEAN, STD)])
 
 
-def image_folder(folder: Path) -> Any:
-    steps = normalised(v1.RandomResizedCrop(32), v1.RandomHorizontalFlip())
-    return penstock.ImageFolder(photo_files(folder, 23), transform=steps)
-
-
-def torchvision_image_folder(folder: Path) -> Any:
-    steps = v1.Resize(40), v1.CenterCrop(32)
-    return torchvision.datasets.ImageFolder(photo_files(folder, 23), normalised(*steps))
-
-
-def image_folder_of_bytes(folder: Path) -> Any:
-    steps = v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.PILToTensor()])
-    return penstock.ImageFolder(photo_files(folder, 23), transform=steps)
+def folder_of(kind: Any, transform: Any) -> Any:
+    return lambda folder: kind(photo_files(folder, 23), transform=transform)
 
 
 def of_cifar(*steps: Any) -> Any:
@@ -68,41 +66,28 @@ FLIP, SCALED = v1.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True)
 NATIVE: dict[str, Any] = {
     "tensor folder": tensor_folder,
     "arrays": arrays,
-    "image folder": image_folder,
-    "torchvision's folder": torchvision_image_folder,
-    "bytes": image_folder_of_bytes,
+    "image folder": folder_of(penstock.ImageFolder, normalised(v1.RandomResizedCrop(32), FLIP)),
+    "torchvision's folder": folder_of(torchvision.datasets.ImageFolder, normalised(v1.Resize(40), v1.CenterCrop(32))),
+    "bytes": folder_of(penstock.ImageFolder, v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.PILToTensor()])),
     "cifar": of_cifar(normalised(v1.RandomCrop(32, padding=4), FLIP)),
     "cifar, v2": of_cifar(v2.ToImage(), v2.RandomCrop(32, padding=4), SCALED, v2.Normalize(MEAN, STD)),
     "mnist": lambda folder: in_memory("MNIST", v1.ToTensor(), 500),
 }
 
 
+OPTIONS: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3}
+
+
 @pytest.mark.parametrize("workers", [0, 3])
 @pytest.mark.parametrize("name", NATIVE)
 def test_native_plans_give_the_hosts_batches(tmp_path: Path, name: str, workers: int) -> None:
-    dataset = NATIVE[name](tmp_path)
-    options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3, "num_workers": workers}
-    plain = penstock.DataLoader(dataset, **options)
-    fed = penstock.DataLoader(dataset, device="cuda", **options)
-    for _ in range(2):
-        wanted = list(plain)
-        assert_same([on_host(batch) for batch in fed], wanted)
-        assert len(fed) == len(wanted)
+    assert_as_on_host(NATIVE[name](tmp_path), num_workers=workers, **OPTIONS)
 
 
 @pytest.mark.parametrize("name", ["tensor folder", "image folder", "cifar", "cifar, v2", "mnist"])
 def test_dtype_and_layout_are_made_on_the_device(tmp_path: Path, name: str) -> None:
-    dataset = NATIVE[name](tmp_path)
-    options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3, "num_workers": 2}
     feed = penstock.Feed("cuda", dtype=torch.bfloat16, channels_last=True, depth=3)
-    wanted = list(penstock.DataLoader(dataset, **options))
-    found = list(penstock.DataLoader(dataset, device=feed, **options))
-    assert len(found) == len(wanted)
-    for (images, labels), (host_images, host_labels) in zip(found, wanted, strict=True):
-        assert images.device == DEVICE and images.dtype == torch.bfloat16
-        assert images.is_contiguous(memory_format=torch.channels_last)
-        assert torch.equal(images.cpu(), host_images.bfloat16())
-        assert torch.equal(labels.cpu(), host_labels)
+    assert_converted(NATIVE[name](tmp_path), feed, num_workers=2, **OPTIONS)
 
 
 def square(index: int) -> Any:
@@ -110,17 +95,10 @@ def square(index: int) -> Any:
 
 
 @pytest.mark.parametrize("method", [None, "thread", "process"])
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
 def test_python_plans_give_the_hosts_batches(method: Any, workers: int, persistent: bool) -> None:
-    if persistent and not workers:
-        pytest.skip("torch refuses persistent_workers without workers")
-    options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 3, "num_workers": workers}
-    options |= {"worker_method": method, "persistent_workers": persistent}
-    plain = penstock.DataLoader(Made(square, 43), **options)
-    fed = penstock.DataLoader(Made(square, 43), device="cuda", **options)
-    for _ in range(2):
-        assert_same([on_host(batch) for batch in fed], list(plain))
+    options: dict[str, Any] = {"worker_method": method, "persistent_workers": persistent}
+    assert_as_on_host(Made(square, 43), num_workers=workers, **OPTIONS, **options)
 
 
 class Halve(torch.nn.Module):
@@ -154,8 +132,6 @@ def test_transforms_of_torchvision() -> None:
         assert torch.equal(labels.cpu(), source[0][1])
 
 
-# --- structures and kinds of tensors ---------------------------------------------------------------------------------
-
 Pair = namedtuple("Pair", "image label")
 
 
@@ -165,42 +141,41 @@ class Sample:
     name: str
 
 
+def moved(value: Any) -> Any:
+    """Return what prefetch() makes of a batch."""
+    (found,) = penstock.prefetch([value], "cuda")
+    return found
+
+
 def test_any_structure() -> None:
     x = torch.rand(4, 3)
-    source = [{"pair": Pair(x, x.half()), "list": [x > 0.5, None, "text", 3], "sample": Sample(x.double(), "name")}]
-    (found,) = penstock.prefetch(source, "cuda")
-    assert_same(on_host(found["pair"]), source[0]["pair"])
-    assert_same(on_host(found["list"]), source[0]["list"])
+    source = {"pair": Pair(x, x.half()), "list": [x > 0.5, None, "text", 3], "sample": Sample(x.double(), "name")}
+    found = moved(source)
+    assert_same([on_host(found["pair"]), on_host(found["list"])], [source["pair"], source["list"]])
     assert type(found["sample"]) is Sample and torch.equal(on_host(found["sample"].image), x.double())
 
 
 def test_types_that_move_themselves() -> None:
     packed = pack_padded_sequence(torch.arange(6.0).view(3, 2), torch.tensor([3, 2]))
-    (found,) = penstock.prefetch([packed], "cuda")
+    found = moved(packed)
     assert type(found) is PackedSequence and found.data.device == DEVICE
     assert torch.equal(found.data.cpu(), packed.data)
 
 
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.zeros(0, 3),
-        torch.tensor(7),
-        torch.tensor([True, False]),
-        torch.randn(5, dtype=torch.complex64),
-        torch.arange(24.0).view(2, 3, 4).transpose(0, 2),
-        torch.arange(24.0).view(4, 6)[:, ::2],
-        torch.arange(48.0).view(2, 3, 4, 2).to(memory_format=torch.channels_last),
-        torch.ones(3, requires_grad=True),
-        torch.ones(1, 3).expand(4, 3),
-        torch.randn(4, 4).to_sparse(),
-    ],
-    ids=["empty", "0-d", "bool", "complex", "transposed", "strided", "channels last", "grad", "expanded", "sparse"],
-)
-def test_kinds_of_tensors(tensor: torch.Tensor) -> None:
-    (found,) = penstock.prefetch([tensor], "cuda")
-    assert found.device == DEVICE and (found.dtype, found.shape) == (tensor.dtype, tensor.shape)
-    wanted = tensor.detach().to(DEVICE)
+TENSORS = {
+    "empty": torch.zeros(0, 3), "0-d": torch.tensor(7), "bool": torch.tensor([True, False]),
+    "complex": torch.randn(5, dtype=torch.complex64), "transposed": torch.arange(24.0).view(2, 3, 4).transpose(0, 2),
+    "strided": torch.arange(24.0).view(4, 6)[:, ::2], "grad": torch.ones(3, requires_grad=True),
+    "channels last": torch.arange(48.0).view(2, 3, 4, 2).to(memory_format=torch.channels_last),
+    "expanded": torch.ones(1, 3).expand(4, 3), "sparse": torch.randn(4, 4).to_sparse(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_kinds_of_tensors(name: str) -> None:
+    tensor = TENSORS[name]
+    found, wanted = moved(tensor), tensor.detach().to(DEVICE)
+    assert (found.device, found.dtype, found.shape) == (DEVICE, tensor.dtype, tensor.shape)
     if tensor.layout is torch.strided:
         assert found.stride() == wanted.stride() or 0 in tensor.stride()
         assert torch.equal(found.detach(), wanted)
@@ -210,10 +185,80 @@ def test_kinds_of_tensors(tensor: torch.Tensor) -> None:
 
 def test_tensors_that_are_there_already() -> None:
     there = torch.arange(3.0, device=DEVICE)
-    (found,) = penstock.prefetch([there], "cuda")
-    assert found.data_ptr() == there.data_ptr()
+    assert moved(there).data_ptr() == there.data_ptr()
 
 
 def test_images_of_torchvision_keep_their_type() -> None:
-    (found,) = penstock.prefetch([tv_tensors.Image(torch.rand(3, 4, 4))], "cuda")
+    found = moved(tv_tensors.Image(torch.rand(3, 4, 4)))
     assert type(found) is tv_tensors.Image and found.device == DEVICE
+
+
+CACHED = penstock.Feed("cuda", cache="device")
+EPOCH: dict[str, Any] = {"batch_size": 64, "shuffle": True, "seed": 7, "num_workers": 2}
+
+
+def images(name: str, transform: Any) -> Any:
+    return in_memory(name, transform, 500, planar=False)
+
+
+def augmented(name: str, version: str) -> Any:
+    side, mean, std = (32, (0.5, 0.4, 0.3), (0.2, 0.3, 0.1)) if name.startswith("CIFAR") else (28, (0.13,), (0.31,))
+    if version == "v1":
+        t, first, last = v1, [], [v1.ToTensor()]
+    else:
+        t, first, last = v2, [v2.ToImage()], [v2.ToDtype(torch.float32, scale=True)]
+    return t.Compose([*first, t.RandomCrop(side, padding=4), t.RandomHorizontalFlip(), *last, t.Normalize(mean, std)])
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize("name", ["CIFAR10", "CIFAR100", "MNIST", "FashionMNIST"])
+def test_augmented_images_equal_the_hosts(name: str, version: str) -> None:
+    assert_as_on_host(images(name, augmented(name, version)), CACHED, passes=3, **EPOCH)
+
+
+def test_bytes_equal_the_hosts() -> None:
+    steps = [v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), v1.PILToTensor()]
+    assert_as_on_host(images("CIFAR10", v1.Compose(steps)), CACHED, passes=1, **EPOCH)
+
+
+def rows() -> Any:
+    rng = np.random.default_rng(0)
+    kinds: list[Any] = [np.float32, np.uint8, np.int64, np.float64, np.bool_]
+    return penstock.Arrays(*[rng.integers(0, 100, (500, 3, 7)).astype(kind) for kind in kinds], np.arange(500))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_arrays_equal_the_hosts(workers: int) -> None:
+    assert_as_on_host(rows(), CACHED, **{**EPOCH, "num_workers": workers})
+
+
+def test_what_the_feed_asks_is_done_to_cached_batches() -> None:
+    feed = penstock.Feed("cuda", cache="device", dtype=torch.bfloat16, channels_last=True)
+    assert_converted(images("CIFAR10", augmented("CIFAR10", "v1")), feed, **EPOCH)
+
+
+def test_the_data_are_on_the_device_as_long_as_the_pass() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (4000, 3, 32, 32), dtype=np.uint8)
+    before = settled_bytes()
+    loader = penstock.DataLoader(penstock.Arrays(pixels, np.arange(4000)), device=CACHED, **EPOCH)
+    for _ in range(2):
+        batches = iter(loader)
+        first = next(batches)[1].tolist()
+        assert settled_bytes() >= before + pixels.nbytes
+        assert sorted(first + [int(y) for _, labels in batches for y in labels.cpu()]) == list(range(4000))
+        assert settled_bytes() == before
+
+
+def test_kept_batches_are_never_overwritten() -> None:
+    cached = penstock.DataLoader(rows(), device=CACHED, **EPOCH)
+    kept = [slowly(batch) for batch in cached]
+    assert_same([on_host(batch) for batch in kept], list(penstock.DataLoader(rows(), **EPOCH)))
+
+
+def test_leaving_early() -> None:
+    cached = penstock.DataLoader(rows(), device=CACHED, **EPOCH)
+    assert_same([on_host(batch) for batch in cached], list(penstock.DataLoader(rows(), **EPOCH)))
+    before = settled_bytes()
+    for _ in range(5):
+        assert next(iter(cached))[0].device == DEVICE
+    assert settled_bytes() == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import struct
 from collections import OrderedDict
@@ -40,14 +41,10 @@ class Pairs:
             return
         if isinstance(theirs, torch.Tensor):
             self.compare_tensors(ours, theirs)
-        elif isinstance(theirs, dict):
+        elif isinstance(theirs, (dict, list, tuple)):
             assert len(ours) == len(theirs)
-            for mine, other in zip(ours.items(), theirs.items(), strict=True):
-                self.compare(mine[0], other[0])
-                self.compare(mine[1], other[1])
-        elif isinstance(theirs, (list, tuple)):
-            assert len(ours) == len(theirs)
-            for mine, other in zip(ours, theirs, strict=True):
+            parts = [(*one, *one.values()) if isinstance(one, dict) else one for one in (ours, theirs)]
+            for mine, other in zip(*parts, strict=True):
                 self.compare(mine, other)
         elif isinstance(theirs, float):
             assert struct.pack("d", ours) == struct.pack("d", theirs)
@@ -58,21 +55,16 @@ class Pairs:
         assert getattr(ours, "__dict__", None) == getattr(theirs, "__dict__", None)
 
     def compare_tensors(self, ours: torch.Tensor, theirs: torch.Tensor) -> None:
-        names = (
-            "dtype shape requires_grad is_leaf device layout grad grad_fn _base _version is_quantized is_sparse "
-            "_backward_hooks output_nr"
-        )
-        for name in names.split():
+        names = "dtype shape requires_grad is_leaf device layout grad grad_fn _base _version _backward_hooks"
+        for name in [*names.split(), "is_quantized", "is_sparse", "output_nr"]:
             assert getattr(ours, name) == getattr(theirs, name), name
-        assert type(ours._backward_hooks) is type(theirs._backward_hooks)
         names = "stride storage_offset is_contiguous is_conj is_neg is_shared is_inference numel"
         for name in names.split():
             assert getattr(ours, name)() == getattr(theirs, name)(), name
+        assert type(ours._backward_hooks) is type(theirs._backward_hooks)
         assert (ours.data_ptr() == 0) == (theirs.data_ptr() == 0)
         mine, other = ours.untyped_storage(), theirs.untyped_storage()
-        assert mine.nbytes() == other.nbytes()
-        assert mine.resizable() == other.resizable()
-        assert mine.device == other.device
+        assert (mine.nbytes(), mine.resizable(), mine.device) == (other.nbytes(), other.resizable(), other.device)
         assert torch.equal(torch.empty(0).byte().set_(mine), torch.empty(0).byte().set_(other))
         self.match("storage", mine._cdata, other._cdata)
         if mine.nbytes():
@@ -87,10 +79,7 @@ def assert_equal(ours: Any, theirs: Any) -> None:
 
 def filled(shape: tuple[int, ...], dtype: torch.dtype, begin: int = 0) -> torch.Tensor:
     """Return a tensor whose bytes differ from their neighbours (bool: 0 and 1)."""
-    count = dtype.itemsize
-    for extent in shape:
-        count *= extent
-    data = (torch.arange(count, dtype=torch.int64) + begin) * 37 % 251
+    data = (torch.arange(math.prod(shape) * dtype.itemsize, dtype=torch.int64) + begin) * 37 % 251
     return (data % 2 if dtype == torch.bool else data).to(torch.uint8).view(dtype).reshape(shape)
 
 
@@ -142,11 +131,7 @@ def corpus() -> dict[str, Any]:
         "deep": deep,
         "many": list(range(2000)),
         "many tensors": [torch.full((i,), i) for i in range(40)],
-        "big and small": {
-            "image": filled((3, 40, 40), torch.float32),
-            "label": torch.tensor(3),
-            "mask": torch.ones(9).bool(),
-        },
+        "big and small": {"x": filled((3, 40, 40), torch.float32), "y": torch.tensor(3), "mask": torch.ones(9).bool()},
         "two of a size": {"x": torch.randn(600), "y": torch.randn(600)},
         "mixed requires": [grad, grad.detach(), torch.nn.Parameter(base), base],
         "tensor as key": {torch.ones(2): 1},
@@ -165,35 +150,28 @@ def random_object(draw: random.Random, depth: int = 4, known: list[Any] | None =
         return draw.choice(known)
     kind = draw.randrange(12 if depth else 7)
     made: Any
-    if kind == 0:
-        made = draw.choice([None, True, False, draw.randrange(-300, 70000), draw.getrandbits(draw.choice([8, 40, 90]))])
-    elif kind == 1:
-        made = draw.uniform(-1, 1)
+    if kind < 2:
+        number = draw.choice([draw.randrange(-300, 70000), draw.getrandbits(draw.choice([8, 40, 90]))])
+        made = draw.choice([None, True, False, number, number, draw.uniform(-1, 1), draw.uniform(-1, 1)])
     elif kind == 2:
-        made = "".join(draw.choice("abcä€😀 \n") for _ in range(draw.randrange(12)))
+        made = "".join(draw.choices("abcä€😀 \n", k=draw.randrange(12)))
     elif kind == 3:
-        made = bytes(draw.randrange(256) for _ in range(draw.randrange(1, 9)))
+        made = draw.randbytes(draw.randrange(1, 9))
     elif kind < 7:
         made = _random_tensor(draw, known)
-    elif kind < 9:
-        made = {
-            draw.choice(["x", "y", 3, (1, "k"), f"k{draw.randrange(99)}"]): random_object(draw, depth - 1, known)
-            for _ in range(draw.randrange(5))
-        }
-        made = OrderedDict(made) if draw.random() < 0.3 else made
     else:
         made = [random_object(draw, depth - 1, known) for _ in range(draw.randrange(6))]
-        made = tuple(made) if draw.random() < 0.5 else made
+        if kind < 9:
+            made = {draw.choice(["x", "y", 3, (1, "k"), f"k{draw.randrange(99)}"]): one for one in made}
+        if draw.random() < 0.4:
+            made = OrderedDict(made) if kind < 9 else tuple(made)
     known.append(made)
     return made
 
 
 def _random_tensor(draw: random.Random, known: list[Any]) -> torch.Tensor:
-    tensors = [
-        one
-        for one in known
-        if type(one) is torch.Tensor and one.dim() and one.untyped_storage().nbytes() and not one.requires_grad
-    ]
+    plain = [one for one in known if type(one) is torch.Tensor and one.dim() and not one.requires_grad]
+    tensors = [one for one in plain if one.untyped_storage().nbytes()]
     if tensors and draw.random() < 0.4:
         base = draw.choice(tensors)
         return draw.choice([base.t() if base.dim() == 2 else base, base[: base.shape[0] // 2], base[1:], base[::2]])

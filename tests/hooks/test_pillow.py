@@ -19,6 +19,7 @@ from PIL import Image, ImageDraw, ImageFile, ImageOps
 from torchvision import transforms as v1
 from torchvision.transforms import functional as F
 from torchvision.transforms import v2
+from torchvision.transforms._presets import ImageClassification
 
 from penstock.hooks.calls import natively
 from penstock.recipe import encoded_image
@@ -28,19 +29,23 @@ from tests.same import assert_same
 from tests.waiting import run_in_threads
 
 # Pillow leaves a file open that it could not decode.
-pytestmark = [pytest.mark.native, pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")]
+IGNORED = ("ignore:unclosed file:ResourceWarning", "ignore:The transform `ToTensor")
+pytestmark = [pytest.mark.native, *map(pytest.mark.filterwarnings, IGNORED)]
 
 
-def attributes(image: Any) -> dict[str, Any]:
+def attributes(image: Any) -> list[Any]:
     """Return all that an image shows, without a look at its pixels."""
     names = ("mode", "size", "width", "height", "info", "format", "palette", "filename", "tile", "fp", "is_animated")
-    shown = {name: getattr(image, name, "none") for name in names}
-    return shown | {
-        "exif": dict(image.getexif()),
-        "type": type(image),
-        "bands": image.getbands(),
-        "text": repr(image).partition(" at ")[0],
-    }
+    shown = [getattr(image, name, "none") for name in names]
+    return [*shown, dict(image.getexif()), type(image), image.getbands(), repr(image).partition(" at ")[0]]
+
+
+def opened_in_memory(data: bytes) -> Any:
+    return Image.open(io.BytesIO(data))
+
+
+def colours() -> Any:
+    return opened_in_memory(PLAIN["colours"])
 
 
 @pytest.fixture(params=["path", "file", "memory"])
@@ -93,13 +98,8 @@ def test_other_files_are_pillows(name: str, opened: Callable[[bytes], Any]) -> N
         assert not is_encoded(found[0]) and found[0] == wanted[0]
 
 
-def drawn(image: Image.Image) -> Image.Image:
+def drawn_on(image: Any) -> Any:
     ImageDraw.Draw(image).line((0, 0, 40, 30), fill=(255, 0, 0), width=3)
-    return image
-
-
-def pasted(image: Image.Image) -> Image.Image:
-    image.paste((1, 2, 3), (2, 2, 9, 9))
     return image
 
 
@@ -115,8 +115,8 @@ LOOKS: dict[str, Callable[[Any], Any]] = {
     "copy.copy": copy.copy,
     "deepcopy": copy.deepcopy,
     "pickle": lambda image: pickle.loads(pickle.dumps(image)),
-    "draw": drawn,
-    "paste": pasted,
+    "draw": drawn_on,
+    "paste": lambda image: (image.paste((1, 2, 3), (2, 2, 9, 9)), image),
     "save": lambda image: encoded(image, "PNG"),
     "split": lambda image: image.split(),
     "grey": lambda image: image.convert("L"),
@@ -140,47 +140,42 @@ LOOKS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", ["colours", "grey", "exif"])
 @pytest.mark.parametrize("look", LOOKS)
 def test_a_look_gives_what_pillow_gives(look: str, name: str) -> None:
-    def converted() -> Any:
-        return LOOKS[look](Image.open(io.BytesIO(FILES[name])).convert("RGB"))
-
     def source() -> Any:
-        image = Image.open(io.BytesIO(FILES[name]))
+        image = opened_in_memory(FILES[name])
         image.convert("RGB")
         return LOOKS[look](image)
 
-    for work in (converted, source):
-        assert_as_pillow(work)
+    assert_as_pillow(lambda: LOOKS[look](opened_in_memory(FILES[name]).convert("RGB")))
+    assert_as_pillow(source)
 
 
 def test_changes_of_one_image_do_not_reach_another() -> None:
     with natively():
-        image = Image.open(io.BytesIO(PLAIN["colours"]))
+        image = colours()
         first, second = image.convert("RGB"), image.convert("RGB")
         assert is_encoded(first) and not is_encoded(image), "whoever converts an image twice keeps it"
         first.putpixel((0, 0), (1, 2, 3))
         first.info["x"] = 1
     assert "x" not in second.info and "x" not in image.info
-    assert second == Image.open(io.BytesIO(PLAIN["colours"])).convert("RGB") == image.convert("RGB")
+    assert second == colours().convert("RGB") == image.convert("RGB")
     assert first.getpixel((0, 0)) == (1, 2, 3)
 
 
 def test_only_in_workers_and_only_to_rgb() -> None:
-    data = PLAIN["colours"]
-    image = Image.open(io.BytesIO(data))
-    assert not is_encoded(image.convert("RGB"))
+    assert not is_encoded(colours().convert("RGB"))
     with natively():
-        for call in (
-            lambda image: image.convert("L"),
-            lambda image: image.convert(),
-            lambda image: image.convert("RGB", None, Image.Dither.NONE),
-            lambda image: image.convert("RGB", (1, 0, 0, 0) * 3),
-            lambda image: image.convert(mode="RGB", colors=8),
+        for call, stays in (
+            (lambda image: image.convert("L"), False),
+            (lambda image: image.convert(), False),
+            (lambda image: image.convert("RGB", None, Image.Dither.NONE), False),
+            (lambda image: image.convert("RGB", (1, 0, 0, 0) * 3), False),
+            (lambda image: image.convert(mode="RGB", colors=8), False),
+            (lambda image: image.convert("RGB"), True),
+            (lambda image: image.convert(mode="RGB"), True),
+            (lambda image: image.copy(), False),
         ):
-            assert not is_encoded(call(Image.open(io.BytesIO(data))))
-        for call in (lambda image: image.convert("RGB"), lambda image: image.convert(mode="RGB")):
-            assert is_encoded(call(Image.open(io.BytesIO(data))))
-        assert not is_encoded(Image.open(io.BytesIO(PLAIN["grey"])).convert())
-        assert not is_encoded(Image.open(io.BytesIO(data)).copy())
+            assert is_encoded(call(colours())) is stays
+        assert not is_encoded(opened_in_memory(PLAIN["grey"]).convert())
 
 
 def test_files_that_are_gone_or_changed_by_then(tmp_path: Path) -> None:
@@ -198,12 +193,9 @@ def test_files_that_are_gone_or_changed_by_then(tmp_path: Path) -> None:
         memory.close()
         with pytest.raises(ValueError, match="closed file"):
             closed.convert("RGB")
-    assert one == other == Image.open(io.BytesIO(PLAIN["colours"])).convert("RGB")
+    assert one == other == colours().convert("RGB")
 
-
-def test_a_file_that_changed_since_it_was_opened(tmp_path: Path) -> None:
     def changed(data: bytes) -> Any:
-        path = tmp_path / "x.jpg"
         path.write_bytes(PLAIN["colours"])
         image = Image.open(path)
         path.write_bytes(data)
@@ -247,36 +239,30 @@ def test_damaged_files() -> None:
     assert encoded > 500
 
 
-# --- what a program changes -------------------------------------------------------------------------------------------
-
-
 def test_a_method_of_the_programs_own_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     convert = Image.Image.convert
     for inside in (False, True):
         with monkeypatch.context() as patch, natively() if inside else nullcontext():
             patch.setattr(Image.Image, "convert", lambda self, *args: convert(self, *args).rotate(90))
             with natively():
-                found = np.asarray(Image.open(io.BytesIO(PLAIN["colours"])).convert("RGB"))
-        wanted = Image.open(io.BytesIO(PLAIN["colours"])).convert("RGB").rotate(90)
-        assert_same(found, np.asarray(wanted))
+                found = np.asarray(colours().convert("RGB"))
+        assert_same(found, np.asarray(colours().convert("RGB").rotate(90)))
 
 
 def test_truncated_images_where_the_program_allows_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     for name in ("cut", "colours", "no end"):
         with natively():
-            image = Image.open(io.BytesIO(FILES[name])).convert("RGB")
+            image = opened_in_memory(FILES[name]).convert("RGB")
             assert not is_encoded(image)
-        assert image == Image.open(io.BytesIO(FILES[name])).convert("RGB")
+        assert image == opened_in_memory(FILES[name]).convert("RGB")
 
 
 def test_a_subclass_and_a_draft_are_pillows() -> None:
-    class Own(type(Image.open(io.BytesIO(PLAIN["colours"])))):  # type: ignore[misc]
-        pass
-
+    own = type("Own", (type(colours()),), {})
     with natively():
-        assert not is_encoded(Own(io.BytesIO(PLAIN["colours"])).convert("RGB"))
-        image = Image.open(io.BytesIO(PLAIN["colours"]))
+        assert not is_encoded(own(io.BytesIO(PLAIN["colours"])).convert("RGB"))
+        image = colours()
         image.draft("RGB", (40, 30))
         assert not is_encoded(image.convert("RGB"))
 
@@ -285,7 +271,7 @@ def test_several_threads_look_at_one_image() -> None:
     rand = random.Random(1)
     for _ in range(20):
         with natively():
-            image = Image.open(io.BytesIO(jpeg(picture(200, 160, rand.randrange(99))))).convert("RGB")
+            image = opened_in_memory(jpeg(picture(200, 160, rand.randrange(99)))).convert("RGB")
         cores: list[Any] = []
         start = threading.Barrier(4)
 
@@ -298,14 +284,11 @@ def test_several_threads_look_at_one_image() -> None:
 
 
 def test_what_an_encoded_image_keeps() -> None:
-    class Owner:
-        pass
-
-    owner = Owner()
+    owner = {"a"}  # a set can be referred to weakly
     gone = weakref.ref(owner)
     with natively():
-        image = Image.open(io.BytesIO(PLAIN["trailing bytes"]))
-        image.owner = owner  # type: ignore[attr-defined]
+        image = opened_in_memory(PLAIN["trailing bytes"])
+        image.owner = owner
         converted = image.convert("RGB")
     del owner, image
     assert gone() is None
@@ -319,3 +302,106 @@ def test_images_without_pixels_are_what_they_were() -> None:
     with pytest.raises(AttributeError, match="attribute"):
         getattr(bare, encoded_image.PIXELS)
     assert getattr(Image.Image(), encoded_image.PIXELS) is None
+
+
+GENERATIONS = pytest.mark.parametrize("generation", [v1, v2], ids=["v1", "v2"])
+
+
+def steps(t: Any) -> dict[str, Any]:
+    crop, normal = t.RandomResizedCrop(30), t.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    return {
+        "training": t.Compose([t.RandomResizedCrop(40), t.RandomHorizontalFlip(), t.ToTensor(), normal]),
+        "validation": t.Compose([t.Resize(48), t.CenterCrop(40), t.ToTensor(), normal]),
+        "a picture": t.Compose([crop, t.RandomVerticalFlip()]),
+        "jitter": t.Compose([crop, t.ColorJitter(0.4, 0.4), t.ToTensor()]),
+        "jitter first": t.Compose([t.ColorJitter(0.4, 0.4), crop, t.ToTensor()]),
+        "nothing first": t.Compose([t.RandomHorizontalFlip(0.0), t.PILToTensor()]),
+        "padded": t.Compose([t.RandomCrop(100, padding=6, pad_if_needed=True, fill=4), t.ToTensor()]),
+        "resized crop": t.RandomResizedCrop(32),
+        "resize": t.Resize(20),
+        "resize both": t.Resize((20, 30), interpolation=v2.InterpolationMode.BICUBIC),
+        "centre": t.CenterCrop(33),
+        "crop": t.RandomCrop(33),
+        "to tensor": t.ToTensor(),
+        "flip": t.RandomHorizontalFlip(1.0),
+        "preset": ImageClassification(crop_size=40, resize_size=48),
+        "reference": t.Compose([crop, t.TrivialAugmentWide(), t.PILToTensor(), t.RandomErasing(0.5)]),
+        "grey": t.Grayscale(),
+        "five": t.FiveCrop(20),
+    }
+
+
+#: Of which only a part of an image is decoded.
+PARTS = ("training", "validation", "resized crop", "resize", "to tensor", "preset", "reference")
+
+
+@GENERATIONS
+@pytest.mark.parametrize("name", steps(v1))
+def test_transforms_give_what_torchvisions_give(name: str, generation: Any) -> None:
+    transform = steps(generation)[name]
+
+    def work(data: bytes, convert: bool) -> Any:
+        image = Image.open(io.BytesIO(data))
+        result = transform(image.convert("RGB") if convert else image)
+        return result, image.size, image.tile, image.fp is None or convert
+
+    for seed in range(6):
+        data = jpeg(picture(80 + 9 * seed, 110 - 9 * seed, seed), subsampling=seed % 3)
+        for convert in (True, False):
+            assert_as_pillow(work, data, convert)
+
+
+@GENERATIONS
+@pytest.mark.parametrize("name", PARTS)
+def test_transforms_decode_a_part_alone(name: str, generation: Any) -> None:
+    transform = steps(generation)[name]
+    with natively():
+        image = Image.open(io.BytesIO(PLAIN["colours"])).convert("RGB")
+        transform(image)
+        assert is_encoded(image), "the image itself was not decoded"
+
+
+def test_several_views_of_one_image() -> None:
+    crop = v1.Compose([v1.RandomResizedCrop(30), v1.ToTensor()])
+
+    def views(data: bytes) -> Any:
+        image = Image.open(io.BytesIO(data)).convert("RGB")
+        return [crop(image) for _ in range(3)], image
+
+    with natively():
+        decoded_in_part = 0
+        for seed in range(40):
+            image = Image.open(io.BytesIO(jpeg(picture(seed=seed)))).convert("RGB")
+            crop(image)
+            decoded_in_part += is_encoded(image)
+            crop(image)
+            assert not is_encoded(image)
+        assert 2 <= decoded_in_part <= 10, "after images of several views most are decoded once, as a whole"
+    for seed in range(5):
+        assert_as_pillow(views, jpeg(picture(seed=seed)))
+
+
+def test_pairs_with_functions_of_torchvision() -> None:
+    """The same crop of an image and its mask, as people segment."""
+
+    def work() -> Any:
+        image = Image.open(io.BytesIO(PLAIN["colours"])).convert("RGB")
+        mask = Image.open(io.BytesIO(PLAIN["grey"])).convert("L")
+        box = v1.RandomCrop.get_params(image, (32, 40))
+        return F.to_tensor(F.crop(image, *box)), F.pil_to_tensor(F.hflip(F.crop(mask, *box)))
+
+    assert_as_pillow(work)
+
+
+def test_images_as_large_as_pillow_warns_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    crop = v1.Compose([v1.CenterCrop(60), v1.ToTensor()])
+
+    def work() -> Any:
+        image = Image.open(io.BytesIO(PLAIN["colours"])).convert("RGB")
+        with monkeypatch.context() as patch:
+            patch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+            return crop(image)
+
+    with natively():
+        found = outcome(work)
+    assert found == outcome(work) and found[0] is Image.DecompressionBombError

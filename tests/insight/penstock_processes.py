@@ -15,6 +15,8 @@ import pytest
 from penstock.cli import main
 from tests.python_processes import Program
 
+Captured = pytest.CaptureFixture[str]
+
 _COMMAND = "import sys; from penstock.cli import main; sys.argv[0] = 'penstock'; sys.exit(main())"
 _NO_STDERR = "import os, sys; os.close(2); sys.stderr = sys.__stderr__ = None; "
 
@@ -63,9 +65,8 @@ def penstock_command(*arguments: str, folder: Path, **given: Any) -> Ended:
 
 def python(*arguments: str, folder: Path) -> Ended:
     """Run Python, the reference, with these arguments."""
-    ended = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=60, check=False
-    )
+    command = [sys.executable, *arguments]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
     return Ended(ended.returncode, ended.stdout, ended.stderr)
 
 
@@ -78,7 +79,7 @@ def written(folder: Path, files: Mapping[str, str] | Sequence[tuple[str, str]]) 
     return folder
 
 
-def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def fails(capsys: Captured, *arguments: str) -> str:
     """Run the command in this process: assert exit code 2, nothing on stdout, one line on stderr; return that."""
     try:
         code: Any = main(arguments)

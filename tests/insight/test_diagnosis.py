@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,10 @@ from penstock.cli import main
 from penstock.errors import InvalidOption
 from penstock.insight.diagnosis import diagnose, loader_maker
 from penstock.loop_model import Workers
-from tests.sample_datasets import Made, Stream
+from tests.insight.penstock_processes import Captured
+from tests.insight.penstock_processes import fails as one_line
+from tests.same import assert_same
+from tests.sample_datasets import Made, Stream, rows
 
 
 @pytest.fixture(autouse=True)
@@ -36,24 +38,18 @@ def test_a_loop_whose_files_are_slow() -> None:
     noted: list[str] = []
     make = loader_maker(Made(waits, 5000), batch_size=4, num_workers=0)
     found = diagnose(make, lambda batch: None, seconds=0.2, apply=True, note=noted.append)
-    assert found.measured.kind is Workers.CALLER
-    assert found.step is not None and found.step < 1e-3
-    (first, *_) = found.findings
+    assert found.measured.kind is Workers.CALLER and found.step is not None and found.step < 1e-3
+    first = found.findings[0]
     assert first.options.keys() == {"num_workers"} and first.gain > 2
-    gain = found.gains.get(first)
-    assert gain is not None and gain > 0  # how much more is for benchmarks.diagnosis to say
+    assert found.gains[first] > 0  # how much more is for benchmarks.diagnosis to say
     assert noted[:3] == ["the loader alone", "the loop", first.change]
     assert found.verdict.startswith("The consumer waited ")
 
 
 def test_a_step_that_is_slow() -> None:
-    def step(batch: Any) -> None:
-        time.sleep(5e-3)  # a model
-
     make = loader_maker(tud.TensorDataset(torch.zeros(2000, 4)), batch_size=8)
-    found = diagnose(make, step, seconds=0.2)
-    assert found.findings
-    assert found.alone > found.together
+    found = diagnose(make, lambda batch: time.sleep(5e-3), seconds=0.2)
+    assert found.findings and found.alone > found.together
     assert found.step is not None and found.step >= 5e-3
 
 
@@ -62,22 +58,24 @@ def test_nothing_is_logged_of_a_diagnosis(caplog: pytest.LogCaptureFixture) -> N
     assert not caplog.records
 
 
-def test_too_few_batches() -> None:
-    with pytest.raises(InvalidOption, match="too few batches"):
-        diagnose(loader_maker(tud.TensorDataset(torch.zeros(8, 2)), batch_size=8), seconds=0.1)
-    with pytest.raises(InvalidOption, match="no batch"):
-        diagnose(loader_maker(tud.TensorDataset(torch.zeros(8, 2)), batch_size=16, drop_last=True), seconds=0.1)
-    for seconds in (0, -1, float("nan")):
-        with pytest.raises(InvalidOption, match="above 0"):
-            diagnose(loader_maker(tud.TensorDataset(torch.zeros(8, 2))), seconds=seconds)
+def fails(index: int) -> int:
+    raise KeyError("no such sample")
 
 
-def test_errors_of_a_sample_are_the_datasets_own() -> None:
-    def fails(index: int) -> int:
-        raise KeyError("no such sample")
-
-    with pytest.raises(KeyError, match="no such sample"):
-        diagnose(loader_maker(Made(fails, 100)), seconds=0.1)
+@pytest.mark.parametrize(
+    ("dataset", "options", "seconds", "kind", "words"),
+    [
+        (rows(8), {"batch_size": 8}, 0.1, InvalidOption, "too few batches"),
+        (rows(8), {"batch_size": 16, "drop_last": True}, 0.1, InvalidOption, "no batch"),
+        (rows(8), {}, 0, InvalidOption, "above 0"),
+        (rows(8), {}, -1, InvalidOption, "above 0"),
+        (rows(8), {}, float("nan"), InvalidOption, "above 0"),
+        (Made(fails, 100), {}, 0.1, KeyError, "no such sample"),  # the dataset's own
+    ],
+)
+def test_errors(dataset: Any, options: Any, seconds: float, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        diagnose(loader_maker(dataset, **options), seconds=seconds)
 
 
 DATA = tud.TensorDataset(torch.arange(24.0))
@@ -98,11 +96,8 @@ SAMPLER = [3, 1, 2, 0]
 )
 def test_loaders_like_a_given_one(loader: Any) -> None:
     made = loader_maker(loader)()
-    assert isinstance(made, penstock.DataLoader)
-    assert made.num_workers == loader.num_workers
-    assert [torch.as_tensor(batch[0]).tolist() for batch in made] == [
-        torch.as_tensor(batch[0]).tolist() for batch in loader
-    ]
+    assert isinstance(made, penstock.DataLoader) and made.num_workers == loader.num_workers
+    assert_same(list(made), list(loader))
 
 
 def test_arguments_of_a_loader_may_be_changed() -> None:
@@ -113,15 +108,11 @@ def test_arguments_of_a_loader_may_be_changed() -> None:
     assert loader_maker(DATA)().batch_size == 32
 
 
-# --- the command ----------------------------------------------------------------------------------------------------
-
 MODULE = """
-import time, torch
-from tests.insight.test_diagnosis import Made, waits
-dataset = Made(waits, 5000)
+from tests.insight.test_diagnosis import Made, fails, waits
+dataset, bad, number = Made(waits, 5000), Made(fails, 9), 5
 def step(batch):
     assert batch.shape[1:] == (4,)
-number = 5
 """
 
 
@@ -130,13 +121,13 @@ def module(user_module: Callable[[str, str], str]) -> str:
     return user_module("own_loop", MODULE)
 
 
-def test_the_command_measures_a_loop(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_measures_a_loop(module: str, capsys: Captured) -> None:
     arguments = ["doctor", f"{module}:dataset", "--step", f"{module}:step", "--seconds", "0.1", "--batch-size", "4"]
     main([*arguments, "--num-workers", "0", "--apply"])
     out, err = capsys.readouterr()
-    assert "loader alone" in out and "step  " in out and "stage getitem" in out
-    assert "x predicted; measured: " in out
-    assert "findings, the one that would help most first" in out and "The consumer waited " in out
+    for words in ("loader alone", "step  ", "stage getitem", "x predicted; measured: ", "The consumer waited "):
+        assert words in out
+    assert "findings, the one that would help most first" in out
     assert "penstock doctor: measuring the loader alone" in err
     main([*arguments, "--json"])
     loop = json.loads(capsys.readouterr().out)["loop"]
@@ -144,41 +135,26 @@ def test_the_command_measures_a_loop(module: str, capsys: pytest.CaptureFixture[
     assert loop["findings"][0]["predicted_gain"] > 1 and loop["findings"][0]["measured_gain"] is None
 
 
+@pytest.mark.usefixtures("module")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--apply"], "--apply needs a DATASET"),
-        (["--step", "own_loop:step"], "--step needs a DATASET"),
-        (["own_loop:dataset", "--step", "step"], "a function is named by its module"),
-        (["own_loop:dataset", "--step", "own_loop:steps"], "own_loop has no 'steps'"),
-        (["own_loop:dataset", "--step", "own_loop:number"], "it is an object of type int"),
-        (["own_loop:dataset", "--seconds", "0"], "no number above 0"),
-        (["own_loop:dataset", "--seconds", "soon"], "no number above 0"),
-        (["own_loop:dataset", "--batch-size", "0"], "0 is too few"),
-        (["own_loop:dataset", "--num-workers", "-1"], "no whole number of 0 or more"),
+        ("--apply", "--apply needs a DATASET"),
+        ("--step own_loop:step", "--step needs a DATASET"),
+        ("own_loop:dataset --step step", "a function is named by its module"),
+        ("own_loop:dataset --step own_loop:steps", "own_loop has no 'steps'"),
+        ("own_loop:dataset --step own_loop:number", "it is an object of type int"),
+        ("own_loop:dataset --seconds 0", "no number above 0"),
+        ("own_loop:dataset --seconds soon", "no number above 0"),
+        ("own_loop:dataset --batch-size 0", "0 is too few"),
+        ("own_loop:dataset --num-workers -1", "no whole number of 0 or more"),
     ],
 )
-def test_wrong_arguments(module: str, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        assert main(["doctor", *arguments]) == 2
-    except SystemExit as error:
-        assert error.code == 2
-    out, err = capsys.readouterr()
-    assert message in err and not out
+def test_wrong_arguments(arguments: str, message: str, capsys: Captured) -> None:
+    assert message in one_line(capsys, "doctor", *arguments.split())
 
 
-BAD = """
-class Bad:
-    def __len__(self):
-        return 9
-    def __getitem__(self, index):
-        raise KeyError("gone")
-bad = Bad()
-"""
-
-
-def test_a_dataset_that_fails_is_unknown(module: str, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("own_loop.py").write_text(MODULE + BAD)
+def test_a_dataset_that_fails_is_unknown(module: str, capsys: Captured) -> None:
     main(["doctor", f"{module}:bad", "--seconds", "0.1"])
-    out, _ = capsys.readouterr()
-    assert "unknown" in out and "the loop" in out and "KeyError: 'gone'" in out
+    out = capsys.readouterr().out
+    assert "unknown" in out and "the loop" in out and "KeyError: 'no such sample'" in out

@@ -6,7 +6,6 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,7 +19,8 @@ from penstock.errors import PenstockError
 from penstock.insight import live_files, publish, publishing
 from penstock.insight.live_files import Job, ProcessName, job_of, jobs, machine, read_all, started_at, this_process
 from penstock.system.words import compact
-from tests.forking import assert_in_child
+from tests.forking import assert_in_child, begin_in_child
+from tests.python_processes import run
 from tests.sample_datasets import Made, Numbers, rows
 from tests.waiting import wait_until
 
@@ -37,17 +37,16 @@ def loaders_of(folder: Path) -> list[str]:
 @contextmanager
 def training() -> Iterator[int]:
     """Give the number of a forked child that goes through a loader until it is killed, or the block ends."""
+
+    def train() -> None:
+        os.close(ends[1])
+        loader = penstock.DataLoader(rows(), batch_size=10)
+        while not select.select([ends[0]], [], [], 0.01)[0]:
+            list(loader)
+        publishing._remove_at_exit()
+
     ends = os.pipe()
-    child = os.fork()
-    if child == 0:  # what pytest holds must not run here
-        try:
-            os.close(ends[1])
-            loader = penstock.DataLoader(rows(), batch_size=10)
-            while not select.select([ends[0]], [], [], 0.01)[0]:
-                list(loader)
-            publishing._remove_at_exit()
-        finally:
-            os._exit(0)
+    child = begin_in_child(train)
     os.close(ends[0])
     try:
         yield child
@@ -57,53 +56,45 @@ def training() -> Iterator[int]:
             os.waitpid(child, 0)
 
 
-# --- what is written --------------------------------------------------------------------------------------------------
-
-
 def test_a_recording_says_what_the_loader_does(folder: Path) -> None:
-    loader = penstock.DataLoader(Numbers(bad=[9]), batch_size=4)
-    batches = iter(loader)
+    batches = iter(penstock.DataLoader(Numbers(bad=[9]), batch_size=4))
     next(batches), next(batches)
     with pytest.raises(ValueError):
         next(batches)
     next(batches)
     job = read(folder)
-    assert (job.name, job.host) == (this_process(), os.uname().nodename)
+    assert (job.name, job.host, job.summary[2], job.ended) == (this_process(), os.uname().nodename, "Numbers", False)
     assert job.lines[1] == "loader 1: Numbers, batches of 4, no workers, read by Python"
-    assert job.lines[2].endswith("; 3 batches in 1 pass") and job.lines[2].startswith("  rate ")
-    assert job.summary[2] == "Numbers"
-    assert "! errors    1 came in the place of a batch" in job.lines
+    assert job.lines[2].startswith("  rate ") and job.lines[2].endswith("; 3 batches in 1 pass")
+    assert "! errors    1 came in the place of a batch" in job.lines and job.patience >= 5
     assert any("getitem" in line for line in job.lines)
-    assert not job.ended and job.patience >= 5
 
 
-def test_a_pass_that_was_left_is_not_open(folder: Path) -> None:
+def test_open_passes(folder: Path) -> None:
     loader = penstock.DataLoader(rows(), batch_size=4)
-    for _ in loader:
-        break
+    next(iter(loader))  # a pass that is left
     list(loader)
-    found = read(folder)
-    assert "in 2 passes" in found.lines[2] and not found.patience
+    assert "in 2 passes" in read(folder).lines[2] and not read(folder).patience
+    del loader
+    batches = iter(penstock.DataLoader(rows(), batch_size=4, num_workers=1))  # which only its pass keeps
+    next(batches), next(batches)
+    assert "2 batches in 1 pass" in read(folder).lines[2]
 
 
 def test_the_folder_and_its_files_are_private(folder: Path) -> None:
     list(penstock.DataLoader(rows()))
-    assert folder.stat().st_mode & 0o777 == 0o700
-    files = [file for file in folder.iterdir() if file.suffix == ".json"]
-    assert [file.name for file in files] == [this_process().file]
-    assert files[0].stat().st_mode & 0o777 == 0o600
-    assert not list(folder.glob("*.tmp"))
+    modes = {file.name: file.stat().st_mode & 0o777 for file in (folder, *folder.glob("*.json"), *folder.glob("*.tmp"))}
+    assert modes == {folder.name: 0o700, this_process().file: 0o600}
 
 
-def test_short_programs_write_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writes_are_seldom_and_none_of_short_programs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = []
     monkeypatch.setattr(publishing, "FIRST_AFTER", 3600.0)
     publish()
     list(penstock.DataLoader(rows()))
     assert not folder.exists()
-
-
-def test_writes_are_seldom(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = []
+    monkeypatch.setattr(publishing, "FIRST_AFTER", 0.0)
+    publish()
     monkeypatch.setattr(publishing, "EVERY", 3600.0)
     monkeypatch.setattr(publishing, "write", lambda *_: written.append(1))
     for _ in range(3):
@@ -136,16 +127,16 @@ def test_publish_false_removes_the_file_and_writes_none(folder: Path) -> None:
 def test_a_forked_child_has_a_recording_of_its_own(folder: Path) -> None:
     loader = penstock.DataLoader(rows(), batch_size=4)
     list(loader)
-    before = next(folder.glob("*.json")).read_bytes()
+    before = read_all(folder)
 
     def check() -> None:
         list(loader)
-        assert sorted(job.name.pid for job in jobs(folder)) == sorted([os.getpid(), os.getppid()])
+        assert {job.name.pid for job in jobs(folder)} == {os.getpid(), os.getppid()}
         publishing._remove_at_exit()
         assert [job.name.pid for job in jobs(folder)] == [os.getppid()]
 
     assert_in_child(check)
-    assert next(folder.glob("*.json")).read_bytes() == before
+    assert read_all(folder) == before
 
 
 def test_workers_write_none(folder: Path) -> None:
@@ -159,45 +150,33 @@ def test_workers_write_none(folder: Path) -> None:
         assert job.name == this_process() and job.summary[2] == "Made" and loaders_of(folder) == ["loader 1"]
 
 
-# --- what goes wrong --------------------------------------------------------------------------------------------------
-
-
-def unsafe(folder: Path, _: pytest.MonkeyPatch) -> None:
-    folder.mkdir(parents=True)
-    folder.chmod(0o777)
-
-
-def occupied(folder: Path, _: pytest.MonkeyPatch) -> None:
-    folder.parent.mkdir(parents=True)
-    folder.write_text("no folder", encoding="utf-8")
-
-
-def linked(folder: Path, _: pytest.MonkeyPatch) -> None:
-    folder.mkdir(parents=True, mode=0o700)
-    (folder / this_process().file.replace("json", "tmp")).symlink_to("/dev/null")
-
-
-def full(_: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def replace(*_: Any, **__: Any) -> None:
+def spoil(how: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "replace", replace)
+    if how == "full":
+        monkeypatch.setattr(os, "replace", full)
+    elif how == "homeless":
+        monkeypatch.setattr(publishing, "live_folder", lambda: None)
+    elif how == "occupied":
+        folder.parent.mkdir(parents=True)
+        folder.write_text("no folder", encoding="utf-8")
+    else:
+        folder.mkdir(parents=True)
+        folder.chmod(0o777 if how == "unsafe" else 0o700)
+        if how == "linked":
+            (folder / this_process().file.replace("json", "tmp")).symlink_to("/dev/null")
 
 
-def homeless(_: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishing, "live_folder", lambda: None)
-
-
-@pytest.mark.parametrize("spoil", [unsafe, occupied, linked, full, homeless])
+@pytest.mark.parametrize("how", ["unsafe", "occupied", "linked", "full", "homeless"])
 def test_where_it_cannot_be_written_the_process_goes_on(
-    folder: Path, spoil: Any, recwarn: Any, monkeypatch: pytest.MonkeyPatch
+    folder: Path, how: str, recwarn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spoil(folder, monkeypatch)
+    spoil(how, folder, monkeypatch)
     for _ in range(2):
         assert len(list(penstock.DataLoader(rows(), batch_size=4))) == 14
     assert publishing._publisher is not None and publishing._publisher._due == float("inf")
-    assert [file.name for file in folder.glob("*.json")] == []
-    assert spoil is linked or list(folder.glob("*.tmp")) == []
+    assert [file for file in folder.glob("*.*") if how != "linked" or file.suffix == ".json"] == []
     publish(False)
     assert list(recwarn) == []
 
@@ -208,17 +187,7 @@ def test_a_user_s_class_that_fails_hurts_nobody(folder: Path, caplog: pytest.Log
             raise RuntimeError("not today")
 
     assert len(list(Odd(rows(), batch_size=4))) == 14
-    assert not folder.exists()
-    assert "penstock watch cannot see a loader" in caplog.text
-
-
-def test_a_loader_that_only_its_pass_keeps(folder: Path) -> None:
-    batches = iter(penstock.DataLoader(rows(), batch_size=4, num_workers=1))
-    next(batches), next(batches)
-    assert "2 batches in 1 pass" in read(folder).lines[2]
-
-
-# --- other processes --------------------------------------------------------------------------------------------------
+    assert not folder.exists() and "penstock watch cannot see a loader" in caplog.text
 
 
 def test_two_processes_and_one_that_is_killed(folder: Path) -> None:
@@ -242,8 +211,7 @@ publishing.FIRST_AFTER = 0
 list(penstock.DataLoader(torch.utils.data.TensorDataset(torch.zeros(8))))
 print(publishing.live_folder().joinpath(publishing.this_process().file).exists(), publishing.program_name())
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("True -c\n", "")
+    assert run(program) == (0, "True -c\n", "")
     assert jobs(folder) == [] == read_all(folder)
 
 
@@ -256,44 +224,31 @@ def test_the_arguments_of_a_program_are_not_written(folder: Path, monkeypatch: p
 
 
 def test_a_number_that_was_given_anew_is_another_process() -> None:
-    pid, started_ = os.getpid(), started_at(os.getpid())
-    assert started_ is not None
-    assert ProcessName(machine(), pid, started_).alive() is True
-    assert ProcessName(machine(), pid, started_ + 1).alive() is False
-    assert ProcessName("0" * 16, pid, started_).alive() is None
-    assert started_at(2**22 + 1) is None
+    pid, begun = os.getpid(), started_at(os.getpid())
+    assert begun is not None and started_at(2**22 + 1) is None
+    names = ((machine(), pid, begun), (machine(), pid, begun + 1), ("0" * 16, pid, begun))
+    assert [ProcessName(*name).alive() for name in names] == [True, False, None]
 
 
 def test_files_of_other_machines_go_after_a_week(folder: Path) -> None:
-    live_files.write(folder, name := ProcessName("0" * 16, 1, 1), b"{}")
-    live_files.write(folder, old := ProcessName("1" * 16, 1, 1), b"{}")
+    new, old = ProcessName("0" * 16, 1, 1), ProcessName("1" * 16, 1, 1)
+    for name in (new, old):
+        live_files.write(folder, name, b"{}")
     (folder / "somebody's.txt").write_text("keep", encoding="utf-8")
     os.utime(folder / old.file, (0, 0))
     live_files.remove_stale(folder)
-    assert sorted(file.name for file in folder.iterdir()) == sorted([name.file, "somebody's.txt"])
-
-
-# --- what is read -----------------------------------------------------------------------------------------------------
+    assert {file.name for file in folder.iterdir()} == {new.file, "somebody's.txt"}
 
 
 def test_damaged_files_are_left_out(folder: Path) -> None:
     list(penstock.DataLoader(rows()))
     ((name, data),) = read_all(folder)
-    said = json.loads(data)
     job_of(name, data)
+    odd: dict[str, Any] = {"began": float("nan"), "program": 5, "lines": [1], "patience": "no", "summary": 5}
     for spoiled in (
-        b"",
-        b"null",
-        b"[" * 100_000,
-        b" " * (live_files.MOST_BYTES + 1),
-        data[:-10],
-        data.replace(b'"format": 4', b'"format": 3'),
-        json.dumps({**said, "began": float("nan")}).encode(),
-        json.dumps({**said, "program": 5}).encode(),
-        json.dumps({**said, "lines": [1]}).encode(),
-        json.dumps({**said, "patience": "no"}).encode(),
-        json.dumps({**said, "summary": 5}).encode(),
-        b'{"format": 4, "began": 1e999}',
+        *(b"", b"null", b"[" * 100_000, b" " * (live_files.MOST_BYTES + 1), b'{"format": 4, "began": 1e999}'),
+        *(data[:-10], data.replace(b'"format": 4', b'"format": 3')),
+        *(json.dumps({**json.loads(data), key: value}).encode() for key, value in odd.items()),
     ):
         with pytest.raises(PenstockError):
             job_of(name, spoiled)

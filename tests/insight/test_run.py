@@ -8,9 +8,8 @@ import json
 import os
 import pty
 import re
-import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +23,19 @@ from penstock.insight.recording import Loop
 from penstock.insight.run_report import LiveLine
 from tests.frameworks.launching import TORCHRUN
 from tests.frameworks.launching import run as launched
-from tests.insight.penstock_processes import penstock_command, written
+from tests.insight.penstock_processes import Ended, penstock_command, written
 
 TRAIN = """
 import hashlib, sys, time
 from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, Dataset
-
 class Photos(Dataset):
     def __len__(self):
         return 64
-
     def __getitem__(self, index):
         time.sleep(0.0002)  # a sample that takes a while
         return torch.full((3,), float(index)) + torch.rand(3)
-
 torch.manual_seed(0)
 digest = hashlib.sha256()
 for epoch in range(2):
@@ -50,81 +46,73 @@ print(digest.hexdigest(), type(DataLoader([1])).__module__)
 """
 SENTENCE = re.compile(
     r"penstock: The consumer waited \d+ % of the time \([\d.]+ (us|ms) a step\) for DataLoader\(Photos, batch_size=16, "
-    r"num_workers=\d\) at train.py:18(: the loader keeps up)?; 8 batches in 2 passes, [\d.]+ batches/s, "
+    r"num_workers=\d\) at train.py:15(: the loader keeps up)?; 8 batches in 2 passes, [\d.]+ batches/s, "
     r"[\d,]+ samples/s(; the first batch of a pass took [\d.]+ (ms|s)(, with the start of the workers)?: \d+ % of all)?"
 )
+REPLACED = " for penstock.DataLoader(Photos, batch_size=16, num_workers=2) at train.py:15"
+
+
+@pytest.fixture
+def penstock_run(tmp_path: Path) -> Callable[..., Ended]:
+    """Return what runs this text, in a file train.py, by `penstock run` with these arguments."""
+
+    def run(text: str, *arguments: str, **given: Any) -> Ended:
+        return penstock_command("run", *arguments, folder=written(tmp_path, {"train.py": text}), **given)
+
+    return run
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_report_and_unchanged_output(tmp_path: Path, workers: str) -> None:
-    written(tmp_path, {"train.py": TRAIN})
-    ended = penstock_command("run", "--json", "out.json", "train.py", workers, folder=tmp_path)
+def test_report_and_unchanged_output(tmp_path: Path, penstock_run: Any, workers: str) -> None:
+    ended = penstock_run(TRAIN, "--json", "out.json", "train.py", workers)
     assert ended.code == 0, ended.err
     (line,) = ended.err.splitlines()
     assert SENTENCE.fullmatch(line), line
     figures = json.loads((tmp_path / "out.json").read_text())
     (loop,) = figures["loops"]
     assert figures["seconds"] > loop["waited"] + loop["worked"]
-    wanted = {"dataset": "Photos", "workers": int(workers), "place": "train.py:18", "batches": 8, "samples": 128}
+    wanted = {"dataset": "Photos", "workers": int(workers), "place": "train.py:15", "batches": 8, "samples": 128}
     assert {name: loop[name] for name in wanted} == wanted
-    shutil.copy(tmp_path / "train.py", tmp_path / "plain.py")
-    again = penstock_command("run", "-m", "plain", workers, folder=tmp_path)
+    again = penstock_run(TRAIN, "-m", "train", workers)
     assert again.out == ended.out and ended.out.endswith("torch.utils.data.dataloader\n")
 
 
-def test_replaced_in_place(tmp_path: Path) -> None:
-    written(tmp_path, {"train.py": TRAIN})
-    ended = penstock_command("run", "--replace", "--after-only", "train.py", "2", folder=tmp_path)
-    assert (ended.code, ended.out.split()[1]) == (0, "penstock.loader"), ended.err
-    assert " for penstock.DataLoader(Photos, batch_size=16, num_workers=2) at train.py:18" in ended.err
+@pytest.mark.parametrize(
+    ("text", "arguments", "out", "err"),
+    [
+        (TRAIN, "--replace --after-only train.py 2", r"\w+ penstock\.loader\n", REPLACED),
+        (TRAIN.replace("range(2)", "range(10**9)"), "--steps 6 train.py 0", "", "; 6 batches in 2 passes"),
+        ("print(1)", "--json none/out.json train.py", r"1\n", "\npenstock: none/out.json: No such file or directory\n"),
+    ],
+    ids=["replaced in place", "steps", "figures that cannot be written"],
+)
+def test_options(penstock_run: Any, text: str, arguments: str, out: str, err: str) -> None:
+    ended = penstock_run(text, *arguments.split())
+    assert ended.code == 0 and re.fullmatch(out, ended.out) and err in ended.err, ended
 
 
-def test_a_report_of_a_program_that_fails(tmp_path: Path) -> None:
-    script = "from torch.utils.data import DataLoader\nfor x in DataLoader([1, 2, 3]):\n    assert x < 2"
-    written(tmp_path, {"train.py": script})
-    ended = penstock_command("run", "train.py", folder=tmp_path)
-    assert ended.code == 1
-    assert ended.err.startswith(
-        f'Traceback (most recent call last):\n  File "{tmp_path}/train.py", line 3, in <module>'
-    )
-    assert len(ended.said) == 1 and ended.err.splitlines()[-1] == ended.said[0]  # behind the traceback
-
-
-def test_an_error_of_a_dataset_has_one_frame_of_ours(tmp_path: Path) -> None:
-    script = "from torch.utils.data import DataLoader\nlist(DataLoader([1, 'a', 3], 3))"
-    written(tmp_path, {"train.py": script})
-    ended = penstock_command("run", "train.py", folder=tmp_path)
+def test_a_report_of_a_program_that_fails(tmp_path: Path, penstock_run: Any) -> None:
+    import_ = "from torch.utils.data import DataLoader\n"
+    ended = penstock_run(import_ + "for x in DataLoader([1, 2, 3]):\n    assert x < 2", "train.py")
+    begin = f'Traceback (most recent call last):\n  File "{tmp_path}/train.py", line 3, in <module>'
+    assert ended.code == 1 and ended.err.startswith(begin)
+    assert ended.said == [ended.err.splitlines()[-1]]  # behind the traceback
+    ended = penstock_run(import_ + "list(DataLoader([1, 'a', 3], 3))", "train.py")  # an error of a dataset
     assert ended.code == 1 and "in _next_data" in ended.err
-    assert ended.program_err.count(os.path.dirname(penstock.__file__)) == 1
+    assert ended.program_err.count(os.path.dirname(penstock.__file__)) == 1  # one frame of ours
 
 
-def test_steps(tmp_path: Path) -> None:
-    written(tmp_path, {"train.py": TRAIN.replace("range(2)", "range(10**9)")})
-    ended = penstock_command("run", "--steps", "6", "train.py", "0", folder=tmp_path)
-    assert (ended.code, ended.out) == (0, "") and "; 6 batches in 2 passes" in ended.err
-
-
-def test_figures_that_cannot_be_written(tmp_path: Path) -> None:
-    written(tmp_path, {"train.py": "print(1)"})
-    ended = penstock_command("run", "--json", "none/out.json", "train.py", folder=tmp_path)
-    assert (ended.code, ended.out) == (0, "1\n")
-    assert ended.said[1] == "penstock: none/out.json: No such file or directory"
-
-
-def test_rank_0_reports(tmp_path: Path) -> None:
-    written(tmp_path, {"train.py": "print(1)"})
+def test_rank_0_reports(tmp_path: Path, penstock_run: Any) -> None:
     ranks = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
-    words = ("run", "--json", "{rank}.json", "train.py")
-    assert penstock_command(*words, folder=tmp_path, environment=ranks) == (0, "1\n", "")
+    assert penstock_run("print(1)", "--json", "{rank}.json", "train.py", environment=ranks) == (0, "1\n", "")
     assert json.loads((tmp_path / "1.json").read_text())["loops"] == []
-    ended = penstock_command("run", "--replace", "train.py", folder=tmp_path, environment=ranks)
+    ended = penstock_run("print(1)", "--replace", "train.py", environment=ranks)
     assert ended.code == 2 and "--after-only" in ended.err
 
 
 @pytest.mark.timeout(300)
-def test_replace(tmp_path: Path) -> None:
-    written(tmp_path, {"train.py": TRAIN})
-    ended = penstock_command("run", "--replace", "--json", "both.json", "train.py", "0", folder=tmp_path)
+def test_replace(tmp_path: Path, penstock_run: Any) -> None:
+    ended = penstock_run(TRAIN, "--replace", "--json", "both.json", "train.py", "0")
     assert ended.code == 0, ended.err
     assert [line.split()[1] for line in ended.out.splitlines()] == ["torch.utils.data.dataloader", "penstock.loader"]
     assert "penstock: run 1 of 2, with torch's loader" in ended.said
@@ -134,24 +122,23 @@ def test_replace(tmp_path: Path) -> None:
     assert [both[run]["loops"][0]["batches"] for run in ("before", "after")] == [8, 8]
 
 
-def test_a_first_run_that_fails_is_the_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    written(tmp_path, {"fails.py": "import sys; sys.exit(5)", "dies.py": "import os; os.kill(os.getpid(), 9)"})
-    written(tmp_path, {"leaves.py": "import os; os._exit(0)"})
-    command = (sys.executable, "-c", "import sys; exec(open(sys.argv[-1]).read())")
-    monkeypatch.setattr(verb, "COMMAND", command)
+@pytest.mark.parametrize(
+    ("text", "code", "why"),
+    [
+        ("import sys; sys.exit(5)", 5, "ended with exit code 5"),
+        ("import os; os.kill(os.getpid(), 9)", 137, "ended with exit code 137"),
+        ("import os; os._exit(0)", 0, "left no figures"),
+    ],
+)
+def test_a_first_run_that_fails_is_the_last(text: str, code: int, why: str, tmp_path: Path, capfd: Any) -> None:
     parser = argparse.ArgumentParser()
     verb.add_parser(parser.add_subparsers())
-    for name, code, why in (
-        ("fails.py", 5, "ended with exit code 5"),
-        ("dies.py", 137, "ended with exit code 137"),
-        ("leaves.py", 0, "left no figures"),
-    ):
-        arguments = parser.parse_args(["run", "--replace", str(tmp_path / name)])
+    arguments = parser.parse_args(["run", "--replace", str(written(tmp_path, {"x.py": text}) / "x.py")])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verb, "COMMAND", (sys.executable, "-c", "import sys; exec(open(sys.argv[-1]).read())"))
         assert arguments.execute(arguments) == code
-        said = capfd.readouterr().err.splitlines()
-        assert len(said) == 2 and why in said[1]
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 2 and why in said[1]
 
 
 def test_signals_while_a_child_runs(tmp_path: Path) -> None:
@@ -188,9 +175,6 @@ def test_comparison_of_different_loops() -> None:
     ]
 
 
-# --- the live line ------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def terminal() -> Iterator[tuple[int, Path]]:
     ours, theirs = pty.openpty()
@@ -201,21 +185,17 @@ def terminal() -> Iterator[tuple[int, Path]]:
         os.close(theirs)
 
 
-def test_live_line(tmp_path: Path) -> None:
-    written(tmp_path, {"train.py": TRAIN.replace("sleep(0.001)", "sleep(0.1)")})
+def test_live_line(penstock_run: Any) -> None:
+    program, shown = TRAIN.replace("sleep(0.001)", "sleep(0.1)"), {"TERM": "xterm", "LOCAL_RANK": "0"}
     with terminal() as (ours, name):
-        shown = {"TERM": "xterm", "LOCAL_RANK": "0"}
-        ended = penstock_command("run", "train.py", "0", folder=tmp_path, environment=shown, stderr=name)
+        assert penstock_run(program, "train.py", "0", environment=shown, stderr=name).code == 0
         text = os.read(ours, 1 << 16).decode()
-        assert ended.code == 0
-        lines = re.findall(r"\r\x1b\[K(Photos: \d batches, [\d.]+/s, \d+ samples/s, waited \d+ % of the time)\r", text)
-        assert lines
+        line = r"\r\x1b\[K(Photos: \d batches, [\d.]+/s, \d+ samples/s, waited \d+ % of the time)\r"
+        assert re.findall(line, text)
         assert SENTENCE.search(text.rpartition("\r\x1b[K")[2])  # the line is gone, and comes no more
-        for more in ({"TERM": "dumb"}, {"LOCAL_RANK": "1"}):
-            penstock_command("run", "train.py", "0", folder=tmp_path, environment={**shown, **more}, stderr=name)
+        for more, quiet in (({"TERM": "dumb"}, []), ({"LOCAL_RANK": "1"}, []), ({}, ["--quiet"])):
+            penstock_run(program, *quiet, "train.py", "0", environment={**shown, **more}, stderr=name)
             assert "\x1b" not in os.read(ours, 1 << 16).decode()
-        penstock_command("run", "--quiet", "train.py", "0", folder=tmp_path, environment=shown, stderr=name)
-        assert "\x1b" not in os.read(ours, 1 << 16).decode()
 
 
 def test_a_terminal_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,14 +215,11 @@ def test_a_terminal_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
         live(loop)
 
 
-# --- torchrun -----------------------------------------------------------------------------------------------------
-
 RANKS = """
 import os, torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
-
 dist.init_process_group("gloo")
 dataset = TensorDataset(torch.arange(16))
 total = sum(x.sum() for (x,) in DataLoader(dataset, 4, sampler=DistributedSampler(dataset)))
@@ -261,4 +238,4 @@ def test_torchrun(tmp_path: Path) -> None:
     assert sorted(said.splitlines()) == [f"rank {rank} total 120 __main__" for rank in (0, 1)]
     for rank in (0, 1):
         (loop,) = json.loads((tmp_path / f"{rank}.json").read_text())["loops"]
-        assert (loop["batches"], loop["samples"], loop["place"]) == (2, 8, "train.py:9")
+        assert (loop["batches"], loop["samples"], loop["place"]) == (2, 8, "train.py:8")

@@ -6,8 +6,8 @@ import gzip
 import itertools
 import json
 import os
-import threading
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,23 @@ from penstock.errors import InvalidOption
 from penstock.insight import loop_rows, record
 from penstock.insight.trace import tracks_for
 from tests.sample_datasets import Made, Numbers, rows
+from tests.waiting import run_in_threads
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    events: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
+    """Return the events of a trace, which are well-formed."""
+    text = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+    events: list[dict[str, Any]] = json.loads(text)["traceEvents"]
+    assert_well_formed(events)
     return events
+
+
+def named(events: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    return [event for event in events if event["name"] == name]
+
+
+def samples_of(events: list[dict[str, Any]]) -> int:
+    return sum(event["args"]["samples"] for event in events)
 
 
 def assert_well_formed(events: list[dict[str, Any]]) -> None:
@@ -50,105 +62,79 @@ def assert_well_formed(events: list[dict[str, Any]]) -> None:
 
 
 def seconds_of(events: list[dict[str, Any]], name: str) -> float:
-    return sum(event["dur"] for event in events if event["ph"] == "X" and event["name"] == name) / 1e6
+    return sum(event["dur"] for event in named(events, name) if event["ph"] == "X") / 1e6
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "trace.json"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("method", ["native", "thread"])
-def test_a_trace_of_two_passes(tmp_path: Path, workers: int, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_of_two_passes(file: Path, workers: int, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.executors.job.SMALL_BATCH", 0)  # read natively, however small
-    file = tmp_path / "trace.json"
     options: dict[str, Any] = {"worker_method": "thread"} if method == "thread" else {}
     with record(trace=file) as made:
         loader = penstock.DataLoader(Made() if options else rows(), batch_size=4, num_workers=workers, **options)
         for _ in range(2):
             list(loader)
-    events = read(file)
-    assert_well_formed(events)
-    times = made.all_loops()[0].times
+    events, times, samples = read(file), made.all_loops()[0].times, loader.stats().samples
     assert seconds_of(events, "wait") == pytest.approx(times.waited, abs=1e-5)
     assert seconds_of(events, "work") == pytest.approx(times.worked, abs=1e-4)
-    waits = [event for event in events if event["name"] == "wait"]
+    waits = named(events, "wait")
     assert [event["args"]["batch"] for event in waits] == [*range(len(loader))] * 2
-    assert sum(event["args"]["samples"] for event in waits) == loader.stats().samples
-    begun = [event for event in events if event["ph"] == "b"]
-    assert len(begun) == len(waits)
-    stages = [event for event in events if event["ph"] == "X" and event["name"] not in ("wait", "work")]
-    assert {event["name"] for event in stages} == ({"gather"} if method == "native" else {"getitem", "collate"})
-    for stage in {event["name"] for event in stages}:
-        found = sum(event["args"]["samples"] for event in stages if event["name"] == stage)
-        assert found == loader.stats().samples
+    assert samples_of(waits) == samples
+    assert sum(event["ph"] == "b" for event in events) == len(waits)
+    stages = {event["name"] for event in events if event["ph"] == "X"} - {"wait", "work"}
+    assert stages == ({"gather"} if method == "native" else {"getitem", "collate"})
+    for stage in stages:
+        assert samples_of([event for event in named(events, stage) if event["ph"] == "X"]) == samples
 
 
-def test_passes_that_overlap_have_tracks_of_their_own(tmp_path: Path) -> None:
-    file = tmp_path / "trace.json"
+def test_passes_that_overlap_have_tracks_of_their_own(file: Path) -> None:
     loader = penstock.DataLoader(rows(), batch_size=8)
     with record(trace=file):
-        for _ in zip(loader, loader, strict=True):
-            pass
-    events = read(file)
-    assert_well_formed(events)
-    assert {event["tid"] for event in events if event["name"] == "wait"} == {0, 1}
+        list(zip(loader, loader, strict=True))
+    assert {event["tid"] for event in named(read(file), "wait")} == {0, 1}
 
 
-def test_threads_that_share_a_pass(tmp_path: Path) -> None:
-    file = tmp_path / "trace.json"
-    loader = penstock.DataLoader(rows(400), batch_size=2, num_workers=1)
+def test_threads_that_share_a_pass(file: Path) -> None:
     with record(trace=file):
-        batches = iter(loader)
-        threads = [threading.Thread(target=lambda: [None for _ in batches]) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    events = read(file)
-    assert_well_formed(events)
-    assert sum(event["name"] == "wait" for event in events) == 200
+        batches = iter(penstock.DataLoader(rows(400), batch_size=2, num_workers=1))
+        run_in_threads(3, lambda _: [None for _ in batches])
+    assert len(named(read(file), "wait")) == 200
 
 
 def test_a_long_run_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_rows.Rows.__init__, "__defaults__", (16,))
-    file = tmp_path / "trace.json.gz"
-    with record(trace=file) as made:
+    with record(trace=tmp_path / "trace.json.gz") as made:
         list(penstock.DataLoader(rows(1000), batch_size=2))
-    events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
-    assert_well_formed(events)
-    slices = [event for event in events if event["ph"] == "X" and event["name"] not in ("getitem", "collate")]
-    assert [event["args"]["batch"] for event in slices if event["name"] == "wait"][-16:] == [*range(484, 500)]
-    assert len(slices) < 70 and made.all_loops()[0].times.batches == 500
+    events = read(tmp_path / "trace.json.gz")
+    assert [event["args"]["batch"] for event in named(events, "wait")][-16:] == [*range(484, 500)]
+    assert sum(event["ph"] == "X" and event["name"] not in ("getitem", "collate") for event in events) < 70
+    assert made.all_loops()[0].times.batches == 500
 
 
-def test_errors_have_marks(tmp_path: Path) -> None:
-    file = tmp_path / "trace.json"
-    with record(trace=file):
+def test_errors_have_marks_and_nothing_of_a_sample_is_in_a_trace(file: Path) -> None:
+    with record(trace=file) as made:
         batches = iter(penstock.DataLoader(Numbers(bad=[5]), batch_size=4))
         next(batches)
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match="number 5"):
             next(batches)
         list(batches)
-    events = read(file)
-    assert_well_formed(events)
-    assert [event["name"] for event in events if event["ph"] == "i"] == ["error: ValueError"]
-
-
-def test_a_trace_is_written_when_the_block_fails(tmp_path: Path) -> None:
-    file = tmp_path / "trace.json"
-    with pytest.raises(KeyboardInterrupt), record(trace=file):  # noqa: PT012
-        next(iter(penstock.DataLoader(rows(), batch_size=4)))
-        raise KeyboardInterrupt
-    assert sum(event["name"] == "wait" for event in read(file)) == 1
-    assert list(tmp_path.iterdir()) == [file]
-    assert file.stat().st_mode & 0o077 == 0
-
-
-def test_nothing_of_a_sample_is_in_a_trace(tmp_path: Path) -> None:
-    file = tmp_path / "trace.json"
-    with record(trace=file):
         list(penstock.DataLoader(Made(lambda index: f"secret-{index}"), batch_size=4))
+    assert [event["name"] for event in read(file) if event["ph"] == "i"] == ["error: ValueError"]
+    assert [one.meter.failed for one in made.all_loops()] == [1, 0]
     assert "secret" not in file.read_text(encoding="utf-8")
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
+def test_a_trace_is_written_when_the_block_fails(file: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), record(trace=file):  # noqa: PT012
+        next(iter(penstock.DataLoader(rows(), batch_size=4)))
+        raise KeyboardInterrupt
+    assert len(named(read(file), "wait")) == 1
+    assert list(file.parent.iterdir()) == [file] and file.stat().st_mode & 0o077 == 0
 
 
 def test_wrong_files_are_refused_before_the_block(tmp_path: Path) -> None:
@@ -163,42 +149,35 @@ def test_wrong_files_are_refused_before_the_block(tmp_path: Path) -> None:
             raise AssertionError("the block ran")
 
 
-def test_a_file_that_cannot_be_written_is_logged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_that_cannot_be_written_is_logged(file: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.replace", full)
-    with record(trace=tmp_path / "trace.json"):
+    with record(trace=file):
         pass
-    assert "trace.json could not be written" in caplog.text
-    assert list(tmp_path.iterdir()) == []
+    assert "trace.json could not be written" in caplog.text and list(file.parent.iterdir()) == []
 
 
 def test_a_symbolic_link_and_a_pipe_stay_what_they_are(tmp_path: Path) -> None:
-    target = tmp_path / "real.json"
-    (tmp_path / "link.json").symlink_to(target)
-    with record(trace=tmp_path / "link.json"):
-        pass
-    assert (tmp_path / "link.json").is_symlink() and read(target) == []
-    pipe = tmp_path / "pipe"
+    target, link, pipe = (tmp_path / name for name in ("real.json", "link.json", "pipe"))
+    link.symlink_to(target)
     os.mkfifo(pipe)
-    found: list[bytes] = []
-    reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()))
-    reader.start()
-    with record(trace=pipe):
+    with record(trace=link):
         pass
-    reader.join()
-    assert json.loads(found[0])["traceEvents"] == []
-    assert pipe.is_fifo()
+    assert link.is_symlink() and read(target) == []
+    with ThreadPoolExecutor() as pool:
+        found = pool.submit(pipe.read_bytes)
+        with record(trace=pipe):
+            pass
+    assert json.loads(found.result())["traceEvents"] == [] and pipe.is_fifo()
 
 
 def test_ranks_have_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     with record(trace=tmp_path / "trace-{rank}.json"):
         pass
-    assert [file.name for file in tmp_path.iterdir()] == ["trace-3.json"]
+    assert os.listdir(tmp_path) == ["trace-3.json"]
 
 
 def test_tracks_are_few() -> None:

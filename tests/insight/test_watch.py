@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import pty
 import signal
-import struct
 import sys
 import termios
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,80 +19,72 @@ import penstock
 from penstock.cli import main, watch
 from penstock.insight import live_files
 from penstock.insight.live_files import ProcessName, machine, read_all, this_process
+from tests.insight.penstock_processes import Captured, fails
 from tests.sample_datasets import Made, rows
 
-Captured = pytest.CaptureFixture[str]
 
+@pytest.fixture
+def watched(folder: Path, capsys: Captured) -> Callable[..., str]:
+    """Return what runs `penstock watch`, which must end with this code, and returns its output (its error: above 0)."""
 
-def test_none_is_running(folder: Path, capsys: Captured) -> None:
-    assert main(["watch"]) == 1
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and "penstock run train.py" in err
-    assert main(["watch", str(os.getpid())]) == 1
-    assert "has no live recording" in capsys.readouterr().err
-    assert main(["watch", str(2**22 + 1)]) == 1
-    assert f"there is no process {2**22 + 1}" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["watch", "train.py"])
-    assert "invalid int value" in capsys.readouterr().err
-
-
-def test_once(folder: Path, capsys: Captured) -> None:
-    loader = penstock.DataLoader(Made(), batch_size=4)
-    list(loader)
-    list(loader)
-    for arguments in (["watch"], ["watch", "--once"], ["watch", str(os.getpid())]):
-        assert main(arguments) == 0
+    def run(*arguments: str, code: int = 0) -> str:
+        assert main(["watch", *arguments]) == code
         out, err = capsys.readouterr()
-        assert err == ""
-        for words in (
-            f"process {os.getpid()}",
-            "loader 1: Made, batches of 4, no workers, read by Python",
-            "samples/s",
-        ):
-            assert words in out
-        assert "waiting" in out and "getitem" in out
+        assert (err if code == 0 else out) == "" and (code == 0 or err.count("\n") == 1)
+        return err if code else out
+
+    return run
 
 
-def test_several(folder: Path, capsys: Captured) -> None:
+def test_none_is_running(watched: Any, capsys: Captured) -> None:
+    assert "penstock run train.py" in watched(code=1)
+    assert "has no live recording" in watched(str(os.getpid()), code=1)
+    assert f"there is no process {2**22 + 1}" in watched(str(2**22 + 1), code=1)
+    assert "invalid int value" in fails(capsys, "watch", "train.py")
+
+
+def test_once(watched: Any) -> None:
+    loader = penstock.DataLoader(Made(), batch_size=4)
+    for _ in range(2):
+        list(loader)
+    reading = "loader 1: Made, batches of 4, no workers, read by Python"
+    for arguments in ([], ["--once"], [str(os.getpid())]):
+        out = watched(*arguments)
+        assert all(one in out for one in (f"process {os.getpid()}", reading, "samples/s", "waiting", "getitem"))
+
+
+def test_several(folder: Path, watched: Any) -> None:
     list(penstock.DataLoader(rows()))
     ((_, data),) = read_all(folder)
     live_files.write(folder, ProcessName(machine(), os.getppid(), live_files.started_at(os.getppid()) or 0), data)
-    assert main(["watch"]) == 0
-    out = capsys.readouterr().out
-    assert str(os.getpid()) in out and str(os.getppid()) in out and "penstock watch PID" in out
-    assert main(["watch", str(os.getppid())]) == 0
-    assert f"process {os.getppid()}" in capsys.readouterr().out
+    out = watched()
+    assert all(one in out for one in (str(os.getpid()), str(os.getppid()), "penstock watch PID"))
+    assert f"process {os.getppid()}" in watched(str(os.getppid()))
 
 
-def test_names_cannot_disturb_a_terminal(folder: Path, capsys: Captured) -> None:
+def test_names_cannot_disturb_a_terminal(folder: Path, watched: Any) -> None:
     list(penstock.DataLoader(Made(), batch_size=4))
     ((name, data),) = read_all(folder)
-    said = json.loads(data)
     odd = "\x1b]0;taken\x07\n\x9b31m[bold]\udcff"
     odder = {"program": odd, "host": odd, "rank": odd, "summary": [odd] * 3, "lines": [odd, f"! {odd}"]}
-    live_files.write(folder, name, json.dumps({**said, **odder}).encode())
-    assert main(["watch"]) == 0
-    out = capsys.readouterr().out
+    live_files.write(folder, name, json.dumps({**json.loads(data), **odder}).encode())
+    out = watched()
     assert not set(out) & {"\x1b", "\x07", "\x9b", "\udcff"}
     assert out.count("taken") == 5 and "[bold]" in out
 
 
-def test_an_unsafe_folder_is_an_error(folder: Path, capsys: Captured) -> None:
+def test_an_unsafe_folder_is_an_error(folder: Path, watched: Any) -> None:
     folder.mkdir(parents=True)
     folder.chmod(0o777)
-    assert main(["watch"]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and "other users can write" in err
+    assert "other users can write" in watched(code=2)
 
 
-def test_without_rich(folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_rich(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     list(penstock.DataLoader(rows()))
     monkeypatch.setattr(watch, "Live", None)
     monkeypatch.setattr(watch, "width", lambda: 80)
-    assert main(["watch"]) == 2
-    assert "pip install 'penstock[cli]'" in capsys.readouterr().err
-    assert main(["watch", "--once"]) == 0
+    assert "pip install 'penstock[cli]'" in watched(code=2)
+    assert watched("--once")
 
 
 def read_until(terminal: int, words: str) -> str:
@@ -118,7 +110,7 @@ def test_live_view(folder: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> N
     if child == 0:  # what pytest holds must not run here
         code = 99
         try:
-            fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+            termios.tcsetwinsize(1, (40, 100))
             signal.signal(signal.SIGINT, signal.default_int_handler)
             sys.stdout, sys.stderr = (os.fdopen(end, "w", encoding="utf-8") for end in (1, 2))
             code = main(["watch", str(watched)])

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -23,22 +24,43 @@ from torchvision import transforms as v1
 import penstock
 from tests.photos import grey_files, in_memory
 from tests.same import assert_same, assert_same_batches
-from tests.sample_datasets import rows, tensor_files
-from tests.values import flat
+from tests.sample_datasets import Order, rows, tensor_files
+from tests.values import flat, listed
 from tests.waiting import run_in_threads
 
 pytestmark = pytest.mark.native
 
 
+def outcome(kind: Any, dataset: Any, **options: Any) -> Any:
+    """Return all batches, or the type of the error."""
+    try:
+        return list(kind(dataset, **options))
+    except Exception as error:
+        return type(error)
+
+
 def assert_as_torch(dataset: Any, **options: Any) -> None:
     """Assert that all batches are torch's, or that the pass raises an error of the type of torch's."""
-    results: list[Any] = []
+    assert_same(outcome(penstock.DataLoader, dataset, **options), outcome(tud.DataLoader, dataset, **options))
+
+
+def assert_native(dataset: Any, workers: int | None = None) -> None:
+    """Assert that all batches are torch's, and read natively."""
+    ours: Any = penstock.DataLoader(dataset, batch_size=2, num_workers=workers)
+    assert_same_batches(ours, tud.DataLoader(dataset, batch_size=2))
+
+
+def parts(*tensors: torch.Tensor) -> Any:
+    return tud.ConcatDataset([tud.TensorDataset(tensor) for tensor in tensors])
+
+
+def of_both(act: Any) -> list[Any]:
+    """Return what is done with our class and with torch's, from the same state of torch's generator."""
+    results = []
     for kind in (penstock.DataLoader, tud.DataLoader):
-        try:
-            results.append(list(kind(dataset, **options)))
-        except Exception as error:
-            results.append(type(error))
-    assert_same(*results)
+        torch.manual_seed(0)
+        results.append((act(kind), torch.rand(1).item()))
+    return results
 
 
 @pytest.fixture
@@ -46,15 +68,16 @@ def pngs(tmp_path: Path) -> Path:
     return grey_files(tmp_path, 12)
 
 
+def folder(root: Path, *steps: Any) -> Any:
+    return torchvision.datasets.ImageFolder(str(root), v1.Compose([*steps]))
+
+
 def test_a_row_for_python_may_come_before_its_batch_is_known(pngs: Path) -> None:
-    loader: Any = penstock.DataLoader(
-        torchvision.datasets.ImageFolder(str(pngs), v1.ToTensor()), batch_size=2, num_workers=4
-    )
+    loader: Any = penstock.DataLoader(folder(pngs, v1.ToTensor()), batch_size=2, num_workers=4)
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        for _ in range(40):
-            assert len(list(loader)) == 6
+        assert [len(list(loader)) for _ in range(40)] == [6] * 40
     finally:
         sys.setswitchinterval(before)
 
@@ -73,12 +96,8 @@ def test_several_threads_share_an_iterator(workers: int) -> None:
 
 
 def test_ctrl_c_in_the_callers_thread_is_no_sample_error(pngs: Path) -> None:
-    dataset = penstock.ImageFolder(pngs, v1.ToTensor())
-
-    def interrupted(position: int, file: Any = None) -> Any:
-        raise KeyboardInterrupt
-
-    dataset.read = interrupted  # type: ignore[method-assign]
+    dataset: Any = penstock.ImageFolder(pngs, v1.ToTensor())
+    dataset.read = mock.Mock(side_effect=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         next(iter(penstock.DataLoader(dataset, num_workers=0)))
 
@@ -91,8 +110,7 @@ def test_loaders_can_be_copied(copied: Any, seed: int | None) -> None:
     torch.manual_seed(0)
     first = flat(loader)
     torch.manual_seed(0)
-    assert flat(twin) == first
-    assert twin.explain().splitlines()[:3] == loader.explain().splitlines()[:3]
+    assert flat(twin) == first and twin.explain().splitlines()[:3] == loader.explain().splitlines()[:3]
 
 
 def test_generic() -> None:
@@ -105,68 +123,51 @@ def test_generic() -> None:
 def test_nothing_in_the_dataset() -> None:
     for dataset in (tud.TensorDataset(torch.empty(0, 4), torch.empty(0)), penstock.Arrays(np.empty((0, 4)))):
         loader: Any = penstock.DataLoader(dataset, batch_size=3)
-        assert len(loader) == 0
-        assert list(loader) == []
-    both: Any = tud.ConcatDataset([tud.TensorDataset(torch.empty(0)), tud.TensorDataset(torch.arange(3.0))])
-    assert_same_batches(penstock.DataLoader(both, batch_size=2), tud.DataLoader(both, batch_size=2))
+        assert (len(loader), list(loader)) == (0, [])
+    assert_native(parts(torch.empty(0), torch.arange(3.0)))
 
 
 @pytest.mark.parametrize(
-    "indices",
-    [np.array([True, False] * 5), [1.0, 2.5], ["1"], [[1, 2], [3, 4]], [True, False]],
-    ids=["mask", "floats", "strings", "nested", "bools"],
+    "indices", [np.array([True, False] * 5), [1.0, 2.5], ["1"], [[1, 2], [3, 4]], [True, False]], ids=str
 )
 def test_odd_subsets_are_torchs(indices: Any) -> None:
-    subset: Any = tud.Subset(penstock.Arrays(np.arange(10)), indices)
-    assert_as_torch(subset, batch_size=2)
+    assert_as_torch(tud.Subset(penstock.Arrays(np.arange(10)), indices), batch_size=2)
 
 
-def test_numpy_and_tensor_subsets() -> None:
-    for indices in (np.array([3, -1, 0]), np.array([3, 1], dtype=np.uint8), torch.tensor([2, 2]), range(3, 9, 2)):
-        subset: Any = tud.Subset(rows(10), indices)  # type: ignore[arg-type]
-        assert_same_batches(penstock.DataLoader(subset, batch_size=2), tud.DataLoader(subset, batch_size=2))
+@pytest.mark.parametrize(
+    "indices", [np.array([3, -1, 0]), np.array([3, 1], dtype=np.uint8), torch.tensor([2, 2]), range(3, 9, 2)], ids=str
+)
+def test_numpy_and_tensor_subsets(indices: Any) -> None:
+    assert_native(tud.Subset(rows(10), indices))
 
 
 @pytest.mark.parametrize("mode", ["reflect", "symmetric"])
 def test_paddings_wider_than_the_image(mode: str, pngs: Path) -> None:
-    transform = v1.Compose([v1.Pad(20, padding_mode=mode), v1.PILToTensor()])
-    for dataset in (
-        torchvision.datasets.ImageFolder(str(pngs), transform),
-        in_memory("CIFAR10", v1.Compose([v1.CenterCrop(8), *transform.transforms])),
-    ):
-        ours: Any = penstock.DataLoader(dataset, batch_size=5, num_workers=2)
-        assert_same_batches(ours, tud.DataLoader(dataset, batch_size=5))
+    steps = [v1.Pad(20, padding_mode=mode), v1.PILToTensor()]
+    for dataset in (folder(pngs, *steps), in_memory("CIFAR10", v1.Compose([v1.CenterCrop(8), *steps]))):
+        assert_native(dataset, 2)
 
 
 def test_what_the_transform_raises_is_raised(pngs: Path) -> None:
-    transform = v1.Compose([v1.RandomCrop(20), v1.ToTensor()])
-    for dataset in (
-        torchvision.datasets.ImageFolder(str(pngs), transform),
-        in_memory("MNIST", v1.Compose([v1.RandomCrop(40), v1.ToTensor()])),
-    ):
+    in_mnist = in_memory("MNIST", v1.Compose([v1.RandomCrop(40), v1.ToTensor()]))
+    for dataset in (folder(pngs, v1.RandomCrop(20), v1.ToTensor()), in_mnist):
         with pytest.raises(ValueError, match="Required crop size") as caught:
             next(iter(penstock.DataLoader(dataset, batch_size=5, num_workers=2)))
         assert any("of a batch of 5: sample" in note for note in caught.value.__notes__)
 
 
-@pytest.mark.parametrize(
-    "targets",
-    [
-        np.arange(50, dtype=np.int32),
-        np.arange(50, dtype=np.float32),
-        np.eye(50),
-        np.array(list("ab" * 25)),
-        [True, False] * 25,
-        [2**70] * 50,
-        torch.arange(50, dtype=torch.int16),
-        [(i, str(i)) for i in range(50)],
-    ],
-    ids=["int32", "float32", "one-hot", "strings", "bools", "big", "tensor", "tuples"],
-)
+LABELS: dict[str, Any] = {
+    "int32": np.arange(50, dtype=np.int32), "float32": np.arange(50, dtype=np.float32), "one-hot": np.eye(50),
+    "strings": np.array(list("ab" * 25)), "bools": [True, False] * 25, "big": [2**70] * 50,
+    "tensor": torch.arange(50, dtype=torch.int16), "tuples": [(i, str(i)) for i in range(50)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("targets", LABELS)
 @pytest.mark.parametrize("how", ["plain", "transformed", "concatenated"])
-def test_labels_of_every_kind(targets: Any, how: str) -> None:
+def test_labels_of_every_kind(targets: str, how: str) -> None:
     dataset: Any = in_memory("CIFAR10", v1.ToTensor())
-    dataset.targets = targets
+    dataset.targets = LABELS[targets]
     if how == "transformed":
         dataset.target_transform = lambda label: label
     if how == "concatenated":
@@ -176,13 +177,12 @@ def test_labels_of_every_kind(targets: Any, how: str) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 0}])
 def test_two_loaders_draw_in_torchs_order(options: Any) -> None:
-    orders = []
-    for kind in (penstock.DataLoader, tud.DataLoader):
-        torch.manual_seed(0)
+    def drawn(kind: Any) -> Any:
         pair = [kind(rows(), batch_size=9, shuffle=True, **options) for _ in range(2)]
-        drawn = [(a[0].tolist(), b[0].tolist()) for a, b in zip(*pair, strict=True)]
-        orders.append((drawn, torch.rand(1).item()))
-    assert orders[0] == orders[1]
+        return [(a[0].tolist(), b[0].tolist()) for a, b in zip(*pair, strict=True)]
+
+    ours, torchs = of_both(drawn)
+    assert ours == torchs
 
 
 @pytest.mark.parametrize("dataset", [rows(), list(range(53))], ids=["native", "torch"])
@@ -194,28 +194,42 @@ def test_loaders_are_made_again_from_their_attributes(dataset: Any) -> None:
     for replaced in ("batch_sampler", "shuffle"):
         options.pop(replaced, None)
     twin: Any = penstock.DataLoader(**options)
-    assert twin.seed == 4
-    assert len(list(twin)) == len(list(loader)) == 11
-    assert loader.generator is None
+    assert (twin.seed, len(list(twin)), len(list(loader)), loader.generator) == (4, 11, 11, None)
 
 
 def test_a_seed_reaches_torchs_plan() -> None:
     orders = [list(penstock.DataLoader(list(range(40)), shuffle=True, seed=seed)) for seed in (1, 1, 2)]  # type: ignore[arg-type]
     assert orders[0] == orders[1] != orders[2]
-
-
-@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1])
-def test_seeds_out_of_range(seed: int) -> None:
-    with pytest.raises(penstock.InvalidOption, match="out of range"):
-        penstock.DataLoader(rows(), seed=seed)
     assert penstock.DataLoader(rows(), seed=np.int64(3)).seed == 3  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: penstock.DataLoader(rows(), seed=2**64), penstock.InvalidOption, "out of range"),
+        (lambda: penstock.DataLoader(rows(), seed=-(2**63) - 1), penstock.InvalidOption, "out of range"),
+        (
+            lambda: penstock.TensorFolder("/tmp", ["fine", "\ud800"]),
+            penstock.InvalidID,
+            "cannot be the name of a file",
+        ),
+        (lambda: pickle.dumps(iter(penstock.DataLoader(rows()))), NotImplementedError, "cannot be pickled"),
+        (
+            lambda: list(penstock.DataLoader(parts(torch.zeros(3, 2), torch.zeros(3, 4)), batch_size=6)),
+            penstock.ShapeMismatch,
+            r"sample 'number 3' .* as sample 'number 0' does",
+        ),
+    ],
+)
+def test_errors(call: Any, error: Any, words: str) -> None:
+    with pytest.raises(error, match=words):
+        call()
 
 
 def test_attributes_set_later_count() -> None:
     loader: Any = penstock.DataLoader(rows(), batch_size=4)
     loader.num_workers = 0
-    assert len(list(loader)) == 14
-    assert loader.num_workers == 0
+    assert (len(list(loader)), loader.num_workers) == (14, 0)
     for change in ({"batch_size": 5}, {"drop_last": True}, {"sampler": [3, 4]}):
         both: list[Any] = [kind(rows(), batch_size=4) for kind in (penstock.DataLoader, tud.DataLoader)]
         for each in both:
@@ -228,11 +242,10 @@ def test_a_folder_that_was_made_anew(tmp_path: Path) -> None:
     root = tmp_path / "data"
     dataset = penstock.TensorFolder(tensor_files(root, 4, (1,)))
     loader: Any = penstock.DataLoader(dataset, batch_size=4)
-    assert next(iter(loader)).tolist() == [[0], [1], [2], [3]]
+    assert listed(loader) == [[[0], [1], [2], [3]]]
     shutil.rmtree(root)
     tensor_files(root, 4, (2,))
-    assert dataset[3].tolist() == [3, 3]
-    assert next(iter(loader)).tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]
+    assert dataset[3].tolist() == [3, 3] and listed(loader) == [[[0, 0], [1, 1], [2, 2], [3, 3]]]
 
 
 def test_relative_roots_stay_where_they_were(pngs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,8 +257,7 @@ def test_relative_roots_stay_where_they_were(pngs: Path, tmp_path: Path, monkeyp
     monkeypatch.chdir("/")
     for tensors, pictures in ((folder, images), pickle.loads(pickled)):
         assert next(iter(penstock.DataLoader(tensors))).tolist() == [[1.0, 1.0]]
-        assert len(list(penstock.DataLoader(pictures, batch_size=4))) == 3
-        assert pictures[0][0].shape == (3, 9, 9)
+        assert len(list(penstock.DataLoader(pictures, batch_size=4))) == 3 and pictures[0][0].shape == (3, 9, 9)
 
 
 def test_errors_leave_nothing_for_the_garbage_collector(tmp_path: Path) -> None:
@@ -257,37 +269,23 @@ def test_errors_leave_nothing_for_the_garbage_collector(tmp_path: Path) -> None:
     try:
         before = threading.active_count()
         for _ in range(5):
-            with pytest.raises(penstock.CorruptSample) as caught:
+            with pytest.raises(penstock.CorruptSample):
                 list(loader)
-            del caught
-        assert threading.active_count() == before
-        assert loader.stats().buffers_lent == 0
+        assert (threading.active_count(), loader.stats().buffers_lent) == (before, 0)
     finally:
         gc.enable()
 
 
 def test_dtypes_that_torch_promotes() -> None:
-    both: Any = tud.ConcatDataset([tud.TensorDataset(torch.zeros(3)), tud.TensorDataset(torch.zeros(3).double())])
-    loader: Any = penstock.DataLoader(both, batch_size=6)
-    assert next(iter(loader))[0].dtype == torch.float64
-    assert "different dtypes" in loader.explain()
+    loader: Any = penstock.DataLoader(parts(torch.zeros(3), torch.zeros(3).double()), batch_size=6)
+    assert next(iter(loader))[0].dtype == torch.float64 and "different dtypes" in loader.explain()
 
 
-def test_indices_outside_a_concatenation() -> None:
-    both: Any = tud.ConcatDataset([rows(3), rows(4)])
-    for index in (7, -8):
-        kinds = []
-        for kind in (penstock.DataLoader, tud.DataLoader):
-            with pytest.raises((IndexError, ValueError)) as caught:
-                list(kind(both, batch_size=2, sampler=[0, index]))
-            kinds.append(caught.type)
-        assert kinds[0] is kinds[1]
-
-
-def test_samples_of_a_concatenation_are_told_apart() -> None:
-    both: Any = tud.ConcatDataset([tud.TensorDataset(torch.zeros(3, 2)), tud.TensorDataset(torch.zeros(3, 4))])
-    with pytest.raises(penstock.ShapeMismatch, match=r"sample 'number 3' .* as sample 'number 0' does"):
-        next(iter(penstock.DataLoader(both, batch_size=6)))
+@pytest.mark.parametrize("index", [7, -8])
+def test_indices_outside_a_concatenation(index: int) -> None:
+    options: dict[str, Any] = {"batch_size": 2, "sampler": [0, index]}
+    assert issubclass(outcome(tud.DataLoader, parts(torch.zeros(3), torch.zeros(4)), **options), Exception)
+    assert_as_torch(parts(torch.zeros(3), torch.zeros(4)), **options)
 
 
 @pytest.mark.parametrize("sampler", [[[1, 2], [3, 4]], [slice(0, 2)], [torch.tensor([3]), torch.tensor([4])]])
@@ -296,36 +294,18 @@ def test_samplers_of_more_than_indices(sampler: Any) -> None:
     assert_same(list(ours), list(tud.DataLoader(rows(), batch_size=2, sampler=sampler)))
 
 
-def test_ids_that_no_file_can_have(tmp_path: Path) -> None:
-    with pytest.raises(penstock.InvalidID, match="cannot be the name of a file"):
-        penstock.TensorFolder(tmp_path, ["fine", "\ud800"])
-
-
 def test_persistent_workers_keep_the_base_seed_as_torchs_do() -> None:
-    draws = []
-    for kind in (penstock.DataLoader, tud.DataLoader):
-        torch.manual_seed(2)
-        loader: Any = kind(rows(), batch_size=9, shuffle=True, num_workers=2, persistent_workers=True)
-        draws.append([flat(loader), flat(loader), torch.rand(1).item()])
-        del loader
-    assert draws[0] == draws[1]
+    def drawn(kind: Any) -> Any:
+        loader = kind(rows(), batch_size=9, shuffle=True, num_workers=2, persistent_workers=True)
+        return flat(loader), flat(loader)
 
-
-def test_a_pass_cannot_be_pickled() -> None:
-    with pytest.raises(NotImplementedError, match="cannot be pickled"):
-        pickle.dumps(iter(penstock.DataLoader(rows())))
+    ours, torchs = of_both(drawn)
+    assert ours == torchs
 
 
 def test_batches_given_as_generators() -> None:
-    def batches() -> Any:
-        yield (i for i in (1, 2))
-        yield (i for i in (True, False))
-
-    class Sampler:
-        __iter__ = staticmethod(batches)
-
-    iterator: Any = iter(penstock.DataLoader(rows(), batch_sampler=Sampler()))
-    assert next(iterator)[0].tolist() == [1, 2]
+    batches: Any = Order([(i for i in (1, 2)), (i for i in (True, False))])
+    assert next(iter(penstock.DataLoader(rows(), batch_sampler=batches)))[0].tolist() == [1, 2]
 
 
 def test_a_changed_collate_map_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,24 +313,23 @@ def test_a_changed_collate_map_is_torchs(monkeypatch: pytest.MonkeyPatch) -> Non
 
     loader: Any = penstock.DataLoader(rows(), batch_size=3)
     monkeypatch.setitem(default_collate_fn_map, torch.Tensor, lambda batch, *, collate_fn_map: len(batch))
-    assert next(iter(loader)) == [3]
-    assert "default_collate_fn_map" in loader.explain()
+    assert next(iter(loader)) == [3] and "default_collate_fn_map" in loader.explain()
+
+
+class Steered(tud.Sampler[int]):
+    """Goes on by a step that the program changes."""
+
+    step = 1
+
+    def __iter__(self) -> Iterator[int]:
+        index = 0
+        while index < 30:
+            yield index
+            index += self.step
 
 
 @pytest.mark.parametrize("options", [{}, {"worker_method": "thread"}], ids=str)
 def test_a_sampler_of_ones_own_is_asked_no_earlier_than_by_torch(options: dict[str, Any]) -> None:
-    class Steered(tud.Sampler[int]):
-        """Goes on by a step that the program changes."""
-
-        def __init__(self) -> None:
-            self.step = 1
-
-        def __iter__(self) -> Iterator[int]:
-            index = 0
-            while index < 30:
-                yield index
-                index += self.step
-
     def seen(kind: Any, **more: Any) -> list[int]:
         sampler, got = Steered(), []
         for (x,) in kind(rows(30), batch_size=2, sampler=sampler, **more):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 import pickle
-from collections.abc import Callable
-from functools import partial
+import struct
+import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from torchvision import transforms as v1
 
 import penstock
+from penstock.errors import like, pair
 from tests.corrupt import npy, saved
 from tests.photos import noise_image
 from tests.resources import open_files
@@ -40,16 +43,11 @@ def encoded(form: str, mode: str = "RGB") -> bytes:
     return out.getvalue()
 
 
-def damaged_png() -> bytes:
-    data = bytearray(encoded("PNG"))
-    data[60] ^= 1
-    return bytes(data)
-
-
+PNG = encoded("PNG")
 IMAGES: dict[str, Any] = {
     "missing": None, "folder": "folder", "loop": "loop", "under-a-file": "under-a-file",
     "empty": b"", "garbage": b"garbage here", "truncated": encoded("JPEG")[:-200], "jpeg-head": encoded("JPEG")[:30],
-    "png-truncated": encoded("PNG")[:-100], "png-head": encoded("PNG")[:20], "png-crc": damaged_png(),
+    "png-truncated": PNG[:-100], "png-head": PNG[:20], "png-crc": PNG[:60] + bytes([PNG[60] ^ 1]) + PNG[61:],
     "tiff-truncated": encoded("TIFF")[:-500], "tiff-head": encoded("TIFF")[:9], "bmp-truncated": encoded("BMP")[:-50],
     "bmp-head": encoded("BMP")[:20], "gif-truncated": encoded("GIF")[:60], "ppm-truncated": encoded("PPM")[:20],
     "ppm-size": b"P6\n12 x\n255\n", "bomb": "bomb",
@@ -62,6 +60,13 @@ def photos(tmp_path: Path) -> Path:
     for i in range(6):
         noise_image(i, 30, 40).save(tmp_path / "class" / f"{i}.jpg")
     return tmp_path
+
+
+def outcome(act: Callable[[], Any]) -> Any:
+    try:
+        return act()
+    except Exception as error:
+        return error
 
 
 def spoil(path: Path, content: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +96,8 @@ def test_images(photos: Path, kind: Any, damage: str, monkeypatch: pytest.Monkey
     path = photos / "class" / "3.jpg"
     theirs = torchvision.datasets.ImageFolder(str(photos), NATIVE)
     datasets = [kind(str(photos), transform) for transform in (NATIVE, ASSISTED)]
-    spoil(path, IMAGES[damage], monkeypatch)
+    content = IMAGES[damage]
+    spoil(path, content, monkeypatch)
     want = raised(lambda: list(TORCH(theirs, 4)))
     ways: list[dict[str, Any]] = [{"num_workers": 0}, {"num_workers": 2, "worker_method": "thread"}]
     for dataset in datasets:
@@ -99,9 +105,8 @@ def test_images(photos: Path, kind: Any, damage: str, monkeypatch: pytest.Monkey
             got: Any = raised(lambda dataset=dataset, options=options: list(OURS(dataset, 4, **options)))  # type: ignore[misc]
             assert isinstance(got, type(want)), (options, want, got)
             if kind is penstock.ImageFolder or dataset is datasets[0]:
-                assert isinstance(got, penstock.SampleError)
-                assert str(path) in str(got)
-                assert "\n" not in str(got)
+                assert isinstance(got, penstock.CorruptSample if isinstance(content, bytes) else penstock.SampleError)
+                assert str(path) in str(got) and not any(words in str(got) for words in ("\n", ".;"))
             if isinstance(want, OSError):
                 assert (got.errno, got.strerror, got.filename) == (want.errno, want.strerror, want.filename)
     if kind is penstock.ImageFolder:
@@ -123,25 +128,20 @@ def test_images_in_worker_processes(
     """torch's worker sends the class of the error by reference, and the parent makes another error of it."""
     dataset = penstock.ImageFolder(photos, v1.Lambda(np.asarray))
     spoil(photos / "class" / "3.jpg", IMAGES[damage], monkeypatch)
-    for error in (kind, penstock.SampleError):
-        with pytest.raises(error) as caught:
-            list(OURS(dataset, 4, num_workers=1, worker_method=method))
-        assert str(photos / "class" / "3.jpg") in str(caught.value)
+    got = raised(lambda: list(OURS(dataset, 4, num_workers=1, worker_method=method)))
+    assert isinstance(got, kind) and isinstance(got, penstock.SampleError)
+    assert str(photos / "class" / "3.jpg") in str(got)
 
 
 def test_a_path_that_no_file_can_have(photos: Path) -> None:
-    dataset = torchvision.datasets.ImageFolder(str(photos), NATIVE)
+    want, dataset = (torchvision.datasets.ImageFolder(str(photos), NATIVE) for _ in range(2))
     dataset.samples[3] = (str(photos / "class" / "3\0.jpg"), 0)
     for loader in (TORCH, OURS):
         with pytest.raises(ValueError, match="embedded null byte"):
             list(loader(dataset, 4))
     iterator = iter(OURS(dataset, batch_size=1, num_workers=2))
     good: list[Any] = [raised(lambda: next(iterator)) if i == 3 else next(iterator)[0] for i in range(6)]
-    want = torchvision.datasets.ImageFolder(str(photos), NATIVE)
     assert all(torch.equal(good[i][0], want[i][0]) for i in range(6) if i != 3)
-
-
-# --- the tutorial's dataset -------------------------------------------------------------------------------------
 
 
 class Foreign:
@@ -175,6 +175,10 @@ TENSORS: dict[str, tuple[str, Any]] = {
 }  # fmt: skip
 
 
+#: What the words of torch and of zip have, and a sentence of ours has not.
+UNSAID = (".;", "\x1b", "\n", "Weights only", "PyTorch 2.6", "miniz", "  ")
+
+
 @pytest.mark.parametrize("damage", TENSORS)
 def test_tensors(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     suffix, content = TENSORS[damage]
@@ -193,43 +197,37 @@ def test_tensors(tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch) -
                 assert (got.errno, got.filename) == (want.errno, str(want.filename))
         if damage != "shape":
             before = open_files()
-            assert isinstance(raised(lambda d=dataset: d[3]), (type(want), penstock.SampleError))  # type: ignore[misc]
+            got = raised(lambda d=dataset: d[3])  # type: ignore[misc]
+            assert isinstance(got, (type(want), penstock.SampleError))
             assert open_files() - before == set()
+            if isinstance(content, bytes) and suffix == ".pt" and isinstance(got, penstock.SampleError):
+                assert str(got).startswith("sample '3' (") and not any(words in str(got) for words in UNSAID), got
 
 
 def test_labels(tmp_path: Path) -> None:
     tensor_files(tmp_path, 6, name="{}")
     labels = {str(i): i for i in range(6) if i != 3}
-    want = raised(lambda: list(TORCH(plain(tmp_path, labels=labels), 4)))
-    got = raised(lambda: list(OURS(penstock.TensorFolder(tmp_path, map(str, range(6)), labels), 4)))
-    assert type(want) is KeyError
-    assert isinstance(got, KeyError)
-
-
-def test_arrays(tmp_path: Path) -> None:
-    for content, kind in (
-        (b"", EOFError),
-        (b"text", ValueError),
-        (npy(np.zeros(9))[:-1], ValueError),
-        (None, FileNotFoundError),
+    for loader, dataset in (
+        (TORCH, plain(tmp_path, labels=labels)),
+        (OURS, penstock.TensorFolder(tmp_path, map(str, range(6)), labels)),
     ):
-        path = tmp_path / "a.npy"
-        if content is None:
-            path.unlink()
-        else:
-            path.write_bytes(content)
-        want = raised(partial(np.load, path, mmap_mode="r"))
-        assert isinstance(want, kind)
-        got = raised(partial(penstock.Arrays, path))
-        assert isinstance(got, kind)
-        assert isinstance(got, penstock.SampleError)
+        with pytest.raises(KeyError):
+            list(loader(dataset, 4))
 
 
-# --- indices ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("content", "kind"), [(b"", EOFError), (b"text", ValueError), (npy(np.zeros(9))[:-1], ValueError)]
+)
+def test_arrays(tmp_path: Path, content: bytes, kind: Any) -> None:
+    (tmp_path / "a.npy").write_bytes(content)
+    for path, error in ((tmp_path / "a.npy", kind), (tmp_path / "b.npy", FileNotFoundError)):
+        assert isinstance(raised(lambda path=path: np.load(path, mmap_mode="r")), error)  # type: ignore[misc]
+        got = raised(lambda path=path: penstock.Arrays(path))  # type: ignore[misc]
+        assert isinstance(got, error) and isinstance(got, penstock.SampleError)
+
 
 ROWS = TensorDataset(torch.arange(8.0))
-NO_INDICES: list[Any] = [100, -100, 16, -17, "two", 1.5, None, 2**70, (1,), b"a", ..., np.float64(1), [1]]
-NO_INDICES.append(torch.tensor([1]))
+NO_INDICES = (100, -100, 16, -17, "two", 1.5, None, 2**70, (1,), b"a", ..., np.float64(1), [1], torch.tensor([1]))
 
 
 @pytest.mark.parametrize("index", NO_INDICES, ids=repr)
@@ -238,41 +236,13 @@ NO_INDICES.append(torch.tensor([1]))
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_indices(dataset: Any, index: Any) -> None:
-    def outcome(loader: Any, **options: Any) -> Any:
-        try:
-            return list(loader(dataset, 2, sampler=[0, index], **options))
-        except Exception as error:
-            return error
-
-    want = outcome(TORCH)
+    want = outcome(lambda: list(TORCH(dataset, 2, sampler=[0, index])))
     for workers in (0, 1):
-        got = outcome(OURS, num_workers=workers)
+        got = outcome(lambda w=workers: list(OURS(dataset, 2, sampler=[0, index], num_workers=w)))  # type: ignore[misc]
         if isinstance(want, Exception):
             assert isinstance(got, type(want)), (want, got)
         else:
             assert str(got) == str(want)
-
-
-# --- sentences --------------------------------------------------------------------------------------------------
-
-
-def test_sentences(tmp_path: Path, photos: Path) -> None:
-    contents = [content for suffix, content in TENSORS.values() if suffix == ".pt" and isinstance(content, bytes)]
-    for content in contents:
-        (tmp_path / "x.pt").write_bytes(content)
-        try:
-            penstock.TensorFolder(tmp_path, ["x"])[0]
-        except penstock.SampleError as error:
-            said = str(error)
-            for words in (".;", "\x1b", "\n", "Weights only", "PyTorch 2.6", "miniz", "  "):
-                assert words not in said, said
-            assert said.startswith("sample 'x' (")
-    for content in IMAGES.values():
-        if isinstance(content, bytes):
-            (photos / "class" / "3.jpg").write_bytes(content)
-            with pytest.raises(penstock.CorruptSample) as caught:
-                list(OURS(penstock.ImageFolder(photos, NATIVE), 6, num_workers=0))
-            assert ".;" not in str(caught.value)
 
 
 def test_an_object_in_the_file(tmp_path: Path) -> None:
@@ -286,26 +256,75 @@ def test_an_object_in_the_file(tmp_path: Path) -> None:
     )
 
 
-def test_ids_with_the_suffix(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "words"), [("a.pt", r"IDs are given without the suffix '\.pt': 'a'"), ("b", "restore the file")]
+)
+def test_ids_with_the_suffix(tmp_path: Path, name: str, words: str) -> None:
     torch.save(torch.zeros(3), tmp_path / "a.pt")
-    with pytest.raises(FileNotFoundError, match=r"IDs are given without the suffix '\.pt': 'a'"):
-        list(OURS(penstock.TensorFolder(tmp_path, ["a.pt"])))
-    with pytest.raises(FileNotFoundError, match="restore the file"):
-        list(OURS(penstock.TensorFolder(tmp_path, ["b"])))
+    with pytest.raises(FileNotFoundError, match=words):
+        list(OURS(penstock.TensorFolder(tmp_path, [name])))
     assert len(list(OURS(penstock.TensorFolder(tmp_path, ["a.pt"], suffix="")))) == 1
 
 
-def test_a_root_that_is_not_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["nophotos", "file", "file/below"])
+def test_a_root_that_is_not_there(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_bytes(b"")
-    for root in (tmp_path / "nophotos", tmp_path / "file", tmp_path / "file" / "below"):
-        want: Any = raised(lambda root=root: torchvision.datasets.ImageFolder(root))  # type: ignore[misc]
-        got: Any = raised(lambda root=root: penstock.ImageFolder(root))  # type: ignore[misc]
-        assert type(got) is type(want)
-        assert (got.errno, os.fspath(got.filename)) == (want.errno, os.fspath(want.filename))
-        assert str(root) in str(got)
-        assert "one folder for each class in it, as root/dog/1.jpg" in str(got)
-        with pytest.raises(
-            FileNotFoundError, match="no such folder; root must hold one file for each sample"
-        ) as caught:
-            penstock.TensorFolder(root)
-        assert str(root) in str(caught.value)
+    root = tmp_path / name
+    want: Any = raised(lambda: torchvision.datasets.ImageFolder(root))
+    got: Any = raised(lambda: penstock.ImageFolder(root))
+    assert (type(got), got.errno, os.fspath(got.filename)) == (type(want), want.errno, os.fspath(want.filename))
+    assert str(root) in str(got) and "one folder for each class in it, as root/dog/1.jpg" in str(got)
+    with pytest.raises(FileNotFoundError, match="no such folder; root must hold one file for each sample") as caught:
+        penstock.TensorFolder(root)
+    assert str(root) in str(caught.value)
+
+
+CAUSES: list[BaseException] = [
+    OSError("text"), OSError(5, "I/O error", "f"), IsADirectoryError(21, "x", "f"), NotADirectoryError(20, "x", "f"),
+    FileNotFoundError(2, "No", "f"), PermissionError(13, "No", "f"), BlockingIOError(11, "x"),
+    UnidentifiedImageError("x"), Image.DecompressionBombError("b"), Image.DecompressionBombWarning("b"),
+    SyntaxError("broken PNG"), struct.error("x"), MemoryError(), pickle.UnpicklingError("u"), EOFError("e"),
+    RuntimeError("r"), ValueError("v"), KeyError("k"), IndexError("i"), TypeError("t"), zipfile.BadZipFile("z"),
+    UnicodeDecodeError("utf8", b"a", 0, 1, "r"), AttributeError("a"), ImportError("i", name="n", path="p"),
+    ZeroDivisionError(), NotImplementedError(), RecursionError(), OverflowError(), AssertionError(), StopIteration(3),
+]  # fmt: skip
+
+
+def copies(error: BaseException) -> Iterator[BaseException]:
+    for protocol in range(3, pickle.HIGHEST_PROTOCOL + 1):  # 2 makes an OSError of its subclasses, for Python 2
+        yield pickle.loads(pickle.dumps(error, protocol))
+    yield copy.copy(error)
+    yield copy.deepcopy(error)
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=lambda cause: type(cause).__name__)
+@pytest.mark.parametrize("kind", [penstock.CorruptSample, penstock.ImageTooLarge], ids=lambda kind: kind.__name__)
+def test_an_error_of_two_classes(kind: Any, cause: BaseException) -> None:
+    error = like(cause, kind, "our sentence", sample_id="s", path="/p")
+    error.add_note("a note")
+    assert pair(kind, type(cause)) is type(error)
+    assert (type(error).__name__, type(error).__module__) == (kind.__name__, "penstock.errors")
+    one: Any
+    for one in (error, *copies(error)):
+        assert type(one) is type(error)
+        assert all(isinstance(one, parent) for parent in (kind, type(cause), penstock.SampleError))
+        assert (str(one), one.sample_id, one.path, one.__notes__) == ("our sentence", "s", "/p", ["a note"])
+        if isinstance(cause, OSError):
+            assert (one.errno, one.strerror, one.filename) == (cause.errno, cause.strerror, cause.filename)
+
+
+@pytest.mark.parametrize(
+    "kind", [penstock.MissingSample, penstock.UnreadableSample, penstock.OutsideRoot], ids=lambda k: k.__name__
+)
+def test_classes_that_exclude_each_other(kind: Any) -> None:
+    """An OSError cannot be a UnicodeDecodeError too: what both can be, it is."""
+    error = like(UnicodeDecodeError("utf8", b"a", 0, 1, "r"), kind, "our sentence", sample_id="s", path="/p")
+    assert isinstance(error, kind) and isinstance(error, ValueError)
+    assert str(pickle.loads(pickle.dumps(error))) == "our sentence"
+
+
+def test_every_class_survives_the_way_to_another_process() -> None:
+    for kind in vars(penstock).values():
+        if isinstance(kind, type) and issubclass(kind, penstock.SampleError):
+            for one in copies(kind("our sentence", sample_id="s", path="/p")):
+                assert (type(one), str(one)) == (kind, "our sentence")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +17,30 @@ from torchvision.transforms import v2
 import penstock
 from penstock.system.limits import usable_cpus
 from tests.photos import in_memory, photo_files
+from tests.resources import run_script
 from tests.same import assert_same, assert_same_batches
-from tests.sample_datasets import Made, rows, tensor_files
+from tests.sample_datasets import Doubling, Made, rows, tensor_files
 from tests.values import flat
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-class Tutorial(tud.Dataset[Any]):
-    """The Dataset of the tutorial, word for word."""
+def tutorial(root: Path, list_ids: list[str], labels: dict[str, Any] | None) -> Made:
+    """The __getitem__ of the tutorial, word for word."""
 
-    def __init__(self, root: Path, list_ids: list[str], labels: dict[str, Any] | None) -> None:
-        self.root, self.list_ids, self.labels = root, list_ids, labels
+    def get(index: int) -> Any:
+        name = list_ids[index]
+        x = torch.load(root / f"{name}.pt", weights_only=True)
+        return x if labels is None else (x, labels[name])
 
-    def __len__(self) -> int:
-        return len(self.list_ids)
+    return Made(get, len(list_ids))
 
-    def __getitem__(self, index: int) -> Any:
-        name = self.list_ids[index]
-        x = torch.load(self.root / f"{name}.pt", weights_only=True)
-        return x if self.labels is None else (x, self.labels[name])
+
+def assert_as_torch(ours: Any, theirs: Any = None, *, workers: int | None = 2, **options: Any) -> Any:
+    """Assert that our loader gives the batches of torch's, natively; return it."""
+    loader: Any = penstock.DataLoader(ours, num_workers=workers, **options)
+    assert_same_batches(loader, tud.DataLoader(ours if theirs is None else theirs, **options))
+    return loader
 
 
 @pytest.fixture(scope="module")
@@ -53,22 +55,21 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 IDS = [f"id-{i}" for i in range(37)]
+NUMBERED = {name: i for i, name in enumerate(IDS)}
+LABELS: dict[str, Any] = {
+    "int": NUMBERED,
+    "float": {name: i / 3 for name, i in NUMBERED.items()},
+    "str": {name: str(i) for name, i in NUMBERED.items()},
+    "array": {name: np.arange(i % 2, i % 2 + 3) for name, i in NUMBERED.items()},
+    "none": None,
+}
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 8])
-@pytest.mark.parametrize("labels", ["int", "float", "str", "array", None])
-def test_tensor_folder(tensors: Path, workers: int, labels: str | None) -> None:
-    values: dict[str, Any] | None = None
-    if labels is not None:
-        make: dict[str, Any] = {
-            "int": int,
-            "float": lambda i: i / 3,
-            "str": str,
-            "array": lambda i: np.arange(i % 2, i % 2 + 3),
-        }
-        values = {name: make[labels](i) for i, name in enumerate(IDS)}
-    ours = penstock.DataLoader(penstock.TensorFolder(tensors, IDS, values), batch_size=8, num_workers=workers)
-    assert_same_batches(ours, tud.DataLoader(Tutorial(tensors, IDS, values), batch_size=8))
+@pytest.mark.parametrize("labels", LABELS)
+def test_tensor_folder(tensors: Path, workers: int, labels: str) -> None:
+    ours = penstock.TensorFolder(tensors, IDS, LABELS[labels])
+    assert_as_torch(ours, tutorial(tensors, IDS, LABELS[labels]), batch_size=8, workers=workers)
 
 
 def test_npy_folder(tmp_path: Path) -> None:
@@ -78,33 +79,30 @@ def test_npy_folder(tmp_path: Path) -> None:
         np.save(tmp_path / f"{name}.npy", array)
     dataset = penstock.TensorFolder(tmp_path, suffix=".npy")
     assert list(dataset.ids) == sorted(arrays)
-    for i, name in enumerate(dataset.ids):
-        assert torch.equal(dataset[i], torch.from_numpy(arrays[name]))
-    batch = next(iter(penstock.DataLoader(dataset, batch_size=9, num_workers=2)))
-    assert torch.equal(batch, torch.from_numpy(np.stack([arrays[name] for name in sorted(arrays)])))
+    wanted = [torch.from_numpy(arrays[name]) for name in sorted(arrays)]
+    assert_same([dataset[i] for i in range(9)], wanted)
+    assert_same(next(iter(penstock.DataLoader(dataset, batch_size=9, num_workers=2))), torch.stack(wanted))
 
 
-@pytest.mark.parametrize(
-    "saved",
-    [
-        pytest.param(lambda x: x.transpose(0, 2), id="transposed"),
-        pytest.param(lambda x: x[:, 1:, ::2], id="strided view"),
-        pytest.param(lambda x: x[1].expand(3, 5, 4), id="expanded"),
-        pytest.param(lambda x: x.to(torch.bfloat16), id="bfloat16"),
-        pytest.param(lambda x: x > 0, id="bool"),
-        pytest.param(lambda x: x.to(torch.complex64) * 1j, id="complex"),
-        pytest.param(lambda x: x.to(torch.complex64).conj(), id="conjugate"),
-        pytest.param(lambda x: x.to(torch.uint16), id="uint16"),
-        pytest.param(lambda x: x[0, 0, 0], id="0-d"),
-        pytest.param(lambda x: x[:0], id="empty"),
-    ],
-)
-def test_any_dense_tensor(tmp_path: Path, saved: Any) -> None:
-    samples = [saved(torch.arange(60.0).view(3, 5, 4) + i) for i in range(5)]
-    for i, sample in enumerate(samples):
-        torch.save(sample, tmp_path / f"{i}.pt")
-    ours = penstock.DataLoader(penstock.TensorFolder(tmp_path), batch_size=2, num_workers=2)
-    assert_same_batches(ours, tud.DataLoader(Tutorial(tmp_path, list("01234"), None), batch_size=2))
+DENSE: dict[str, Any] = {
+    "transposed": lambda x: x.transpose(0, 2),
+    "strided view": lambda x: x[:, 1:, ::2],
+    "expanded": lambda x: x[1].expand(3, 5, 4),
+    "bfloat16": lambda x: x.to(torch.bfloat16),
+    "bool": lambda x: x > 0,
+    "complex": lambda x: x.to(torch.complex64) * 1j,
+    "conjugate": lambda x: x.to(torch.complex64).conj(),
+    "uint16": lambda x: x.to(torch.uint16),
+    "0-d": lambda x: x[0, 0, 0],
+    "empty": lambda x: x[:0],
+}
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_any_dense_tensor(tmp_path: Path, name: str) -> None:
+    for i in range(5):
+        torch.save(DENSE[name](torch.arange(60.0).view(3, 5, 4) + i), tmp_path / f"{i}.pt")
+    assert_as_torch(penstock.TensorFolder(tmp_path), tutorial(tmp_path, list("01234"), None), batch_size=2)
 
 
 def test_files_that_only_torch_reads(tmp_path: Path) -> None:
@@ -119,33 +117,27 @@ def test_files_that_only_torch_reads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_arrays(workers: int, tmp_path: Path) -> None:
-    rng = np.random.default_rng(2)
-    images = rng.integers(0, 256, (41, 3, 6, 5), dtype=np.uint8)
+    images = np.random.default_rng(2).integers(0, 256, (41, 3, 6, 5), dtype=np.uint8)
     np.save(tmp_path / "images.npy", images)
     scores = torch.randn(41, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     dataset = penstock.Arrays(tmp_path / "images.npy", scores, np.arange(41))
     reference = tud.TensorDataset(torch.from_numpy(images), scores, torch.arange(41))
     assert len(dataset) == 41
     assert_same(dataset[-1], reference[-1])
-    loader = penstock.DataLoader(dataset, batch_size=7, num_workers=workers, drop_last=True)
-    assert_same_batches(loader, tud.DataLoader(reference, batch_size=7, drop_last=True))
+    assert_as_torch(dataset, reference, workers=workers, batch_size=7, drop_last=True)
 
 
 def test_subset_and_concat(tensors: Path) -> None:
-    labels = {name: i for i, name in enumerate(IDS)}
-    folder = penstock.TensorFolder(tensors, IDS, labels)
-    plain = Tutorial(tensors, IDS, labels)
-
     def combine(dataset: Any) -> Any:
         parts = [tud.Subset(dataset, [3, -1, 5, 5]), dataset, tud.Subset(tud.Subset(dataset, range(20)), [0, 19])]
         return tud.ConcatDataset(parts)
 
-    ours = penstock.DataLoader(combine(folder), batch_size=5, num_workers=2)
-    assert_same_batches(ours, tud.DataLoader(combine(plain), batch_size=5))
+    ours, plain = penstock.TensorFolder(tensors, IDS, NUMBERED), tutorial(tensors, IDS, NUMBERED)
+    assert_as_torch(combine(ours), combine(plain), batch_size=5)
 
 
 def test_random_split_shuffled(tensors: Path) -> None:
-    folder = penstock.TensorFolder(tensors, IDS, {name: i for i, name in enumerate(IDS)})
+    folder = penstock.TensorFolder(tensors, IDS, NUMBERED)
     train, _ = tud.random_split(folder, [30, 7], generator=torch.Generator().manual_seed(1))
     torch.manual_seed(5)
     ours = list(penstock.DataLoader(train, batch_size=4, shuffle=True, num_workers=2))
@@ -168,20 +160,17 @@ DETERMINISTIC = {
 @pytest.mark.parametrize("name", DETERMINISTIC)
 @pytest.mark.parametrize("kind", [torchvision.datasets.ImageFolder, penstock.ImageFolder])
 def test_image_folder(photos: Path, name: str, kind: Any) -> None:
-    transform = DETERMINISTIC[name]
-    ours = penstock.DataLoader(kind(str(photos), transform), batch_size=6, num_workers=2)
-    assert_same_batches(ours, tud.DataLoader(torchvision.datasets.ImageFolder(str(photos), transform), batch_size=6))
-    by_python = ours.stats().read_by_python
+    theirs, ours = (one(str(photos), DETERMINISTIC[name]) for one in (torchvision.datasets.ImageFolder, kind))
+    by_python = assert_as_torch(ours, theirs, batch_size=6).stats().read_by_python
     assert sum(by_python.values()) == 8, by_python  # the PNG and CMYK files
 
 
 def test_image_folder_target_transform(photos: Path) -> None:
-    dataset = torchvision.datasets.ImageFolder(
-        str(photos), DETERMINISTIC["v1"], target_transform=lambda y: f"class {y}"
-    )
-    assert_same_batches(
-        penstock.DataLoader(dataset, batch_size=5, num_workers=2), tud.DataLoader(dataset, batch_size=5)
-    )
+    kind = torchvision.datasets.ImageFolder
+    assert_as_torch(kind(str(photos), DETERMINISTIC["v1"], target_transform=lambda y: f"class {y}"), batch_size=5)
+
+
+WITH_LAMBDA = v1.Compose([v1.Resize((8, 8)), v1.Lambda(lambda image: image), v1.ToTensor()])
 
 
 def test_changes_between_epochs_are_seen(photos: Path) -> None:
@@ -191,25 +180,23 @@ def test_changes_between_epochs_are_seen(photos: Path) -> None:
     dataset.transform = DETERMINISTIC["grey"]
     dataset.samples[0] = (dataset.samples[0][0], 7)
     images, labels = next(iter(loader))
-    assert images.shape == (6, 1, 17, 19)
-    assert labels[0] == 7
-    dataset.transform = v1.Compose([v1.Resize((8, 8)), v1.Lambda(lambda image: image), v1.ToTensor()])
-    assert next(iter(loader))[0].shape == (6, 3, 8, 8)
-    assert "Lambda" in loader.explain()
+    assert (images.shape, labels[0]) == ((6, 1, 17, 19), 7)
+    dataset.transform = WITH_LAMBDA
+    assert next(iter(loader))[0].shape == (6, 3, 8, 8) and "Lambda" in loader.explain()
 
 
 def test_num_workers_none_follows_the_plan(photos: Path) -> None:
-    dataset = torchvision.datasets.ImageFolder(str(photos), v1.Compose([v1.Resize((8, 8)), v1.ToTensor()]))
+    native = v1.Compose([v1.Resize((8, 8)), v1.ToTensor()])
+    dataset = torchvision.datasets.ImageFolder(str(photos), native)
     loader = penstock.DataLoader(dataset, batch_size=6)
-    native = loader.num_workers
-    assert native == usable_cpus()
-    dataset.transform = v1.Compose([v1.Resize((8, 8)), v1.Lambda(lambda image: image), v1.ToTensor()])
+    assert loader.num_workers == usable_cpus()
+    dataset.transform = WITH_LAMBDA
     next(iter(loader))
     assert loader.num_workers == 0  # torch's default, where torch reads
     assert "in the caller's thread" in loader.explain()
-    dataset.transform = v1.Compose([v1.Resize((8, 8)), v1.ToTensor()])
+    dataset.transform = native
     next(iter(loader))
-    assert loader.num_workers == native
+    assert loader.num_workers == usable_cpus()
 
 
 @pytest.mark.parametrize("name", ["CIFAR10", "CIFAR100", "MNIST", "FashionMNIST", "KMNIST"])
@@ -219,30 +206,21 @@ def test_images_in_memory(name: str, tail: Any) -> None:
     for steps in ([v1.Pad((2, 0, 1, 3), fill=7), v1.CenterCrop(30)], [v1.Pad(2, padding_mode="edge")], [v1.Resize(40)]):
         dataset = in_memory(name, v1.Compose([*steps, tail]), planar=planar)
         for workers in (0, 2):
-            ours = penstock.DataLoader(dataset, batch_size=16, num_workers=workers)
-            assert_same_batches(ours, tud.DataLoader(dataset, batch_size=16))
+            assert_as_torch(dataset, workers=workers, batch_size=16)
 
 
 def test_planar_images_with_draws_and_changes() -> None:
     dataset = in_memory("CIFAR10", v1.Compose([v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip(), v1.ToTensor()]))
-    ways: list[tuple[int, Any]] = [(0, None), (2, None), (2, "process")]
-    batches = [
-        list(penstock.DataLoader(dataset, batch_size=16, num_workers=workers, seed=3, worker_method=method))
-        for workers, method in ways
-    ]
-    assert_same(batches[1], batches[0])
-    assert_same(batches[2], batches[0])
+    ways: list[Any] = [{"num_workers": 0}, {"num_workers": 2}, {"num_workers": 2, "worker_method": "process"}]
+    first, *others = [list(penstock.DataLoader(dataset, batch_size=16, seed=3, **way)) for way in ways]
+    assert_same(others, [first] * 2)
     dataset.transform = v1.ToTensor()
-    loader = penstock.DataLoader(dataset, batch_size=16)
-    assert_same_batches(loader, tud.DataLoader(dataset, batch_size=16))
+    loader = assert_as_torch(dataset, workers=None, batch_size=16)
     dataset.data[:] = 255 - dataset.data
     dataset.targets = dataset.targets[::-1]
     assert_same_batches(loader, tud.DataLoader(dataset, batch_size=16))
     dataset.data = dataset.data[:9]
     assert "CIFAR10.targets: they are not as many as the images" in loader.explain()
-
-
-# --- the options of DataLoader ---------------------------------------------------------------------------------
 
 
 def test_shuffle_is_torchs() -> None:
@@ -252,18 +230,16 @@ def test_shuffle_is_torchs() -> None:
         torch.manual_seed(11)
         first = [flat(ours), flat(ours)]
         torch.manual_seed(11)
-        assert first == [flat(theirs), flat(theirs)]
-        assert sorted(first[0]) == list(range(size))
+        assert first == [flat(theirs), flat(theirs)] and sorted(first[0]) == list(range(size))
 
 
 def test_attributes_are_torchs() -> None:
-    ours = penstock.DataLoader(rows(), batch_size=4, shuffle=True, num_workers=2, drop_last=True, pin_memory=False)
-    theirs = tud.DataLoader(rows(), batch_size=4, shuffle=True, num_workers=2, drop_last=True, pin_memory=False)
-    for name, value in vars(theirs).items():
+    options: Any = {"batch_size": 4, "shuffle": True, "num_workers": 2, "drop_last": True, "pin_memory": False}
+    ours = penstock.DataLoader(rows(), **options)
+    for name, value in vars(tud.DataLoader(rows(), **options)).items():
         held = getattr(ours, name)
         assert type(held) is type(value), name
-        if isinstance(value, (int, float, str, bool, type(None))):
-            assert held == value, name
+        assert held == value or not isinstance(value, (int, float, str, bool, type(None))), name
     assert isinstance(ours, tud.DataLoader)
     with pytest.raises(ValueError, match="batch_size attribute should not be set"):
         ours.batch_size = 8
@@ -291,21 +267,18 @@ class Rebuilt(penstock.TensorFolder):
 def test_other_datasets_are_torchs(tensors: Path) -> None:
     for dataset, what in ((Made(size=10), "Made"), (Rebuilt(tensors), "a subclass of TensorFolder")):
         ours = penstock.DataLoader(dataset, batch_size=4)
-        assert ours.num_workers == 0
-        assert what in ours.explain()
+        assert ours.num_workers == 0 and what in ours.explain()
         assert_same(list(ours), list(tud.DataLoader(dataset, batch_size=4)))
     ours = penstock.DataLoader(Made(size=10), batch_size=4, num_workers=2)
     assert_same(list(ours), list(tud.DataLoader(Made(size=10), batch_size=4, num_workers=2)))
 
 
 def test_loader_pickles(tensors: Path) -> None:
-    folder = penstock.TensorFolder(tensors, IDS, {name: i for i, name in enumerate(IDS)})
+    folder = penstock.TensorFolder(tensors, IDS, NUMBERED)
     copy = pickle.loads(pickle.dumps(folder))
-    assert len(copy) == 37
-    assert copy.ids == folder.ids
+    assert (len(copy), copy.ids) == (37, folder.ids)
     assert_same(list(copy[4]), list(folder[4]))
-    arrays = pickle.loads(pickle.dumps(penstock.Arrays(np.arange(5))))
-    assert arrays[3][0] == 3
+    assert pickle.loads(pickle.dumps(penstock.Arrays(np.arange(5))))[3][0] == 3
 
 
 def test_more_threads_than_the_system_has() -> None:
@@ -322,53 +295,46 @@ except penstock.InvalidOption as error:
     print(error)
 print(sum(int(x) for (x,) in penstock.DataLoader(penstock.Arrays(np.arange(9)), num_workers=2)))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    done = run_script(script)
     assert done.stdout.startswith("num_workers=5000: the system has not so many threads"), done.stderr
     assert done.stdout.endswith("\n36\n")
 
 
-def test_torchvisions_folder_beside_ours(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "combine",
+    [
+        lambda ours, theirs: [ours, theirs],
+        lambda ours, theirs: [theirs, ours],
+        lambda ours, theirs: [tud.Subset(theirs, [5, 2]), ours, theirs],
+    ],
+)
+def test_torchvisions_folder_beside_ours(tmp_path: Path, combine: Any) -> None:
     """One has a table of its files, the other names those of each batch."""
     photo_files(tmp_path, 8, (20, 21))
-    transform = v1.ToTensor()
-    theirs = torchvision.datasets.ImageFolder(str(tmp_path), transform)
-    for parts in (
-        [penstock.ImageFolder(tmp_path, transform), theirs],
-        [theirs, penstock.ImageFolder(tmp_path, transform)],
-        [tud.Subset(theirs, [5, 2]), penstock.ImageFolder(tmp_path, transform), theirs],
-    ):
-        dataset: Any = tud.ConcatDataset(parts)
-        order = np.random.default_rng(1).permutation(len(dataset)).tolist()
-        batches = [order[begin : begin + 5] for begin in range(0, len(order), 5)]
-        found = list(penstock.DataLoader(dataset, batch_sampler=batches, num_workers=2))
-        assert_same(found, list(tud.DataLoader(dataset, batch_sampler=batches)))
-
-
-class Doubled(tud.TensorDataset):
-    """Reads otherwise than its base."""
-
-    def __getitem__(self, index: int) -> Any:
-        return tuple(2 * value for value in super().__getitem__(index))
+    kinds: list[Any] = [penstock.ImageFolder, torchvision.datasets.ImageFolder]
+    dataset: Any = tud.ConcatDataset(combine(*(kind(str(tmp_path), v1.ToTensor()) for kind in kinds)))
+    order = np.random.default_rng(1).permutation(len(dataset)).tolist()
+    assert_as_torch(dataset, batch_sampler=[order[begin : begin + 5] for begin in range(0, len(order), 5)])
 
 
 CHANGES: dict[str, Any] = {
     "exchanged": lambda dataset: dataset.__dict__.update(tensors=(torch.arange(50.0, 60.0),)),
     "written": lambda dataset: dataset.tensors[0].add_(100),
     "of a gradient": lambda dataset: dataset.tensors[0].requires_grad_(),
-    "of another class": lambda dataset: object.__setattr__(dataset, "__class__", Doubled),
+    "of another class": lambda dataset: object.__setattr__(dataset, "__class__", Doubling),
     "of a known class": lambda dataset: object.__setattr__(dataset, "__class__", tud.TensorDataset),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("kind", [tud.TensorDataset, Doubled])
+@pytest.mark.parametrize("kind", [tud.TensorDataset, Doubling])
 @pytest.mark.parametrize("options", [{}, {"num_workers": 0}])
 def test_a_plan_that_is_kept_sees_what_changes_between_epochs(kind: Any, change: Any, options: Any) -> None:
     loader, other = kind(torch.arange(10.0)), kind(torch.arange(10.0))
     ours, theirs = penstock.DataLoader(loader, 4, **options), tud.DataLoader(other, 4)
     for _ in range(3):
         for _ in range(2):
-            assert [batch[0].tolist() for batch in ours] == [batch[0].tolist() for batch in theirs]
+            assert_same(list(ours), list(theirs))
         assert [batch[0].requires_grad for batch in ours] == [batch[0].requires_grad for batch in theirs]
         for dataset in (loader, other):
             CHANGES[change](dataset)

@@ -26,21 +26,14 @@ BATCH = 4
 
 def parts(index: int) -> dict[str, Any]:
     """Return a sample of each kind of part: a tensor, an array, a number, and a string that stays as it is."""
-    return {
-        "x": torch.full((3,), float(index)),
-        "pair": (np.full(2, index, np.float32), index / 2),
-        "name": str(index),
-    }
+    pair = np.full(2, index, np.float32), index / 2
+    return {"x": torch.full((3,), float(index)), "pair": pair, "name": str(index)}
 
 
 def modes(index: int) -> Any:
     """Return what modes a sample is read in."""
-    return (
-        torch.is_grad_enabled(),
-        torch.is_autocast_enabled("cpu"),
-        str(torch.get_default_dtype()),
-        str(torch.zeros(()).device),
-    )
+    autocast, dtype = torch.is_autocast_enabled("cpu"), str(torch.get_default_dtype())
+    return torch.is_grad_enabled(), autocast, dtype, str(torch.zeros(()).device)
 
 
 def own_collate(samples: list[Any]) -> Any:
@@ -139,14 +132,12 @@ def test_persistent_threads_read_each_pass_in_its_modes(workers: int) -> None:
 
     plain = (True, False, str(before), "cpu")
     try:
-        assert read(torch.inference_mode()) == {(False, *plain[1:])}
-        assert read(nullcontext()) == {plain}
+        assert read(torch.inference_mode()) == {(False, *plain[1:])} and read(nullcontext()) == {plain}
         assert read(torch.no_grad(), torch.autocast("cpu")) == {(False, True, *plain[2:])}
         torch.set_default_dtype(torch.float64)
         assert read(nullcontext()) == {(True, False, "torch.float64", "cpu")}
         torch.set_default_dtype(before)
-        assert read(torch.device("meta")) == {(*plain[:3], "meta")}
-        assert read(nullcontext()) == {plain}
+        assert read(torch.device("meta")) == {(*plain[:3], "meta")} and read(nullcontext()) == {plain}
     finally:
         torch.set_default_dtype(before)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ import torch
 import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import TensorDataset
 from torchvision import transforms as v1
 
 import penstock
@@ -21,6 +19,8 @@ from penstock.errors import InvalidOption
 from penstock.order.blocks import Blocks, checked_window
 from penstock.order.permutations import KeyedShuffle, torch_shuffle
 from tests.photos import photo_files
+from tests.same import assert_same
+from tests.sample_datasets import rows
 
 pytestmark = pytest.mark.native
 
@@ -46,7 +46,7 @@ def blocks(data: st.DataObject) -> Orders:
 
 def mixed(data: st.DataObject) -> Orders:
     shares = data.draw(st.lists(st.one_of(st.integers(1, 12), st.floats(1e-6, 1.0)), min_size=1, max_size=9))
-    parts: Any = {f"d{i}": (TensorDataset(torch.arange(7 + i)), share) for i, share in enumerate(shares)}
+    parts: Any = {f"d{i}": (rows(7 + i), share) for i, share in enumerate(shares)}
     return penstock.Mix(parts, length=150).order, 150, False
 
 
@@ -67,16 +67,12 @@ def test_any_part_is_that_of_the_whole(kind: Callable[[st.DataObject], Orders], 
     begin = data.draw(st.integers(0, size))
     count = data.draw(st.integers(0, size - begin))
     part = order(*key).take(begin, count)
-    assert part.dtype == np.int64
-    assert np.array_equal(part, whole[begin : begin + count])
+    assert part.dtype == np.int64 and np.array_equal(part, whole[begin : begin + count])
     backwards = order(*key)
     assert [backwards.take(p, 1)[0] for p in range(size - 1, -1, -1)][:200] == whole[::-1][:200].tolist()
     for begin, count in ((size, 1), (0, size + 1), (-1, 1), (2**63, 1)):
         with pytest.raises((IndexError, TypeError)):
             order(*key).take(begin, count)
-
-
-# --- blocks -----------------------------------------------------------------------------------------------------------
 
 
 def test_blocks_are_open_within_a_window() -> None:
@@ -87,24 +83,17 @@ def test_blocks_are_open_within_a_window() -> None:
     assert max(opened) <= 2 * 4  # at most the window of a slot and of the next one
 
 
-def test_a_window_of_all_blocks_is_the_full_shuffle() -> None:
-    blocks = Blocks(np.array([5, 6, 7]), 3)
+def test_windows() -> None:
+    blocks = Blocks(np.array([5, 6, 7]), 3)  # a window of all blocks is the full shuffle
     assert np.array_equal(blocks.order(1, 2).take(0, 18), KeyedShuffle(18, 1, 2).take(0, 18))
     assert blocks.kind() == ""
-
-
-@pytest.mark.parametrize("window", [0, -1, True, 1.5, "8"])
-def test_a_window_is_a_positive_number(window: object) -> None:
-    with pytest.raises(InvalidOption, match="number of shards"):
-        checked_window(window)
-
-
-# --- keyed samplers ---------------------------------------------------------------------------------------------------
+    for window in (0, -1, True, 1.5, "8"):
+        with pytest.raises(InvalidOption, match="number of shards"):
+            checked_window(window)
 
 
 def mix(**options: Any) -> Any:
-    parts: Any = {"a": (TensorDataset(torch.arange(90)), 3), "b": (TensorDataset(torch.arange(30)), 1)}
-    return penstock.Mix(parts).sampler(**options)
+    return penstock.Mix({"a": (rows(90), 3), "b": (rows(30), 1)}).sampler(**options)
 
 
 def weights(**options: Any) -> Any:
@@ -123,8 +112,7 @@ def test_a_pass_follows_torchs_generator_and_the_epoch(make: Any) -> None:
     assert first == sampler.order(seed, 0).take(0, 120).tolist()
     before = torch.get_rng_state()
     own = make(generator=torch.Generator().manual_seed(1))
-    assert list(own) == first
-    assert torch.equal(torch.get_rng_state(), before)
+    assert list(own) == first and torch.equal(torch.get_rng_state(), before)
     own.set_epoch(3)
     twin = pickle.loads(pickle.dumps(own))
     assert (len(twin), twin.epoch, repr(twin)) == (120, 3, repr(own)) or make is mix
@@ -138,41 +126,34 @@ def test_a_pass_follows_torchs_generator_and_the_epoch(make: Any) -> None:
         sampler.set_epoch("1")
 
 
-# --- the same bytes for any number of workers --------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return photo_files(tmp_path_factory.mktemp("photos"), 30, (50, 80), ("png", "jpg", "jpg", "jpg", "jpg"))
-
-
-AUGMENT = v1.Compose([v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.RandomCrop(24, padding=3), v1.ToTensor()])
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Return photos with random augmentations, and with their numbers in the places of their labels."""
+    root = photo_files(tmp_path_factory.mktemp("photos"), 30, (50, 80), ("png", "jpg", "jpg", "jpg", "jpg"))
+    steps = [v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.RandomCrop(24, padding=3), v1.ToTensor()]
+    found = torchvision.datasets.ImageFolder(str(root), v1.Compose(steps))
+    found.samples = [(path, i) for i, (path, _) in enumerate(found.samples)]
+    return found
 
 
 @pytest.mark.parametrize("seed", [None, 5])
-def test_same_bytes_for_any_number_of_workers(photos: Path, seed: int | None) -> None:
-    dataset = torchvision.datasets.ImageFolder(str(photos), AUGMENT)
+def test_same_bytes_for_any_number_of_workers(dataset: Any, seed: int | None) -> None:
     runs = []
     for workers in (0, 1, 2, 8, 2):
         torch.manual_seed(1)
         loader = penstock.DataLoader(dataset, batch_size=7, shuffle=True, num_workers=workers, seed=seed)
         runs.append([torch.cat([x for x, _ in loader]) for _ in range(2)])
     for run in runs[1:]:
-        assert torch.equal(run[0], runs[0][0])
-        assert torch.equal(run[1], runs[0][1])
-    assert not torch.equal(runs[0][0], runs[0][1])  # epochs differ
+        assert_same(run, runs[0])
+    assert not torch.equal(*runs[0])  # epochs differ
 
 
-def test_draws_belong_to_the_sample_and_its_position_not_to_its_batch(photos: Path) -> None:
-    dataset = torchvision.datasets.ImageFolder(str(photos), AUGMENT)
-    by_sample: list[dict[int, torch.Tensor]] = []
-    for options in (
-        dict(shuffle=True, batch_size=7),
-        dict(shuffle=True, batch_size=4),
-        dict(sampler=range(29, -1, -1)),
-    ):
-        dataset.samples = [(path, i) for i, (path, _) in enumerate(dataset.samples)]
+def test_draws_belong_to_the_sample_and_its_position_not_to_its_batch(dataset: Any) -> None:
+    def by_sample(**options: Any) -> dict[int, torch.Tensor]:
         loader = penstock.DataLoader(dataset, num_workers=2, seed=9, **options)
-        by_sample.append({int(y): x for images, labels in loader for x, y in zip(images, labels, strict=True)})
-    assert all(torch.equal(by_sample[1][i], by_sample[0][i]) for i in range(30))
-    assert sum(torch.equal(by_sample[2][i], by_sample[0][i]) for i in range(30)) < 5
+        return {int(y): x for images, labels in loader for x, y in zip(images, labels, strict=True)}
+
+    sevens, fours = by_sample(shuffle=True, batch_size=7), by_sample(shuffle=True, batch_size=4)
+    backwards = by_sample(sampler=range(29, -1, -1))
+    assert all(torch.equal(fours[i], sevens[i]) for i in range(30))
+    assert sum(torch.equal(backwards[i], sevens[i]) for i in range(30)) < 5

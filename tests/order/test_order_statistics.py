@@ -22,32 +22,19 @@ from penstock.order.permutations import KeyedShuffle
 
 pytestmark = pytest.mark.native
 
-SEEDS = 300
-SIZES = [1000, 1025, 4096, 6000]
-BLOCKS = 16
-ALPHA = 1e-3
-
+SEEDS, BLOCKS, ALPHA = 300, 16, 1e-3
 Permutations = Callable[[int], NDArray[np.int64]]
 
 
-@cache
-def keyed(size: int) -> NDArray[np.int64]:
-    """Return a permutation for each seed, shape (SEEDS, size)."""
-    return np.stack([KeyedShuffle(size, seed, 0).take(0, size) for seed in range(SEEDS)])
+def stacked(draw: Callable[[int, int], Any]) -> Permutations:
+    """Return a function of a size, which returns SEEDS permutations, shape (SEEDS, size)."""
+    return cache(lambda size: np.stack([draw(size, number) for number in range(SEEDS)]))
 
 
-@cache
-def keyed_epochs(size: int) -> NDArray[np.int64]:
-    return np.stack([KeyedShuffle(size, 1, epoch).take(0, size) for epoch in range(SEEDS)])
-
-
-@cache
-def torchs(size: int) -> NDArray[np.int64]:
-    draws = (torch.randperm(size, generator=torch.Generator().manual_seed(seed)) for seed in range(SEEDS))
-    return np.stack([draw.numpy() for draw in draws])
-
-
-sized = pytest.mark.parametrize("size", SIZES)
+keyed = stacked(lambda size, seed: KeyedShuffle(size, seed, 0).take(0, size))
+keyed_epochs = stacked(lambda size, epoch: KeyedShuffle(size, 1, epoch).take(0, size))
+torchs = stacked(lambda size, seed: torch.randperm(size, generator=torch.Generator().manual_seed(seed)).numpy())
+sized = pytest.mark.parametrize("size", [1000, 1025, 4096, 6000])
 
 
 def inversions(values: NDArray[np.int64]) -> int:
@@ -79,9 +66,8 @@ def table_pvalue(rows: NDArray[np.int64], columns: NDArray[np.int64], size: int)
 
 
 def test_inversions_are_counted() -> None:
-    rng = np.random.default_rng(0)
     for size in (3, 7, 33):
-        values = rng.permutation(size)
+        values = np.random.default_rng(size).permutation(size)
         assert inversions(values) == sum(values[i] > values[j] for j in range(size) for i in range(j))
 
 
@@ -126,7 +112,7 @@ def all_inversions(values: NDArray[np.int64], size: int) -> float:
 
 
 @sized
-@pytest.mark.parametrize("permutations", [keyed, keyed_epochs, torchs])
+@pytest.mark.parametrize("permutations", [keyed, keyed_epochs, torchs], ids=["keyed", "keyed_epochs", "torchs"])
 @pytest.mark.parametrize(
     "pvalue", [correlation, position_and_value, adjacent_values, neighbours_together, ascents, all_inversions]
 )
@@ -162,37 +148,30 @@ def test_epochs_and_seeds_are_independent(size: int) -> None:
 
 def test_permutations_of_five_are_equally_likely() -> None:
     """Chi-square of all 120 permutations over 12,000 seeds, and over as many epochs."""
-    for orders in (
-        [KeyedShuffle(5, seed, 0).take(0, 5) for seed in range(12_000)],
-        [KeyedShuffle(5, 0, epoch).take(0, 5) for epoch in range(12_000)],
-    ):
-        _, counts = np.unique(np.stack(orders) @ 5 ** np.arange(5), return_counts=True)
-        assert len(counts) == 120
-        assert stats.chisquare(counts).pvalue > ALPHA
-
-
-def memory_held() -> int:
-    """Return the resident memory of this process in bytes."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    for keys in ([(seed, 0) for seed in range(12_000)], [(0, epoch) for epoch in range(12_000)]):
+        orders = np.stack([KeyedShuffle(5, *key).take(0, 5) for key in keys])
+        counts = np.unique(orders @ 5 ** np.arange(5), return_counts=True)[1]
+        assert len(counts) == 120 and stats.chisquare(counts).pvalue > ALPHA
 
 
 def test_a_billion_samples_need_no_memory_and_no_loop() -> None:
     """Any position at once: distinct values, uniform (Kolmogorov-Smirnov), not correlated with their neighbours."""
+
+    def pages_held() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1])
+
     size = 10**9
     KeyedShuffle(size, 1, 0).take(0, 1000)
-    before = memory_held()
-    orders = [KeyedShuffle(size, 1, epoch) for epoch in range(20)]
+    before = pages_held()
     drawn = []
-    for order in orders:
+    for order in [KeyedShuffle(size, 1, epoch) for epoch in range(20)]:
         for begin in (0, 123_456_789, size // 2, size - 1000):
-            values = order.take(begin, 1000)
-            assert len(np.unique(values)) == 1000
-            assert np.array_equal(order.take(begin + 500, 10), values[500:510])
-            drawn.append(values)
-    assert memory_held() - before < 8 << 20  # a list would take 4 GB
+            drawn.append(order.take(begin, 1000))
+            assert np.array_equal(order.take(begin + 500, 10), drawn[-1][500:510])
+    assert (pages_held() - before) * 4096 < 8 << 20  # a list would take 4 GB
     every = np.stack(drawn)
-    assert every.min() >= 0
-    assert every.max() < size
+    assert all(len(np.unique(values)) == 1000 for values in every)
+    assert every.min() >= 0 and every.max() < size
     assert stats.kstest(every.ravel() / size, "uniform").pvalue > ALPHA
     assert abs(np.corrcoef(every[:, :-1].ravel(), every[:, 1:].ravel())[0, 1]) < 4 / np.sqrt(every.size)
 
@@ -202,5 +181,4 @@ def test_each_size_has_a_permutation(size: int) -> None:
     count = min(size, 2000)
     for begin in {0, (size - count) // 2, size - count}:
         values = KeyedShuffle(size, 5, 1).take(begin, count)
-        assert len(np.unique(values)) == count
-        assert 0 <= values.min() <= values.max() < size
+        assert len(np.unique(values)) == count and 0 <= values.min() <= values.max() < size

@@ -1,119 +1,90 @@
-"""Datasets whose samples are several images, or an image with what lies in it: segmentation, crops, detection."""
+"""Datasets of several images, or an image with what lies in it; and what OpenCV and Albumentations make of them."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image, ImageFilter
+from torch.utils.data import Dataset
 from torchvision import transforms as T
 from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import functional as F
 
 from tests.filled_batches import listed as columns
-from tests.own_datasets.conformance import Pictures, assert_conforms, kinds
+from tests.own_datasets.conformance import Pictures, assert_conforms, kinds, optional
 
 
 class Pairs(Pictures):
-    """The same crop and flip of an image and its mask, by functional calls."""
+    """Samples that a function makes of an image, its mask and their number."""
 
-    def images(self, index: int) -> tuple[Image.Image, Image.Image]:
-        return self.photo(index), Image.open(self.masks[index])
-
-    def __getitem__(self, index: int) -> Any:
-        image, mask = self.images(index)
-        where = T.RandomCrop.get_params(image, output_size=(24, 20))
-        image, mask = F.crop(image, *where), F.crop(mask, *where)
-        if random.random() > 0.5:
-            image, mask = F.hflip(image), F.hflip(mask)
-        return F.to_tensor(image), torch.from_numpy(np.array(mask)).long()
-
-
-class SeededTwice(Pairs):
-    """One Compose for both, with torch's generator set to the same seed before each."""
-
-    transform = T.Compose([T.RandomResizedCrop(20, interpolation=InterpolationMode.NEAREST), T.RandomHorizontalFlip()])
-
-    def __getitem__(self, index: int) -> Any:
-        image, mask = self.images(index)
-        seed = int(torch.randint(2**31, ()))
-        torch.manual_seed(seed)
-        image = self.transform(image)
-        torch.manual_seed(seed)
-        return F.to_tensor(image), F.pil_to_tensor(self.transform(mask)).squeeze(0)
-
-
-class StateKept(Pairs):
-    """The generator's state is read, and set again."""
-
-    def __getitem__(self, index: int) -> Any:
-        image, mask = self.images(index)
-        crop = T.RandomCrop(20)
-        state = torch.get_rng_state()
-        image = crop(image)
-        torch.set_rng_state(state)
-        return F.pil_to_tensor(image), F.pil_to_tensor(crop(mask))
-
-
-class Scaled(Pairs):
-    def __getitem__(self, index: int) -> Any:
-        image, mask = self.images(index)
-        angle, scale = T.RandomRotation.get_params([-10, 10]), float(np.random.uniform(0.5, 1.5))
-        size = [max(24, int(scale * side)) for side in image.size[::-1]]
-        image = F.rotate(F.resize(image, size), angle)
-        mask = F.rotate(F.resize(mask, size, InterpolationMode.NEAREST), angle)
-        return {
-            "image": F.to_tensor(F.center_crop(image, [24, 24])),
-            "mask": F.pil_to_tensor(F.center_crop(mask, [24, 24])),
-        }
-
-
-class TvTensors(Pairs):
-    """v2 on an image and a tv_tensors.Mask together."""
-
-    transform = v2.Compose(
-        [
-            v2.RandomResizedCrop((24, 24), antialias=True),
-            v2.RandomHorizontalFlip(),
-            v2.ToDtype(torch.float32, scale=True),
-        ]
-    )
-
-    def __getitem__(self, index: int) -> Any:
-        image, mask = self.images(index)
-        return self.transform(tv_tensors.Image(image), tv_tensors.Mask(mask))
-
-
-class PilAndMask(TvTensors):
-    transform = v2.Compose([v2.RandomCrop(24), v2.ColorJitter(0.2), v2.ToImage()])
-
-    def __getitem__(self, index: int) -> Any:
-        image, mask = self.images(index)
-        image, target = self.transform(image, {"mask": tv_tensors.Mask(mask), "name": str(index)})
-        return image, target
-
-
-@kinds(Pairs, SeededTwice, StateKept, Scaled, TvTensors, PilAndMask)
-def test_segmentation(kind: Any, photos: list[Path], masks: list[Path]) -> None:
-    assert_conforms(kind(photos, masks))
-
-
-class TwoViews(Pictures):
-    """SimCLR: one image, transformed twice."""
-
-    def __init__(self, photos: list[Path], masks: list[Path]) -> None:
+    def __init__(self, photos: list[Path], masks: list[Path], make: Callable[[Any, Any, int], Any]) -> None:
         super().__init__(photos, masks)
-        jitter = T.RandomApply([T.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8)
-        steps = [T.RandomResizedCrop(24, scale=(0.2, 1.0)), T.RandomHorizontalFlip(), jitter, T.RandomGrayscale(p=0.2)]
-        self.transform = T.Compose([*steps, T.ToTensor()])
+        self.make = make
 
     def __getitem__(self, index: int) -> Any:
-        image = self.photo(index)
-        return [self.transform(image) for _ in range(2)], index
+        return self.make(self.photo(index), Image.open(self.masks[index]), index)
+
+
+def pairs(image: Any, mask: Any, index: int) -> Any:
+    """Crop and flip both in the same way, by functional calls."""
+    where = T.RandomCrop.get_params(image, output_size=(24, 20))
+    image, mask = F.crop(image, *where), F.crop(mask, *where)
+    if random.random() > 0.5:
+        image, mask = F.hflip(image), F.hflip(mask)
+    return F.to_tensor(image), torch.from_numpy(np.array(mask)).long()
+
+
+JOINT = T.Compose([T.RandomResizedCrop(20, interpolation=InterpolationMode.NEAREST), T.RandomHorizontalFlip()])
+
+
+def seeded_twice(image: Any, mask: Any, index: int) -> Any:
+    """Call one Compose for both, with torch's generator set to the same seed before each."""
+    seed = int(torch.randint(2**31, ()))
+    torch.manual_seed(seed)
+    image = JOINT(image)
+    torch.manual_seed(seed)
+    return F.to_tensor(image), F.pil_to_tensor(JOINT(mask)).squeeze(0)
+
+
+def state_kept(image: Any, mask: Any, index: int) -> Any:
+    """Read the generator's state, and set it again."""
+    crop = T.RandomCrop(20)
+    state = torch.get_rng_state()
+    image = crop(image)
+    torch.set_rng_state(state)
+    return F.pil_to_tensor(image), F.pil_to_tensor(crop(mask))
+
+
+def scaled(image: Any, mask: Any, index: int) -> Any:
+    angle, scale = T.RandomRotation.get_params([-10, 10]), float(np.random.uniform(0.5, 1.5))
+    size = [max(24, int(scale * side)) for side in image.size[::-1]]
+    image = F.center_crop(F.rotate(F.resize(image, size), angle), [24, 24])
+    mask = F.center_crop(F.rotate(F.resize(mask, size, InterpolationMode.NEAREST), angle), [24, 24])
+    return {"image": F.to_tensor(image), "mask": F.pil_to_tensor(mask)}
+
+
+TV = v2.Compose(
+    [
+        v2.RandomResizedCrop((24, 24), antialias=True), v2.RandomHorizontalFlip(),
+        v2.ToDtype(torch.float32, scale=True),
+    ]
+)  # fmt: skip
+WITH_MASK = v2.Compose([v2.RandomCrop(24), v2.ColorJitter(0.2), v2.ToImage()])
+
+
+def joint_tv_tensors(image: Any, mask: Any, index: int) -> Any:
+    return TV(tv_tensors.Image(image), tv_tensors.Mask(mask))
+
+
+def pil_and_mask(image: Any, mask: Any, index: int) -> Any:
+    return WITH_MASK(image, {"mask": tv_tensors.Mask(mask), "name": str(index)})
 
 
 class Blur:
@@ -123,84 +94,145 @@ class Blur:
         return image.filter(ImageFilter.GaussianBlur(radius=random.uniform(0.1, 2.0)))
 
 
-class MultiCrop(TwoViews):
-    """DINO: large and small crops, by several Compose objects over one image."""
+JITTER = T.RandomApply([T.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8)
+SIMCLR = T.Compose(
+    [T.RandomResizedCrop(24, (0.2, 1.0)), T.RandomHorizontalFlip(), JITTER, T.RandomGrayscale(p=0.2), T.ToTensor()]
+)
+FLIP = T.Compose([T.RandomHorizontalFlip(), Blur()])
+END = T.Compose([T.ToTensor(), T.Normalize([0.5] * 3, [0.5] * 3)])
+LARGE = T.Compose([T.RandomResizedCrop(24, (0.4, 1.0), interpolation=InterpolationMode.BICUBIC), FLIP, END])
+SMALL = T.Compose([T.RandomResizedCrop(12, (0.05, 0.4)), FLIP, END])
+CROPS = T.Lambda(lambda images: torch.stack([F.to_tensor(image) for image in images]))
+FIVE = T.Compose([T.Resize(32), T.FiveCrop(20), CROPS])
+
+
+def two_views(image: Any, mask: Any, index: int) -> Any:
+    """Transform one image twice, as SimCLR does."""
+    return [SIMCLR(image) for _ in range(2)], index
+
+
+def multi_crop(image: Any, mask: Any, index: int) -> Any:
+    """Make large and small crops, by several Compose objects over one image, as DINO does."""
+    return [LARGE(image) for _ in range(2)] + [SMALL(image) for _ in range(3)]
+
+
+def five_crops(image: Any, mask: Any, index: int) -> Any:
+    return FIVE(image)
+
+
+SEGMENTING = [pairs, seeded_twice, state_kept, scaled, joint_tv_tensors, pil_and_mask]
+
+
+@pytest.mark.parametrize("make", [*SEGMENTING, two_views, multi_crop, five_crops])
+def test_images_with_masks_and_several_crops(make: Any, photos: list[Path], masks: list[Path]) -> None:
+    assert_conforms(Pairs(photos, masks, make))
+
+
+def boxes(image: Any, mask: Any, index: int) -> Any:
+    """Give images of their own sizes, and boxes in a dictionary."""
+    count = index % 3
+    boxes = torch.tensor([[i, i, i + 10, i + 8 + index] for i in range(count)], dtype=torch.float32).reshape(-1, 4)
+    target = {"boxes": boxes, "labels": torch.arange(count), "image_id": index, "area": boxes.prod(1)}
+    if random.random() < 0.5:
+        image = F.hflip(image)
+        target["boxes"] = image.width - boxes[:, [2, 1, 0, 3]]
+    return F.to_tensor(image), target
+
+
+def instances(image: Any, mask: Any, index: int) -> Any:
+    """Find instances in the mask's colours, as torchvision's tutorial does."""
+    image, mask = F.pil_to_tensor(image), F.pil_to_tensor(mask)
+    ids = torch.unique(mask)[1:]
+    masks = (mask == ids[:, None, None]).to(dtype=torch.uint8)
+    size: Any = tuple(F.get_size(image) if hasattr(F, "get_size") else image.shape[-2:])
+    found = tv_tensors.BoundingBoxes(torch.tensor([[1, 2, 9, 11]] * len(ids)), format="XYXY", canvas_size=size)
+    return tv_tensors.Image(image), {"boxes": found, "masks": tv_tensors.Mask(masks), "labels": ids}
+
+
+DETECTING = v2.Compose(
+    [
+        v2.RandomPhotometricDistort(p=1), v2.RandomZoomOut(side_range=(1.0, 1.5), fill=0), v2.RandomIoUCrop(),
+        v2.RandomHorizontalFlip(p=0.5), v2.SanitizeBoundingBoxes(), v2.Resize((24, 24), antialias=True),
+        v2.ToDtype(torch.float32, scale=True),
+    ]
+)  # fmt: skip
+
+
+def transformed(image: Any, mask: Any, index: int) -> Any:
+    return DETECTING(*instances(image, mask, index))
+
+
+@pytest.mark.parametrize("make", [boxes, instances, transformed])
+def test_detection(make: Any, photos: list[Path], masks: list[Path]) -> None:
+    assert_conforms(Pairs(photos[:7], masks[:7], make), collate_fn=columns)
+
+
+cv2, A = optional("cv2"), optional("albumentations")
+
+
+class ReadByOpenCv(Dataset):
+    """Channels turned round, resized, and a flip that numpy draws."""
+
+    needs: tuple[str, ...] = ("cv2",)
 
     def __init__(self, photos: list[Path], masks: list[Path]) -> None:
-        super().__init__(photos, masks)
-        flip = T.Compose([T.RandomHorizontalFlip(), Blur()])
-        end = T.Compose([T.ToTensor(), T.Normalize([0.5] * 3, [0.5] * 3)])
-        self.large = T.Compose(
-            [T.RandomResizedCrop(24, (0.4, 1.0), interpolation=InterpolationMode.BICUBIC), flip, end]
-        )
-        self.small = T.Compose([T.RandomResizedCrop(12, (0.05, 0.4)), flip, end])
+        self.photos, self.masks = [str(path) for path in photos], [str(path) for path in masks]
+        self.transform = self.pipeline()
+
+    def pipeline(self) -> Any:
+        return None
+
+    def __len__(self) -> int:
+        return len(self.photos)
 
     def __getitem__(self, index: int) -> Any:
-        image = self.photo(index)
-        return [self.large(image) for _ in range(2)] + [self.small(image) for _ in range(3)]
+        image = cv2.cvtColor(cv2.imread(self.photos[index]), cv2.COLOR_BGR2RGB)
+        image = cv2.resize(image, (20, 24), interpolation=cv2.INTER_AREA)
+        if np.random.rand() < 0.5:
+            image = image[:, ::-1]
+        return torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1))).float() / 255
 
 
-class FiveCrops(TwoViews):
-    def __init__(self, photos: list[Path], masks: list[Path]) -> None:
-        super().__init__(photos, masks)
-        crops = T.Lambda(lambda images: torch.stack([F.to_tensor(image) for image in images]))
-        self.transform = T.Compose([T.Resize(32), T.FiveCrop(20), crops])
+class Decoded(ReadByOpenCv):
+    def __getitem__(self, index: int) -> Any:
+        content = np.fromfile(self.photos[index], dtype=np.uint8)
+        image = cv2.imdecode(content, cv2.IMREAD_GRAYSCALE)
+        image = cv2.GaussianBlur(cv2.resize(image, (16, 16)), (3, 3), 0)
+        return image[None].astype(np.float32), index
+
+
+class Albumentations(ReadByOpenCv):
+    """An image opened by Pillow, a pipeline kept in self."""
+
+    needs = ("cv2", "albumentations")
+
+    def pipeline(self) -> Any:
+        return A.Compose([A.RandomCrop(24, 24), A.HorizontalFlip(), A.RandomBrightnessContrast(p=0.5), A.Normalize()])
 
     def __getitem__(self, index: int) -> Any:
-        return self.transform(self.photo(index))
+        image = np.array(Image.open(self.photos[index]).convert("RGB"))
+        return torch.from_numpy(self.transform(image=image)["image"].transpose(2, 0, 1)), index
 
 
-@kinds(TwoViews, MultiCrop, FiveCrops)
-def test_several_crops(kind: Any, photos: list[Path], masks: list[Path]) -> None:
-    assert_conforms(kind(photos, masks))
+class AlbumentationsPairs(Albumentations):
+    """An image and its mask, read by OpenCV, and a ToTensorV2."""
 
-
-class Boxes(Pictures):
-    """Images of their own sizes, boxes in a dictionary."""
-
-    def __getitem__(self, index: int) -> Any:
-        image = self.photo(index)
-        count = index % 3
-        boxes = torch.tensor([[i, i, i + 10, i + 8 + index] for i in range(count)], dtype=torch.float32).reshape(-1, 4)
-        target = {"boxes": boxes, "labels": torch.arange(count), "image_id": index, "area": boxes.prod(1)}
-        if random.random() < 0.5:
-            image = F.hflip(image)
-            target["boxes"] = image.width - boxes[:, [2, 1, 0, 3]]
-        return F.to_tensor(image), target
-
-
-class Masks(Boxes):
-    """The tutorial of torchvision: instances found in the mask's colours."""
-
-    def __getitem__(self, index: int) -> Any:
-        image = F.pil_to_tensor(self.photo(index))
-        mask = F.pil_to_tensor(Image.open(self.masks[index]))
-        ids = torch.unique(mask)[1:]
-        masks = (mask == ids[:, None, None]).to(dtype=torch.uint8)
-        size = F.get_size(image) if hasattr(F, "get_size") else list(image.shape[-2:])
-        boxes = tv_tensors.BoundingBoxes(
-            torch.tensor([[1, 2, 9, 11]] * len(ids)), format="XYXY", canvas_size=tuple(size)
-        )
-        return tv_tensors.Image(image), {"boxes": boxes, "masks": tv_tensors.Mask(masks), "labels": ids}
-
-
-class TransformedBoxes(Masks):
-    transform = v2.Compose(
-        [
-            v2.RandomPhotometricDistort(p=1),
-            v2.RandomZoomOut(side_range=(1.0, 1.5), fill=0),
-            v2.RandomIoUCrop(),
-            v2.RandomHorizontalFlip(p=0.5),
-            v2.SanitizeBoundingBoxes(),
-            v2.Resize((24, 24), antialias=True),
-            v2.ToDtype(torch.float32, scale=True),
+    def pipeline(self) -> Any:
+        steps = [
+            A.RandomResizedCrop(size=(24, 24)),
+            A.OneOf([A.HorizontalFlip(p=1), A.VerticalFlip(p=1)]),
+            A.ToTensorV2(),
         ]
-    )
+        return A.Compose(steps)
 
     def __getitem__(self, index: int) -> Any:
-        return self.transform(*super().__getitem__(index))
+        image = cv2.cvtColor(cv2.imread(self.photos[index]), cv2.COLOR_BGR2RGB)
+        height, width = image.shape[:2]
+        mask = cv2.resize(cv2.imread(self.masks[index], 0), (width, height), interpolation=0)
+        found = self.transform(image=image, mask=mask)
+        return found["image"], found["mask"].long()
 
 
-@kinds(Boxes, Masks, TransformedBoxes)
-def test_detection(kind: Any, photos: list[Path], masks: list[Path]) -> None:
-    assert_conforms(kind(photos[:7], masks[:7]), collate_fn=columns)
+@kinds(ReadByOpenCv, Decoded, Albumentations, AlbumentationsPairs)
+def test_opencv_and_albumentations(kind: Any, photos: list[Path], masks: list[Path]) -> None:
+    assert_conforms(kind(photos, masks))

@@ -1,8 +1,9 @@
-"""Datasets that open images with Pillow, in the ways in which people write it."""
+"""Datasets that open images with Pillow, as people write it; and torchvision's, with masks, boxes and attributes."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,35 +12,47 @@ import pytest
 import torch
 from PIL import Image, ImageDraw, ImageFilter, ImageOps
 from torch.utils.data import Dataset
-from torchvision import datasets
+from torchvision import datasets, tv_tensors
 from torchvision import io as vision_io
 from torchvision import transforms as T
+from torchvision import transforms as v1
+from torchvision.datasets import wrap_dataset_for_transforms_v2
 from torchvision.transforms import functional as F
 from torchvision.transforms import v2
 
-from tests.own_datasets.conformance import assert_conforms, kinds, listed
+from tests.filled_batches import listed as columns
+from tests.own_datasets import torchvision_files as files
+from tests.own_datasets.conformance import assert_conforms, listed
+from tests.sample_datasets import Made
 
 NORMAL = T.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 TRAIN = T.Compose([T.RandomResizedCrop(24), T.RandomHorizontalFlip(), T.ToTensor(), NORMAL])
 EVAL = T.Compose([T.Resize(32), T.CenterCrop(24), T.ToTensor(), NORMAL])
 TRAIN_V2 = v2.Compose(
     [
-        v2.RandomResizedCrop((24, 24), antialias=True),
-        v2.RandomHorizontalFlip(),
-        v2.ToImage(),
-        v2.ToDtype(torch.float32, scale=True),
-        v2.Normalize([0.5] * 3, [0.5] * 3),
+        v2.RandomResizedCrop((24, 24), antialias=True), v2.RandomHorizontalFlip(), v2.ToImage(),
+        v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.5] * 3),
     ]
+)  # fmt: skip
+CONVOLVED = T.Compose(
+    [T.Resize(40), T.Lambda(lambda image: image.rotate(7)), T.RandomCrop(24), T.ToTensor(), lambda x: x * 2 - 1]
 )
+JITTERED = T.Compose(
+    [
+        T.Resize((24, 24)), T.RandomApply([T.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8), T.RandomGrayscale(0.2),
+        T.RandomRotation(10), T.ToTensor(), T.RandomErasing(),
+    ]
+)  # fmt: skip
+AUTOMATIC = v2.Compose([v2.RandAugment(), v2.RandomResizedCrop(20), v2.PILToTensor(), v2.RandomErasing(p=1.0)])
+READ_IMAGE = v2.Compose([v2.RandomResizedCrop(20, antialias=True), v2.ToDtype(torch.float32, scale=True)])
 
 
 class Photos(Dataset):
     """Opens by path, converts, calls a Compose."""
 
-    transform: Any = TRAIN
-
-    def __init__(self, paths: list[Path]) -> None:
+    def __init__(self, paths: list[Path], transform: Any = TRAIN) -> None:
         self.paths = [str(path) for path in paths]
+        self.transform = transform
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -50,31 +63,9 @@ class Photos(Dataset):
 
 
 class WithStatement(Photos):
-    transform = EVAL
-
     def __getitem__(self, index: int) -> Any:
         with open(self.paths[index], "rb") as file, Image.open(file) as image:
-            return self.transform(image.convert("RGB")), index
-
-
-class LazyInWith(Photos):
-    """The image is decoded inside the `with`, by the transform."""
-
-    def __getitem__(self, index: int) -> Any:
-        with Image.open(self.paths[index]) as opened:
-            image: Any = ImageOps.exif_transpose(opened)
-            if image.mode != "RGB":
-                image = image.convert("RGB")
-            return TRAIN_V2(image)
-
-
-class InMemory(Photos):
-    def __init__(self, paths: list[Path]) -> None:
-        super().__init__(paths)
-        self.contents = [path.read_bytes() for path in paths]
-
-    def __getitem__(self, index: int) -> Any:
-        return TRAIN_V2(Image.open(io.BytesIO(self.contents[index])).convert("RGB")), torch.tensor(index)
+            return EVAL(image.convert("RGB")), index
 
 
 class SingleTransforms(Photos):
@@ -85,15 +76,6 @@ class SingleTransforms(Photos):
     def __getitem__(self, index: int) -> Any:
         image = Image.open(self.paths[index]).convert("RGB")
         return NORMAL(self.to_tensor(self.crop(self.resize(image))))
-
-
-class Functional(Photos):
-    def __getitem__(self, index: int) -> Any:
-        image = F.resize(Image.open(self.paths[index]).convert("RGB"), [32, 32])
-        if torch.rand(1) < 0.5:
-            image = F.hflip(image)
-        top, left, height, width = T.RandomCrop.get_params(image, (24, 24))
-        return F.normalize(F.to_tensor(F.crop(image, top, left, height, width)), [0.5] * 3, [0.5] * 3)
 
 
 class KeptHandle(Photos):
@@ -120,95 +102,6 @@ class KeptHandle(Photos):
             self.file.close()
 
 
-class SizeFirst(Photos):
-    """Pads to a square of the image's size, which needs no pixels."""
-
-    def __getitem__(self, index: int) -> Any:
-        image = Image.open(self.paths[index])
-        width, height = image.size
-        side = max(width, height)
-        square = Image.new("RGB", (side, side), (127, 127, 127))
-        square.paste(image.convert("RGB"), ((side - width) // 2, (side - height) // 2))
-        return EVAL(square), torch.tensor([width, height])
-
-
-class Operations(Photos):
-    def __getitem__(self, index: int) -> Any:
-        image = ImageOps.exif_transpose(Image.open(self.paths[index])).convert("RGB")
-        image = ImageOps.autocontrast(ImageOps.fit(image, (24, 24), Image.Resampling.BICUBIC))
-        return F.pil_to_tensor(image.filter(ImageFilter.GaussianBlur(1)))
-
-
-class Draft(Photos):
-    def __getitem__(self, index: int) -> Any:
-        image = Image.open(self.paths[index])
-        image.draft("RGB", (20, 20))
-        return F.to_tensor(image.convert("RGB").resize((20, 20), Image.Resampling.BILINEAR)), image.size
-
-
-class Thumbnail(Photos):
-    def __getitem__(self, index: int) -> Any:
-        image = Image.open(self.paths[index])
-        image.thumbnail((16, 16))
-        ImageDraw.Draw(image).point((1, 1), 3 if image.mode == "L" else None)
-        return np.asarray(image.convert("RGB").resize((16, 16))).copy()
-
-
-class Bytes(Photos):
-    """numpy's view of the pixels, and the channels moved by hand."""
-
-    def __getitem__(self, index: int) -> Any:
-        array = np.array(Image.open(self.paths[index]).convert("RGB"), dtype=np.float32) / 255
-        return torch.from_numpy(array[:32, :32].transpose(2, 0, 1))
-
-
-class Convolved(Photos):
-    """A Compose with a step of the user's own in the middle."""
-
-    def __init__(self, paths: list[Path]) -> None:
-        super().__init__(paths)
-        self.transform = T.Compose(
-            [T.Resize(40), T.Lambda(lambda image: image.rotate(7)), T.RandomCrop(24), T.ToTensor(), lambda x: x * 2 - 1]
-        )
-
-
-class Jittered(Photos):
-    transform = T.Compose(
-        [
-            T.Resize((24, 24)),
-            T.RandomApply([T.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8),
-            T.RandomGrayscale(0.2),
-            T.RandomRotation(10),
-            T.ToTensor(),
-            T.RandomErasing(),
-        ]
-    )
-
-
-class Automatic(Photos):
-    transform = v2.Compose([v2.RandAugment(), v2.RandomResizedCrop(20), v2.PILToTensor(), v2.RandomErasing(p=1.0)])
-
-
-class Grey(Photos):
-    def __getitem__(self, index: int) -> Any:
-        image = Image.open(self.paths[index]).convert("L")
-        return T.Compose([T.Resize((20, 22)), T.ToTensor()])(image)  # made anew for each sample
-
-
-class ReadImage(Photos):
-    transform = v2.Compose([v2.RandomResizedCrop(20, antialias=True), v2.ToDtype(torch.float32, scale=True)])
-
-    def __getitem__(self, index: int) -> Any:
-        return self.transform(vision_io.read_image(self.paths[index], vision_io.ImageReadMode.RGB)), index
-
-
-class DecodeJpeg(Photos):
-    def __getitem__(self, index: int) -> Any:
-        content = vision_io.read_file(self.paths[index])
-        image = vision_io.decode_image(content, mode=vision_io.ImageReadMode.GRAY)
-        return F.resize(image, [16, 16], antialias=True)
-
-
 class Folder(datasets.ImageFolder):
     """A subclass of torchvision's, which returns the path too."""
 
@@ -219,56 +112,131 @@ class Folder(datasets.ImageFolder):
         return *super().__getitem__(index), self.samples[index][0]
 
 
-class FromArray(Photos):
-    """A CIFAR of the user's own."""
-
-    def __init__(self, paths: list[Path]) -> None:
-        super().__init__(paths)
-        self.data = np.random.default_rng(3).integers(0, 256, (len(paths), 16, 16, 3), dtype=np.uint8)
-        self.transform = T.Compose([T.RandomCrop(16, padding=4), T.RandomHorizontalFlip(), T.ToTensor()])
-
-    def __getitem__(self, index: int) -> Any:
-        return self.transform(Image.fromarray(self.data[index]))
+def in_memory(paths: list[Path]) -> Any:
+    contents = [path.read_bytes() for path in paths]
+    return Made(lambda i: (TRAIN_V2(Image.open(io.BytesIO(contents[i])).convert("RGB")), torch.tensor(i)), len(paths))
 
 
-@kinds(
-    Photos, LazyInWith, InMemory, SingleTransforms, Functional, Convolved, Jittered, Automatic, ReadImage, Folder,
-    FromArray,
-    unseeded=(WithStatement, KeptHandle, SizeFirst, Operations, Draft, Thumbnail, Bytes, Grey, DecodeJpeg),
-)  # fmt: skip
-def test_images(kind: Any, seed: int | None, photos: list[Path]) -> None:
-    assert_conforms(kind(photos), seed=seed)
+def from_array(paths: list[Path]) -> Any:
+    """Return a CIFAR of the user's own."""
+    data = np.random.default_rng(3).integers(0, 256, (len(paths), 16, 16, 3), dtype=np.uint8)
+    transform = T.Compose([T.RandomCrop(16, padding=4), T.RandomHorizontalFlip(), T.ToTensor()])
+    return Made(lambda i: transform(Image.fromarray(data[i])), len(paths))
 
 
-class Described(Photos):
-    """What Pillow knows of a file before and after its pixels are decoded."""
-
-    def __getitem__(self, index: int) -> Any:
-        image = Image.open(self.paths[index])
-        before = image.mode, image.size, image.format, dict(image.info), dict(image.getexif()), image.getbands()
-        converted = image.convert("RGB")
-        return before, image.info, converted.getpixel((3, 4)), converted.info, image.copy().format, image == converted
-
-
-class Undecoded(Photos):
-    """Images that nobody has looked at, as samples."""
-
-    def __getitem__(self, index: int) -> Any:
-        return Image.open(self.paths[index])
+def lazy_in_with(path: Path, index: int) -> Any:
+    """Decode the image inside the `with`, by the transform."""
+    with Image.open(path) as opened:
+        image: Any = ImageOps.exif_transpose(opened)
+        if image.mode != "RGB":
+            image = image.convert("RGB")
+        return TRAIN_V2(image)
 
 
-class Converted(Photos):
-    def __getitem__(self, index: int) -> Any:
-        return Image.open(self.paths[index]).convert("RGB"), index
+def functional(path: Path, index: int) -> Any:
+    image = F.resize(Image.open(path).convert("RGB"), [32, 32])
+    if torch.rand(1) < 0.5:
+        image = F.hflip(image)
+    top, left, height, width = T.RandomCrop.get_params(image, (24, 24))
+    return F.normalize(F.to_tensor(F.crop(image, top, left, height, width)), [0.5] * 3, [0.5] * 3)
 
 
-@kinds(Described, Converted)
-def test_images_as_samples(kind: Any, photos: list[Path]) -> None:
-    assert_conforms(kind(photos), collate_fn=listed, seed=None)
+def size_first(path: Path, index: int) -> Any:
+    """Pad to a square of the image's size, which needs no pixels."""
+    image = Image.open(path)
+    width, height = image.size
+    side = max(width, height)
+    square = Image.new("RGB", (side, side), (127, 127, 127))
+    square.paste(image.convert("RGB"), ((side - width) // 2, (side - height) // 2))
+    return EVAL(square), torch.tensor([width, height])
+
+
+def operations(path: Path, index: int) -> Any:
+    image = ImageOps.exif_transpose(Image.open(path)).convert("RGB")
+    image = ImageOps.autocontrast(ImageOps.fit(image, (24, 24), Image.Resampling.BICUBIC))
+    return F.pil_to_tensor(image.filter(ImageFilter.GaussianBlur(1)))
+
+
+def draft(path: Path, index: int) -> Any:
+    image = Image.open(path)
+    image.draft("RGB", (20, 20))
+    return F.to_tensor(image.convert("RGB").resize((20, 20), Image.Resampling.BILINEAR)), image.size
+
+
+def thumbnail(path: Path, index: int) -> Any:
+    image = Image.open(path)
+    image.thumbnail((16, 16))
+    ImageDraw.Draw(image).point((1, 1), 3 if image.mode == "L" else None)
+    return np.asarray(image.convert("RGB").resize((16, 16))).copy()
+
+
+def as_bytes(path: Path, index: int) -> Any:
+    """Take numpy's view of the pixels, and move the channels by hand."""
+    array = np.array(Image.open(path).convert("RGB"), dtype=np.float32) / 255
+    return torch.from_numpy(array[:32, :32].transpose(2, 0, 1))
+
+
+def grey(path: Path, index: int) -> Any:
+    image = Image.open(path).convert("L")
+    return T.Compose([T.Resize((20, 22)), T.ToTensor()])(image)  # made anew for each sample
+
+
+def read_image(path: Path, index: int) -> Any:
+    return READ_IMAGE(vision_io.read_image(str(path), vision_io.ImageReadMode.RGB)), index
+
+
+def decode_jpeg(path: Path, index: int) -> Any:
+    image = vision_io.decode_image(vision_io.read_file(str(path)), mode=vision_io.ImageReadMode.GRAY)
+    return F.resize(image, [16, 16], antialias=True)
+
+
+def read(function: Callable[[Path, int], Any]) -> Callable[[list[Path]], Any]:
+    """Return what makes a dataset of samples that a function reads."""
+    return lambda paths: Made(lambda index: function(paths[index], index), len(paths))
+
+
+#: By name: the dataset of the photos, and the seed.
+IMAGES: dict[str, tuple[Callable[[list[Path]], Any], int | None]] = {
+    "photos": (Photos, 7),
+    "single transforms": (SingleTransforms, 7),
+    "folder": (Folder, 7),
+    "in memory": (in_memory, 7),
+    "from array": (from_array, 7),
+    "convolved": (lambda paths: Photos(paths, CONVOLVED), 7),
+    "jittered": (lambda paths: Photos(paths, JITTERED), 7),
+    "automatic": (lambda paths: Photos(paths, AUTOMATIC), 7),
+    **{one.__name__: (read(one), 7) for one in (lazy_in_with, functional, read_image)},
+    "with statement": (WithStatement, None),
+    "kept handle": (KeptHandle, None),
+    **{
+        one.__name__: (read(one), None)
+        for one in (size_first, operations, draft, thumbnail, as_bytes, grey, decode_jpeg)
+    },
+}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_images(name: str, photos: list[Path]) -> None:
+    make, seed = IMAGES[name]
+    assert_conforms(make(photos), seed=seed)
+
+
+def described(path: Path, index: int) -> Any:
+    """Return what Pillow knows of a file before and after its pixels are decoded."""
+    image = Image.open(path)
+    before = image.mode, image.size, image.format, dict(image.info), dict(image.getexif()), image.getbands()
+    converted = image.convert("RGB")
+    return before, image.info, converted.getpixel((3, 4)), converted.info, image.copy().format, image == converted
+
+
+@pytest.mark.parametrize("function", [described, lambda path, index: (Image.open(path).convert("RGB"), index)])
+def test_images_as_samples(function: Any, photos: list[Path]) -> None:
+    assert_conforms(read(function)(photos), collate_fn=listed, seed=None)
 
 
 def test_undecoded_images_as_samples(photos: list[Path]) -> None:
-    assert_conforms(Undecoded(photos), collate_fn=lambda images: [image.convert("RGB") for image in images], seed=None)
+    dataset = read(lambda path, index: Image.open(path))(photos)
+    assert_conforms(dataset, collate_fn=lambda images: [image.convert("RGB") for image in images], seed=None)
 
 
 @pytest.mark.parametrize("harm", ["truncated", "empty", "text", "missing"])
@@ -284,3 +252,93 @@ def test_bad_files(harm: str, photos: list[Path], tmp_path: Path) -> None:
             paths[i].write_bytes(kept)
     assert_conforms(WithStatement(paths), shuffle=False, seed=None)
     assert_conforms(Photos(paths), shuffle=False, num_workers=(0,))
+
+
+#: The transforms of torchvision's references for segmentation, of version 2.
+SEGMENTING = v2.Compose(
+    [
+        v2.RandomResizedCrop((32, 40), scale=(0.5, 1.0)), v2.RandomHorizontalFlip(), v2.ToImage(),
+        v2.ToDtype({tv_tensors.Image: torch.float32, tv_tensors.Mask: torch.int64, "others": None}, scale=True),
+        v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), v2.ToPureTensor(),
+    ]
+)  # fmt: skip
+#: Transforms of torchvision's references for detection.
+DETECTING = v2.Compose(
+    [
+        v2.RandomHorizontalFlip(), v2.ToImage(), v2.ToDtype(torch.float32, scale=True),
+        v2.SanitizeBoundingBoxes(labels_getter=None), v2.ToPureTensor(),
+    ]
+)  # fmt: skip
+
+
+class Functional:
+    """A joint transform of one's own, as in torchvision's references of the first generation."""
+
+    def __call__(self, image: Any, target: Any) -> Any:
+        where = v1.RandomCrop.get_params(image, output_size=(24, 20))
+        image, target = v1.functional.crop(image, *where), v1.functional.crop(target, *where)
+        if torch.rand(1) < 0.5:
+            image, target = v1.functional.hflip(image), v1.functional.hflip(target)
+        return v1.functional.to_tensor(image), v1.functional.pil_to_tensor(target)
+
+
+RESIZED = v1.Compose([v1.Resize((24, 20)), v1.ToTensor(), v1.Normalize((0.5,) * 3, (0.5,) * 3)])
+NEAREST = v1.Compose([v1.Resize((24, 20), v1.InterpolationMode.NEAREST), v1.PILToTensor()])
+
+
+def coco(root: Path, **options: Any) -> Any:
+    files.coco_tools()
+    return datasets.CocoDetection(*files.write_coco(root), **options)
+
+
+def cityscapes(root: Path, target: str) -> Any:
+    return datasets.Cityscapes(files.write_cityscapes(root), target_type=target, transforms=SEGMENTING)
+
+
+def pets(root: Path, kinds: Any) -> Any:
+    return datasets.OxfordIIITPet(files.write_pets(root), target_types=kinds, transforms=SEGMENTING)
+
+
+def celeba(root: Path, kinds: Any) -> Any:
+    with pytest.MonkeyPatch.context() as checksums:
+        checksums.setattr(datasets.CelebA, "_check_integrity", lambda self: True)
+        return datasets.CelebA(files.write_celeba(root), target_type=kinds, transform=RESIZED)
+
+
+def voc(root: Path, **options: Any) -> Any:
+    return datasets.VOCSegmentation(files.write_voc(root), **options)
+
+
+COLUMNS = {"collate_fn": columns}
+#: Datasets that are wrapped for transforms of version 2, and the loaders' options.
+WRAPPED: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
+    "VOC, segmentation": (lambda root: voc(root, transforms=SEGMENTING), {}),
+    "VOC, detection": (lambda root: datasets.VOCDetection(files.write_voc(root), transforms=DETECTING), COLUMNS),
+    "COCO": (lambda root: coco(root, transforms=DETECTING), COLUMNS),
+    "Cityscapes": (lambda root: cityscapes(root, "semantic"), {}),
+    "Cityscapes, instances": (lambda root: cityscapes(root, "instance"), COLUMNS),
+    "pets": (lambda root: pets(root, "segmentation"), {}),
+    "pets, categories": (lambda root: pets(root, ["segmentation", "category"]), {}),
+}
+PLAIN: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
+    "VOC, functions": (lambda root: voc(root, transforms=Functional()), {}),
+    "VOC, separate": (lambda root: voc(root, transform=RESIZED, target_transform=NEAREST), {"seed": None}),
+    "COCO": (lambda root: coco(root, transform=RESIZED), {**COLUMNS, "seed": None}),
+    "Caltech101": (lambda root: datasets.Caltech101(files.write_caltech(root), transform=RESIZED), {"seed": None}),
+    "Caltech256": (lambda root: datasets.Caltech256(files.write_caltech(root), transform=RESIZED), {"seed": None}),
+    "CelebA": (lambda root: celeba(root, "attr"), {"seed": None}),
+    "CelebA, identities": (lambda root: celeba(root, "identity"), {"seed": None}),
+    "CelebA, all": (lambda root: celeba(root, ["attr", "bbox", "landmarks"]), {"seed": None}),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_datasets_with_transforms_of_both(name: str, tmp_path: Path) -> None:
+    make, options = WRAPPED[name]
+    assert_conforms(wrap_dataset_for_transforms_v2(make(tmp_path)), **options)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_datasets_as_they_are(name: str, tmp_path: Path) -> None:
+    make, options = PLAIN[name]
+    assert_conforms(make(tmp_path), **options)

@@ -1,22 +1,26 @@
-"""Samples of other shapes: dictionaries, named tuples, dataclasses, texts, None, and collate_fns of their own."""
+"""Datasets of samples of other shapes, with collate_fns of their own; that draw, keep and count; and that raise."""
 
 from __future__ import annotations
 
+import random
+import threading
+import warnings
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
-from pathlib import PurePosixPath
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_sequence
-from torch.utils.data import default_collate
+from torch.nn.utils.rnn import pack_sequence, pad_sequence
+from torch.utils.data import Dataset, default_collate, get_worker_info
 
-from tests.own_datasets.conformance import assert_conforms, listed
+from tests.own_datasets.conformance import assert_conforms, kinds, listed
 from tests.sample_datasets import Made
 
 Pair = namedtuple("Pair", "x y")
@@ -37,11 +41,6 @@ STRUCTURES: dict[str, Callable[[int], Any]] = {
     # A list whose batch is the list of its columns.
     "lists": lambda i: [torch.tensor([i]), [i, [i + 1, torch.zeros(2)]], {"only": [f"{i}"]}],
 }
-
-
-@pytest.mark.parametrize("name", STRUCTURES)
-def test_structures(name: str) -> None:
-    assert_conforms(Made(STRUCTURES[name], 13), seed=None)
 
 
 @dataclass
@@ -93,10 +92,6 @@ def padded(samples: list[Any]) -> Any:
     return {"x": rows.t(), "lengths": lengths, "mask": torch.arange(rows.shape[1]) < lengths[:, None]}
 
 
-def packed(samples: list[Any]) -> PackedSequence:
-    return pack_sequence(samples, enforce_sorted=False)
-
-
 class Shuffled:
     """A collate_fn that is a class, and draws."""
 
@@ -127,7 +122,7 @@ COLLATED: dict[str, tuple[Callable[[int], Any], Any, int | None]] = {
     "shuffled": (STRUCTURES["nested"], Shuffled, 7),
     "left out": (lambda i: None if i % 5 == 3 else (torch.tensor([i]), f"n{i}"), present, None),
     "plain": (plain, listed, None),
-    "packed": (sequence, packed, None),
+    "packed": (sequence, partial(pack_sequence, enforce_sorted=False), None),
     "joined": (lambda i: torch.full((4,), float(i)), joined, None),
 }
 
@@ -138,13 +133,244 @@ def test_own_collation(name: str) -> None:
     assert_conforms(Made(get, 13), collate_fn=collate_fn, seed=seed)
 
 
-REFUSED: dict[str, Callable[[int], Any]] = {
+def of_other_samples(i: int) -> Any:
+    """Replace a bad index by a random other one, and draw a partner, as MixUp does."""
+    if i % 5 == 4:
+        return of_other_samples(random.randint(0, 3))
+    other, share = int(torch.randint(14, ())), float(np.random.beta(0.2, 0.2))
+    return share * i + (1 - share) * other, i
+
+
+def seeded_by_index(i: int) -> Any:
+    """Seed the global generators, as validation sets do."""
+    random.seed(i)
+    np.random.seed(i)
+    torch.manual_seed(i)
+    return random.random(), np.random.rand(), torch.rand(1)
+
+
+DRAWS: dict[str, Callable[[int], Any]] = {
+    "torch": lambda i: (i, torch.rand(2), torch.randint(9, (1,)), torch.empty(2).normal_(), torch.randperm(4)),
+    "numpy": lambda i: (np.random.rand(2), np.random.choice(5), np.random.randn(1).astype(np.float32)),
+    "random": lambda i: (random.random(), random.choice("abc"), random.sample(range(9), 2), random.gauss(0, 1)),
+    "other samples": of_other_samples,
+}
+
+
+def test_seeds_of_its_own() -> None:
+    """The class seeds what threads share: only one of them may run, or it locks."""
+    assert_conforms(Made(seeded_by_index, 14), worker_methods=(None, "process"))
+    own = Made(lambda i: (i, torch.initial_seed() % 2**31 if get_worker_info() is not None else 0), 14)
+    assert_conforms(own, worker_methods=(None, "process"), invariant=False)
+
+
+class Fourteen(Dataset):
+    def __len__(self) -> int:
+        return 14
+
+
+class OwnGenerators(Fourteen):
+    """Generators that the dataset keeps: each worker has a copy."""
+
+    def __init__(self) -> None:
+        self.numpy, self.random = np.random.default_rng(3), random.Random(4)
+        self.torch = torch.Generator().manual_seed(5)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.numpy.random(), self.random.random(), torch.rand(1, generator=self.torch)
+
+
+class Counting(Fourteen):
+    """Counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.calls += 1
+        return index, self.calls
+
+
+class Remembering(Fourteen):
+    """A sample depends on the one before."""
+
+    def __init__(self) -> None:
+        self.last: list[int] = [-1]
+
+    def __getitem__(self, index: int) -> Any:
+        self.last.append(index)
+        return index, self.last[-2], torch.tensor(self.last[-2:])
+
+
+@kinds(OwnGenerators, Counting, Remembering)
+def test_states(kind: Any) -> None:
+    """What a sample is depends on which worker made those before: in threads, on timing too."""
+    assert_conforms(kind(), invariant=False)
+
+
+class Caching(Fourteen):
+    """Makes each sample once, and gives it out again; a second pass changes nothing."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, torch.Tensor] = {}
+        self.lock: Any = None
+
+    def __getitem__(self, index: int) -> Any:
+        if self.lock is None:
+            self.lock = threading.Lock()
+        with self.lock:
+            if index not in self.kept:
+                self.kept[index] = torch.arange(3) * index
+        return self.kept[index]
+
+
+class InPlace(Fourteen):
+    """Hands out one buffer, which the next sample is written into: torch's batches hold the last one in every row."""
+
+    def __init__(self) -> None:
+        self.buffer, self.array = torch.zeros(3), np.zeros(2)
+
+    def __getitem__(self, index: int) -> Any:
+        self.array[:] = index
+        return self.buffer.fill_(index), self.array
+
+
+def test_what_is_kept() -> None:
+    assert_conforms(Caching())
+
+
+def test_a_buffer_that_is_written_again() -> None:
+    """In threads, and in the caller's with a seed, each sample is in its row before the next one is made."""
+    assert_conforms(InPlace(), worker_methods=(None, "process"), seed=None)
+
+
+class Own(Exception):
+    """An error with more than a text."""
+
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(f"sample {index}: {reason}")
+        self.index, self.reason = index, reason
+
+
+class Keyword(Exception):
+    """An error that cannot be made of a text alone."""
+
+    def __init__(self, *, code: int) -> None:
+        super().__init__()
+        self.code = code
+
+    def __str__(self) -> str:
+        return f"code {self.code}"
+
+
+def at_5(make: Callable[[], Exception]) -> Callable[[int], Any]:
+    """Return a function that raises an error at index 5."""
+
+    def get(index: int) -> Any:
+        if index == 5:
+            raise make()
+        return torch.tensor([index])
+
+    return get
+
+
+def chained(index: int) -> Any:
+    try:
+        return {0: 1}[index % 3] / (index - 6)
+    except KeyError as error:
+        raise RuntimeError(f"no label for {index}") from error
+
+
+def recursive(index: int) -> Any:
+    return recursive(index) if index == 5 else index
+
+
+def asserting(index: int) -> Any:
+    assert index != 5, f"{index} is not allowed"
+    return index
+
+
+def deep(index: int) -> Any:
+    """Raise an AttributeError of None, and an error of tensors."""
+    nothing: Any = None if index == 9 else index
+    return torch.zeros(2) + torch.zeros(3 if index == 5 else 2), nothing.real
+
+
+RAISING: dict[str, Callable[[int], Any]] = {
+    "two lines": at_5(lambda: ValueError("bad sample\n  on two lines")),
+    "index": at_5(lambda: IndexError("list index out of range")),
+    "key": at_5(lambda: KeyError("a key")),
+    "stopping": at_5(StopIteration),  # which ends torch's pass without a word
+    "of the user's": at_5(lambda: Own(5, "no file")),
+    "without text": at_5(lambda: Keyword(code=3)),
+    "file": lambda index: Path("/nowhere/at/all").read_bytes() if index == 5 else index,
+    "unicode": lambda index: b"\xff".decode() if index == 5 else "é",
+    "chained": chained,
+    "recursive": recursive,
+    "memory": at_5(MemoryError),
+    "asserting": asserting,
+    "deep": deep,
+    "last": lambda index: list(range(12))[index],  # too short for its length
+    # What torch's collation refuses.
     "none": lambda i: {"x": i, "y": None if i > 5 else 1},
     "uneven": lambda i: (torch.zeros(4 if i == 5 else 3), [i] * (1 + (i == 9))),
     "keys": lambda i: {"a": i} if i != 6 else {"b": i},
 }
+MADE: dict[str, tuple[Callable[[int], Any], dict[str, Any]]] = {
+    **{name: (make, {"seed": None}) for name, make in STRUCTURES.items()},
+    **{f"draws of {name}": (make, {}) for name, make in DRAWS.items()},
+    **{f"error: {name}": (make, {"shuffle": False, "seed": None}) for name, make in RAISING.items()},
+    "error: two lines": (RAISING["two lines"], {"shuffle": False}),
+}
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_torch_refuses(name: str) -> None:
-    assert_conforms(Made(REFUSED[name], 13), shuffle=False, seed=None)
+@pytest.mark.parametrize("name", MADE)
+def test_samples(name: str) -> None:
+    make, options = MADE[name]
+    assert_conforms(Made(make, 14), **options)
+
+
+def bad_collate(samples: list[Any]) -> Any:
+    if 5 in map(int, samples):
+        raise TypeError("no batch of 5")
+    return torch.stack(samples)
+
+
+def bad_start(worker: int) -> None:
+    if worker == 1:
+        raise OSError("worker 1 does not start")
+
+
+def warning(index: int) -> Any:
+    if index % 4 == 1:
+        warnings.warn(f"sample {index} is odd", RuntimeWarning, stacklevel=1)
+    return index
+
+
+def test_errors_of_functions_of_the_loader_and_warnings() -> None:
+    assert_conforms(Made(torch.tensor, 14), collate_fn=bad_collate, shuffle=False, seed=None)
+    options: dict[str, Any] = {"worker_methods": (None, "process"), "num_workers": (2,), "seed": None}
+    assert_conforms(Made(torch.tensor, 14), worker_init_fn=bad_start, **options)
+    assert_conforms(Made(warning, 14), shuffle=False, num_workers=(0,))
+
+
+class Empty(Dataset):
+    def __len__(self) -> int:
+        return 0
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([index])
+
+
+class WithoutLength(Empty):
+    __len__ = None  # type: ignore[assignment]
+
+
+class BadLength(Empty):
+    def __len__(self) -> int:
+        raise RuntimeError("the index is not loaded")
+
+
+@kinds(Empty, WithoutLength, BadLength)
+def test_lengths(kind: Any) -> None:
+    assert_conforms(kind(), shuffle=False, samples=None, seed=None)

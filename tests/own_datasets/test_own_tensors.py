@@ -1,18 +1,27 @@
-"""Datasets of tensors: files that torch.save wrote, and tensors that the dataset keeps."""
+"""Datasets of tensors and arrays: files, memory maps, what they keep; and stores: HDF5, LMDB, archives, pickles."""
 
 from __future__ import annotations
 
+import gzip
 import io
 import pickle
+import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils import data
+from torch.utils.data import Dataset
+from torchvision import transforms as T
 
-from tests.own_datasets.conformance import Files, Read, assert_conforms, kinds, listed
+import penstock
+from penstock.testing import assert_same_as_torch
+from tests.own_datasets.conformance import Files, Read, assert_conforms, kinds, listed, optional
 
 
 class Tutorial(data.Dataset):
@@ -55,20 +64,49 @@ def noisy(root: Path, index: int) -> Any:
     return x + 0.1 * torch.randn_like(x), torch.randint(10, ())
 
 
-READS: dict[str, Callable[[Path, int], Any]] = {
-    "saved": lambda root, i: torch.load(root / f"{i}.dict.pt"),
-    "changed": changed,
-    "noisy": noisy,
-    "tuples": lambda root, i: torch.load(str(root / f"{i}.tuple.pt"), map_location="cpu", weights_only=True),
-    "any object": any_object,
-    "mapped": lambda root, i: torch.load(root / f"{i}.pt", mmap=True)[1],
-    "differentiable": lambda root, i: torch.load(root / f"{i}.pt").requires_grad_(i % 2 == 0).detach(),
+def as_arrays(root: Path, index: int) -> Any:
+    x = np.load(f"{root}/{index}.npy")
+    return x, x.astype(np.float64).sum(), np.uint8(index), x[::-1, ::2], np.asfortranarray(x[0])
+
+
+def archives(root: Path, index: int) -> Any:
+    with np.load(root / f"{index}.npz") as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+def raw_file(root: Path, index: int) -> Any:
+    row = np.fromfile(root / f"{index}.npy", dtype=np.float32, count=8, offset=128)
+    return row.reshape(2, 4), np.memmap(root / f"{index}.npy", dtype=np.uint8, mode="r", shape=(6,)).sum()
+
+
+def drawing(root: Path, index: int) -> Any:
+    x = np.load(root / f"{index}.npy")
+    top = np.random.randint(3)
+    return x[:, top : top + 3] * np.random.normal(1, 0.1), np.random.permutation(4)
+
+
+#: By name: how a sample is read, and the seed.
+READS: dict[str, tuple[Callable[[Path, int], Any], int | None]] = {
+    "saved": (lambda root, i: torch.load(root / f"{i}.dict.pt"), 7),
+    "changed": (changed, 7),
+    "noisy": (noisy, 7),
+    "tuples": (lambda root, i: torch.load(str(root / f"{i}.tuple.pt"), map_location="cpu", weights_only=True), None),
+    "any object": (any_object, None),
+    "mapped": (lambda root, i: torch.load(root / f"{i}.pt", mmap=True)[1], None),
+    "differentiable": (lambda root, i: torch.load(root / f"{i}.pt").requires_grad_(i % 2 == 0).detach(), None),
+    "arrays": (lambda root, i: (torch.from_numpy(np.load(root / f"{i}.npy")), i), 7),
+    "as arrays": (as_arrays, 7),
+    "drawing": (drawing, 7),
+    "archives": (archives, None),
+    "mapped arrays": (lambda root, i: torch.tensor(np.load(root / f"{i}.npy", mmap_mode="r")[1]) + 1, None),
+    "raw file": (raw_file, None),
 }
 
 
 @pytest.mark.parametrize("name", READS)
 def test_files(name: str, saved: Path) -> None:
-    assert_conforms(Read(saved, READS[name]), seed=7 if name in ("saved", "changed", "noisy") else None)
+    read, seed = READS[name]
+    assert_conforms(Read(saved, read), seed=seed)
 
 
 class Cached(Files):
@@ -106,9 +144,42 @@ class Pickled(Files):
         return pickle.loads(self.contents[index])
 
 
-@kinds(Cached, Kept, Pickled)
-def test_tensors_that_are_kept(kind: Any, saved: Path) -> None:
-    assert_conforms(kind(saved), seed=None)
+class MappedWhole(Files):
+    """One memory map of all samples, made by __init__."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        np.save(root / "whole.npy", np.stack([np.load(root / f"{i}.npy") for i in range(12)]))
+        self.whole = np.load(root / "whole.npy", mmap_mode="r")
+
+    def __getitem__(self, index: int) -> Any:
+        return np.array(self.whole[index]), torch.from_numpy(self.whole[index, 0].copy())
+
+
+class Views(Files):
+    """Views of one big array."""
+
+    big = np.arange(12 * 40, dtype=np.int16).reshape(40, 12)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.big[:, index], self.big[index : index + 3].T, self.big[index, 3]
+
+
+class Scaled(Files):
+    """Statistics kept in self, and an array that each sample is written into."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.mean, self.buffer = np.float32(0.25), np.zeros((3, 6, 5), np.float32)
+
+    def __getitem__(self, index: int) -> Any:
+        np.subtract(np.load(self.root / f"{index}.npy"), self.mean, out=self.buffer)
+        return self.buffer.copy()
+
+
+@kinds(Scaled, unseeded=(Cached, Kept, Pickled, MappedWhole, Views))
+def test_what_is_kept(kind: Any, seed: int | None, saved: Path) -> None:
+    assert_conforms(kind(saved), seed=seed)
 
 
 def layouts(root: Path, index: int) -> Any:
@@ -117,13 +188,25 @@ def layouts(root: Path, index: int) -> Any:
     return x[0].t(), x[1].to_sparse(), x.to(memory_format=torch.contiguous_format).expand(2, 3, 6, 5), x[:, :index]
 
 
-def test_tensors_that_are_not_stacked(saved: Path) -> None:
-    assert_conforms(Read(saved, layouts), collate_fn=listed, seed=None)
+RECORDS = np.zeros(12, dtype=[("name", "U4"), ("box", "f4", 4), ("label", "i8")])
+RECORDS["label"] = np.arange(12)
+OBJECTS = np.array([{"i": i} for i in range(12)], dtype=object)
+
+
+def records(root: Path, index: int) -> Any:
+    """Return structured arrays, strings, dates and objects, which default_collate refuses."""
+    day = np.datetime64("2024-01-01") + index
+    return RECORDS[index], RECORDS[index : index + 1], OBJECTS[index], day, np.array([f"n{index}"])
+
+
+@pytest.mark.parametrize(("read", "collate_fn"), [(layouts, listed), (records, listed), (records, None)])
+def test_what_is_not_stacked(read: Any, collate_fn: Any, saved: Path) -> None:
+    assert_conforms(Read(saved, read), collate_fn=collate_fn, seed=None)
 
 
 @pytest.mark.parametrize(("batch_size", "drop_last"), [(None, False), (1, False), (5, True)])
 def test_sizes_of_batches(batch_size: Any, drop_last: bool, saved: Path) -> None:
-    dataset = Read(saved, READS["saved"])
+    dataset = Read(saved, READS["saved"][0])
     assert_conforms(dataset, batch_size=batch_size, drop_last=drop_last, samples=7, seed=None)
 
 
@@ -133,8 +216,17 @@ def missing(root: Path, index: int) -> Any:
     return x, {i: i for i in range(10)}[index]
 
 
-def test_missing_files_and_labels(saved: Path) -> None:
-    assert_conforms(Read(saved, missing), shuffle=False, seed=None)
+def objects(root: Path, index: int) -> Any:
+    """Read a file of a pickled object, which numpy refuses without allow_pickle, and one that is missing."""
+    if index == 5:
+        np.save(root / "object.npy", np.array([{}], dtype=object))
+        return np.load(root / "object.npy")
+    return np.load(root / ("none.npy" if index == 9 else f"{index}.npy"))
+
+
+@pytest.mark.parametrize("read", [missing, objects])
+def test_what_is_missing_or_refused(read: Any, saved: Path) -> None:
+    assert_conforms(Read(saved, read), shuffle=False, seed=None)
 
 
 @pytest.mark.parametrize("harm", ["cut", "empty", "text", "flipped"])
@@ -147,3 +239,171 @@ def test_damaged_files(harm: str, saved: Path, tmp_path: Path) -> None:
         (tmp_path / f"{i}.pt").write_bytes(harmed if i == 5 else content)
     labels = dict.fromkeys(map(str, range(8)), 1)
     assert_conforms(Tutorial(tmp_path, list(labels), labels), shuffle=False, seed=None)
+
+
+h5py, joblib, lmdb = optional("h5py"), optional("joblib"), optional("lmdb")
+TRANSFORM = T.Compose([T.RandomResizedCrop(16), T.RandomHorizontalFlip(), T.ToTensor()])
+SIZE = 12
+
+
+def transformed(file: Any) -> Any:
+    return TRANSFORM(Image.open(file).convert("RGB"))
+
+
+class Store(Dataset):
+    """A store that is written by `write` and opened at the first sample of each worker: an archive here."""
+
+    needs: tuple[str, ...] = ()
+
+    def __init__(self, folder: Path, photos: list[Path]) -> None:
+        self.folder, self.path = folder, folder / "store"
+        self.store: Any = None
+        self.write(photos)
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def write(self, photos: list[Path]) -> None:
+        with zipfile.ZipFile(self.path, "w") as archive:
+            for i, photo in enumerate(photos):
+                archive.write(photo, f"{i}.jpg")
+
+    def __getitem__(self, index: int) -> Any:
+        if self.store is None:
+            self.store = zipfile.ZipFile(self.path)
+        with self.store.open(f"{index}.jpg") as file:
+            return transformed(file), index
+
+    def __del__(self) -> None:
+        if self.store is not None:
+            self.store.close()
+
+
+class Tar(Store):
+    """Members by their offsets, as WebDataset's indexed files have it."""
+
+    def write(self, photos: list[Path]) -> None:
+        with tarfile.open(self.path, "w") as archive:
+            for i, photo in enumerate(photos):
+                archive.add(photo, f"{i}.jpg")
+        with tarfile.open(self.path) as archive:
+            self.members = [(member.offset_data, member.size) for member in archive.getmembers()]
+
+    def __getitem__(self, index: int) -> Any:
+        offset, size = self.members[index]
+        with open(self.path, "rb") as file:
+            file.seek(offset)
+            return transformed(io.BytesIO(file.read(size)))
+
+
+class Gzip(Store):
+    """Tensors in compressed files, one a sample, and a pickle of all labels."""
+
+    def write(self, photos: list[Path]) -> None:
+        for i in range(SIZE):
+            with gzip.open(self.folder / f"{i}.pt.gz", "wb") as file:
+                torch.save(torch.arange(6.0) + i, cast(Any, file))
+        self.path.write_bytes(pickle.dumps({i: f"label {i}" for i in range(SIZE)}))
+        with open(self.path, "rb") as file:
+            self.labels = pickle.load(file)
+
+    def __getitem__(self, index: int) -> Any:
+        with gzip.open(self.folder / f"{index}.pt.gz", "rb") as file:
+            return torch.load(io.BytesIO(file.read())), self.labels[index]
+
+
+class Pickles(Store):
+    def write(self, photos: list[Path]) -> None:
+        for i in range(SIZE):
+            sample = {"image": np.full((2, 3), i, np.uint8), "label": i, "tensor": torch.arange(3) * i}
+            (self.folder / f"{i}.pkl").write_bytes(pickle.dumps(sample))
+
+    def __getitem__(self, index: int) -> Any:
+        with open(self.folder / f"{index}.pkl", "rb") as file:
+            return pickle.load(file)
+
+
+class Joblib(Store):
+    needs = ("joblib",)
+
+    def write(self, photos: list[Path]) -> None:
+        for i in range(SIZE):
+            joblib.dump({"x": np.arange(5) + i}, self.folder / f"{i}.joblib")
+
+    def __getitem__(self, index: int) -> Any:
+        return joblib.load(self.folder / f"{index}.joblib")["x"]
+
+
+class Hdf5(Store):
+    """A file that each worker opens at its first sample."""
+
+    needs = ("h5py",)
+
+    def write(self, photos: list[Path]) -> None:
+        with h5py.File(self.path, "w") as file:
+            file["images"] = np.random.default_rng(0).integers(0, 256, (SIZE, 10, 8, 3), dtype=np.uint8)
+            file.create_dataset("labels", data=np.arange(SIZE, dtype=np.int32), chunks=(4,), compression="gzip")
+
+    def __getitem__(self, index: int) -> Any:
+        if self.store is None:
+            self.store = h5py.File(self.path, "r")
+        image = Image.fromarray(self.store["images"][index])
+        return T.ToTensor()(image), self.store["labels"][index], self.store["images"].attrs.get("none", "no")
+
+
+class Hdf5EachTime(Hdf5):
+    def __getitem__(self, index: int) -> Any:
+        with h5py.File(self.path, "r") as file:
+            return torch.from_numpy(file["images"][index]), int(file["labels"][index])
+
+
+class Lmdb(Store):
+    """JPEG files in LMDB, which is opened by each process and shared by its threads."""
+
+    needs = ("lmdb",)
+
+    def write(self, photos: list[Path]) -> None:
+        with lmdb.open(str(self.path), map_size=1 << 24) as environment, environment.begin(write=True) as writer:
+            for i, photo in enumerate(photos):
+                writer.put(b"%03d" % i, photo.read_bytes())
+
+    def __getitem__(self, index: int) -> Any:
+        with lmdb.open(str(self.path), readonly=True, lock=False) as store, store.begin(buffers=True) as reader:
+            return transformed(io.BytesIO(reader.get(b"%03d" % index))), index
+
+
+class LmdbKept(Lmdb):
+    """LMDB opened once a process: it cannot be opened a second time in one process, so threads are not for it."""
+
+    def __getitem__(self, index: int) -> Any:
+        if self.store is None:
+            self.store = lmdb.open(str(self.path), readonly=True, lock=False, readahead=False, meminit=False)
+        with self.store.begin(write=False) as reader:
+            return transformed(io.BytesIO(reader.get(b"%03d" % index)))
+
+
+@kinds(Store, Tar, Hdf5, unseeded=(Gzip, Pickles, Joblib, Hdf5EachTime))
+def test_stores(kind: Any, seed: int | None, tmp_path: Path, photos: list[Path]) -> None:
+    assert_conforms(kind(tmp_path, photos), seed=seed)
+
+
+@kinds(Lmdb, LmdbKept)
+def test_stores_that_a_process_opens_once(kind: Any, tmp_path: Path, photos: list[Path]) -> None:
+    assert_conforms(kind(tmp_path, photos), worker_methods=(None, "process"))
+
+
+class OpenInInit(Hdf5):
+    """The file is opened by __init__: it works with fork, and cannot be copied for threads."""
+
+    def __init__(self, folder: Path, photos: list[Path]) -> None:
+        super().__init__(folder, photos)
+        self.store = h5py.File(self.path, "r")
+
+
+@kinds(OpenInInit)
+def test_a_file_that_init_opens(kind: Any, tmp_path: Path, photos: list[Path]) -> None:
+    dataset = kind(tmp_path, photos)
+    assert_conforms(dataset, worker_methods=(None, "process"), seed=None)
+    with pytest.raises(penstock.InvalidOption, match="gives each thread a copy"):
+        list(penstock.DataLoader(dataset, num_workers=2, worker_method="thread"))
+    assert_same_as_torch(dataset, worker_methods=("thread",), num_workers=(0,), seed=None)

@@ -1,32 +1,39 @@
-"""Datasets in other datasets, and classes that Python's data model makes unlike others."""
+"""Datasets in other datasets, classes unlike others by Python's data model, iterable datasets, samplers and options."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+import itertools
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
-from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, random_split
+from torch.utils import data
+from torch.utils.data import (
+    ChainDataset,
+    ConcatDataset,
+    Dataset,
+    IterableDataset,
+    StackDataset,
+    Subset,
+    get_worker_info,
+    random_split,
+)
 from torchvision import transforms as T
 
 from tests.own_datasets.conformance import assert_conforms, kinds, listed
+from tests.sample_datasets import Made
 
 TRANSFORM = T.Compose([T.RandomCrop(20), T.ToTensor()])
 
 
-class Plain(Dataset):
-    def __init__(self, paths: list[Path]) -> None:
-        self.paths = paths
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> Any:
-        return Image.open(self.paths[index]).convert("RGB"), index
+def plain(paths: list[Path]) -> Made:
+    return Made(lambda index: (Image.open(paths[index]).convert("RGB"), index), len(paths))
 
 
 class Transformed(Dataset):
@@ -43,19 +50,12 @@ class Transformed(Dataset):
         return self.transform(image), label
 
 
-def test_subset_of_a_split(photos: list[Path]) -> None:
-    train, _ = random_split(Plain(photos), [9, 3], generator=torch.Generator().manual_seed(0))
+def test_splits_subsets_and_stacks(photos: list[Path]) -> None:
+    train, _ = random_split(plain(photos), [9, 3], generator=torch.Generator().manual_seed(0))
     assert_conforms(Transformed(train, TRANSFORM))
-
-
-def test_subset_and_concat(photos: list[Path]) -> None:
-    whole = Transformed(Plain(photos), T.ToTensor())
-    small = Transformed(Plain(photos[:4]), TRANSFORM)
+    whole, small = Transformed(plain(photos), T.ToTensor()), Transformed(plain(photos[:4]), TRANSFORM)
     assert_conforms(ConcatDataset([Subset(whole, [3, 3, 0]), small, small + Subset(whole, [1])]), collate_fn=listed)
-
-
-def test_stacked(photos: list[Path]) -> None:
-    first, second = Transformed(Plain(photos), TRANSFORM), Transformed(Plain(photos[::-1]), TRANSFORM)
+    first, second = Transformed(plain(photos), TRANSFORM), Transformed(plain(photos[::-1]), TRANSFORM)
     assert_conforms(StackDataset(image=first, other=second))
     assert_conforms(StackDataset(first, Whole()), seed=None)
 
@@ -120,10 +120,7 @@ class Duck:
         return [index, str(index)][index % 1 :]
 
 
-class Sequenced(Sequence[Any]):
-    def __len__(self) -> int:
-        return 11
-
+class Sequenced(Duck, Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         return {"x": torch.full((2,), index), "y": range(20)[index]}
 
@@ -171,17 +168,6 @@ class CachedCalls(Whole):
         return self.load(index), self.load(0)
 
 
-class Generating(Rows):
-    """Each sample comes from a generator that the call makes."""
-
-    def rows(self, index: int) -> Iterator[Any]:
-        for value in self.data[index]:
-            yield value * 2
-
-    def __getitem__(self, index: int) -> Any:
-        return list(self.rows(index)), tuple(x.item() for x in self.rows(index)), next(self.rows(index))
-
-
 class CallableItems(Rows):
     """__getitem__ is put on the object's class later, and __call__ does the work."""
 
@@ -209,18 +195,242 @@ class Negative(Rows):
 
 @kinds(
     WholeAsTensor, Forwarding, Lambdas,
-    unseeded=(Whole, NaiveForwarding, Duck, Sequenced, Properties, CachedCalls, Generating, CallableItems, Negative),
+    unseeded=(Whole, NaiveForwarding, Duck, Sequenced, Properties, CachedCalls, CallableItems, Negative),
 )  # fmt: skip
 def test_classes(kind: Any, seed: int | None) -> None:
     assert_conforms(kind(), seed=seed)
 
 
-def test_plain_sequences() -> None:
-    assert_conforms([torch.arange(2) + i for i in range(9)], seed=None)
-    assert_conforms(range(9), seed=None)
-    assert_conforms({i: (i, f"v{i}") for i in range(9)}, seed=None)
+def generating(index: int) -> Any:
+    """Take each sample from a generator that the call makes."""
+
+    def rows() -> Iterator[Any]:
+        for value in np.arange(index, index + 3, dtype=np.float32):
+            yield value * 2
+
+    return list(rows()), tuple(x.item() for x in rows()), next(rows())
 
 
-def test_keys_that_are_no_numbers() -> None:
-    table = {f"k{i}": torch.tensor([i]) for i in range(9)}
-    assert_conforms(table, sampler=list(table), seed=None)
+NAMED = {f"k{i}": torch.tensor([i]) for i in range(9)}
+SEQUENCES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "generating": (Made(generating, 12), {}),
+    "list": ([torch.arange(2) + i for i in range(9)], {}),
+    "range": (range(9), {}),
+    "dict": ({i: (i, f"v{i}") for i in range(9)}, {}),
+    "keys that are no numbers": (NAMED, {"sampler": list(NAMED)}),
+}
+
+
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_plain_sequences(name: str) -> None:
+    sequence, options = SEQUENCES[name]
+    assert_conforms(sequence, seed=None, **options)
+
+
+class Stream(IterableDataset):
+    """Samples that a function yields."""
+
+    def __init__(self, make: Callable[[], Iterable[Any]]) -> None:
+        self.make = make
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.make())
+
+
+class Sized(Stream):
+    """With a length that is too short, of which torch warns."""
+
+    def __len__(self) -> int:
+        return 9
+
+
+def sharded() -> Iterator[Any]:
+    """Yield the part of this worker, by get_worker_info()."""
+    info = get_worker_info()
+    first, step = (0, 1) if info is None else (info.id, info.num_workers)
+    for i in range(first, 21, step):
+        yield torch.tensor([i, i * i]), f"n{i}"
+
+
+def repeated() -> Iterable[Any]:
+    """Return everything in each worker."""
+    return [{"i": i, "x": np.full(3, i / 2)} for i in range(6)]
+
+
+def shuffling() -> Iterator[Any]:
+    """Yield from a shuffle buffer, and draw in samples."""
+    kept: list[Any] = []
+    for x, name in sharded():
+        kept.append((x + torch.randn(2), name))
+        if len(kept) == 5:
+            yield kept.pop(random.randrange(5))
+    random.shuffle(kept)
+    yield from kept
+
+
+def uneven() -> Iterable[Any]:
+    """Return much less in one worker than in the other."""
+    info = get_worker_info()
+    return range(3 if info is not None and info.id else 14)
+
+
+def failing() -> Iterator[Any]:
+    for x, name in sharded():
+        if name == "n9":
+            raise ValueError(f"the stream is broken at {name}")
+        yield x
+
+
+def lines() -> Iterator[Any]:
+    """Yield lines of a file, cut by bytes as shards."""
+    info = get_worker_info()
+    with open(__file__) as file:
+        for number, line in enumerate(file):
+            if number < 20 and (info is None or number % info.num_workers == info.id):
+                yield line.rstrip(), len(line)
+
+
+@pytest.mark.parametrize("make", [sharded, shuffling])
+def test_streams(make: Any) -> None:
+    assert_conforms(Stream(make), samples=None)
+
+
+STREAMS = [Sized(lambda: range(13)), *map(Stream, (repeated, uneven, failing, lines, itertools.count))]
+
+
+@pytest.mark.parametrize("stream", STREAMS, ids=lambda stream: stream.make.__name__)
+def test_streams_without_a_seed(stream: Any) -> None:
+    samples = 16 if stream.make is itertools.count else None
+    assert_conforms(stream, samples=samples, seed=None, num_workers=(0, 2))
+
+
+class Pipe(IterableDataset):
+    """A chain of steps, written as torchdata's pipes are."""
+
+    def __init__(self, source: Iterable[Any], *steps: Callable[[Any], Any]) -> None:
+        self.source, self.steps = source, steps
+
+    def map(self, step: Callable[[Any], Any]) -> Pipe:
+        return type(self)(self.source, *self.steps, step)
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        for number, value in enumerate(self.source):
+            if info is None or number % info.num_workers == info.id:
+                for step in self.steps:
+                    value = step(value)
+                yield value
+
+
+def test_pipes_and_chained_streams(photos: list[Path]) -> None:
+    transform = T.Compose([T.Resize((16, 16)), T.ToTensor()])
+    assert_conforms(Pipe(photos).map(Image.open).map(lambda image: image.convert("RGB")).map(transform), seed=None)
+    batches = [torch.arange(3) + i for i in range(7)]
+    assert_conforms(Pipe(batches).map(lambda x: x * 2), batch_size=None, seed=None)
+    assert_conforms(ChainDataset([Stream(sharded), Stream(repeated)]), collate_fn=listed, drop_last=True, seed=None)
+    assert_conforms(Stream(sharded) + Stream(sharded), seed=None)
+
+
+LENGTHS = [3, 9, 1, 7, 7, 2, 8, 4, 4, 5, 6, 1, 9]
+
+
+class Lengths(data.Dataset):
+    """Samples of different lengths."""
+
+    def __len__(self) -> int:
+        return len(LENGTHS)
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((3,), float(index)) + torch.rand(3), index
+
+
+class ByLength(data.Sampler[list[int]]):
+    """Batches of samples of like length, in a random order that torch draws."""
+
+    def __init__(self, size: int) -> None:
+        order = sorted(range(len(LENGTHS)), key=LENGTHS.__getitem__)
+        self.batches = [order[i : i + size] for i in range(0, len(order), size)]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for i in torch.randperm(len(self.batches)).tolist():
+            yield self.batches[i]
+
+
+class Balanced(data.Sampler[int]):
+    """Draws from random and numpy while it goes."""
+
+    def __len__(self) -> int:
+        return 14
+
+    def __iter__(self) -> Iterator[int]:
+        for _ in range(14):
+            yield random.randrange(13) if np.random.rand() < 0.5 else 0
+
+
+class Epochs(data.Sampler[int]):
+    """A seed of its own, and set_epoch."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(13, generator=torch.Generator().manual_seed(self.epoch)).tolist())
+
+
+def with_generator() -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(3)
+    return {"sampler": data.RandomSampler(range(13), generator=generator), "generator": generator, "seed": None}
+
+
+TWO: dict[str, Any] = {"num_workers": (2,), "worker_methods": (None, "thread"), "seed": None}
+#: By name: what makes the options of the loader.
+OPTIONS: dict[str, Callable[[], dict[str, Any]]] = {
+    "weighted": lambda: {"sampler": data.WeightedRandomSampler([float(length) for length in LENGTHS], 11)},
+    "subset": lambda: {"sampler": data.SubsetRandomSampler([4, 2, 7, 9]), "seed": None},
+    "replaced": lambda: {"sampler": data.RandomSampler(range(13), replacement=True, num_samples=9), "seed": None},
+    "distributed": lambda: {"sampler": data.DistributedSampler(Lengths(), num_replicas=2, rank=1), "seed": None},
+    "with a generator": with_generator,
+    "epochs": lambda: {"sampler": Epochs()},
+    "balanced": lambda: {"sampler": Balanced(), "seed": None},
+    "by length": lambda: {"batch_sampler": ByLength(4), "invariant": False},
+    "batches of epochs": lambda: {"batch_sampler": data.BatchSampler(Epochs(), 5, drop_last=True), "seed": None},
+    "batches": lambda: {"batch_sampler": [[1, 2], [3], (4, 5), np.array([6, 7]).tolist()], "seed": None},
+    "persistent": lambda: {"persistent_workers": True, "prefetch_factor": 3, **TWO},
+    "last dropped": lambda: {"drop_last": True, "batch_size": 5, "timeout": 60, **TWO},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_samplers_and_options(name: str) -> None:
+    assert_conforms(Lengths(), **OPTIONS[name]())
+
+
+class Prepared(Lengths):
+    """What worker_init_fn has done is seen by each sample."""
+
+    start = 0.0
+
+    def __getitem__(self, index: int) -> Any:
+        return index + self.start, random.random(), float(np.random.rand())
+
+
+def prepare(worker: int) -> None:
+    """Do what people do in a worker_init_fn: seed numpy by torch's seed, and change the worker's dataset."""
+    info: Any = data.get_worker_info()
+    np.random.seed(torch.initial_seed() % 2**32)
+    info.dataset.start = 0.5 + (info.num_workers == 2)
+
+
+def of_worker(index: int) -> Any:
+    info = data.get_worker_info()
+    return index, -1 if info is None else info.num_workers, type(info is None).__name__
+
+
+def test_worker_init_fn_and_worker_info() -> None:
+    assert_conforms(Prepared(), worker_init_fn=prepare, invariant=False)
+    assert_conforms(Made(of_worker, 13), invariant=False)

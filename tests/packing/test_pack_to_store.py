@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import Subset, TensorDataset
 
 import penstock
+from penstock.cli import main
 from penstock.packing import places
 from penstock.packing.engines import Packing
 from penstock.storage import objects
@@ -37,6 +38,14 @@ def s3(server: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
     server.refuse = lambda method, path: None
 
 
+def assert_packed(s3: S3, name: str, dataset: Any, out: Path, **options: Any) -> Any:
+    """Pack to a store, assert that it holds what packing to a folder gives, and return what is told."""
+    made = penstock.pack(dataset, f"{s3.url}/{name}", **options)
+    penstock.pack(dataset, out, **options)
+    assert s3.objects(name.rstrip("/")) == contents(out)
+    return made
+
+
 @pytest.fixture
 def photos(tmp_path: Path) -> penstock.ImageFolder:
     return penstock.ImageFolder(write_photos(tmp_path / "photos"))
@@ -48,18 +57,14 @@ def test_the_bytes_are_those_of_a_folder(
 ) -> None:
     monkeypatch.setattr(places, "_PART", 5000)  # shards are sent in parts
     name = f"same{len(options)}{'decoded' in options}"
-    made = penstock.pack(photos, f"{s3.url}/{name}/", shard_size=9000, **options)
-    penstock.pack(photos, tmp_path / "out", shard_size=9000, **options)
-    assert made.shards > 2
-    assert (made.out, made.kept) == (f"{s3.url}/{name}", 0)
-    assert s3.objects(name) == contents(tmp_path / "out")
+    made = assert_packed(s3, f"{name}/", photos, tmp_path / "out", shard_size=9000, **options)
+    assert (made.out, made.kept, made.shards > 2) == (f"{s3.url}/{name}", 0, True)
     again = penstock.pack(photos, f"{s3.url}/{name}", shard_size=9000, **options)
     assert again.kept == again.shards
     over = penstock.Shards(f"{s3.url}/{name}", cache_folder=tmp_path / "cache")
-    local = penstock.Shards(tmp_path / "out")
-    assert len(over) == len(local)
-    for ours, theirs in zip(penstock.DataLoader(over, None), penstock.DataLoader(local, None), strict=True):
-        assert_same(plain(ours), plain(theirs))
+    ours, theirs = (list(penstock.DataLoader(one, None)) for one in (over, penstock.Shards(tmp_path / "out")))
+    assert len(over) == len(ours)
+    assert_same([plain(one) for one in ours], [plain(one) for one in theirs])
 
 
 def test_stopped_and_run_again_on_another_machine(s3: S3, photos: Any, tmp_path: Path) -> None:
@@ -67,16 +72,13 @@ def test_stopped_and_run_again_on_another_machine(s3: S3, photos: Any, tmp_path:
     interrupt_packing(photos, url)
     held = s3.objects("again")
     finished = [name for name in held if name.endswith(".tar")]
-    assert finished
-    assert "dataset.json" not in held
+    assert finished and "dataset.json" not in held
     with pytest.raises(penstock.InvalidOption, match=r"s3://packed/again holds an unfinished packing .*shard_size"):
         penstock.pack(photos, url, shard_size=7000)
     s3.requests.clear()
-    made = penstock.pack(photos, url, shard_size=6000, workers=2)
+    made = assert_packed(s3, "again", photos, tmp_path / "out", shard_size=6000, workers=2)
     assert made.kept == len(finished)
     assert not [name for method, name in s3.requests if method in ("PUT", "POST") and name in finished]
-    penstock.pack(photos, tmp_path / "out", shard_size=6000)
-    assert s3.objects("again") == contents(tmp_path / "out")
 
 
 _KILLED = """
@@ -104,14 +106,11 @@ def test_killed_in_the_middle(s3: S3, photos: Any, tmp_path: Path) -> None:
 
 
 def test_a_source_that_changed_and_a_new_beginning(s3: S3, photos: Any, tmp_path: Path) -> None:
-    url = f"{s3.url}/changed"
-    interrupt_packing(photos, url)
+    interrupt_packing(photos, f"{s3.url}/changed")
     os.utime(tmp_path / "photos" / "dog" / "1.jpg", (1, 1))
     with pytest.raises(penstock.DatasetChanged, match="names, labels, sizes or times"):
-        penstock.pack(photos, url, shard_size=6000)
-    penstock.pack(photos, url, shard_size=7000, restart=True)
-    penstock.pack(photos, tmp_path / "out", shard_size=7000)
-    assert s3.objects("changed") == contents(tmp_path / "out")
+        penstock.pack(photos, f"{s3.url}/changed", shard_size=6000)
+    assert_packed(s3, "changed", photos, tmp_path / "out", shard_size=7000, restart=True)
 
 
 def test_several_splits_and_objects_of_others(s3: S3, photos: Any) -> None:
@@ -128,11 +127,10 @@ def test_several_splits_and_objects_of_others(s3: S3, photos: Any) -> None:
 
 def test_a_shard_that_is_gone(s3: S3, photos: Any) -> None:
     url = f"{s3.url}/gone"
-    made = penstock.pack(photos, url, shard_size=6000)
+    assert penstock.pack(photos, url, shard_size=6000).shards > 2
     objects.ObjectStore(url).delete(["data-000001.tar"])
     with pytest.raises(penstock.CorruptShards, match=r"s3://packed/gone/data-000001.tar is missing"):
         penstock.pack(photos, url, shard_size=6000)
-    assert made.shards > 2
 
 
 @pytest.mark.parametrize(
@@ -148,22 +146,20 @@ def test_a_store_that_refuses(
     s3: S3, photos: Any, tmp_path: Path, status: str, code: str, error: type[Exception], said: str
 ) -> None:
     name = f"refused-{status[:3]}-{error.__name__}"
-    sent: list[str] = []
+    sent: set[str] = set()
 
     def refuse(method: str, path: str) -> tuple[str, str] | None:
-        if method == "PUT" and path.endswith(".tar") and path not in sent:
-            sent.append(path)
-        return (status, code) if len(sent) > 2 and method == "PUT" and path.endswith(".tar") else None
+        if method != "PUT" or not path.endswith(".tar"):
+            return None
+        sent.add(path)
+        return (status, code) if len(sent) > 2 else None
 
     s3.refuse = refuse
     with pytest.raises(error, match=rf"s3://packed/{name}/data-000002.tar: {said}"):
         penstock.pack(photos, f"{s3.url}/{name}", shard_size=6000, workers=1)
     s3.refuse = lambda method, path: None
     assert "dataset.json" not in s3.objects(name)
-    made = penstock.pack(photos, f"{s3.url}/{name}", shard_size=6000)
-    assert made.kept == 2
-    penstock.pack(photos, tmp_path / "out", shard_size=6000)
-    assert s3.objects(name) == contents(tmp_path / "out")
+    assert assert_packed(s3, name, photos, tmp_path / "out", shard_size=6000).kept == 2
 
 
 def test_an_upload_that_is_interrupted(s3: S3, photos: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,13 +178,16 @@ def test_an_upload_that_is_interrupted(s3: S3, photos: Any, monkeypatch: pytest.
 
 
 def test_what_is_refused_before_anything_is_sent(s3: S3, photos: Any) -> None:
-    with pytest.raises(penstock.InvalidOption, match="states are made of shards that lie in a folder"):
-        penstock.pack(photos, f"{s3.url}/states", states=True)
-    for url in ("https://host/folder", "file:///folder"):
-        with pytest.raises(penstock.InvalidOption, match="shards are written to a folder by its path, or to URLs of"):
-            penstock.pack(photos, url)
-    with pytest.raises(penstock.MissingBucket, match="the bucket does not exist"):
-        penstock.pack(photos, "s3://nowhere/out")
+    elsewhere = "shards are written to a folder by its path, or to URLs of"
+    wrong: list[tuple[str, dict[str, Any], Any, str]] = [
+        (f"{s3.url}/states", {"states": True}, penstock.InvalidOption, "are made of shards that lie in a folder"),
+        ("https://host/folder", {}, penstock.InvalidOption, elsewhere),
+        ("file:///folder", {}, penstock.InvalidOption, elsewhere),
+        ("s3://nowhere/out", {}, penstock.MissingBucket, "the bucket does not exist"),
+    ]
+    for url, options, error, words in wrong:
+        with pytest.raises(error, match=words):
+            penstock.pack(photos, url, **options)
     assert not [name for method, name in s3.requests if method == "PUT" and name != "nowhere"]
 
 
@@ -198,16 +197,11 @@ def test_no_space_for_temporary_files(s3: S3, photos: Any, monkeypatch: pytest.M
         penstock.pack(photos, f"{s3.url}/full", workers=1)
 
 
-def test_the_command(s3: S3, tmp_path: Path) -> None:
-    from penstock.cli import main  # noqa: PLC0415
-
-    write_photos(tmp_path / "photos")
+def test_the_command(s3: S3, photos: Any, tmp_path: Path) -> None:
     assert main(["pack", str(tmp_path / "photos"), f"{s3.url}/command"]) == 0
     assert len(penstock.Shards(f"{s3.url}/command", cache_folder=tmp_path / "cache")) == 26
 
 
 def test_rows_in_memory(s3: S3, tmp_path: Path) -> None:
     rows = TensorDataset(torch.arange(60.0).reshape(10, 6), torch.arange(10))
-    penstock.pack(rows, f"{s3.url}/rows", shard_size=2000)
-    penstock.pack(rows, tmp_path / "out", shard_size=2000)
-    assert s3.objects("rows") == contents(tmp_path / "out")
+    assert_packed(s3, "rows", rows, tmp_path / "out", shard_size=2000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import io
 import json
 import multiprocessing
 import os
@@ -18,13 +19,14 @@ import numpy as np
 import pytest
 import torch
 import torchvision.transforms as T
-from torch.utils.data import Subset
+from torch.utils.data import Subset, TensorDataset
 
 import penstock
 import penstock._native as _native
 from penstock.packing.unpack import unpack, verify
-from tests.packing.packed import contents, flip_bit, offset_of, write_photos, write_tensors
+from tests.packing.packed import contents, flip_bit, offset_of, start_readers, write_photos, write_tensors
 from tests.same import assert_same
+from tests.values import resumed
 
 TRANSFORM = T.Compose([T.RandomResizedCrop(32), T.RandomHorizontalFlip(), T.ToTensor()])
 
@@ -59,43 +61,67 @@ def copy(packed: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(packed, tmp_path / "copy"))
 
 
-def batches(dataset: Any, **options: Any) -> list[Any]:
-    return list(penstock.DataLoader(dataset, batch_size=5, shuffle=True, seed=3, num_workers=2, **options))
+def loader_of(dataset: Any, **options: Any) -> Any:
+    return penstock.DataLoader(dataset, batch_size=5, shuffle=True, seed=3, num_workers=2, **options)
 
 
-# --- samples and batches ----------------------------------------------------------------------------------------------
+def batches(dataset: Any) -> list[Any]:
+    return list(loader_of(dataset))
+
+
+def describe(folder: Path, name: str, data: bytes) -> None:
+    """Write a file of an index, and make dataset.json speak of it."""
+    (folder / f"data.{name}.npy").write_bytes(data)
+    held = json.loads((folder / "dataset.json").read_text())
+    ends = _native.crc32c(data[-(1 << 16) :], _native.crc32c(data[: 1 << 16]))
+    held["splits"]["data"][name] |= {"crc32c": _native.crc32c(data), "ends_crc32c": ends, "bytes": len(data)}
+    (folder / "dataset.json").write_text(json.dumps(held))
+
+
+def rewritten(copy: Path, change: Callable[[Any], None]) -> None:
+    """Change the rows of an index."""
+    rows, file = np.load(copy / "data.index.npy"), io.BytesIO()
+    change(rows)
+    np.save(file, rows)
+    describe(copy, "index", file.getvalue())
+
+
+@pytest.fixture(params=["workers", "readers"])
+def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have workers read the shards, or readers from the start of each pass, though nothing blocks."""
+    if request.param == "readers":
+        start_readers(monkeypatch)
 
 
 @pytest.mark.native
 @pytest.mark.parametrize("verify", [True, False])
-def test_batches_of_images(photos: Path, packed: Path, verify: bool) -> None:
-    found = penstock.Shards(packed, transform=TRANSFORM, verify=verify)
-    loader = penstock.DataLoader(found, batch_size=5, shuffle=True, seed=3, num_workers=2)
+def test_batches_of_images(photos: Path, packed: Path, verify: bool, reading: None) -> None:
+    found, folder = penstock.Shards(packed, transform=TRANSFORM, verify=verify), penstock.ImageFolder(photos, TRANSFORM)
+    loader = loader_of(found)
     assert "native threads" in loader.explain() and f"verify={verify}" in loader.explain() + "verify=True"
-    assert_same(list(loader), batches(penstock.ImageFolder(photos, TRANSFORM)))
+    assert_same(list(loader), batches(folder))
     assert sum(loader.stats().read_by_python.values()) == 2  # the PNGs
-    assert_same(batches(Subset(found, [3, 9, 4])), batches(Subset(penstock.ImageFolder(photos, TRANSFORM), [3, 9, 4])))
+    assert_same(batches(Subset(found, [3, 9, 4])), batches(Subset(folder, [3, 9, 4])))
 
 
 @pytest.mark.native
 @pytest.mark.parametrize("verify", [True, False])
 def test_batches_of_tensors(tensors: penstock.TensorFolder, packed_tensors: Path, verify: bool) -> None:
-    found = penstock.Shards(packed_tensors, verify=verify)
-    loader = penstock.DataLoader(found, batch_size=5, shuffle=True, seed=3, num_workers=2)
+    loader = loader_of(penstock.Shards(packed_tensors, verify=verify))
     assert_same(list(loader), batches(tensors))
     assert loader.stats().read_by_python == {}
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.parametrize("method", ["process", "thread"])
-def test_batches_that_workers_fetch(photos: Path, packed: Path, method: str) -> None:
-    def loader(dataset: Any) -> list[Any]:
-        options: dict[str, Any] = {"num_workers": 2, "worker_method": method, "multiprocessing_context": "fork"}
-        if method == "thread":
-            del options["multiprocessing_context"]
-        return list(penstock.DataLoader(dataset, batch_size=5, collate_fn=list, **options))
-
-    assert_same(loader(penstock.Shards(packed)), loader(penstock.ImageFolder(photos)))
+@pytest.mark.parametrize(
+    "options", [{"worker_method": "process", "multiprocessing_context": "fork"}, {"worker_method": "thread"}], ids=str
+)
+def test_batches_that_workers_fetch(photos: Path, packed: Path, options: dict[str, Any]) -> None:
+    ours, theirs = (
+        list(penstock.DataLoader(dataset, batch_size=5, collate_fn=list, num_workers=2, **options))
+        for dataset in (penstock.Shards(packed), penstock.ImageFolder(photos))
+    )
+    assert_same(ours, theirs)
 
 
 def test_the_same_ids_labels_and_resumed_pass(photos: Path, packed: Path) -> None:
@@ -103,16 +129,9 @@ def test_the_same_ids_labels_and_resumed_pass(photos: Path, packed: Path) -> Non
     assert found.targets == folder.targets and found.class_to_idx == folder.class_to_idx
     assert [found.name(i) for i in range(26)] == [os.path.relpath(path, photos) for path, _ in folder.samples]
     assert found.labels is not None and list(found.labels[3:5]) == folder.targets[3:5]
-    loader = penstock.DataLoader(found, batch_size=5, shuffle=True, seed=3, num_workers=2)
-    expected = list(loader)
-    loader = penstock.DataLoader(found, batch_size=5, shuffle=True, seed=3, num_workers=2)
-    running = iter(loader)
-    begun = [next(running), next(running)]
-    state = loader.state_dict()
-    del running
     other = penstock.DataLoader(penstock.Shards(packed, transform=TRANSFORM), batch_size=5, shuffle=True, seed=3)
-    other.load_state_dict(state)
-    assert_same([*begun, *other], expected)
+    begun, again = resumed(loader_of(found), other, 2)
+    assert_same([*begun, *again], batches(found))
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -141,23 +160,20 @@ def test_shards_in_a_cycle_of_references_close_their_files_in_silence(packed: Pa
     assert not caught and len(os.listdir("/proc/self/fd")) == before
 
 
-def test_packed_again_meanwhile(packed: Path, copy: Path, tmp_path: Path, photos: Path) -> None:
-    state = pickle.dumps(penstock.Shards(copy))
-    shutil.rmtree(copy)
-    penstock.pack(Subset(penstock.ImageFolder(photos), [0, 1]), copy)
-    with pytest.raises(penstock.DatasetChanged, match="packed again"):
-        pickle.loads(state)
-
-
-# --- bad input --------------------------------------------------------------------------------------------------------
-
-
 def test_no_shards_there(tmp_path: Path, packed: Path) -> None:
     for folder in (tmp_path / "none", tmp_path):
         with pytest.raises(FileNotFoundError, match="penstock pack"):
             penstock.Shards(folder)
     with pytest.raises(penstock.InvalidOption, match="holds no split 'train'; it holds 'data'"):
         penstock.Shards(packed, "train")
+
+
+def test_packed_again_meanwhile(copy: Path, photos: Path) -> None:
+    state = pickle.dumps(penstock.Shards(copy))
+    shutil.rmtree(copy)
+    penstock.pack(Subset(penstock.ImageFolder(photos), [0, 1]), copy)
+    with pytest.raises(penstock.DatasetChanged, match="packed again"):
+        pickle.loads(state)
 
 
 def _cut(path: Path) -> None:
@@ -170,10 +186,7 @@ def _link(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["data-000000.tar", "data.index.npy", "data.ids.npy"])
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [(_cut, "cut off"), (Path.unlink, "missing"), (_link, "link")],
-)
+@pytest.mark.parametrize(("damage", "words"), [(_cut, "cut off"), (Path.unlink, "missing"), (_link, "link")])
 def test_damaged_files(copy: Path, name: str, damage: Callable[[Path], None], words: str) -> None:
     damage(copy / name)
     with pytest.raises(penstock.CorruptShards, match=words) as caught:
@@ -197,11 +210,12 @@ def test_swapped_shards(copy: Path) -> None:
 
 
 def test_the_index_of_another_dataset(copy: Path, photos: Path, tmp_path: Path) -> None:
-    root = Path(shutil.copytree(photos, tmp_path / "photos"))
+    root, index = Path(shutil.copytree(photos, tmp_path / "photos")), copy / "data.index.npy"
     shutil.copy(root / "cat" / "1.jpg", root / "cat" / "2.jpg")
     penstock.pack(penstock.ImageFolder(root), tmp_path / "other", shard_size="8KiB")
-    assert (tmp_path / "other" / "data.index.npy").stat().st_size == (copy / "data.index.npy").stat().st_size
-    shutil.copy(tmp_path / "other" / "data.index.npy", copy / "data.index.npy")
+    size = index.stat().st_size
+    shutil.copy(tmp_path / "other" / "data.index.npy", index)
+    assert index.stat().st_size == size
     with pytest.raises(penstock.CorruptShards, match="of another dataset"):
         penstock.Shards(copy)
 
@@ -209,115 +223,111 @@ def test_the_index_of_another_dataset(copy: Path, photos: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda held: held.update(format="x"),
-        lambda held: held.update(version=9),
-        lambda held: held["splits"]["data"].pop("shards"),
-        lambda held: held["splits"]["data"]["shards"][0].update(name="../data-000000.tar"),
-        lambda held: held["splits"]["data"]["shards"][0].update(bytes=-1),
-        lambda held: held["splits"]["data"]["shards"][0].update(bytes="8"),
-        lambda held: held["splits"]["data"]["index"].update(name="/etc/passwd"),
-        lambda held: held["splits"]["data"].update(samples=27),
-        lambda held: held["splits"]["data"].update(samples=1 << 62),
-        lambda held: held["splits"]["data"].update(kind="pickles"),
-        lambda held: held["splits"]["data"].update(label=None),
-        lambda held: held.update(splits=3),
+        lambda held, split: held.update(format="x"),
+        lambda held, split: held.update(version=9),
+        lambda held, split: split.pop("shards"),
+        lambda held, split: split["shards"][0].update(name="../data-000000.tar"),
+        lambda held, split: split["shards"][0].update(bytes=-1),
+        lambda held, split: split["shards"][0].update(bytes="8"),
+        lambda held, split: split["index"].update(name="/etc/passwd"),
+        lambda held, split: split.update(samples=27),
+        lambda held, split: split.update(samples=1 << 62),
+        lambda held, split: split.update(kind="pickles"),
+        lambda held, split: split.update(label=None),
+        lambda held, split: held.update(splits=3),
     ],
 )
-def test_damaged_descriptions(copy: Path, change: Callable[[Any], Any]) -> None:
+def test_damaged_descriptions(copy: Path, change: Callable[[Any, Any], Any]) -> None:
     path = copy / "dataset.json"
     held = json.loads(path.read_text())
-    change(held)
-    path.write_text(json.dumps(held))
-    with pytest.raises(penstock.CorruptShards, match=r"dataset\.json|data\.index"):
-        penstock.Shards(copy)
-    path.write_text("{")
-    with pytest.raises(penstock.CorruptShards, match="damaged"):
-        penstock.Shards(copy)
+    change(held, held["splits"]["data"])
+    for text, words in ((json.dumps(held), r"dataset\.json|data\.index"), ("{", "damaged")):
+        path.write_text(text)
+        with pytest.raises(penstock.CorruptShards, match=words):
+            penstock.Shards(copy)
 
 
 @pytest.mark.native
-def test_a_flipped_bit(copy: Path) -> None:
+def test_a_flipped_bit(copy: Path, reading: None) -> None:
     path, offset = offset_of(penstock.Shards(copy), 7)
     flip_bit(path, offset + 300)
     found = penstock.Shards(copy, transform=TRANSFORM)
     name = found.name(7)
-    with pytest.raises(penstock.ChecksumMismatch, match=r"CRC-32C is 0x.*the index says 0x") as caught:
-        found[7]
-    assert (caught.value.sample_id, caught.value.path) == (name, str(path)) and name in str(caught.value)
-    with pytest.raises(penstock.ChecksumMismatch, match=name):
-        batches(found)
+    for read in (lambda: found[7], lambda: batches(found)):
+        with pytest.raises(penstock.ChecksumMismatch, match=r"CRC-32C is 0x.*the index says 0x") as caught:
+            read()
+        assert (caught.value.sample_id, caught.value.path) == (name, str(path)) and name in str(caught.value)
     replaced = list(penstock.DataLoader(found, batch_size=5, num_workers=2, on_error="replace"))
     assert sum(len(labels) for _, labels in replaced) == 26
     assert [type(error) for error in verify(copy)] == [penstock.CorruptShards, penstock.ChecksumMismatch]
 
 
 @pytest.mark.native
+@pytest.mark.parametrize("shape", [(3, 5), (70_000,), (600_000,), (3_000_000,)])
+def test_tensors_of_every_size_and_a_flipped_bit(tmp_path: Path, shape: tuple[int, ...], reading: None) -> None:
+    """Arrays have no checksum of their own; a batch is read by the layout of the one before it."""
+    tensor = torch.arange(8 * int(np.prod(shape)), dtype=torch.float32).reshape(8, *shape)
+    arrays = TensorDataset(tensor, torch.arange(8))
+    penstock.pack(arrays, tmp_path / "out", shard_size="8MiB")
+    found, wanted = penstock.Shards(tmp_path / "out"), list(torch.utils.data.DataLoader(arrays, batch_size=2))
+
+    def loader(**options: Any) -> Any:
+        return penstock.DataLoader(penstock.Shards(tmp_path / "out"), batch_size=2, num_workers=2, **options)
+
+    clean = loader()
+    assert_same(list(clean), wanted)
+    assert clean.stats().read_by_python == {}
+    path, offset = offset_of(found, 5)
+    flip_bit(path, offset + 128 + int(np.prod(shape)) * 2)
+    batches = iter(loader())
+    assert_same([next(batches), next(batches)], wanted[:2])
+    with pytest.raises(penstock.ChecksumMismatch, match=found.name(5)) as caught:
+        next(batches)
+    assert (caught.value.sample_id, caught.value.path) == (found.name(5), str(path))
+    replaced = [label for _, labels in loader(on_error="replace") for label in labels.tolist()]
+    assert len(replaced) == 8 and 5 not in replaced
+    unchecked = penstock.Shards(tmp_path / "out", verify=False)
+    assert not torch.equal(next(iter(penstock.DataLoader(unchecked, batch_size=8, num_workers=2)))[0], tensor)
+
+
+@pytest.mark.native
 def test_a_shard_that_is_changed_after_it_was_opened(copy: Path) -> None:
-    found = penstock.Shards(copy, transform=TRANSFORM)
-    _cut(copy / "data-000001.tar")
-    with pytest.raises(penstock.CorruptSample, match="cut off, or another file"):
-        batches(found)
-    (copy / "data-000001.tar").unlink()
-    with pytest.raises(penstock.MissingSample, match="Put the shard back"):
-        batches(found)
-    (copy / "data-000001.tar").symlink_to(copy / "data-000000.tar")
-    with pytest.raises(penstock.UnreadableSample, match="symbolic link"):
-        batches(found)
-
-
-def _rewritten(copy: Path, change: Callable[[Any], None]) -> None:
-    """Change the rows of an index, and make dataset.json speak of the result."""
-    path = copy / "data.index.npy"
-    rows = np.load(path)
-    change(rows)
-    np.save(path, rows)
-    held = json.loads((copy / "dataset.json").read_text())
-    data = path.read_bytes()
-    ends = _native.crc32c(data[-(1 << 16) :], _native.crc32c(data[: 1 << 16]))
-    held["splits"]["data"]["index"] |= {"crc32c": _native.crc32c(data), "ends_crc32c": ends, "bytes": len(data)}
-    (copy / "dataset.json").write_text(json.dumps(held))
+    found, path = penstock.Shards(copy, transform=TRANSFORM), copy / "data-000001.tar"
+    changes: list[tuple[Callable[[], Any], Any, str]] = [
+        (lambda: _cut(path), penstock.CorruptSample, "cut off, or another file"),
+        (path.unlink, penstock.MissingSample, "Put the shard back"),
+        (lambda: path.symlink_to(copy / "data-000000.tar"), penstock.UnreadableSample, "symbolic link"),
+    ]
+    for change, error, words in changes:
+        change()
+        with pytest.raises(error, match=words):
+            batches(found)
 
 
 @pytest.mark.native
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize(
     ("column", "value"),
-    [
-        ("offset", 1 << 63),
-        ("offset", (1 << 64) - 1),
-        ("length", (1 << 64) - 1),
-        ("length", 1 << 40),
-        ("offset", 1 << 30),
-    ],
+    [("offset", 1 << 63), ("offset", -1), ("length", -1), ("length", 1 << 40), ("offset", 1 << 30)],
 )
 def test_an_index_that_leads_out_of_its_shard(copy: Path, column: str, value: int, verify: bool) -> None:
-    def change(rows: Any) -> None:
-        rows["members"][column][3, 0] = value
-
-    _rewritten(copy, change)
+    rewritten(copy, lambda rows: rows["members"][column].__setitem__((3, 0), value % (1 << 64)))
     found = penstock.Shards(copy, transform=TRANSFORM, verify=verify)
-    with pytest.raises(penstock.CorruptSample, match="of another dataset"):
-        found[3]
-    with pytest.raises(penstock.CorruptSample, match="of another dataset"):
-        batches(found)
+    for read in (lambda: found[3], lambda: batches(found)):
+        with pytest.raises(penstock.CorruptSample, match="of another dataset"):
+            read()
 
 
 @pytest.mark.native
 @pytest.mark.parametrize(
-    ("column", "value"),
-    [("shard", 99), ("id_offset", 1 << 63), ("id_length", (1 << 32) - 1), ("id_offset", 3)],
+    ("column", "value"), [("shard", 99), ("id_offset", 1 << 63), ("id_length", (1 << 32) - 1), ("id_offset", 3)]
 )
 def test_an_index_with_wrong_columns(copy: Path, column: str, value: int) -> None:
-    def change(rows: Any) -> None:
-        rows[column][3] = value
-
-    _rewritten(copy, change)
+    rewritten(copy, lambda rows: rows[column].__setitem__(3, value))
     found = penstock.Shards(copy, transform=TRANSFORM)
-    with pytest.raises(penstock.CorruptShards):
-        found[3]
-    if column == "shard":
+    for read in (lambda: found[3], *([lambda: batches(found)] if column == "shard" else [])):
         with pytest.raises(penstock.CorruptShards):
-            batches(found)
+            read()
 
 
 def test_an_index_that_is_cut_off_meanwhile(copy: Path) -> None:
@@ -325,9 +335,6 @@ def test_an_index_that_is_cut_off_meanwhile(copy: Path) -> None:
     os.truncate(copy / "data.index.npy", 200)
     with pytest.raises(penstock.CorruptShards, match="cannot be read any more"):
         found[25]
-
-
-# --- the native table -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.native
@@ -356,9 +363,6 @@ def test_more_shards_than_may_be_open(packed_tensors: Path) -> None:
             _native.ShardTable(found.index.native, shards, wrong, True)
 
 
-# --- unpacking --------------------------------------------------------------------------------------------------------
-
-
 def test_unpacking(photos: Path, packed: Path, copy: Path, tmp_path: Path) -> None:
     unpack(packed, tmp_path / "back")
     assert contents(tmp_path / "back") == contents(photos)
@@ -371,15 +375,13 @@ def test_unpacking(photos: Path, packed: Path, copy: Path, tmp_path: Path) -> No
 
 
 def test_unpacking_to_a_full_disk(photos: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, written = os.write, [0]
+    real, left = os.write, [4000]
 
     def full(descriptor: int, data: Any) -> int:
-        if written[0] + len(data) > 4000:
-            if written[0] < 4000:  # as a disk does: a part, then nothing
-                data = data[: 4000 - written[0]]
-            else:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        written[0] += len(data)
+        if not left[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        data = data[: left[0]]  # as a disk does: a part, then nothing
+        left[0] -= len(data)
         return real(descriptor, data)
 
     with monkeypatch.context() as patch:
@@ -387,21 +389,15 @@ def test_unpacking_to_a_full_disk(photos: Path, packed: Path, tmp_path: Path, mo
         with pytest.raises(penstock.OutOfSpace, match="more are needed") as caught:
             unpack(packed, tmp_path / "back")
     assert caught.value.missing > 0
-    whole = contents(photos)
-    kept = contents(tmp_path / "back")
-    assert kept and all(whole[name] == data for name, data in kept.items()), "no file is cut off"
+    whole, kept = contents(photos), contents(tmp_path / "back")
+    assert kept and kept.items() <= whole.items(), "no file is cut off"
     unpack(packed, tmp_path / "other")
     assert contents(tmp_path / "other") == whole
 
 
 def test_ids_that_leave_the_folder(copy: Path, tmp_path: Path) -> None:
-    path = copy / "data.ids.npy"
-    data = path.read_bytes().replace(b"cat/deep/0.jpg\0", b"../../evil.jpg\0")
-    path.write_bytes(data)
-    held = json.loads((copy / "dataset.json").read_text())
-    ends = _native.crc32c(data[-(1 << 16) :], _native.crc32c(data[: 1 << 16]))
-    held["splits"]["data"]["ids"] |= {"crc32c": _native.crc32c(data), "ends_crc32c": ends}
-    (copy / "dataset.json").write_text(json.dumps(held))
+    data = (copy / "data.ids.npy").read_bytes()
+    describe(copy, "ids", data.replace(b"cat/deep/0.jpg\0", b"../../evil.jpg\0"))
     with pytest.raises(penstock.OutsideRoot, match="leads out of the folder"):
         unpack(copy, tmp_path / "a" / "b" / "back")
     assert not (tmp_path / "a").exists(), "nothing was written"

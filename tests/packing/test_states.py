@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torchvision import transforms
 
 import penstock
@@ -17,9 +16,9 @@ from penstock import DataLoader, ImageFolder, Shards
 from penstock.cli import main
 from penstock.errors import CorruptShards, InvalidOption
 from penstock.packing.unpack import verify
-from tests.indexed_photos import FORMS, LOW, MIDDLE, PHOTOS, counts_of, pictures
+from tests.indexed_photos import FORMS, LOW, MIDDLE, PHOTOS, counts_of, pictures, torchs
 from tests.packing.packed import contents, write_photos, write_tensors
-from tests.same import assert_same
+from tests.same import assert_passes, assert_same
 
 pytestmark = pytest.mark.native
 
@@ -40,8 +39,8 @@ def out(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "out"
 
 
-def torchs(dataset: Any) -> list[Any]:
-    return list(torch.utils.data.DataLoader(dataset, batch_size=4))
+def batches(dataset: Any) -> list[Any]:
+    return list(DataLoader(dataset, batch_size=4, num_workers=2))
 
 
 @pytest.mark.parametrize("recipe", [MIDDLE, LOW])
@@ -50,20 +49,14 @@ def test_the_first_epoch_goes_by_them(recipe: Any, out: Path, tmp_path: Path) ->
     loader = DataLoader(shards, batch_size=4, num_workers=2)
     assert_same(list(loader), torchs(shards))
     assert counts_of(loader).photos == counts_of(loader).hits == KNOWN
-    said = (
-        f"of {PHOTOS + 2} photos the decoder's states of {KNOWN} are known, which saves rows above a crop (packed with"
-    )
-    assert said in loader.explain()
+    said = f"of {PHOTOS + 2} photos the decoder's states of {KNOWN} are known, which saves rows above a crop (packed"
+    assert f"{said} with" in loader.explain()
     assert not (tmp_path / "home" / "penstock" / "jpeg-index").exists()
-    again = pickle.loads(pickle.dumps(shards))
-    assert_same(list(DataLoader(again, batch_size=4, num_workers=2)), torchs(shards))
-
-
-def twice(image: Any) -> Any:
-    return transforms.functional.pil_to_tensor(image) * 2
+    assert_same(batches(pickle.loads(pickle.dumps(shards))), torchs(shards))
 
 
 def test_a_transform_that_python_calls(out: Path) -> None:
+    twice = transforms.Lambda(lambda image: transforms.functional.pil_to_tensor(image) * 2)
     shards = Shards(out, transform=transforms.Compose([transforms.CenterCrop(60), twice]))
     loader = DataLoader(shards, batch_size=4, num_workers=2, worker_method="thread", share_dataset=True)
     assert_same(list(loader), torchs(shards))
@@ -89,8 +82,7 @@ def test_shards_without_states_are_as_ever(folder: Path, tmp_path: Path, monkeyp
     assert "states" not in held["splits"]["data"] and not (tmp_path / "plain" / "data.states").exists()
     shards = Shards(tmp_path / "plain", transform=MIDDLE)
     loader = DataLoader(shards, batch_size=4, num_workers=2)
-    for _ in range(2):
-        assert_same(list(loader), torchs(shards))
+    assert_passes(loader, torchs(shards))
     assert counts_of(loader).hits == KNOWN
     assert "kept in the user's cache folder" in loader.explain()
 
@@ -99,14 +91,12 @@ def test_shards_without_states_are_as_ever(folder: Path, tmp_path: Path, monkeyp
 def test_damaged_states_are_as_good_as_none(damage: str, out: Path, tmp_path: Path) -> None:
     path = out / "data.states"
     data = path.read_bytes()
-    if damage == "missing":
-        path.unlink()
-    elif damage == "cut off":
-        os.truncate(path, len(data) - 1)
-    elif damage == "another":
-        path.write_bytes(os.urandom(len(data)))
-    else:  # with checksums that say nothing of it, as where the damage lies behind the first and before the last 64 KiB
-        path.write_bytes(data[:5000] + bytes(200) + data[5200:])
+    path.unlink()
+    if damage != "missing":
+        middle = data[:5000] + bytes(200) + data[5200:]
+        path.write_bytes({"cut off": data[:-1], "another": os.urandom(len(data)), "in the middle": middle}[damage])
+    if damage == "in the middle":
+        # with checksums that say nothing of it, as where the damage lies behind the first and before the last 64 KiB
         text = (out / "dataset.json").read_text()
         held = json.loads(text)["splits"]["data"]["states"]["ends_crc32c"]
         with path.open("rb") as file:
@@ -114,18 +104,16 @@ def test_damaged_states_are_as_good_as_none(damage: str, out: Path, tmp_path: Pa
         (out / "dataset.json").write_text(text.replace(str(held), str(made)))
     shards = Shards(out, transform=MIDDLE)
     for _ in range(2):
-        loader = DataLoader(shards, batch_size=4, num_workers=2)
-        assert_same(list(loader), torchs(shards))
+        assert_same(batches(shards), torchs(shards))
     (error,) = verify(out)
     assert isinstance(error, CorruptShards) and "data.states" in str(error)
 
 
-def test_options_that_make_no_sense(tmp_path: Path) -> None:
+def test_options_that_make_no_sense(folder: Path, tmp_path: Path) -> None:
     tensors = penstock.TensorFolder(write_tensors(tmp_path / "data"))
-    with pytest.raises(InvalidOption, match="states"):
-        penstock.pack(tensors, tmp_path / "out", states=True)
-    with pytest.raises(InvalidOption, match="states"):
-        penstock.pack(ImageFolder(write_photos(tmp_path / "photos")), tmp_path / "out", decoded=True, states=True)
+    for dataset, decoded in ((tensors, False), (ImageFolder(folder), True)):
+        with pytest.raises(InvalidOption, match="states"):
+            penstock.pack(dataset, tmp_path / "out", states=True, decoded=decoded)
     assert not (tmp_path / "out").exists()
 
 
@@ -133,12 +121,11 @@ def test_photos_too_small_for_states(tmp_path: Path) -> None:
     made = penstock.pack(ImageFolder(write_photos(tmp_path / "photos")), tmp_path / "out", states=True)
     assert made.samples == 26 and not (tmp_path / "out" / "data.states").exists()
     shards = Shards(tmp_path / "out", transform=MIDDLE)
-    assert_same(list(DataLoader(shards, batch_size=4, num_workers=2)), torchs(shards))
+    assert_same(batches(shards), torchs(shards))
 
 
 def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["pack", str(folder), str(tmp_path / "out"), "--states"]) == 0
-    assert (tmp_path / "out" / "data.states").exists()
-    assert main(["verify", str(tmp_path / "out")]) == 0
-    assert main(["info", str(tmp_path / "out")]) == 0
-    assert "states True" in capsys.readouterr().out
+    out = str(tmp_path / "out")
+    for command in (["pack", str(folder), out, "--states"], ["verify", out], ["info", out]):
+        assert main(command) == 0
+    assert "states True" in capsys.readouterr().out and (tmp_path / "out" / "data.states").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -54,9 +55,7 @@ AUGMENTATIONS = {
     "half a turn": lambda t: t.RandomRotation((-180, -180), MODE.BICUBIC),
     "no turn": lambda t: t.RandomRotation((0, 0)),
     "affine": lambda t: t.RandomAffine(30, (0.2, 0.3), (0.7, 1.4), (-10, 10, -5, 20)),
-    "affine, bilinear": lambda t: t.RandomAffine(
-        15, scale=(0.9, 1.1), shear=8, interpolation=MODE.BILINEAR, fill=(200,)
-    ),
+    "affine, bilinear": lambda t: t.RandomAffine(15, None, (0.9, 1.1), 8, interpolation=MODE.BILINEAR, fill=(200,)),
     "affine, bicubic": lambda t: t.RandomAffine(0, (0.1, 0.1), interpolation=MODE.BICUBIC, center=(0, 0)),
     "shift": lambda t: t.RandomAffine(0, translate=(0.4, 0.4), fill=300),
     "trivial": lambda t: t.TrivialAugmentWide(),
@@ -104,24 +103,10 @@ def test_a_picture_has_the_info_and_the_class_of_torchvisions(t: Any, name: str)
         assert_as_torchvision(compose, picture(60, 50, mode), range(12))
 
 
-def reference(t: Any) -> Any:
-    """Return the recipe of torchvision's reference training script."""
-    return t.Compose(
-        [
-            t.RandomResizedCrop(30, antialias=True),
-            t.RandomHorizontalFlip(),
-            t.TrivialAugmentWide(),
-            t.PILToTensor(),
-            t.ConvertImageDtype(torch.float32),
-            t.Normalize(MEAN, STD),
-            t.RandomErasing(0.5),
-        ]
-    )
-
-
 @GENERATIONS
-def test_the_reference_recipe_is_native_from_end_to_end(t: Any) -> None:
-    compose = reference(t)
+def test_the_recipe_of_torchvisions_reference_script_is_native_from_end_to_end(t: Any) -> None:
+    steps = [t.RandomResizedCrop(30, antialias=True), t.RandomHorizontalFlip(), t.TrivialAugmentWide(), t.PILToTensor()]
+    compose = t.Compose([*steps, t.ConvertImageDtype(torch.float32), t.Normalize(MEAN, STD), t.RandomErasing(0.5)])
     assert_as_torchvision(compose, picture(70, 90), range(40))
     assert first_run(compose) == 7
     assert recipe_of(compose).shape == (3, 30, 30)
@@ -131,34 +116,24 @@ def test_the_reference_recipe_is_native_from_end_to_end(t: Any) -> None:
 @pytest.mark.parametrize("value", [0, 1.5, (0.1, 0.2, 0.3)])
 @pytest.mark.parametrize("scaled", [True, False])
 def test_random_erasing_gives_its_value(t: Any, value: Any, scaled: bool) -> None:
-    conversion = [t.ToTensor()] if scaled else [t.PILToTensor()]
-    erasing = t.RandomErasing(0.8, (0.02, 0.9), (0.2, 5.0), value)
-    compose = t.Compose([t.Resize(20), *conversion, erasing, t.ConvertImageDtype(torch.float64)])
+    steps = [t.ToTensor() if scaled else t.PILToTensor(), t.RandomErasing(0.8, (0.02, 0.9), (0.2, 5.0), value)]
+    compose = t.Compose([t.Resize(20), *steps, t.ConvertImageDtype(torch.float64)])
     assert_as_torchvision(compose, picture(40, 30), range(20))
     assert first_run(compose) == len(compose.transforms)
 
 
-@pytest.mark.parametrize(
-    "weights",
-    [ResNet50_Weights.IMAGENET1K_V2, EfficientNet_V2_S_Weights.DEFAULT, FCN_ResNet50_Weights.DEFAULT],
-    ids=str,
-)
+CLASSIFIERS = (ResNet50_Weights.IMAGENET1K_V2, EfficientNet_V2_S_Weights.DEFAULT)
+OTHERS = (FCN_ResNet50_Weights.DEFAULT, FasterRCNN_ResNet50_FPN_Weights.DEFAULT)
+
+
+@pytest.mark.parametrize("weights", [*CLASSIFIERS, *OTHERS], ids=str)
 def test_the_preprocessing_of_weights_is_native(weights: Any) -> None:
     preset = weights.transforms()
-    if "FCN" not in str(weights):
+    if weights in CLASSIFIERS:
         refusal_of(preset, "L")  # three means for one channel
     image = picture(300, 401)
     assert torch.equal(of_sample(recipe_of(preset), image, 0, 0, 0, 0), preset(image))
     assert_as_torchvision(v1.Compose([preset]), image)
-
-
-def test_the_preprocessing_of_detectors_is_native() -> None:
-    preset = FasterRCNN_ResNet50_FPN_Weights.DEFAULT.transforms()
-    recipe_of(preset)
-    assert_as_torchvision(v1.Compose([preset]), picture(30, 41))
-
-
-# ---- the native core's own draws, for a known dataset ----
 
 
 def drawn(transform: Any, image: Any, sample: int) -> torch.Tensor:
@@ -166,28 +141,21 @@ def drawn(transform: Any, image: Any, sample: int) -> torch.Tensor:
     return of_sample(recipe_of(transform, image.mode), image, 3, 1, sample, sample)
 
 
+def keyed(transform: Any, sample: int, image: Any) -> Any:
+    with keyed_methods.of_sample(3, 1, sample, sample):
+        return transform(image)
+
+
 @GENERATIONS
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_torchvision_draws_for_a_keyed_sample_what_the_native_core_draws(t: Any, name: str) -> None:
-    compose = t.Compose(
-        [
-            t.RandomResizedCrop(24),
-            AUGMENTATIONS[name](t),
-            t.RandomHorizontalFlip(),
-            t.ToTensor(),
-            t.RandomErasing(0.5),
-        ]
-    )
-    image = picture(50, 40)
+    tail = [t.RandomHorizontalFlip(), t.ToTensor(), t.RandomErasing(0.5)]
+    compose, image = t.Compose([t.RandomResizedCrop(24), AUGMENTATIONS[name](t), *tail]), picture(50, 40)
     for sample in range(12):
         before = torch.get_rng_state()
-        with keyed_methods.of_sample(3, 1, sample, sample):
-            wanted = compose(image)
-        with keyed_methods.of_sample(3, 1, sample, sample):
-            found = natively(compose, image)
+        wanted, found = keyed(compose, sample, image), keyed(partial(natively, compose), sample, image)
         assert torch.equal(torch.get_rng_state(), before)
-        assert torch.equal(found, wanted)
-        assert torch.equal(drawn(compose, image, sample), wanted)
+        assert torch.equal(found, wanted) and torch.equal(drawn(compose, image, sample), wanted)
 
 
 TORCHVISIONS: dict[str, Callable[[Any], Any]] = {
@@ -206,14 +174,9 @@ def test_what_torchvision_does_draws_as_torchvision_and_by_the_sample(t: Any, na
     compose = t.Compose([t.Resize((20, 30)), TORCHVISIONS[name](t), t.PILToTensor()])
     assert_as_torchvision(compose, picture(), range(6))
     for sample in range(0 if t is v1 and name in ("choice", "applied choice", "order") else 4):
-        first, again = (keyed(compose, sample) for _ in range(2))
-        assert torch.equal(first, again)
-
-
-def keyed(transform: Any, sample: int) -> Any:
-    torch.rand(1)
-    with keyed_methods.of_sample(3, 1, sample, sample):
-        return transform(picture())
+        first = keyed(compose, sample, picture())
+        torch.rand(1)
+        assert torch.equal(keyed(compose, sample, picture()), first)
 
 
 @GENERATIONS
@@ -221,9 +184,6 @@ def test_samples_draw_apart(t: Any) -> None:
     image = picture(40, 40)
     transform = t.Compose([t.ColorJitter(0.5, 0.5, 0.5, 0.5), t.ToTensor()])
     assert len({drawn(transform, image, sample).numpy().tobytes() for sample in range(40)}) == 40
-
-
-# ---- what stays Python's ----
 
 
 @GENERATIONS
@@ -242,8 +202,7 @@ def test_what_is_not_reproduced_is_left_to_torchvision(t: Any) -> None:
         (t.RandomPerspective(), "does not know"),
         (t.AugMix(), "does not know"),
     ):
-        compose = t.Compose([t.Resize(20), step, t.ToTensor()])
-        assert why in str(refusal_of(compose))
+        assert why in str(refusal_of(t.Compose([t.Resize(20), step, t.ToTensor()])))
     assert "PIL images alone" in str(refusal_of(t.Compose([t.PILToTensor(), t.ColorJitter(0.1)])))
     assert "a number for each pixel" in str(refusal_of(t.Compose([t.ToTensor(), t.RandomErasing(value="random")])))
     assert "after RandomErasing" in str(refusal_of(t.Compose([t.ToTensor(), t.RandomErasing(), t.CenterCrop(8)])))

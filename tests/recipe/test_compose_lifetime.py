@@ -16,57 +16,45 @@ import pytest
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock
 from penstock.recipe import compose_hook as composed
 from penstock.recipe.compose_hook import KnownTransforms
-from tests.recipe.against_torchvision import natively, picture
+from tests.recipe.against_torchvision import GENERATIONS, natively, picture
 from tests.same import assert_same, assert_same_outcome
+from tests.sample_datasets import Made
 
 pytestmark = pytest.mark.native
 
 
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that grows by one with each Compose that is read."""
-    made: list[Any] = []
-    original = KnownTransforms
-
-    def counting(transforms: Any) -> Any:
-        made.append(len(transforms))
-        return original(transforms)
-
-    monkeypatch.setattr(composed, "KnownTransforms", counting)
+    made: Any = []
+    monkeypatch.setattr(composed, "KnownTransforms", lambda given: made.append(len(given)) or KnownTransforms(given))
     return made
 
 
-class Photos(Dataset[Any]):
+class Photos(Made):
     """Its transforms lead back to it."""
 
-    def __init__(self, generation: Any = v1) -> None:
+    def __init__(self, t: Any = v1) -> None:
+        super().__init__(lambda index: self.transform(picture(20 + index)), 8)
         self.memory = np.zeros(1000, dtype=np.uint8)
-        self.transform = generation.Compose(
-            [generation.Resize((12, 12)), generation.Lambda(self.augment), v1.ToTensor()]
-        )
+        self.transform = t.Compose([t.Resize((12, 12)), t.Lambda(self.augment), v1.ToTensor()])
 
     def augment(self, image: Any) -> Any:
         return image
 
-    def __len__(self) -> int:
-        return 8
 
-    def __getitem__(self, index: int) -> Any:
-        return self.transform(picture(20 + index))
-
-
-@pytest.mark.parametrize("generation", [v1, v2], ids=["v1", "v2"])
+@GENERATIONS
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2, "worker_method": "thread"}], ids=["here", "threads"])
-def test_datasets_are_freed(generation: Any, options: dict[str, Any]) -> None:
+def test_datasets_are_freed(t: Any, options: dict[str, Any]) -> None:
     kept = []
     for _ in range(5):
-        dataset = Photos(generation)
+        dataset = Photos(t)
         loader: Any = penstock.DataLoader(dataset, batch_size=4, **options)
         assert len(list(loader)) == 2
         kept.append(weakref.ref(dataset))
@@ -92,9 +80,9 @@ def test_datasets_that_are_read_natively_as_far_as_a_transform_are_freed(tmp_pat
     kept = []
     for _ in range(3):
         holder: Any = Holder()
-        holder.dataset = penstock.ImageFolder(
-            str(tmp_path), v1.Compose([v1.Resize((8, 8)), v1.Lambda(holder.augment), v1.ToTensor()])
-        )
+        steps = [v1.Resize((8, 8)), v1.Lambda(holder.augment), v1.ToTensor()]
+        holder.dataset = penstock.ImageFolder(str(tmp_path), v1.Compose(steps))
+        del steps
         loader: Any = penstock.DataLoader(holder.dataset, batch_size=2, num_workers=2, worker_method="thread")
         assert len(list(loader)) == 2 and "Lambda" in loader.explain()
         kept.append(weakref.ref(holder))
@@ -104,16 +92,12 @@ def test_datasets_that_are_read_natively_as_far_as_a_transform_are_freed(tmp_pat
 
 
 def test_a_dataset_without_cycles_is_freed_at_once() -> None:
-    class Plain(Photos):
-        def __init__(self) -> None:
-            self.transform = v1.Compose([v1.Resize((12, 12)), v1.ToTensor()])
-
-    dataset = Plain()
-    natively(dataset.transform, picture())
-    reference, part = weakref.ref(dataset.transform), weakref.ref(dataset.transform.transforms[0])
+    transform = v1.Compose(parts())
+    natively(transform, picture())
+    reference, part = weakref.ref(transform), weakref.ref(transform.transforms[0])
     gc.disable()
     try:
-        del dataset
+        del transform
         assert reference() is None
     finally:
         gc.enable()
@@ -130,40 +114,29 @@ def test_a_transform_that_is_called_by_itself_is_freed() -> None:
         assert len(composed._entries) == before
 
 
-@pytest.mark.parametrize("generation", [v1, v2], ids=["v1", "v2"])
-def test_a_compose_made_for_each_sample_is_given_up(generation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = reads(monkeypatch)
+@GENERATIONS
+def test_a_compose_made_for_each_sample_is_given_up(t: Any, reads: list[int]) -> None:
     image = picture()
     for _ in range(60):
-        transform = generation.Compose([generation.Resize((12, 12)), v1.ToTensor()])
+        transform = t.Compose([t.Resize((12, 12)), v1.ToTensor()])
         assert_same(natively(transform, image), transform(image))
-    assert 1 <= len(made) <= 8
-    lasting = generation.Compose([generation.Resize((12, 12)), v1.ToTensor()])
+    assert 1 <= len(reads) <= 8
+    lasting = t.Compose([t.Resize((12, 12)), v1.ToTensor()])
     for _ in range(20):
         assert_same(natively(lasting, image), lasting(image))
     assert composed._entries[id(lasting)].known is not None, "one that stays is still read"
 
 
-def test_a_compose_that_is_changed_for_each_sample_is_seldom_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = reads(monkeypatch)
-    transform = v1.Compose([v1.Resize((12, 12)), v1.ToTensor()])
-    for number in range(60):
+@pytest.mark.parametrize(
+    ("changes", "each", "least", "most"), [(60, 1, 0, 12), (12, 12, 12, 12)], ids=["seldom read", "not given up"]
+)
+def test_a_compose_that_is_changed(reads: list[int], changes: int, each: int, least: int, most: int) -> None:
+    transform = v1.Compose(parts())
+    for number in range(changes):
         transform.transforms[0].size = (5 + number, 6)
-        assert natively(transform, picture()).shape == (3, 5 + number, 6)
-    assert len(made) <= 12
-
-
-def test_a_compose_that_is_changed_now_and_then_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = reads(monkeypatch)
-    transform = v1.Compose([v1.Resize((12, 12)), v1.ToTensor()])
-    for epoch in range(12):
-        transform.transforms[0].size = (5 + epoch, 6)
-        for _ in range(12):
-            assert natively(transform, picture()).shape == (3, 5 + epoch, 6)
-    assert len(made) == 12
-
-
-# --- what torchvision does with it ------------------------------------------------------------------------------------
+        for _ in range(each):
+            assert natively(transform, picture()).shape == (3, 5 + number, 6)
+    assert least <= len(reads) <= most
 
 
 @dataclasses.dataclass
@@ -257,12 +230,10 @@ def test_nothing_is_raised_that_torchvision_would_not(make: Callable[[], Any]) -
 
 
 def test_odd_ones_in_loaders() -> None:
-    class Odd(Photos):
-        def __init__(self) -> None:
-            self.transform = Equal(parts())
-
-    found = list(penstock.DataLoader(Odd(), batch_size=4, num_workers=2, worker_method="thread"))
-    assert_same(found, list(TorchDataLoader(Odd(), batch_size=4)))
+    odd = Photos()
+    odd.transform = Equal(parts())
+    found = list(penstock.DataLoader(odd, batch_size=4, num_workers=2, worker_method="thread"))
+    assert_same(found, list(TorchDataLoader(odd, batch_size=4)))
 
 
 def test_a_method_of_one_that_is_none() -> None:
@@ -274,23 +245,16 @@ def test_a_method_of_one_that_is_none() -> None:
     assert_same(natively(functools.partial(v1.Compose.__call__, other), picture()), v1.Compose(parts())(picture()))
 
 
-# --- transforms that change while they run ----------------------------------------------------------------------------
-
-
-def _other_size(compose: Any) -> None:
-    compose.transforms[-1].size = (5, 7)
-
-
 @pytest.mark.parametrize("nested", [False, True])
-@pytest.mark.parametrize("generation", [v1, v2], ids=["v1", "v2"])
-def test_a_transform_that_changes_while_it_runs(nested: bool, generation: Any) -> None:
+@GENERATIONS
+def test_a_transform_that_changes_while_it_runs(nested: bool, t: Any) -> None:
     def make() -> Any:
         def act(image: Any) -> Any:
-            _other_size(inner)
+            inner.transforms[-1].size = (5, 7)
             return image
 
-        inner = generation.Compose([generation.Resize((12, 12)), v1.Lambda(act), generation.Resize((9, 9))])
-        return generation.Compose([generation.Resize((20, 20)), inner, generation.Resize((16, 8))]) if nested else inner
+        inner = t.Compose([t.Resize((12, 12)), v1.Lambda(act), t.Resize((9, 9))])
+        return t.Compose([t.Resize((20, 20)), inner, t.Resize((16, 8))]) if nested else inner
 
     ours, theirs = make(), make()
     for _ in range(3):

@@ -6,6 +6,7 @@ import io
 import itertools
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -53,8 +54,6 @@ CONVERSIONS: dict[str, tuple[Any, Callable[[], Any]]] = {
     "ToImage": (v2, v2.ToImage),
     "PILToTensor of v2": (v2, v2.PILToTensor),
 }
-
-
 ORDERS = [
     (name, order)
     for name, (generation, _) in CONVERSIONS.items()
@@ -102,36 +101,18 @@ def test_tensors(conversion: str) -> None:
 
 
 def test_the_usual_pipeline_of_version_2_is_native() -> None:
-    transform = v2.Compose(
-        [
-            v2.ToImage(),
-            v2.RandomResizedCrop(12, antialias=True),
-            v2.RandomHorizontalFlip(),
-            v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize([0.5] * 3, [0.5] * 3),
-        ]
-    )
-    calls: list[Any] = []
-    original = _native.transform_image
-
-    def counted(*given: Any) -> Any:
-        calls.append(given)
-        return original(*given)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_native, "transform_image", counted)
+    steps = [v2.ToImage(), v2.RandomResizedCrop(12, antialias=True), v2.RandomHorizontalFlip()]
+    transform = v2.Compose([*steps, v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.5] * 3)])
+    with mock.patch.object(_native, "transform_image", wraps=_native.transform_image) as counted:
         for seed in range(40):
             assert_as_torchvision(transform, picture(40 + seed % 5, 50), [seed])
-    assert len(calls) > 20
+    assert counted.call_count > 20
 
 
 def test_a_crop_after_the_conversion_leaves_what_is_before_it_native() -> None:
     transform = v1.Compose([v1.RandomResizedCrop(20), v1.ToTensor(), v1.RandomCrop(12)])
     natively(transform, picture(40, 30))
     assert runs(transform) == [(0, 2)]
-
-
-# --- images -----------------------------------------------------------------------------------------------------------
 
 
 def opened(mode: str = "RGB", size: tuple[int, int] = (20, 16)) -> Any:
@@ -149,21 +130,9 @@ def opened(mode: str = "RGB", size: tuple[int, int] = (20, 16)) -> Any:
 
 def seen(image: Any, given: Any) -> Any:
     """Return what a program can see of an image."""
-    return (
-        type(image),
-        image is given,
-        getattr(image, "filename", None),
-        image.format,
-        sorted(image.info, key=str),
-        [image.info[key] for key in sorted(image.info, key=str)],
-        [image.info[key] is given.info.get(key) for key in sorted(image.info, key=str)],
-        dict(image.getexif()),
-        getattr(image, "mine", None),
-        image.mode,
-        image.size,
-        image.readonly,
-        image.tobytes(),
-    )
+    info = [(key, image.info[key], image.info[key] is given.info.get(key)) for key in sorted(image.info, key=str)]
+    own = getattr(image, "filename", None), getattr(image, "mine", None), dict(image.getexif()), info
+    return type(image), image is given, own, image.format, image.mode, image.size, image.readonly, image.tobytes()
 
 
 NOTHING = {

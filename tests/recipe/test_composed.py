@@ -7,6 +7,7 @@ import random
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,32 +15,26 @@ import pytest
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Dataset
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock
 import penstock._native as _native
 from penstock.recipe import torchvision
-from tests.recipe.against_torchvision import MEAN, STD, assert_as_torchvision, natively, picture, runs
+from tests.recipe.against_torchvision import GENERATIONS, MEAN, STD, assert_as_torchvision, natively, picture, runs
 from tests.same import assert_same
+from tests.sample_datasets import Made
 from tests.waiting import run_in_threads
 
 pytestmark = pytest.mark.native
 
 BICUBIC = v2.InterpolationMode.BICUBIC
-
-
 COLOURS = {
     "imagenet": lambda t: [t.RandomResizedCrop(40), t.RandomHorizontalFlip(), t.ToTensor(), t.Normalize(MEAN, STD)],
     "validation": lambda t: [t.Resize(48), t.CenterCrop(40), t.ToTensor(), t.Normalize(MEAN, STD)],
     "jitter between": lambda t: [
-        t.RandomResizedCrop(40),
-        t.ColorJitter(0.4, 0.4, 0.4),
-        t.RandomVerticalFlip(),
-        t.ToTensor(),
-        t.Normalize(MEAN, STD),
-        t.RandomErasing(),
+        *(t.RandomResizedCrop(40), t.ColorJitter(0.4, 0.4, 0.4), t.RandomVerticalFlip()),
+        *(t.ToTensor(), t.Normalize(MEAN, STD), t.RandomErasing()),
     ],
 }
 ANY = {
@@ -48,11 +43,7 @@ ANY = {
     "padded once": lambda t: [t.RandomCrop((32, 40), padding=4, fill=7), t.PILToTensor()],
     "not padded": lambda t: [t.Resize(70), t.RandomCrop(40), t.RandomGrayscale(0.5), t.ToTensor()],
     "too large": lambda t: [t.Resize(20), t.RandomCrop(64), t.ToTensor()],
-    "grey": lambda t: [
-        t.Grayscale(),
-        t.RandomResizedCrop(30, interpolation=BICUBIC),
-        t.ToTensor(),
-    ],
+    "grey": lambda t: [t.Grayscale(), t.RandomResizedCrop(30, interpolation=BICUBIC), t.ToTensor()],
     "a picture": lambda t: [t.RandomResizedCrop(30), t.RandomHorizontalFlip(0.5), t.RandomVerticalFlip()],
     "a padded picture": lambda t: [t.Resize(30), t.Pad(4, fill=9)],
     "nested": lambda t: [t.Compose([t.CenterCrop(60), t.Compose([t.RandomHorizontalFlip()])]), t.ToTensor()],
@@ -62,14 +53,14 @@ ANY = {
 }
 
 
-@pytest.mark.parametrize("generation", [v1, v2], ids=["v1", "v2"])
-@pytest.mark.parametrize(
-    ("name", "mode"),
-    [*((name, "RGB") for name in COLOURS), *((name, mode) for name in ANY for mode in ("RGB", "L", "RGBA"))],
-)
+CASES = [*((name, "RGB") for name in COLOURS), *((name, mode) for name in ANY for mode in ("RGB", "L", "RGBA"))]
+
+
+@GENERATIONS
+@pytest.mark.parametrize(("name", "mode"), CASES)
 @pytest.mark.filterwarnings("ignore:The transform `ToTensor")
-def test_the_same_as_torchvision(name: str, mode: str, generation: Any) -> None:
-    compose = generation.Compose({**COLOURS, **ANY}[name](generation))
+def test_the_same_as_torchvision(name: str, mode: str, t: Any) -> None:
+    compose = t.Compose({**COLOURS, **ANY}[name](t))
     for seed, size in enumerate([(90, 60), (50, 81), (64, 64), (33, 200)]):
         assert_as_torchvision(compose, picture(*size, mode, seed))
     if name in COLOURS:
@@ -88,23 +79,11 @@ def test_random_pipelines(seed: int) -> None:
     steps: list[Any] = []
     for _ in range(draw.randint(1, 4)):
         size = (draw.randint(1, 60), draw.randint(1, 60))
-        steps.append(
-            draw.choice(
-                [
-                    v1.RandomResizedCrop(size, scale=(0.05, 1)),
-                    v1.Resize(size),
-                    v1.CenterCrop(size),
-                    v1.RandomCrop(size, padding=draw.choice([None, 3]), pad_if_needed=True),
-                    v1.RandomHorizontalFlip(draw.random()),
-                    v1.RandomVerticalFlip(),
-                    v1.Pad(draw.randint(0, 5)),
-                    v1.RandomRotation(20),
-                    v2.RandomResizedCrop(size),
-                    v2.RandomHorizontalFlip(),
-                    v2.RandomCrop(size, padding=2, pad_if_needed=True),
-                ]
-            )
-        )
+        padded = v1.RandomCrop(size, padding=draw.choice([None, 3]), pad_if_needed=True)
+        flip, pad = v1.RandomHorizontalFlip(draw.random()), v1.Pad(draw.randint(0, 5))
+        first = [v1.RandomResizedCrop(size, scale=(0.05, 1)), v1.Resize(size), v1.CenterCrop(size), padded, flip, pad]
+        second = [v2.RandomResizedCrop(size), v2.RandomHorizontalFlip(), v2.RandomCrop(size, 2, pad_if_needed=True)]
+        steps.append(draw.choice([*first, v1.RandomVerticalFlip(), v1.RandomRotation(20), *second]))
     compose = v1.Compose([*steps, *draw.choice([[], [v1.ToTensor()], [v1.PILToTensor()]])])
     assert_as_torchvision(compose, picture(draw.randint(1, 90), draw.randint(1, 90), draw.choice(["RGB", "L"]), seed))
 
@@ -145,9 +124,8 @@ def test_what_is_changed_counts_from_the_next_image(change: Callable[[Any], obje
 
 
 def test_numbers_in_an_array_are_not_trusted() -> None:
-    mean = np.array(MEAN)
+    mean, image = np.array(MEAN), picture(40, 30)
     compose = v1.Compose([v1.Resize(20), v1.ToTensor(), v1.Normalize(mean, STD)])
-    image = picture(40, 30)
     assert_as_torchvision(compose, image)
     mean[0] = 0.9
     assert_as_torchvision(compose, image)
@@ -210,8 +188,7 @@ class Mine(Image.Image):
 
 
 def test_images_of_a_class_of_ones_own() -> None:
-    image = Mine()
-    other = picture(40, 30)
+    image, other = Mine(), picture(40, 30)
     image.im, image._mode, image._size = other.im, "RGB", other.size
     assert_as_torchvision(v1.Compose([v1.Resize((20, 20)), v1.ToTensor()]), image)
 
@@ -224,32 +201,26 @@ def test_several_inputs_are_torchvisions() -> None:
 def test_many_threads_at_once() -> None:
     compose = v1.Compose([v1.Resize(40), v1.CenterCrop(32), v1.ToTensor(), v1.Normalize(MEAN, STD)])
     images = [picture(90, 50 + number, seed=number) for number in range(16)]
-    found: list[Any] = [None] * 16
+    wanted = [compose(image) for image in images]
 
     def work(begin: int) -> None:
         for number in [*range(begin, 16, 4)] * 20:
-            found[number] = natively(compose, images[number])
+            assert_same(natively(compose, images[number]), wanted[number])
 
     run_in_threads(4, work)
-    assert_same(found, [compose(image) for image in images])
 
 
-class Photos(Dataset[Any]):
+class Photos(Made):
     """As users write it: an image is opened and a Compose is called on it."""
 
-    def __init__(self, folder: Any) -> None:
-        self.paths = []
-        for number in range(12):
-            self.paths.append(folder / f"{number}.png")
-            picture(50 + number, 40, seed=number).save(self.paths[-1])
-        self.transform = v1.Compose(
-            [v1.RandomResizedCrop(24), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(MEAN, STD)]
-        )
+    def __init__(self, folder: Path) -> None:
+        super().__init__(self.opened, 12)
+        self.paths = [folder / f"{number}.png" for number in range(12)]
+        for number, path in enumerate(self.paths):
+            picture(50 + number, 40, seed=number).save(path)
+        self.transform = v1.Compose(COLOURS["imagenet"](v1))
 
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> Any:
+    def opened(self, index: int) -> Any:
         return self.transform(Image.open(self.paths[index]).convert("RGB")), bool(runs(self.transform))
 
 
@@ -261,8 +232,7 @@ def test_loaders_give_what_torchs_gives(tmp_path: Any, workers: int, method: Any
         return list(make(Photos(tmp_path), batch_size=4, shuffle=True, num_workers=workers, **options))
 
     found = batches(penstock.DataLoader, worker_method=method)
-    wanted = batches(TorchDataLoader)
-    for (images, natively_done), (expected, never) in zip(found, wanted, strict=True):
+    for (images, natively_done), (expected, never) in zip(found, batches(TorchDataLoader), strict=True):
         assert torch.equal(images, expected)
         assert natively_done.any() == (method is None) and not never.any()
 

@@ -43,6 +43,12 @@ pytestmark = pytest.mark.native
 Coefficients = npt.NDArray[np.int16]
 
 OWN = tuple(name for name in jpeg_decoders() if name != "libjpeg")
+#: What a Huffman code of AC coefficients may have.
+SYMBOLS = [0, 0xF0, *(run << 4 | size for run in range(16) for size in range(1, 16))]
+
+
+def factors_of(sampling: str) -> list[tuple[int, int]]:
+    return [FACTORS[sampling]] if sampling == "grey" else [FACTORS[sampling], (1, 1), (1, 1)]
 
 
 def by(name: str, data: bytes, box: Box | None = None, states: JpegRowStates | None = None) -> Pixels:
@@ -149,14 +155,8 @@ def extreme_blocks(rng: np.random.Generator, sides: tuple[int, int], size: str, 
     magnitude = np.exp2(rng.uniform(0, {"mild": 9, "wild": 14.99}[size], shape)).astype(np.int64)
     values = magnitude * rng.choice([-1, 1], shape)
     y, x = np.mgrid[0:8, 0:8]
-    kept = {
-        "dense": np.ones((8, 8), bool),
-        "sparse": rng.random(shape) < 0.1,
-        "corner": (x < 4) & (y < 4),
-        "row": y == 0,
-        "first": (x == 0) & (y == 0),
-    }[place]
-    values = np.where(kept, values, 0)
+    kept = {"dense": y >= 0, "sparse": rng.random(shape) < 0.1, "corner": (x < 4) & (y < 4), "row": y == 0}
+    values = np.where(kept.get(place, (x == 0) & (y == 0)), values, 0)
     values[..., 0, 0] = values[..., 0, 0].clip(-16000, 16000)
     return values.astype(np.int16)
 
@@ -167,12 +167,9 @@ def test_values_out_of_range(size: str, place: str) -> None:
     """Products and sums of more than 16 bits wrap and saturate as in libjpeg's SIMD code, which is what Pillow has."""
     rng = np.random.default_rng(len(place))
     tables = ([1] * 64, [16] * 64, rng.integers(1, 256, 64).tolist(), [255] * 64, rng.integers(1, 65536, 64).tolist())
-    symbols = [0, 0xF0, *(run << 4 | size for run in range(16) for size in range(1, 16))]
-    codes = flat(range(16)), flat(symbols)
-    for number, table in enumerate(tables):
-        sampling = sorted(FACTORS)[number]
-        h, v = FACTORS[sampling]
-        factors = [(h, v)] if sampling == "grey" else [(h, v), (1, 1), (1, 1)]
+    codes = flat(range(16)), flat(SYMBOLS)
+    for sampling, table in zip(sorted(FACTORS), tables, strict=True):
+        (h, v), *_ = factors = factors_of(sampling)
         blocks = [extreme_blocks(rng, (3 * b, 9 * a), size, place) for a, b in factors]
         data = quantised_by(write_jpeg(blocks, (72 * h - 3, 24 * v - 1), factors, [codes] * len(factors)), table)
         assert np.array_equal(by("libjpeg", data), pillow(data))
@@ -223,21 +220,12 @@ def test_states_save_what_is_above() -> None:
     assert np.array_equal(by("portable", broken, (0, 80, 64, 160), states), whole[80:])
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: encode(40, 30, "4:2:0", progressive=True),
-        lambda: encode(40, 30, "4:2:0")[:-200] + b"\xff\xd9",
-        lambda: encode(40, 30, "4:2:0")[:-2] + b"\x00\x00\xff\xd9",
-        lambda: patched(encode(40, 30, "4:4:4"), {11: 0x12, 14: 0x11}),
-    ],
-)
-def test_what_is_left_to_libjpeg(make: Callable[[], bytes]) -> None:
-    data = make()
-    for name in OWN:
-        assert decode_jpeg_by(data, name) == "JPEG: left to libjpeg"
-    together, alone = decode_jpeg(data), decode_jpeg_by(data, "libjpeg")
-    assert np.array_equal(together, alone)  # pixels, or the same reason
+def test_what_is_left_to_libjpeg() -> None:
+    whole, odd = encode(40, 30, "4:2:0"), patched(encode(40, 30, "4:4:4"), {11: 0x12, 14: 0x11})
+    cut, longer = whole[:-200] + b"\xff\xd9", whole[:-2] + b"\x00\x00\xff\xd9"
+    for data in (encode(40, 30, "4:2:0", progressive=True), cut, longer, odd):
+        assert {decode_jpeg_by(data, name) for name in OWN} == {"JPEG: left to libjpeg"}
+        assert np.array_equal(decode_jpeg(data), decode_jpeg_by(data, "libjpeg"))  # pixels, or the same reason
 
 
 def test_damaged_files() -> None:
@@ -277,9 +265,6 @@ def test_photos() -> None:
         check(data, [(0, 0, *image.size), *random_boxes(*image.size, rng, 3)], OWN[-1:])
 
 
-# --- the entropy decoder, seen by the pixels -------------------------------------------------------------------------
-
-
 def check_states(data: bytes) -> None:
     """Compare the whole with libjpeg; and the way to every row of MCUs, by a skip and from the state before it."""
     whole = decode_jpeg_by(data, "libjpeg")
@@ -298,9 +283,10 @@ def check_states(data: bytes) -> None:
             assert np.array_equal(found, whole[row * rows :])
 
 
-@pytest.mark.parametrize(
-    "options", [{"optimize": True}, {"restart_marker_blocks": 3}, {"restart_marker_rows": 1}], ids=str
-)
+FORMS = ({"optimize": True}, {"restart_marker_blocks": 3}, {"restart_marker_rows": 1})
+
+
+@pytest.mark.parametrize("options", FORMS, ids=str)
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_forms_of_entropy_coded_data(sampling: str, options: dict[str, Any]) -> None:
     for seed, (width, height) in enumerate([(1, 1), (1, 50), (50, 2), (7, 9), (16, 17), (33, 31), (50, 50)]):
@@ -340,15 +326,11 @@ def sparse(rng: np.random.Generator, rows: int, columns: int, density: float, mo
 def test_any_code(sampling: str, make: Callable[[Sequence[int]], Code]) -> None:
     """Codes of 1 to 16 bits for any symbol, coefficients of every size and run, blocks of every length."""
     rng = np.random.default_rng(len(sampling))
-    symbols = [0, 0xF0, *(run << 4 | size for run in range(16) for size in range(1, 16))]
-    h, v = FACTORS[sampling]
-    factors = [(h, v)] if sampling == "grey" else [(h, v), (1, 1), (1, 1)]
-    for number, density in enumerate((0.02, 0.1, 0.4, 1.0)):
-        codes = [(make(rng.permutation(16).tolist()), make(rng.permutation(symbols).tolist())) for _ in factors]
-        most = (32767, 40, 3, 1)[number]
+    (h, v), *_ = factors = factors_of(sampling)
+    for density, most, interval in ((0.02, 32767, 0), (0.1, 40, 5), (0.4, 3, 4), (1.0, 1, 1)):
+        codes = [(make(rng.permutation(16).tolist()), make(rng.permutation(SYMBOLS).tolist())) for _ in factors]
         blocks = [sparse(rng, 3 * b, 4 * a, density, most) for a, b in factors]
-        data = write_jpeg(blocks, (32 * h, 24 * v), factors, codes, restart_interval=(0, 5, 4, 1)[number])
-        check_states(data)
+        check_states(write_jpeg(blocks, (32 * h, 24 * v), factors, codes, restart_interval=interval))
 
 
 def test_bad_codes() -> None:

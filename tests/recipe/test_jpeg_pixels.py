@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -60,9 +61,7 @@ class _OtherCore:
 
 @pytest.mark.parametrize("kind", [penstock.ImageFolder, torchvision.datasets.ImageFolder])
 @pytest.mark.parametrize("assisted", [False, True])
-def test_a_pillow_that_decodes_otherwise(
-    photos: Path, kind: Any, assisted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pillow_that_decodes_otherwise(photos: Path, kind: Any, assisted: bool, monkeypatch: Any) -> None:
     monkeypatch.setattr(Image, "core", _OtherCore(vars(Image)["core"]))
     loader, torchs = loaders(photos, kind, assisted)
     assert_same(list(loader), list(torchs))
@@ -97,31 +96,23 @@ def test_a_pillow_without_jpeg(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_is_looked_at_once_and_only_for_image_files(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Any] = []
-    original = installed._jpeg_files
-
-    def counted() -> Any:
-        calls.append(1)
-        return original()
-
+    counted = mock.Mock(wraps=installed._jpeg_files)
     monkeypatch.setattr(installed, "_jpeg_files", counted)
     list(penstock.DataLoader(penstock.Arrays(np.zeros((4, 2), dtype=np.float32)), batch_size=2))
-    assert calls == []
+    assert counted.call_count == 0
     loader, _ = loaders(photos, penstock.ImageFolder, False)
     for _ in range(3):
         list(loader)
-    assert calls == [1]
+    assert counted.call_count == 1
     assert "native" in loader.explain().split("\n")[0]
 
 
 def test_the_images_are_of_all_kinds() -> None:
     kinds = set()
     for data in installed._jpeg_files():
-        path = io.BytesIO(data)
-        image = Image.open(path)
+        image = Image.open(io.BytesIO(data))
         assert isinstance(image, JpegImagePlugin.JpegImageFile)
-        sampling = tuple(part[1:3] for part in image.layer)
-        kinds.add((sampling, "progressive" in image.info))
+        kinds.add((tuple(part[1:3] for part in image.layer), "progressive" in image.info))
         image.load()
     grey, full = ((1, 1),), ((1, 1), (1, 1), (1, 1))
     halves = {((2, 1), (1, 1), (1, 1)), ((1, 2), (1, 1), (1, 1)), ((2, 2), (1, 1), (1, 1))}

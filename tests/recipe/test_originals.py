@@ -15,7 +15,7 @@ import PIL.ImageOps
 import pytest
 import torch
 import torchvision
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from torch.utils.data import DataLoader as TorchDataLoader
 from torchvision import transforms as v1
 from torchvision.transforms import v2
@@ -26,7 +26,7 @@ from penstock.recipe import compose_hook as composed
 from penstock.recipe import originals
 from tests.photos import photo_files
 from tests.same import assert_same
-from tests.sample_datasets import tensor_files
+from tests.sample_datasets import Made, tensor_files
 
 pytestmark = pytest.mark.native
 
@@ -55,21 +55,11 @@ def turned(original: Callable[..., Any]) -> Callable[..., Any]:
     return patched
 
 
-class Photos(Dataset[Any]):
-    """As users write it."""
-
-    def __init__(self, folder: Path, transform: Any) -> None:
-        self.paths = sorted(folder.glob("*/*.jpg"))
-        self.transform = transform
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> Any:
-        with PIL.Image.open(self.paths[index]) as image:
-            return self.transform(image.convert("RGB"))
+def noise() -> PIL.Image.Image:
+    return PIL.Image.effect_noise((20, 30), 50).convert("RGB")
 
 
+SMALL = v1.Compose([v1.Resize((8, 8)), v1.ToTensor()])
 FIRST = [v1.Resize((12, 12)), v1.RandomCrop(12), v1.ToTensor()]
 SECOND = [v2.Resize((12, 12)), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
 PATCHES: dict[str, tuple[Any, str, Any]] = {
@@ -112,12 +102,10 @@ def patched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return name
 
 
-CASES = [(name, before) for name in PATCHES for before in (False, True)]
+CASES = {f"{name}, {when}": (name, when == "before") for name in PATCHES for when in ("after", "before")}
 
 
-@pytest.mark.parametrize(
-    "patched", CASES, indirect=True, ids=lambda case: f"{case[0]}, {'before' if case[1] else 'after'}"
-)
+@pytest.mark.parametrize("patched", CASES.values(), indirect=True, ids=CASES)
 @pytest.mark.parametrize("route", ["native", "assisted", "composed", "ours"])
 @pytest.mark.filterwarnings("ignore:.*unclosed file:ResourceWarning")
 def test_what_was_replaced_is_called(photos: Path, patched: str, route: str) -> None:
@@ -128,9 +116,15 @@ def test_what_was_replaced_is_called(photos: Path, patched: str, route: str) -> 
         parts = [*parts[:1], generation.Lambda(lambda image: image), *parts[1:]]
     transform = generation.Compose(parts)
     if route == "composed":
-        loader = same_as_torch(Photos(photos, transform))
+        paths = sorted(photos.glob("*/*.jpg"))
+
+        def opened(index: int) -> Any:
+            with PIL.Image.open(paths[index]) as image:
+                return transform(image.convert("RGB"))
+
+        same_as_torch(Made(opened, len(paths)))
         with calls.natively():
-            image = PIL.Image.effect_noise((20, 30), 50).convert("RGB")
+            image = noise()
             found = transform(image)
         assert_same(found, transform(image))
         entry = composed._entries.get(id(transform))
@@ -153,7 +147,7 @@ def test_methods_of_folders(photos: Path, kind: Any, method: str, monkeypatch: p
         return (found[0], found[1] + 10) if method == "__getitem__" else found
 
     monkeypatch.setattr(kind, method, patched)
-    loader = same_as_torch(kind(str(photos), v1.Compose([v1.Resize((8, 8)), v1.ToTensor()])))
+    loader = same_as_torch(kind(str(photos), SMALL))
     assert f"{method}: it was replaced by" in loader.explain()
 
 
@@ -161,9 +155,7 @@ def test_methods_of_folders(photos: Path, kind: Any, method: str, monkeypatch: p
 def test_loaders_of_torchvisions_folder(photos: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = sys.modules["torchvision.datasets.folder"]
     monkeypatch.setattr(folder, name, turned(getattr(folder, name)))
-    transform = v1.Compose([v1.Resize((8, 8)), v1.ToTensor()])
-    dataset = torchvision.datasets.ImageFolder(str(photos), transform, loader=folder.default_loader)
-    loader = same_as_torch(dataset)
+    loader = same_as_torch(torchvision.datasets.ImageFolder(str(photos), SMALL, loader=folder.default_loader))
     assert "replaced by" in loader.explain() or "ImageFolder(loader=)" in loader.explain()
 
 
@@ -207,10 +199,9 @@ def test_collating(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_global_hook_on_native_plans(photos: Path) -> None:
     called: list[str] = []
-    transform = v1.Compose([v1.Resize((8, 8)), v1.ToTensor()])
     hook = torch.nn.modules.module.register_module_forward_hook(lambda m, i, o: called.append(type(m).__name__))
     try:
-        loader = same_as_torch(torchvision.datasets.ImageFolder(str(photos), transform))
+        loader = same_as_torch(torchvision.datasets.ImageFolder(str(photos), SMALL))
         assert "hooks" in loader.explain()
     finally:
         hook.remove()
@@ -230,8 +221,8 @@ def test_a_kernel_for_another_type_changes_nothing(photos: Path) -> None:
 def test_a_reader_of_jpeg_that_a_plugin_has_put_there(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = sys.modules["PIL.JpegImagePlugin"]
     monkeypatch.setitem(PIL.Image.OPEN, "JPEG", (turned(plugin.jpeg_factory), PIL.Image.OPEN["JPEG"][1]))
-    dataset = penstock.ImageFolder(str(photos), v1.Compose([v1.Resize((8, 8)), v1.ToTensor()]))
-    assert "PIL's reader of JPEG: it was replaced" in same_as_torch(dataset).explain()
+    explained = same_as_torch(penstock.ImageFolder(str(photos), SMALL)).explain()
+    assert "PIL's reader of JPEG: it was replaced" in explained
 
 
 def test_a_class_in_the_place_of_another(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,8 +243,7 @@ def test_a_class_in_the_place_of_another(photos: Path, monkeypatch: pytest.Monke
 
 
 def test_patches_that_come_and_go_between_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    transform = v1.Compose([v1.Resize((12, 12)), v1.ToTensor()])
-    image = PIL.Image.effect_noise((20, 30), 50).convert("RGB")
+    transform, image = v1.Compose([v1.Resize((12, 12)), v1.ToTensor()]), noise()
     with calls.natively():
         plain = transform(image)
     for _ in range(2):
@@ -299,8 +289,7 @@ def test_a_plan_lasts_until_its_folder_is_another(photos: Path, monkeypatch: pyt
 
 
 def test_a_method_that_is_replaced_within_a_pass_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    transform = v1.Compose([v1.Resize((12, 12)), v1.ToTensor()])
-    image = PIL.Image.effect_noise((20, 30), 50).convert("RGB")
+    transform, image = v1.Compose([v1.Resize((12, 12)), v1.ToTensor()]), noise()
     original = v1.Compose.__call__
     with calls.natively():
         plain = transform(image)

@@ -24,12 +24,7 @@ pytestmark = pytest.mark.native
 
 # Pillow 13 reduces vertically first where that saves most; the ones before it are horizontal first.
 PILLOW = "pillow" if int(PIL.__version__.split(".")[0]) >= 13 else "pillow_12"
-FILTERS = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-}
+FILTERS = {name: Image.Resampling[name.upper()] for name in ("nearest", "bilinear", "bicubic", "lanczos")}
 # (height, width) -> (height, width): up and down, one axis, single pixels, extreme ratios, both orders of Pillow 13.
 SIZES = [
     ((250, 250), (224, 224)), ((160, 180), (224, 224)), ((375, 500), (224, 298)), ((300, 200), (224, 224)),
@@ -39,10 +34,8 @@ SIZES = [
     ((33, 33), (32, 32)), ((17, 10), (16, 100)), ((100, 101), (33, 34)), ((4, 5), (130, 140)), ((901, 9), (90, 4)),
 ]  # fmt: skip
 
-TORCH_IS_AVX2 = platform.machine() in ("x86_64", "AMD64") and torch.backends.cpu.get_cpu_capability() in (
-    "AVX2",
-    "AVX512",
-)
+CAPABILITY = torch.backends.cpu.get_cpu_capability()
+TORCH_IS_AVX2 = platform.machine() in ("x86_64", "AMD64") and CAPABILITY in ("AVX2", "AVX512")
 needs_avx2_torch = pytest.mark.skipif(not TORCH_IS_AVX2, reason="torch's AVX2 kernels are the reference")
 
 
@@ -73,10 +66,8 @@ def by_torch(
 ) -> Pixels:
     tensor = torch.from_numpy(image.reshape(*image.shape[:2], -1)).permute(2, 0, 1)[None]
     tensor = tensor.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
-    linear = mode in ("bilinear", "bicubic")
-    out = torch.nn.functional.interpolate(
-        tensor, size=size, mode=mode, antialias=antialias, align_corners=False if linear else None
-    )
+    corners = False if mode in ("bilinear", "bicubic") else None
+    out = torch.nn.functional.interpolate(tensor, size, None, mode, corners, antialias=antialias)
     return out[0].permute(1, 2, 0).numpy().reshape(*size, *image.shape[2:])
 
 
@@ -103,8 +94,7 @@ def test_pillow_fixed_sizes(full: tuple[int, int], size: tuple[int, int], name: 
         image = picture(rng, *full, channels)
         got = resize(image, size, name, PILLOW, simd=simd)
         if got is None:  # a tall image: the releases of Pillow 12 differ
-            assert PILLOW == "pillow_12"
-            assert full[0] > 100 * full[1]
+            assert PILLOW == "pillow_12" and full[0] > 100 * full[1]
             continue
         np.testing.assert_array_equal(got, by_pillow(image, size, name))
 
@@ -225,13 +215,9 @@ def test_many_threads() -> None:
     for full, size in sizes_drawn(rng, 40, 100):
         image = picture(rng, *full, 3)
         work.append((image, size, by_pillow(image, size, "bilinear")))
-    wrong: list[tuple[int, int]] = []
 
-    def run(shift: int) -> None:
-        for image, size, want in work[shift:] + work[:shift]:
-            got = resize(image, size, "bilinear", PILLOW)
-            if got is None or not np.array_equal(got, want):
-                wrong.append(size)
+    def run(number: int) -> None:
+        for image, size, want in work[7 * number :] + work[: 7 * number]:
+            np.testing.assert_array_equal(resize(image, size, "bilinear", PILLOW), want, str(size))
 
-    run_in_threads(min(4, os.cpu_count() or 1) + 1, lambda i: run(7 * i))
-    assert not wrong
+    run_in_threads(min(4, os.cpu_count() or 1) + 1, run)

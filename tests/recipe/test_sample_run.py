@@ -66,43 +66,32 @@ if KEYPOINTS is not None:
         {"points": KEYPOINTS([[1.0, 2.0], [w - 1.5, h / 2]], canvas_size=(h, w)), "score": np.float32(0.5)},
     )
 
+
+def floats() -> list[Any]:
+    return [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+
+
 TRANSFORMS: dict[str, Callable[[], list[Any]]] = {
     "segmentation": lambda: [
-        v2.RandomResizedCrop((40, 30)),
-        v2.RandomHorizontalFlip(),
-        v2.ToImage(),
-        v2.ToDtype({IMAGE: torch.float32, MASK: torch.int64, "others": None}, scale=True),
-        v2.Normalize(MEAN, STD),
+        *(v2.RandomResizedCrop((40, 30)), v2.RandomHorizontalFlip(), v2.ToImage()),
+        *(v2.ToDtype({IMAGE: torch.float32, MASK: torch.int64, "others": None}, scale=True), v2.Normalize(MEAN, STD)),
     ],
-    "evaluation": lambda: [v2.Resize((33, 20)), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)],
+    "evaluation": lambda: [v2.Resize((33, 20)), *floats()],
     "resized before": lambda: [v2.Resize(40), v2.CenterCrop(36), v2.RandomVerticalFlip(), v2.PILToTensor()],
-    "detection": lambda: [
-        v2.RandomHorizontalFlip(),
-        v2.ToImage(),
-        v2.ToDtype(torch.float32, scale=True),
-        v2.ToPureTensor(),
-    ],
+    "detection": lambda: [v2.RandomHorizontalFlip(), *floats(), v2.ToPureTensor()],
     "padded": lambda: [
         v2.RandomCrop((64, 50), padding=3, pad_if_needed=True, fill={MASK: 255, "others": 7}),
-        v2.RandomHorizontalFlip(0.7),
-        v2.ToImage(),
+        *(v2.RandomHorizontalFlip(0.7), v2.ToImage()),
     ],
     "colours": lambda: [
-        v2.ColorJitter(0.4, 0.4, 0.4, 0.1),
-        v2.RandomResizedCrop(32, scale=(0.2, 1)),
-        v2.RandomGrayscale(0.5),
-        v2.RandomVerticalFlip(),
-        v2.ToImage(),
-        v2.ToDtype(torch.float32, scale=True),
+        *(v2.ColorJitter(0.4, 0.4, 0.4, 0.1), v2.RandomResizedCrop(32, scale=(0.2, 1)), v2.RandomGrayscale(0.5)),
+        *(v2.RandomVerticalFlip(), *floats()),
     ],
     "a picture": lambda: [v2.RandomCrop(24), v2.Resize((30, 31)), v2.Pad(2)],
     "tensors first": lambda: [v2.ToImage(), v2.RandomResizedCrop((24, 20), antialias=True), v2.RandomHorizontalFlip()],
     "unknown between": lambda: [
-        v2.RandomPhotometricDistort(),
-        v2.RandomZoomOut(fill={IMAGE: (1, 2, 3), "others": 0}, side_range=(1.0, 2.0)),
-        v2.RandomHorizontalFlip(),
-        v2.Resize((32, 32)),
-        v2.ToImage(),
+        *(v2.RandomPhotometricDistort(), v2.RandomZoomOut({IMAGE: (1, 2, 3), "others": 0}, (1.0, 2.0))),
+        *(v2.RandomHorizontalFlip(), v2.Resize((32, 32)), v2.ToImage()),
     ],
     "nested": lambda: [v2.Compose([v2.RandomCrop(20), v2.RandomHorizontalFlip()]), v2.Compose([v2.PILToTensor()])],
     "rotated": lambda: [v2.RandomRotation(20), v2.RandomResizedCrop(24), v2.ToImage()],
@@ -159,17 +148,11 @@ def test_values_of_classes_of_ones_own_are_torchvisions() -> None:
 
 
 def test_a_mask_whose_flip_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    compose = v2.Compose([v2.RandomHorizontalFlip(1), v2.ToImage()])
-    natively(compose, picture(50, 40), mask(50, 40))
-
-    def transform(self: Any, value: Any, params: Any) -> Any:
-        return value
-
-    monkeypatch.setattr(v2.RandomHorizontalFlip, "transform", transform)
-    given = picture(50, 40), mask(50, 40)
+    compose, given = v2.Compose([v2.RandomHorizontalFlip(1), v2.ToImage()]), (picture(50, 40), mask(50, 40))
+    natively(compose, *given)
+    monkeypatch.setattr(v2.RandomHorizontalFlip, "transform", lambda flip, value, params: value)
     image, kept = natively(compose, *given)
-    assert torch.equal(kept, given[1])
-    assert torch.equal(image, v2.functional.to_image(given[0]))
+    assert torch.equal(kept, given[1]) and torch.equal(image, v2.functional.to_image(given[0]))
 
 
 def test_a_transform_that_changes_how_many_values_there_are() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import threading
-import warnings
 from functools import partial
 from typing import Any
 
@@ -26,6 +24,7 @@ from penstock.recipe.reader import read
 from penstock.recipe.steps import Recipe, Refusal
 from penstock.sources.sample_reader import Assisted
 from penstock.sources.tree import assist
+from tests.forking import assert_in_child
 from tests.same import assert_same, assert_same_outcome
 from tests.waiting import run_in_threads
 
@@ -74,6 +73,13 @@ def check(dataset):
     return assisted
 
 
+def outcomes_agree(dataset, *indices):
+    """Compare what samples of all indices (or of these) are, or what they raise."""
+    assisted = assisted_by(dataset)
+    for index in indices or range(len(dataset)):
+        assert_same_outcome(partial(assisted, index, 0, 0), partial(dataset.__getitem__, index))
+
+
 def natively(assisted, monkeypatch, index=0):
     """Return whether a sample is read without the dataset's own __getitem__."""
     kind = type(assisted.dataset)
@@ -93,33 +99,17 @@ def itself(value):
     return value
 
 
-class Sharpen:
-    """A class of the user's own, as albumentations has them: arrays in, arrays in a dict out."""
-
-    def __call__(self, image):
-        return {"image": np.asarray(image).astype(np.float32)[::-1] / 3}
-
-
-# ---- images ----
+def sharpened(image):
+    """Return arrays in a dict, as albumentations does."""
+    return {"image": np.asarray(image).astype(np.float32)[::-1] / 3}
 
 
 @FOLDERS
-def test_the_image_itself(images, folder):
-    check(folder(images, transform=itself))
-    assert_same(assisted_by(folder(images))(0, 0, 0), folder(images)[0])
-
-
-@FOLDERS
-@pytest.mark.parametrize("transform", [np.asarray, lambda image: image.getexif().get(0x0112), Sharpen()])
+@pytest.mark.parametrize("transform", [itself, np.asarray, lambda image: image.getexif().get(0x0112), sharpened])
 def test_functions_of_the_users_own(images, folder, transform):
-    dataset = folder(images, transform=transform, target_transform=lambda label: {"label": str(label)})
-    samples = [assisted_by(dataset)(index, 0, 0) for index in range(len(dataset))]
-    for sample, expected in zip(samples, dataset, strict=True):
-        if isinstance(transform, Sharpen):
-            assert_same(sample[0]["image"], expected[0]["image"])
-            assert_same(sample[1], expected[1])
-        else:
-            assert_same(sample, expected)
+    check(folder(images, transform=transform))
+    check(folder(images, transform=transform, target_transform=lambda label: {"label": str(label)}))
+    assert_same(assisted_by(folder(images))(0, 0, 0), folder(images)[0])
 
 
 @GENERATIONS
@@ -139,22 +129,22 @@ def test_a_prefix_is_native(images, folder, t):
     assert "Lambda, PILToTensor" in assisted.steps[-1].what and "Lambda: the native core" in assisted.steps[-1].what
 
 
+PREFIXES: dict[str, Any] = {
+    "grey1": lambda t: [t.Grayscale(), t.Resize((20, 30))],
+    "grey3": lambda t: [t.Grayscale(3)],
+    "padded": lambda t: [t.Pad(3, fill=7), t.CenterCrop(40)],
+    "no padding": lambda t: [t.Pad(0)],
+    "larger crop": lambda t: [t.CenterCrop(64)],
+    "nested": lambda t: [t.Compose([t.Resize((20, 24)), t.Compose([t.RandomVerticalFlip(1.0)])])],
+    "unknown first": lambda t: [t.Lambda(itself), t.Resize(20)],
+    "unknown resize": lambda t: [t.Resize(20), t.GaussianBlur(3, 1.0)],
+}
+
+
 @GENERATIONS
-@pytest.mark.parametrize(
-    "name", ["grey1", "grey3", "padded", "no padding", "larger crop", "nested", "unknown first", "unknown resize"]
-)
+@pytest.mark.parametrize("name", PREFIXES)
 def test_what_a_prefix_hands_on(images, t, name):
-    steps = {
-        "grey1": [t.Grayscale(), t.Resize((20, 30))],
-        "grey3": [t.Grayscale(3)],
-        "padded": [t.Pad(3, fill=7), t.CenterCrop(40)],
-        "no padding": [t.Pad(0)],
-        "larger crop": [t.CenterCrop(64)],
-        "nested": [t.Compose([t.Resize((20, 24)), t.Compose([t.RandomVerticalFlip(1.0)])])],
-        "unknown first": [t.Lambda(itself), t.Resize(20)],
-        "unknown resize": [t.Resize(20), t.GaussianBlur(3, 1.0)],
-    }[name]
-    check(torchvision.datasets.ImageFolder(images, t.Compose([*steps, t.Lambda(itself)])))
+    check(torchvision.datasets.ImageFolder(images, t.Compose([*PREFIXES[name](t), t.Lambda(itself)])))
 
 
 def test_a_compose_that_does_otherwise_is_called_as_a_whole(images):
@@ -203,14 +193,12 @@ def test_user_code_may_write_into_the_image(images, folder):
         image.info["mine"] = 1
         return image
 
+    def scribble(image):
+        image.putpixel((1, 1), 77)
+        return image
+
     check(folder(images, transform=draw))
-    grey = torchvision.datasets.ImageFolder(images, v1.Compose([v1.Grayscale(), v1.Lambda(_scribble)]))
-    check(grey)
-
-
-def _scribble(image):
-    image.putpixel((1, 1), 77)
-    return image
+    check(torchvision.datasets.ImageFolder(images, v1.Compose([v1.Grayscale(), v1.Lambda(scribble)])))
 
 
 @FOLDERS
@@ -221,32 +209,24 @@ def test_bad_files_raise_what_the_dataset_raises(images, folder, monkeypatch):
     (images / "a/2.jpg").write_bytes(b"")
     (images / "a/3.jpg").write_bytes(b"no image at all")
     (images / "b/6.jpg").unlink()
-    assisted = assisted_by(dataset)
-    for index in range(len(dataset)):
-        assert_same_outcome(partial(assisted, index, 0, 0), partial(dataset.__getitem__, index))
+    outcomes_agree(dataset)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     with pytest.raises(Exception, match="exceeds limit"):
         assisted_by(dataset)(0, 0, 0)
 
 
-def test_errors_of_the_users_code_are_theirs(images):
+def test_errors_and_changes_of_the_users_code(images):
     def wrong(image):
         raise KeyError("mine")
 
-    with pytest.raises(KeyError, match="mine"):
-        assisted_by(torchvision.datasets.ImageFolder(images, wrong))(0, 0, 0)
-
-
-def test_a_transform_changed_during_a_pass(images):
     dataset = torchvision.datasets.ImageFolder(images, np.asarray)
     assisted = assisted_by(dataset)
     assert_same(assisted(0, 0, 0), dataset[0])
     dataset.transform = v1.Grayscale()
     dataset.target_transform = str
     assert_same(assisted(0, 0, 0), dataset[0])
-
-
-# ---- which datasets, and their indices ----
+    with pytest.raises(KeyError, match="mine"):
+        assisted_by(torchvision.datasets.ImageFolder(images, wrong))(0, 0, 0)
 
 
 def test_no_gain_no_assistance(images, monkeypatch):
@@ -254,20 +234,18 @@ def test_no_gain_no_assistance(images, monkeypatch):
         def __getitem__(self, index):
             return super().__getitem__(index)
 
-    folder = torchvision.datasets.ImageFolder(images, itself)
-    array = Arrays(np.zeros((4, 3)), transform=itself)
-    loader = torchvision.datasets.ImageFolder(images, itself, loader=Image.open)
-    other: Any = [1]
-    datasets: list[Any] = [array, other, Own(images, itself), loader, Subset(array, [1]), ConcatDataset([array, other])]
-    for dataset in datasets:
-        assert assist(dataset) is None
-    assert assist(Subset(folder, [0])) is not None
-
     class Named(torchvision.datasets.ImageFolder):
         def __repr__(self):
             return "named"
 
-    assert assist(Named(images, itself)) is not None
+    folder = torchvision.datasets.ImageFolder(images, itself)
+    array, other = Arrays(np.zeros((4, 3)), transform=itself), [1]
+    loader = torchvision.datasets.ImageFolder(images, itself, loader=Image.open)
+    unassisted: list[Any] = [array, other, Own(images, itself), loader, Subset(array, [1])]
+    for dataset in (*unassisted, ConcatDataset(unassisted[:2])):
+        assert assist(dataset) is None
+    for dataset in (Subset(folder, [0]), Named(images, itself)):
+        assert assist(dataset) is not None
     monkeypatch.setattr(torchvision, "_image_backend", "accimage")
     assert assist(folder) is None
 
@@ -278,12 +256,10 @@ def test_indices_of_every_kind(images, folder):
     numbers: list[Any] = [np.array([5, 0, 2]), torch.tensor([1, -1]), [3, -1, True, np.int32(2)]]
     listed: Any = [("no", "image")]
     parts: Any = ConcatDataset([Subset(inner, numbers[0]), listed, Subset(inner, numbers[1])])
+    kinds = [np.int64(1), np.uint8(0), torch.tensor(1), torch.tensor(0, dtype=torch.int32), True, "1", None, 0.0]
     for dataset in (inner, Subset(inner, numbers[2]), parts, Subset(parts, range(5, -1, -1))):
-        assisted = assisted_by(dataset)
         size = len(dataset)
-        kinds = [np.int64(1), np.uint8(0), torch.tensor(1), torch.tensor(0, dtype=torch.int32), True, "1", None, 0.0]
-        for index in (*range(-size - 2, size + 2), *kinds, 2**70, torch.tensor([1]), [0, 1], slice(2)):
-            assert_same_outcome(partial(assisted, index, 0, 0), partial(dataset.__getitem__, index))
+        outcomes_agree(dataset, *range(-size - 2, size + 2), *kinds, 2**70, torch.tensor([1]), [0, 1], slice(2))
 
 
 def test_steps_of_several_parts(images):
@@ -294,9 +270,6 @@ def test_steps_of_several_parts(images):
     assert said[0].startswith("native: read    8 image files")
     assert "call    itself, on each PIL image" in said[1] and "call    str, on each label" in said[2]
     assert said[3] == "Python: read    list, by its __getitem__"
-
-
-# ---- processes and threads ----
 
 
 @FOLDERS
@@ -316,60 +289,34 @@ def test_four_threads_at_once(images, folder, keyed):
     assisted = assisted_by(dataset)
     native = [index for index in range(len(dataset)) if index not in (4, 5)]
     expected = {index: assisted(index, 0, index) for index in native}
-    start, wrong = threading.Barrier(4), []
+    start = threading.Barrier(4)
 
-    def work(first):
+    def work(number):
         start.wait()
         for step in range(40):
-            index = (first + step) % len(dataset)
-            image, label = assisted(index, 0, index)
-            if index in expected:
-                if not (np.array_equal(image, expected[index][0]) and label == expected[index][1]):
-                    wrong.append(index)
-            elif image.shape != (20, 22, 3):
-                wrong.append(index)
+            index = (2 * number + step) % len(dataset)
+            found = assisted(index, 0, index)
+            assert_same(found, expected.get(index, found))
+            assert found[0].shape == (20, 22, 3)
 
-    run_in_threads(4, lambda number: work(2 * number))
-    assert not wrong
+    run_in_threads(4, work)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # of threads that other tests have left
 def test_after_a_fork(images):
     assisted = assisted_by(torchvision.datasets.ImageFolder(images, np.asarray))
-    expected = [assisted(index, 0, 0)[0].tobytes() for index in range(4)]
-    ready, done = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # other tests have left threads that do not matter here
-        child = os.fork()
-    if child == 0:  # what pytest holds must not run here
-        try:
-            right = [assisted(index, 0, 0)[0].tobytes() for index in range(4)] == expected
-            os.write(done, b"right" if right else b"wrong")
-        finally:
-            os._exit(0)
-    os.close(done)
-    with open(ready, "rb") as pipe:
-        assert pipe.read() == b"right"
-    os.waitpid(child, 0)
-
-
-# ---- tensors ----
+    expected = [assisted(index, 0, 0) for index in range(4)]
+    assert_in_child(lambda: assert_same([assisted(index, 0, 0) for index in range(4)], expected))
 
 
 @pytest.fixture
 def tensors(tmp_path):
     root = tmp_path / "tensors"
     root.mkdir()
-    made = {
-        "a": torch.rand(3, 8, 8),
-        "b": torch.rand(3, 8, 8),
-        "c": torch.rand(5).to(torch.bfloat16),
-        "d": torch.tensor(True),
-        "e": torch.rand(6, 4).t(),
-        "f": torch.empty(0, 3),
-        "g": torch.rand(9, 4)[2:5],
-        "h": torch.arange(600_000),
-        "i": torch.rand(1, 3).t(),
-    }
+    made = dict(zip("abcdefghi", [
+        torch.rand(3, 8, 8), torch.rand(3, 8, 8), torch.rand(5).to(torch.bfloat16), torch.tensor(True),
+        torch.rand(6, 4).t(), torch.empty(0, 3), torch.rand(9, 4)[2:5], torch.arange(600_000), torch.rand(1, 3).t(),
+    ], strict=True))  # fmt: skip
     for name, tensor in made.items():
         torch.save(tensor, root / f"{name}.pt")
     return root, made
@@ -411,25 +358,11 @@ def test_npy_and_bad_tensor_files(tmp_path):
     np.save(tmp_path / "d.npy", np.zeros(3))
     dataset = TensorFolder(tmp_path, suffix=".npy", labels={"a": 1, "b": 2, "c": 3}, transform=itself)
     (tmp_path / "d.npy").unlink()
-    assisted = assisted_by(dataset)
-    for index in (0, 1):
-        assert_same(assisted(index, 0, 0), dataset[index])
-    for index in (2, 3, 4):
-        with pytest.raises(Exception, match=r".") as expected:
-            dataset[index]
-        with pytest.raises(expected.type) as caught:
-            assisted(index, 0, 0)
-        assert str(caught.value) == str(expected.value)
-
-
-def test_a_label_that_is_missing(tensors):
-    dataset = TensorFolder(tensors[0], labels={"a": 1}, transform=itself)
-    assert assisted_by(dataset)(0, 0, 0)[1] == 1
-    with pytest.raises(KeyError, match=r"sample 'b' .* has no label"):
-        assisted_by(dataset)(1, 0, 0)
-
-
-# ---- the native functions ----
+    outcomes_agree(dataset, *range(5))
+    assert assisted_by(dataset)(1, 0, 0)[1] == 2
+    np.save(tmp_path / "d.npy", np.zeros(3))
+    with pytest.raises(KeyError, match=r"sample 'd' .* has no label"):
+        assisted_by(dataset)(3, 0, 0)
 
 
 def test_read_tensor_checks_its_room(tensors):

@@ -1,4 +1,4 @@
-"""The CRC-32 of a .pt file: a bit that flipped since it was written is an error on every way that reads the file."""
+"""Damaged files: a bit that flipped, or an end that is missing, is an error however they are read; and CRC-32C."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ import torch
 
 import penstock
 import penstock._native as _native
-from tests.corrupt import Archive, archive_of, saved
-from tests.native_testing import TensorReader, crc32_by, crc_ways
+from tests.corrupt import Archive, archive_of, npy, saved
+from tests.native_testing import TensorReader, crc32_by, crc32c_by, crc_ways
+from tests.same import assert_same
+from tests.sample_datasets import tensor_files
 
 pytestmark = pytest.mark.native
 
@@ -35,9 +38,6 @@ KINDS: dict[str, Callable[[int], torch.Tensor]] = {
 }
 
 
-# --- the function -----------------------------------------------------------------------------------------------
-
-
 def crc32(data: bytes, before: int = 0, *, way: str | None) -> int:
     """Return the CRC-32 by one way, or by the one that the processor does best (None)."""
     return _native.crc32(data, before) if way is None else crc32_by(way, data, before)
@@ -45,13 +45,13 @@ def crc32(data: bytes, before: int = 0, *, way: str | None) -> int:
 
 @pytest.mark.parametrize("way", crc_ways())
 def test_known_answers(way: str) -> None:
-    assert crc32(b"", way=way) == 0
-    assert crc32(b"a", way=way) == 0xE8B7BE43
-    assert crc32(b"123456789", way=way) == 0xCBF43926  # the check value of the catalogue of parametrised CRCs
-    assert crc32(b"The quick brown fox jumps over the lazy dog", way=way) == 0x414FA339
-    assert crc32(bytes(32), way=way) == 0x190A55AD
-    assert crc32(b"\xff" * 32, way=way) == 0xFF6CAB0B
-    assert crc32(bytes(1 << 20), way=way) == zlib.crc32(bytes(1 << 20))
+    for data, answer in {
+        b"": 0, b"a": 0xE8B7BE43,
+        b"123456789": 0xCBF43926,  # the check value of the catalogue of parametrised CRCs
+        b"The quick brown fox jumps over the lazy dog": 0x414FA339,
+        bytes(32): 0x190A55AD, b"\xff" * 32: 0xFF6CAB0B, bytes(1 << 20): zlib.crc32(bytes(1 << 20)),
+    }.items():  # fmt: skip
+        assert crc32(data, way=way) == answer
 
 
 @pytest.mark.parametrize("way", [*crc_ways(), None])
@@ -78,17 +78,35 @@ def test_any_split(way: str | None) -> None:
         assert crc32(data, before, way=way) == zlib.crc32(data, before)
 
 
-# --- files ------------------------------------------------------------------------------------------------------
+def place_of(file: bytes, record: str) -> tuple[int, int]:
+    """Where a record's contents begin, and how many bytes they have."""
+    with zipfile.ZipFile(io.BytesIO(file)) as archive:
+        info = next(i for i in archive.infolist() if i.filename.partition("/")[2] == record)
+    return info.header_offset + 30 + sum(struct.unpack_from("<HH", file, info.header_offset + 26)), info.file_size
 
 
 def flipped(file: bytes, record: str, bit: int = 3, at: float = 0.5) -> bytes:
     """The file with one bit of a record's contents flipped."""
-    with zipfile.ZipFile(io.BytesIO(file)) as archive:
-        info = next(i for i in archive.infolist() if i.filename.partition("/")[2] == record)
-    name, extra = struct.unpack_from("<HH", file, info.header_offset + 26)
+    begin, size = place_of(file, record)
     data = bytearray(file)
-    data[info.header_offset + 30 + name + extra + int(info.file_size * at)] ^= 1 << bit
+    data[begin + int(size * at)] ^= 1 << bit
     return bytes(data)
+
+
+def with_other_checksum(file: bytes) -> bytes:
+    """The file with one bit of the elements' checksum flipped."""
+    data = bytearray(file)
+    data[file.rindex(b"PK\1\2", 0, file.rindex(b"archive/data/0")) + 16] ^= 4
+    return bytes(data)
+
+
+def full(number: int) -> torch.Tensor:
+    return torch.full((300,), float(number))
+
+
+def assert_corrupt(read: Callable[[], Any], record: str = "data/0") -> None:
+    with pytest.raises(penstock.CorruptSample, match=f"the CRC-32 of {record} is"):
+        read()
 
 
 def routes(dataset: penstock.TensorFolder, other: penstock.TensorFolder) -> dict[str, Callable[[], Any]]:
@@ -123,8 +141,7 @@ def test_a_flipped_bit(kind: str, tmp_path: Path) -> None:
     for name, read in ways.items():
         with pytest.raises(penstock.CorruptSample) as caught:
             read()
-        assert caught.value.sample_id == "5", name
-        assert caught.value.path == str(path), name
+        assert (caught.value.sample_id, caught.value.path) == ("5", str(path)), name
         for words in (
             "sample '5'", str(path), "the CRC-32 of data/0 is not the one in the file",
             "its content has changed since it was written", "torch.save",
@@ -133,42 +150,37 @@ def test_a_flipped_bit(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_flipped_bit_in_worker_processes(tmp_path: Path) -> None:
-    for i in range(4):
-        torch.save(torch.full((300,), float(i)), tmp_path / f"{i}.pt")
+    tensor_files(tmp_path, 4, (300,), "{}")
     (tmp_path / "2.pt").write_bytes(flipped((tmp_path / "2.pt").read_bytes(), "data/0"))
-    for method in ("process", None):
-        loader: Any = penstock.DataLoader(
-            penstock.TensorFolder(tmp_path, transform=doubled), num_workers=1, worker_method=method
-        )
-        with pytest.raises(penstock.CorruptSample, match="the CRC-32 of data/0 is"):
-            list(loader)
+    dataset = penstock.TensorFolder(tmp_path, transform=doubled)
+    methods: list[Any] = ["process", None]
+    for method in methods:
+        assert_corrupt(partial(list, penstock.DataLoader(dataset, num_workers=1, worker_method=method)))
 
 
 @pytest.mark.parametrize("shape", [(300,), (400_000,)], ids=["small", "large"])
 def test_every_byte_counts(shape: tuple[int, ...], tmp_path: Path) -> None:
     """The first and the last bit of the storage, of what lies around a view, and of the pickle."""
     storage = torch.arange(float(np.prod(shape)))
+    whole, bad = tmp_path / "good.pt", tmp_path / "bad.pt"
     for tensor in (storage, storage[3:-3]):
         good = saved(tensor)
-        paths = [str(tmp_path / name) for name in ("good.pt", "bad.pt")]
-        Path(paths[0]).write_bytes(good)
+        whole.write_bytes(good)
         reader = TensorReader()
         spec = ("float32", tuple(tensor.shape))
         for at, bit in ((0, 0), (0.5, 7), (0.9999999, 7)):
-            Path(paths[1]).write_bytes(flipped(good, "data/0", bit, at))
+            bad.write_bytes(flipped(good, "data/0", bit, at))
             for _ in range(2):
-                assert reader.read(paths[0], 1, *spec) == tensor.numpy().tobytes()
-                assert reader.read(paths[1], 1, *spec) == ("python", "the elements do not match their CRC-32")
-        bad = flipped(good, "data.pkl", 0, 0.999)
-        Path(paths[1]).write_bytes(bad)
-        assert reader.read(paths[1], 1, *spec) == ("python", "data.pkl does not match its CRC-32")
+                assert reader.read(str(whole), 1, *spec) == tensor.numpy().tobytes()
+                assert reader.read(str(bad), 1, *spec) == ("python", "the elements do not match their CRC-32")
+        bad.write_bytes(flipped(good, "data.pkl", 0, 0.999))
+        assert reader.read(str(bad), 1, *spec) == ("python", "data.pkl does not match its CRC-32")
 
 
 def test_a_pickle_that_was_changed(tmp_path: Path) -> None:
     """float32 became int32 by one bit, which torch.load takes; and a pickle that torch.load refuses."""
     good = saved(torch.ones(12))
-    archive = archive_of(good)
-    pickle = next(r.data for r in archive.records if r.name.endswith(b"data.pkl"))
+    pickle = archive_of(good).pickle
     (tmp_path / "a.pt").write_bytes(good.replace(pickle, pickle.replace(b"K\x0c\x85", b"K\x0b\x85")))
     assert torch.load(tmp_path / "a.pt").shape == (11,)
     (tmp_path / "b.pt").write_bytes(flipped(good, "data.pkl", 0, 0.5))
@@ -177,22 +189,17 @@ def test_a_pickle_that_was_changed(tmp_path: Path) -> None:
     for name in "ab":
         for workers in (0, 1):
             loader: Any = penstock.DataLoader(penstock.TensorFolder(tmp_path, [name]), num_workers=workers)
-            with pytest.raises(penstock.CorruptSample, match=r"the CRC-32 of data\.pkl is"):
-                list(loader)
-
-
-# --- files that are good ----------------------------------------------------------------------------------------
+            assert_corrupt(partial(list, loader), r"data\.pkl")
 
 
 def reads_as_torch_does(folder: Path) -> None:
     dataset = penstock.TensorFolder(folder)
     want = [torch.load(folder / f"{name}.pt") for name in dataset.ids]
     for workers in (0, 2):
-        got = list(penstock.DataLoader(dataset, batch_size=None, num_workers=workers))
-        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+        assert_same(list(penstock.DataLoader(dataset, batch_size=None, num_workers=workers)), want)
         batches = list(penstock.DataLoader(dataset, batch_size=2, num_workers=workers))
-        assert torch.equal(torch.cat(batches), torch.stack(want))
-    assert all(torch.equal(dataset[i], want[i]) for i in range(len(want)))
+        assert_same(torch.cat(batches), torch.stack(want))
+    assert_same([dataset[i] for i in range(len(want))], want)
 
 
 def test_files_without_checksums(tmp_path: Path) -> None:
@@ -200,8 +207,7 @@ def test_files_without_checksums(tmp_path: Path) -> None:
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
-        for i in range(6):
-            torch.save(torch.full((300,), float(i)), tmp_path / f"{i}.pt")
+        tensor_files(tmp_path, 6, (300,), "{}")
     finally:
         torch.serialization.set_crc32_options(before)
     with zipfile.ZipFile(tmp_path / "3.pt") as archive:
@@ -214,57 +220,168 @@ def test_elements_that_were_filled_in_later(tmp_path: Path) -> None:
     for i in range(4):
         path = tmp_path / f"{i}.pt"
         with torch.serialization.skip_data():
-            torch.save(torch.zeros(100), path)
-        offset = _contents_of(path.read_bytes(), "data/0")
+            torch.save(torch.zeros(300), path)
         with path.open("r+b") as file:
-            file.seek(offset)
-            file.write(torch.full((100,), float(i)).numpy().tobytes())
+            file.seek(place_of(path.read_bytes(), "data/0")[0])
+            file.write(full(i).numpy().tobytes())
     reads_as_torch_does(tmp_path)
-
-
-def _contents_of(file: bytes, record: str) -> int:
-    with zipfile.ZipFile(io.BytesIO(file)) as archive:
-        info = next(i for i in archive.infolist() if i.filename.partition("/")[2] == record)
-    return info.header_offset + 30 + sum(struct.unpack_from("<HH", file, info.header_offset + 26))
 
 
 def test_a_directory_that_was_changed(tmp_path: Path) -> None:
     """A bit that flipped in the checksum itself is a change too."""
-    for i in range(4):
-        file = bytearray(saved(torch.full((300,), float(i))))
-        if i == 2:
-            entry = file.rindex(b"PK\1\2", 0, file.rindex(b"archive/data/0"))
-            file[entry + 16] ^= 4
-        (tmp_path / f"{i}.pt").write_bytes(file)
+    tensor_files(tmp_path, 4, (300,), "{}")
+    (tmp_path / "2.pt").write_bytes(with_other_checksum(saved(full(2))))
     for read in routes(penstock.TensorFolder(tmp_path), penstock.TensorFolder(tmp_path, transform=doubled)).values():
-        with pytest.raises(penstock.CorruptSample, match="the CRC-32 of data/0 is"):
-            read()
+        assert_corrupt(read)
 
 
 def test_a_compressed_archive(tmp_path: Path) -> None:
     """Records that another program has compressed are Python's to read, and to check."""
     for i in range(4):
         with (
-            zipfile.ZipFile(io.BytesIO(saved(torch.full((300,), float(i))))) as old,
+            zipfile.ZipFile(io.BytesIO(saved(full(i)))) as old,
             zipfile.ZipFile(tmp_path / f"{i}.pt", "w", zipfile.ZIP_DEFLATED) as new,
         ):
             for name in old.namelist():
                 new.writestr(name, old.read(name))
     reads_as_torch_does(tmp_path)
-    path = tmp_path / "2.pt"
-    file = bytearray(path.read_bytes())
-    entry = file.rindex(b"PK\1\2", 0, file.rindex(b"archive/data/0"))
-    file[entry + 16] ^= 4  # of the checksum: what zlib unpacks cannot be damaged so that it does not notice
-    path.write_bytes(file)
-    with pytest.raises(penstock.CorruptSample, match="the CRC-32 of data/0 is"):
-        penstock.TensorFolder(tmp_path)[2]
+    # What zlib unpacks cannot be damaged so that it does not notice: the checksum is.
+    (tmp_path / "2.pt").write_bytes(with_other_checksum((tmp_path / "2.pt").read_bytes()))
+    assert_corrupt(lambda: penstock.TensorFolder(tmp_path)[2])
 
 
 def test_archives_of_other_writers(tmp_path: Path) -> None:
     """Records in another order, and what zipfile cannot read: no proof of damage."""
-    good = archive_of(saved(torch.full((300,), 1.0)))
+    good = archive_of(saved(full(1)))
     (tmp_path / "0.pt").write_bytes(Archive(tuple(reversed(good.records))).file())
     (tmp_path / "1.pt").write_bytes(good.edit(b".data/serialization_id", data=b"\xff").file())
-    (tmp_path / "2.pt").write_bytes(saved(torch.full((300,), 2.0), _use_new_zipfile_serialization=False))
+    (tmp_path / "2.pt").write_bytes(saved(full(2), _use_new_zipfile_serialization=False))
     dataset = penstock.TensorFolder(tmp_path, ["0", "2"])
     assert [float(row[0]) for row in penstock.DataLoader(dataset, batch_size=None)] == [1.0, 2.0]
+
+
+#: RFC 3720, appendix B.4; and the check value of the catalogue of parametrised CRCs (CRC-32/ISCSI).
+VECTORS = [
+    (b"", 0),
+    (b"123456789", 0xE3069283),
+    (bytes(32), 0x8A9136AA),
+    (b"\xff" * 32, 0x62A8AB43),
+    (bytes(range(32)), 0x46DD794E),
+    (bytes(range(31, -1, -1)), 0x113FDB5C),
+]
+
+
+@pytest.mark.parametrize("way", [*crc_ways(), None])
+@pytest.mark.parametrize(("data", "expected"), VECTORS)
+def test_published_vectors(way: str | None, data: bytes, expected: int) -> None:
+    assert (_native.crc32c(data) if way is None else crc32c_by(way, data)) == expected
+
+
+@pytest.mark.parametrize("way", crc_ways())
+def test_every_length_and_alignment(way: str) -> None:
+    data = np.random.default_rng(0).integers(0, 256, 30_000, np.uint8).tobytes()
+    for length in [*range(70), 255, 256, 767, 768, 769, 1536, 12_287, 12_288, 12_289, 25_000]:
+        for start in range(3):
+            part = data[start : start + length]
+            assert crc32c_by(way, part) == crc32c_by("portable", part), (length, start)
+            half = length // 3
+            assert crc32c_by(way, part[half:], crc32c_by(way, part[:half])) == crc32c_by(way, part)
+
+
+def test_any_buffer() -> None:
+    data = bytes(range(256)) * 200
+    views = (bytearray(data), memoryview(data), np.frombuffer(data, np.uint8), np.frombuffer(data, np.float64))
+    assert {_native.crc32c(view) for view in views} == {_native.crc32c(data)}
+    with pytest.raises(TypeError):
+        _native.crc32c("text")  # type: ignore[arg-type]
+
+
+def test_rows(tmp_path: Path) -> None:
+    rows = np.arange(60, dtype=np.uint8).reshape(20, 3)
+    (tmp_path / "rows").write_bytes(b"head" + rows.tobytes())
+    with open(tmp_path / "rows", "rb") as file:
+        table = _native.RowFile(file.fileno(), 4, 3, 20)
+    out = np.empty((3, 3), np.uint8)
+    table.read(np.array([19, 0, 7]), out)
+    assert np.array_equal(out, rows[[19, 0, 7]])
+    for wrong in (20, -1, 1 << 62):
+        with pytest.raises(IndexError):
+            table.read(np.array([0, 1, wrong]), out)
+    with pytest.raises(ValueError, match="another number of rows"):
+        table.read(np.array([0]), out)
+    (tmp_path / "rows").write_bytes(b"head")  # cut off meanwhile
+    with pytest.raises(OSError, match="No data"):
+        table.read(np.array([0, 1, 2]), out)
+
+
+def test_rows_that_no_file_can_hold(tmp_path: Path) -> None:
+    (tmp_path / "rows").write_bytes(b"")
+    with open(tmp_path / "rows", "rb") as file, pytest.raises(ValueError, match="no file"):
+        _native.RowFile(file.fileno(), 4, 1 << 40, 1 << 40)
+
+
+def messages(folder: Path, suffix: str = ".pt") -> list[str]:
+    """What each way of reading says of the one file of a folder."""
+    plain, called = (penstock.TensorFolder(folder, ["x"], suffix=suffix, transform=f) for f in (None, doubled))
+    reads: list[Any] = [
+        *(partial(list, penstock.DataLoader(plain, num_workers=workers)) for workers in (0, 2)),
+        partial(list, penstock.DataLoader(called, num_workers=0)),
+        partial(list, penstock.DataLoader(called, num_workers=1, worker_method="thread")),
+    ]
+    said = []
+    for read in (*reads, lambda: plain[0]):
+        with pytest.raises(penstock.CorruptSample) as caught:
+            read()
+        assert (caught.value.sample_id, caught.value.path) == ("x", str(folder / f"x{suffix}"))
+        assert "Invalid argument" not in str(caught.value) and ".;" not in str(caught.value)
+        said.append(str(caught.value))
+    return said
+
+
+WHOLE = saved(torch.arange(1000.0))
+STRIDED = saved(torch.arange(1000.0).reshape(20, 50).t())
+BEGIN = WHOLE.index(torch.arange(1000.0).numpy().tobytes()[:64])
+CUTS = {
+    "1-byte": 1, "3-bytes": 3, "magic": 4, "local-header": 20, "in-the-pickle": 100, "before-the-elements": BEGIN,
+    "1-element": BEGIN + 4, "in-the-elements": BEGIN + 2000, "after-the-elements": BEGIN + 4000,
+    "after-the-descriptor": BEGIN + 4016, "in-the-directory": len(WHOLE) - 200, "in-the-end": len(WHOLE) - 18,
+    "last-byte": len(WHOLE) - 1,
+}  # fmt: skip
+
+
+OLD = saved(torch.arange(100.0), _use_new_zipfile_serialization=False)
+NPY = npy(np.arange(100.0))
+CUT_OFF = ("was it cut off",)
+#: By name: the suffix, the content, and what is said beside its size.
+CUT_FILES: dict[str, tuple[str, bytes, tuple[str, ...]]] = {
+    **{name: (".pt", WHOLE[:cut], (*CUT_OFF, "torch.save(tensor, path)")) for name, cut in CUTS.items()},
+    **{f"before torch 1.6, {length}": (".pt", OLD[:length], CUT_OFF) for length in (1, 30, 90, 300, 400)},
+    **{f"npy, {length}": (".npy", NPY[:length], ()) for length in (3, 6, 8, 9, 60, 128, 300, 927)},
+    **{f"empty, {suffix}": (suffix, b"", ("is an empty file; write it again",)) for suffix in (".pt", ".npy")},
+}
+
+
+@pytest.mark.parametrize("name", CUT_FILES)
+def test_a_file_that_was_cut_off(name: str, tmp_path: Path) -> None:
+    suffix, content, words = CUT_FILES[name]
+    size = [f"it has {len(content):,} byte"] if content else []
+    (tmp_path / f"x{suffix}").write_bytes(content)
+    for said in messages(tmp_path, suffix):
+        assert all(text in said for text in (*words, *size)), said
+    if suffix == ".npy" and content:
+        with pytest.raises(penstock.CorruptSample, match=f"it has {len(content)} bytes") as caught:
+            penstock.Arrays(tmp_path / "x.npy")
+        assert isinstance(caught.value, type(caught.value.__cause__))
+
+
+def test_every_cut(tmp_path: Path) -> None:
+    """And what torch.load raises is a class of ours."""
+    dataset = penstock.TensorFolder(tmp_path, ["x"])
+    loader: Any = penstock.DataLoader(dataset, num_workers=0)
+    for file in (WHOLE, STRIDED):
+        for length in (*range(1, len(file), 97), *range(len(file) - 30, len(file))):
+            (tmp_path / "x.pt").write_bytes(file[:length])
+            with pytest.raises(Exception) as theirs:
+                torch.load(tmp_path / "x.pt")
+            with pytest.raises(type(theirs.value), match="was it cut off"):
+                list(loader)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Subset, default_collate, random_split
+from torch.utils.data import ConcatDataset, Subset, random_split
 
 import penstock
 import penstock._native as _native
@@ -25,7 +25,17 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning"),  # of pyarrow, for Dataset.sort
 ]
 
-# --- what is read natively --------------------------------------------------------------------------------------------
+
+def bits(batches: Any) -> list[Any]:
+    return list(map(as_bits, batches))
+
+
+def bits_of_torchs(dataset: Any) -> list[Any]:
+    return bits(torch.utils.data.DataLoader(dataset, BATCH))
+
+
+def joined(*parts: Any, **options: Any) -> Any:
+    return datasets.concatenate_datasets(list(parts), **options)
 
 
 ARRANGED: dict[str, Callable[[Any], Any]] = {
@@ -35,21 +45,13 @@ ARRANGED: dict[str, Callable[[Any], Any]] = {
     "sliced": lambda dataset: dataset.select(range(7, 24)),
     "sliced, sliced": lambda dataset: dataset.select(range(7, 24)).select(range(3, 14)),
     "shuffled, sliced": lambda dataset: dataset.shuffle(seed=1).select(range(3, 19)).shuffle(seed=2),
-    "of parts": lambda dataset: datasets.concatenate_datasets(
-        [dataset, dataset.select(range(3, 11)), dataset.select(range(1)), dataset]
-    ),
-    "of parts, shuffled": lambda dataset: datasets.concatenate_datasets(
-        [dataset.shuffle(seed=1), dataset.select(range(9, 20))]
-    ).shuffle(seed=5),
+    "of parts": lambda dataset: joined(dataset, dataset.select(range(3, 11)), dataset.select(range(1)), dataset),
+    "of parts, shuffled": lambda dataset: joined(dataset.shuffle(seed=1), dataset.select(range(9, 20))).shuffle(seed=5),
     "sharded": lambda dataset: dataset.shard(3, 1),
     "sorted": lambda dataset: dataset.sort(dataset.column_names[1]),
-    "of columns": lambda dataset: datasets.concatenate_datasets(
-        [
-            dataset.select_columns(dataset.column_names[:3]),
-            datasets.concatenate_datasets([dataset.select(range(7)), dataset.select(range(7, ROWS))]).remove_columns(
-                dataset.column_names[:3]
-            ),
-        ],
+    "of columns": lambda dataset: joined(
+        dataset.select_columns(dataset.column_names[:3]),
+        joined(dataset.select(range(7)), dataset.select(range(7, ROWS))).remove_columns(dataset.column_names[:3]),
         axis=1,
     ),
     "split": lambda dataset: dataset.train_test_split(0.3, seed=2)["train"],
@@ -57,17 +59,13 @@ ARRANGED: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("arranged", ARRANGED)
-def test_torch_format_of_all_numbers(arranged: str) -> None:
+def test_formats_of_all_numbers(arranged: str) -> None:
     dataset = ARRANGED[arranged](table("scalar", "fixed", "list", "array"))
     equal(dataset.with_format("torch"))
     equal(dataset.with_format("torch"), shuffle=True, drop_last=True)
-
-
-@pytest.mark.parametrize("arranged", ["as it is", "shuffled", "of parts"])
-def test_numpy_and_python_formats(arranged: str) -> None:
-    dataset = ARRANGED[arranged](table("scalar", "fixed", "list", "array"))
-    equal(dataset.with_format("numpy"))
-    equal(ARRANGED[arranged](table("scalar")))
+    if arranged in ("as it is", "shuffled", "of parts"):
+        equal(dataset.with_format("numpy"))
+        equal(ARRANGED[arranged](table("scalar")))
 
 
 def test_formats_of_chosen_columns() -> None:
@@ -93,19 +91,24 @@ def test_a_dtype_for_all_columns(dtype: torch.dtype) -> None:
 def test_half_precision_as_it_is_stored() -> None:
     values = np.arange(0, 1 << 16, dtype=np.uint16).view(np.float16).reshape(-1, 64)
     column = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), 64)
-    equal(datasets.Dataset(pa.table({"x": column})).with_format("torch", dtype=torch.float16), batch_size=100)
+    equal(of_columns(x=column).with_format("torch", dtype=torch.float16), batch_size=100)
 
 
-def test_unsigned_numbers_of_64_bits() -> None:
-    values = np.array([0, 1, 2**63, 2**64 - 1], dtype=np.uint64)
-    dataset = datasets.Dataset(pa.table({"x": pa.array(values)}))
+def of_columns(**columns: Any) -> Any:
+    return datasets.Dataset(pa.table(columns))
+
+
+def test_columns_of_other_kinds() -> None:
+    """Unsigned numbers of 64 bits, lists without elements, and long rows of all conversions."""
+    dataset = of_columns(x=pa.array(np.array([0, 1, 2**63, 2**64 - 1], dtype=np.uint64)))
     equal(dataset.with_format("torch"))
     assert "Python objects" in penstock.DataLoader(dataset).explain()
-
-
-def test_lists_without_elements() -> None:
     empty = pa.array([[]] * 5, pa.list_(pa.int32()))
-    equal(datasets.Dataset(pa.table({"x": empty, "y": pa.array(range(5))})).with_format("torch"), batch_size=2)
+    equal(of_columns(x=empty, y=pa.array(range(5))).with_format("torch"), batch_size=2)
+    sizes = {"int8": 5_000, "int32": 2_049, "float64": 1_025, "float32": 3_000}
+    flat = {kind: pa.array(numbers(kind, (7 * size,))) for kind, size in sizes.items()}
+    long = {kind: pa.FixedSizeListArray.from_arrays(flat[kind], size) for kind, size in sizes.items()}
+    equal(of_columns(**long).with_format("torch"), batch_size=3)
 
 
 def test_large_lists_and_sliced_buffers() -> None:
@@ -117,15 +120,6 @@ def test_large_lists_and_sliced_buffers() -> None:
         cut = whole.slice(begin, length)
         equal(datasets.Dataset(cut).with_format("torch"))
         equal(datasets.Dataset(pa.concat_tables([cut, whole, cut.slice(1), whole.slice(5, 2)])).with_format("torch"))
-
-
-def test_long_rows_of_all_conversions() -> None:
-    shapes = {"int8": 5_000, "int32": 2_049, "float64": 1_025, "float32": 3_000}
-    columns = {
-        kind: pa.FixedSizeListArray.from_arrays(pa.array(numbers(kind, (7 * size,))), size)
-        for kind, size in shapes.items()
-    }
-    equal(datasets.Dataset(pa.table(columns)).with_format("torch"), batch_size=3)
 
 
 def test_a_dataset_on_disk(tmp_path: Path) -> None:
@@ -146,8 +140,7 @@ def test_every_native_executor(executor: Executor) -> None:
     loader = penstock.DataLoader(dataset, batch_size=BATCH, **executor.options)
     assert executor.says in loader.explain()
     for _ in range(2):
-        wanted = list(map(as_bits, torch.utils.data.DataLoader(dataset, batch_size=BATCH)))
-        assert_same(list(map(as_bits, loader)), wanted)
+        assert_same(bits(loader), bits_of_torchs(dataset))
 
 
 def test_subsets_splits_and_samplers() -> None:
@@ -159,8 +152,7 @@ def test_subsets_splits_and_samplers() -> None:
     equal(dataset, sampler=torch.utils.data.WeightedRandomSampler(weights, 40))
     batches = [[3, 1], [28, -1, 0], [7]]
     ours = penstock.DataLoader(dataset, batch_sampler=batches, num_workers=2)
-    theirs = torch.utils.data.DataLoader(dataset, batch_sampler=batches)
-    assert_same(list(map(as_bits, ours)), list(map(as_bits, theirs)))
+    assert_same(bits(ours), bits(torch.utils.data.DataLoader(dataset, batch_sampler=batches)))
 
 
 @pytest.mark.parametrize(("form", "kind"), [("torch", "float32"), ("torch", "float64"), ("numpy", "int32")])
@@ -188,11 +180,8 @@ def test_seeds_ranks_and_states() -> None:
     batches = iter(begun)
     first = [next(batches), next(batches)]
     resumed = loaded(made(), begun.state_dict())
-    assert_same(list(map(as_bits, [*first, *resumed])), list(map(as_bits, whole)))
+    assert_same(bits([*first, *resumed]), bits(whole))
     assert (begun.stats().batches, begun.stats().samples) == (2, 2 * BATCH)
-
-
-# --- changes ----------------------------------------------------------------------------------------------------------
 
 
 CHANGES: dict[str, Callable[[Any], None]] = {
@@ -225,34 +214,27 @@ def test_a_change_in_a_pass_and_between_passes(change: str) -> None:
 
     theirs = fresh()
     wanted = outcomes(torch.utils.data.DataLoader(theirs, BATCH), theirs, CHANGES[change])
-    given: list[dict[str, Any]] = [{}, {"num_workers": 0}]
-    for options in given:
+    given: list[tuple[dict[str, Any], Any]] = [({}, wanted), ({"num_workers": 0}, wanted)]
+    for options, batches in (*given, ({"num_workers": 2}, bits_of_torchs(fresh()))):
         ours = fresh()
         loader = penstock.DataLoader(ours, BATCH, **options)
         assert "gather" in loader.explain()
-        assert_same(outcomes(loader, ours, CHANGES[change]), wanted)
-        assert_same(list(map(as_bits, loader)), list(map(as_bits, torch.utils.data.DataLoader(ours, BATCH))))
-    ours = fresh()
-    before = list(map(as_bits, torch.utils.data.DataLoader(ours, BATCH)))
-    loader = penstock.DataLoader(ours, BATCH, num_workers=2)
-    assert_same(outcomes(loader, ours, CHANGES[change]), before)
-    assert_same(list(map(as_bits, loader)), list(map(as_bits, torch.utils.data.DataLoader(ours, BATCH))))
-
-
-# --- damage -----------------------------------------------------------------------------------------------------------
+        assert_same(outcomes(loader, ours, CHANGES[change]), batches)
+        assert_same(bits(loader), bits_of_torchs(ours))
 
 
 def test_rows_of_other_bytes_than_the_elements_take() -> None:
     spec = _native.Spec("int64", [2])
     values = np.zeros((3, 16), np.uint8)
     _native.ColumnFiller([values], "int64", spec)
-    for rows in (values[:, :8].copy(), values.reshape(-1)):
-        with pytest.raises(ValueError, match="do not agree"):
-            _native.ColumnFiller([rows], "int64", spec)
-    with pytest.raises(ValueError, match="convert"):
-        _native.ColumnFiller([values], "float64", spec)
-    with pytest.raises(TypeError, match="not an array of bytes"):
-        _native.ColumnFiller([values.view(np.int64)], "int64", spec)
+    for rows, kind, error, words in (
+        (values[:, :8].copy(), "int64", ValueError, "do not agree"),
+        (values.reshape(-1), "int64", ValueError, "do not agree"),
+        (values, "float64", ValueError, "convert"),
+        (values.view(np.int64), "int64", TypeError, "not an array of bytes"),
+    ):
+        with pytest.raises(error, match=words):
+            _native.ColumnFiller([rows], kind, spec)  # type: ignore[list-item]
 
 
 def test_columns_are_views_of_buffers_and_do_not_keep_their_table() -> None:
@@ -276,10 +258,3 @@ def test_mappings_lead_to_rows_as_the_package_leads() -> None:
     table_ = pa.table({"indices": pa.chunked_array([[3, 30], [58, 1]], pa.uint64())})
     dataset._indices = datasets.table.InMemoryTable(table_)
     equal(dataset)
-
-
-def test_a_batch_is_what_default_collate_makes() -> None:
-    dataset = simple()
-    batch = next(iter(penstock.DataLoader(dataset, batch_size=3)))
-    assert type(batch) is dict
-    assert_same(as_bits(batch), as_bits(default_collate(dataset.__getitems__([0, 1, 2]))))

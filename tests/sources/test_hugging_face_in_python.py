@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,41 +17,38 @@ from tests.arrow_tables import BATCH, as_bits, datasets, equal, from_columns, si
 from tests.executors_under_test import Executor, executors
 from tests.same import assert_same
 
-# --- what stays Python's ----------------------------------------------------------------------------------------------
 
-
-class Own(datasets.Dataset):
-    """A subclass."""
-
-
-def own(dataset: Any) -> Any:
-    dataset.__class__ = Own
+def changed(name: str, value: Any) -> Any:
+    dataset = simple()
+    setattr(dataset, name, value)
     return dataset
 
 
-def patched(dataset: Any) -> Any:
-    dataset.__getitems__ = lambda indices: [{"x": index} for index in indices]
-    return dataset
+def torchs(**columns: Any) -> Any:
+    return from_columns(**columns).with_format("torch")
 
 
 LEFT: dict[str, tuple[Callable[[], Any], str]] = {
     "nulls": (lambda: from_columns(x=[1, 2, None, 4]).with_format("numpy"), "it holds nulls"),
-    "nulls in lists": (lambda: from_columns(x=[[1.0, None]] * 4).with_format("torch"), "it holds nulls"),
-    "texts": (lambda: from_columns(x=["a", "b"], y=[1, 2]).with_format("torch"), "elements of type string"),
-    "lists of lists": (lambda: from_columns(x=[[[1, 2], [3, 4]]] * 5).with_format("torch"), "elements of type list"),
+    "nulls in lists": (lambda: torchs(x=[[1.0, None]] * 4), "it holds nulls"),
+    "texts": (lambda: torchs(x=["a", "b"], y=[1, 2]), "elements of type string"),
+    "lists of lists": (lambda: torchs(x=[[[1, 2], [3, 4]]] * 5), "elements of type list"),
     "lists as objects": (lambda: from_columns(x=[[1, 2]] * 5), "what becomes no plain tensor"),
-    "lists of truth values": (
-        lambda: from_columns(x=[[True, False]] * 5).with_format("torch"),
-        "lists of truth values",
-    ),
-    "dictionaries": (lambda: from_columns(x=[{"a": 1}] * 5).with_format("torch"), "elements of type struct"),
+    "lists of truth values": (lambda: torchs(x=[[True, False]] * 5), "lists of truth values"),
+    "dictionaries": (lambda: torchs(x=[{"a": 1}] * 5), "elements of type struct"),
     "a transform": (lambda: from_columns(x=[1, 2]).with_transform(lambda rows: rows), "its function makes the samples"),
     "a dtype": (lambda: simple().with_format("torch", dtype=torch.float16), "which become float16"),
     "an option": (lambda: simple().with_format("torch", requires_grad=False), "the format is Python's"),
     "numpy's options": (lambda: simple().with_format("numpy", dtype=np.float64), "the format is Python's"),
     "no rows": (lambda: simple().select([]), "it has no rows"),
-    "a subclass": (lambda: own(simple()), "a subclass of Dataset may read otherwise"),
-    "a method": (lambda: patched(simple()), "its __getitem__ was replaced"),
+    "a subclass": (
+        lambda: changed("__class__", type("Own", (datasets.Dataset,), {})),
+        "a subclass of Dataset may read otherwise",
+    ),
+    "a method": (
+        lambda: changed("__getitems__", lambda indices: [{"x": index} for index in indices]),
+        "its __getitem__ was replaced",
+    ),
 }
 
 
@@ -76,13 +74,11 @@ def test_an_index_out_of_range_is_an_error_as_ever() -> None:
 
 
 def test_lists_of_different_lengths() -> None:
-    ragged = from_columns(x=[[1.0] * (1 + i // 4) for i in range(12)]).with_format("torch")
+    ragged = torchs(x=[[1.0] * (1 + i // 4) for i in range(12)])
     assert "lists of different lengths" in penstock.DataLoader(ragged, batch_size=4).explain()
     equal(ragged, native=False, batch_size=4)
-
-
-def test_lists_whose_lengths_come_right_in_sum() -> None:
-    even = from_columns(x=[[1, 2], [3, 4], [5], [6], [7, 8, 9], [10, 11, 12]]).with_format("torch")
+    # And lists whose lengths come right in sum.
+    even = torchs(x=[[1, 2], [3, 4], [5], [6], [7, 8, 9], [10, 11, 12]])
     equal(even, native=False, batch_size=2)
     for loader in (torch.utils.data.DataLoader, penstock.DataLoader):
         with pytest.raises(RuntimeError, match=r"equal size|shape \(1,\)"):
@@ -94,9 +90,6 @@ def test_tensors_that_come_otherwise_than_expected() -> None:
     with torch.device("meta"):
         assert "no plain tensor in host memory" in loader.explain()
     assert "gather" in loader.explain()
-
-
-# --- images and streams -----------------------------------------------------------------------------------------------
 
 
 def photos() -> Any:
@@ -112,51 +105,39 @@ def to_pixels(rows: dict[str, Any]) -> dict[str, Any]:
     return {"pixel_values": pixels, "label": rows["label"], "beside": [len(pixels)] * len(pixels)}
 
 
+def assert_as_torch(dataset: Any, executor: Executor, *says: str) -> None:
+    loader = penstock.DataLoader(dataset, batch_size=4, **executor.options)
+    assert all(words in loader.explain() for words in (executor.says, *says))
+    assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=4)))
+
+
 @executors("caller", "threads, caller", "threads, 2", "threads, 5", "processes, 1", "processes, 2", "caller, fed")
 def test_images_and_transforms(executor: Executor) -> None:
-    for dataset in (photos().with_transform(to_pixels), photos().shuffle(seed=3).with_transform(to_pixels)):
-        loader = penstock.DataLoader(dataset, batch_size=4, **executor.options)
-        assert executor.says in loader.explain()
-        assert "its function makes the samples" in loader.explain()
-        assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=4)))
+    for dataset in (photos(), photos().shuffle(seed=3)):
+        assert_as_torch(dataset.with_transform(to_pixels), executor, "its function makes the samples")
 
 
 def test_images_are_opened_by_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
-    original, opened = Image.open, []
-
-    def noting(*args: Any, **options: Any) -> Any:
-        opened.append(args)
-        return original(*args, **options)
-
-    monkeypatch.setattr(Image, "open", noting)
+    opening = Mock(wraps=Image.open)
+    monkeypatch.setattr(Image, "open", opening)
     dataset = photos().with_transform(to_pixels)
-    for workers in ({"num_workers": 0}, {"num_workers": 2, "worker_method": "thread"}):
-        opened.clear()
-        options: dict[str, Any] = workers
+    given: list[dict[str, Any]] = [{"num_workers": 0}, {"num_workers": 2, "worker_method": "thread"}]
+    for options in given:
+        opening.reset_mock()
         assert len(list(penstock.DataLoader(dataset, batch_size=4, **options))) == 4
-        assert len(opened) >= len(dataset)
+        assert opening.call_count >= len(dataset)
 
 
 @executors("caller", "threads, 2", "processes, 2")
-def test_images_of_one_size_in_torch_format(executor: Executor) -> None:
+def test_images_of_one_size_and_of_a_folder(executor: Executor, tmp_path: Path) -> None:
     dataset = photos().map(lambda row: {"image": row["image"].resize((9, 7))}).with_format("torch")
-    loader = penstock.DataLoader(dataset, batch_size=4, **executor.options)
-    assert "elements of type struct" in loader.explain()
-    assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=4)))
-    native = dataset.with_format("torch", columns=["label"])
-    equal(native, batch_size=4)
-
-
-@executors("caller", "threads, 2", "processes, 2")
-def test_images_of_a_folder(executor: Executor, tmp_path: Path) -> None:
-    files = []
-    for number, row in enumerate(photos()):
-        files.append(str(tmp_path / f"{number}.jpg"))
-        row["image"].save(files[-1])
-    dataset = datasets.Dataset.from_dict({"image": files, "label": list(range(13))})
-    dataset = dataset.cast_column("image", datasets.Image()).with_transform(to_pixels)
-    loader = penstock.DataLoader(dataset, batch_size=4, **executor.options)
-    assert_same(list(loader), list(torch.utils.data.DataLoader(dataset, batch_size=4)))
+    assert_as_torch(dataset, executor, "elements of type struct")
+    equal(dataset.with_format("torch", columns=["label"]), batch_size=4)
+    files = [str(tmp_path / f"{number}.jpg") for number in range(13)]
+    for file, row in zip(files, photos(), strict=True):
+        row["image"].save(file)
+    in_files = from_columns(image=files, label=list(range(13))).cast_column("image", datasets.Image())
+    assert_as_torch(in_files.with_transform(to_pixels), executor)
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)

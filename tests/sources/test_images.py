@@ -1,4 +1,4 @@
-"""penstock.Images, and torchvision's datasets of image files by name, against torch's loader over the same samples."""
+"""Images, torchvision's datasets of image files by name, and Views, against torch's loader over the same samples."""
 
 from __future__ import annotations
 
@@ -6,22 +6,29 @@ import json
 import os
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torchvision
 from PIL import Image
 from scipy.io import savemat
+from torch.utils.data import ConcatDataset, Subset
 from torchvision import datasets
 from torchvision import transforms as v1
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
 
 import penstock
+from penstock import Views
 from penstock.sources.torchvision_datasets import TorchvisionFolderSource
+from tests.filled_batches import batches, handed_on, save_pictures
 from tests.same import assert_same, assert_same_batches, assert_same_outcome
+from tests.sample_datasets import Made
 
-pytestmark = pytest.mark.native
+pytestmark = [pytest.mark.native, pytest.mark.filterwarnings("ignore:The transform `ToTensor")]
+GENERATIONS = pytest.mark.parametrize("t", [v1, v2], ids=["v1", "v2"])
 
 EVAL = v1.Compose([v1.Resize(24), v1.CenterCrop(20), v1.ToTensor()])
 
@@ -39,31 +46,20 @@ def files(tmp_path: Path) -> list[str]:
     return [str(draw(tmp_path / f"{i % 2}/{i}.{'png' if i == 3 else 'jpg'}", i)) for i in range(10)]
 
 
-class Table(torch.utils.data.Dataset[Any]):
-    """What a program writes for a table of files and labels."""
+def table(files: Any, labels: Any, transform: Any) -> Made:
+    """Return what a program writes for a table of files and labels."""
 
-    def __init__(self, files: Any, labels: Any, transform: Any) -> None:
-        self.files, self.labels, self.transform = files, labels, transform
+    def read(index: int) -> Any:
+        image: Any = Image.open(files[index]).convert("RGB")
+        image = image if transform is None else transform(image)
+        return image if labels is None else (image, labels[index])
 
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, index: int) -> Any:
-        image: Any = Image.open(self.files[index]).convert("RGB")
-        image = image if self.transform is None else self.transform(image)
-        return image if self.labels is None else (image, self.labels[index])
+    return Made(read, len(files))
 
 
-class Column:
-    """A column of a DataFrame, as far as that is looked at."""
-
-    ndim = 1
-
-    def __init__(self, values: list[Any]) -> None:
-        self.values = values
-
-    def tolist(self) -> list[Any]:
-        return self.values
+def column(values: list[Any]) -> Any:
+    """Return a column of a DataFrame, as far as that is looked at."""
+    return SimpleNamespace(ndim=1, tolist=lambda: values)
 
 
 def loaders(ours: Any, theirs: Any, workers: int = 2) -> tuple[Any, Any]:
@@ -73,34 +69,31 @@ def loaders(ours: Any, theirs: Any, workers: int = 2) -> tuple[Any, Any]:
     )
 
 
-# ---- penstock.Images ----
-
-
 @pytest.mark.parametrize("labels", [None, list(range(10)), [i / 4 for i in range(10)], [f"n{i}" for i in range(10)]])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_images_by_a_list(files, labels, workers):
-    assert_same_batches(*loaders(penstock.Images(files, labels, EVAL), Table(files, labels, EVAL), workers))
+    assert_same_batches(*loaders(penstock.Images(files, labels, EVAL), table(files, labels, EVAL), workers))
 
 
 def test_samples(files):
     for labels in (None, list("abcdefghij")):
-        ours, theirs = penstock.Images(files, labels), Table(files, labels, None)
+        ours, theirs = penstock.Images(files, labels), table(files, labels, None)
         for index in (0, 3, -1):
             assert_same(ours[index], theirs[index])
     changed = penstock.Images(files, range(10), EVAL, target_transform=lambda label: -label)
     assert changed[4][1] == -4
-    assert_same_batches(*loaders(changed, Table(files, [-i for i in range(10)], EVAL)))
+    assert_same_batches(*loaders(changed, table(files, [-i for i in range(10)], EVAL)))
     with pytest.raises(IndexError, match="sample index 10 is out of range: there are 10 samples"):
         changed[10]
 
 
-@pytest.mark.parametrize("kind", [list, tuple, np.array, Column, lambda values: map(Path, values)])
+@pytest.mark.parametrize("kind", [list, tuple, np.array, column, lambda values: map(Path, values)])
 def test_kinds_of_columns(files, kind):
     assert_same(penstock.Images(kind(files), transform=EVAL)[7], penstock.Images(files, transform=EVAL)[7])
-    if kind in (np.array, Column):
+    if kind in (np.array, column):
         assert penstock.Images(files, kind(list(range(10))))[5][1] == 5
     rows = np.arange(20.0).reshape(10, 2)
-    assert_same_batches(*loaders(penstock.Images(files, rows, EVAL), Table(files, rows, EVAL)))
+    assert_same_batches(*loaders(penstock.Images(files, rows, EVAL), table(files, rows, EVAL)))
 
 
 def test_relative_paths(files, tmp_path, monkeypatch):
@@ -119,15 +112,15 @@ def test_relative_paths(files, tmp_path, monkeypatch):
     assert loader.ids(0, 0) == names[:4]
 
 
-def test_what_is_refused(files):
-    for paths, error in (("a.jpg", TypeError), ([1], TypeError), ([b"a"], TypeError)):
-        with pytest.raises(error):
-            penstock.Images(paths)  # type: ignore[arg-type]
-    for path in ("", "a\0b"):
-        with pytest.raises(penstock.InvalidID, match="no file has that name"):
-            penstock.Images([path])
-    with pytest.raises(penstock.InvalidOption, match="9 labels for 10 paths"):
-        penstock.Images(files, range(9))
+@pytest.mark.parametrize(("paths", "labels", "error", "words"), [
+    ("a.jpg", None, TypeError, None), ([1], None, TypeError, None), ([b"a"], None, TypeError, None),
+    ([""], None, penstock.InvalidID, "no file has that name"),
+    (["a\0b"], None, penstock.InvalidID, "no file has that name"),
+    (["a"] * 10, range(9), penstock.InvalidOption, "9 labels for 10 paths"),
+])  # fmt: skip
+def test_what_is_refused(paths, labels, error, words):
+    with pytest.raises(error, match=words):
+        penstock.Images(paths, labels)
 
 
 def test_files_that_are_missing_or_damaged(files):
@@ -138,10 +131,8 @@ def test_files_that_are_missing_or_damaged(files):
     next(passing)
     with pytest.raises(penstock.MissingSample, match=r"1\.jpg"):
         next(passing)
-    replaced = penstock.DataLoader(
-        penstock.Images(files, transform=EVAL), batch_size=5, on_error=penstock.Replace(max_share=0.2)
-    )
-    assert [len(batch) for batch in replaced] == [5, 5]
+    images, replace = penstock.Images(files, transform=EVAL), penstock.Replace(max_share=0.2)
+    assert [len(batch) for batch in penstock.DataLoader(images, batch_size=5, on_error=replace)] == [5, 5]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -151,12 +142,9 @@ def test_transforms_that_end_in_python(files, workers):
 
     transform, labels = v1.Compose([v1.Resize((24, 24)), halved]), list("abcdefghij")
     for given in (None, labels):
-        ours, theirs = loaders(penstock.Images(files, given, transform), Table(files, given, transform), workers)
+        ours, theirs = loaders(penstock.Images(files, given, transform), table(files, given, transform), workers)
         assert_same(list(ours), list(theirs))
         assert "JPEG decoded" in ours.explain()
-
-
-# ---- torchvision's datasets by name ----
 
 
 def labels_of(root: Path, name: str, *lines: str) -> None:
@@ -165,30 +153,31 @@ def labels_of(root: Path, name: str, *lines: str) -> None:
     path.write_text("\n".join(lines) + "\n")
 
 
+def draw_all(root: Path, *names: str) -> None:
+    for i, name in enumerate(names):
+        draw(root / name, i)
+
+
 def folder(root: Path) -> Any:
-    for i in range(8):
-        draw(root / f"{i % 2}/{i}.jpg", i)
+    draw_all(root, *(f"{i % 2}/{i}.jpg" for i in range(8)))
     return datasets.DatasetFolder(str(root), datasets.folder.default_loader, (".jpg",), EVAL)
 
 
 def imagenet(root: Path) -> Any:
-    for i in range(8):
-        draw(root / f"train/n0{i % 2}/{i}.jpg", i)
+    draw_all(root, *(f"train/n0{i % 2}/{i}.jpg" for i in range(8)))
     torch.save(({"n00": ("cat",), "n01": ("dog", "hound")}, ["n00"]), root / "meta.bin")
     return datasets.ImageNet(str(root), "train", transform=EVAL)
 
 
 def food(root: Path) -> Any:
-    for i in range(8):
-        draw(root / f"food-101/images/{'ab'[i % 2]}/{i}.jpg", i)
+    draw_all(root, *(f"food-101/images/{'ab'[i % 2]}/{i}.jpg" for i in range(8)))
     entries = {"a": ["a/0", "a/2", "a/4"], "b": ["b/1", "b/3"]}
     labels_of(root, "food-101/meta/train.json", json.dumps(entries))
     return datasets.Food101(str(root), "train", EVAL)
 
 
 def flowers(root: Path) -> Any:
-    for i in range(1, 7):
-        draw(root / f"flowers-102/jpg/image_{i:05}.jpg", i)
+    draw_all(root, *(f"flowers-102/jpg/image_{i:05}.jpg" for i in range(1, 7)))
     savemat(root / "flowers-102/imagelabels.mat", {"labels": np.array([[3, 1, 2, 1, 1, 2]])})
     savemat(root / "flowers-102/setid.mat", {"trnid": np.array([[2, 1, 5, 6, 3]])})
     with pytest.MonkeyPatch.context() as patch:
@@ -198,18 +187,15 @@ def flowers(root: Path) -> Any:
 
 def aircraft(root: Path) -> Any:
     data = root / "fgvc-aircraft-2013b/data"
-    for i in range(6):
-        draw(data / f"images/0{i}.jpg", i)
+    draw_all(data, *(f"images/0{i}.jpg" for i in range(6)))
     labels_of(data, "variants.txt", "A1", "B2")
     labels_of(data, "images_variant_trainval.txt", *(f"0{i} {'A1' if i % 3 else 'B2'}" for i in range(6)))
     return datasets.FGVCAircraft(str(root), transform=EVAL)
 
 
 def cars(root: Path) -> Any:
-    for i in range(6):
-        draw(root / f"stanford_cars/cars_train/{i}.jpg", i)
-    kind = [("fname", "O"), ("class", "O")]
-    annotations = np.array([(f"{i}.jpg", i % 2 + 1) for i in range(6)], dtype=kind)
+    draw_all(root, *(f"stanford_cars/cars_train/{i}.jpg" for i in range(6)))
+    annotations = np.array([(f"{i}.jpg", i % 2 + 1) for i in range(6)], dtype=[("fname", "O"), ("class", "O")])
     (root / "stanford_cars/devkit").mkdir()
     savemat(root / "stanford_cars/devkit/cars_train_annos.mat", {"annotations": annotations})
     savemat(root / "stanford_cars/devkit/cars_meta.mat", {"class_names": np.array(["a", "b"], dtype=object)})
@@ -217,24 +203,20 @@ def cars(root: Path) -> Any:
 
 
 def textures(root: Path) -> Any:
-    names = []
-    for i in range(6):
-        names.append(f"{'ab'[i % 2]}/{i}.jpg")
-        draw(root / "dtd/dtd/images" / names[-1], i)
+    names = [f"{'ab'[i % 2]}/{i}.jpg" for i in range(6)]
+    draw_all(root / "dtd/dtd/images", *names)
     labels_of(root, "dtd/dtd/labels/train1.txt", *names)
     return datasets.DTD(str(root), "train", transform=EVAL)
 
 
 def signs(root: Path) -> Any:
-    for i in range(6):
-        draw(root / f"gtsrb/GTSRB/Training/0{i % 2}/{i}.ppm", i)
+    draw_all(root, *(f"gtsrb/GTSRB/Training/0{i % 2}/{i}.ppm" for i in range(6)))
     return datasets.GTSRB(str(root), "train", EVAL)
 
 
 def scenes(root: Path) -> Any:
     labels_of(root, "SUN397/ClassName.txt", "/a/attic", "/b/bank")
-    for i in range(6):
-        draw(root / f"SUN397/{'a/attic' if i % 2 else 'b/bank'}/sun_{i}.jpg", i)
+    draw_all(root, *(f"SUN397/{'a/attic' if i % 2 else 'b/bank'}/sun_{i}.jpg" for i in range(6)))
     return datasets.SUN397(str(root), EVAL)
 
 
@@ -285,18 +267,17 @@ def test_loaders_of_ones_own(tmp_path):
 def test_lists_that_change(tmp_path):
     dataset = food(tmp_path)
     ours, theirs = loaders(dataset, dataset, workers=0)
-    for change in (
-        lambda: dataset._labels.reverse(),
-        lambda: setattr(dataset, "_image_files", dataset._image_files[::-1]),
-    ):
-        change()
-        assert_same(list(ours), list(theirs))
+    dataset._labels.reverse()
+    assert_same(list(ours), list(theirs))
+    dataset._image_files = dataset._image_files[::-1]
+    assert_same(list(ours), list(theirs))
     del dataset._labels[0]
     assert_same_outcome(lambda: list(ours), lambda: list(theirs))
 
 
 @pytest.mark.parametrize("name", ["EMNIST", "KMNIST"])
 def test_digits_by_name(name):
+    assert all(hasattr(datasets, name) for name in TorchvisionFolderSource.torchvisions)
     kind = getattr(datasets, name)
     dataset = kind.__new__(kind)
     dataset.data = torch.randint(0, 256, (20, 28, 28), dtype=torch.uint8)
@@ -305,5 +286,138 @@ def test_digits_by_name(name):
     assert_same_batches(*loaders(dataset, dataset))
 
 
-def test_torchvision_has_the_classes():
-    assert all(hasattr(torchvision.datasets, name) for name in TorchvisionFolderSource.torchvisions)
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_pictures(tmp_path_factory.mktemp("images"))
+
+
+def simclr(t: Any, size: int = 16, *, blurs: bool = False) -> Any:
+    """Return SimCLR's augmentation of one view, with its blur or without."""
+    jitter = t.RandomApply([t.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8)
+    blur = [t.RandomApply([t.GaussianBlur(5, (0.1, 2.0))], p=0.5)] if blurs else []
+    steps = [t.RandomResizedCrop(size), t.RandomHorizontalFlip(), jitter, t.RandomGrayscale(0.2), *blur]
+    return t.Compose([*steps, t.ToTensor()])
+
+
+def dino(t: Any) -> Views:
+    """Return DINO's crops: two global ones, of which one may be solarized, and four local ones."""
+    solarized = t.Compose([simclr(t, 20), t.Normalize([0.5] * 3, [0.2] * 3)])
+    first = t.Compose([t.RandomResizedCrop(20, (0.4, 1.0)), t.RandomSolarize(128, 0.2), t.PILToTensor()])
+    return Views([first, solarized, *[simclr(t, 8)] * 4])
+
+
+def eval_views() -> Views:
+    crop = v1.Compose([v1.Resize(24), v1.CenterCrop(20), v1.ToTensor()])
+    return Views([crop, v1.Compose([v1.Resize((10, 12)), v1.ToTensor()])])
+
+
+CHOICES = {"simclr": lambda t: Views([simclr(t)] * 2), "dino": dino}
+
+
+@GENERATIONS
+@pytest.mark.parametrize("name", CHOICES)
+def test_native_views_draw_what_python_draws(pictures, t, name):
+    """With a seed, torchvision's own code in worker processes makes the same views."""
+    views = CHOICES[name](t)
+    loader = penstock.DataLoader(ImageFolder(pictures, views), batch_size=8, num_workers=2, seed=4)
+    assert "native threads fill" in loader.explain(), loader.explain()
+    ours = batches(penstock.DataLoader, ImageFolder(pictures, views), num_workers=2, seed=4)
+    python = batches(penstock.DataLoader, ImageFolder(pictures, views), num_workers=2, seed=4, worker_method="process")
+    assert_same(ours, python)
+    assert len(ours[0]) == 2
+    assert len(ours[0][0]) == len(views.transforms)
+
+
+def assert_as_torch(dataset, native=True, **options):
+    assert ("native threads fill" in penstock.DataLoader(dataset, batch_size=4).explain()) is native
+    ours = batches(penstock.DataLoader, dataset, **options)
+    assert_same(ours, batches(torch.utils.data.DataLoader, dataset))
+
+
+@pytest.mark.parametrize(
+    "make", [ImageFolder, penstock.ImageFolder, lambda root, v: penstock.Images(sorted(root.glob("*/*")), None, v)]
+)
+def test_views_without_draws_are_torchs(pictures, make):
+    assert_as_torch(make(pictures, eval_views()), num_workers=2)
+
+
+def test_subsets_and_concatenations(pictures):
+    whole = ImageFolder(pictures, eval_views())
+    assert_as_torch(ConcatDataset([Subset(whole, range(3, 20)), ImageFolder(pictures, eval_views())]), num_workers=2)
+    mixed: Any = ConcatDataset([whole, ImageFolder(pictures, eval_views().transforms[0])])
+    assert "native threads fill" not in penstock.DataLoader(mixed, batch_size=4).explain()
+
+
+def listed(batch):
+    return [torch.stack([views[0] for views, _ in batch]), [views[1] for views, _ in batch], [y for _, y in batch]]
+
+
+@pytest.mark.parametrize("collate", [handed_on, listed])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_views_in_a_collate_fn(pictures, workers, collate):
+    dataset = ImageFolder(pictures, eval_views())
+    assert "in one piece" in penstock.DataLoader(dataset, batch_size=4, collate_fn=collate).explain()
+    ours = batches(penstock.DataLoader, dataset, num_workers=workers, collate_fn=collate)
+    assert_same(ours, batches(torch.utils.data.DataLoader, dataset, num_workers=workers, collate_fn=collate))
+
+
+def test_views_in_a_cache(pictures):
+    dataset = ImageFolder(pictures, eval_views())
+    plain = batches(penstock.DataLoader, dataset, num_workers=2)
+    loader = penstock.DataLoader(dataset, batch_size=8, shuffle=True, num_workers=2, cache="8MB")
+    for _ in range(2):
+        torch.manual_seed(5)
+        assert_same(list(loader), plain)
+
+
+def test_a_view_that_is_not_known_is_pythons(pictures):
+    class Mine:
+        def __call__(self, image):
+            return v1.functional.to_tensor(image.resize((9, 9)))
+
+    dataset = ImageFolder(pictures, Views([eval_views().transforms[0], Mine()]))
+    assert "Mine" in penstock.DataLoader(dataset, batch_size=4).explain()
+    assert_as_torch(dataset, native=False)
+
+
+def test_changes_are_noticed(pictures):
+    views: Any = eval_views()
+    dataset = ImageFolder(pictures, views)
+    loader = penstock.DataLoader(dataset, batch_size=30)
+    before = next(iter(loader))[0]
+    views.transforms.append(views.transforms[0])
+    views.transforms[1].transforms[0].size = (7, 5)
+    after = next(iter(loader))[0]
+    assert [tuple(view.shape[2:]) for view in before] == [(20, 20), (10, 12)]
+    assert [tuple(view.shape[2:]) for view in after] == [(20, 20), (7, 5), (20, 20)]
+    assert torch.equal(after[0], after[2])
+
+
+def test_subclasses_and_odd_views(pictures):
+    class Twice(Views):
+        def __call__(self, image):
+            return [view * 2 for view in super().__call__(image)]
+
+    assert_as_torch(ImageFolder(pictures, Twice(eval_views().transforms)), native=False)
+    with pytest.raises(penstock.InvalidOption, match="makes no view"):
+        Views([])
+    assert repr(Views([v1.ToTensor()])) == "Views([\n    ToTensor(),\n])"
+    image = v1.functional.to_pil_image(torch.zeros(3, 4, 4))
+    assert [view.shape for view in Views([v1.ToTensor(), v1.Grayscale()])(image)[:1]] == [(3, 4, 4)]
+
+
+class TwoCrops:
+    """A transform as people write it."""
+
+    def __init__(self, transform: Any) -> None:
+        self.transform = transform
+
+    def __call__(self, image: Any) -> Any:
+        return [self.transform(image), self.transform(image)]
+
+
+@GENERATIONS
+def test_a_class_of_the_users_gets_the_same_views(pictures, t):
+    recipe = simclr(t, blurs=True)
+    datasets = [ImageFolder(pictures, transform) for transform in (TwoCrops(recipe), Views([recipe, recipe]))]
+    assert_same(*(batches(penstock.DataLoader, dataset, num_workers=2, seed=4) for dataset in datasets))

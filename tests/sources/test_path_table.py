@@ -1,18 +1,22 @@
-"""Path tables: compact names, and no way out of their root folder."""
+"""Path tables: compact names, and no way out of their root folder; and the bytes of one sample, read from anywhere."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pickle
 import sys
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock._native as _native
+from tests.native_testing import SampleFile
 from tests.resources import open_files
 
 pytestmark = pytest.mark.native
@@ -38,22 +42,22 @@ def read(paths: _native.PathTable, index: int = 0) -> bytes:
 
 
 def table(root: Path, *names: str, suffix: str = "", beneath: bool = True) -> _native.PathTable:
-    joined = b"".join(os.fsencode(name) + b"\0" for name in names)
-    made = _native.PathTable(os.fsencode(root), joined, os.fsencode(suffix), beneath)
+    made = _native.PathTable(os.fsencode(root), joined(*names), os.fsencode(suffix), beneath)
     prepare(made)
     return made
+
+
+def joined(*names: str | bytes) -> bytes:
+    return b"".join(os.fsencode(name) + b"\0" for name in names)
 
 
 @pytest.fixture
 def box(tmp_path: Path) -> Path:
     """box/ holds files and links; secret lies beside it."""
     root = tmp_path / "box"
-    (root / "sub" / "deep").mkdir(parents=True)
-    (tmp_path / "secret").write_bytes(b"secret")
-    (tmp_path / "box2").mkdir()
-    (tmp_path / "box2" / "secret").write_bytes(b"secret")
-    (root / "one.pt").write_bytes(b"one")
-    (root / "sub" / "deep" / "two.pt").write_bytes(b"two")
+    for name in ("secret", "box2/secret", "box/one.pt", "box/sub/deep/two.pt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes((tmp_path / name).stem.encode())
     links: dict[str, str | Path] = {
         "relative": "one.pt", "absolute": root / "one.pt", "folder": "sub", "absolute_folder": root / "sub",
         "sub/up": "../one.pt", "out_and_in": "../box/one.pt", "out": "../secret", "absolute_out": tmp_path / "secret",
@@ -111,10 +115,9 @@ class TestBeneath:
         before = open_files()
         names = ["one.pt", "sub/deep/two.pt", "absolute", "out", "loop", "missing/x", "absolute_folder/deep/no"]
         paths = table(box, *names)
-        for _ in range(3):
-            for index in range(len(paths)):
-                with contextlib.suppress(OSError):
-                    os.close(paths.open(index))
+        for index in [*range(len(paths))] * 3:
+            with contextlib.suppress(OSError):
+                os.close(paths.open(index))
         assert [path for _, path in open_files() - before] == [str(box)]  # the root
         del paths
         assert open_files() - before == set()
@@ -123,10 +126,9 @@ class TestBeneath:
 @pytest.mark.parametrize("name", ["", "/etc/passwd", "..", "../x", "a/../x", "a/..", "a/b/.."])
 def test_names_that_leave_the_root_as_written(tmp_path: Path, name: str) -> None:
     names = [b"good", b"..good", b"a..", b"a/..b", b"...", b"a/.../b"] * 4000
-    assert _native.first_bad_name(b"\0".join(names) + b"\0") is None
+    assert _native.first_bad_name(joined(*names)) is None
     for position in (0, 1, 11_111, len(names) - 1, len(names)):
-        some = [*names[:position], os.fsencode(name), *names[position:]]
-        assert _native.first_bad_name(b"\0".join(some) + b"\0") == position
+        assert _native.first_bad_name(joined(*names[:position], name, *names[position:])) == position
     with pytest.raises(ValueError, match="name 1 is empty, absolute or has a component"):
         table(tmp_path, "good", name)
     assert len(table(tmp_path, "good", name, beneath=False)) == 2
@@ -136,8 +138,7 @@ def test_names_that_leave_the_root_as_written(tmp_path: Path, name: str) -> None
 @given(st.lists(st.text(st.sampled_from("./a"), max_size=5), max_size=6))
 def test_first_bad_name_is_the_first(names: list[str]) -> None:
     bad = [not name or name[0] == "/" or ".." in name.split("/") for name in names]
-    joined = "".join(name + "\0" for name in names).encode()
-    assert _native.first_bad_name(joined) == (bad.index(True) if any(bad) else None)
+    assert _native.first_bad_name(joined(*names)) == (bad.index(True) if any(bad) else None)
 
 
 def test_table_holds_what_it_was_given(tmp_path: Path) -> None:
@@ -154,15 +155,20 @@ def test_table_holds_what_it_was_given(tmp_path: Path) -> None:
             paths.open(outside)
 
 
-def test_table_without_a_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_without_a_root_and_with_one_that_comes_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x.jpg").touch()
     monkeypatch.chdir(tmp_path)
     paths = _native.PathTable(b"", b"x.jpg\0" + os.fsencode(tmp_path / "x.jpg") + b"\0")
     assert read(paths, 0) == read(paths, 1) == b""
-    assert paths.path(0) == b"x.jpg"
-    assert paths.path(1) == os.fsencode(tmp_path / "x.jpg")
+    assert [paths.path(0), paths.path(1)] == [b"x.jpg", os.fsencode(tmp_path / "x.jpg")]
     assert _native.PathTable(b"/r", b"/x\0", b".y").path(0) == b"/x.y"
     assert _native.PathTable(b"/r/", b"x\0").path(0) == b"/r/x"
+    later = table(tmp_path / "later", "x")
+    with pytest.raises(FileNotFoundError):
+        later.open(0)
+    (tmp_path / "later").mkdir()
+    (tmp_path / "later" / "x").touch()
+    assert read(later) == b""
 
 
 @pytest.mark.parametrize("arguments", [
@@ -175,20 +181,9 @@ def test_tables_that_make_no_sense(arguments: tuple[bytes, bytes, bytes, bool]) 
 
 
 def test_paths_of_any_length(tmp_path: Path) -> None:
-    for length in (4094, 4095, 4096, 5000):
-        for suffix in ("", ".pt"):
-            for beneath in (False, True):
-                with pytest.raises(OSError, match=r"too long|No such file"):
-                    table(tmp_path, "x/" * (length // 2) + "y" * (length % 2), suffix=suffix, beneath=beneath).open(0)
-
-
-def test_a_root_that_comes_later(tmp_path: Path) -> None:
-    paths = table(tmp_path / "later", "x")
-    with pytest.raises(FileNotFoundError):
-        paths.open(0)
-    (tmp_path / "later").mkdir()
-    (tmp_path / "later" / "x").touch()
-    assert read(paths) == b""
+    for length, suffix, beneath in product((4094, 4095, 4096, 5000), ("", ".pt"), (False, True)):
+        with pytest.raises(OSError, match=r"too long|No such file"):
+            table(tmp_path, "x/" * (length // 2) + "y" * (length % 2), suffix=suffix, beneath=beneath).open(0)
 
 
 def test_list_folder(tmp_path: Path) -> None:
@@ -197,9 +192,98 @@ def test_list_folder(tmp_path: Path) -> None:
     (tmp_path / "folder.pt").mkdir()
     (tmp_path / "link.pt").symlink_to("nowhere")
     os.mkfifo(tmp_path / "fifo.pt")
-    listed = _native.list_folder(os.fsencode(tmp_path), b".pt")
     names = sorted([b"b", b"a", b"a-b", "é".encode(), b"\xff", b"B", b"link"])
-    assert listed == b"".join(name + b"\0" for name in names)
+    assert _native.list_folder(os.fsencode(tmp_path), b".pt") == joined(*names)
     assert _native.list_folder(os.fsencode(tmp_path), b".none") == b""
     with pytest.raises(FileNotFoundError, match="nowhere"):
         _native.list_folder(os.fsencode(tmp_path / "nowhere"), b"")
+
+
+CONTENT = bytes(range(256)) * 40
+
+
+@pytest.fixture(params=["whole", "part", "checked", "memory"])
+def sample(request, tmp_path):
+    """Return CONTENT as a SampleFile of each kind."""
+    whole, around = tmp_path / "whole", tmp_path / "around"
+    whole.write_bytes(CONTENT)
+    around.write_bytes(b"x" * 1000 + CONTENT + b"y" * 1000)
+    return {
+        "whole": lambda: SampleFile.whole(str(whole)),
+        "part": lambda: SampleFile.part(str(around), 1000, len(CONTENT)),
+        "checked": lambda: SampleFile.checked(str(around), 1000, len(CONTENT), _native.crc32c(CONTENT)),
+        "memory": lambda: SampleFile.memory(CONTENT),
+    }[request.param]()
+
+
+@pytest.mark.parametrize("offset", [0, 1, 255, len(CONTENT) - 1, len(CONTENT), len(CONTENT) + 1, 2**62])
+@pytest.mark.parametrize("rooms", [[0], [10], [1, 2, 3], [100, 0, 10_000], [2_000, 2_000, 2_000, 50_000]])
+def test_a_read_gives_what_lies_there_and_ends_with_the_sample(sample, rooms, offset):
+    assert sample.readv(rooms, offset) == CONTENT[offset : offset + sum(rooms)]
+
+
+@pytest.mark.parametrize("bytes", [0, 1, len(CONTENT), len(CONTENT) + 1, 100_000])
+def test_a_long_read_ends_with_the_sample(sample, bytes):
+    assert sample.read(bytes, 0) == CONTENT[:bytes]
+    assert sample.size() == len(CONTENT)
+
+
+def test_a_part_past_the_end_of_its_file_is_short(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+    part = SampleFile.part(str(path), 5, 100)
+    assert (part.read(100, 0), part.size()) == (b"56789", 100)  # whoever reads it finds it truncated
+    assert SampleFile.part(str(path), 2**63, 2**63).read(10, 0) == b""
+    assert SampleFile.part(str(path), 0, 2**64 - 1).read(100, 2**63 + 5) == b""
+
+
+LONG = np.random.default_rng(0).bytes(1_000_003)
+
+
+@pytest.mark.parametrize("rooms", [[len(LONG)], [100, 999_000, 5_000], [0, 300_000, 300_000, 500_000], [len(LONG) + 9]])
+def test_a_checksum_is_compared_where_the_bytes_are_put(tmp_path, rooms):
+    path = tmp_path / "file"
+    path.write_bytes(b"before" + LONG + b"behind")
+    crc = _native.crc32c(LONG)
+    assert SampleFile.checked(str(path), 6, len(LONG), crc).readv(rooms, 0) == LONG
+    with pytest.raises(OSError) as caught:
+        SampleFile.checked(str(path), 6, len(LONG), crc ^ 1).readv(rooms, 0)
+    assert caught.value.errno == errno.EBADMSG
+
+
+@pytest.mark.parametrize(("rooms", "offset"), [([10], 0), ([5, 5], 7), ([2_000_000], 1), ([1], 2**62), ([], 0)])
+def test_no_byte_is_given_before_its_checksum_was_compared(tmp_path, rooms, offset):
+    path = tmp_path / "file"
+    path.write_bytes(LONG)
+    crc = _native.crc32c(LONG)
+    sample = SampleFile.checked(str(path), 0, len(LONG), crc)
+    assert sample.readv(rooms, offset) == LONG[offset : offset + sum(rooms)]
+    path.write_bytes(b"")
+    assert sample.read(len(LONG), 0) == LONG  # it is in memory
+    for content in (LONG[:-1], LONG[:-1] + bytes([LONG[-1] ^ 128]), b""):
+        path.write_bytes(content)
+        damaged = SampleFile.checked(str(path), 0, len(LONG), crc)
+        for read in (lambda: damaged.readv(rooms, offset), lambda: damaged.read(5, 0)) * 2:  # noqa: B023
+            with pytest.raises(OSError):
+                read()
+
+
+def test_what_is_no_regular_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    folder, pipe = SampleFile.whole(str(tmp_path)), SampleFile.whole(str(tmp_path / "pipe"))
+    for call, error, words in (
+        (folder.size, IsADirectoryError, None),
+        (lambda: folder.read(1, 0), IsADirectoryError, None),
+        (pipe.size, ValueError, "not a regular file"),
+        (lambda: pipe.read(1, 0), OSError, os.strerror(errno.ESPIPE)),
+    ):
+        with pytest.raises(error, match=words):
+            call()
+
+
+def test_an_empty_sample(tmp_path):
+    path = tmp_path / "empty"
+    path.touch()
+    files = [SampleFile.whole(str(path)), SampleFile.part(str(path), 0, 0), SampleFile.checked(str(path), 0, 0, 0)]
+    for sample in (SampleFile.memory(b""), *files):
+        assert (sample.size(), sample.readv([5, 5], 0)) == (0, b"")

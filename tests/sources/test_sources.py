@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 import torchvision
 from PIL import Image
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from torchvision.transforms import v2
 
 import penstock
@@ -21,21 +22,11 @@ from penstock.sources.naming import catalogue, id_of, ids_of, name_of, names_of
 from penstock.sources.native_source import NativeSource
 from penstock.sources.source import Source
 from penstock.sources.tree import SOURCES, build, source_of
+from tests.photos import in_memory
 from tests.same import assert_same
+from tests.sample_datasets import Made, tensor_files
 
 IMAGE = v2.Compose([v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)])
-
-
-def in_memory(kind: Any, images: Any) -> Any:
-    dataset = kind.__new__(kind)
-    dataset.data, dataset.targets = images, [3, 1, 4, 1, 5]
-    dataset.transform, dataset.target_transform = IMAGE, None
-    return dataset if isinstance(images, np.ndarray) else with_targets(dataset)
-
-
-def with_targets(dataset: Any) -> Any:
-    dataset.targets = torch.tensor(dataset.targets)
-    return dataset
 
 
 def food(root: Any) -> Any:
@@ -49,18 +40,14 @@ def food(root: Any) -> Any:
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     root = tmp_path_factory.mktemp("sources")
-    for name in ("photos/cat/0", "photos/cat/1", "photos/dog/0"):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (4, 3), (9, 8, 7)).save(root / f"{name}.png")
-    (root / "tensors").mkdir()
-    for number in range(5):
-        torch.save(torch.full((2,), float(number)), root / "tensors" / f"id-{number}.pt")
+    for name in ("cat/0", "cat/1", "dog/0"):
+        (root / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 3), (9, 8, 7)).save(root / "photos" / f"{name}.png")
     labels = {f"id-{number}": 10 * number for number in range(5)}
-    folder = penstock.TensorFolder(root / "tensors", labels=labels)
+    folder = penstock.TensorFolder(tensor_files(root / "tensors", 5, (2,), "id-{}"), labels=labels)
     penstock.pack(folder, root / "packed")
     penstock.pack(penstock.ImageFolder(root / "photos"), root / "packed", split="photos")
     rows = TensorDataset(torch.arange(10.0).view(5, 2))
-    rgb = np.arange(5 * 3 * 4 * 3, dtype=np.uint8).reshape(5, 3, 4, 3)
     return {
         "tensor files": folder,
         "our photos": penstock.ImageFolder(root / "photos", IMAGE),
@@ -69,8 +56,8 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "named photos": food(root / "photos"),
         "rows": rows,
         "arrays": penstock.Arrays(np.arange(5)),
-        "CIFAR10": in_memory(torchvision.datasets.CIFAR10, rgb),
-        "MNIST": in_memory(torchvision.datasets.MNIST, torch.from_numpy(rgb[..., 0].copy())),
+        "CIFAR10": in_memory("CIFAR10", IMAGE, 5),
+        "MNIST": in_memory("MNIST", IMAGE, 5),
         "shards": penstock.Shards(root / "packed", "data"),
         "packed photos": penstock.Shards(root / "packed", "photos", IMAGE),
         "subset": Subset(folder, [4, -5, 2]),
@@ -113,17 +100,8 @@ def test_native_batches_are_the_samples(datasets: dict[str, Any], name: str) -> 
 
 
 def test_what_no_adapter_knows_is_named_by_its_attributes(tmp_path: Path) -> None:
-    class Files(Dataset[int]):
-        root = str(tmp_path)
-        samples = ((str(tmp_path / "a/1.bin"), 7), (str(tmp_path / "b/2.bin"), 8))
-
-        def __len__(self) -> int:
-            return 2
-
-        def __getitem__(self, index: int) -> int:
-            return index
-
-    files: Any = Files()
+    files: Any = Made(size=2)
+    files.root, files.samples = str(tmp_path), ((str(tmp_path / "a/1.bin"), 7), (str(tmp_path / "b/2.bin"), 8))
     assert type(source_of(files)) is Source
     assert ids_of(files, [1, -2, 5, "x"]) == ["b/2.bin", "a/1.bin", "5", "'x'"]
     assert name_of(Subset(files, [1]), 0) == (str(tmp_path / "b/2.bin"),) * 2
@@ -138,25 +116,22 @@ def test_messages_count_one_thing_in_the_singular(tmp_path: Path) -> None:
     tensors = penstock.TensorFolder(tmp_path, ["0"])
     photos = penstock.ImageFolder(tmp_path / "photos", IMAGE)
     arrays = penstock.Arrays(np.zeros((1, 2)))
-    digit = in_memory(torchvision.datasets.MNIST, torch.zeros(5, 3, 4, dtype=torch.uint8))
-    digit.data, digit.targets = digit.data[:1], digit.targets[:1]
-
+    digit = in_memory("MNIST", IMAGE, 1)
     steps = [step.what for dataset in (tensors, photos, arrays, digit) for step in native(dataset).steps]
-    assert [what.split(" in ")[0].split(" of ")[0] for what in steps if what.startswith(("read", "gather"))] == [
-        "read    1 file *.pt",
-        "read    1 image file",
-        "gather  1 row",
-        "gather  1 image",
+    said = [what.split(" in ")[0].split(" of ")[0] for what in steps if what.startswith(("read", "gather"))]
+    assert said == ["read    1 file *.pt", "read    1 image file", "gather  1 row", "gather  1 image"]
+    shown = [repr(one) for one in (arrays, tensors.ids, photos.samples)]
+    assert shown == ["Arrays(1 sample of float64[2])", "IDs(1 sample)", "Samples(1 sample)"]
+    assert repr(tensors).endswith(": 1 sample, *.pt)")
+    loader = penstock.DataLoader(arrays, seed=1)
+    errors: list[tuple[Callable[[], Any], type[Exception], str]] = [
+        (lambda: photos[1], IndexError, r"sample index 1 is out of range: there is 1 sample$"),
+        (lambda: penstock.Arrays(np.zeros(2), np.zeros(1)), penstock.InvalidOption, "has 1 row, the first array has 2"),
+        (lambda: loader.batch_at(0, 0, rank=1), penstock.InvalidOption, r"rank=1: there is 1 rank$"),
     ]
-    assert repr(arrays) == "Arrays(1 sample of float64[2])"
-    assert repr(tensors).endswith(": 1 sample, *.pt)") and repr(tensors.ids) == "IDs(1 sample)"
-    assert repr(photos.samples) == "Samples(1 sample)"
-    with pytest.raises(IndexError, match=r"sample index 1 is out of range: there is 1 sample$"):
-        photos[1]
-    with pytest.raises(penstock.InvalidOption, match="has 1 row, the first array has 2"):
-        penstock.Arrays(np.zeros(2), np.zeros(1))
-    with pytest.raises(penstock.InvalidOption, match=r"rank=1: there is 1 rank$"):
-        penstock.DataLoader(arrays, seed=1).batch_at(0, 0, rank=1)
+    for call, error, words in errors:
+        with pytest.raises(error, match=words):
+            call()
 
 
 def native(dataset: Any) -> NativeSource:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ import penstock
 from penstock.errors import CorruptSample, InvalidOption, MissingSample
 from penstock.testing import assert_each_sample_once, assert_resume_exact, assert_same_as_torch
 from tests.executors_under_test import options
+from tests.packing.packed import flip_bit
 from tests.same import assert_same
 
 library: Any = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
 
 COUNT = 9
+NAMES = [str(number) for number in range(COUNT)]
 DTYPES = [
     *("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64"),
     *("uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2"),
@@ -30,11 +33,8 @@ WAYS = options("caller", "threads, 2", "processes, 2", "processes, persistent")
 
 def tensors_of(number: int) -> dict[str, torch.Tensor]:
     draw = torch.Generator().manual_seed(number)
-    return {
-        "x": torch.randn(3, 4, generator=draw),
-        "mask": torch.rand(5, generator=draw) < 0.5,
-        "n": torch.tensor(number),
-    }
+    x, mask = torch.randn(3, 4, generator=draw), torch.rand(5, generator=draw) < 0.5
+    return {"x": x, "mask": mask, "n": torch.tensor(number)}
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +51,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
 @WAYS
 def test_batches(folder: Path, suffix: str, options: Any) -> None:
-    names = [str(number) for number in range(COUNT)]
-    labels = {name: int(name) for name in names}
-    loader = penstock.DataLoader(penstock.TensorFolder(folder, names, labels, suffix=suffix), batch_size=4, **options)
+    labels = {name: int(name) for name in NAMES}
+    loader = penstock.DataLoader(penstock.TensorFolder(folder, NAMES, labels, suffix=suffix), batch_size=4, **options)
     wanted = [tensors_of(number) for number in range(COUNT)]
     for begin, (batch, numbers) in zip(range(0, COUNT, 4), loader, strict=True):
         assert numbers.tolist() == list(range(begin, min(begin + 4, COUNT)))
@@ -64,27 +63,16 @@ def test_batches(folder: Path, suffix: str, options: Any) -> None:
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
 def test_conforms(folder: Path, suffix: str) -> None:
-    names = [str(number) for number in range(COUNT)]
-    assert_same_as_torch(penstock.TensorFolder(folder, names, suffix=suffix), shuffle=True)
+    assert_same_as_torch(penstock.TensorFolder(folder, NAMES, suffix=suffix), shuffle=True)
 
 
-def test_resume_and_ranks(folder: Path) -> None:
-    def make(**given: Any) -> penstock.DataLoader[Any]:
-        return penstock.DataLoader(
-            penstock.TensorFolder(folder, suffix=".safetensors"), batch_size=2, shuffle=True, seed=3, **given
-        )
-
+def test_resume_ranks_a_cache_and_a_transform(folder: Path) -> None:
+    whole = penstock.TensorFolder(folder, suffix=".safetensors")
+    make = partial(penstock.DataLoader, whole, batch_size=2, shuffle=True, seed=3)
     assert_each_sample_once(make)
     assert_resume_exact(make)
-
-
-def test_a_cache_keeps_the_files(folder: Path) -> None:
-    dataset = penstock.TensorFolder(folder, suffix=".safetensors")
-    loader = penstock.DataLoader(dataset, batch_size=3, cache="1MiB", num_workers=2, worker_method="thread")
+    loader = penstock.DataLoader(whole, batch_size=3, cache="1MiB", num_workers=2, worker_method="thread")
     assert_same(list(loader), list(loader))
-
-
-def test_a_transform_takes_the_dictionary(folder: Path) -> None:
     dataset = penstock.TensorFolder(folder, ["3"], suffix=".safetensors", transform=lambda tensors: tensors["x"] * 2)
     assert torch.equal(dataset[0], tensors_of(3)["x"] * 2)
     assert torch.equal(next(iter(penstock.DataLoader(dataset)))[0], tensors_of(3)["x"] * 2)
@@ -113,20 +101,13 @@ def test_as_load_file_reads_them(tmp_path: Path) -> None:
 
 
 def test_as_numpy_loads_them(tmp_path: Path) -> None:
-    arrays: dict[str, Any] = {
-        "a": np.arange(6).reshape(2, 3).T,
-        "b": np.float32(3),
-        "c": np.arange(4, dtype=">i4"),
-        "d/e": np.ones(2),
-    }
+    many = (np.arange(6).reshape(2, 3).T, np.float32(3), np.arange(4, dtype=">i4"), np.ones(2))
+    arrays: dict[str, Any] = dict(zip(("a", "b", "c", "d/e"), many, strict=True))
     np.savez(tmp_path / "a.npz", **arrays)
     found = penstock.TensorFolder(tmp_path, suffix=".npz")[0]
     assert list(found) == list(arrays)
     for name, array in arrays.items():
         np.testing.assert_array_equal(found[name].numpy(), array)
-
-
-GOOD = {"x": torch.arange(4.0)}
 
 
 def header_of(**entry: Any) -> bytes:
@@ -170,19 +151,25 @@ def test_damaged_files(tmp_path: Path, name: str) -> None:
         next(iter(penstock.DataLoader(dataset, num_workers=1)))
 
 
-def test_the_package_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_and_not_packed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = penstock.TensorFolder(folder, suffix=".safetensors")
+    with pytest.raises(InvalidOption, match="to_bytes="):
+        penstock.pack(dataset, tmp_path / "shards")
+    library.save_file({"x": torch.arange(4.0)}, tmp_path / "a.safetensors")
+    gone = penstock.TensorFolder(tmp_path, suffix=".safetensors")
+    (tmp_path / "a.safetensors").unlink()
+    with pytest.raises(MissingSample):
+        gone[0]
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     with pytest.raises(ImportError, match="pip install safetensors"):
-        penstock.TensorFolder(folder, suffix=".safetensors")[0]
+        dataset[0]
 
 
 def test_damaged_archives(tmp_path: Path) -> None:
     np.savez(tmp_path / "flipped.npz", x=np.arange(4000.0))
-    content = bytearray((tmp_path / "flipped.npz").read_bytes())
-    content[5000] ^= 1
-    (tmp_path / "flipped.npz").write_bytes(content)
+    flip_bit(tmp_path / "flipped.npz", 5000)
     np.savez(tmp_path / "objects.npz", x=np.array([{}, 1], dtype=object))
-    (tmp_path / "cut.npz").write_bytes(content[:3000])
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "flipped.npz").read_bytes()[:3000])
     (tmp_path / "none.npz").write_bytes(b"")
     np.save(tmp_path / "array.npy", np.arange(3))
     (tmp_path / "array.npy").rename(tmp_path / "array.npz")
@@ -191,16 +178,3 @@ def test_damaged_archives(tmp_path: Path) -> None:
     for name in ("flipped", "objects", "cut", "none", "array", "text"):
         with pytest.raises(CorruptSample, match=f"sample '{name}'"):
             penstock.TensorFolder(tmp_path, [name], suffix=".npz")[0]
-
-
-def test_a_file_that_is_gone(tmp_path: Path) -> None:
-    library.save_file(GOOD, tmp_path / "a.safetensors")
-    dataset = penstock.TensorFolder(tmp_path, suffix=".safetensors")
-    (tmp_path / "a.safetensors").unlink()
-    with pytest.raises(MissingSample):
-        dataset[0]
-
-
-def test_they_are_not_packed(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidOption, match="to_bytes="):
-        penstock.pack(penstock.TensorFolder(folder, suffix=".safetensors"), tmp_path / "shards")

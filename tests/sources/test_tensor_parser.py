@@ -6,9 +6,9 @@ import random
 import struct
 import warnings
 import zipfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,9 +103,7 @@ def test_every_dtype_of_torch(dtype: torch.dtype, shape: tuple[int, ...], tmp_pa
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.int32, torch.int64, torch.complex128], ids=name_of)
-def test_views_of_a_larger_storage(
-    view: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype, tmp_path: Path
-) -> None:
+def test_views_of_a_larger_storage(view: Any, dtype: torch.dtype, tmp_path: Path) -> None:
     check_file(saved(view(filled(48, dtype).reshape(6, 8))), tmp_path)
 
 
@@ -141,46 +139,36 @@ def test_npy_keys_in_any_order_and_bytes_after_the_data(tmp_path: Path) -> None:
 
 def test_archives_of_other_writers(tmp_path: Path) -> None:
     good = archive_of(saved(filled(12, torch.float32).reshape(3, 4)))
-    check_file(good.file(), tmp_path)
-    check_file(replace(good, zip64=False).file(), tmp_path)
-    check_file(good.drop(b"byteorder").drop(b".storage_alignment").drop(b".format_version").file(), tmp_path)
-    check_file(Archive(tuple(reversed(good.records))).file(), tmp_path)
-    check_file(good.edit(b"data/0", local_extra=b"FB" + struct.pack("<H", 5000) + b"Z" * 5000).file(), tmp_path)
-    check_file(good.plus(Record(b"archive/.note-of-a-later-torch", b"hello")).file(), tmp_path)
-
-
-def test_sizes_in_zip64_fields(tmp_path: Path) -> None:
-    good = archive_of(saved(filled(12, torch.float32)))
-    both = b"XX\1\0y" + struct.pack("<HHQQ", 1, 16, 48, 48)
-    check_file(good.edit(b"data/0", size=0xFFFFFFFF, packed=0xFFFFFFFF, extra=both).file(), tmp_path)
-
-
-def test_the_location_of_another_device(tmp_path: Path) -> None:
-    archive = archive_of(saved(filled(12, torch.float32)))
-    pickle = next(r.data for r in archive.records if r.name == b"archive/data.pkl")
-    there = pickle.replace(b"X\x03\0\0\0cpu", b"X\x06\0\0\0cuda:1")
-    assert there != pickle
-    check_file(archive.edit(b"data.pkl", data=there).file(), tmp_path)
+    sizes = b"XX\1\0y" + struct.pack("<HHQQ", 1, 16, 48, 48)
+    elsewhere = good.pickle.replace(b"X\x03\0\0\0cpu", b"X\x06\0\0\0cuda:1")
+    assert elsewhere != good.pickle
+    for archive in (
+        good,
+        replace(good, zip64=False),
+        good.drop(b"byteorder").drop(b".storage_alignment").drop(b".format_version"),
+        Archive(tuple(reversed(good.records))),
+        good.edit(b"data/0", local_extra=b"FB" + struct.pack("<H", 5000) + b"Z" * 5000),
+        good.plus(Record(b"archive/.note-of-a-later-torch", b"hello")),
+        good.edit(b"data/0", size=0xFFFFFFFF, packed=0xFFFFFFFF, extra=sizes),
+        good.edit(b"data.pkl", data=elsewhere),
+    ):
+        check_file(archive.file(), tmp_path)
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
 def test_bad_files_are_left_to_python(name: str, tmp_path: Path) -> None:
     file, reason = BAD_FILES[name]
     given_reason = parse_tensor(file)
-    assert isinstance(given_reason, str)
-    assert reason in given_reason
-    path = tmp_path / "x"
+    assert isinstance(given_reason, str) and reason in given_reason
+    path, good_path = tmp_path / "x", tmp_path / "y"
+    good = filled(12, torch.float32).reshape(3, 4)
     path.write_bytes(file)
+    good_path.write_bytes(saved(good) if b"NUMPY" not in file[:6] else npy(good.numpy()))
     reader = TensorReader()
     assert probe(str(path)) == ("python", given_reason)
-    assert reader.read(str(path), 1, "float32", (3, 4)) == ("python", given_reason)
-    # Nor is it taken for the good file that came before it.
-    good = filled(12, torch.float32).reshape(3, 4)
-    good_path = tmp_path / "y"
-    good_path.write_bytes(saved(good) if b"NUMPY" not in file[:6] else npy(good.numpy()))
-    check_read(reader, good_path, good)
-    assert reader.read(str(path), 1, "float32", (3, 4)) == ("python", given_reason)
-    check_read(reader, good_path, good)
+    for _ in range(2):  # nor is it taken for the good file that came before it
+        assert reader.read(str(path), 1, "float32", (3, 4)) == ("python", given_reason)
+        check_read(reader, good_path, good)
 
 
 def test_a_file_that_is_not_what_the_last_one_was(tmp_path: Path) -> None:
@@ -216,33 +204,30 @@ def test_files_of_one_folder_take_one_read_each(tmp_path: Path) -> None:
 def test_truncated_everywhere(tmp_path: Path) -> None:
     """A file cut at any byte is never read natively, not even after a good one of the same kind."""
     tensor = filled(12, torch.float32).reshape(3, 4)
+    good, cut = tmp_path / "good", tmp_path / "cut"
     for file in (saved(tensor), npy(tensor.numpy())):
-        good, cut = tmp_path / "good", tmp_path / "cut"
         good.write_bytes(file)
         reader = TensorReader()
         for length in range(0, len(file), 3):
             reader.read(str(good), 1, "float32", (3, 4))
             cut.write_bytes(file[:length])
             outcome = reader.read(str(cut), 1, "float32", (3, 4))
-            assert isinstance(outcome, tuple), length
-            assert outcome[0] == "python", length
+            assert isinstance(outcome, tuple) and outcome[0] == "python", length
 
 
 def test_large_files(tmp_path: Path) -> None:
     reader = TensorReader()
     large = filled(700_000, torch.float32).reshape(700, 1000)  # over 1 MiB: read in parts
-    for i, tensor in enumerate([large, large.t(), large[3], large[:, 5], large[10:20], large, large]):
-        torch.save(tensor, tmp_path / f"{i}.pt")
-        check_read(reader, tmp_path / f"{i}.pt", tensor)
-    assert reader.predicted >= 1
-    np.save(tmp_path / "f.npy", np.asfortranarray(large.numpy()))
-    check_read(reader, tmp_path / "f.npy", large)
-    scattered = archive_of(saved(large))
-    (tmp_path / "s.pt").write_bytes(Archive(tuple(reversed(scattered.records))).file())
-    check_read(reader, tmp_path / "s.pt", large)
+    records = archive_of(saved(large)).records
     note = Record(b"archive/.note", bytes(40_000))
-    (tmp_path / "n.pt").write_bytes(Archive((note, *scattered.records, replace(note, name=b"archive/.b"))).file())
-    check_read(reader, tmp_path / "n.pt", large)
+    views = [large, large.t(), large[3], large[:, 5], large[10:20], large, large]
+    files = [(saved(tensor), tensor) for tensor in views]
+    files += [(npy(np.asfortranarray(large.numpy())), large), (Archive(tuple(reversed(records))).file(), large)]
+    files += [(Archive((note, *records, replace(note, name=b"archive/.b"))).file(), large)]
+    for i, (file, tensor) in enumerate(files):
+        (tmp_path / f"{i}.pt").write_bytes(file)
+        check_read(reader, tmp_path / f"{i}.pt", tensor)
+        assert reader.predicted >= 1 or i < len(views) - 1
 
 
 def test_a_sparse_file_of_more_than_4_gib(tmp_path: Path) -> None:
@@ -250,14 +235,12 @@ def test_a_sparse_file_of_more_than_4_gib(tmp_path: Path) -> None:
     length = 2**32 + 64
     view = filled(16, torch.uint8)
     small = archive_of(saved(view))
-    pickle = next(r.data for r in small.records if r.name == b"archive/data.pkl")
-    pickle = pickle.replace(b"K\x10tq", b"\x8a\x05" + length.to_bytes(5, "little") + b"tq")
+    pickle = small.pickle.replace(b"K\x10tq", b"\x8a\x05" + length.to_bytes(5, "little") + b"tq")
     pickle = pickle.replace(b"QK\x00", b"Q\x8a\x05" + (2**32 + 8).to_bytes(5, "little"))
     extra = struct.pack("<HHQQ", 1, 16, length, length)
     parts = small.edit(b"data.pkl", data=pickle).edit(b"data/0", data=b"", size=0xFFFFFFFF, extra=extra)
-    first = tuple(r for r in parts.records if r.name != b"archive/data/0")
     storage = next(r for r in parts.records if r.name == b"archive/data/0")
-    file = Archive((*first, storage)).file()
+    file = parts.drop(b"data/0").plus(storage).file()
     # Move all that follows the storage's local header behind the hole.
     split = file.index(b"PK\x03\x04", file.index(b"archive/.data/serialization_id")) + 30 + len(storage.name)
     tail = bytearray(file[split:])
@@ -274,8 +257,7 @@ def test_a_sparse_file_of_more_than_4_gib(tmp_path: Path) -> None:
         out.write(raw(view))
         out.seek(split + length)
         out.write(tail)
-    reader = TensorReader()
-    check_read(reader, path, view)
+    check_read(TensorReader(), path, view)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert torch.equal(torch.load(path, weights_only=True, mmap=True), view)
@@ -283,17 +265,15 @@ def test_a_sparse_file_of_more_than_4_gib(tmp_path: Path) -> None:
 
 def test_what_is_no_regular_file(tmp_path: Path) -> None:
     reader = TensorReader()
-    good = tmp_path / "good"
-    good.write_bytes(saved(filled(12, torch.float32)))
+    (tmp_path / "good").write_bytes(saved(filled(12, torch.float32)))
     os.mkfifo(tmp_path / "fifo")
     for _ in range(2):  # before and after a prediction exists
-        with pytest.raises(IsADirectoryError):
-            reader.read(str(tmp_path), 1, "float32", (12,))
-        with pytest.raises(FileNotFoundError):
-            reader.read(str(tmp_path / "missing"), 1, "float32", (12,))
-        assert reader.read(str(tmp_path / "fifo"), 1, "float32", (12,)) == ("python", "not a regular file")
-        assert reader.read("/dev/zero", 1, "float32", (12,)) == ("python", "not a regular file")
-        reader.read(str(good), 1, "float32", (12,))
+        for path, error in ((tmp_path, IsADirectoryError), (tmp_path / "missing", FileNotFoundError)):
+            with pytest.raises(error):
+                reader.read(str(path), 1, "float32", (12,))
+        for path in (tmp_path / "fifo", Path("/dev/zero")):
+            assert reader.read(str(path), 1, "float32", (12,)) == ("python", "not a regular file")
+        reader.read(str(tmp_path / "good"), 1, "float32", (12,))
 
 
 def corpus() -> tuple[list[bytes], list[bytes]]:
@@ -310,26 +290,19 @@ def mutate(file: bytes, other: bytes, rng: random.Random) -> bytes:
     """One to three small changes: of bits, bytes, lengths, runs, or a splice with another file."""
     data = bytearray(file)
     for _ in range(rng.randint(1, 3)):
-        at = rng.randrange(len(data))
-        match rng.randrange(7):
-            case 0:
-                data[at] ^= 1 << rng.randrange(8)
-            case 1:
-                data[at] = rng.choice([0, 1, 0x7F, 0x80, 0xFF, *b"(t)KMJcqX.'0,9 "])
-            case 2:  # a length field
-                width = rng.choice([2, 4, 8])
-                value = rng.choice([0, 1, 2**15, 2**16 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1, len(data), at])
-                data[at : at + width] = (value % 2 ** (8 * width)).to_bytes(width, "little")
-            case 3:  # truncation
-                del data[max(at, 1) :]
-            case 4:  # a run taken out
-                del data[at : at + rng.randint(1, 40)]
-            case 5:  # a run put in
-                start = rng.randrange(len(other))
-                data[at:at] = other[start : start + rng.randint(1, 60)]
-            case 6:  # a run replaced, at the same place of another file
-                width = rng.randint(1, 200)
-                data[at : at + width] = other[at : at + width]
+        at, start = rng.randrange(len(data)), rng.randrange(len(other))
+        width, length = rng.choice([2, 4, 8]), rng.randint(1, 200)
+        value = rng.choice([0, 1, 2**15, 2**16 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1, len(data), at])
+        end, put = rng.choice([
+            (at + 1, bytes([data[at] ^ 1 << rng.randrange(8)])),
+            (at + 1, bytes([rng.choice([0, 1, 0x7F, 0x80, 0xFF, *b"(t)KMJcqX.'0,9 "])])),
+            (at + width, (value % 2 ** (8 * width)).to_bytes(width, "little")),  # a length field
+            (len(data), b"" if at else bytes(data[:1])),  # truncation
+            (at + rng.randint(1, 40), b""),  # a run taken out
+            (at, other[start : start + rng.randint(1, 60)]),  # a run put in
+            (at + length, other[at : at + length]),  # a run replaced, at the same place of another file
+        ])  # fmt: skip
+        data[at:end] = put
         if not data:
             return b"\0"
     return bytes(data)
@@ -368,9 +341,8 @@ def test_mutated_files(tmp_path: Path) -> None:
         file = rng.choice(bad if round_ % 5 == 0 else real)
         changed = targeted(file, rng) if round_ % 2 else mutate(file, rng.choice(real), rng)
         layout = parse_tensor(changed)
-        head, tail = rng.randint(0, len(changed)), rng.randint(0, len(changed))
-        part = parse_tensor(changed, head=head, tail=tail)
-        assert part == layout or part == "needs bytes that were not read"
+        part = parse_tensor(changed, head=rng.randint(0, len(changed)), tail=rng.randint(0, len(changed)))
+        assert part in (layout, "needs bytes that were not read")
         if isinstance(layout, str):
             continue
         accepted += 1
@@ -384,5 +356,4 @@ def test_mutated_files(tmp_path: Path) -> None:
             continue
         assert found == raw(want), round_
         assert (layout["dtype"], layout["shape"]) == (name_of(want.dtype), tuple(want.shape))
-    assert accepted > 300
-    assert flipped > 20
+    assert accepted > 300 and flipped > 20

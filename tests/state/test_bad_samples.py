@@ -28,6 +28,10 @@ def folder(tmp_path: Path) -> Path:
     return tensor_files(tmp_path, 20, (2, 3), "id-{:02}")
 
 
+def first_number(batch: Any) -> float:
+    return float((batch[0] if isinstance(batch, list) else batch)[0].flatten()[0])
+
+
 def fails_at_batch_three(dataset: Any, kind: type[Exception], *words: str) -> penstock.SampleError:
     """Assert that sample 13 in batches of 4 raises this at the fourth batch, for every number of workers."""
     error: Any = None  # the traceback of an error holds frames, and so the batch: it is cut below
@@ -37,17 +41,13 @@ def fails_at_batch_three(dataset: Any, kind: type[Exception], *words: str) -> pe
         assert "because" not in loader.explain(), loader.explain()
         for _ in range(2):  # the loader can be used again
             iterator = iter(loader)
-            for number in range(3):
-                first = next(iterator)
-                assert float((first[0] if isinstance(first, list) else first)[0].flatten()[0]) == 4 * number
+            assert [first_number(next(iterator)) for _ in range(3)] == [0, 4, 8]
             with pytest.raises(kind) as caught:
                 next(iterator)
             error = caught.value
             assert isinstance(error, penstock.PenstockError)
-            for word in words:
-                assert word in str(error), f"{word!r} is not in {error}"
-            last = next(iterator)  # and so can the iterator
-            assert float((last[0] if isinstance(last, list) else last)[0].flatten()[0]) == 16
+            assert [word for word in words if word not in str(error)] == [], error
+            assert first_number(next(iterator)) == 16  # and so can the iterator
             assert next(iterator, None) is None
             del iterator, caught
             error.__traceback__ = error.__cause__ = error.__context__ = None
@@ -119,15 +119,10 @@ def test_damaged_file(folder: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "other", [torch.zeros(2, 4), torch.zeros(6), torch.zeros(2, 3, dtype=torch.float64)], ids=["shape", "ndim", "dtype"]
 )
-def test_shape_that_does_not_fit(folder: Path, other: torch.Tensor) -> None:
-    torch.save(other, folder / f"{BAD}.pt")
-    words = [BAD, f"{BAD}.pt", str(tuple(other.shape)), "(2, 3)", "'id-12'", "collate_fn="]
-    fails_at_batch_three(penstock.TensorFolder(folder), penstock.ShapeMismatch, *words)
-
-
-def test_first_sample_of_a_batch_does_not_fit(folder: Path) -> None:
-    torch.save(torch.zeros(2, 4), folder / "id-12.pt")
-    words = ["'id-13'", "(2, 3)", "(2, 4)", "'id-12'"]
+@pytest.mark.parametrize("bad", ["id-13", "id-12"])  # the second of its batch, or the first
+def test_shape_that_does_not_fit(folder: Path, bad: str, other: torch.Tensor) -> None:
+    torch.save(other, folder / f"{bad}.pt")
+    words = ["'id-13'", "id-13.pt", str(tuple(other.shape)), "(2, 3)", "'id-12'", "collate_fn="]
     fails_at_batch_three(penstock.TensorFolder(folder), penstock.ShapeMismatch, *words)
 
 
@@ -141,37 +136,37 @@ def test_batches_may_differ_from_each_other(folder: Path) -> None:
 
 
 def test_missing_label(folder: Path) -> None:
-    labels = {f"id-{i:02}": i for i in range(20) if i != 13}
-    error = fails_at_batch_three(penstock.TensorFolder(folder, labels=labels), KeyError, BAD, "has no label")
+    dataset = penstock.TensorFolder(folder, labels={f"id-{i:02}": i for i in range(20) if i != 13})
+    error = fails_at_batch_three(dataset, KeyError, BAD, "has no label")
     assert isinstance(error, penstock.MissingLabel)
     with pytest.raises(penstock.MissingLabel, match=BAD):
-        penstock.TensorFolder(folder, labels=labels)[13]
-
-
-@pytest.mark.parametrize("name", ["../id-1", "/etc/passwd", "a/../../b", "", ".."])
-def test_ids_that_are_no_names(folder: Path, name: str) -> None:
-    with pytest.raises(penstock.InvalidID, match="not a name inside"):
-        penstock.TensorFolder(folder, ["id-01", name])
+        dataset[13]
 
 
 def test_arguments(folder: Path) -> None:
     made: Any = penstock.TensorFolder
-    for make, kind, words in (
+
+    def loader(**options: Any) -> Any:
+        return penstock.DataLoader(made(folder), **options)
+
+    calls: list[tuple[Any, Any, str]] = [
+        *(
+            (lambda name=name: made(folder, ["id-01", name]), penstock.InvalidID, "not a name inside")
+            for name in ("../id-1", "/etc/passwd", "a/../../b", "", "..")
+        ),
         (lambda: made(folder, ["id-01", 7]), TypeError, "an ID is a string"),
         (lambda: made(folder, "id-01"), TypeError, "not one string"),
         (lambda: made(folder, labels=[1, 2]), TypeError, "labels must be a dict"),
         (lambda: made(folder, ["a\0b"]), penstock.InvalidID, "NUL"),
         (lambda: made(folder / "nowhere"), FileNotFoundError, "no such folder"),
         (lambda: made(folder, suffix=".npy"), FileNotFoundError, r"ends in '\.npy'"),
-    ):
+        (lambda: loader(seed=1, generator=torch.Generator()), penstock.InvalidOption, "exclude each other"),
+        (lambda: loader(seed="1"), TypeError, "seed must be an integer"),
+        (lambda: made(folder)[20], IndexError, ".*"),
+    ]
+    for call, kind, words in calls:
         with pytest.raises(kind, match=words):
-            make()
-    with pytest.raises(penstock.InvalidOption, match="exclude each other"):
-        penstock.DataLoader(penstock.TensorFolder(folder), seed=1, generator=torch.Generator())
-    with pytest.raises(TypeError, match="seed must be an integer"):
-        penstock.DataLoader(penstock.TensorFolder(folder), seed="1")  # type: ignore[arg-type]
-    with pytest.raises(IndexError):
-        penstock.TensorFolder(folder)[20]
+            call()
 
 
 def test_array_arguments(tmp_path: Path) -> None:
@@ -195,18 +190,16 @@ def test_array_arguments(tmp_path: Path) -> None:
             penstock.Arrays(tmp_path / f"{name}.npy")
 
 
-def test_bad_sampler() -> None:
-    dataset = penstock.Arrays(np.arange(8))
-    for sampler, kind, words in (
+@pytest.mark.parametrize(
+    ("indices", "kind", "words"),
+    [
         ([0, 1, 8, 2], IndexError, "index 8 is out of range"),
         ([0, 1, -9, 2], IndexError, "index -9 is out of range"),
         ([0, 1, "two", 2], TypeError, "must be integers"),
-    ):
-        iterator = iter(penstock.DataLoader(dataset, batch_size=2, sampler=sampler, num_workers=2))
-        assert next(iterator)[0].tolist() == [0, 1]
-        with pytest.raises(kind, match=words):
-            next(iterator)
-
+        (None, LookupError, "the sampler broke"),
+    ],
+)
+def test_bad_sampler(indices: Any, kind: type[Exception], words: str) -> None:
     def broken() -> Any:
         yield [0, 1]
         raise LookupError("the sampler broke")
@@ -214,13 +207,11 @@ def test_bad_sampler() -> None:
     class Sampler:
         __iter__ = staticmethod(broken)
 
-    iterator = iter(penstock.DataLoader(dataset, batch_sampler=Sampler(), num_workers=2))
+    options: Any = {"batch_sampler": Sampler()} if indices is None else {"batch_size": 2, "sampler": indices}
+    iterator = iter(penstock.DataLoader(penstock.Arrays(np.arange(8)), num_workers=2, **options))
     assert next(iterator)[0].tolist() == [0, 1]
-    with pytest.raises(LookupError, match="the sampler broke"):
+    with pytest.raises(kind, match=words):
         next(iterator)
-
-
-# --- images ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -231,32 +222,27 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def image_folder(root: Path, kind: Any) -> Any:
-    return kind(str(root), v1.Compose([v1.Resize((16, 16)), v1.PILToTensor()]))
+#: What becomes of an image, and what the error says.
+BAD_IMAGES = {
+    "missing": "No such file", "empty": "is an empty file", "truncated": "truncated", "text": "not an image",
+    "bomb": "MAX_IMAGE_PIXELS",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", [torchvision.datasets.ImageFolder, penstock.ImageFolder], ids=["torchvision", "ours"])
-@pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "text", "bomb"])
+@pytest.mark.parametrize("damage", BAD_IMAGES)
 def test_bad_image(photos: Path, damage: str, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     path = photos / "class" / "13.jpg"
-    dataset = image_folder(photos, kind)
-    words = {
-        "missing": "No such file",
-        "empty": "is an empty file",
-        "truncated": "truncated",
-        "text": "not an image",
-        "bomb": "MAX_IMAGE_PIXELS",
-    }
-    if damage == "missing":
-        path.unlink()
-    elif damage == "bomb":
+    dataset = kind(str(photos), v1.Compose([v1.Resize((16, 16)), v1.PILToTensor()]))
+    contents = {"empty": b"", "truncated": path.read_bytes()[:-30], "text": b"no pixels here"}
+    path.unlink()
+    if damage == "bomb":
         Image.new("RGB", (400, 300)).save(path)
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50_000)
-    else:
-        content = {"empty": b"", "truncated": path.read_bytes()[:-30], "text": b"no pixels here"}[damage]
-        path.write_bytes(content)
+    elif damage != "missing":
+        path.write_bytes(contents[damage])
     wanted = penstock.MissingSample if damage == "missing" else penstock.CorruptSample
-    error = fails_at_batch_three(dataset, wanted, str(path), words[damage])
+    error = fails_at_batch_three(dataset, wanted, str(path), BAD_IMAGES[damage])
     assert isinstance(error, penstock.ImageTooLarge) is (damage == "bomb")
 
 

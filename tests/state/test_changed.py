@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import penstock
 from penstock.sources.naming import catalogue, id_of
@@ -23,18 +24,12 @@ from tests.values import listed, loaded, stopped
 torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed")
 
 
-class Tutorial(Dataset[Any]):
+class Tutorial(Made):
     """The dataset of the well-known tutorial."""
 
     def __init__(self, list_IDs: list[str], labels: dict[str, Any]) -> None:
-        self.list_IDs = list_IDs
-        self.labels = labels
-
-    def __len__(self) -> int:
-        return len(self.list_IDs)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.list_IDs[index], self.labels[self.list_IDs[index]]
+        super().__init__(lambda index: (list_IDs[index], labels[list_IDs[index]]), len(list_IDs))
+        self.list_IDs, self.labels = list_IDs, labels
 
 
 def loader(dataset: Any, **options: Any) -> Any:
@@ -48,6 +43,14 @@ def firsts(batches: Any) -> list[Any]:
 
 def numbered(*numbers: int) -> Tutorial:
     return Tutorial([f"id-{number}" for number in numbers], {f"id-{number}": number % 3 for number in numbers})
+
+
+def changed(words: str) -> Any:
+    return pytest.raises(penstock.DatasetChanged, match=words)
+
+
+def refused(words: str) -> Any:
+    return pytest.raises(penstock.InvalidOption, match=words)
 
 
 def state_of(made: Any, steps: int) -> Any:
@@ -69,9 +72,6 @@ CHANGES: dict[str, list[int]] = {
 }
 
 
-# --- continued --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"seed": None}, {"batch_size": None}], ids=str)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_dataset_goes_on_with_an_epoch_only(change: str, options: Any) -> None:
@@ -79,14 +79,12 @@ def test_a_changed_dataset_goes_on_with_an_epoch_only(change: str, options: Any)
     for stop in (0, 7):
         state = state_of(loader(numbered(*BEFORE), num_workers=0, **options), stop)
         again = loader(now, num_workers=0, **options)
-        with pytest.raises(penstock.DatasetChanged, match=r"it had 50 samples|its IDs, or their order"):
+        with changed("it had 50 samples|its IDs, or their order"):
             again.load_state_dict(state)
-        if stop:
-            with pytest.raises(penstock.InvalidOption, match=r"samples are left .*set_epoch\(1\)"):
-                again.load_state_dict(state, on_change="continue")
-            again.set_epoch(1)
-        else:
+        with refused(r"samples are left .*set_epoch\(1\)") if stop else contextlib.nullcontext():
             again.load_state_dict(state, on_change="continue")
+        if stop:
+            again.set_epoch(1)
         names = [name for batch in again for name in ([batch[0]] if again.batch_size is None else batch[0])]
         assert Counter(names) == Counter(now.list_IDs)
 
@@ -99,19 +97,20 @@ def images(root: Path, names: dict[str, int]) -> None:
 
 @pytest.mark.parametrize("kind", [penstock.ImageFolder, torchvision.datasets.ImageFolder])
 def test_image_folders_go_on_wherever_they_lie(kind: Any, tmp_path: Path) -> None:
-    to_size: Callable[[Any], Any] = lambda image: image.size[0]  # noqa: E731
+    def made(name: str) -> Any:
+        return loader(kind(tmp_path / name, transform=lambda image: image.size[0]), batch_size=3)
+
     images(tmp_path / "a", {f"{name}/{side}.png": side for side in range(1, 21) for name in ("cat", "dog")})
-    dataset = kind(tmp_path / "a", transform=to_size)
-    assert id_of(dataset, 0) == "cat/1.png"
-    _, state, batches = stopped(loader(dataset, batch_size=3), 5)
+    begun = made("a")
+    assert id_of(begun.dataset, 0) == "cat/1.png"
+    _, state, batches = stopped(begun, 5)
     rest = listed(batches)
     shutil.move(tmp_path / "a", tmp_path / "b")
-    moved = loaded(loader(kind(tmp_path / "b", transform=to_size), batch_size=3), state)
-    assert listed(moved) == rest, "nothing has changed but where it lies"
+    assert listed(loaded(made("b"), state)) == rest, "nothing has changed but where it lies"
     (tmp_path / "b" / "cat" / "3.png").unlink()
     images(tmp_path / "b", {"cat/30.png": 30})
-    with pytest.raises(penstock.DatasetChanged, match="its IDs, or their order, are others"):
-        loader(kind(tmp_path / "b", transform=to_size), batch_size=3).load_state_dict(state)
+    with changed("its IDs, or their order, are others"):
+        made("b").load_state_dict(state)
 
 
 NUMBERS = torch.arange(200)
@@ -124,35 +123,31 @@ def test_parts_of_a_concatenation_grow() -> None:
         return ConcatDataset([TensorDataset(NUMBERS[:first]), named, Subset(TensorDataset(NUMBERS + 900), [3, 1])])
 
     state, now = state_of(loader(joined(20, 30)), 6), joined(25, 33)
-    with pytest.raises(penstock.DatasetChanged, match=r"52 samples and has 60 \(\+8\); its IDs, or their order, are"):
+    with changed(r"52 samples and has 60 \(\+8\); its IDs, or their order, are"):
         loader(now).load_state_dict(state)
     assert catalogue(now).texts() == [id_of(now, index).encode() for index in range(len(now))]
-    assert id_of(now, 25) == "1/n0"
-    assert [id_of(now, 58), id_of(now, 59)] == ["2/3", "2/1"]
-    part: Any = Subset(now, [59, 0, 30])
-    assert catalogue(part).texts() == [b"2/1", b"0/0", b"1/n5"]
+    assert [id_of(now, index) for index in (25, 58, 59)] == ["1/n0", "2/3", "2/1"]
+    assert catalogue(Subset(now, [59, 0, 30])).texts() == [b"2/1", b"0/0", b"1/n5"]
 
 
 def test_other_labels_alone_do_not_change_the_order() -> None:
     whole, state = firsts(loader(numbered(*BEFORE))), state_of(loader(numbered(*BEFORE)), 5)
     now = numbered(*BEFORE)
     now.labels["id-3"] = "another"
-    with pytest.raises(penstock.DatasetChanged, match="its labels are others"):
+    with changed("its labels are others"):
         loader(now).load_state_dict(state)
     assert firsts(loaded(loader(now), state, on_change="continue")) == whole[20:]
     users = {"shuffle": None, "sampler": list(range(50))}
     state = state_of(loader(numbered(*BEFORE), **users), 3)
-    with pytest.raises(penstock.InvalidOption, match="samples are left of this epoch is not known"):
+    with refused("samples are left of this epoch is not known"):
         loaded(loader(now, **users), state, on_change="continue")
-    with pytest.raises(penstock.InvalidOption, match="on_change='ignore'"):
+    with refused("on_change='ignore'"):
         loaded(loader(numbered(*BEFORE), **users), state, on_change="ignore")
 
 
 def test_draws_with_replacement_go_on_with_new_weights() -> None:
     def weighted(size: int, first: float, **options: Any) -> Any:
-        weights = torch.ones(size)
-        weights[0] = first
-        sampler = penstock.Weighted(weights, num_samples=24, **options)
+        sampler = penstock.Weighted([first, *[1.0] * (size - 1)], num_samples=24, **options)
         return loader(TensorDataset(NUMBERS[:size]), sampler=sampler, shuffle=None)
 
     state = state_of(weighted(10, 1.0), 2)
@@ -161,13 +156,13 @@ def test_draws_with_replacement_go_on_with_new_weights() -> None:
         (weighted(10, 2.0), "Weighted is not what it was"),
         (weighted(12, 1.0), r"had 10 samples and has 12 \(\+2\)"),
     ):
-        with pytest.raises(penstock.DatasetChanged, match=said):
+        with changed(said):
             again.load_state_dict(state)
         again.load_state_dict(state, on_change="continue")
         rest = firsts(again)
         again.set_epoch(0)
         assert rest == firsts(again)[8:]
-    with pytest.raises(penstock.InvalidOption, match=r"samples are left .*set_epoch\(1\)"):
+    with refused(r"samples are left .*set_epoch\(1\)"):
         weighted(30, 2.0, replacement=False).load_state_dict(state, on_change="continue")
 
 
@@ -181,45 +176,38 @@ def test_a_mix_cannot_go_on_by_id() -> None:
     for again in (mixed(20, 2), mixed(30, 1)):
         with pytest.raises(penstock.DatasetChanged):
             again.load_state_dict(state)
-        with pytest.raises(penstock.InvalidOption, match="samples are left"):
+        with refused("samples are left"):
             again.load_state_dict(state, on_change="continue")
 
 
-# --- refused ----------------------------------------------------------------------------------------------------------
-
-
-def changed_folder(tmp_path: Path) -> Callable[..., Any]:
-    def folder(names: Sequence[str], labels: dict[str, Any] | None = None) -> Any:
-        for name in names:
-            torch.save(torch.zeros(2), tmp_path / f"{name}.pt")
-        return penstock.TensorFolder(tmp_path, ids=names, labels=labels)
-
-    return folder
+def folder_of(root: Path, names: Sequence[str], labels: dict[str, Any] | None = None) -> Any:
+    for name in names:
+        torch.save(torch.zeros(2), root / f"{name}.pt")
+    return penstock.TensorFolder(root, ids=names, labels=labels)
 
 
 def test_the_difference_is_said(tmp_path: Path) -> None:
-    folder = changed_folder(tmp_path)
     names = [f"id-{number}" for number in range(8)]
     labels = dict.fromkeys(names, 1)
-    state = loader(folder(names, labels)).state_dict()
-    loader(folder(names, labels)).load_state_dict(state)
+    state = loader(folder_of(tmp_path, names, labels)).state_dict()
+    loader(folder_of(tmp_path, names, labels)).load_state_dict(state)
     others = "its IDs, or their order, are others;"
-    cases = [
-        (folder([*names, "id-8"], {**labels, "id-8": 0}), rf"had 8 samples and has 9 \(\+1\); {others}"),
-        (folder(names[:-1], labels), rf"has 7 \(-1\); {others}"),
-        (folder([*names[:-1], "other"], {**labels, "other": 1}), f"taken: {others}"),
-        (folder(names[::-1], labels), f"taken: {others}"),
-        (folder(names, {**labels, "id-3": 0}), "taken: its labels are others;"),
-        (folder(names, {**labels, "id-3": "x"}), "taken: its labels are others;"),
+    cases: list[tuple[list[str], dict[str, Any], str]] = [
+        ([*names, "id-8"], {"id-8": 0}, rf"had 8 samples and has 9 \(\+1\); {others}"),
+        (names[:-1], {}, rf"has 7 \(-1\); {others}"),
+        ([*names[:-1], "other"], {"other": 1}, f"taken: {others}"),
+        (names[::-1], {}, f"taken: {others}"),
+        (names, {"id-3": 0}, "taken: its labels are others;"),
+        (names, {"id-3": "x"}, "taken: its labels are others;"),
     ]
-    for change, said in cases:
-        with pytest.raises(penstock.DatasetChanged, match=said):
-            loader(change).load_state_dict(state)
+    for now, more, said in cases:
+        with changed(said):
+            loader(folder_of(tmp_path, now, {**labels, **more})).load_state_dict(state)
 
 
 def test_files_of_other_sizes(tmp_path: Path) -> None:
     names = [f"id-{number}" for number in range(3000)]
-    changed_folder(tmp_path)(names[:10])
+    folder_of(tmp_path, names[:10])
     for name in names[10:]:
         (tmp_path / f"{name}.pt").write_bytes(b"x")
 
@@ -229,12 +217,12 @@ def test_files_of_other_sizes(tmp_path: Path) -> None:
     state = made().state_dict()
     for index in range(0, 3000, 2):
         (tmp_path / f"id-{index}.pt").write_bytes(b"another")
-    with pytest.raises(penstock.DatasetChanged, match="taken: its sizes are others;"):
+    with changed("taken: its sizes are others;"):
         made().load_state_dict(state)
     made().load_state_dict(state, on_change="continue")
     for index in range(0, 3000, 3):
         (tmp_path / f"id-{index}.pt").unlink()
-    with pytest.raises(penstock.DatasetChanged, match="sizes"):
+    with changed("sizes"):
         made().load_state_dict(state)
 
 
@@ -242,7 +230,7 @@ def test_rows_of_another_shape() -> None:
     state = loader(TensorDataset(torch.zeros(20, 3))).state_dict()
     loader(TensorDataset(torch.ones(20, 3))).load_state_dict(state)
     for other in (torch.zeros(20, 4), torch.zeros(20, 3, 1), torch.zeros(20, 3, dtype=torch.float64)):
-        with pytest.raises(penstock.DatasetChanged, match="sizes are others"):
+        with changed("sizes are others"):
             loader(TensorDataset(other)).load_state_dict(state)
 
 
@@ -253,28 +241,22 @@ def test_what_is_named_samples_need_not_be_a_list_of_files(samples: Any) -> None
     assert loader(counted).state_dict()["data"]["size"] == 1
 
 
-# --- the catalogue ----------------------------------------------------------------------------------------------------
-
-
 def test_datasets_have_catalogues_of_their_own(tmp_path: Path) -> None:
     images(tmp_path / "photos", {f"{name}/{side}.png": side for side in range(1, 4) for name in ("cat", "dog")})
-    folder = penstock.ImageFolder(tmp_path / "photos")
+    folder, numbers = penstock.ImageFolder(tmp_path / "photos"), TensorDataset(NUMBERS)
     sets: list[Any] = [
         numbered(*BEFORE),
         folder,
         Subset(folder, [4, 0]),
-        ConcatDataset([folder, TensorDataset(NUMBERS), numbered(1, 2)]),
-        Subset(TensorDataset(NUMBERS), [5, 3]),
-        TensorDataset(NUMBERS),
-        ConcatDataset([TensorDataset(NUMBERS)]),
+        ConcatDataset([folder, numbers, numbered(1, 2)]),
+        Subset(numbers, [5, 3]),
+        numbers,
+        ConcatDataset([numbers]),
         Tutorial(["a\0b", "\udcff", "é"], {"a\0b": torch.ones(2), "\udcff": None, "é": np.zeros(2)}),
     ]
-    prints = []
-    for dataset in sets:
-        found = catalogue(dataset)
-        assert len(found.texts()) == found.size == len(dataset)
-        prints.append(json.dumps(found.fingerprint))
-    assert len(set(prints)) == len(sets)
+    found = [catalogue(dataset) for dataset in sets]
+    assert [len(one.texts()) for one in found] == [one.size for one in found] == [len(one) for one in sets]
+    assert len({json.dumps(one.fingerprint) for one in found}) == len(sets)
 
 
 def labelled(targets: Any) -> Any:

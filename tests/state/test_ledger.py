@@ -8,11 +8,12 @@ import gc
 import hashlib
 import json
 import os
+import shlex
 import signal
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ import penstock
 from penstock.cli import main
 from penstock.errors import InvalidOption
 from penstock.state import ledger as ledgers
-from penstock.state.ledger import Comparison, Ledger, Record, Verdict, compare, read
+from penstock.state.ledger import Ledger, Record, compare, read
+from tests.forking import assert_ended_well, begin_in_child
 from tests.python_processes import Program
 from tests.sample_datasets import Made
 from tests.waiting import wait_until
@@ -40,7 +42,7 @@ def steps(*places: tuple[int, int]) -> list[Step]:
 
 
 def write(path: Path, given: Iterable[Step], run: dict[str, Any] = RUN) -> str:
-    with Ledger(path, run=run) as ledger:
+    with closing(Ledger(path, run=run)) as ledger:
         for step in given:
             ledger.append(*step)
     return str(path)
@@ -57,19 +59,15 @@ def recorded(given: Iterable[Step]) -> list[Record]:
 TEN = steps(*((epoch, step) for epoch in (0, 1) for step in range(5)))
 
 
-# --- written and read --------------------------------------------------------------------------------------------
-
-
 def test_what_is_appended_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a.ledger"
-    with Ledger(path, run=RUN) as ledger:
+    with closing(Ledger(path, run=RUN)) as ledger:
         for number, step in enumerate(TEN):
             ledger.append(*step)
             assert list(read(path)) == recorded(TEN)[: number + 1]  # at once, while it is in use
         assert repr(ledger) == f"Ledger('{path}', open)"
     file = read(path)
-    assert (dict(file.run), file.resumed, file.torn) == (RUN, 0, 0)
-    assert path.read_bytes().count(b"\n") == 11
+    assert (dict(file.run), file.resumed, file.torn, path.read_bytes().count(b"\n")) == (RUN, 0, 0, 11)
     assert "closed" in repr(ledger)
     ledger.close()
     with pytest.raises(InvalidOption, match="is closed here"):
@@ -86,13 +84,6 @@ def test_ids_are_told_apart(one: list[str], two: list[str]) -> None:
         first, second = read(write(Path(folder, "a"), [(0, 0, tuple(one)), (0, 1, tuple(two))]))
     assert (first.hash == second.hash) == (one == two)
     assert (first.samples, second.samples) == (len(one), len(two))
-
-
-def test_a_ledger_is_gone_on_with(tmp_path: Path) -> None:
-    path = tmp_path / "a"
-    for step in TEN:
-        write(path, [step])
-    assert list(read(path)) == recorded(TEN)
 
 
 EVENT = st.tuples(st.just("append"), st.integers(0, 2), st.integers(0, 3), st.integers(0, 1)) | st.tuples(
@@ -143,27 +134,21 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
 
 def test_places_where_no_ledger_can_be(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    for name, error, words in (
-        ("none/a", FileNotFoundError, "No such file"),
-        ("", IsADirectoryError, "Is a directory"),
-        ("pipe", InvalidOption, "no regular file, and so no ledger"),
+    for name, opened, words, read_error in (
+        ("none/a", FileNotFoundError, "No such file", FileNotFoundError),
+        ("", IsADirectoryError, "Is a directory", InvalidOption),
+        ("pipe", InvalidOption, "no regular file, and so no ledger", InvalidOption),
     ):
-        with pytest.raises(error, match=words) as caught:
+        with pytest.raises(opened, match=words) as caught:
             Ledger(tmp_path / name, run=RUN)
         assert str(tmp_path) in str(caught.value)
-    with pytest.raises(FileNotFoundError):
-        read(tmp_path / "none")
-    for name in ("", "pipe"):
-        with pytest.raises(InvalidOption, match="no regular file"):
+        with pytest.raises(read_error, match="No such file" if name == "none/a" else "no regular file"):
             read(tmp_path / name)
-
-
-# --- one writer --------------------------------------------------------------------------------------------------
 
 
 def test_two_writers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledgers, "LOCK_SECONDS", 0.0)
-    with Ledger(tmp_path / "a", run=RUN) as ledger:
+    with closing(Ledger(tmp_path / "a", run=RUN)) as ledger:
         with pytest.raises(InvalidOption, match="written by another process, or open in this one; give each rank"):
             Ledger(tmp_path / "a", run=RUN)
         ledger.append(*TEN[0])
@@ -178,39 +163,25 @@ def test_no_locks_to_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(read(write(tmp_path / "a", TEN)).steps) == 10
 
 
-def in_child(task: Callable[[], bool]) -> int:
-    child = os.fork()
-    if child == 0:
-        code = 9
-        try:
-            code = 0 if task() else 1
-        finally:
-            os._exit(code)
-    return child
-
-
 def test_a_forked_child_cannot_write_and_holds_no_lock(tmp_path: Path) -> None:
     path = tmp_path / "a"
     reader, writer = os.pipe()
-    with Ledger(path, run=RUN) as ledger:
+    with closing(Ledger(path, run=RUN)) as ledger:
         ledger.append(*TEN[0])
 
-        def task() -> bool:
+        def check() -> None:
             os.close(writer)
-            try:
+            with pytest.raises(InvalidOption, match="only the process that opened it may write it"):
                 ledger.append(*TEN[1])
-            except InvalidOption as error:
-                refused = "only the process that opened it may write it" in str(error)
             ledger.close()
             os.read(reader, 1)  # lives until the parent is done
-            return refused
 
-        child = in_child(task)
+        child = begin_in_child(check)
         ledger.append(*TEN[1])
     write(path, TEN[2:])  # while the child is alive
-    os.close(writer)
-    os.close(reader)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    for end in (writer, reader):
+        os.close(end)
+    assert_ended_well(child)
     assert list(read(path)) == recorded(TEN)
 
 
@@ -224,7 +195,7 @@ def test_a_write_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         return real(descriptor, data[: takes.pop()])
 
     path = tmp_path / "a"
-    with Ledger(path, run=RUN) as ledger:
+    with closing(Ledger(path, run=RUN)) as ledger:
         ledger.append(*TEN[0])
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", full)
@@ -234,9 +205,6 @@ def test_a_write_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         for step in TEN[1:]:
             ledger.append(*step)
     assert list(read(path)) == recorded(TEN)
-
-
-# --- torn and damaged --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("zeros", [0, 4096])
@@ -297,42 +265,26 @@ for step in itertools.count(first):
 """
 
 
-def _is_longer(path: Path, size: int) -> bool:
-    return path.stat().st_size > size
-
-
 def test_killed_while_writing(tmp_path: Path) -> None:
     """Killed again and again: the file is readable, and the next run goes on behind the last whole line."""
     path = tmp_path / "a"
     for more in (1, 50, 400):
         with Program(WRITER, path) as process:
             assert process.stdout.readline() == "open\n"
-            wait_until(partial(_is_longer, path, path.stat().st_size + more * 30))
+            size = path.stat().st_size + more * 30
+            wait_until(lambda size=size: path.stat().st_size > size)  # type: ignore[misc]
             process.send_signal(signal.SIGKILL)
         file = read(path)
         assert list(file) == recorded((0, step, (str(step), f"name {step}")) for step in range(len(file.steps)))
         assert len(file.steps) >= more
 
 
-# --- where two runs parted ---------------------------------------------------------------------------------------
-
-
-def compared(tmp_path: Path, one: Iterable[Step], two: Iterable[Step], run: dict[str, Any] = RUN) -> Comparison:
-    paths = []
-    for name, line in (("one", one), ("two", two)):
-        (tmp_path / name).unlink(missing_ok=True)
-        paths.append(write(tmp_path / name, line, run))
-    return compare(read(paths[0]), read(paths[1]))
-
-
-def parted(one: list[Step], two: list[Step]) -> tuple[Verdict, int]:
+def parted(one: list[Step], two: list[Step]) -> tuple[int | None, int]:
     """Return what compare() should find, by walking along both."""
-    equal = 0
-    while equal < min(len(one), len(two)) and one[equal] == two[equal]:
-        equal += 1
+    both = enumerate(zip(one, two, strict=False))
+    equal = next((number for number, (a, b) in both if a != b), min(len(one), len(two)))
     ends = equal == len(one), equal == len(two)
-    names = {(True, True): "EQUAL", (True, False): "A_ENDS_FIRST", (False, True): "B_ENDS_FIRST"}
-    return Verdict[names.get(ends, "PARTED")], equal
+    return ends.index(True) if sum(ends) == 1 else None, equal
 
 
 PLACES = st.sets(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=9).map(lambda places: {(0, 0), *places})
@@ -343,53 +295,44 @@ CHANGES = st.sets(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=2)
 @settings(deadline=None, max_examples=100)
 def test_compare(places: set[Any], others: set[Any], changed: set[Any], same: bool) -> None:
     one = steps(*sorted(places))
-    two = [
-        (epoch, step, ("other",) if (epoch, step) in changed else data)
-        for epoch, step, data in (one if same else steps(*sorted(others)))
-    ]
+    other = one if same else steps(*sorted(others))
+    two = [(epoch, step, ("other",) if (epoch, step) in changed else data) for epoch, step, data in other]
     with tempfile.TemporaryDirectory() as folder:
-        found = compared(Path(folder), one, two)
-        verdict, equal = parted(one, two)
-        assert (found.verdict, found.equal, found.since, found.facts) == (verdict, equal, None, ())
-        nexts = recorded(one)[equal : equal + 1] + recorded(two)[equal : equal + 1]
-        assert found.at == min((record[:2] for record in nexts), default=None)
-        of_one, of_two = ({record[:2]: record for record in recorded(line)} for line in (one, two))
-        assert (found.a, found.b) == (
-            (None, None) if found.at is None else (of_one.get(found.at), of_two.get(found.at))
-        )
+        found = compare(read(write(Path(folder, "one"), one)), read(write(Path(folder, "two"), two)))
+    ended, equal = parted(one, two)
+    nexts = recorded(one)[equal : equal + 1] + recorded(two)[equal : equal + 1]
+    at = min((record[:2] for record in nexts), default=None)
+    a, b = ({record[:2]: record for record in recorded(line)}.get(at or (-1, -1)) for line in (one, two))
+    assert (found.ended, found.equal, found.since, found.facts) == (ended, equal, None, ())
+    assert (found.at, found.a, found.b) == (at, a, b)
 
 
 def test_compare_looks_at_what_is_left_of_a_resumed_run(tmp_path: Path) -> None:
     one, two = Path(write(tmp_path / "one", TEN)), Path(write(tmp_path / "two", TEN[:4]))
-    with Ledger(two, run=RUN) as ledger:
+    with closing(Ledger(two, run=RUN)) as ledger:
         ledger.append(0, 4, ["another"])
         ledger.append(1, 0, ["branch"])
         assert compare(read(one), read(two)).at == (0, 4)
         for step in TEN[4:]:
             ledger.append(*step)
     found = compare(read(one), read(two))
-    assert (found.verdict, found.equal) == (Verdict.EQUAL, 10)
+    assert (found.at, found.ended, found.equal) == (None, None, 10)
 
 
-def test_what_cannot_be_compared(tmp_path: Path) -> None:
-    one = read(write(tmp_path / "one", TEN))
-    for number, (line, facts, words) in enumerate(
-        (
-            (TEN, {**RUN, "rank": 1}, "rank is 0 and 1, so that their steps hold other samples"),
-            (TEN, {**RUN, "batch_size": 8}, "batch_size is 4 and 8"),
-            (TEN, {"seed": 7, "rank": 0, "batch_size": 4}, "world is 2 and not said"),
-            (steps((2, 0)), RUN, "no step in common"),
-        )
-    ):
-        other = read(write(tmp_path / str(number), line, facts))
-        for a, b in ((one, other), (other, one)):
-            with pytest.raises(InvalidOption, match="cannot be compared: "):
-                compare(a, b)
-        with pytest.raises(InvalidOption, match=words):
-            compare(one, other)
-
-
-# --- the command line --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("line", "facts", "words"),
+    [
+        (TEN, {**RUN, "rank": 1}, "rank is 0 and 1, so that their steps hold other samples"),
+        (TEN, {**RUN, "batch_size": 8}, "batch_size is 4 and 8"),
+        (TEN, {"seed": 7, "rank": 0, "batch_size": 4}, "world is 2 and not said"),
+        (steps((2, 0)), RUN, "no step in common"),
+    ],
+)
+def test_what_cannot_be_compared(line: Any, facts: Any, words: str, tmp_path: Path) -> None:
+    one, other = read(write(tmp_path / "one", TEN)), read(write(tmp_path / "other", line, facts))
+    for a, b, said in ((one, other, words), (other, one, "")):
+        with pytest.raises(InvalidOption, match=f"cannot be compared: .*{said}"):
+            compare(a, b)
 
 
 def run(capsys: Captured, *arguments: str | Path) -> tuple[int, list[str], str]:
@@ -408,24 +351,18 @@ def two(tmp_path: Path) -> tuple[str, str]:
     return write(tmp_path / "a", TEN), write(tmp_path / "b", changed, {**RUN, "seed": 8, "host": "b"})
 
 
-def test_diff(two: tuple[str, str], capsys: Captured) -> None:
+def test_diff(two: tuple[str, str], tmp_path: Path, capsys: Captured) -> None:
     a, b = two
-    code, lines, err = run(capsys, "diff", a, b)
-    record, other = recorded(TEN)[6].hash, read(b).steps[6].hash
-    assert (code, err) == (1, "")
-    assert lines == [
+    last = write(tmp_path / "last", [*TEN[:9], (*TEN[9][:2], ("x",))])
+    lines = [
         "parted at epoch 1 step 1, after 6 steps in which they are equal",
-        f"  {a}: 2 samples, hash {record}",
-        f"  {b}: 3 samples, hash {other}",
+        f"  {a}: 2 samples, hash {recorded(TEN)[6].hash}",
+        f"  {b}: 3 samples, hash {read(b).steps[6].hash}",
         f'host: not said in {a}, "b" in {b}',
         f"seed: 7 in {a}, 8 in {b}",
     ]
-
-
-def test_diff_counts_one_sample_as_one(two: tuple[str, str], tmp_path: Path, capsys: Captured) -> None:
-    last = write(tmp_path / "last", [*TEN[:9], (*TEN[9][:2], ("x",))])
-    _, lines, _ = run(capsys, "diff", two[0], last)
-    assert lines[2] == f"  {last}: 1 sample, hash {read(last).steps[9].hash}"
+    assert run(capsys, "diff", a, b) == (1, lines, "")
+    assert run(capsys, "diff", a, last)[1][2] == f"  {last}: 1 sample, hash {read(last).steps[9].hash}"
 
 
 def test_diff_of_equal_ones_and_prefixes(two: tuple[str, str], tmp_path: Path, capsys: Captured) -> None:
@@ -441,14 +378,9 @@ def test_diff_of_equal_ones_and_prefixes(two: tuple[str, str], tmp_path: Path, c
 @pytest.mark.parametrize("swapped", [False, True])
 def test_diff_where_one_begins_later(swapped: bool, two: tuple[str, str], tmp_path: Path, capsys: Captured) -> None:
     """A run that was resumed with a new file."""
-    for name, ids, first in (
-        (
-            "right",
-            TEN[6][2],
-            f"equal as far as {tmp_path / 'right'} goes: 1 step; {two[0]} goes on with epoch 1 step 2",
-        ),
-        ("wrong", ("another",), "parted at epoch 1 step 1, after 0 steps in which they are equal"),
-    ):
+    right = f"equal as far as {tmp_path / 'right'} goes: 1 step; {two[0]} goes on with epoch 1 step 2"
+    wrong = "parted at epoch 1 step 1, after 0 steps in which they are equal"
+    for name, ids, first in (("right", TEN[6][2], right), ("wrong", ("another",), wrong)):
         both = [two[0], write(tmp_path / name, [(1, 1, ids)])]
         code, lines, err = run(capsys, "diff", *(reversed(both) if swapped else both))
         assert (code, err) == (int(name == "wrong"), "") and lines[0].startswith(first)
@@ -461,90 +393,71 @@ def test_show(tmp_path: Path, capsys: Captured) -> None:
     with open(path, "ab") as file:
         file.write(b"torn")
     last = read(path).steps[-1].hash
-    assert run(capsys, "show", path) == (
-        0,
-        [
-            f"ledger     {path}",
-            "run        batch_size 4, rank 0, seed 7, world 2",
-            "epochs     2: 0 to 1",
-            "steps      9: epoch 0 step 0 to epoch 1 step 3",
-            "samples    2,016",
-            f"hash       {last} of the last step",
-            "resumed    once, 2 steps abandoned",
-            "torn       4 bytes of a line that was not finished",
-        ],
-        "",
-    )
-    hashes = [record.hash for record in recorded(TEN)[5:8]]
-    assert run(capsys, "show", path, "--epoch", "1") == (
-        0,
-        [
-            "STEP  SAMPLES  HASH",
-            f"   0        2  {hashes[0]}",
-            f"   1        2  {hashes[1]}",
-            f"   2        2  {hashes[2]}",
-            f"   3    2,000  {last}",
-        ],
-        "",
-    )
+    lines = [
+        f"ledger     {path}",
+        "run        batch_size 4, rank 0, seed 7, world 2",
+        "epochs     2: 0 to 1",
+        "steps      9: epoch 0 step 0 to epoch 1 step 3",
+        "samples    2,016",
+        f"hash       {last} of the last step",
+        "resumed    once, 2 steps abandoned",
+        "torn       4 bytes of a line that was not finished",
+    ]
+    assert run(capsys, "show", path) == (0, lines, "")
+    hashes = [f"   {step}        2  {record.hash}" for step, record in enumerate(recorded(TEN)[5:8])]
+    lines = ["STEP  SAMPLES  HASH", *hashes, f"   3    2,000  {last}"]
+    assert run(capsys, "show", path, "--epoch", "1") == (0, lines, "")
 
 
 def test_show_little(tmp_path: Path, capsys: Captured) -> None:
     path = write(tmp_path / "a\n", [], {})
-    shown = str(path)[:-1] + r"\n"
-    assert run(capsys, "show", path) == (
-        0,
-        [f"ledger     {shown}", "run        -", "epochs     0", "steps      0", "samples    0"],
-        "",
-    )
+    lines = [f"ledger     {path[:-1]}\\n", "run        -", "epochs     0", "steps      0", "samples    0"]
+    assert run(capsys, "show", path) == (0, lines, "")
     write(Path(path), steps((4, 0)), {})
     code, lines, err = run(capsys, "show", path)
-    assert (code, err) == (0, "")
-    assert lines[2:4] == ["epochs     1: 4", "steps      1: epoch 4 step 0 to epoch 4 step 0"]
+    lines_wanted = ["epochs     1: 4", "steps      1: epoch 4 step 0 to epoch 4 step 0"]
+    assert (code, lines[2:4], err) == (0, lines_wanted, "")
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "required: ACTION"),
-        (["sort"], "invalid choice: 'sort'"),
-        (["diff"], "required: A, B"),
-        (["diff", "A"], "required: B"),
-        (["diff", "A", "A", "A"], "unrecognized arguments: {A}"),
-        (["diff", "A", "none"], "{folder}/none: No such file or directory"),
-        (["diff", "A", "text"], "'{folder}/text' is no ledger: it begins with b'text'"),
-        (["diff", "A", "other"], "cannot be compared: rank is 0 and 5"),
-        (["diff", "", "A"], ": No such file or directory"),
-        (["show"], "required: FILE"),
-        (["show", "A", "--epo", "1"], "unrecognized arguments: --epo 1"),
-        (["show", "A", "--epoch", "x"], "argument --epoch: invalid int value: 'x'"),
-        (["show", "A", "--epoch", "2"], "holds no step of epoch 2; it holds epochs 0 to 1"),
-        (["show", "A", "--epoch", "-1"], "holds no step of epoch -1"),
-        (["show", "nothing", "--epoch", "0"], "holds no step of epoch 0; it holds no step at all"),
-        (["show", "folder"], "'{folder}/folder' is no regular file, and so no ledger"),
-        (["show", "text"], "is no ledger"),
+        ("", "required: ACTION"),
+        ("sort", "invalid choice: 'sort'"),
+        ("diff", "required: A, B"),
+        ("diff A", "required: B"),
+        ("diff A A A", "unrecognized arguments: {folder}/A"),
+        ("diff A none", "{folder}/none: No such file or directory"),
+        ("diff A text", "'{folder}/text' is no ledger: it begins with b'text'"),
+        ("diff A other", "cannot be compared: rank is 0 and 5"),
+        ("diff '' A", ": No such file or directory"),
+        ("show", "required: FILE"),
+        ("show A --epo 1", "unrecognized arguments: --epo 1"),
+        ("show A --epoch x", "argument --epoch: invalid int value: 'x'"),
+        ("show A --epoch 2", "holds no step of epoch 2; it holds epochs 0 to 1"),
+        ("show A --epoch -1", "holds no step of epoch -1"),
+        ("show nothing --epoch 0", "holds no step of epoch 0; it holds no step at all"),
+        ("show folder", "'{folder}/folder' is no regular file, and so no ledger"),
+        ("show text", "is no ledger"),
     ],
 )
-def test_wrong_arguments(arguments: list[str], words: str, tmp_path: Path, capsys: Captured) -> None:
-    files = {name: str(tmp_path / name) for name in ("A", "none", "text", "other", "nothing", "folder")}
+def test_wrong_arguments(arguments: str, words: str, tmp_path: Path, capsys: Captured) -> None:
     write(tmp_path / "A", TEN)
     write(tmp_path / "other", TEN, {**RUN, "rank": 5})
     write(tmp_path / "nothing", [])
     (tmp_path / "text").write_text("text")
     (tmp_path / "folder").mkdir()
-    code, lines, err = run(capsys, *(files.get(word, word) for word in arguments))
+    names = ("A", "none", "text", "other", "nothing", "folder")
+    given = [str(tmp_path / word) if word in names else word for word in shlex.split(arguments)]
+    code, lines, err = run(capsys, *given)
     assert (code, lines, err.count("\n")) == (2, [], 1)
-    assert err.startswith("penstock") and words.format(A=files["A"], folder=tmp_path) in err
+    assert err.startswith("penstock") and words.format(folder=tmp_path) in err
 
 
-def test_help(capsys: Captured) -> None:
-    for arguments, words in (
-        (["--help"], "parted"),
-        (["diff", "--help"], "Exit code 0"),
-        (["show", "--help"], "--epoch"),
-    ):
-        code, lines, err = run(capsys, *arguments)
-        assert (code, err) == (0, "") and words in "\n".join(lines)
+@pytest.mark.parametrize(("action", "words"), [([], "parted"), (["diff"], "Exit code 0"), (["show"], "--epoch")])
+def test_help(action: list[str], words: str, capsys: Captured) -> None:
+    code, lines, err = run(capsys, *action, "--help")
+    assert (code, err) == (0, "") and words in "\n".join(lines)
 
 
 def test_a_loader_that_is_gone_holds_neither_its_ledger_nor_its_dataset(tmp_path: Path) -> None:

@@ -56,6 +56,10 @@ class Unknown(Own):
         return random.sample(range(SIZE), SIZE)
 
 
+def sampled(sampler: Any) -> Options:
+    return {"sampler": sampler, "batch_size": 4}
+
+
 def shared(make: Callable[[torch.Generator], Options]) -> Options:
     """Return options in which the loader and its sampler draw from one generator."""
     one = generator()
@@ -66,25 +70,30 @@ ONES = [1.0] * SIZE
 KINDS: dict[str, Callable[[], Options]] = {
     "shuffle": lambda: shared(lambda one: {"shuffle": True, "batch_size": 4}),
     "no batches": lambda: shared(lambda one: {"shuffle": True, "batch_size": None}),
-    "random": lambda: {"sampler": RandomSampler(PYTHON, generator=generator()), "batch_size": 4},
-    "with replacement": lambda: {"sampler": RandomSampler(PYTHON, True, generator=generator()), "batch_size": 4},
-    "global": lambda: {"sampler": RandomSampler(PYTHON), "batch_size": 4},
-    "weighted": lambda: {"sampler": WeightedRandomSampler(ONES, SIZE, generator=generator()), "batch_size": 4},
-    "weighted, global": lambda: {"sampler": WeightedRandomSampler(ONES, SIZE, False), "batch_size": 4},
-    "subset": lambda: shared(lambda one: {"sampler": SubsetRandomSampler(range(SIZE), one), "batch_size": 4}),
+    "random": lambda: sampled(RandomSampler(PYTHON, generator=generator())),
+    "with replacement": lambda: sampled(RandomSampler(PYTHON, True, generator=generator())),
+    "global": lambda: sampled(RandomSampler(PYTHON)),
+    "weighted": lambda: sampled(WeightedRandomSampler(ONES, SIZE, generator=generator())),
+    "weighted, global": lambda: sampled(WeightedRandomSampler(ONES, SIZE, False)),
+    "subset": lambda: shared(lambda one: sampled(SubsetRandomSampler(range(SIZE), one))),
     "batches": lambda: shared(
         lambda one: {"batch_sampler": BatchSampler(RandomSampler(PYTHON, generator=one), 4, False)}
     ),
-    "own": lambda: {"sampler": Own(eager=False), "batch_size": 4},
-    "own, eager": lambda: {"sampler": Own(eager=True), "batch_size": 4},
-    "penstock.Weighted": lambda: {"sampler": penstock.Weighted(ONES, generator=generator()), "batch_size": 4},
+    "own": lambda: sampled(Own(eager=False)),
+    "own, eager": lambda: sampled(Own(eager=True)),
+    "penstock.Weighted": lambda: sampled(penstock.Weighted(ONES, generator=generator())),
     "penstock.Buckets": lambda: {"batch_sampler": penstock.Buckets([3] * SIZE, batch_size=4, generator=generator())},
     "penstock.Mix": lambda: shared(
         lambda one: {"dataset": penstock.Mix({"one": (NATIVE, 1)}), "shuffle": True, "batch_size": 4}
     ),
 }
+
+
+def loader_of(kind: str, dataset: Any = PYTHON, **options: Any) -> Any:
+    return penstock.DataLoader(**{"dataset": dataset, **KINDS[kind](), **options})
+
+
 WORKERS: dict[str, Options] = {
-    "inline": {"num_workers": 0},
     "thread": {"num_workers": 2, "worker_method": "thread"},
     "native": {"dataset": NATIVE},
     "native, persistent": {"dataset": NATIVE, "num_workers": 2, "persistent_workers": True},
@@ -119,36 +128,29 @@ def check(make: Callable[[], Any], stop: int | str, later: bool = True) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_order_of_a_later_epoch_goes_on(kind: str, stop: int | str) -> None:
     # Who draws from torch's global generator must restore it for the epochs that come later.
-    check(lambda: penstock.DataLoader(**{"dataset": PYTHON, **KINDS[kind]()}), stop, later="global" not in kind)
+    check(lambda: loader_of(kind), stop, later="global" not in kind)
 
 
 @pytest.mark.parametrize("kind", ["shuffle", "batches", "own, eager", "penstock.Weighted"])
-@pytest.mark.parametrize("workers", [name for name in WORKERS if name != "inline"])
+@pytest.mark.parametrize("workers", WORKERS)
 def test_whoever_makes_the_batches(workers: str, kind: str) -> None:
     for stop in (3, "between epochs") if kind == "shuffle" else (3,):
-        check(lambda: penstock.DataLoader(**{"dataset": PYTHON, **WORKERS[workers], **KINDS[kind]()}), stop)
+        check(lambda: loader_of(kind, **WORKERS[workers]), stop)
 
 
 def test_a_distributed_sampler_goes_on_in_its_epoch() -> None:
-    samplers: list[Any] = []
-
-    def make() -> Any:
-        samplers.append(DistributedSampler(PYTHON, 1, 0))
-        return penstock.DataLoader(PYTHON, 4, sampler=samplers[-1], num_workers=0)
-
-    begun = make()
-    samplers[-1].set_epoch(2)
+    samplers: list[Any] = [DistributedSampler(PYTHON, 1, 0) for _ in range(2)]
+    begun, again = (penstock.DataLoader(PYTHON, 4, sampler=one, num_workers=0) for one in samplers)
+    samplers[0].set_epoch(2)
     _, state, batches = stopped(begun, 3)
-    again = loaded(make(), state)
-    rest = iter(again)  # before set_epoch, as Lightning calls it
+    rest = iter(loaded(again, state))  # before set_epoch, as Lightning calls it
     assert flat(rest) == flat(batches)
 
 
 def test_two_loaders_with_one_generator() -> None:
-    def make() -> tuple[Any, Any]:
+    def make() -> tuple[Any, ...]:
         one = generator()
-        train, valid = (penstock.DataLoader(NATIVE, 4, shuffle=True, generator=one) for _ in range(2))
-        return train, valid
+        return tuple(penstock.DataLoader(NATIVE, 4, shuffle=True, generator=one) for _ in range(2))
 
     train, valid = make()
     for _ in range(2):
@@ -202,7 +204,7 @@ def test_stopped_twice_and_with_another_batch_size() -> None:
 
 @pytest.mark.parametrize("kind", ["global", "weighted, global"])
 def test_the_global_generator_is_left_where_it_is(kind: str) -> None:
-    begun, again = (penstock.DataLoader(**{"dataset": PYTHON, **KINDS[kind]()}, num_workers=0) for _ in range(2))
+    begun, again = (loader_of(kind, num_workers=0) for _ in range(2))
     resumed(begun, again, 3)
     torch.manual_seed(8)
     batches = iter(again)
@@ -223,20 +225,18 @@ def test_another_order_is_warned_of() -> None:
 
 
 def test_states_without_a_generator_stay_small() -> None:
-    for order in ({"shuffle": True}, {"shuffle": True, "seed": 5}, {"sampler": list(range(SIZE))}):
-        loader: Any = penstock.DataLoader(NATIVE, 4, **order)
+    orders = {"shuffle": True}, {"shuffle": True, "seed": 5}, {"sampler": list(range(SIZE))}
+    plain: list[Any] = [penstock.DataLoader(NATIVE, 4, **order) for order in orders]
+    for loader, most in (*((one, 1000) for one in plain), (loader_of("shuffle", NATIVE), 6000)):
         next(iter(loader))
-        assert len(str(loader.state_dict())) < 1000
-    loader = penstock.DataLoader(NATIVE, **KINDS["shuffle"]())
-    next(iter(loader))
-    assert len(str(loader.state_dict())) < 6000
+        assert len(str(loader.state_dict())) < most
 
 
 @pytest.mark.parametrize(
     "part", [{"generators": ["no state"]}, {"generators": [7]}, {"epoch": -1}, {"first": 3}, 5], ids=str
 )
 def test_a_state_that_holds_something_else_is_refused(part: Any) -> None:
-    begun: Any = penstock.DataLoader(PYTHON, **KINDS["shuffle"]())
+    begun = loader_of("shuffle")
     _, state, _ = stopped(begun, 1)
     state["dataset"] = ({**state["dataset"][0], "origin": part},)
     with pytest.raises(penstock.InvalidOption, match="a state whose 'dataset' is not what state_dict"):
@@ -244,7 +244,7 @@ def test_a_state_that_holds_something_else_is_refused(part: Any) -> None:
 
 
 def test_a_loader_is_copied_behind_a_pass() -> None:
-    loader: Any = penstock.DataLoader(NATIVE, **KINDS["shuffle"]())
+    loader = loader_of("shuffle", NATIVE)
     flat(loader)
     copies = [pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)]
     epoch = flat(loader)

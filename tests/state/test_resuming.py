@@ -11,18 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DistributedSampler,
-    IterableDataset,
-    Sampler,
-    SequentialSampler,
-    TensorDataset,
-)
+from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, Sampler, SequentialSampler
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import penstock
-from penstock.state.ledger import Verdict, compare, read
+from penstock.state.ledger import compare, read
 from tests.sample_datasets import Made, rows
 from tests.values import flat, listed, loaded, resumed, stopped, stored
 
@@ -34,21 +27,14 @@ class Gated(Made):
 
     def __init__(self, shut: set[int]) -> None:
         super().__init__(self.wait, SIZE)
-        self.shut = shut
-        self.gate = multiprocessing.Event()
+        self.shut, self.gate = shut, multiprocessing.Event()
 
     def wait(self, index: int) -> Any:
-        if index in self.shut:
-            assert self.gate.wait(60)
+        assert index not in self.shut or self.gate.wait(60)
         return torch.tensor(index)
 
 
 NUMBERS: Any = range(SIZE)
-
-
-ORDERS = pytest.mark.parametrize(
-    "order", [{}, {"shuffle": True}, {"seed": 7, "shuffle": True}, {"sampler": list(range(SIZE))[::-1]}], ids=str
-)
 
 
 def begun_out_of_order(**options: Any) -> tuple[Any, list[int], dict[str, Any], Any]:
@@ -60,7 +46,7 @@ def begun_out_of_order(**options: Any) -> tuple[Any, list[int], dict[str, Any], 
     order: list[int] = []
     plain = {name: value for name, value in options.items() if name in ("seed", "shuffle", "sampler")}
     if "seed" in options or "shuffle" not in options:
-        order = flat(penstock.DataLoader(NUMBERS, batch_size=2, num_workers=0, **plain))
+        order = flat(numbers(2, num_workers=0, **plain))
     dataset = Gated(set(order[:2]))
     loader: Any = penstock.DataLoader(
         dataset, 2, num_workers=2, worker_method="process", in_order=False, prefetch_factor=4, timeout=100, **options
@@ -71,7 +57,17 @@ def begun_out_of_order(**options: Any) -> tuple[Any, list[int], dict[str, Any], 
     return loader, flat(got), state, batches
 
 
-@ORDERS
+def numbers(size: int | None, **options: Any) -> Any:
+    return penstock.DataLoader(NUMBERS, size, **options)
+
+
+def refused(words: str) -> Any:
+    return pytest.raises(penstock.InvalidOption, match=words)
+
+
+@pytest.mark.parametrize(
+    "order", [{}, {"shuffle": True}, {"seed": 7, "shuffle": True}, {"sampler": list(range(SIZE))[::-1]}], ids=str
+)
 def test_batches_that_came_out_of_order_come_once(order: dict[str, Any]) -> None:
     loader, got, state, batches = begun_out_of_order(**order)
     if "shuffle" not in order or "seed" in order:
@@ -80,28 +76,22 @@ def test_batches_that_came_out_of_order_come_once(order: dict[str, Any]) -> None
     loader.dataset.gate.set()
     assert sorted(got + flat(batches)) == list(range(SIZE)), "the pass itself"
     for workers, in_order in ((2, False), (0, True)):
-        options = {"num_workers": workers, "worker_method": "thread", "in_order": in_order, **order}
-        again = loaded(penstock.DataLoader(NUMBERS, 2, **options), state)
-        rest = flat(again)
-        assert sorted(got + rest) == list(range(SIZE)), (workers, in_order)
+        again = loaded(numbers(2, num_workers=workers, worker_method="thread", in_order=in_order, **order), state)
+        assert sorted(got + flat(again)) == list(range(SIZE)), (workers, in_order)
         assert sorted(flat(again)) == list(range(SIZE)), "the next epoch is whole"
     for size in (5, None) if state["dataset"] is not None and "ahead" in state["dataset"][0] else ():
-        with pytest.raises(penstock.InvalidOption, match=r"with in_order=False and batches of 2 goes on there only"):
-            loaded(penstock.DataLoader(NUMBERS, size, **order), state)
+        with refused("with in_order=False and batches of 2 goes on there only"):
+            loaded(numbers(size, **order), state)
 
 
-def test_the_missing_batches_come_first_and_in_order() -> None:
-    loader, got, state, _ = begun_out_of_order()
-    again = loaded(penstock.DataLoader(NUMBERS, 2, num_workers=0), state)
-    assert flat(again) == [number for number in range(SIZE) if number not in got]
+@pytest.mark.parametrize("seed", [None, 3])
+def test_stopping_again_before_the_gap_is_closed(seed: int | None) -> None:
+    loader, got, state, _ = begun_out_of_order(seed=seed)
     loader.dataset.gate.set()
-
-
-def test_stopping_again_before_the_gap_is_closed() -> None:
-    loader, got, state, _ = begun_out_of_order(seed=3)
-    loader.dataset.gate.set()
+    missing = [number for number in range(SIZE) if number not in got]
+    assert flat(loaded(numbers(2, num_workers=0, seed=seed), state)) == missing, "first, and in order"
     for _ in range(3):
-        again = loaded(penstock.DataLoader(NUMBERS, 2, num_workers=0, seed=3), state)
+        again = loaded(numbers(2, num_workers=0, seed=seed), state)
         assert len(again) == SIZE // 2
         more, state, rest = stopped(again, 1)
         got += flat(more)
@@ -111,44 +101,36 @@ def test_stopping_again_before_the_gap_is_closed() -> None:
 def test_a_gap_of_one_rank_is_that_ranks_own() -> None:
     loader, got, state, _ = begun_out_of_order(seed=7, shuffle=True, shard=(0, 1))
     loader.dataset.gate.set()
-    assert sorted(got + flat(loaded(penstock.DataLoader(NUMBERS, 2, seed=7, shuffle=True), state))) == list(range(SIZE))
-    with pytest.raises(penstock.InvalidOption, match="goes on there only, not on rank 0 of 2"):
-        loaded(penstock.DataLoader(NUMBERS, 2, seed=7, shuffle=True, shard=(0, 2)), state)
-    mine: Any = penstock.DataLoader(
-        NUMBERS, 2, num_workers=2, worker_method="thread", in_order=False, seed=7, shard=(0, 2)
-    )
+    assert sorted(got + flat(loaded(numbers(2, seed=7, shuffle=True), state))) == list(range(SIZE))
+    with refused("goes on there only, not on rank 0 of 2"):
+        loaded(numbers(2, seed=7, shuffle=True, shard=(0, 2)), state)
+    mine = numbers(2, num_workers=2, worker_method="thread", in_order=False, seed=7, shard=(0, 2))
     first, state, _ = stopped(mine, 1)
-    for others in ({"shard": (1, 2)}, {"shard": (0, 3)}, {"batch_size": 3}):
-        options: dict[str, Any] = {"batch_size": 2, "seed": 7, "shard": (0, 2), **others}
-        with pytest.raises(penstock.InvalidOption, match=r"rank 0 of 2 with in_order=False.*goes on there only"):
-            loaded(penstock.DataLoader(NUMBERS, **options), state)
-    again = loaded(penstock.DataLoader(NUMBERS, 2, seed=7, shard=(0, 2)), state)
+    for size, shard in ((2, (1, 2)), (2, (0, 3)), (3, (0, 2))):
+        with refused("rank 0 of 2 with in_order=False.*goes on there only"):
+            loaded(numbers(size, seed=7, shard=shard), state)
+    again = loaded(numbers(2, seed=7, shard=(0, 2)), state)
     assert len(flat(first)) + len(flat(again)) == SIZE // 2
 
 
 def test_the_ledger_writes_what_was_handed_out(tmp_path: Path) -> None:
     ledgers = [str(tmp_path / name) for name in ("in order", "out of order", "went on")]
-    assert flat(penstock.DataLoader(NUMBERS, 2, seed=1, num_workers=0, ledger=ledgers[0])) == list(range(SIZE))
+    assert flat(numbers(2, seed=1, num_workers=0, ledger=ledgers[0])) == list(range(SIZE))
     loader, got, state, batches = begun_out_of_order(seed=1, ledger=ledgers[1])
     loader.dataset.gate.set()
-    came = got + flat(batches)
+    assert len(got + flat(batches)) == SIZE
     told = compare(read(ledgers[0]), read(ledgers[1]))
-    assert (told.verdict, told.at) == (Verdict.PARTED, (0, 0)), "the first step was given another batch"
+    assert (told.ended, told.at) == (None, (0, 0)), "the first step was given another batch"
     # What was given at each step, whichever way it came to that, is what two ledgers agree on.
-    same = loaded(penstock.DataLoader(NUMBERS, 2, seed=1, num_workers=0, sampler=None, ledger=ledgers[2]), state)
+    same = loaded(numbers(2, seed=1, num_workers=0, sampler=None, ledger=ledgers[2]), state)
     assert flat(same) == [number for number in range(SIZE) if number not in got]
     steps = [record.step for record in read(ledgers[2])]
     assert steps == list(range(4, SIZE // 2)), "steps are counted on from those that were given"
-    assert len(came) == SIZE
 
 
 def test_in_order_native_passes_keep_their_small_states() -> None:
-    loader: Any = penstock.DataLoader(TensorDataset(torch.arange(SIZE)), 2, in_order=False, num_workers=2)
-    _, state, _ = stopped(loader, 1)
+    _, state, _ = stopped(penstock.DataLoader(rows(SIZE), 2, in_order=False, num_workers=2), 1)
     assert (state["position"], state["format"]) == (2, 1)
-
-
-# --- datasets and samplers that say where they are --------------------------------------------------------------------
 
 
 class Rewinding(IterableDataset[Any]):
@@ -208,17 +190,12 @@ def stop_and_go(make: Any, stop: int) -> tuple[list[Any], list[Any], Any]:
 @pytest.mark.parametrize("stop", [0, 1, 4])
 @pytest.mark.parametrize("made", [Rewinding, Parts, Counting])
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"num_workers": 0},
-        {"num_workers": 0, "device": penstock.Feed("cpu")},
-        {"num_workers": 2},
-        {"num_workers": 2, "persistent_workers": True},
-    ],
+    ("workers", "options"),
+    [(0, {}), (0, {"device": penstock.Feed("cpu")}), (2, {}), (2, {"persistent_workers": True})],
     ids=["0", "fed", "2", "persistent"],
 )
-def test_a_dataset_goes_on_where_it_says(options: dict[str, Any], made: Any, stop: int) -> None:
-    rest, again, loader = stop_and_go(lambda: penstock.DataLoader(made(), 3, **options), stop)
+def test_a_dataset_goes_on_where_it_says(workers: int, options: dict[str, Any], made: Any, stop: int) -> None:
+    rest, again, loader = stop_and_go(lambda: penstock.DataLoader(made(), 3, num_workers=workers, **options), stop)
     assert again == rest
     if made is not Counting:
         assert sorted(number for batch in listed(loader) for number in batch) == list(range(SIZE)), "the next epoch"
@@ -243,13 +220,12 @@ def test_what_a_dataset_says_at_the_end_of_an_epoch_is_kept(options: dict[str, A
 
 
 def test_states_of_other_numbers_of_workers() -> None:
-    begun: Any = penstock.DataLoader(Counting(), 3, num_workers=0)
-    next(iter(begun))
-    with pytest.raises(penstock.InvalidOption, match=r"1 worker has read cannot .*=2: give num_workers=1 or 0$"):
-        penstock.DataLoader(Counting(), 3, num_workers=2).load_state_dict(begun.state_dict())
+    _, state, _ = stopped(penstock.DataLoader(Counting(), 3, num_workers=0), 1)
+    with refused(r"1 worker has read cannot .*=2: give num_workers=1 or 0$"):
+        penstock.DataLoader(Counting(), 3, num_workers=2).load_state_dict(state)
     threads: Any = penstock.DataLoader(Counting(), 3, num_workers=2, worker_method="thread")
     with pytest.warns(UserWarning, match=r"worker threads share it. The dataset goes on as it is"):
-        threads.load_state_dict(begun.state_dict())
+        threads.load_state_dict(state)
     next(iter(threads))
     with pytest.warns(UserWarning, match=r"Counting has a state_dict\(\), and worker threads share the dataset"):
         threads.state_dict()
@@ -296,47 +272,44 @@ class Iterating(Sampler[int]):
 )
 def test_a_sampler_goes_on_where_it_says(own: dict[str, Any], size: int | None, kind: Any) -> None:
     def make(batch_size: int | None = size) -> Any:
-        return penstock.DataLoader(NUMBERS, batch_size, sampler=kind(), **own)
+        return numbers(batch_size, sampler=kind(), **own)
 
     begun = make()
     epochs = [flat(begun) for _ in range(2)]
-    steps = len(make())
-    for stop in (0, 1, 3, steps):
+    for stop in (0, 1, 3, len(make())):
         got, state, _ = stopped(make(), stop)
         for other in (size, 3):
             again = loaded(make(other), state)
-            assert flat(got) + flat(again) == epochs[0], (stop, other)
-            assert flat(again) == epochs[1], "the next epoch"
+            assert [flat(got) + flat(again), flat(again)] == epochs, (stop, other)
     begun = make()
     flat(begun)
-    again = loaded(make(), stored(begun.state_dict()))
-    assert flat(again) == epochs[1], "from the end of an epoch"
+    assert flat(loaded(make(), stored(begun.state_dict()))) == epochs[1], "from the end of an epoch"
 
 
 def test_a_samplers_state_needs_a_sampler_that_takes_it() -> None:
-    _, state, _ = stopped(penstock.DataLoader(NUMBERS, 4, sampler=Stated()), 1)
-    plain: Any = loaded(penstock.DataLoader(NUMBERS, 4, sampler=list(range(SIZE))), state)
-    with pytest.raises(penstock.InvalidOption, match="list has no load_state_dict"):
-        flat(plain)
+    _, state, _ = stopped(numbers(4, sampler=Stated()), 1)
+    with refused("list has no load_state_dict"):
+        flat(loaded(numbers(4, sampler=list(range(SIZE))), state))
 
 
 @pytest.mark.parametrize("before", [1, 2, None])
 @pytest.mark.parametrize("after", [1, 3, None])
 def test_another_batch_size_goes_on_by_samples(before: int | None, after: int | None) -> None:
     order = list(range(SIZE))[::-1]
-    got, state, _ = stopped(penstock.DataLoader(NUMBERS, before, sampler=order), 3)
-    assert flat(got) + flat(loaded(penstock.DataLoader(NUMBERS, after, sampler=order), state)) == order
+    got, state, _ = stopped(numbers(before, sampler=order), 3)
+    assert flat(got) + flat(loaded(numbers(after, sampler=order), state)) == order
 
 
 def test_without_batches_the_shuffle_that_was_drawn_goes_on() -> None:
     for options in ({}, {"worker_method": "thread"}):
-        begun, again = (penstock.DataLoader(NUMBERS, None, shuffle=True, **options) for _ in range(2))  # type: ignore[arg-type]
+        begun, again = (numbers(None, shuffle=True, **options) for _ in range(2))
         got, _ = resumed(begun, again, 5)
         assert sorted(flat(got) + flat(again)) == list(range(SIZE))
-    torch.manual_seed(3)
-    ours = flat(penstock.DataLoader(NUMBERS, None, shuffle=True))
-    torch.manual_seed(3)
-    assert ours == flat(TorchDataLoader(NUMBERS, None, shuffle=True))
+    drawn = []
+    for kind in (penstock.DataLoader, TorchDataLoader):
+        torch.manual_seed(3)
+        drawn.append(flat(kind(NUMBERS, None, shuffle=True)))
+    assert drawn[0] == drawn[1]
 
 
 class Anew:
@@ -378,32 +351,28 @@ def test_each_batch_comes_once(dataset: Any, options: dict[str, Any], seed: Any,
     wanted = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12]]
     for _ in range(2):
         got = [(batch[0] if isinstance(batch, list) else batch).tolist() for batch in loader]
-        assert got == wanted
-        assert sampler.given == wanted  # as Lightning asks which samples its predictions are of
+        assert got == sampler.given == wanted  # as Lightning asks which samples its predictions are of
 
 
 def test_a_distributed_sampler_of_other_ranks_is_refused() -> None:
     def make(rank: int, world: int) -> Any:
-        sampler: Any = DistributedSampler(NUMBERS, world, rank, shuffle=False)
-        return penstock.DataLoader(NUMBERS, 2, sampler=sampler)
+        return numbers(2, sampler=DistributedSampler(NUMBERS, world, rank, shuffle=False))
 
     _, state, _ = stopped(make(0, 2), 1)
-    other = loaded(make(1, 2), state)
-    assert flat(other) == list(range(1, SIZE, 2))[2:], "both ranks have taken as many steps"
-    with pytest.raises(penstock.InvalidOption, match=r"DistributedSampler of 2 ranks cannot go on with 3: give shard="):
+    assert flat(loaded(make(1, 2), state)) == list(range(1, SIZE, 2))[2:], "both ranks have taken as many steps"
+    with refused(r"DistributedSampler of 2 ranks cannot go on with 3: give shard="):
         make(0, 3).load_state_dict(state)
 
 
 def test_a_state_between_passes_foretells_what_is_drawn() -> None:
-    begun: Any = penstock.DataLoader(TensorDataset(torch.arange(SIZE)), 5, shuffle=True)
+    begun, again = (penstock.DataLoader(rows(SIZE), 5, shuffle=True) for _ in range(2))
     for _ in range(2):
         before = torch.get_rng_state()
         state = stored(begun.state_dict())
         assert torch.equal(before, torch.get_rng_state()), "nothing is drawn by asking"
         whole, behind = flat(begun), torch.get_rng_state()
         torch.set_rng_state(before)
-        again = loaded(penstock.DataLoader(TensorDataset(torch.arange(SIZE)), 5, shuffle=True), state)
-        assert flat(again) == whole
+        assert flat(loaded(again, state)) == whole
         assert torch.equal(behind, torch.get_rng_state()), "the generator is where it would have been"
     torch.manual_seed(99)
     again.load_state_dict(state)
@@ -424,10 +393,10 @@ def test_a_loader_that_was_copied_goes_on_too() -> None:
 
 def test_torchdatas_argument_is_taken_and_checked() -> None:
     for value in (1, 0, 15, None):
-        assert penstock.DataLoader(NUMBERS, snapshot_every_n_steps=value).snapshot_every_n_steps == value
+        assert numbers(1, snapshot_every_n_steps=value).snapshot_every_n_steps == value
     for wrong in (-1, 1.5, "2", True):
-        with pytest.raises(penstock.InvalidOption, match=r"snapshot_every_n_steps=.*number of steps"):
-            penstock.DataLoader(NUMBERS, snapshot_every_n_steps=wrong)  # type: ignore[arg-type]
+        with refused("snapshot_every_n_steps=.*number of steps"):
+            numbers(1, snapshot_every_n_steps=wrong)
 
 
 def test_a_batch_that_was_waited_for_twice_counts_once() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import DistributedSampler, IterableDataset, Subset, TensorDataset
 
 import penstock
 from penstock.cli import main
@@ -30,22 +30,8 @@ def loader(dataset: Any = NATIVE, **options: Any) -> Any:
     return penstock.DataLoader(dataset, **{"batch_size": 4, "shuffle": True, "seed": 7, **options})
 
 
-def dataset_of(executor: Executor) -> Any:
-    return NATIVE if executor.native else Drawing(SIZE)
-
-
-def unshared() -> Stream:
-    """Return an iterable dataset that each worker goes through as a whole."""
-    return Stream(20, shared=False)
-
-
-def real(batches: Any, of: Any) -> list[int]:
-    """Return the samples that were handed out, without the padding, which only the last batch has."""
-    numbers = flat(batches)
-    return numbers[: len(numbers) - of.padded]
-
-
-# --- schedules --------------------------------------------------------------------------------------------------------
+def refused(words: str) -> Any:
+    return pytest.raises(penstock.InvalidOption, match=words)
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -55,53 +41,47 @@ def real(batches: Any, of: Any) -> list[int]:
 @pytest.mark.parametrize("size", [0, 1, 7, 36, 37])
 def test_ranks_share_an_epoch(size: int, batch_size: int, world: int, start: int, drop_last: bool) -> None:
     schedules = [Schedule(size, batch_size, drop_last, Share(rank, world), start) for rank in range(world)]
-    assert len({schedule.steps for schedule in schedules}) == 1
+    (steps,) = {schedule.steps for schedule in schedules}
     found: list[int] = []
-    for step in range(schedules[0].steps):
+    for step in range(steps):
         parts = [schedule.part(step) for schedule in schedules]
         assert len({part.count for part in parts}) == 1
         for part in parts:
             found += range(part.begin, part.begin + part.count - part.padding)
     wanted = list(range(start, size))
-    if drop_last:
-        wanted = wanted[: len(wanted) // (batch_size * world) * (batch_size * world)]
-    assert found == wanted
+    full = len(wanted) // (batch_size * world) * (batch_size * world)
+    assert found == (wanted[:full] if drop_last else wanted)
     with pytest.raises(IndexError):
-        schedules[0].part(schedules[0].steps)
+        schedules[0].part(steps)
 
 
 def test_auto_asks_torchruns_variables_before_the_group_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     assert share_of("auto") == Share(0, 1)
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "3")
+    for name, number in (("RANK", "1"), ("WORLD_SIZE", "3")):
+        monkeypatch.setenv(name, number)
     assert share_of("auto") == Share(1, 3)
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 4)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 5)
+    for name, value in (("is_initialized", True), ("get_rank", 4), ("get_world_size", 5)):
+        monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
     assert share_of("auto") == Share(4, 5)
 
 
-# --- ranks ------------------------------------------------------------------------------------------------------------
-
-WAYS = executors("native, caller", "native, 2", "caller", "processes, 2", "threads, 2")
-
-
 @pytest.mark.filterwarnings("ignore:seed= does not reach what the dataset draws")
-@WAYS
+@executors("native, caller", "native, 2", "caller", "processes, 2", "threads, 2")
 @pytest.mark.parametrize("world", [2, 3])
 def test_the_order_does_not_depend_on_the_ranks(executor: Executor, world: int) -> None:
-    dataset, options = dataset_of(executor), executor.options
+    dataset, options = NATIVE if executor.native else Drawing(SIZE), executor.options
     whole = flat(loader(dataset, **options))
     ranks = [loader(dataset, shard=(rank, world), **options) for rank in range(world)]
-    assert len({len(rank) for rank in ranks}) == 1
     shares = [list(rank) for rank in ranks]
-    assert {len(share) for share in shares} == {len(ranks[0])}
+    assert len({*map(len, ranks), *map(len, shares)}) == 1
     together = flat(chain(*zip(*shares, strict=True)))
     assert together[:SIZE] == whole or sorted(set(together)) == sorted(whole)
     full = SIZE // (4 * world) * 4 * world
     assert together[:full] == whole[:full]
-    assert sorted(number for each in zip(shares, ranks, strict=True) for number in real(*each)) == sorted(whole)
+    given = [flat(share) for share in shares]  # with padding, which only the last batch has
+    unpadded = [share[: len(share) - rank.padded] for share, rank in zip(given, ranks, strict=True)]
+    assert sorted(chain(*unpadded)) == sorted(whole)
 
 
 def test_explain_says_the_share() -> None:
@@ -124,24 +104,21 @@ def test_a_distributed_sampler_is_respected_and_not_doubled() -> None:
         *[partial(loader, shard=shard) for shard in ("all", (2, 2), (-1, 2), (0,), (0, 1.5), 3, (0, 0), (True, 2))],
         partial(loader, seed=None, shard=(0, 2)),
         partial(penstock.DataLoader, NATIVE, 4, sampler=[1, 2, 3], shard=(0, 2)),
-        lambda: penstock.DataLoader(unshared(), 4, shard=(0, 2)),
+        partial(penstock.DataLoader, Stream(20, shared=False), 4, shard=(0, 2)),
     ],
 )
 def test_shares_that_make_no_sense_or_cannot_be_cut(make: Any) -> None:
-    with pytest.raises(penstock.InvalidOption, match="shard="):
+    with refused("shard="):
         make()
-
-
-# --- state ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_state_at_the_end_of_an_epoch() -> None:
     begun = loader()
     _, at_end, batches = stopped(begun, len(begun))
-    assert at_end["epoch"] == 0 and at_end["position"] == SIZE
+    assert (at_end["epoch"], at_end["position"]) == (0, SIZE)
     with pytest.raises(StopIteration):
         next(batches)
-    assert begun.state_dict()["epoch"] == 1 and begun.state_dict()["position"] == 0
+    assert (begun.state_dict()["epoch"], begun.state_dict()["position"]) == (1, 0)
     again = loaded(loader(), at_end)
     assert list(again) == []  # the loop over epoch 0 finds nothing left
     assert_same(list(again), list(begun))
@@ -165,16 +142,12 @@ def test_a_samplers_batches_are_skipped_without_being_read() -> None:
 @pytest.mark.parametrize(
     "state",
     [
-        {},
-        {"format": 2},
-        {"format": 1},
-        {"format": 1, "epoch": -1},
-        {"format": 1, "epoch": 0, "position": 0, "batches": "x"},
-        {**loader().state_dict(), "data": None},
+        {}, {"format": 2}, {"format": 1}, {"format": 1, "epoch": -1},
+        {"format": 1, "epoch": 0, "position": 0, "batches": "x"}, {**loader().state_dict(), "data": None},
     ],
-)
+)  # fmt: skip
 def test_states_that_are_none(state: Any) -> None:
-    with pytest.raises(penstock.InvalidOption, match="a state"):
+    with refused("a state"):
         loader().load_state_dict(state)
     with pytest.raises(TypeError, match="state_dict"):
         loader().load_state_dict([])
@@ -189,14 +162,10 @@ def test_states_that_are_none(state: Any) -> None:
     ],
 )
 def test_a_state_of_another_seed_or_order(before: Any, after: Any, words: str) -> None:
-    with pytest.raises(penstock.InvalidOption, match=words):
+    with refused(words):
         loader(**after).load_state_dict(loader(**before).state_dict())
-
-
-def test_a_state_behind_the_end() -> None:
-    state = loader().state_dict()
-    with pytest.raises(penstock.InvalidOption, match="position 102 of an epoch of 101 samples"):
-        loaded(loader(), {**state, "position": SIZE + 1})
+    with refused("position 102 of an epoch of 101 samples"):
+        loader().load_state_dict({**loader().state_dict(), "position": SIZE + 1})
 
 
 @pytest.mark.parametrize("method", [None, "process"])
@@ -239,15 +208,11 @@ class Keeper(IterableDataset[Any]):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"drop_last": True},
-        {"batch_size": None},
-        {"persistent_workers": True},
-        {"worker_method": "process"},
+        {}, {"drop_last": True}, {"batch_size": None}, {"persistent_workers": True}, {"worker_method": "process"},
         {"device": penstock.Feed("cpu")},
     ],
     ids=lambda options: next(iter(options), "plain"),
-)
+)  # fmt: skip
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
 def test_iterable_datasets_with_a_state_go_on_by_it(workers: int, options: Any) -> None:
     if "persistent_workers" in options and not workers:
@@ -265,10 +230,9 @@ def test_iterable_datasets_with_a_state_go_on_by_it(workers: int, options: Any) 
         if workers == 0 and stop == 4 and not options:
             assert again.dataset.read[:1] == [12], "nothing is read again"
         assert listed(again) == whole, "the next epoch begins at the start"
-        begun.load_state_dict(state)  # the same loader, with whatever workers it has
-        assert listed(begun) == whole[stop:]
+        assert listed(loaded(begun, state)) == whole[stop:], "the same loader, with whatever workers it has"
     if workers > 1:
-        with pytest.raises(penstock.InvalidOption, match=f"{workers} workers have read.*num_workers={workers + 1}"):
+        with refused(f"{workers} workers have read.*num_workers={workers + 1}"):
             make(workers + 1).load_state_dict(state)
 
 
@@ -276,7 +240,7 @@ def test_states_of_streams_that_are_none() -> None:
     begun: Any = penstock.DataLoader(Keeper(), 3, num_workers=0)
     _, state, _ = stopped(begun, 1)
     for wrong in (5, {}, {"states": [None]}, {"states": [None], "next": 1}, {"states": 3, "next": 0}):
-        with pytest.raises(penstock.InvalidOption, match="'dataset' is not what"):
+        with refused("'dataset' is not what"):
             begun.load_state_dict({**state, "dataset": (wrong,)})
 
 
@@ -309,16 +273,12 @@ def test_a_stream_goes_on_behind_its_error(workers: int, feed: Any) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_other_iterable_datasets_are_gone_through_again(workers: int) -> None:
-    begun, again = (penstock.DataLoader(unshared(), 3, num_workers=workers) for _ in range(2))
+    begun, again = (penstock.DataLoader(Stream(20, shared=False), 3, num_workers=workers) for _ in range(2))
     _, state, batches = stopped(begun, 3)
     assert not any(state["dataset"][0]["states"]), "nobody says where it is"
-    rest = listed(batches)
     with pytest.warns(UserWarning, match="Stream has no state_dict.* 3 batches will be read and dropped"):
         again.load_state_dict(state)
-    assert listed(again) == rest
-
-
-# --- the ledger -------------------------------------------------------------------------------------------------------
+    assert listed(again) == listed(batches)
 
 
 def test_the_ledger_says_where_two_runs_parted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -345,15 +305,18 @@ def test_a_ledger_a_rank(tmp_path: Path) -> None:
     for rank in range(2):
         list(loader(shard=(rank, 2), ledger=each))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run-0", "run-1"]
-    with pytest.raises(penstock.InvalidOption, match="of another run"):
-        list(loader(shard=(0, 2), seed=9, ledger=each))
-    with pytest.raises(penstock.InvalidOption, match="ledger= needs"):
-        iter(penstock.DataLoader(NATIVE, 4, sampler=[1, 2], ledger=tmp_path / "x"))
-    with pytest.raises(penstock.InvalidOption, match=r"^ledger='.*': it is a folder: name a file in it") as caught:
-        iter(loader(ledger=tmp_path))
-    assert isinstance(caught.value, IsADirectoryError)
-    with pytest.raises(FileNotFoundError, match=r"^ledger='.*/none/run': it cannot be opened or written: No such file"):
-        iter(loader(ledger=tmp_path / "none" / "run"))
+    none, plain = tmp_path / "none" / "run", {"shuffle": None, "seed": None, "sampler": [1, 2]}
+    no_file, invalid = r"^ledger='.*/none/run': it cannot be opened or written: No such file", penstock.InvalidOption
+    wrong: list[tuple[dict[str, Any], Any, str]] = [
+        ({"shard": (0, 2), "seed": 9, "ledger": each}, invalid, "of another run"),
+        ({"ledger": tmp_path}, invalid, r"^ledger='.*': it is a folder: name a file in it"),
+        ({"ledger": tmp_path}, IsADirectoryError, "it is a folder"),
+        ({"ledger": none}, FileNotFoundError, no_file),
+        ({**plain, "ledger": tmp_path / "x"}, invalid, "ledger= needs"),
+    ]
+    for options, error, words in wrong:
+        with pytest.raises(error, match=words):
+            iter(loader(**options))
 
 
 def test_every_rank_goes_on_with_the_state_of_one_and_its_own_ledger(tmp_path: Path) -> None:
@@ -368,20 +331,13 @@ def test_every_rank_goes_on_with_the_state_of_one_and_its_own_ledger(tmp_path: P
         assert main(["ledger", "diff", str(tmp_path / f"whole-{rank}"), str(tmp_path / f"killed-{rank}")]) == 0
 
 
-# --- drawn by weight, mixed -------------------------------------------------------------------------------------------
-
-
 def drawn(**options: Any) -> Any:
-    weights = torch.arange(1.0, SIZE + 1)
-    return penstock.DataLoader(NATIVE, 4, sampler=penstock.Weighted(weights, 60), seed=7, **options)
+    return loader(sampler=penstock.Weighted(torch.arange(1.0, SIZE + 1), 60), shuffle=None, **options)
 
 
 def mixed(dataset: Any = NATIVE, **options: Any) -> Any:
-    parts = {
-        "a": (torch.utils.data.Subset(dataset, range(30)), 3),
-        "b": (torch.utils.data.Subset(dataset, range(30, SIZE)), 1),
-    }
-    return penstock.DataLoader(penstock.Mix(parts, length=80), 4, shuffle=True, seed=7, **options)
+    parts: Any = {"a": (Subset(dataset, range(30)), 3), "b": (Subset(dataset, range(30, SIZE)), 1)}
+    return loader(penstock.Mix(parts, length=80), **options)
 
 
 @pytest.mark.parametrize("make", [drawn, mixed])
@@ -417,9 +373,6 @@ def test_without_a_seed_weights_follow_torchs_generator() -> None:
         penstock.DataLoader(NATIVE, 4, sampler=penstock.Weighted([1.0, 2.0]))
 
 
-# --- epochs and replay ------------------------------------------------------------------------------------------------
-
-
 def test_the_sampler_of_a_copy_sets_the_epoch_of_the_copy() -> None:
     plain = loader()
     epochs = [flat(plain) for _ in range(2)]
@@ -439,18 +392,19 @@ def test_any_batch_can_be_made_again(dataset: Any) -> None:
     for epoch, step in ((1, 17), (0, 0), (1, 25), (0, 3)):
         assert_same(other.batch_at(epoch, step), epochs[epoch][step])
         assert other.ids(epoch, step) == [str(number) for number in epochs[epoch][step][0].tolist()]
-    with pytest.raises(IndexError, match=r"^there is no step 26: the pass has 26 steps, counted from 0$"):
-        other.batch_at(0, 26)
     ranks, third = (loader(dataset, shard=(rank, 3)) for rank in (0, 2))
     third.set_epoch(1)
     assert_same(ranks.batch_at(1, 2, rank=2), list(third)[2])
-    for wrong, words in (((0, 0, 3), "there are 3 ranks"), ((-1, 0), "epoch=-1 is out of range")):
-        with pytest.raises(penstock.InvalidOption, match=words):
-            ranks.batch_at(*wrong)
-    with pytest.raises(TypeError, match="epoch must be an integer"):
-        ranks.ids("1", 0)
-    with pytest.raises(penstock.InvalidOption, match="with seed="):
-        loader(dataset, seed=None).batch_at(0, 0)
+    wrong: list[tuple[Any, tuple[Any, ...], Any, str]] = [
+        (other.batch_at, (0, 26), IndexError, "^there is no step 26: the pass has 26 steps, counted from 0$"),
+        (ranks.batch_at, (0, 0, 3), penstock.InvalidOption, "there are 3 ranks"),
+        (ranks.batch_at, (-1, 0), penstock.InvalidOption, "epoch=-1 is out of range"),
+        (ranks.ids, ("1", 0), TypeError, "epoch must be an integer"),
+        (loader(dataset, seed=None).batch_at, (0, 0), penstock.InvalidOption, "with seed="),
+    ]
+    for call, arguments, error, words in wrong:
+        with pytest.raises(error, match=words):
+            call(*arguments)
 
 
 def test_any_batch_of_a_pass_that_went_on_can_be_made_again() -> None:

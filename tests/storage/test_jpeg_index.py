@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import resource
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torchvision
@@ -22,20 +25,9 @@ from penstock.sources.cached import photos_of
 from penstock.storage import jpeg_index
 from penstock.storage.jpeg_index import JpegIndexes, Photos
 from tests.forking import assert_in_child
-from tests.indexed_photos import (
-    FORMS,
-    LOW,
-    MIDDLE,
-    PHOTOS,
-    counts_of,
-    encoded,
-    only,
-    pictures,
-    scan_of,
-    torchs,
-)
+from tests.indexed_photos import FORMS, LOW, MIDDLE, PHOTOS, Reader, counts_of, encoded, only, pictures, scan_of, torchs
 from tests.python_processes import Program
-from tests.same import assert_passes, assert_same
+from tests.same import assert_passes, assert_same, outcomes
 
 pytestmark = pytest.mark.native
 
@@ -60,67 +52,66 @@ DATASETS: dict[str, Callable[[Path, Any], Any]] = {
 }
 
 
+def made(dataset: Any, **options: Any) -> Any:
+    return DataLoader(dataset, **{"batch_size": 4, "num_workers": 2, **options})
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return pictures(tmp_path / "data")
+
+
+@pytest.fixture
+def dataset(root: Path) -> ImageFolder:
+    return ImageFolder(root, MIDDLE)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", DATASETS)
-def test_elements_are_pillows(name: str, workers: int, tmp_path: Path) -> None:
-    root = pictures(tmp_path / "data")
+def test_elements_are_pillows(name: str, workers: int, root: Path) -> None:
     middle, low = (DATASETS[name](root, recipe) for recipe in (MIDDLE, LOW))
     for dataset in (middle, low, middle):
-        loader = DataLoader(dataset, batch_size=4, num_workers=workers)
+        loader = made(dataset, num_workers=workers)
         assert_passes(loader, torchs(dataset))
         counts = counts_of(loader)
         assert counts.photos > 0 and counts.hits > 0 and counts.changed == 0 and counts.error is None
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_random_crops_are_those_without_an_index(workers: int, tmp_path: Path, home: Path) -> None:
-    dataset = ImageFolder(pictures(tmp_path / "data"), RANDOM)
-    first = DataLoader(dataset, batch_size=4, seed=3, num_workers=workers)
+def test_random_crops_are_those_without_an_index(workers: int, root: Path, home: Path) -> None:
+    first, *others = (made(ImageFolder(root, RANDOM), seed=3, num_workers=workers) for _ in range(3))
     epochs = [list(first) for _ in range(3)]
-    for start in (0, 1):
-        again = DataLoader(dataset, batch_size=4, seed=3, num_workers=workers)
+    for start, again in enumerate(others):
         again.set_epoch(start)
         assert_same([list(again) for _ in range(3 - start)], epochs[start:])
         assert counts_of(again).hits > 0
-    assert home.stat().st_mode & 0o777 == 0o700
-    assert only(home).stat().st_mode & 0o777 == 0o600
+    assert (home.stat().st_mode & 0o777, only(home).stat().st_mode & 0o777) == (0o700, 0o600)
 
 
-def test_what_is_known_grows_downwards(tmp_path: Path, home: Path) -> None:
-    root = pictures(tmp_path / "data")
+def test_what_is_known_grows_downwards(root: Path, home: Path) -> None:
     known = []
     for recipe in (MIDDLE, LOW, MIDDLE):
-        list(DataLoader(ImageFolder(root, recipe), batch_size=4, num_workers=2))
+        list(made(ImageFolder(root, recipe)))
         known.append(sum(only(home).read_bytes()[64 : 64 + PHOTOS + 2]))
     assert 0 < known[0] < known[1] == known[2]
 
 
-def test_explain_and_stats(tmp_path: Path, home: Path) -> None:
-    dataset = ImageFolder(pictures(tmp_path / "data"), MIDDLE)
-    loader = DataLoader(dataset, batch_size=4, num_workers=2)
+def test_explain_and_stats(dataset: Any, home: Path) -> None:
+    loader = made(dataset)
     assert "index" not in loader.explain() and not home.exists()
     assert counts_of(loader) is None
     list(loader)
-    # A progressive file and a PNG are not the own decoder's.
-    known = PHOTOS + 1 - PHOTOS // len(FORMS)
-    line = (
-        f"index    of {PHOTOS + 2} photos the decoder's states of {known} are known, which saves rows above a crop "
-        "(kept in the user's cache folder)"
-    )
-    assert line in loader.explain()
+    known = PHOTOS + 1 - PHOTOS // len(FORMS)  # a progressive file and a PNG are not the own decoder's
+    line = f"index    of {PHOTOS + 2} photos the decoder's states of {known} are known, which saves rows above a crop"
+    assert f"{line} (kept in the user's cache folder)" in loader.explain()
     metrics = loader.stats().metrics()
     assert metrics["penstock/jpeg_index/photos"] == known
     assert metrics["penstock/jpeg_index/bytes"] == counts_of(loader).bytes > 0
 
 
-def test_recipes_without_a_crop_have_no_index(tmp_path: Path, home: Path) -> None:
-    steps = transforms.Compose([transforms.Resize((32, 32)), transforms.PILToTensor()])
-    dataset = ImageFolder(pictures(tmp_path / "data"), steps)
-    list(DataLoader(dataset, batch_size=4, num_workers=2))
+def test_recipes_without_a_crop_have_no_index(root: Path, home: Path) -> None:
+    list(made(ImageFolder(root, transforms.Compose([transforms.Resize((32, 32)), transforms.PILToTensor()]))))
     assert not home.exists()
-
-
-# --- files that change ------------------------------------------------------------------------------------------------
 
 
 def replaced(path: Path, data: bytes) -> None:
@@ -165,37 +156,35 @@ def test_files_that_change_between_two_passes(change: str, tmp_path: Path) -> No
     root.mkdir(parents=True)
     for number in range(3):
         (root / f"{number}.jpg").write_bytes(encoded(number, subsampling=0))
-    dataset = ImageFolder(tmp_path / "data", MIDDLE)
+    dataset, path = ImageFolder(tmp_path / "data", MIDDLE), root / "1.jpg"
     loader = DataLoader(dataset, batch_size=1, num_workers=1)
-    assert_same(list(loader), list(torch.utils.data.DataLoader(dataset)))
-    data = (root / "1.jpg").read_bytes()
-    replaced(root / "1.jpg", CHANGES[change](data))
+    whole = list(torch.utils.data.DataLoader(dataset))
+    assert_same(list(loader), whole)
+    data = path.read_bytes()
+    replaced(path, CHANGES[change](data))
+    try:
+        wanted: Any = next(iter(torch.utils.data.DataLoader(Subset(dataset, [1]))))
+    except Exception:
+        wanted = None
     for _ in range(2):
-        ours, theirs = iter(loader), iter(torch.utils.data.DataLoader(dataset))
-        for number in range(3):
-            try:
-                wanted: Any = next(theirs)
-            except Exception:
-                assert number == 1
-                with pytest.raises(Exception, match=r"1\.jpg"):
-                    next(ours)
-                theirs = iter(torch.utils.data.DataLoader(Subset(dataset, [2])))
-            else:
-                assert_same(next(ours), wanted)
-    replaced(root / "1.jpg", data)
-    assert_passes(loader, list(torch.utils.data.DataLoader(dataset)))
+        first, second, third = outcomes(loader)
+        assert_same([first, third], [whole[0], whole[2]])
+        if wanted is None:
+            assert isinstance(second, tuple) and "1.jpg" in second[1]
+        else:
+            assert_same(second, wanted)
+    replaced(path, data)
+    assert_passes(loader, whole)
     assert counts_of(loader).changed > 0 or change in ("appended to", "empty", "cut off")
 
 
-def test_a_list_of_files_that_a_program_exchanges(tmp_path: Path) -> None:
-    dataset = torchvision.datasets.ImageFolder(pictures(tmp_path / "data"), MIDDLE)
-    loader = DataLoader(dataset, batch_size=4, num_workers=2)
+def test_a_list_of_files_that_a_program_exchanges(root: Path) -> None:
+    dataset = torchvision.datasets.ImageFolder(root, MIDDLE)
+    loader = made(dataset)
     assert_same(list(loader), torchs(dataset))
     dataset.samples.reverse()
     assert_passes(loader, torchs(dataset))
 
-
-# --- processes --------------------------------------------------------------------------------------------------------
 
 READ = """
 import sys
@@ -210,37 +199,27 @@ for epoch in range(int(sys.argv[3])):
 """
 
 
-def read_elsewhere(root: Path, seed: int, epochs: int) -> Program:
-    return Program(READ, root, seed, epochs)
-
-
-def test_processes_share_an_index(tmp_path: Path, home: Path) -> None:
-    root = pictures(tmp_path / "data")
-    both = [read_elsewhere(root, 1, 4) for _ in range(2)]
+def test_processes_share_an_index(root: Path, dataset: Any, home: Path) -> None:
+    both = [Program(READ, root, 1, 4) for _ in range(2)]
     said = [process.communicate()[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert said[0] == said[1] != ""
-    loader = DataLoader(ImageFolder(root, MIDDLE), batch_size=4, num_workers=2)
-    assert_same(list(loader), torchs(ImageFolder(root, MIDDLE)))
-    assert counts_of(loader).hits > 0
-    assert only(home).stat().st_blocks > 0
+    loader = made(dataset)
+    assert_same(list(loader), torchs(dataset))
+    assert counts_of(loader).hits > 0 and only(home).stat().st_blocks > 0
 
 
-def test_a_process_that_is_killed(tmp_path: Path, home: Path) -> None:
-    root = pictures(tmp_path / "data")
+def test_a_process_that_is_killed(root: Path, dataset: Any) -> None:
     for line in (0, 9):
-        process = read_elsewhere(root, line, 1000)
+        process = Program(READ, root, line, 1000)
         for _ in range(line + 1):
             process.stdout.readline()
         process.kill()
-        dataset = ImageFolder(root, MIDDLE)
-        assert_same(list(DataLoader(dataset, batch_size=4, num_workers=2)), torchs(dataset))
+        assert_same(list(made(dataset)), torchs(dataset))
 
 
-def test_forks_share_an_index(tmp_path: Path) -> None:
-    dataset = ImageFolder(pictures(tmp_path / "data"), MIDDLE)
-    loader = DataLoader(dataset, batch_size=4, num_workers=2)
-    wanted = torchs(dataset)
+def test_forks_share_an_index(dataset: Any) -> None:
+    loader, wanted = made(dataset), torchs(dataset)
     assert_same(list(loader), wanted)
     hits = counts_of(loader).hits
 
@@ -251,9 +230,8 @@ def test_forks_share_an_index(tmp_path: Path) -> None:
     assert counts_of(loader).hits > hits
 
 
-def test_copies_of_a_loader(tmp_path: Path) -> None:
-    dataset = ImageFolder(pictures(tmp_path / "data"), MIDDLE)
-    loader = DataLoader(dataset, batch_size=4, num_workers=2)
+def test_copies_of_a_loader(dataset: Any) -> None:
+    loader = made(dataset)
     wanted = list(loader)
     copy = pickle.loads(pickle.dumps(loader))
     assert counts_of(copy) is None
@@ -261,13 +239,9 @@ def test_copies_of_a_loader(tmp_path: Path) -> None:
     assert counts_of(copy).hits > 0
 
 
-# --- the folder -------------------------------------------------------------------------------------------------------
-
-
 def in_memory(loader: Any, why: str) -> None:
     """Assert that a loader gives torch's batches by an index in memory, and says why."""
-    for _ in range(2):
-        assert_same(list(loader), torchs(loader.dataset))
+    assert_passes(loader, torchs(loader.dataset))
     assert counts_of(loader).hits > 0
     assert f"not kept in the user's cache folder: {why}" in loader.explain()
 
@@ -278,28 +252,26 @@ def writable_by_others(home: Path) -> None:
 
 
 def a_file(home: Path) -> None:
-    home.parent.mkdir(parents=True)
+    home.parent.mkdir(parents=True, exist_ok=True)
     home.write_text("mine")
 
 
 @pytest.mark.parametrize(
     ("make", "why"), [(writable_by_others, "other users can write into the cache folder"), (a_file, "")]
 )
-def test_a_folder_that_cannot_be_used(make: Callable[[Path], None], why: str, tmp_path: Path, home: Path) -> None:
+def test_a_folder_that_cannot_be_used(make: Callable[[Path], None], why: str, dataset: Any, home: Path) -> None:
     make(home)
-    in_memory(DataLoader(ImageFolder(pictures(tmp_path / "data"), MIDDLE), batch_size=4, num_workers=2), why)
+    in_memory(made(dataset), why)
     assert home.read_text() == "mine" if home.is_file() else not list(home.iterdir())
 
 
-def test_a_symbolic_link_in_the_place_of_an_index(tmp_path: Path, home: Path) -> None:
-    dataset = ImageFolder(pictures(tmp_path / "data"), MIDDLE)
-    list(DataLoader(dataset, batch_size=4, num_workers=2))
-    mine = tmp_path / "mine"
+def test_a_symbolic_link_in_the_place_of_an_index(dataset: Any, tmp_path: Path, home: Path) -> None:
+    list(made(dataset))
+    path, mine = only(home), tmp_path / "mine"
     mine.write_text("mine")
-    path = only(home)
     path.unlink()
     path.symlink_to(mine)
-    in_memory(DataLoader(dataset, batch_size=4, num_workers=2), f"'{path.name}' in the cache folder is a symbolic link")
+    in_memory(made(dataset), f"'{path.name}' in the cache folder is a symbolic link")
     assert mine.read_text() == "mine"
 
 
@@ -316,35 +288,33 @@ def read_only(flags: int, name: str, folder: int) -> int | None:
     ],
 )
 def test_where_nothing_can_be_kept(
-    name: str, value: Any, why: str, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, value: Any, why: str, dataset: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jpeg_index, name, value)
-    in_memory(DataLoader(ImageFolder(pictures(tmp_path / "data"), MIDDLE), batch_size=4, num_workers=2), why)
+    in_memory(made(dataset), why)
     assert not home.exists() or not any(path.stat().st_blocks for path in home.glob("*.states"))
 
 
-def test_a_damaged_file_is_made_anew(tmp_path: Path, home: Path) -> None:
-    dataset = ImageFolder(pictures(tmp_path / "data"), MIDDLE)
-    list(DataLoader(dataset, batch_size=4, num_workers=2))
+def test_a_damaged_file_is_made_anew(dataset: Any, home: Path) -> None:
+    list(made(dataset))
     path = only(home)
     path.write_bytes(b"no index" + path.read_bytes()[8:])
-    loader = DataLoader(dataset, batch_size=4, num_workers=2)
+    loader = made(dataset)
     assert_passes(loader, torchs(dataset))
     assert counts_of(loader).hits > 0 and only(home) == path
 
 
-def test_the_folder_is_bounded(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = ImageFolder(pictures(tmp_path / "one"), MIDDLE), ImageFolder(pictures(tmp_path / "other"), MIDDLE)
-    loader = DataLoader(one, batch_size=4, num_workers=2)
+def test_the_folder_is_bounded(dataset: Any, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = ImageFolder(pictures(tmp_path / "other"), MIDDLE)
+    loader = made(dataset)
     list(loader)
     path = only(home)
-    size = path.stat().st_blocks * 512
-    monkeypatch.setattr(jpeg_index, "MAX_BYTES", size + 100)
-    held = DataLoader(other, batch_size=4, num_workers=2)
+    monkeypatch.setattr(jpeg_index, "MAX_BYTES", path.stat().st_blocks * 512 + 100)
+    held = made(other)
     in_memory(held, "the cache folder has no room")  # the other one is held
     del loader, held
     os.utime(path, (time.time() - 1000,) * 2)
-    loader = DataLoader(other, batch_size=4, num_workers=2)
+    loader = made(other)
     assert_same(list(loader), torchs(other))
     assert only(home) != path
 
@@ -367,14 +337,137 @@ def test_names_that_tell_datasets_apart(tmp_path: Path) -> None:
     def damaged(index: int) -> tuple[str, str]:
         raise ValueError("too many values to unpack")
 
-    made = [
-        photos_of(1000, named, 1e5),
-        photos_of(1001, named, 1e5),
-        photos_of(1000, lambda index: named(index + 1), 1e5),
-        photos_of(1000, named, 4e4),
-    ]
-    known = [photos for photos in made if photos is not None]
+    other = lambda index: named(index + 1)  # noqa: E731
+    given: list[Any] = [(1000, named, 1e5), (1001, named, 1e5), (1000, other, 1e5), (1000, named, 4e4)]
+    known = [photos for photos in (photos_of(*one) for one in given) if photos is not None]
     assert 50 < len(known[0].names) <= 64
     assert len({jpeg_index.file_name(photos, photos.slot_bytes(1 << 30)) for photos in known}) == 4
     assert JpegIndexes().describe(known) is None
     assert photos_of(1000, damaged, 1e5) is None
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Reader:
+    """Photos and an index of them, from which they were read."""
+    made = Reader(tmp_path)
+    made.check(made.open())
+    return made
+
+
+def test_every_byte_that_is_flipped(reader: Reader) -> None:
+    whole = reader.path.read_bytes()
+    wrong = reused = 0
+    for at in (*range(128), *range(4096, len(whole))):
+        for flip in (0x01, 0x80, 0xFF):
+            damaged = bytearray(whole)
+            damaged[at] ^= flip
+            reader.path.write_bytes(damaged)
+            try:
+                index = reader.open()
+            except ValueError:  # the header: whoever opens it makes a new one
+                assert at < 64
+                continue
+            for _ in range(2):
+                reader.check(index)
+            _, _, hits, changed, error = index.counts()
+            assert error == 0 and hits >= 3
+            wrong += changed
+            reused += hits
+    assert wrong > 0 and reused > wrong
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 4095, 4096, 4200])
+def test_an_index_that_is_cut_off(size: int, reader: Reader) -> None:
+    os.truncate(reader.path, size)
+    if 0 < size < 64:
+        with pytest.raises(ValueError, match="not an index"):
+            reader.open()
+        return
+    index = reader.open()
+    for _ in range(2):
+        reader.check(index)
+    assert index.counts()[0] == 3
+    os.truncate(reader.path, size)  # while it is open
+    reader.check(index)
+
+
+def test_random_bytes_for_slots(reader: Reader) -> None:
+    whole = reader.path.read_bytes()
+    for seed in range(50):
+        noise = np.random.default_rng(seed).bytes(len(whole) - 4096)
+        reader.path.write_bytes(whole[:4096] + noise)
+        reader.check(reader.open())
+
+
+def test_an_index_of_other_photos(tmp_path: Path) -> None:
+    one, other = Reader(tmp_path / "one"), Reader(tmp_path / "other", LOW)
+    one.check(one.open())
+    other.path.write_bytes(one.path.read_bytes())
+    other.check(other.open())  # the same photos, of which more rows are known in the end
+    Path(other.dataset.root, "class", "0.jpg").write_bytes(encoded(7, subsampling=0))
+    other.wanted = [np.asarray(other.dataset[i][0]) for i in range(3)]
+    index = other.open()
+    other.check(index)
+    assert index.counts()[3] == 1
+
+
+def test_forms_that_are_no_index(reader: Reader) -> None:
+    descriptor = os.open(reader.path, os.O_RDWR)
+    foreign, sizes = [(4, 96), (3, 64), (3, 512)], [(3, slot) for slot in (0, 31, 513, 1 << 31)]
+    for samples, slot in (*foreign, *sizes):
+        with pytest.raises(ValueError, match="not an index" if (samples, slot) in foreign else "slot"):
+            _native.JpegIndex(descriptor, samples, slot, True)
+    with pytest.raises(ValueError, match="more samples"):
+        _native.JpegIndex.file_bytes(1 << 62, 64)
+    os.close(descriptor)
+    with pytest.raises(OSError, match="Bad file"):
+        _native.JpegIndex(descriptor, 3, 96, True)
+
+
+def test_an_index_that_is_only_read(reader: Reader, tmp_path: Path) -> None:
+    before = reader.path.read_bytes()
+    index = reader.open(writable=False)
+    reader.check(index)
+    assert index.counts()[2:] == (3, 0, 0)
+    more = Reader(tmp_path, LOW)
+    more.check(more.open(writable=False))
+    assert reader.path.read_bytes() == before
+
+
+@pytest.mark.parametrize("slot", [32, 64, 128, 512])
+def test_slots_that_are_too_small_for_every_row(slot: int, tmp_path: Path) -> None:
+    reader = Reader(tmp_path, slot=slot)
+    index = reader.open()
+    for _ in range(3):
+        reader.check(index)
+    assert index.counts()[0] == 3
+    assert index.counts()[2] == (0 if slot == 32 else 6)  # of two states none lies above the crop
+    assert reader.path.stat().st_size == _native.JpegIndex.file_bytes(3, slot)
+
+
+def test_a_slot_that_was_written_in_part(reader: Reader, tmp_path: Path) -> None:
+    whole = reader.path.read_bytes()
+    more = Reader(tmp_path, LOW)
+    more.check(more.open())
+    after = reader.path.read_bytes()
+    for written in range(4096, len(whole), 5):
+        reader.path.write_bytes(after[:written] + whole[written:])
+        for one in (reader, more):
+            one.check(one.open())
+
+
+def test_a_disk_that_becomes_full(tmp_path: Path) -> None:
+    """A file may not become longer than the limit of its process: a write then fails, as it does on a full disk."""
+    reader = Reader(tmp_path)
+    reader.open()
+
+    def reads() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        index = reader.open()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        reader.check(index)
+        reader.check(index)
+        files, _, _, _, error = index.counts()
+        assert files == 0 and error == errno.EFBIG
+
+    assert_in_child(reads)

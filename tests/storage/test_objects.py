@@ -1,34 +1,61 @@
-"""Objects of a real S3 server, local files and HTTP: what is wrong is said when it is opened, with the URL."""
+"""Objects of a real S3 server, local files and HTTP, with errors that name them; and training that reads from S3.
+
+Training processes share a cache, and may be killed at any moment.
+"""
 
 from __future__ import annotations
 
+import json
 import pickle
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from penstock.errors import (
-    AccessRefused,
-    MissingBucket,
-    MissingCredentials,
-    MissingObject,
-    StorageError,
-    StoreUnreachable,
-)
+import penstock
+from penstock import errors
 from penstock.storage.objects import ObjectStore, run_alone
 from tests.object_server import ObjectServer
-from tests.s3_server import serve
+from tests.packing.packed import contents
+from tests.python_processes import Program
+from tests.s3_server import S3, serve
 
 pytest.importorskip("obstore", reason="the client of object stores (extra 'remote') is not installed")
 
+#: A training process: prints the labels that each batch has, a line each.
+TRAIN = """
+import json, sys, time
+import penstock
+url, cache, rank, world, limit, pause = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6]), float(sys.argv[6])
+data = penstock.Shards(url, window=3, cache_folder=cache, cache_limit=limit)
+shard = None if world == 1 else (rank, world)
+for _, labels in penstock.DataLoader(data, batch_size=8, shuffle=True, seed=1, num_workers=1, shard=shard):
+    print(json.dumps(labels.tolist()), flush=True)
+    time.sleep(pause)  # a step of training
+"""
+
 
 @pytest.fixture(scope="module")
-def bucket() -> Iterator[str]:
+def served() -> Iterator[S3]:
+    with serve() as server:
+        server.put("folder/x.bin", b"0123456789")
+        yield server
+
+
+@pytest.fixture
+def bucket(served: S3) -> str:
     """The URL of a folder in a bucket, with one object, 'x.bin'."""
-    with serve() as served:
-        served.put("folder/x.bin", b"0123456789")
-        yield f"{served.url}/folder"
+    return f"{served.url}/folder"
+
+
+@pytest.fixture
+def shards(served: S3, packed: Path) -> S3:
+    for name, data in contents(packed).items():
+        served.put(f"data/{name}", data)
+    served.requests.clear()
+    return served
 
 
 def test_objects_and_ranges_of_s3(bucket: str) -> None:
@@ -36,21 +63,18 @@ def test_objects_and_ranges_of_s3(bucket: str) -> None:
     assert store.read("x.bin") == b"0123456789"
     assert run_alone(store.read_part("x.bin", 3, 7, 10)) == b"3456"
     assert pickle.loads(pickle.dumps(store)).read("x.bin") == b"0123456789"
-    with pytest.raises(StorageError, match=r"s3://packed/folder/x.bin: the object has 10 bytes"):
+    with pytest.raises(errors.StorageError, match=r"s3://packed/folder/x.bin: the object has 10 bytes"):
         run_alone(store.read_part("x.bin", 8, 12, 12))
-
-
-def test_what_s3_lacks(bucket: str) -> None:
-    with pytest.raises(MissingObject, match=r"s3://packed/folder/y.bin: there is no such object"):
-        ObjectStore(bucket).read("y.bin")
-    with pytest.raises(MissingBucket, match=r"s3://no-such-bucket/folder/y.bin: the bucket does not exist"):
+    with pytest.raises(errors.MissingObject, match=r"s3://packed/folder/y.bin: there is no such object"):
+        store.read("y.bin")
+    with pytest.raises(errors.MissingBucket, match=r"s3://no-such-bucket/folder/y.bin: the bucket does not exist"):
         ObjectStore("s3://no-such-bucket/folder").read("y.bin")
 
 
 def test_a_store_that_does_not_answer(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setattr("penstock.storage.objects._RETRIES", {"max_retries": 0})
-    with pytest.raises(StoreUnreachable, match=r"s3://packed/folder/x.bin: the store does not answer") as raised:
+    with pytest.raises(errors.StoreUnreachable, match=r"s3://packed/folder/x.bin: the store does not answer") as raised:
         ObjectStore(bucket).read("x.bin")
     assert issubclass(raised.type, ConnectionError)
     assert raised.value.url == "s3://packed/folder/x.bin"
@@ -60,7 +84,9 @@ def test_a_store_that_does_not_answer(bucket: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("status", ["401", "403"])
 def test_a_store_that_refuses(status: str) -> None:
     with ObjectServer({"x": b"1"}, lambda *_: status) as server:
-        with pytest.raises(AccessRefused, match=r"http://127.0.0.1:\d+/data/x: the store refuses access") as raised:
+        with pytest.raises(
+            errors.AccessRefused, match=r"http://127.0.0.1:\d+/data/x: the store refuses access"
+        ) as raised:
             ObjectStore(server.url).read("x")
         assert issubclass(raised.type, PermissionError)
 
@@ -74,27 +100,73 @@ def test_a_store_that_refuses(status: str) -> None:
     ],
 )
 def test_credentials_that_are_missing(said: str, tmp_path: Path) -> None:
-    with pytest.raises(MissingCredentials, match=r"file:///.*/x: no credentials were found; set those of the store"):
+    with pytest.raises(
+        errors.MissingCredentials, match=r"file:///.*/x: no credentials were found; set those of the store"
+    ):
         ObjectStore(tmp_path.as_uri())._raise(RuntimeError(said), "x")
 
 
-def test_local_files(tmp_path: Path) -> None:
+def test_local_files_and_urls_that_the_client_refuses(tmp_path: Path) -> None:
     (tmp_path / "x.bin").write_bytes(b"0123456789")
     store = ObjectStore(tmp_path.as_uri())
     assert store.read("x.bin") == b"0123456789" and run_alone(store.read_part("x.bin", 2, 4, 10)) == b"23"
-    with pytest.raises(MissingObject):
+    with pytest.raises(errors.MissingObject):
         store.read("y.bin")
-
-
-def test_urls_that_the_client_refuses() -> None:
-    with pytest.raises(StorageError, match="ftp://host"):
+    with pytest.raises(errors.StorageError, match="ftp://host"):
         ObjectStore("ftp://host/x")
 
 
 def test_the_client_is_refused_in_a_forked_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = ObjectStore(tmp_path.as_uri())
     monkeypatch.setattr("penstock.storage.objects._FIRST", [1])
-    with pytest.raises(StorageError, match="does not work in a process forked after its first use"):
+    with pytest.raises(errors.StorageError, match="does not work in a process forked after its first use"):
         store.read("x")
-    with pytest.raises(StorageError, match="multiprocessing_context='spawn'"):
+    with pytest.raises(errors.StorageError, match="multiprocessing_context='spawn'"):
         ObjectStore(tmp_path.as_uri())
+
+
+def fetched(shards: S3) -> dict[str, int]:
+    """Return how often each shard was fetched."""
+    gets = ((name, count) for (method, name), count in shards.requests.items() if method == "GET")
+    return {name: count for name, count in gets if name.endswith(".tar")}
+
+
+def start(shards: S3, cache: Path, *, rank: int = 0, world: int = 1, limit: int = 1 << 30, pause: float = 0) -> Any:
+    return Program(TRAIN, f"{shards.url}/data", cache, rank, world, limit, pause)
+
+
+def labels_of(process: Any) -> list[list[int]]:
+    out, _ = process.communicate()
+    assert process.returncode == 0
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def expected(packed: Path, **options: Any) -> list[list[int]]:
+    local = penstock.Shards(packed, window=3)
+    loader = penstock.DataLoader(local, batch_size=8, shuffle=True, seed=1, num_workers=0, **options)
+    return [labels.tolist() for _, labels in loader]
+
+
+def test_the_ranks_of_a_node_share_a_cache(shards: S3, packed: Path, tmp_path: Path) -> None:
+    ranks = [start(shards, tmp_path / "cache", rank=rank, world=2) for rank in range(2)]
+    for rank, process in enumerate(ranks):
+        assert labels_of(process) == expected(packed, shard=(rank, 2))
+    assert fetched(shards) == dict.fromkeys((path.name for path in packed.glob("*.tar")), 1)
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_the_next_start_works(shards: S3, packed: Path, tmp_path: Path) -> None:
+    sizes = [path.stat().st_size for path in packed.iterdir()]
+    limit = 6 * max(sizes)
+    for attempt in range(3):
+        process = start(shards, tmp_path / "cache", limit=limit, pause=0.02)
+        if attempt:
+            process.stdout.readline()
+        else:
+            deadline = time.monotonic() + 60  # in the middle of the first downloads
+            while not list((tmp_path / "cache").glob("*.tar-*")) and time.monotonic() < deadline:
+                time.sleep(0.001)  # what another process writes gives no event
+        time.sleep(0.05 * attempt)  # another moment of the pass
+        process.kill()
+    assert labels_of(start(shards, tmp_path / "cache", limit=limit)) == expected(packed)
+    assert sum(path.stat().st_size for path in (tmp_path / "cache").iterdir()) <= limit + 4096

@@ -8,13 +8,12 @@ import pickle
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch.utils.data import ConcatDataset, Subset
 from torchvision.transforms import v2
 
@@ -23,26 +22,36 @@ from penstock.errors import MissingObject, StorageError
 from penstock.storage.remote_shards import RemoteShards
 from tests.forking import assert_in_child
 from tests.object_server import ObjectServer
+from tests.packing.packed import contents
+from tests.photos import photo_files
 from tests.python_processes import Program
-from tests.same import assert_same
-from tests.storage.remote import (
-    SAMPLES,
-    WINDOW,
-    assert_all_but_a_damaged_shard,
-    assert_equal_passes,
-    bounded,
-    damage_a_shard,
-    downloads,
-    limit_for,
-    loader,
-    objects_of,
-    remote,
-)
-from tests.values import loaded
+from tests.same import assert_same, outcomes
+from tests.values import loaded, stopped
 from tests.waiting import wait_until
 
 pytest.importorskip("obstore", reason="the client of object stores (extra 'remote') is not installed")
-pytestmark = pytest.mark.usefixtures("no_thread_is_left")
+
+
+SAMPLES = 240  # of the fixture `packed`
+WINDOW = 3
+
+
+def loader(dataset: Any, **options: Any) -> penstock.DataLoader[Any]:
+    return penstock.DataLoader(dataset, **{"batch_size": 16, "shuffle": True, "seed": 3, "num_workers": 2, **options})
+
+
+def downloads(server: ObjectServer) -> dict[str, int]:
+    return {name: count for name, count in server.gets.items() if name.endswith(".tar")}
+
+
+def assert_equal_passes(ours: Any, theirs: Any) -> None:
+    """Assert that two loaders give the same batches, which are compared one by one."""
+    for one, other in zip(ours, theirs, strict=True):
+        assert_same(one, other)
+
+
+def remote(server: ObjectServer, cache: Path, **options: Any) -> Any:
+    return penstock.Shards(server.url, window=WINDOW, cache_folder=cache, **options)
 
 
 def negative(tensor: torch.Tensor) -> torch.Tensor:
@@ -51,6 +60,8 @@ def negative(tensor: torch.Tensor) -> torch.Tensor:
 
 #: Who reads: native threads, threads with copies of the
 #: dataset, threads that share it, the caller's thread, and spawned processes.
+#: Who reads: native threads, threads with copies of the dataset, threads that share it, the caller's thread, and
+#: spawned processes.
 READERS: dict[str, dict[str, Any]] = {
     "native": {},
     "native, one": {"num_workers": 1},
@@ -69,78 +80,90 @@ def transform_of(who: str) -> Any:
     return None if who.startswith("native") else negative
 
 
-@pytest.fixture(scope="module")
-def packed_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of shards of JPEG files."""
-    source = tmp_path_factory.mktemp("images")
-    generator = np.random.default_rng(0)
-    for number in range(60):
-        folder = source / f"class{number % 3}"
-        folder.mkdir(exist_ok=True)
-        pixels = generator.integers(0, 256, (6, 8, 3), dtype=np.uint8)
-        Image.fromarray(pixels).resize((80, 60)).save(folder / f"{number}.jpg")
-    out = tmp_path_factory.mktemp("packed-images")
-    penstock.pack(penstock.ImageFolder(source), out, shard_size=20_000)
-    return out
-
-
-def sorted_batches(batches: list[Any]) -> list[Any]:
-    return sorted(batches, key=lambda batch: batch[0].flatten().tolist())
-
-
 def assert_each_came_once(dataset: Any, server: ObjectServer, *, processes: bool = False) -> None:
     """Assert that each shard was fetched once, and nothing but them.
 
     Processes read the samples that they need before a shard has begun to come.
     """
     shards, traffic = len(dataset.files.shards), dataset.files.traffic
+    assert len(downloads(server)) == shards
     if processes:
-        assert len(downloads(server)) == shards and sum(downloads(server).values()) < SAMPLES // 2
-        return
-    assert (traffic.shards, traffic.ranges, len(downloads(server))) == (shards, 0, shards)
-    assert sum(downloads(server).values()) == shards
+        assert sum(downloads(server).values()) < SAMPLES // 2
+    else:
+        assert (traffic.shards, traffic.ranges, sum(downloads(server).values())) == (shards, 0, shards)
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    """Assert that a test leaves no thread of ours that fetches."""
+    before = threading.enumerate()
+    yield
+    gc.collect()
+    left = [thread.name for thread in threading.enumerate() if thread not in before]
+    assert not {"penstock-download", "penstock-fetch"} & set(left)
+
+
+@pytest.fixture
+def server(packed: Path) -> Iterator[ObjectServer]:
+    with ObjectServer(contents(packed)) as serving:
+        yield serving
+
+
+@pytest.fixture
+def far(server: ObjectServer, tmp_path: Path) -> Callable[..., Any]:
+    """What makes a dataset of the server's."""
+    return lambda transform=None, **options: remote(server, tmp_path / "cache", transform=transform, **options)
+
+
+@pytest.fixture
+def near(packed: Path) -> Callable[..., penstock.Shards]:
+    """What makes the dataset of the folder."""
+    return lambda transform=None: penstock.Shards(packed, window=WINDOW, transform=transform)
+
+
+def hanging(method: str, name: str, number: int) -> str:
+    return "hang" if name.endswith(".tar") and method == "GET" else ""
 
 
 @pytest.mark.parametrize("who", READERS)
-def test_an_epoch_is_that_of_the_folder(server: ObjectServer, packed: Path, tmp_path: Path, who: str) -> None:
+def test_an_epoch_is_that_of_the_folder(server: ObjectServer, packed: Path, far: Any, near: Any, who: str) -> None:
     options, transform = READERS[who], transform_of(who)
-    limit = limit_for(packed, 9)
-    dataset = remote(server, tmp_path / "cache", transform=transform, cache_limit=limit)
-    dataset.files.cache.begin = bounded(dataset.files.cache, limit)  # type: ignore[union-attr, method-assign]
+    sizes = [path.stat().st_size for path in packed.glob("*.tar")]
+    limit = 9 * (max(sizes) + 1024) + sum(path.stat().st_size for path in packed.glob("*.npy")) + 4096
+    dataset = far(transform, cache_limit=limit)
+    cache, begin = dataset.files.cache, dataset.files.cache.begin
+
+    def looked(*arguments: Any, **given: Any) -> Any:
+        found = begin(*arguments, **given)
+        assert cache.held_bytes() <= limit
+        return found
+
+    cache.begin = looked
     over = loader(dataset, batch_size=8, **options)
     for words in ("native   read", "window of 3 shards") if transform is None else ("because  ",):
         assert words in over.explain()
-    theirs = list(loader(penstock.Shards(packed, window=WINDOW, transform=transform), batch_size=8, **options))
-    ours = list(over)
+    ours, theirs = list(over), list(loader(near(transform), batch_size=8, **options))
     if not options.get("in_order", True):
-        ours, theirs = sorted_batches(ours), sorted_batches(theirs)
+        for batches in (ours, theirs):
+            batches.sort(key=lambda batch: batch[0].flatten().tolist())
     assert_equal_passes(ours, theirs)
     assert_each_came_once(dataset, server, processes=options.get("worker_method") == "process")
     assert transform is not None or "19 shards fetched so far" in over.explain()
 
 
-def test_shards_are_fetched_before_a_sample_of_them_is_read(server: ObjectServer, tmp_path: Path) -> None:
+def test_shards_are_fetched_before_a_sample_of_them_is_read(server: ObjectServer, far: Any) -> None:
     gate = threading.Event()
-
-    def wait(tensor: torch.Tensor) -> torch.Tensor:
-        gate.wait(60)
-        return tensor
-
-    over = loader(
-        remote(server, tmp_path / "cache", transform=wait), batch_size=4, shuffle=False, num_workers=1,
-        prefetch_factor=1, worker_method="thread", share_dataset=True,
-    )  # fmt: skip
-    batches = iter(over)
+    ahead = {"shuffle": False, "num_workers": 1, "prefetch_factor": 1, "worker_method": "thread", "share_dataset": True}
+    batches = iter(loader(far(lambda tensor: gate.wait(60) and tensor), batch_size=4, **ahead))
     wait_until(lambda: len(downloads(server)) > 3)
     gate.set()
     assert sum(len(labels) for _, labels in batches) == SAMPLES
 
 
 @pytest.mark.parametrize("who", ["native", "threads", "processes"])
-def test_later_passes_fetch_no_more(server: ObjectServer, packed: Path, tmp_path: Path, who: str) -> None:
+def test_later_passes_fetch_no_more(server: ObjectServer, far: Any, near: Any, who: str) -> None:
     options = {**READERS[who], "persistent_workers": True}
-    over = loader(remote(server, tmp_path / "cache", transform=transform_of(who)), **options)
-    local = loader(penstock.Shards(packed, window=WINDOW, transform=transform_of(who)), **options)
+    over, local = (loader(make(transform_of(who)), **options) for make in (far, near))
     for _ in range(3):
         assert_equal_passes(over, local)
     assert_each_came_once(over.dataset, server, processes=who == "processes")
@@ -151,98 +174,91 @@ def test_later_passes_fetch_no_more(server: ObjectServer, packed: Path, tmp_path
         one._iterator._shutdown_workers()
 
 
-def test_two_ranks_share_a_cache(server: ObjectServer, packed: Path, tmp_path: Path) -> None:
-    local = loader(penstock.Shards(packed, window=WINDOW), batch_size=16)
-    ranks = [loader(remote(server, tmp_path / "cache"), batch_size=8, shard=(rank, 2)) for rank in range(2)]
-    for first, second, theirs in zip(*ranks, local, strict=True):
+def test_two_ranks_share_a_cache(server: ObjectServer, far: Any, near: Any) -> None:
+    ranks = [loader(far(), batch_size=8, shard=(rank, 2)) for rank in range(2)]
+    for first, second, theirs in zip(*ranks, loader(near()), strict=True):
         assert_same([torch.cat(pair) for pair in zip(first, second, strict=True)], theirs)
     assert set(downloads(server).values()) == {1}
 
 
-def test_a_resume_fetches_what_is_left(server: ObjectServer, packed: Path, tmp_path: Path) -> None:
-    whole = list(loader(penstock.Shards(packed, window=WINDOW)))
-    first = loader(remote(server, tmp_path / "first"))
-    batches = iter(first)
-    for _ in range(9):
-        next(batches)
-    state = first.state_dict()
+def test_a_resume_fetches_what_is_left(server: ObjectServer, packed: Path, near: Any, tmp_path: Path) -> None:
+    whole = list(loader(near()))
+    first, second = (loader(remote(server, tmp_path / name)) for name in ("first", "second"))
+    _, state, batches = stopped(first, 9)
     del batches
     gc.collect()
     server.gets.clear()
-    second = loaded(loader(remote(server, tmp_path / "second")), state)
-    assert_equal_passes(second, whole[9:])
+    assert_equal_passes(loaded(second, state), whole[9:])
     assert len(downloads(server)) < len(list(packed.glob("*.tar")))
 
 
 @pytest.mark.parametrize("who", ["native", "threads", "caller", "processes"])
-def test_few_samples_come_by_range(server: ObjectServer, packed: Path, tmp_path: Path, who: str) -> None:
-    over = remote(server, tmp_path / "cache", transform=transform_of(who))
-    local = penstock.Shards(packed, window=WINDOW, transform=transform_of(who))
-    few = [3, 100, -19, 222]
-    assert_equal_passes(
-        loader(Subset(over, few), batch_size=2, **READERS[who]), loader(Subset(local, few), batch_size=2)
-    )
+def test_few_samples_come_by_range(server: ObjectServer, far: Any, near: Any, tmp_path: Path, who: str) -> None:
+    over, local, few = far(transform_of(who)), near(transform_of(who)), [3, 100, -19, 222]
+    theirs = loader(Subset(local, few), batch_size=2)
+    assert_equal_passes(loader(Subset(over, few), batch_size=2, **READERS[who]), theirs)
     ranges = 0 if who == "processes" else 4  # which the processes read themselves
-    assert (over.files.traffic.shards, over.files.traffic.ranges) == (0, ranges)  # type: ignore[union-attr]
+    assert (over.files.traffic.shards, over.files.traffic.ranges) == (0, ranges)
     assert sum(downloads(server).values()) == 4
-    assert not over.files._brought  # type: ignore[union-attr]
+    assert not over.files._brought
     assert_same(loader(over, batch_size=4).batch_at(0, 58), loader(local, batch_size=4).batch_at(0, 58))
     assert_same(over[17], local[17])
     assert not list((tmp_path / "cache").glob("*.tar-*.shard"))
-    assert over.files.traffic.ranges == ranges + 4 + 1  # type: ignore[union-attr]
+    assert over.files.traffic.ranges == ranges + 4 + 1
 
 
-def test_images_with_transforms(packed_images: Path, tmp_path: Path) -> None:
-    transform = v2.Compose(
-        [v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
-    )
-    with ObjectServer(objects_of(packed_images)) as server:
-        over = remote(server, tmp_path / "cache", transform=transform)
-        local = penstock.Shards(packed_images, window=WINDOW, transform=transform)
+def test_images_with_transforms(tmp_path: Path) -> None:
+    penstock.pack(penstock.ImageFolder(photo_files(tmp_path / "photos", 60)), tmp_path / "packed", shard_size=20_000)
+    steps = [v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+    with ObjectServer(contents(tmp_path / "packed")) as server:
+        over = remote(server, tmp_path / "cache", transform=v2.Compose(steps))
+        local = penstock.Shards(tmp_path / "packed", window=WINDOW, transform=v2.Compose(steps))
         assert_equal_passes(loader(over, batch_size=8), loader(local, batch_size=8))
         assert_same(loader(over).batch_at(1, 1), loader(local).batch_at(1, 1))
 
 
-def test_samplers_and_concatenations(server: ObjectServer, packed: Path, tmp_path: Path) -> None:
-    local, over = penstock.Shards(packed, window=WINDOW), remote(server, tmp_path / "cache")
+def test_samplers_and_concatenations(far: Any, near: Any) -> None:
+    local, over = near(), far()
     given = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(0)).tolist()
     options = {"shuffle": None, "sampler": given, "seed": None}
     assert_equal_passes(loader(over, **options), loader(local, **options))
     assert_equal_passes(loader(ConcatDataset([local, over])), loader(ConcatDataset([local, local])))
 
 
-def test_parts_that_lie_elsewhere(server: ObjectServer, packed: Path, tmp_path: Path) -> None:
-    over = remote(server, tmp_path / "cache", transform=negative)
-    local = penstock.Shards(packed, window=WINDOW, transform=negative)
-    chosen = list(range(0, SAMPLES, 2))
-    options = {"worker_method": "thread", "batch_size": 8}
-    mixed: Any = ConcatDataset([local, Subset(over, chosen), over])
-    wanted: Any = ConcatDataset([local, Subset(local, chosen), local])
-    assert_equal_passes(loader(mixed, **options), loader(wanted, **options))
+def test_parts_that_lie_elsewhere(server: ObjectServer, far: Any, near: Any) -> None:
+    over, local, chosen = far(negative), near(negative), list(range(0, SAMPLES, 2))
+    mixed, wanted = (
+        loader(ConcatDataset([local, Subset(one, chosen), one]), worker_method="thread", batch_size=8)
+        for one in (over, local)
+    )
+    assert_equal_passes(mixed, wanted)
     assert_each_came_once(over, server)
 
 
 @pytest.mark.parametrize("who", ["native", "threads"])
 def test_a_shard_that_cannot_be_fetched_is_the_error_of_its_batches(
-    server: ObjectServer, packed: Path, tmp_path: Path, who: str
+    server: ObjectServer, packed: Path, far: Any, who: str
 ) -> None:
-    name = damage_a_shard(server, packed)
-    dataset = remote(server, tmp_path / "cache", transform=transform_of(who))
-    assert_all_but_a_damaged_shard(loader(dataset, shuffle=False, batch_size=8, **READERS[who]), name)
+    name = sorted(path.name for path in packed.glob("*.tar"))[4]
+    good = server.objects[name]
+    server.objects[name] = good[:-1] + bytes([good[-1] ^ 1])
+    found = outcomes(loader(far(transform_of(who)), shuffle=False, batch_size=8, **READERS[who]))
+    bad = [one for one in found if isinstance(one, tuple)]
+    assert bad and all(kind == "CorruptDownload" and name in text for kind, text in bad)
+    assert sum(8 if isinstance(one, tuple) else len(one[1]) for one in found) == SAMPLES
 
 
-def test_indices_that_the_dataset_refuses(server: ObjectServer, tmp_path: Path) -> None:
-    over = remote(server, tmp_path / "cache", transform=negative)
+def test_indices_that_the_dataset_refuses(far: Any) -> None:
     given = [[0, 1], [2, SAMPLES], [3, 4]]
-    batches = iter(penstock.DataLoader(over, batch_sampler=given, num_workers=2, worker_method="thread"))
+    batches = iter(penstock.DataLoader(far(negative), batch_sampler=given, num_workers=2, worker_method="thread"))
     assert len(next(batches)[1]) == 2
     with pytest.raises(IndexError, match=f"sample index {SAMPLES} is out of range"):
         next(batches)
     assert len(next(batches)[1]) == 2
 
 
-def test_shards_are_fetched_before_worker_processes_ask(server: ObjectServer, tmp_path: Path) -> None:
-    dataset = remote(server, tmp_path / "cache", transform=negative)
+def test_shards_are_fetched_before_worker_processes_ask(server: ObjectServer, far: Any) -> None:
+    dataset = far(negative)
     options: dict[str, Any] = {"batch_size": 4, "shuffle": False, "num_workers": 1, "prefetch_factor": 1}
     batches = iter(loader(dataset, worker_method="process", **options))
     wait_until(lambda: len(downloads(server)) > 3)  # the loop has asked for nothing, one batch of a shard is in flight
@@ -252,8 +268,8 @@ def test_shards_are_fetched_before_worker_processes_ask(server: ObjectServer, tm
         iter(loader(dataset, worker_method="process", multiprocessing_context="fork"))
 
 
-def test_an_early_exit_ends_the_downloads(server: ObjectServer, tmp_path: Path) -> None:
-    over = loader(remote(server, tmp_path / "cache"))
+def test_an_early_exit_ends_the_downloads(far: Any) -> None:
+    over = loader(far())
     for _ in over:
         break
     batches = iter(over)
@@ -262,10 +278,9 @@ def test_an_early_exit_ends_the_downloads(server: ObjectServer, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("who", ["native", "threads"])
-def test_the_end_of_downloads_that_hang(server: ObjectServer, tmp_path: Path, who: str) -> None:
-    server.faults = lambda method, name, number: "hang" if name.endswith(".tar") and method == "GET" else ""
-    dataset = remote(server, tmp_path / "cache", transform=transform_of(who))
-    batches = iter(loader(dataset, timeout=0.5, seed=None, **READERS[who]))
+def test_the_end_of_downloads_that_hang(server: ObjectServer, far: Any, who: str) -> None:
+    server.faults = hanging
+    batches = iter(loader(far(transform_of(who)), timeout=0.5, seed=None, **READERS[who]))
     with pytest.raises(penstock.WorkerStuck, match=r"still on their way from the object store: http://127.*\.tar"):
         next(batches)
     begun = time.monotonic()
@@ -285,7 +300,7 @@ try:
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """
-    server.faults = lambda method, name, number: "hang" if name.endswith(".tar") and method == "GET" else ""
+    server.faults = hanging
     with Program(script) as process:
         wait_until(lambda: bool(downloads(server)))
         process.send_signal(signal.SIGINT)
@@ -293,37 +308,38 @@ except KeyboardInterrupt:
         assert process.wait() == 0
 
 
-def test_what_is_wrong_is_said_at_the_opening(server: ObjectServer, packed: Path, tmp_path: Path) -> None:
-    with pytest.raises(MissingObject, match=r"nothing/dataset.json: there is no such object"):
-        penstock.Shards(f"{server.url}/nothing", cache_folder=tmp_path / "cache")
-    with pytest.raises(
-        penstock.InvalidOption, match=r"does not hold a window of 8 shards and the next one.*lower window"
-    ):
-        penstock.Shards(server.url, cache_folder=tmp_path / "cache", cache_limit=300_000)
-    for options in ({"window": 0}, {"cache_limit": 0}, {"cache_limit": "1GiB"}):
-        with pytest.raises(penstock.InvalidOption):
-            penstock.Shards(server.url, cache_folder=tmp_path / "cache", **options)
+def test_what_is_wrong_is_said_at_the_opening(server: ObjectServer, far: Any, tmp_path: Path) -> None:
+    small = r"does not hold a window of 8 shards and the next one.*lower window"
+    wrong: list[tuple[str, dict[str, Any], Any, str]] = [
+        ("/nothing", {}, MissingObject, r"nothing/dataset.json: there is no such object"),
+        ("", {"cache_limit": 300_000}, penstock.InvalidOption, small),
+        *(
+            ("", options, penstock.InvalidOption, next(iter(options)))
+            for options in ({"window": 0}, {"cache_limit": 0}, {"cache_limit": "1GiB"})
+        ),
+    ]
+    for folder, options, error, words in wrong:
+        with pytest.raises(error, match=words):
+            penstock.Shards(server.url + folder, cache_folder=tmp_path / "cache", **options)
     server.objects["data.index.npy"] += b"x"
     with pytest.raises(StorageError, match=r"bytes, and dataset.json says"):
-        remote(server, tmp_path / "cache")
+        far()
 
 
-def test_datasets_are_pickled_by_their_url(server: ObjectServer, packed: Path, tmp_path: Path) -> None:
-    over = remote(server, tmp_path / "cache")
-    twin = pickle.loads(pickle.dumps(over))
+def test_datasets_are_pickled_by_their_url(server: ObjectServer, far: Any, near: Any) -> None:
+    twin = pickle.loads(pickle.dumps(far()))
     assert isinstance(twin.files, RemoteShards)
-    assert_same(twin[5], penstock.Shards(packed)[5])
+    assert_same(twin[5], near()[5])
     assert twin.root == server.url and len(twin) == SAMPLES and repr(server.url) in repr(twin)
 
 
-def test_a_folder_by_url(packed: Path, tmp_path: Path) -> None:
+def test_a_folder_by_url(packed: Path, near: Any, tmp_path: Path) -> None:
     over = penstock.Shards(packed.as_uri(), window=WINDOW, cache_folder=tmp_path / "cache")
-    assert_equal_passes(loader(over), loader(penstock.Shards(packed, window=WINDOW)))
+    assert_equal_passes(loader(over), loader(near()))
 
 
-def test_a_pass_in_a_forked_child(server: ObjectServer, packed: Path, tmp_path: Path) -> None:
-    over = loader(remote(server, tmp_path / "cache"))
-    batches = iter(over)
+def test_a_pass_in_a_forked_child(far: Any) -> None:
+    batches = iter(loader(far()))
     next(batches)
 
     def leave() -> None:
@@ -335,21 +351,19 @@ def test_a_pass_in_a_forked_child(server: ObjectServer, packed: Path, tmp_path: 
     assert sum(len(labels) for _, labels in batches) == SAMPLES - 16
 
 
-def test_a_copy_for_a_thread_reads_by_the_same_files(server: ObjectServer, tmp_path: Path) -> None:
+def test_a_copy_for_a_thread_reads_by_the_same_files(server: ObjectServer, far: Any, tmp_path: Path) -> None:
     class Noted(penstock.Shards):
         """A user's subclass, with a state of its own."""
 
         def __getstate__(self) -> dict[str, Any]:
             return {**super().__getstate__(), "noted": True}
 
-    over = remote(server, tmp_path / "cache", transform=negative)
+    over = far(negative)
     server.gets.clear()
     twin = copy.deepcopy(over)
-    assert twin.files is over.files
-    assert twin.index is over.index
-    assert twin.classes == over.classes
+    assert twin.files is over.files and twin.index is over.index and twin.classes == over.classes
     assert_same(twin[7], over[7])
     assert "dataset.json" not in server.gets
-    own = copy.deepcopy(Noted(server.url, window=WINDOW, cache_folder=tmp_path / "cache"))
-    assert own.noted  # type: ignore[attr-defined]
+    own: Any = copy.deepcopy(Noted(server.url, window=WINDOW, cache_folder=tmp_path / "cache"))
+    assert own.noted
     assert_same(own[7][1], over[7][1])

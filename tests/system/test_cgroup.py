@@ -12,7 +12,6 @@ from penstock.system.limits import Memory, cpu_quota, group_memory, usable_cpus
 
 
 def found_by(read: Any, tmp_path: Path, membership: str, files: dict[str, str]) -> Any:
-    """Return what a function reads of these files."""
     (tmp_path / "cgroup").write_text(membership)
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -20,23 +19,19 @@ def found_by(read: Any, tmp_path: Path, membership: str, files: dict[str, str]) 
     return read(str(tmp_path / "cgroup"), str(tmp_path))
 
 
+NESTED = {"cpu.max": "max 100000", "job/cpu.max": "250000 100000", "job/task/cpu.max": "max 100000"}
+QUOTA, PERIOD = "cpu/x/cpu.cfs_quota_us", "cpu/x/cpu.cfs_period_us"
+
+
 @pytest.mark.parametrize(
     ("membership", "limits", "cpus"),
     [
         ("0::/\n", {"cpu.max": "150000 100000"}, 1.5),
         ("0::/\n", {"cpu.max": "max 100000"}, None),
-        (
-            "0::/job/task\n",
-            {"cpu.max": "max 100000", "job/cpu.max": "250000 100000", "job/task/cpu.max": "max 100000"},
-            2.5,
-        ),
+        ("0::/job/task\n", NESTED, 2.5),
         ("0::/../outside\n", {"cpu.max": "400000 100000"}, 4),
-        (
-            "4:memory:/x\n3:cpu,cpuacct:/x\n",
-            {"cpu/x/cpu.cfs_quota_us": "50000", "cpu/x/cpu.cfs_period_us": "100000"},
-            0.5,
-        ),
-        ("3:cpu:/x\n", {"cpu/x/cpu.cfs_quota_us": "-1", "cpu/x/cpu.cfs_period_us": "100000"}, None),
+        ("4:memory:/x\n3:cpu,cpuacct:/x\n", {QUOTA: "50000", PERIOD: "100000"}, 0.5),
+        ("3:cpu:/x\n", {QUOTA: "-1", PERIOD: "100000"}, None),
         ("0::/\n", {"cpu.max": "nonsense"}, None),
         ("", {}, None),
     ],
@@ -55,14 +50,9 @@ def test_a_quota_is_rounded_up(monkeypatch: pytest.MonkeyPatch, quota: float | N
 
 EVENTS = "low 0\nhigh 0\nmax 3\noom 2\noom_kill 2\noom_group_kill 0"
 V2 = {
-    "memory.current": "900",
-    "memory.max": "max",
-    "job/memory.current": "500",
-    "job/memory.max": "1000",
-    "job/task/memory.current": "400",
-    "job/task/memory.max": "max",
-    "job/task/memory.events": EVENTS,
-}
+    "memory.current": "900", "memory.max": "max", "job/memory.current": "500", "job/memory.max": "1000",
+    "job/task/memory.current": "400", "job/task/memory.max": "max", "job/task/memory.events": EVENTS,
+}  # fmt: skip
 V1 = {
     "memory/x/memory.usage_in_bytes": "77",
     "memory/x/memory.limit_in_bytes": "9223372036854771712",

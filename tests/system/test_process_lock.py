@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 
 import pytest
 
 from penstock.system.locks import ProcessLock
+from tests.forking import assert_in_child
 from tests.waiting import run_in_threads
 
 
@@ -35,22 +35,18 @@ def test_a_child_that_was_forked_off_while_the_lock_was_held(by_another_thread: 
             held.set()
             over.wait(30)
 
-    def child_takes_it() -> bool:
-        child = os.fork()
-        if child == 0:
-            with lock:
-                os._exit(7)
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    def take() -> None:
+        with lock:
+            pass
 
     if not by_another_thread:
         with lock:
-            assert child_takes_it()
+            assert_in_child(take)
     else:
         thread = threading.Thread(target=hold)
         thread.start()
         held.wait(30)
-        assert child_takes_it()
+        assert_in_child(take)
         over.set()
         thread.join()
-    with lock:
-        pass
+    take()

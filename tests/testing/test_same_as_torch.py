@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 import torch
 import torchvision
 from PIL import Image
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import TensorDataset
 from torchvision import transforms as v1
 from torchvision import tv_tensors
 
@@ -22,7 +23,7 @@ from penstock.system.randomness import generator_states, generators_drawn_from
 from penstock.testing import assert_same_as_torch, same_as_torch
 from penstock.testing.bitwise import difference
 from penstock.testing.same_as_torch import words_of
-from tests.photos import noise_image
+from tests.photos import photo_files
 from tests.sample_datasets import Made, Stream
 
 CALLER: dict[str, Any] = {"worker_methods": (None,), "num_workers": (0,), "seed": None}
@@ -43,6 +44,11 @@ def altered(alter: Callable[[int, Any], list[Any]]) -> Any:
     return Altered
 
 
+def warning(number: int, batch: Any) -> list[Any]:
+    warnings.warn("something is odd", RuntimeWarning, stacklevel=2)
+    return [batch]
+
+
 def element(number: int, batch: Any) -> list[Any]:
     if number == 1:
         batch["x"][3, 0, 2] = -1
@@ -54,20 +60,13 @@ def text(number: int, batch: Any) -> list[Any]:
     return [{**batch, "more": [names, batch["more"][1]]}]
 
 
-def raising(number: int, batch: Any) -> list[Any]:
-    if number == 2:
-        raise ValueError("nothing is here")
-    return [batch]
+def acting(act: Callable[[], Any]) -> Callable[[int, Any], list[Any]]:
+    """Return what acts with the third batch, and changes none."""
+    return lambda number, batch: [batch, act() if number == 2 else None][:1]
 
 
-def drawing(number: int, batch: Any) -> list[Any]:
-    np.random.rand()
-    return [batch]
-
-
-def warning(number: int, batch: Any) -> list[Any]:
-    warnings.warn("something is odd", RuntimeWarning, stacklevel=2)
-    return [batch]
+def raising() -> None:
+    raise ValueError("nothing is here")
 
 
 DIFFERENCES: dict[str, tuple[Callable[[int, Any], list[Any]], str]] = {
@@ -95,10 +94,13 @@ DIFFERENCES: dict[str, tuple[Callable[[int, Any], list[Any]], str]] = {
     "fewer": (lambda number, batch: [batch][number // 2 :], "there are 2 batches, and 3 with torch's loader"),
     "more": (lambda number, batch: [batch] * (1 + number // 2), "there are 4 batches, and 3 with torch's loader"),
     "raising": (
-        raising,
+        acting(raising),
         "batch 2, samples 8, 9, 10: batch raises ValueError: nothing is here, and is a dict with torch's",
     ),
-    "drawing": (drawing, "the pass leaves the global generators of numpy.random in other states than torch's loader"),
+    "drawing": (
+        acting(np.random.rand),
+        "the pass leaves the global generators of numpy.random in other states than torch's loader",
+    ),
     "warning": (warning, "warns RuntimeWarning: something is odd, RuntimeWarning: something is odd"),
 }
 
@@ -121,8 +123,7 @@ def test_the_sample_is_named_in_any_order(monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(AssertionError) as caught:
             assert_same_as_torch(Made(sample, 11), **CALLER, **given)
         found = re.search(r"sample (\d+): sample\['x'\]\[0, 2\] is -1.0, and (\S+) with", str(caught.value))
-        assert found is not None
-        assert float(found[2]) == int(found[1]) + 2
+        assert found is not None and float(found[2]) == int(found[1]) + 2
 
 
 def test_the_same() -> None:
@@ -135,25 +136,19 @@ def test_the_same() -> None:
     assert generators_drawn_from(before) == ()
 
 
-class Drawn(Made):
-    def __init__(self) -> None:
-        super().__init__(lambda i: (i, random.random(), torch.rand(1)), 11)
-
-
 def test_draws() -> None:
     """Draws of threads are theirs; those of all others are torch's, and the same for any workers with a seed."""
-    assert_same_as_torch(Drawn(), worker_invariant=True)
+    assert_same_as_torch(Made(lambda i: (i, random.random(), torch.rand(1)), 11), worker_invariant=True)
     with pytest.raises(AssertionError, match=r"num_workers=2, seed=7: .* with num_workers=0"):
         assert_same_as_torch(Counting(), worker_methods=(None,), worker_invariant=True)
 
 
-class Counting(Dataset[Any]):
-    calls = 0
+class Counting(Made):
+    def __init__(self) -> None:
+        super().__init__(self.counted, 11)
+        self.calls = 0
 
-    def __len__(self) -> int:
-        return 11
-
-    def __getitem__(self, index: int) -> int:
+    def counted(self, index: int) -> int:
         self.calls += 1
         return self.calls
 
@@ -164,20 +159,12 @@ def test_what_a_pass_changes_is_not_seen_by_the_next() -> None:
     assert dataset.calls == 0
 
 
-class Unsteady(Dataset[Any]):
-    passes = [0]  # noqa: RUF012  # shared by all copies
-
-    def __len__(self) -> int:
-        return 3
-
-    def __getitem__(self, index: int) -> int:
-        self.passes[0] += 1
-        return self.passes[0]
+CALLS = itertools.count()  # shared by all copies of a dataset
 
 
 def test_a_dataset_that_differs_from_itself() -> None:
     with pytest.raises(AssertionError, match="Two passes of torch's loader differ too"):
-        assert_same_as_torch(Unsteady(), **CALLER)
+        assert_same_as_torch(Made(lambda index: next(CALLS), 3), **CALLER)
 
 
 def test_a_dataset_that_threads_cannot_copy(tmp_path: Any) -> None:
@@ -189,24 +176,16 @@ def test_a_dataset_that_threads_cannot_copy(tmp_path: Any) -> None:
         assert_same_as_torch(dataset, worker_methods=(None,), seed=None)
 
 
-class Broken(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
-        yield from range(5)
-        raise KeyError("the end is missing")
-
-
 def test_errors() -> None:
-    assert_same_as_torch(Broken(), seed=None)
+    assert_same_as_torch(Stream(6, lambda i: dict(enumerate("abcde"))[i], shared=False), seed=None)
     assert_same_as_torch(Made(lambda i: [][i], 5), worker_invariant=True)
 
 
 def test_a_recognised_dataset_with_random_transforms(tmp_path: Any) -> None:
     """Without a seed the native core draws otherwise than torchvision, as the documentation says."""
-    (tmp_path / "a").mkdir()
-    for i in range(6):
-        noise_image(i, 30, 30).save(tmp_path / "a" / f"{i}.jpg")
     transform = v1.Compose([v1.RandomCrop(20), v1.ToTensor()])
-    assert_same_as_torch(torchvision.datasets.ImageFolder(str(tmp_path), transform), worker_invariant=True)
+    dataset = torchvision.datasets.ImageFolder(str(photo_files(tmp_path, 6, (30, 31))), transform)
+    assert_same_as_torch(dataset, worker_invariant=True)
 
 
 def test_words_of_errors() -> None:
@@ -233,18 +212,18 @@ class Slotted:
         self.x = x
 
 
+def boxes(form: str) -> Any:
+    return tv_tensors.BoundingBoxes(torch.zeros(1, 4), format=form, canvas_size=(4, 4))
+
+
 def test_difference_of_layouts() -> None:
     a, b = torch.zeros(2, 3), torch.zeros(3, 2).t()
-    assert difference(a, b) is None
-    assert difference([a], [b], layout=True) == ("[0]", None, "has strides (3, 1), and (1, 2)")
-    assert difference(a, torch.zeros(2, 3, requires_grad=True), layout=True) is not None
-    plain = tv_tensors.BoundingBoxes(torch.zeros(1, 4), format="XYXY", canvas_size=(4, 4))
-    other = tv_tensors.BoundingBoxes(torch.zeros(1, 4), format="XYWH", canvas_size=(4, 4))
-    assert difference(plain, other) is None
-    assert difference(plain, other, layout=True) is not None
-    assert difference(Slotted(1), Slotted(1)) is None
-    assert difference(Slotted(1), Slotted(2)) == (".x", None, "is 1, and 2")
     image, noted = Image.new("L", (2, 2)), Image.new("L", (2, 2))
     noted.info["dpi"] = (72, 72)
-    assert difference(image, noted) is None
+    for one, other in ((a, b), (boxes("XYXY"), boxes("XYWH")), (Slotted(1), Slotted(1)), (image, noted)):
+        assert difference(one, other) is None
+    assert difference(Slotted(1), Slotted(2)) == (".x", None, "is 1, and 2")
+    assert difference([a], [b], layout=True) == ("[0]", None, "has strides (3, 1), and (1, 2)")
     assert difference(image, noted, layout=True) == ("", None, "has info {}, and {'dpi': (72, 72)}")
+    for one, other in ((a, torch.zeros(2, 3, requires_grad=True)), (boxes("XYXY"), boxes("XYWH"))):
+        assert difference(one, other, layout=True) is not None

@@ -12,24 +12,24 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import penstock
 from penstock.testing import Ranks, assert_each_sample_once, assert_resume_exact, assert_worker_invariant, simulate
 from penstock.testing.bitwise import difference, digest, rows
+from tests.sample_datasets import Made
+from tests.values import flat
 
 SIZE = 53
 NATIVE = TensorDataset(torch.arange(SIZE), torch.arange(float(SIZE)).view(SIZE, 1).expand(SIZE, 3).contiguous())
 
 
-class Drawing(Dataset[Any]):
-    """Read by Python, with draws in each sample, one of them NaN."""
+def sample(index: int) -> Any:
+    """Return a sample with draws, one of them NaN."""
+    return index, {"x": torch.rand(3), "y": random.random(), "z": float("nan")}, f"name-{index}"
 
-    def __len__(self) -> int:
-        return SIZE
 
-    def __getitem__(self, index: int) -> Any:
-        return index, {"x": torch.rand(3), "y": random.random(), "z": float("nan")}, f"name-{index}"
+DRAWING = Made(sample, SIZE)
 
 
 def loader(dataset: Any = NATIVE, kind: Any = penstock.DataLoader, **options: Any) -> Any:
@@ -41,28 +41,32 @@ def numbers(batch: Any) -> list[int]:
     return found
 
 
-GOOD = pytest.mark.parametrize("dataset", [NATIVE, Drawing()], ids=["native", "python"])
+def wrong(words: str) -> Any:
+    """Return the context of an assertion that fails with these words."""
+    return pytest.raises(AssertionError, match=words)
 
-# --- what is right ----------------------------------------------------------------------------------------------------
+
+GOOD = pytest.mark.parametrize("dataset", [NATIVE, DRAWING], ids=["native", "python"])
+EACH_KEY = pytest.mark.parametrize("key", [None, numbers])
+EACH_END = pytest.mark.parametrize("drop_last", [False, True])
 
 
 @GOOD
-@pytest.mark.parametrize("key", [None, numbers])
-@pytest.mark.parametrize("drop_last", [False, True])
+@EACH_KEY
+@EACH_END
 def test_each_sample_once(dataset: Any, key: Any, drop_last: bool) -> None:
-    make = partial(loader, dataset, drop_last=drop_last)
-    assert_each_sample_once(make, key=key, workers=(0,), epochs=2)
+    assert_each_sample_once(partial(loader, dataset, drop_last=drop_last), key=key, workers=(0,), epochs=2)
 
 
 def test_each_sample_once_by_workers() -> None:
-    assert_each_sample_once(partial(loader, Drawing()), ranks=(2,))
+    assert_each_sample_once(partial(loader, DRAWING), ranks=(2,))
     assert_each_sample_once(partial(loader, NATIVE), ranks=(1, 3))
     assert_each_sample_once(partial(loader, NATIVE, batch_size=None), ranks=(1, 2), key=lambda sample: [int(sample[0])])
 
 
 def test_worker_invariant() -> None:
     assert_worker_invariant(loader, epochs=2)
-    assert_worker_invariant(partial(loader, Drawing()), workers=(0, 2), epochs=2)
+    assert_worker_invariant(partial(loader, DRAWING), workers=(0, 2), epochs=2)
     assert_worker_invariant(lambda num_workers, shard: penstock.DataLoader(NATIVE, 4, sampler=[3, 1, 2]))
 
 
@@ -73,8 +77,8 @@ def test_more_workers_than_cpus_are_no_warning(dataset: Any, monkeypatch: pytest
 
 
 @GOOD
-@pytest.mark.parametrize("key", [None, numbers])
-@pytest.mark.parametrize("drop_last", [False, True])
+@EACH_KEY
+@EACH_END
 def test_resume_exact(dataset: Any, key: Any, drop_last: bool) -> None:
     workers = (0, 2) if dataset is NATIVE else (0,)
     make = partial(loader, dataset, drop_last=drop_last)
@@ -82,61 +86,50 @@ def test_resume_exact(dataset: Any, key: Any, drop_last: bool) -> None:
 
 
 def test_resume_exact_with_processes_and_given_stops() -> None:
-    assert_resume_exact(partial(loader, Drawing()), stops=[0, 5, 1000], workers=(2, 1), ranks=(1,))
+    assert_resume_exact(partial(loader, DRAWING), stops=[0, 5, 1000], workers=(2, 1), ranks=(1,))
     assert_resume_exact(partial(loader, NATIVE, batch_size=None), stops=5, ranks=(1, 2))
 
 
 def test_a_weighted_order_resumes_and_is_not_one_of_each() -> None:
-    def make(**options: Any) -> Any:
-        return penstock.DataLoader(NATIVE, 4, sampler=penstock.Weighted([1.0] * SIZE, 40), seed=1, **options)
-
-    assert_resume_exact(make, stops=8)
-    assert_resume_exact(partial(make, drop_last=True), stops=8)
+    make = partial(loader, shuffle=None, sampler=penstock.Weighted([1.0] * SIZE, 40))
+    for drop_last in (False, True):
+        assert_resume_exact(partial(make, drop_last=drop_last), stops=8)
     with pytest.raises(penstock.InvalidOption, match="Weighted draws samples more than once"):
         assert_each_sample_once(make)
 
 
 def test_simulate() -> None:
     steps = simulate(loader, 3, workers=1)
-    assert len(steps) == len(loader(shard=(0, 3))) and {len(step) for step in steps} == {3}
-    whole = [number for batch in loader() for number in numbers(batch)]
-    assert [number for step in steps[:4] for batch in step for number in numbers(batch)] == whole[:48]
-    assert difference(simulate(loader, 3, 2), steps[:2]) is None
-    assert simulate(loader, 3, 0) == []
+    assert [len(step) for step in steps] == [3] * len(loader(shard=(0, 3)))
+    assert flat(batch for step in steps[:4] for batch in step) == flat(loader())[:48]
+    assert difference(simulate(loader, 3, 2), steps[:2]) is None and simulate(loader, 3, 0) == []
     assert difference(simulate(loader, 3, 1, epoch=1), steps[:1]) is not None
     other = Ranks(loader, 2, epoch=1)
     taken = iter(other)
     next(taken)
-    assert other.state_dict()["epoch"] == 1 and other.state_dict()["position"] == 8
-    again = Ranks(loader, 2, state=other.state_dict())
-    assert again.epoch == 1
-    assert difference(next(iter(again)), next(taken)) is None
-    assert other.padded() == [0, 0]
+    state = other.state_dict()
+    assert (state["epoch"], state["position"]) == (1, 8)
+    again = Ranks(loader, 2, state=state)
+    assert again.epoch == 1 and difference(next(iter(again)), next(taken)) is None and other.padded() == [0, 0]
 
 
-# --- what is wrong ----------------------------------------------------------------------------------------------------
-
-
-class Counting(Drawing):
+class Counting(Made):
     """Gives something else at each reading."""
 
     def __init__(self) -> None:
+        super().__init__(self.counted, SIZE)
         self.count = 0
 
-    def __getitem__(self, index: int) -> Any:
+    def counted(self, index: int) -> Any:
         self.count += 1
         return index, torch.tensor([0, index, self.count if index == 17 else 0])
 
 
 def test_samples_that_depend_on_what_was_read_before() -> None:
-    dataset = Counting()
-    where = r"epoch 0, step \d+, rank 0, sample 17: with 1 worker.*: batch\[1\]\[\d, 2\] is \d+, and \d+ with 0 workers"
-    with pytest.raises(AssertionError, match=where):
+    dataset, where = Counting(), r"epoch 0, step \d+, rank 0, sample 17: "
+    with wrong(where + r"with 1 worker.*: batch\[1\]\[\d, 2\] is \d+, and \d+ with 0 workers"):
         assert_worker_invariant(partial(loader, dataset, worker_method="thread"))
-    where = (
-        r"epoch 0, step \d+, rank 0, sample 17: stopped behind step 0 with 1 rank, 0 workers, and gone on with 1 rank"
-    )
-    with pytest.raises(AssertionError, match=where):
+    with wrong(where + "stopped behind step 0 with 1 rank, 0 workers, and gone on with 1 rank"):
         assert_resume_exact(partial(loader, dataset), stops=[0], workers=(0,))
 
 
@@ -163,55 +156,52 @@ class EndsEarly(penstock.DataLoader[Any]):
         return (batch for step, batch in enumerate(batches) if step < last)
 
 
-def test_samples_that_come_twice_or_not_at_all() -> None:
-    batch = loader(shard=(0, 2)).batch_at(0, 2)[0].tolist()
-    once = partial(assert_each_sample_once, ranks=(2,), workers=(0,), key=numbers)
-    twice = rf"epoch 0, 2 ranks, 0 workers: sample {batch[0]} came 2 times: step 2, rank 0; step 2, rank 0"
-    with pytest.raises(AssertionError, match=twice):
-        once(partial(loader, kind=REPEATS))
-    last = {loader(shard=(rank, 2)).batch_at(0, 2)[0].tolist()[-1] for rank in range(2)}
-    one = "|".join(map(str, last))
-    lost = rf"51 samples came, 53 should have; sample ({one}) did not come"
-    with pytest.raises(AssertionError, match=lost):
-        once(partial(loader, kind=DROPS))
-    with pytest.raises(
-        AssertionError, match=rf"sample {batch[0] + 1000} is none that should have come: step 2, rank 0"
-    ):
-        once(partial(loader, kind=INVENTS))
-    with pytest.raises(AssertionError, match="step 2, rank 0: the batch has 3 rows, for 4 samples"):
-        once(partial(loader, kind=DROPS), key=None)
-    with pytest.raises(AssertionError, match="epoch 0, step 3: rank 1 has no batch left and rank 0 has one"):
-        once(partial(loader, kind=EndsEarly), key=None)
+AT = "step 2, rank 0"
+BATCH, OTHER = (numbers(loader(shard=(rank, 2)).batch_at(0, 2)) for rank in range(2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "words"),
+    [
+        (
+            REPEATS,
+            numbers,
+            f"epoch 0, 2 ranks, 0 workers: sample {BATCH[0]} came 2 times: step 2, rank 0; step 2, r",
+        ),
+        (DROPS, numbers, f"51 samples came, 53 should have; sample ({BATCH[-1]}|{OTHER[-1]}) did not come"),
+        (INVENTS, numbers, f"sample {BATCH[0] + 1000} is none that should have come: {AT}"),
+        (DROPS, None, f"{AT}: the batch has 3 rows, for 4 samples"),
+        (EndsEarly, None, "epoch 0, step 3: rank 1 has no batch left and rank 0 has one"),
+    ],
+)
+def test_samples_that_come_twice_or_not_at_all(kind: Any, key: Any, words: str) -> None:
+    with wrong(words):
+        assert_each_sample_once(partial(loader, kind=kind), ranks=(2,), workers=(0,), key=key)
 
 
 def test_a_dataset_that_gives_one_sample_for_two_indices() -> None:
-    class Twice(Drawing):
-        def __getitem__(self, index: int) -> Any:
-            return (4, 0) if index == 9 else (index, 0)
-
-    with pytest.raises(AssertionError, match="indices 4 and 9 of the dataset have one key, 4"):
-        assert_each_sample_once(partial(loader, Twice()), key=numbers)
-    with pytest.raises(AssertionError, match="key\\(\\) gives 2 keys for a batch of one sample, of index 0"):
+    twice = Made(lambda index: (4, 0) if index == 9 else (index, 0), SIZE)
+    with wrong("indices 4 and 9 of the dataset have one key, 4"):
+        assert_each_sample_once(partial(loader, twice), key=numbers)
+    with wrong("key\\(\\) gives 2 keys for a batch of one sample, of index 0"):
         assert_each_sample_once(loader, key=lambda batch: [0, 1])
 
 
-class CountsAhead(penstock.DataLoader[Any]):
-    """Counts a batch of each rank that was not handed out."""
+def stating(change: Any) -> Any:
+    """Return a class of loaders whose states a function changes."""
 
-    def state_dict(self) -> dict[str, Any]:
-        state = super().state_dict()
-        world = 1 if self.shard is None else self.shard[1]
-        return {**state, "position": min(SIZE, state["position"] + 4 * int(world))}
+    class Stating(penstock.DataLoader[Any]):
+        def state_dict(self) -> dict[str, Any]:
+            state = super().state_dict()
+            return {**state, **change(state, (0, 1) if self.shard is None else self.shard)}
 
-
-class CountsItself(penstock.DataLoader[Any]):
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "position": 4 * int(self.shard[0]) if self.shard else 0}
+    return Stating
 
 
-class NoJSON(penstock.DataLoader[Any]):
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "more": torch.zeros(1)}
+#: Counts a batch of each rank that was not handed out.
+COUNTS_AHEAD = stating(lambda state, shard: {"position": min(SIZE, state["position"] + 4 * shard[1])})
+COUNTS_ITSELF = stating(lambda state, shard: {"position": 4 * shard[0]})
+NO_JSON = stating(lambda state, shard: {"more": torch.zeros(1)})
 
 
 class OtherOrder(penstock.DataLoader[Any]):
@@ -221,27 +211,29 @@ class OtherOrder(penstock.DataLoader[Any]):
         super().load_state_dict({**state, "position": state["position"] - 1} if self.shard == (0, 2) else state)
 
 
-def test_states_that_are_wrong() -> None:
-    def check(kind: Any, **options: Any) -> None:
-        assert_resume_exact(partial(loader, kind=kind), **{"stops": [3], "ranks": (1,), "workers": (0,), **options})
+TWICE = (
+    "epoch 0, stopped behind step 3 with 1 rank, 0 workers, and gone on with 2 ranks, 0 workers: sample "
+    f"{numbers(loader().batch_at(0, 2))[-1]} came 2 times: step 2, rank 0 before the stop; step 0, rank 0 after it"
+)
 
-    with pytest.raises(
-        AssertionError, match=r"epoch 0, step 3, rank 0, sample \d+: stopped behind step 3 .* is \d+, and"
-    ):
-        check(CountsAhead)
-    with pytest.raises(AssertionError, match="rank 1 has another state than rank 0"):
-        check(CountsItself, ranks=(2,))
-    with pytest.raises(AssertionError, match=r"the state cannot be written as JSON: .*Tensor"):
-        check(NoJSON)
-    twice = loader().batch_at(0, 2)[0].tolist()[-1]
-    said = (
-        "epoch 0, stopped behind step 3 with 1 rank, 0 workers, and gone on with 2 ranks, 0 workers: "
-        f"sample {twice} came 2 times: step 2, rank 0 before the stop; step 0, rank 0 after it"
-    )
-    with pytest.raises(AssertionError, match=said):
-        check(OtherOrder, ranks=(1, 2))
-    with pytest.raises(AssertionError, match=said.replace("2 ranks, 0 workers:", "2 ranks, 0 workers, batches of 4:")):
-        check(OtherOrder, ranks=(1, 2), batch_sizes=(4,), key=numbers)
+
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        (COUNTS_AHEAD, {}, r"epoch 0, step 3, rank 0, sample \d+: stopped behind step 3 .* is \d+, and"),
+        (COUNTS_ITSELF, {"ranks": (2,)}, "rank 1 has another state than rank 0"),
+        (NO_JSON, {}, r"the state cannot be written as JSON: .*Tensor"),
+        (OtherOrder, {"ranks": (1, 2)}, TWICE),
+        (
+            OtherOrder,
+            {"ranks": (1, 2), "batch_sizes": (4,), "key": numbers},
+            TWICE.replace("2 ranks, 0 workers:", "2 ranks, 0 workers, batches of 4:"),
+        ),
+    ],
+)
+def test_states_that_are_wrong(kind: Any, options: dict[str, Any], words: str) -> None:
+    with wrong(words):
+        assert_resume_exact(partial(loader, kind=kind), **{"stops": [3], "ranks": (1,), "workers": (0,), **options})
 
 
 def test_batches_without_rows_need_a_key() -> None:
@@ -249,9 +241,6 @@ def test_batches_without_rows_need_a_key() -> None:
     assert_worker_invariant(make, workers=(0, 1))
     with pytest.raises(TypeError, match="a batch with a float in it, which has no rows: give key="):
         assert_resume_exact(make, stops=[2], workers=(0,))
-
-
-# --- bit for bit ------------------------------------------------------------------------------------------------------
 
 
 class Pair(NamedTuple):
@@ -285,8 +274,7 @@ SAME: list[Any] = [
 
 @pytest.mark.parametrize("make", SAME)
 def test_the_same(make: Any) -> None:
-    assert difference(make(), make()) is None
-    assert digest(make()) == digest(make())
+    assert (difference(make(), make()), digest(make())) == (None, digest(make()))
 
 
 @pytest.mark.parametrize(
@@ -311,14 +299,11 @@ def test_the_same(make: Any) -> None:
     ],
 )
 def test_differences(a: Any, b: Any, path: str, row: int | None, what: str) -> None:
-    assert difference(a, b) == (path, row, what)
-    assert digest(a) != digest(b)
+    assert difference(a, b) == (path, row, what) and digest(a) != digest(b)
 
 
 def test_rows() -> None:
     batch = {"x": torch.arange(4).view(2, 2), "y": [np.array([1, 2]), ("a", "b")]}
-    first, second = rows(batch)
-    assert first[0].tolist() == [0, 1] and first[1] == (1, "a")
-    assert second[0].tolist() == [2, 3] and second[1] == (2, "b")
+    assert [(x.tolist(), y) for x, y in rows(batch)] == [([0, 1], (1, "a")), ([2, 3], (2, "b"))]
     with pytest.raises(TypeError, match="whose parts have 2, 3 rows: give key="):
         rows([torch.zeros(2), torch.zeros(3)])

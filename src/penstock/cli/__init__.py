@@ -32,14 +32,8 @@ def parser() -> argparse.ArgumentParser:
     top = _Parser(prog="penstock", description="Tools beside the Penstock DataLoader.", allow_abbrev=False)
     top.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
     verbs = top.add_subparsers(required=True, metavar="VERB", title="verbs")
-    ledger.add_parser(verbs)
-    quarantine.add_parser(verbs)
-    run.add_parser(verbs)
-    shards.add_parsers(verbs)
-    doctor.add_parser(verbs)
-    capacity.add_parser(verbs)
-    view.add_parser(verbs)
-    watch.add_parser(verbs)
+    for verb in (ledger, quarantine, run, shards, doctor, capacity, view, watch):
+        verb.add_parser(verbs)
     return top
 
 

@@ -22,10 +22,10 @@ from penstock.system.words import counted, duration, size_of
 from penstock.verdict import WORTH
 
 _DESCRIPTION = (
-    "Without DATASET: checks what this machine gives to a loader: CPUs, memory, limits, the temporary folder's file "
-    "system, GPUs. With DATASET: checks what of it concerns the dataset, and looks at the dataset's own "
-    "state for what costs time or memory, or fails, in workers; then measures a loop over it, in its parts, "
-    "and says what holds it up and what would help. Exit code 1: something is bad."
+    "Without DATASET: checks what this machine gives to a loader: CPUs, memory, limits. With DATASET: checks also what "
+    "concerns the dataset, and looks at the dataset's own state for what costs time or memory, or fails, in workers; "
+    "then measures a loop over it, in its parts, and says what holds it up and what would help. Exit code 1: something "
+    "is bad."
 )
 _STEP = "what the loop does with a batch: it is called with one, and must not leave work behind on an accelerator"
 _APPLY = "make the changes that arguments of the loader make, and measure them too"

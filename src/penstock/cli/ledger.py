@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.cli.terminal import add_actions, add_verb, shown, table, write_lines
 from penstock.errors import InvalidOption
-from penstock.state.ledger import Comparison, LedgerFile, Record, Verdict, compare, read
+from penstock.state.ledger import Comparison, LedgerFile, Record, compare, read
 from penstock.system.words import counted
 
 
@@ -36,8 +36,9 @@ def _diff(arguments: argparse.Namespace) -> int:
     a, b = read(arguments.a), read(arguments.b)
     found = compare(a, b)
     names = shown(a.path), shown(b.path)
+    parted = found.at is not None and found.ended is None
     lines = [_verdict(found, a, names)]
-    if found.verdict is Verdict.PARTED:
+    if parted:
         lines += [f"  {name}: {_step(record)}" for name, record in zip(names, (found.a, found.b), strict=True)]
     if found.since is not None:
         lines.append(f"compared from {_place(found.since)}, where one of them begins")
@@ -45,16 +46,16 @@ def _diff(arguments: argparse.Namespace) -> int:
         f"{shown(name)}: {shown(one)} in {names[0]}, {shown(two)} in {names[1]}" for name, one, two in found.facts
     ]
     write_lines(lines)
-    return 1 if found.verdict is Verdict.PARTED else 0
+    return 1 if parted else 0
 
 
 def _verdict(found: Comparison, a: LedgerFile, names: tuple[str, str]) -> str:
     steps = counted(found.equal, "step")
     if found.at is None:
         return f"equal: {steps}, to {_place(a.steps[-1][:2])}" if a.steps else f"equal: {steps}"
-    if found.verdict is Verdict.PARTED:
+    if found.ended is None:
         return f"parted at {_place(found.at)}, after {steps} in which they are equal"
-    short, long = names if found.verdict is Verdict.A_ENDS_FIRST else names[::-1]
+    short, long = names[found.ended], names[1 - found.ended]
     return f"equal as far as {short} goes: {steps}; {long} goes on with {_place(found.at)}"
 
 

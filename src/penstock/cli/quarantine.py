@@ -9,6 +9,7 @@ import io
 import os
 import stat
 import warnings
+from dataclasses import asdict, fields
 from typing import Any
 
 from penstock.cli.terminal import Bar, add_actions, add_verb, raw, say, shown, table, write, write_lines
@@ -21,8 +22,6 @@ from penstock.system.words import counted
 
 _TENSORS = (".pt", ".pth", ".npy")
 _TENSOR_MAGIC = (b"PK\x03\x04", b"\x80", b"\x93NUMPY")  # torch.save, its old format (a pickle), numpy.save
-
-_COLUMNS = ("id", "path", "error", "size", "time", "index")
 
 
 def add_parser(verbs: Any) -> None:
@@ -165,9 +164,9 @@ def _json(entries: list[BadSample]) -> bytes:
 
 def _csv(entries: list[BadSample]) -> bytes:
     text = io.StringIO(newline="")
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(_COLUMNS)
-    rows.writerows([getattr(bad, column) for column in _COLUMNS] for bad in entries)
+    rows = csv.DictWriter(text, [column.name for column in fields(BadSample)], lineterminator="\n")
+    rows.writeheader()
+    rows.writerows(map(asdict, entries))
     return raw(text.getvalue())
 
 

@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from penstock.insight.program import NoSuchProgram, Program, run
 from penstock.insight.recording import Recording, recorded
 from penstock.insight.run_report import LiveLine, RunReport
 from penstock.system.launched import rank_here
-from penstock.system.words import duration, size_of
+from penstock.system.words import duration
 
 _DESCRIPTION = """
 Runs a program in this process as "python SCRIPT" or "python -m MODULE" does, and says on stderr how long its loops
@@ -182,8 +181,6 @@ def _write(path: str, text: str) -> list[str]:
 
 #: The words that start a child's `penstock run`.
 COMMAND = (sys.executable, "-m", "penstock", "run")
-#: Bytes that the first of two runs reads from disks more than the second, from which on that is said.
-_COLD = 16 << 20
 
 Row = tuple[str, str, str, str]
 #: The loops over one loader in one run, by the fields of a run's figures; None: that run had no such loop.
@@ -197,8 +194,6 @@ class Ended(NamedTuple):
     """Its exit code, as a shell has it: 128 and the number of the signal that ended it."""
     figures: Mapping[str, Any]
     """What it wrote (RunReport.as_json, parsed); empty: it wrote nothing."""
-    bytes_read: int
-    """What it and its children read from disks, not from the page cache."""
 
 
 def _run_twice(arguments: argparse.Namespace, program: Program) -> int:
@@ -223,12 +218,7 @@ def _run_twice(arguments: argparse.Namespace, program: Program) -> int:
             runs.append(ended)
     before, after = runs
     lines = compared(before.figures, after.figures)
-    if before.bytes_read - after.bytes_read >= _COLD:
-        first, second = size_of(before.bytes_read), size_of(after.bytes_read)
-        lines.append(
-            f"the first run read {first} from disks, the second {second}: the rest was in the page cache by then; a "
-            "comparison that is run once more has it in both"
-        )
+    lines.append("the second run may have found in memory what the first one read from disks: compare once more to see")
     if arguments.json is not None:
         both = {"before": before.figures, "after": after.figures}
         lines += _write(arguments.json, json.dumps(both, indent=1) + "\n")
@@ -250,7 +240,6 @@ def run_child(command: Sequence[str], figures: str) -> Ended:
             child.terminate()
 
     before = {number: signal.signal(number, wait_on) for number in (signal.SIGINT, signal.SIGTERM)}
-    read = resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock
     try:
         child = subprocess.Popen(command)
         code = child.wait()
@@ -260,8 +249,7 @@ def run_child(command: Sequence[str], figures: str) -> Ended:
     found: Mapping[str, Any] = {}
     with contextlib.suppress(OSError, ValueError), open(figures, encoding="utf-8") as file:
         found = json.load(file)
-    read = resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock - read
-    return Ended(128 - code if code < 0 else code, found, 512 * read)
+    return Ended(128 - code if code < 0 else code, found)
 
 
 # --- the comparison ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.cli.terminal import Bar, add_verb, say, shown, write_lines
 from penstock.cluster.option import Ray
 from penstock.insight.targets import folder_dataset
-from penstock.packing.encoding import QUALITY, Measured
+from penstock.packing.encoding import QUALITY
 from penstock.packing.foreign import index
 from penstock.packing.pack import SHARD_SIZE, SPLIT, Packed, pack
 from penstock.packing.unpack import unpack, verify
@@ -17,7 +17,7 @@ from penstock.storage import description
 from penstock.system.words import counted, size_of
 
 
-def add_parsers(verbs: Any) -> None:
+def add_parser(verbs: Any) -> None:
     """Add these verbs to the command line."""
     packing = add_verb(verbs, "pack", _pack, "pack a dataset into tar shards", _PACK)
     packing.add_argument("source", metavar="SOURCE", help="an image folder (class/name.jpg), or .pt or .npy files")
@@ -63,10 +63,6 @@ _UNPACK = " Each file is compared with its checksum before it is written."
 def _pack(arguments: argparse.Namespace) -> int:
     given = arguments
 
-    def measured(found: Measured) -> None:
-        for line in found.lines():
-            say(line)
-
     with Bar("packing") as bar:
         made = pack(
             folder_dataset(given.source),
@@ -80,7 +76,7 @@ def _pack(arguments: argparse.Namespace) -> int:
             workers=given.workers,
             restart=given.restart,
             engine=Ray(given.address) if given.engine or given.address else None,
-            on_measured=measured,
+            on_measured=lambda found: say(str(found)),
             on_progress=lambda now: bar.update(now.samples, now.of, now.bytes),
         )
     kept = f" ({counted(made.kept, 'shard')} finished before)" if made.kept else ""

@@ -79,8 +79,9 @@ def connected(cluster: Ray) -> Any:
             socket.create_connection((host, int(port)), _ANSWER).close()
         ray.init(address=address, configure_logging=False)
     except (OSError, RuntimeError, ValueError, SystemExit) as error:  # SystemExit by Ray
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise ClusterUnreachable(
-            f"{what} ({_first_line(error)}): start one by `ray start --head` here, and by `ray start "
+            f"{what} ({said}): start one by `ray start --head` here, and by `ray start "
             "--address=HOST:6379` on the other nodes, or give Ray(address=)"
         ) from error
     return ray
@@ -93,10 +94,6 @@ def _of_this_machine() -> str:
     except ImportError:  # of another version of Ray
         return "auto"
     return str(get_ray_address_from_environment("auto", None))
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def here(files: Sequence[tuple[str, int]]) -> Facts:

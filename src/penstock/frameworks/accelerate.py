@@ -33,7 +33,6 @@ from penstock.loader import DataLoader
 from penstock.order.batches import deepest, order_of
 from penstock.order.permutations import KeyedSampler, indices_one_by_one
 from penstock.state.checkpoint import OnChange
-from penstock.system.warn_user import warn_user
 
 AcceleratorT = TypeVar("AcceleratorT")
 
@@ -97,12 +96,6 @@ def is_prepared(loader: DataLoader[Any]) -> bool:
             f"Accelerator.prepare builds a torch loader in the place of a {name}, without "
             f"{', '.join(f'{option}={value!r}' for option, value in given.items())}; "
             f"a penstock.DataLoader, of that very class, is kept"
-        )
-    if loader.read_by == "native threads":
-        warn_user(
-            f"Accelerator.prepare builds a torch loader in the place of a {name}, which reads "
-            "without native threads; a penstock.DataLoader, of that very class, is kept",
-            through=("accelerate",),
         )
     if loader._given.workers:  # native threads; torch's loader would start as many processes
         loader.num_workers, loader.prefetch_factor = 0, None

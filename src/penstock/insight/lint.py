@@ -35,7 +35,7 @@ class Remark:
     """One thing in a dataset that costs time or memory, or makes it fail, and what to change."""
 
     rule: str
-    """The name of the rule: "python-objects", "open-handle" or "opencv-threads"."""
+    """The name of the rule: "python-objects" or "open-handle"."""
     state: State
     """BAD: it fails, or gives wrong samples, in worker processes. LOOK: it costs."""
     where: str
@@ -74,7 +74,7 @@ def lint(dataset: Any) -> list[Remark]:
     """
     root = dataset.dataset if issubclass(type(dataset), DataLoader) else dataset
     held = list(held_objects(root))
-    return [*open_handles(held), *python_objects(held), *opencv_threads(held)]
+    return [*open_handles(held), *python_objects(held)]
 
 
 def _is_users(kind: type) -> bool:
@@ -283,28 +283,3 @@ def _closed(value: Any) -> bool:
         return unread or unbound or bool(getattr(value, "closed", False)) or not value
     except Exception:  # of the library, for a handle that is half open
         return False
-
-
-# --- OpenCV ----------------------------------------------------------------------------------------------------------
-
-
-def opencv_threads(held: Iterable[Held]) -> Iterator[Remark]:
-    """Yield a remark where a module with a class of the user's has imported OpenCV, whose pool of threads is on."""
-    cv2: Any = sys.modules.get("cv2")
-    if cv2 is None or cv2.getNumThreads() <= 1:
-        return
-    for kind in {type(one.value): None for one in held if _is_users(type(one.value))}:
-        names = vars(sys.modules[kind.__module__]) if kind.__module__ in sys.modules else {}
-        functions = [part for part in (*names.values(), *vars(kind).values()) if type(part) is types.FunctionType]
-        limited = any("setNumThreads" in function.__code__.co_names for function in functions)
-        if any(part is cv2 for part in names.values()) and not limited:
-            yield Remark(
-                "opencv-threads",
-                State.LOOK,
-                _place(kind),
-                "its module uses OpenCV, which has a pool of threads of its own",
-                "Each worker starts as many threads as the machine has CPUs, which compete with the other workers; and "
-                "a pool that was used before a fork may hang in the child.",
-                "Call cv2.setNumThreads(0) where cv2 is imported.",
-            )
-            return

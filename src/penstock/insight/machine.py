@@ -1,23 +1,21 @@
-"""What the machine gives to a loader: CPUs, memory, limits, file systems and GPUs; or what of it concerns a dataset."""
+"""What the machine gives to a loader: CPUs, memory, limits and file systems; or what of it concerns a dataset."""
 
 from __future__ import annotations
 
 import os
 import re
 import resource
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from penstock.executors.workers.post_mortem import FOLDER, REMEDY
 from penstock.sources.naming import names_of
 from penstock.sources.shards import Shards
+from penstock.state.manifest import file_size
 from penstock.storage.objects import is_url
 from penstock.system.limits import MEMBERSHIP, MOUNT, cpu_quota, group_memory
 from penstock.system.words import counted, size_of
@@ -32,8 +30,6 @@ FILLED = 0.8
 USUAL_BATCH = 64 * 3 * 224 * 224 * 4
 #: A process with this many files opens the datasets, sockets and shared tensors of a usual job; with FEW_FILES none.
 ENOUGH_FILES, FEW_FILES, MANY_FILES = 1024, 512, 65536
-#: The GPUs that NVIDIA's driver knows.
-DRIVEN = "/proc/driver/nvidia/gpus"
 #: The kernel's table of mounts, and the file systems whose bytes come over a network, or through another program.
 TABLE = "/proc/self/mounts"
 REMOTE = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "ceph", "glusterfs", "gpfs", "beegfs", "afs", "wekafs")
@@ -81,35 +77,27 @@ class DatasetFiles:
     folder: str | None = None
     """Where its files lie; None: it has none, or does not say."""
     bytes: int | None = None
-    """Of all its files; None: it is not known."""
-    exact: bool = True
-    """All files were looked at; else some of them."""
+    """Of all its files, about; None: it is not known."""
     workers: int | None = None
     """Worker processes of its loader; None: no loader says."""
     prefetch_factor: int = 2
 
 
-def examine(dataset: DatasetFiles | None = None) -> Iterator[Check]:
-    """Yield the checks, one after the other, each when it is done.
+NO_FILES = DatasetFiles()
 
-    Args:
-        dataset: only what concerns this dataset is checked; None: the whole machine, with a usual job in mind.
-    """
-    of = dataset or DatasetFiles()
+
+def examine(of: DatasetFiles = NO_FILES) -> Iterator[Check]:
+    """Yield the checks, one after the other, each when it is done: of the machine, and of what concerns a dataset."""
     cpus = read_processors()
     workers = max(1, int(cpus.usable)) if of.workers is None else of.workers  # of a usual job one a CPU
     yield checked("CPUs", lambda: check_processors(cpus))
-    yield checked("OpenMP threads", lambda: check_openmp(torch.get_num_threads(), cpus.usable))
     yield checked("memory", lambda: check_memory(read_memory()))
     if (size := of.bytes) is not None:
-        yield checked("page cache", lambda: check_page_cache(read_memory(), size, exact=of.exact))
+        yield checked("page cache", lambda: check_page_cache(read_memory(), size))
     yield checked(FOLDER, lambda: check_shared_memory(FOLDER, workers, of.prefetch_factor))
     yield checked("open files", lambda: check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)))
-    if dataset is None or of.folder is not None:
-        folder = of.folder or tempfile.gettempdir()
+    if (folder := of.folder) is not None:
         yield checked("file system", lambda: check_file_system(folder))
-    if dataset is None:
-        yield checked("GPU", lambda: check_gpus(read_gpus(), len(list(Path(DRIVEN).glob("*"))), torch.version.cuda))
 
 
 def dataset_files(dataset: Any) -> DatasetFiles:
@@ -122,28 +110,21 @@ def dataset_files(dataset: Any) -> DatasetFiles:
         found, workers = dataset_files(dataset.dataset), dataset.num_workers
         return replace(found, workers=workers, prefetch_factor=dataset.prefetch_factor or 2) if workers else found
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        return DatasetFiles()
+        return NO_FILES
     if type(dataset) is Shards:  # those in an object store are not files of this machine
         whole = sum(shard.bytes for shard in dataset.description.shards)
-        return DatasetFiles() if is_url(dataset.root) else DatasetFiles(dataset.root, whole)
+        return NO_FILES if is_url(dataset.root) else DatasetFiles(dataset.root, whole)
     size = len(dataset)
     step = max(1, -(-size // LOOKED_AT))  # samples evenly spread
     paths = [path for _, path in names_of(dataset, range(0, size, step)) if path is not None]
-    sizes = {path: bytes_ for path in paths if (bytes_ := _size(path)) is not None}
+    sizes = {path: bytes_ for path in paths if (bytes_ := file_size(path)) is not None}
     if not sizes:
-        return DatasetFiles()
+        return NO_FILES
     several = len(sizes) < len(paths)  # samples that share a file, or whose files are not there
     total = sum(sizes.values()) if several or step == 1 else int(sum(sizes.values()) / len(sizes) * size)
     folder = os.path.commonpath([os.path.abspath(path) for path in sizes])
     folder = folder if os.path.isdir(folder) else os.path.dirname(folder)
-    return DatasetFiles(folder, total, exact=step == 1 and not several)
-
-
-def _size(path: str) -> int | None:
-    try:
-        return os.stat(path).st_size
-    except (OSError, ValueError):  # ValueError: a NUL in the name
-        return None
+    return DatasetFiles(folder, total)
 
 
 # --- CPUs and memory -------------------------------------------------------------------------------------------------
@@ -195,14 +176,6 @@ def _cpus(number: float) -> str:
     return f"{number:,.3g} CPU{'' if number <= 1 else 's'}"
 
 
-def check_openmp(threads: int, usable: float) -> Check:
-    """Check that torch's pool does not have more threads than there are usable CPUs."""
-    words = f"torch uses {threads:,}; OMP_NUM_THREADS is {os.environ.get('OMP_NUM_THREADS') or 'not set'}"
-    limit = max(1, round(usable))
-    change = f"Set OMP_NUM_THREADS={limit}: more threads than the {_cpus(usable)} wait for each other."
-    return judged("OpenMP threads", words, change if threads > limit else "")
-
-
 class HostMemory(NamedTuple):
     """Memory of the machine and of this process's cgroup, in bytes."""
 
@@ -241,13 +214,9 @@ def check_memory(found: HostMemory) -> Check:
     return judged("memory", words, change, bad=found.available < LEAST)
 
 
-def check_page_cache(found: HostMemory, dataset: int, *, exact: bool) -> Check:
-    """Check that a dataset's files, of so many bytes, stay in memory from one epoch to the next.
-
-    exact: all files were looked at; else some of them.
-    """
-    about = "" if exact else "about "
-    words = f"the dataset's {about}{size_of(dataset)} and {size_of(found.available)} that the page cache may take"
+def check_page_cache(found: HostMemory, dataset: int) -> Check:
+    """Check that a dataset's files, of about so many bytes, stay in memory from one epoch to the next."""
+    words = f"the dataset's {size_of(dataset)} and {size_of(found.available)} that the page cache may take"
     if dataset <= found.available * FILLED:
         return judged("page cache", f"{words}: it fits, and only the first epoch reads the disk")
     change = (
@@ -257,7 +226,7 @@ def check_page_cache(found: HostMemory, dataset: int, *, exact: bool) -> Check:
     return judged("page cache", f"{words}: it does not fit", change)
 
 
-# --- limits, file systems and GPUs -----------------------------------------------------------------------------------
+# --- limits and file systems -----------------------------------------------------------------------------------
 
 
 def check_shared_memory(folder: str, workers: int, prefetch_factor: int) -> Check:
@@ -310,27 +279,3 @@ def check_file_system(folder: str, table: str = TABLE) -> Check:
         change = "Copy the files to a disk of this machine: each call passes through another program."
         return judged("file system", f"{words}: through a program in user space or a host", change)
     return judged("file system", words)
-
-
-def read_gpus() -> list[str]:
-    """Return the name and memory of each GPU that torch can use. The first call sets CUDA up."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    found = map(torch.cuda.get_device_properties, range(count))
-    return [f"{number}: {gpu.name} with {size_of(gpu.total_memory)}" for number, gpu in enumerate(found)]
-
-
-def check_gpus(gpus: list[str], installed: int, cuda_version: str | None) -> Check:
-    """Check that torch, built for a version of CUDA or for none, can use the GPUs that are installed."""
-    built = "built without CUDA" if cuda_version is None else f"built for CUDA {cuda_version}"
-    if gpus:
-        return judged("GPU", f"{counted(len(gpus), 'GPU')} ({', '.join(gpus)}); torch is {built}")
-    if not installed:
-        return judged("GPU", f"none, of those that torch reaches by CUDA; torch is {built}")
-    words = f"NVIDIA's driver knows {counted(installed, 'GPU')}, and torch can use none; torch is {built}"
-    change = "Install a torch with CUDA."
-    if cuda_version is not None:
-        change = (
-            "Give the container its GPUs (docker run --gpus all), look whether CUDA_VISIBLE_DEVICES hides them, and "
-            "whether nvidia-smi finds a driver that is new enough."
-        )
-    return judged("GPU", words, change, bad=True)

@@ -214,12 +214,7 @@ def _remove_at_exit() -> None:
             _publisher.remove()
 
 
-def _begin_anew() -> None:
-    """Let a forked child have a file of its own, where its parent has one."""
-    if _publisher is not None:
-        publish()
-
-
 publish()
 atexit.register(_remove_at_exit)
-os.register_at_fork(after_in_child=_begin_anew)
+# A forked child has a file of its own, where its parent has one.
+os.register_at_fork(after_in_child=lambda: publish(_publisher is not None))

@@ -316,10 +316,10 @@ def recorded(
     from penstock.insight import report as reports  # noqa: PLC0415
     from penstock.insight import trace as traces  # noqa: PLC0415
 
-    trace_file = None if trace is None else OutputFile(trace, "trace")
-    report_file = None if report is None else OutputFile(report, "report")
-    if trace_file is not None and report_file is not None and trace_file.path == report_file.path:
-        raise InvalidOption(f"trace and report are the same file, {trace_file.path}: give each its own")
+    named = {"trace": trace, "report": report}
+    files = {what: OutputFile(path, what) for what, path in named.items() if path is not None}
+    if len(paths := {file.path for file in files.values()}) < len(files):
+        raise InvalidOption(f"trace and report are the same file, {paths.pop()}: give each its own")
     recording.begin()
     try:
         yield recording
@@ -327,18 +327,8 @@ def recorded(
         recording.end()
         if recording.pid == os.getpid():  # not in a child that was forked off in the block
             facts = {"program": program_name(), "host": os.uname().nodename, "process": str(recording.pid)}
-            if trace_file is not None:
-                with _logged(trace_file):
-                    traces.write_trace(recording, trace_file, facts)
-            if report_file is not None:
-                with _logged(report_file):
-                    reports.write_report(recording, report_file, facts)
-
-
-@contextmanager
-def _logged(file: OutputFile) -> Iterator[None]:
-    """Log what writing a file raises: the run is over, and its own result counts."""
-    try:
-        yield
-    except Exception as error:
-        _log.error("%s could not be written: %s", shown(file.path), shown(str(error)))
+            for what, file in files.items():
+                try:
+                    (traces.write_trace if what == "trace" else reports.write_report)(recording, file, facts)
+                except Exception as error:  # the run is over, and its own result counts
+                    _log.error("%s could not be written: %s", shown(file.path), shown(str(error)))

@@ -8,7 +8,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,12 +29,8 @@ from penstock.system.words import counted
 Encoded = tuple[tuple[str, bytes], ...]
 """The files of a sample, in order: what follows the ID in the name of each, and its bytes."""
 
-
-class Stamp(NamedTuple):
-    """What tells whether a file is the one that it was."""
-
-    size: int
-    time_ns: int
+Stamp = tuple[int, int]
+"""What tells whether a file is the one that it was: its size, and its time in nanoseconds."""
 
 
 @dataclass(frozen=True)
@@ -229,7 +225,7 @@ def _stamp(path: str) -> Stamp:
         status = os.stat(path)
     except OSError as error:
         raise system_error(error.errno or 0, path, path) from error
-    return Stamp(status.st_size, status.st_mtime_ns)
+    return status.st_size, status.st_mtime_ns
 
 
 def read_whole(descriptor: int, name: str) -> bytes:
@@ -257,7 +253,7 @@ def _pixels(dataset: Any) -> Leaf:
     size = 128 + int(np.prod(images.shape[1:]))
     labels = list(map(int, targets))
     classes = tuple(map(str, getattr(dataset, "classes", ()))) or None
-    return Leaf("pixels", len(images), _number, read, lambda _: Stamp(size, 0), labels, "int", classes)
+    return Leaf("pixels", len(images), _number, read, lambda _: (size, 0), labels, "int", classes)
 
 
 def _rows(dataset: Any) -> Leaf:
@@ -276,7 +272,7 @@ def _rows(dataset: Any) -> Leaf:
 
     size = sum(128 + one.element_size() * one[0].numel() for one in held)
     names = tuple(map(str, range(fields)))
-    return Leaf("tensors", len(dataset), _number, read, lambda _: Stamp(size, 0), labels, label, fields=names)
+    return Leaf("tensors", len(dataset), _number, read, lambda _: (size, 0), labels, label, fields=names)
 
 
 _LABELS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.float32, torch.float64, torch.float16)
@@ -334,7 +330,7 @@ def _own(dataset: Any, to_bytes: Callable[[Any], Any]) -> Leaf:
         named = found != str(index) and not os.path.isabs(found) and "." not in found and found.isprintable()
         return found if named else _number(index)
 
-    return Leaf("files", len(dataset), name, read, lambda _: Stamp(0, 0), safe=plain == "penstock")
+    return Leaf("files", len(dataset), name, read, lambda _: (0, 0), safe=plain == "penstock")
 
 
 def _is_file(suffix: Any, data: Any) -> bool:

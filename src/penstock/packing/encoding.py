@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import os
 import re
 from dataclasses import dataclass
@@ -92,40 +91,27 @@ class Measured:
 
     samples: int
     of: int
-    pixels: tuple[int, int]
-    """Of these samples, before and after."""
     bytes: tuple[int, int]
+    """Of these samples, before and after."""
 
     @property
     def share(self) -> float:
         """How many bytes are packed for each byte before."""
         return self.bytes[1] / max(1, self.bytes[0])
 
-    def lines(self) -> list[str]:
-        """Return what the encoding costs and saves, in words."""
-        pixels, bytes_ = self.pixels, self.bytes
-        return [
-            f"measured on {self.samples:,} of {self.of:,} samples:",
-            f"pixels  {pixels[0] / self.samples:,.0f} an image become {pixels[1] / self.samples:,.0f} "
-            f"({pixels[1] / max(1, pixels[0]):.0%})",
-            f"bytes   {size_of(round(bytes_[0] / self.samples))} a sample become "
-            f"{size_of(round(bytes_[1] / self.samples))} ({self.share:.0%})",
-        ]
+    def __str__(self) -> str:
+        before, after = (size_of(round(each / self.samples)) for each in self.bytes)
+        return f"measured on {self.samples:,} of {self.of:,} samples: {before} become {after} ({self.share:.0%})"
 
 
 def measure(contents: Contents, encoding: Encoding) -> Measured:
     """Encode some samples, evenly spread, and return what came of it. Raises SampleError."""
     chosen = sorted({index * contents.size // MEASURED for index in range(MEASURED)})
-    before, after, pixels, smaller = 0, 0, 0, 0
+    before = after = 0
     for index in chosen:
-        old = contents.read(index) if contents.first.kind != "files" else ()
-        new = encoding.encoded(contents, index)
-        before += sum(len(data) for _, data in old)
-        after += sum(len(data) for _, data in new)
-        if old and encoding.changes:
-            pixels += math.prod(image_size(old[0][1]))
-            smaller += math.prod(image_size(new[0][1]))
-    return Measured(len(chosen), contents.size, (pixels, smaller), (before, after))
+        before += sum(len(data) for _, data in contents.read(index)) if contents.first.kind != "files" else 0
+        after += sum(len(data) for _, data in encoding.encoded(contents, index))
+    return Measured(len(chosen), contents.size, (before, after))
 
 
 def image_size(data: bytes) -> tuple[int, int]:

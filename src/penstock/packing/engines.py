@@ -5,8 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +17,7 @@ from penstock.cluster.crew import Crew
 from penstock.cluster.option import Ray
 from penstock.errors import ClusterError, WorkerDied
 from penstock.packing.contents import contents_of
-from penstock.packing.encoding import Encoding
-from penstock.packing.places import Place
-from penstock.packing.plan import Plan, digest_of
+from penstock.packing.plan import digest_of
 from penstock.packing.shard_writer import ShardRecord, ShardWork
 from penstock.sources.naming import names_of
 from penstock.system.limits import usable_cpus
@@ -71,47 +68,21 @@ class ThreadEngine:
         stop = threading.Event()
 
         def after(added: int, samples: int) -> None:
-            if stop.is_set():
-                raise _Stopped
+            if stop.is_set():  # nobody looks at what another thread's error has ended
+                raise CancelledError
             progress.add(samples, added)
-
-        def write(shard: int) -> ShardRecord:
-            try:
-                return work.write(shard, after)
-            except BaseException:
-                stop.set()
-                raise
 
         threads = self.workers or (usable_cpus() if all(leaf.safe for leaf in work.contents.leaves) else 1)
         with ThreadPoolExecutor(min(threads, max(1, len(shards))), "penstock-pack") as pool:
-            running = {pool.submit(write, shard): shard for shard in shards}
-            records = {}
+            running = {pool.submit(work.write, shard, after): shard for shard in shards}
             try:
-                for future in as_completed(running):
-                    with suppress(_Stopped):  # the error that made it stop comes too
-                        records[running[future]] = future.result()
-                return records
+                return {running[future]: future.result() for future in as_completed(running)}
             finally:
                 stop.set()
                 pool.shutdown(wait=True, cancel_futures=True)
 
 
-class _Stopped(Exception):
-    """Another thread failed: this one stops."""
-
-
 # --- packers ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PackJob:
-    """What a packer works with, as it is sent to it."""
-
-    dataset: Any
-    to_bytes: Callable[[Any], Any] | None
-    place: Place
-    encoding: Encoding
-    plan: Plan
 
 
 class Packer:
@@ -122,21 +93,21 @@ class Packer:
         self._work: ShardWork | None = None
 
     def open(self, job: bytes, stamps: NDArray[np.int64], files: Sequence[tuple[str, int]]) -> Facts:
-        """Return what is to be known of the packer before it writes."""
+        """Return what is to be known of the packer before it writes. job: a pickle of what shards are made of."""
         self._job, self._stamps = job, stamps
         return here(files)
 
     def work(self, shard: int) -> ShardRecord:
         """Write a shard; return its record. Raises ClusterError where this node sees another dataset than the plan."""
         if self._work is None:
-            job: PackJob = pickle.loads(self._job)
-            contents = contents_of(job.dataset, job.to_bytes)
-            if digest_of(contents, self._stamps) != job.plan.digest:
+            dataset, to_bytes, place, encoding, plan = pickle.loads(self._job)
+            contents = contents_of(dataset, to_bytes)
+            if digest_of(contents, self._stamps) != plan.digest:
                 raise ClusterError(
                     "this node sees other samples, or other labels, than the process that packs: give a dataset on a "
                     "file system that all nodes share, under one path"
                 )
-            self._work = ShardWork(job.place, contents, job.encoding, job.plan, self._stamps)
+            self._work = ShardWork(place, contents, encoding, plan, self._stamps)
         return self._work.write(shard, lambda added, samples: None, f".{self._number}")
 
 
@@ -186,7 +157,7 @@ class PackerEngine:
         chosen = range(0, work.contents.size, max(1, -(-work.contents.size // _FILES)))
         files = files_of([*work.place.shared, *(path for _, path in names_of(self.dataset, chosen))])
         ray = connected(self.cluster)
-        job = PackJob(self.dataset, self.to_bytes, work.place, work.encoding, work.plan)
+        job = (self.dataset, self.to_bytes, work.place, work.encoding, work.plan)
         sent = pickled(job, self.dataset)
         arguments = stored(ray, sent), stored(ray, work.stamps), files
         workers = self.workers or max(1, int(ray.available_resources().get("CPU", 0) // self.cluster.cpus))

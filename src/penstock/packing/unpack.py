@@ -67,7 +67,12 @@ def _check_names(dataset: Shards) -> None:
     folders: set[str] = set()
     for name in dataset.member_names():
         if _native.first_bad_name(os.fsencode(name) + b"\0") is not None:
-            raise _outside(name, dataset)
+            raise OutsideRoot(
+                f"member {name!r} of {dataset.root} is refused: its name leads out of the folder that it is unpacked "
+                "to. Make the shards anew, from a source that you trust",
+                sample_id=name,
+                path=dataset.root,
+            )
         path = os.path.normpath(name)  # "a//b" is "a/b"
         if path in files:
             raise _conflict(f"holds two members {name!r}", dataset)
@@ -95,15 +100,6 @@ def _write(root: int, target: str, name: str, data: bytes, made: set[str], datas
         raise
     finally:
         os.close(descriptor)
-
-
-def _outside(name: str, dataset: Shards) -> Exception:
-    return OutsideRoot(
-        f"member {name!r} of {dataset.root} is refused: its name leads out of the folder that it is unpacked to. Make "
-        "the shards anew, from a source that you trust",
-        sample_id=name,
-        path=dataset.root,
-    )
 
 
 def _conflict(what: str, dataset: Shards) -> Exception:

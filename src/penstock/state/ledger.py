@@ -19,10 +19,9 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from hashlib import blake2b
 from itertools import takewhile
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from penstock.errors import InvalidOption, pair
 from penstock.observe import Delivery, Observer
@@ -133,20 +132,10 @@ def unlike(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, str, s
 # --- two runs compared --------------------------------------------------------------------------------------------
 
 
-class Verdict(Enum):
-    """How two ledgers stand to each other."""
-
-    EQUAL = "equal"
-    A_ENDS_FIRST = "a is a prefix of b"
-    B_ENDS_FIRST = "b is a prefix of a"
-    PARTED = "parted"
-
-
 @dataclass(frozen=True)
 class Comparison:
     """What compare() found."""
 
-    verdict: Verdict
     equal: int
     """Steps that both hold, with equal samples, before they parted."""
     at: tuple[int, int] | None
@@ -155,6 +144,8 @@ class Comparison:
     """What a holds of that step; None: nothing."""
     b: Record | None
     """What b holds of that step; None: nothing."""
+    ended: int | None
+    """Which of them has no step behind those, 0 or 1, where the other one has; None: both or neither."""
     since: tuple[int, int] | None
     """Where one of them begins, when the other begins before that."""
     facts: tuple[tuple[str, str, str], ...]
@@ -181,13 +172,10 @@ def compare(a: LedgerFile, b: LedgerFile) -> Comparison:
         raise InvalidOption(f"{a.path!r} and {b.path!r} cannot be compared: they have no step in common")
     equal = len(list(takewhile(lambda both: both[0] == both[1], zip(one, two, strict=False))))
     nexts = [line[equal] if equal < len(line) else None for line in (one, two)]
-    if nexts[1] is None:
-        verdict = Verdict.EQUAL if nexts[0] is None else Verdict.B_ENDS_FIRST
-    else:
-        verdict = Verdict.A_ENDS_FIRST if nexts[0] is None else Verdict.PARTED
+    ended = nexts.index(None) if nexts.count(None) == 1 else None
     at = min((record[:2] for record in nexts if record is not None), default=None)
     of_a, of_b = (record if record is not None and record[:2] == at else None for record in nexts)
-    return Comparison(verdict, equal, at, of_a, of_b, begin if len({*begins}) == 2 else None, tuple(facts))
+    return Comparison(equal, at, of_a, of_b, ended, begin if len({*begins}) == 2 else None, tuple(facts))
 
 
 # --- appending ----------------------------------------------------------------------------------------------------
@@ -259,12 +247,6 @@ class Ledger:
     def close(self) -> None:
         """Close the file. Closing twice is allowed."""
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"Ledger({self.path!r}, {'closed' if self._file.descriptor < 0 else 'open'})"

@@ -54,7 +54,7 @@ class BadSample:
         """Return the entry for an error met now. The path is made absolute; a long message is cut, names never."""
         place = None if path is None else os.path.abspath(path)
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return cls(id, place, _describe(error), _size(place), now, index)
+        return cls(id, place, _describe(error), file_size(place), now, index)
 
     def line(self) -> bytes:
         """Return the line of the manifest, with its newline. Bytes of a name that are no UTF-8 become \\udcXX."""
@@ -74,7 +74,8 @@ def _describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
-def _size(path: str | None) -> int | None:
+def file_size(path: str | None) -> int | None:
+    """Return the bytes of a file; None: it cannot be asked."""
     try:
         return None if path is None else os.stat(path).st_size
     except (OSError, ValueError):  # ValueError: a NUL in the name

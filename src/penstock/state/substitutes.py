@@ -58,22 +58,6 @@ class Replace:
         if not 0 <= share <= 1:
             raise InvalidOption(f"max_share={given!r} is no share: give a number from 0 to 1, such as 0.001")
         object.__setattr__(self, "max_share", share)
-        if self.manifest is not None:
-            _check_place(self.manifest)
-
-
-def _check_place(manifest: object) -> None:
-    try:
-        path: object = os.fspath(manifest)  # type: ignore[call-overload]
-    except TypeError:
-        path = None
-    if not isinstance(path, str) or not path or "\0" in path:
-        raise InvalidOption(f"manifest={manifest!r} is no name of a file: give a str or a Path, or None")
-    path = os.path.abspath(os.path.expanduser(path))
-    if os.path.isdir(path):
-        raise InvalidOption(f"manifest={manifest!r} is a folder: name a file in it, such as bad-samples.jsonl")
-    if not os.path.isdir(os.path.dirname(path)):
-        raise InvalidOption(f"manifest={manifest!r}: the folder {os.path.dirname(path)!r} does not exist; make it")
 
 
 class Quarantine:
@@ -289,18 +273,9 @@ def population(sampler: Any, batch_sampler: Any, size: int) -> Sequence[Any] | N
 
 
 def indices_of_entries(dataset: Any, entries: Mapping[str, BadSample]) -> dict[int, str]:
-    """Return index and ID of those samples of a dataset that a manifest names.
-
-    Where the manifest's own indices do not hold any more, the whole dataset is gone through.
-    """
-    hinted = {bad.index: bad.id for bad in entries.values() if bad.index is not None}
-    named = zip(hinted, names_of(dataset, hinted), strict=True)
-    found = {index: name for index, (name, _) in named if name == hinted[index]}
-    if len(set(found.values())) < len(entries):
-        whole = range(len(dataset))
-        named = zip(whole, names_of(dataset, whole), strict=True)
-        found |= {index: name for index, (name, _) in named if name in entries}
-    return found
+    """Return index and ID of those samples of a dataset that a manifest names."""
+    whole = range(len(dataset) if entries else 0)
+    return {index: name for index, (name, _) in zip(whole, names_of(dataset, whole), strict=True) if name in entries}
 
 
 def _warn_of_other_dataset(

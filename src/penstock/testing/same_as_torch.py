@@ -124,7 +124,7 @@ class _Check:
             loose = unreached or self._depends_on_workers(workers, seed)
         else:
             loose = ours.native and seed is None and self._draws(workers)
-        self._compare_outcomes(subject, whose, ours, theirs, loose=loose, across=in_threads)
+        self._compare_outcomes(subject, whose, ours, theirs, loose=loose)
         if in_threads or loose or seed is not None:
             return
         if workers == 0 and ours.warned != theirs.warned:
@@ -139,7 +139,7 @@ class _Check:
         """Compare passes of the oracle with two numbers of workers."""
         ours, theirs = self._oracle(workers, seed), self._oracle(first, seed)
         subject = f"worker_method='process', num_workers={workers}, seed={seed}"
-        self._compare_outcomes(subject, f"num_workers={first}", ours, theirs, loose=False, across=True)
+        self._compare_outcomes(subject, f"num_workers={first}", ours, theirs, loose=False)
 
     def _read_oracle(self, workers: int, seed: int | None, draw: int = 0) -> Pass:
         if seed is None:
@@ -156,13 +156,11 @@ class _Check:
         """Return whether torch's batches depend on the states of the global generators before the pass."""
         return not self._oracle(workers, None).same(self._oracle(workers, None, 1))
 
-    def _compare_outcomes(
-        self, subject: str, whose: str, ours: Pass, theirs: Pass, *, loose: bool, across: bool = False
-    ) -> None:
+    def _compare_outcomes(self, subject: str, whose: str, ours: Pass, theirs: Pass, *, loose: bool) -> None:
         for number, (mine, other) in enumerate(zip(ours.outcomes, theirs.outcomes, strict=False)):
             if loose:
                 mine, other = (one._replace(value=form_of(one.value)) for one in (mine, other))
-            if (found := mine.difference(other, across=across)) is not None:
+            if (found := mine.difference(other)) is not None:
                 fail(f"{subject}: {self._place(number, found)} with {whose}{self._advice()}")
         if len(ours.outcomes) != len(theirs.outcomes):
             counts = [max(0, len(one.outcomes) - 1) for one in (ours, theirs)]
@@ -216,19 +214,12 @@ class Outcome(NamedTuple):
     """The batch, or what else a call returned."""
     error: str = ""
     """The class and words of the error that it raised, empty where it returned."""
-    kind: type[BaseException] | None = None
-    """The class of the error, which torch cannot always keep for one of a worker process."""
 
-    def difference(self, other: Outcome, *, across: bool = False) -> Difference | None:
-        """Return the first difference to another outcome.
-
-        across: one of the two may have come through a worker process.
-        """
+    def difference(self, other: Outcome) -> Difference | None:
+        """Return the first difference to another outcome."""
         if not self.error and not other.error:
             return difference(self.value, other.value, layout=True)
-        if self.error == other.error and (across or self.kind is other.kind):
-            return None
-        return Difference("", None, f"{self._said()}, and {other._said()}")
+        return None if self.error == other.error else Difference("", None, f"{self._said()}, and {other._said()}")
 
     def _said(self) -> str:
         return f"raises {self.error}" if self.error else f"is a {type(self.value).__name__}"
@@ -254,7 +245,7 @@ class Pass:
     def same(self, other: Pass) -> bool:
         """Return whether another pass, by workers of any kind, gave the same."""
         return len(self.outcomes) == len(other.outcomes) and all(
-            a.difference(b, across=True) is None for a, b in zip(self.outcomes, other.outcomes, strict=True)
+            a.difference(b) is None for a, b in zip(self.outcomes, other.outcomes, strict=True)
         )
 
 
@@ -300,7 +291,7 @@ class Passes:
                 raise
             except Exception as error:
                 refused = error
-                outcomes = [Outcome(error=words_of(error), kind=type(error))]
+                outcomes = [Outcome(error=words_of(error))]
             else:
                 outcomes, ended = self._outcomes(loader)
         warned = [(one.category, str(one.message)) for one in caught]
@@ -365,4 +356,4 @@ def _outcome(call: Any, *arguments: Any) -> Outcome:
     except InvalidOption:
         raise
     except Exception as error:
-        return Outcome(error=words_of(error), kind=type(error))
+        return Outcome(error=words_of(error))

@@ -1,0 +1,549 @@
+"""torch.load and numpy.load answered natively: they themselves are the oracle, of damaged and hostile files too."""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import gzip
+import io
+import os
+import pathlib
+import pickle
+import random
+import re
+import warnings
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.serialization import config
+
+from penstock import _native
+from penstock.hooks.calls import natively
+from penstock.hooks.loads import Refused, load_numpy
+from penstock.hooks.loads import load_torch as load
+from tests.corrupt import archive_of, npy, npy_with_header, saved
+from tests.forking import assert_in_child
+from tests.hooks.loaded import answered, answered_by, assert_equal, corpus, filled, random_object, refused, refused_by
+from tests.same import assert_same, assert_same_outcome
+from tests.waiting import run_in_threads
+
+CORPUS = corpus()
+pytestmark = pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
+
+
+@pytest.fixture
+def file(tmp_path: pathlib.Path) -> str:
+    return written(tmp_path / "sample.pt", {"x": torch.arange(6.0), "y": [1, "a"]})
+
+
+def written(path: pathlib.Path, value: Any) -> str:
+    torch.save(value, path)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_equals_torch(name: str, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "ä sample.pt"
+    torch.save(CORPUS[name], path)
+    content = path.read_bytes()
+    theirs = torch.load(str(path))
+    for given in (str(path), path, io.BytesIO(content)):
+        assert_equal(answered(given), theirs)
+    with open(path, "rb") as ours, open(path, "rb") as other:
+        assert_equal(answered(ours), torch.load(other))
+        assert ours.tell() == other.tell()
+    assert_equal(answered(str(path), "cpu", weights_only=True, mmap=False), theirs)
+    assert_equal(answered(str(path), torch.device("cpu")), theirs)
+
+
+@pytest.mark.parametrize("name", ["tensor", "empty", "dict", "many tensors", "plain", "big and small", "views"])
+def test_a_file_object_is_left_where_torch_leaves_it(name: str, tmp_path: pathlib.Path) -> None:
+    content = b"in front" + saved(CORPUS[name])
+    (tmp_path / "two").write_bytes(content)
+    for make in (lambda: io.BytesIO(content), lambda: open(tmp_path / "two", "rb")):  # noqa: SIM115
+        with make() as ours, make() as theirs:
+            for opened in (ours, theirs):
+                opened.seek(8)
+            assert_equal(answered(ours), torch.load(theirs))
+            assert ours.tell() == theirs.tell()
+            assert ours.read() == theirs.read()
+            assert refused(ours)
+            assert ours.tell() == theirs.tell()
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_random_structures(seed: int) -> None:
+    content = saved(random_object(random.Random(seed)))
+    assert_equal(answered(io.BytesIO(content)), torch.load(io.BytesIO(content)))
+
+
+def test_several_files_after_each_other(tmp_path: pathlib.Path) -> None:
+    """What one file left behind in the thread's memory is not in the next."""
+    for name in random.Random(3).choices(list(CORPUS), k=200):
+        path = written(tmp_path / "x.pt", CORPUS[name])
+        assert_equal(answered(path), torch.load(path))
+        assert refused(io.BytesIO(saved(CORPUS[name])[:-1]))
+
+
+@pytest.mark.parametrize("size", [0, 3, 40, 3000, 40_000, 400_000, 3_000_000])
+def test_sizes(size: int, tmp_path: pathlib.Path) -> None:
+    one, other = filled((size,), torch.uint8), filled((size // 2,), torch.int16)
+    for value in (one, {"a": one, "b": other}):
+        path = written(tmp_path / "x.pt", value)
+        assert_equal(answered(path), torch.load(path))
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "sparse": (lambda: torch.eye(3).to_sparse(), "sparse tensor"),
+    "csr": (lambda: torch.eye(3).to_sparse_csr(), "sparse tensor"),
+    "quantized": (lambda: torch.quantize_per_tensor(torch.randn(3), 0.1, 0, torch.qint8), "quantized|not read"),
+    "subclass": (lambda: torch.randn(3).as_subclass(Subclass), "subclass"),
+    "conjugate": (lambda: torch.randn(3, dtype=torch.complex64).conj(), "conjugate"),
+    "meta": (lambda: torch.empty(3, device="meta"), "meta"),
+    "storage": (lambda: torch.randn(3).untyped_storage(), "storage"),
+    "class": (lambda: OrderedDict, "function or a class"),
+    "9-d": (lambda: torch.zeros((1,) * 9), "form"),
+    "empty views": (lambda: torch.empty(0, 4).split(2, 1), "twice"),
+    "counter": (lambda: Counter("aab"), "Counter"),
+    "path": (lambda: [pathlib.PurePosixPath("x")], "pathlib"),
+    "bytearray": (lambda: bytearray(b"ab"), "bytearray"),
+    "device": (lambda: torch.device("cpu"), "torch.device"),
+    "deque": (lambda: deque([1]), "collections.deque"),
+    "state dict": (lambda: torch.nn.Linear(2, 2).state_dict(), "not read natively"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_left_to_torch(name: str) -> None:
+    make, words = REFUSED[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        content = saved(make())
+    reason = refused(io.BytesIO(content))
+    assert re.search(words, reason), reason
+
+
+def test_other_files(tmp_path: pathlib.Path, file: str) -> None:
+    legacy = saved(torch.ones(3), _use_new_zipfile_serialization=False)
+    assert "before 1.6" in refused(io.BytesIO(legacy))
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "none").touch()
+    os.mkfifo(tmp_path / "pipe")
+    names = ("folder", "none", "missing", "pipe", "x.safetensors", "a\0b")
+    for given in (*(str(tmp_path / name) for name in names), os.fsencode(file), None, 5):
+        assert refused(given)
+    (tmp_path / "x.gz").write_bytes(gzip.compress(pathlib.Path(file).read_bytes()))
+    for opened in (gzip.open(tmp_path / "x.gz"), open(file, "r+b"), open(file, "rb", buffering=0)):  # noqa: SIM115
+        with opened:
+            assert refused(opened)
+    for closed in (open(file, "rb"), io.BytesIO(legacy)):  # noqa: SIM115
+        closed.close()
+        assert refused(closed)
+
+
+def test_arguments(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    locations = ("meta", "cuda:0", torch.device("cpu", 0), {"cuda": "cpu"}, lambda storage, _: storage, b"cpu")
+    options: Any
+    for options in (
+        *({"map_location": location} for location in locations),
+        *({"pickle_module": pickle}, {"weights_only": False}, {"weights_only": 1}),
+        *({"mmap": True}, {"encoding": "ascii"}),
+    ):
+        assert refused(file, **options), options
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    assert refused(file)
+    assert refused(file, weights_only=True)
+    monkeypatch.delenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
+    assert answered(file)
+
+
+def test_other_devices() -> None:
+    """A tensor saved from another device is on the CPU where the call says so, as with torch."""
+    archive = archive_of(saved(torch.arange(3.0)))
+    elsewhere = archive.pickle.replace(b"X\3\0\0\0cpu", b"X\6\0\0\0cuda:0")
+    content = archive.edit(b"data.pkl", data=elsewhere).file()
+    assert "another device" in refused(io.BytesIO(content))
+    assert_equal(answered(io.BytesIO(content), "cpu"), torch.load(io.BytesIO(content), "cpu"))
+
+
+def test_states_of_torch(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = (torch.serialization.skip_data, torch._subclasses.FakeTensorMode, torch.inference_mode)
+    for state in (*states, lambda: torch.device("meta")):
+        with state():
+            assert refused(file)
+    for name, value in (("mmap", True), ("endianness", torch.serialization.LoadEndianness.BIG)):
+        before = getattr(config.load, name)
+        setattr(config.load, name, value)
+        try:
+            with natively():
+                assert refused(file), name
+        finally:
+            setattr(config.load, name, before)
+        with natively():
+            assert answered(file)
+    with torch.serialization.safe_globals([deque]), torch.no_grad():
+        assert_equal(answered(file), torch.load(file))
+    assert_equal(answered(file), torch.load(file))
+    registry = list(torch.serialization._package_registry)
+    torch.serialization.register_package(1, lambda _: None, lambda _, __: None)
+    try:
+        assert refused(file)
+    finally:
+        torch.serialization._package_registry[:] = registry
+    with monkeypatch.context() as patch:
+        patch.setattr(builtins, "open", lambda *_: None)
+        assert refused(file)
+    assert answered(file)
+
+
+def test_what_torch_cannot_rebuild_is_left_to_its_error(tmp_path: pathlib.Path) -> None:
+    path = written(tmp_path / "x.pt", torch.zeros(2, dtype=torch.float8_e5m2).requires_grad_())
+    with pytest.raises(RuntimeError, match="requires grad"):
+        torch.load(path)
+    assert refused(path)
+
+
+def test_tensors_are_as_other_tensors(tmp_path: pathlib.Path) -> None:
+    path = written(tmp_path / "x.pt", {"big": torch.randn(3000), "small": torch.arange(4.0)})
+    for which in ("big", "small"):
+        for call in (
+            lambda one: one.resize_(5000),
+            lambda one: one.untyped_storage().resize_(100_000),
+            lambda one: one.share_memory_().is_shared(),
+            lambda one: one.mul_(2).sum().item(),
+            lambda one: one.numpy().flags.owndata,
+            lambda one: pickle.loads(pickle.dumps(one)).sum().item(),
+            lambda one: torch.stack([one, one]).sum().item(),
+            lambda one: one.requires_grad_().sum().backward(),
+        ):
+            # Each call has tensors of its own: torch has changed the shape when it finds that it cannot resize.
+            ours, theirs = answered(path)[which], torch.load(path)[which]
+            assert_same_outcome(lambda: str(call(ours)), lambda: str(call(theirs)))  # noqa: B023
+
+
+def test_memory_is_given_back(tmp_path: pathlib.Path) -> None:
+    values = (torch.ones(300_000), [torch.ones(100_000), torch.ones(100_000)], torch.ones(200_000)[1:])
+    paths = [written(tmp_path / f"{i}.pt", value) for i, value in enumerate(values)]
+
+    def resident() -> int:
+        return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def work() -> None:
+        for path in paths:
+            answered(path)
+
+    work()
+    gc.collect()
+    before = resident()
+    for _ in range(150):
+        work()
+    assert resident() - before < 60e6  # a leak of one storage would be 120 MB
+
+
+def test_a_kept_tensor_keeps_its_values(tmp_path: pathlib.Path) -> None:
+    values = [{"x": torch.full((500,), i), "y": torch.tensor(i)} for i in range(50)]
+    assert_same([answered(written(tmp_path / "x.pt", value)) for value in values], values)
+
+
+@pytest.mark.native
+def test_threads(tmp_path: pathlib.Path) -> None:
+    names = ("dict", "views", "tensor", "big and small", "cyclic")
+    paths = [written(tmp_path / f"{name}.pt", CORPUS[name]) for name in names]
+    wanted = [torch.load(path) for path in paths]
+
+    def work(seed: int) -> None:
+        for i in random.Random(seed).choices(range(len(paths)), k=100):
+            assert_equal(answered(paths[i]), wanted[i])
+
+    run_in_threads(4, work)
+
+
+def failing(error: type[BaseException]) -> Any:
+    def fail(*_: Any) -> Any:
+        raise error
+
+    dtypes = [getattr(torch, name) for name in _native.DTYPES]
+    api = torch.Tensor.__dlpack_c_exchange_api__
+    return _native.TorchLoader(api, dtypes, fail, fail, torch.Size, OrderedDict, fail, Refused)
+
+
+def test_errors_while_objects_are_made(file: str) -> None:
+    assert type(failing(RuntimeError).path(file, False)) is Refused
+    with pytest.raises(KeyboardInterrupt):
+        failing(KeyboardInterrupt).path(file, False)
+
+
+def test_after_fork(file: str) -> None:
+    wanted = torch.load(file)
+    answered(file)
+    assert_in_child(lambda: assert_equal(answered(file), wanted))
+
+
+SMALL = saved({"x": torch.arange(3.0), "y": [filled((2, 2), torch.int16).t(), (1, 2.5, "text", None, b"\xff", {1})]})
+
+
+def assert_as_torch(content: bytes, **options: Any) -> bool:
+    """Return whether there was an answer, which torch.load then also has."""
+    ours = load(io.BytesIO(content), **options)
+    if type(ours) is Refused:
+        return False
+    assert_equal(ours, torch.load(io.BytesIO(content), **options))
+    return True
+
+
+def test_every_truncation() -> None:
+    assert not any(assert_as_torch(SMALL[:length]) for length in range(len(SMALL)))
+    assert not assert_as_torch(SMALL + b"\0")
+
+
+@pytest.mark.parametrize("bits", [0x01, 0x80, 0xFF])
+def test_every_byte_flipped(bits: int) -> None:
+    count = 0
+    for at in range(len(SMALL)):
+        damaged = bytearray(SMALL)
+        damaged[at] ^= bits
+        count += assert_as_torch(bytes(damaged))
+    assert 0 < count < len(SMALL)
+
+
+@pytest.mark.parametrize("name", ["views", "dict", "parameter", "sets", "same list", "cyclic", "complex", "uint16"])
+def test_pickles_that_were_changed(name: str) -> None:
+    """Bytes of a pickle are changed, and its CRC-32 with them."""
+    value = torch.ones(2, dtype=torch.uint16) if name == "uint16" else CORPUS[name]
+    archive = archive_of(saved(value))
+    pickled, draw = archive.pickle, random.Random(name)
+    for at in range(len(pickled)):
+        for byte in (draw.randrange(256), pickled[at] ^ 1, draw.choice(b"NK)]}(.tueaqhRcQX\x85\x86\x87")):
+            data = pickled[:at] + bytes([byte]) + pickled[at + 1 :]
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                assert_as_torch(archive.edit(b"data.pkl", data=data).file())
+
+
+@pytest.mark.native
+def test_bytes_at_random() -> None:
+    """Nothing that a file holds makes the native core step outside its memory."""
+    draw = random.Random(5)
+    contents = [saved(CORPUS[name]) for name in ("views", "dict", "parameter", "cyclic", "many tensors", "keys")]
+    for content in contents:
+        archive = archive_of(content)
+        for _ in range(400):
+            data = bytearray(archive.pickle)
+            for _ in range(draw.randrange(1, 4)):
+                at = draw.randrange(len(data))
+                data[at : at + draw.randrange(3)] = draw.randbytes(draw.randrange(3))
+            load(io.BytesIO(archive.edit(b"data.pkl", data=bytes(data)).file()))
+            damaged = bytearray(content)
+            for _ in range(draw.randrange(1, 5)):
+                damaged[draw.randrange(len(damaged))] = draw.randrange(256)
+            load(io.BytesIO(damaged))
+
+
+RAN: list[int] = []
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return evil, ()
+
+
+def evil() -> None:
+    RAN.append(1)
+
+
+HOSTILE = [
+    b"\x80\x02cos\nsystem\nX\4\0\0\0true\x85R.", b"\x80\x02c__builtin__\neval\nX\1\0\0\x001\x85R.",
+    b"\x80\x02ctorch\nfloat32\n)R.", b"\x80\x02ctorch\nFloatStorage\n)R.",
+    b"\x80\x02c__builtin__\nset\n](K\1K\2ec__builtin__\nset\n\x85R\x85R.", b"\x80\x04]\x94.",
+    b"\x80\x02ccollections\nOrderedDict\n)Rq\0}b.", b"\x80\x02]q\0h\0h\0e.", b"\x80\x02h\0.",
+    b"\x80\x02r\xff\xff\xff\xff.", b"\x80\x02X\xff\xff\xff\xffab.", b"\x80\x02\x8a\xff\1.",
+    b"\x80\x02" + b"(" * 100 + b".", b"\x80\x02}(K\1u.", b"\x80\x02}(]K\1u.", b"\x80\x02.", b"\x80\x02t.",
+    b"\x80\x02N", b"",
+]  # fmt: skip
+
+
+def test_nothing_in_a_file_is_called() -> None:
+    for value in (Evil(), [Evil()], {"x": torch.ones(2), "y": Evil()}):
+        assert "evil" in refused(io.BytesIO(saved(value)))
+    archive = archive_of(saved([1, 2]))
+    for pickled in HOSTILE:
+        assert refused(io.BytesIO(archive.edit(b"data.pkl", data=pickled).file())), pickled
+    assert not RAN
+
+
+ARRAY_DTYPES = ["|u1", "|i1", "|b1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8", "<c8", "<c16"]
+SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (5,), (3, 4), (2, 0, 3), (2, 3, 4), (1, 7), (7, 1), (1, 2) * 4]
+
+
+def filled_array(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    count = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    data = (np.arange(count) * 37 % 251).astype(np.uint8)
+    return np.ascontiguousarray(data % 2 if dtype == "|b1" else data).view(dtype).reshape(shape)
+
+
+array_answered = partial(answered_by, load_numpy)
+array_refused = partial(refused_by, load_numpy)
+
+
+def assert_equal_arrays(ours: Any, theirs: Any) -> None:
+    assert type(ours) is type(theirs) is np.ndarray
+    assert (ours.dtype, ours.shape, ours.strides) == (theirs.dtype, theirs.shape, theirs.strides)
+    assert str(ours.flags) == str(theirs.flags)
+    assert (ours.base is None) == (theirs.base is None)
+    if ours.base is not None:
+        assert type(ours.base) is type(theirs.base) is np.ndarray
+        assert (ours.base.shape, str(ours.base.flags)) == (theirs.base.shape, str(theirs.base.flags))
+    assert ours.tobytes() == theirs.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ARRAY_DTYPES)
+@pytest.mark.parametrize("order", "CF")
+def test_equals_numpy(dtype: str, order: str, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "ä sample.npy"
+    for shape in SHAPES:
+        np.save(path, np.asarray(filled_array(shape, dtype), order=order))  # type: ignore[call-overload]
+        theirs = np.load(path)
+        for given in (path, str(path), io.BytesIO(path.read_bytes()), str(path)):
+            assert_equal_arrays(array_answered(given), theirs)
+        assert_equal_arrays(array_answered(str(path), allow_pickle=True), theirs)
+
+
+def test_a_file_object_is_left_where_numpy_leaves_it(tmp_path: pathlib.Path) -> None:
+    versions = {(1, 0): (3, 4), (2, 0): (2,), (3, 0): (5, 5)}
+    content = b"in front" + b"".join(npy(filled_array(shape, "<f4"), version) for version, shape in versions.items())
+    (tmp_path / "three").write_bytes(content)
+    for make in (lambda: io.BytesIO(content), lambda: open(tmp_path / "three", "rb")):  # noqa: SIM115
+        with make() as ours, make() as theirs:
+            for opened in (ours, theirs):
+                opened.seek(8)
+            for _ in range(3):
+                assert_equal_arrays(array_answered(ours), np.load(theirs))
+                assert ours.tell() == theirs.tell()
+            assert array_refused(ours)
+            assert ours.tell() == theirs.tell()
+
+
+def test_npy_files_after_each_other(tmp_path: pathlib.Path) -> None:
+    """A file that is another one than the last led to expect."""
+    draw = random.Random(1)
+    path = str(tmp_path / "x.npy")
+    for _ in range(300):
+        array = filled_array(
+            draw.choice([(3, 4), (4, 3), (12,), (24,), (3,)]), draw.choice(["<f4", "<i4", "<f8", "|u1"])
+        )
+        np.save(path, np.asfortranarray(array) if draw.random() < 0.3 else array)
+        if draw.random() < 0.1:
+            with open(path, "ab") as out:
+                out.write(b"more")
+        assert_equal_arrays(array_answered(path), np.load(path))
+
+
+@pytest.mark.parametrize("count", [0, 1, 5000, 50_000, 5_000_000])
+def test_sizes_of_arrays(count: int, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "x.npy"
+    for _ in range(2):
+        np.save(path, filled_array((count,), "<f4"))
+        assert_equal_arrays(array_answered(path), np.load(path))
+
+
+REFUSED_ARRAYS: dict[str, Callable[[], Any]] = {
+    "structured": lambda: np.zeros(3, [("x", "<f4"), ("y", "<i4")]),
+    "big-endian": lambda: np.zeros(3, ">f4"),
+    "text": lambda: np.array(["a", "bc"]),
+    "bytes": lambda: np.array([b"a"]),
+    "date": lambda: np.array(["2020-01-01"], "datetime64[D]"),
+    "long double": lambda: np.zeros(2, np.longdouble),
+    "9-d": lambda: np.zeros((1,) * 9),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_ARRAYS)
+def test_what_is_left_to_numpy(name: str) -> None:
+    file = io.BytesIO()
+    np.save(file, REFUSED_ARRAYS[name]())
+    file.seek(0)
+    assert array_refused(file)
+    assert file.tell() == 0
+
+
+def test_other_npy_files_and_arguments(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "x.npy")
+    np.save(path, np.arange(5))
+    np.savez(tmp_path / "x.npz", a=np.arange(5))
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    (tmp_path / "none").touch()
+    assert ".npz" in array_refused(str(tmp_path / "x.npz"))
+    for name in ("objects.npy", "none", "missing", ".", "a\0b"):
+        assert array_refused(str(tmp_path / name))
+        assert array_refused(str(tmp_path / name), allow_pickle=True)
+    assert array_refused(os.fsencode(path)) and array_refused(3)
+    encodings = ({"encoding": "latin1"}, {"encoding": "nonsense"})
+    for options in (
+        {"mmap_mode": "r"},
+        *encodings,
+        {"fix_imports": False},
+        {"max_header_size": 10},
+        {"allow_pickle": 1},
+    ):
+        assert array_refused(path, **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(builtins, "open", lambda *_, **__: None)
+        assert array_refused(path)
+    assert_equal_arrays(array_answered(path), np.load(path))
+
+
+def test_damaged_arrays(tmp_path: pathlib.Path) -> None:
+    content = npy(filled_array((3, 2), "<i2"))
+    path = tmp_path / "x.npy"
+    path.write_bytes(content)
+    array_answered(str(path))  # what is expected of the next file
+    count = 0
+    for at in range(len(content)):
+        path.write_bytes(content[:at])
+        assert array_refused(str(path)) and array_refused(io.BytesIO(content[:at]))
+        for bits in (1, 0x80, 0xFF):
+            damaged = content[:at] + bytes([content[at] ^ bits]) + content[at + 1 :]
+            path.write_bytes(damaged)
+            for ours in (load_numpy(str(path)), load_numpy(io.BytesIO(damaged))):
+                if type(ours) is not Refused:
+                    count += 1
+                    assert_equal_arrays(ours, np.load(io.BytesIO(damaged)))
+    assert count > 0
+    for header in (b"{}\n", b"{'descr': '<f4', 'fortran_order': False, 'shape': (4, 9999999999999)}\n"):
+        assert array_refused(io.BytesIO(npy_with_header(header)))
+
+
+@pytest.mark.native
+def test_bytes_at_random_and_threads(tmp_path: pathlib.Path) -> None:
+    """No file makes the native core step outside its memory; threads do not see each other's files."""
+    draw = random.Random(5)
+    content = npy(filled_array((3, 4), "<f4"))
+    for _ in range(1000):
+        damaged = bytearray(content)
+        for _ in range(draw.randrange(1, 5)):
+            damaged[draw.randrange(130)] = draw.choice(b"0123456789<>fiu'(), :\n\x00\xff")
+        (tmp_path / "x.npy").write_bytes(damaged)
+        load_numpy(str(tmp_path / "x.npy"))
+        load_numpy(io.BytesIO(damaged))
+    files = {
+        str(tmp_path / f"{i}.npy"): filled_array((40, i + 2), dtype) for i, dtype in enumerate(("<f4", "<f4", "<i8"))
+    }
+    files[str(tmp_path / "3.npy")] = filled_array((40, 5), "|u1")
+    for path, array in files.items():
+        np.save(path, array)
+
+    def work(seed: int) -> None:
+        for path in random.Random(seed).choices(list(files), k=200):
+            found = array_answered(path)
+            assert (found.tobytes(), found.dtype) == (files[path].tobytes(), files[path].dtype)
+
+    run_in_threads(4, work)

@@ -1,0 +1,279 @@
+"""Orders that follow a set_epoch after iter(), that stay within windows of shards, and that ranks share."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, DistributedSampler, Subset, TensorDataset
+from torch.utils.data import DataLoader as TorchDataLoader
+
+import penstock
+from penstock.order.blocks import Blocks
+from penstock.sources.blocks import blocks_of
+from penstock.state.ledger import compare, read
+from penstock.system.launched import _COUNTS_ELSEWHERE, _OF_TORCH
+from tests.sample_datasets import Made
+from tests.values import flat, loaded, resumed, stopped, taken
+
+SIZE = 22
+PYTHON: Any = range(SIZE)
+NATIVE = TensorDataset(torch.arange(SIZE))
+THREAD = {"worker_method": "thread", "num_workers": 2}
+WORKERS: dict[str, Any] = {
+    "native": (NATIVE, {}),
+    "native, workers": (NATIVE, {"num_workers": 2}),
+    "native, persistent": (NATIVE, {"num_workers": 2, "persistent_workers": True}),
+    "inline": (PYTHON, {}),
+    "thread": (PYTHON, THREAD),
+    "thread, persistent": (PYTHON, {**THREAD, "persistent_workers": True}),
+    "process": (PYTHON, {"num_workers": 1}),
+    "process, persistent": (PYTHON, {"num_workers": 1, "persistent_workers": True}),
+}
+ALL = pytest.mark.parametrize("workers", WORKERS)
+
+
+def make(workers: str, **options: Any) -> Any:
+    dataset, own = WORKERS[workers]
+    return penstock.DataLoader(dataset, 4, shuffle=True, seed=7, **own, **options)
+
+
+def epochs() -> list[list[int]]:
+    loader = make("native")
+    return [flat(loader) for _ in range(5)]
+
+
+def begun(loader: Any, set_epoch: Any, epoch: int) -> list[int]:
+    """Return a pass that is told its epoch after iter()."""
+    batches = iter(loader)
+    set_epoch(epoch)
+    return flat(batches)
+
+
+@ALL
+def test_a_pass_follows_until_its_first_batch(workers: str) -> None:
+    whole, loader = epochs(), make(workers)
+    batches = iter(loader)
+    loader.set_epoch(3)
+    loader.sampler.set_epoch(2)  # as Lightning calls it
+    assert loader.state_dict()["epoch"] == 2 and flat(batches) == whole[2]
+    assert flat(loader) == whole[3], "the next pass is the next epoch"
+    batches = iter(loader)
+    first = flat(taken(batches, 1))
+    loader.set_epoch(1)
+    loader.set_epoch(0)
+    assert first + flat(batches) == whole[4], "a pass that has handed out a batch goes on"
+    assert flat(loader) == whole[0]
+
+
+@ALL
+def test_a_pass_that_nobody_goes_on_with_takes_no_epoch(workers: str) -> None:
+    whole, loader = epochs(), make(workers)
+    unused = iter(loader)
+    loader.set_epoch(1)
+    assert [flat(loader), flat(loader)] == whole[1:3]
+    del unused
+    gc.collect()
+
+
+@ALL
+def test_a_resumed_pass_follows_too(workers: str) -> None:
+    whole = epochs()
+    _, state, _ = stopped(make(workers), 2)
+    for epoch, wanted in ((0, whole[0][8:]), (1, whole[1])):
+        again = loaded(make(workers), state)
+        assert begun(again, again.set_epoch, epoch) == wanted and flat(again) == whole[epoch + 1]
+
+
+@ALL
+def test_a_distributed_sampler_follows(workers: str) -> None:
+    dataset, own = WORKERS[workers]
+    sampler: Any = DistributedSampler(dataset, 1, 0)
+    sampler.set_epoch(2)
+    wanted = flat(TorchDataLoader(dataset, 4, sampler=sampler))
+    sampler.set_epoch(0)
+    loader: Any = penstock.DataLoader(dataset, 4, sampler=sampler, **own)
+    assert begun(loader, loader.set_epoch, 2) == wanted
+    # Without workers torch's loader calls the sampler with the first batch, and follows the sampler's own set_epoch.
+    if not own:
+        sampler.set_epoch(0)
+        assert begun(loader, sampler.set_epoch, 2) == wanted
+
+
+def test_the_ledger_says_which_epoch_came(tmp_path: Path) -> None:
+    one, two = (str(tmp_path / name) for name in ("one", "two"))
+    loader = make("native, workers", ledger=one)
+    loader.set_epoch(2)
+    flat(loader)
+    loader = make("native, workers", ledger=two)
+    begun(loader, loader.set_epoch, 2)
+    found = compare(read(one), read(two))
+    assert (found.at, found.ended) == (None, None)
+
+
+def test_without_a_seed_nothing_is_drawn_twice() -> None:
+    torch.manual_seed(4)
+    wanted, behind = flat(TorchDataLoader(NATIVE, 4, shuffle=True)), torch.get_rng_state()
+    torch.manual_seed(4)
+    loader: Any = penstock.DataLoader(NATIVE, 4, shuffle=True)
+    assert begun(loader, loader.set_epoch, 3) == wanted and torch.equal(torch.get_rng_state(), behind)
+
+
+SHARDS, EACH = 12, 20
+
+
+class InShards(Made):
+    """Numbers in shards."""
+
+    def __init__(self, window: int = 3, each: int = EACH) -> None:
+        super().__init__(int, SHARDS * each)
+        self.shuffle_blocks = Blocks(np.full(SHARDS, each, dtype=np.int64), window)
+
+
+def loader(dataset: Any = None, **options: Any) -> Any:
+    options = {"batch_size": 8, "shuffle": True, "num_workers": 0, "seed": 5, **options}
+    return penstock.DataLoader(InShards() if dataset is None else dataset, **options)
+
+
+def test_every_sample_comes_within_the_window() -> None:
+    epoch = flat(loader())
+    assert sorted(epoch) == list(range(SHARDS * EACH))
+    shards = [number // EACH for number in epoch]
+    assert len(set(shards[:40])) == 3, "the first slot holds samples of one window"
+    assert epoch == flat(loader(worker_method="thread", num_workers=2)) and epoch != flat(loader(seed=6))
+
+
+def test_ranks_cut_one_order() -> None:
+    ranks = [list(loader(shard=(rank, 2))) for rank in range(2)]
+    together = flat(batch for pair in zip(*ranks, strict=True) for batch in pair)
+    assert together == flat(loader(batch_size=16))
+
+
+def test_a_state_goes_on_at_any_position_and_refuses_another_window() -> None:
+    first = loader()
+    begun, second = resumed(first, loader(batch_size=5), 7)
+    assert flat(begun) + flat(second) == flat(loader())
+    state = first.state_dict()
+    with pytest.raises(penstock.InvalidOption, match=r"windows of 3 .* cannot go on shuffled in windows of 4"):
+        loader(InShards(4)).load_state_dict(state)
+    with pytest.raises(penstock.InvalidOption, match="cannot go on shuffled"):
+        loader(InShards(SHARDS)).load_state_dict(state)
+
+
+def test_without_a_seed_torchs_generator_gives_the_key() -> None:
+    orders = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        unseeded = loader(seed=None)
+        orders.append([flat(unseeded), flat(unseeded)])
+    assert orders[0] == orders[1] and orders[0][0] != orders[0][1]
+    assert sorted(orders[0][0]) == list(range(SHARDS * EACH))
+
+
+def test_subsets_and_concatenations_keep_the_blocks() -> None:
+    dataset = InShards()
+    chosen = list(range(60, 180))
+    epoch = flat(loader(Subset(dataset, chosen)))
+    assert sorted(epoch) == chosen and len({number // EACH for number in epoch[:40]}) == 3
+    blocks = blocks_of(Subset(dataset, chosen))
+    assert blocks is not None and blocks.sizes.tolist() == [EACH] * 6
+    subset = Subset(dataset, torch.arange(100).tolist())
+    assert blocks_of(subset) is blocks_of(subset)
+    parts: list[Any] = [dataset, list(range(50)), Subset(dataset, chosen)]
+    both: Any = ConcatDataset(parts)
+    found = blocks_of(both)
+    assert found is not None and found.samples == len(both) and found.sizes.tolist()[12:15] == [20, 20, 10]
+    assert len(flat(loader(both))) == len(both)
+    assert blocks_of(ConcatDataset([[1, 2], [3]])) is None  # type: ignore[list-item]
+
+
+def test_samplers_of_ones_own_are_followed() -> None:
+    given = list(range(SHARDS * EACH))[::-1]
+    assert flat(loader(shuffle=None, sampler=given, seed=None)) == given
+
+
+DATASET = TensorDataset(torch.arange(10))
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", *_OF_TORCH, *_COUNTS_ELSEWHERE):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize("options", [{}, {"seed": 3}, {"seed": 3, "shuffle": True}], ids=str)
+@pytest.mark.parametrize("dataset", [DATASET, range(10)], ids=["native", "python"])
+def test_each_rank_gets_its_part(dataset: Any, options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader: Any = penstock.DataLoader(dataset, 2, shard="auto", **options)
+    assert len(loader) == 5, "nothing says that there are others"
+    parts = []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank in "01":
+        monkeypatch.setenv("RANK", rank)
+        parts += flat(loader)
+        loader.set_epoch(0)
+    assert sorted(parts) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"RANK": "1"}, "RANK=1 is set, and WORLD_SIZE is not"),
+        ({"WORLD_SIZE": "4"}, "WORLD_SIZE=4 is set, and RANK is not"),
+        ({"RANK": "4", "WORLD_SIZE": "4"}, "RANK=4 and WORLD_SIZE=4 are no rank"),
+        ({"RANK": "x", "WORLD_SIZE": "4"}, "RANK=x and WORLD_SIZE=4 are no rank"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, "contradict LOCAL_RANK=1"),
+        ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "2"}, "contradict LOCAL_WORLD_SIZE=2"),
+        ({"LOCAL_RANK": "1"}, "LOCAL_RANK=1 says that this may be one of several"),
+        ({"MASTER_ADDR": "host"}, "MASTER_ADDR=host says that this may be one of several"),
+        ({"SLURM_STEP_NUM_TASKS": "8"}, "SLURM_STEP_NUM_TASKS=8 says"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE=2 says"),
+    ],
+)
+def test_what_is_half_said_is_an_error(variables: Any, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    loader: Any = penstock.DataLoader(DATASET, 2, shard="auto")  # the process group may run when a pass begins
+    for ask in (iter, len):
+        with pytest.raises(penstock.InvalidOption, match=message):
+            ask(loader)
+    assert len(list(penstock.DataLoader(DATASET, 2))) == 5, "without shard= nobody asks"
+
+
+def test_one_task_of_srun_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    assert len(penstock.DataLoader(DATASET, 2, shard="auto")) == 5
+
+
+def test_a_pass_before_the_others_were_known_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader: Any = penstock.DataLoader(DATASET, 2, shard="auto")
+    list(loader)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.warns(UserWarning, match="an earlier pass of this loader read the whole dataset"):
+        list(loader)
+
+
+def train(rank: object, world: object) -> Any:
+    """Return what ray.train is to those who ask for the rank of a worker."""
+    context = SimpleNamespace(get_world_rank=lambda: rank, get_world_size=lambda: world)
+    fails = mock.Mock(side_effect=RuntimeError("this is no worker of Ray Train"))
+    return SimpleNamespace(get_context=fails if rank is None else lambda: context)
+
+
+def test_a_worker_of_ray_train_knows_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    loader: Any = penstock.DataLoader(DATASET, 2, shard="auto")
+    monkeypatch.setitem(sys.modules, "ray.train", train(4, 5))
+    assert [batch[0].tolist() for batch in loader] == [[8, 9]]
+    for outside in (train(None, None), train("4", "5")):
+        monkeypatch.setitem(sys.modules, "ray.train", outside)
+        assert len(loader) == 3

@@ -1,0 +1,196 @@
+"""What a loader says: errors of arguments, warnings at the line that called it, and explain()."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+import penstock
+import penstock.state.manifest
+from penstock.device.feeding import prefetch
+from tests.sample_datasets import Made, Stream, rows
+from tests.values import stopped
+
+TORCH: Any = torch.utils.data.DataLoader
+OURS: Any = penstock.DataLoader
+ROWS = TensorDataset(torch.arange(8.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_workers": "2"}, "num_workers must be an integer, or None for the default, not '2'"),
+        ({"num_workers": 2.0}, "num_workers must be an integer, or None for the default, not 2.0"),
+        ({"num_workers": [1]}, r"num_workers must be an integer, .* not \[1\]"),
+        ({"timeout": "1"}, "timeout must be a number of seconds, not '1'"),
+        ({"timeout": None}, "timeout must be a number of seconds, not None"),
+        ({"num_workers": 1, "prefetch_factor": "2"}, "prefetch_factor must be an integer, .* not '2'"),
+        ({"num_workers": 1, "prefetch_factor": 2.5}, "prefetch_factor must be an integer, .* not 2.5"),
+        ({"batch_size": "4"}, "batch_size must be an int or None, which batches nothing, not '4' of type str"),
+        ({"batch_size": 4.0}, "batch_size must be .* not 4.0 of type float"),
+        ({"batch_size": np.int64(4)}, r"batch_size must be .* not np.int64\(4\) of type int64"),
+    ],
+)
+def test_what_is_no_number(options: dict[str, Any], words: str) -> None:
+    kind: Any = TypeError  # of torch's iterator, where its loader takes it: no workers are started for that
+    try:
+        TORCH(ROWS, **options)
+    except Exception as error:
+        kind = type(error)
+    with pytest.raises(kind, match=words):
+        OURS(ROWS, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": True}, {"num_workers": np.int64(1)}, {"num_workers": torch.tensor(1)}, {"batch_size": None},
+        {"num_workers": 1, "timeout": 5.5}, {"num_workers": 1, "timeout": np.float32(5)},
+        {"num_workers": 1, "prefetch_factor": np.int64(2)},
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_what_is_a_number(options: dict[str, Any]) -> None:
+    assert len(list(OURS(ROWS, **options))) == len(list(TORCH(ROWS, **options)))
+
+
+def test_a_shuffle_of_nothing(tmp_path: Path) -> None:
+    folder = penstock.TensorFolder(tmp_path, [])
+    for dataset, name in ((folder, "TensorFolder has no samples"), (Made(size=0), "Made has no samples")):
+        with pytest.raises(ValueError, match="num_samples=0"):
+            TORCH(dataset, shuffle=True)
+        for options in ({}, {"seed": 3}):
+            with pytest.raises(ValueError, match="shuffle=True needs one at least") as caught:
+                OURS(dataset, shuffle=True, **options)
+            assert isinstance(caught.value, penstock.InvalidOption) and name in str(caught.value)
+        assert list(OURS(dataset)) == list(TORCH(dataset)) == []
+    assert list(OURS(Stream(0))) == []
+
+
+arrays = partial(rows, 8)
+samples = partial(Made, float, 8)
+
+
+def _warned(call: Any, *, here: bool = True) -> list[str]:
+    """Return what a call, a lambda of one line, warned of; all warnings point at that line (here)."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    places = {(one.filename, one.lineno) for one in caught}
+    assert not here or places <= {(__file__, call.__code__.co_firstlineno)}
+    return [str(one.message) for one in caught]
+
+
+needs_no_accelerator = pytest.mark.skipif(torch.accelerator.is_available(), reason="the warning is of its absence")
+
+
+@needs_no_accelerator
+@pytest.mark.parametrize("dataset", [arrays, samples])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_device_that_is_not_there(dataset: Callable[[], Any], workers: int) -> None:
+    loader = penstock.DataLoader(dataset(), num_workers=workers, device="cuda")
+    (message,) = _warned(lambda: list(loader))
+    assert "no cuda device is available" in message
+    batches = prefetch([torch.ones(1)])
+    assert len(_warned(lambda: list(batches))) == 1
+
+
+@needs_no_accelerator
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}])
+def test_pinning_without_an_accelerator(options: dict[str, Any]) -> None:
+    loader = penstock.DataLoader(arrays(), pin_memory=True, num_workers=2, **options)
+    for _ in range(2):
+        assert all("no accelerator is found" in message for message in _warned(lambda: next(iter(loader))))
+    out_of_order = penstock.DataLoader(arrays(), pin_memory=True, seed=1)
+    assert len(_warned(lambda: out_of_order.batch_at(0, 0))) == 1
+
+
+def test_too_many_processes_are_warned_of_by_torch() -> None:
+    messages = _warned(lambda: penstock.DataLoader(samples(), num_workers=5000), here=False)
+    assert "worker processes in total" in messages[0]
+
+
+def test_a_stream_that_is_gone_through_again() -> None:
+    _, state, _ = stopped(penstock.DataLoader(Stream(8), batch_size=2), 1)
+    loader = penstock.DataLoader(Stream(8), batch_size=2)
+    (message,) = _warned(lambda: loader.load_state_dict(state))
+    assert "1 batch will be read and dropped" in message
+
+
+class Own(penstock.DataLoader[Any]):
+    """A loader of a program's own class."""
+
+
+@pytest.mark.parametrize("kind", [penstock.DataLoader, Own])
+def test_a_damaged_manifest(kind: Any, tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"id": broken\n', encoding="utf-8")
+    (message,) = _warned(lambda: kind(arrays(), on_error=penstock.Replace(manifest=path)))
+    assert "damaged lines" in message
+
+
+def words(loader: Any) -> list[tuple[str, str]]:
+    lines = loader.explain().splitlines()
+    return [(line.split()[0], line) for line in lines]
+
+
+def numbers(**attributes: Any) -> Made:
+    """Return a dataset that has these attributes, and no images."""
+    made = Made(float, 8)
+    vars(made).update(attributes)
+    return made
+
+
+AUTO = "advice   worker_method='auto' would measure whether threads of this process are faster than "
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({}, [f"{AUTO}the caller's thread"]),
+        ({"num_workers": 2}, [f"{AUTO}worker processes"]),
+        ({"num_workers": 0}, [AUTO.replace(" would", " with num_workers above 0 would") + "the caller's thread"]),
+        ({"worker_method": "thread"}, []),
+        ({"worker_method": "process"}, []),
+        ({"worker_method": "auto", "num_workers": 0}, []),
+    ],
+)
+def test_what_could_be_is_advice_at_the_end(options: dict[str, Any], advice: list[str]) -> None:
+    loader: Any = penstock.DataLoader(numbers(), 4, **options)
+    list(loader)
+    kinds, lines = zip(*words(loader), strict=True)
+    first = kinds.index("advice")
+    assert "native" not in kinds and "because" in kinds and set(kinds[first:]) == {"advice"}
+    assert lines[first].startswith("advice   with ") and lines[first].endswith(" the native core could read it")
+    assert list(lines[first + 1 :]) == advice
+
+
+def test_who_is_not_advised() -> None:
+    assert "worker_method" not in penstock.DataLoader(Stream(8), num_workers=2).explain()
+    assert "advice" not in penstock.DataLoader(TensorDataset(torch.arange(8))).explain()
+
+
+def test_only_a_dataset_that_shows_a_compose_gets_a_line_on_it() -> None:
+    transforms = pytest.importorskip("torchvision.transforms")
+    v2 = pytest.importorskip("torchvision.transforms.v2")
+
+    def line(dataset: Any, **options: Any) -> list[str]:
+        return [line for kind, line in words(penstock.DataLoader(dataset, **options)) if kind == "native"]
+
+    compose = transforms.Compose([transforms.ToTensor()])
+    assert line(numbers()) == line(numbers(transform=transforms.ToTensor())) == []
+    (shown,) = line(numbers(transform=compose))
+    assert shown.startswith("native   the Compose at .transform, where the dataset calls it on a PIL image")
+    held = numbers(aug=v2.Compose([v2.ToImage()]), mask=compose)
+    datasets: list[Any] = [held, Subset(Subset(held, range(4)), range(2)), ConcatDataset([numbers(), held])]
+    for dataset in datasets:
+        assert "the Compose at .aug and .mask," in line(dataset)[0]
+    assert line(numbers(transform=compose), worker_method="process") == []
