@@ -10,6 +10,7 @@ import errno
 import os
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def test_a_cache(call: str, error: str, tmp_path: Path, full: bool, cases: Cases
     number = run = 0
     while number < (30 if full else 6):
         number, run, folder = number + 1, run + 1, tmp_path / f"cache{number}"
-        assert injection.run(lambda folder=folder: read(folder), f"{call}:error={error}:when={number}+") == 0
+        assert injection.run(partial(read, folder), f"{call}:error={error}:when={number}+") == 0
         read(folder)  # with what the failed one left
     cases(run)
 

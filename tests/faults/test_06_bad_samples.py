@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.utils.data as tud
 
 import penstock
 from penstock.testing import Ranks
@@ -62,7 +63,7 @@ class Rows(torch.utils.data.Dataset[Any]):
 def test_exactly_the_bad_ones(tmp_path: Path, full: bool, cases: Callable[[int], None]) -> None:
     rows = Rows(tmp_path / "data", 10_000 if full else 1000)
     bad, size = rows.bad, len(rows.folder)
-    order = list(penstock.DataLoader(range(size), 50, shuffle=True, seed=7))
+    order = list(penstock.DataLoader(tud.TensorDataset(torch.arange(size)), 50, shuffle=True, seed=7))
     runs = []
     for workers in (0, 1, 2):
         manifest = tmp_path / f"bad{workers}.jsonl"
@@ -75,7 +76,7 @@ def test_exactly_the_bad_ones(tmp_path: Path, full: bool, cases: Callable[[int],
         assert all(
             torch.equal(a, b) for one, other in zip(run, runs[0], strict=True) for a, b in zip(one, other, strict=True)
         )
-    for (x, y), indices in zip(runs[0], order, strict=True):
+    for (x, y), (indices,) in zip(runs[0], order, strict=True):
         assert len(x) == 50
         for value, label, index in zip(x[:, 0, 0].tolist(), y.tolist(), indices.tolist(), strict=True):
             assert value not in bad and label == value % CLASSES

@@ -10,6 +10,7 @@ import random
 import signal
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from tests.faults.conftest import Count
 from tests.waiting import wait_until
 
 
-class Slow:
+class Slow(torch.utils.data.Dataset[Any]):
     """Samples of a millisecond, which end their process where they are asked to."""
 
     def __init__(self, ends: str = "", moment: int = -1) -> None:
@@ -46,6 +47,10 @@ def is_gone(pid: int) -> bool:
     except ProcessLookupError:
         return True
     return False
+
+
+def all_gone(pids: list[int]) -> bool:
+    return all(map(is_gone, pids))
 
 
 def worker_pids(batches: Any) -> list[int]:
@@ -77,7 +82,7 @@ def test_a_signal(number: signal.Signals, tries: Count) -> None:
         assert f"pid {victim}" in text and number.name in text, text
         assert "sample" in text and "memory in use" in text, text
         del batches
-        wait_until(lambda pids=pids: all(map(is_gone, pids)))
+        wait_until(partial(all_gone, pids))
 
 
 @pytest.mark.timeout(900)
@@ -93,7 +98,7 @@ def test_an_exit(tries: Count) -> None:
         text = str(raised.value)
         assert "exit code 3" in text and f"{moment}" in text and "memory in use" in text, text
         del batches
-        wait_until(lambda pids=pids: all(map(is_gone, pids)))
+        wait_until(partial(all_gone, pids))
 
 
 @pytest.mark.timeout(900)

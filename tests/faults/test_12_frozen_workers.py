@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 import penstock
 from penstock import _native
 from tests.faults.conftest import Count
-from tests.faults.test_11_dead_workers import Slow, is_gone, worker_pids
+from tests.faults.test_11_dead_workers import Slow, all_gone, worker_pids
 from tests.native_testing import SlowTable
 from tests.same import assert_same
 from tests.sample_datasets import tensor_files
@@ -46,7 +47,9 @@ def stuck(batches: Iterator[Any]) -> str:
 def test_a_stopped_process(pin: bool, tries: Count) -> None:
     chance = random.Random(12)
     for _ in range(tries(1, 15)):
-        loader = penstock.DataLoader(Slow(), 8, num_workers=2, worker_method="process", timeout=TIMEOUT, pin_memory=pin)
+        loader: Any = penstock.DataLoader(
+            Slow(), 8, num_workers=2, worker_method="process", timeout=TIMEOUT, pin_memory=pin
+        )
         batches = iter(loader)
         pids = worker_pids(batches)
         for _ in range(chance.randrange(1, 20)):
@@ -54,7 +57,7 @@ def test_a_stopped_process(pin: bool, tries: Count) -> None:
         os.kill(pids[0], signal.SIGSTOP)
         assert f"pid {pids[0]}" in stuck(batches)
         del batches
-        wait_until(lambda pids=pids: all(map(is_gone, pids)))
+        wait_until(partial(all_gone, pids))
 
 
 class Endless(Slow):

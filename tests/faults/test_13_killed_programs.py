@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,10 @@ def of_program(mark: str) -> list[int]:
             except OSError:
                 continue
     return found
+
+
+def exist(paths: list[Path]) -> bool:
+    return all(path.exists() for path in paths)
 
 
 def left_in_memory() -> set[str]:
@@ -113,7 +118,7 @@ def test_a_rank_of_torchrun(tmp_path: Path, tries: Count) -> None:
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", "train.py"]
         launcher = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         begun = [tmp_path / f"begun{rank}" for rank in range(2)]
-        wait_until(lambda begun=begun: all(path.exists() for path in begun))
+        wait_until(partial(exist, begun))
         ranks = [
             process
             for process in of_program(str(tmp_path))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,11 @@ from tests.faults.test_13_killed_programs import left_in_memory, of_program
 from tests.python_processes import Program
 from tests.sample_datasets import tensor_files
 from tests.waiting import wait_until
+
+
+def none_runs(folder: Path) -> bool:
+    return not of_program(str(folder))
+
 
 PROGRAM = """
 import os, signal, sys, time
@@ -84,7 +90,7 @@ def test_once(how: str, moment: str, tmp_path: Path, tries: Count) -> None:
         assert time.monotonic() - sent < 1.5
         out, error = program.communicate()
         assert out == "usable\n" and program.returncode == 0, error
-        wait_until(lambda folder=folder: not of_program(str(folder)))
+        wait_until(partial(none_runs, folder))
         wait_until(lambda: not left_in_memory() - before)
 
 
@@ -104,5 +110,5 @@ def test_twice(how: str, tmp_path: Path, tries: Count) -> None:
         time.sleep(chance.random() * 0.05)
         program.send_signal(signal.SIGINT)
         program.communicate()
-        wait_until(lambda folder=folder: not of_program(str(folder)))
+        wait_until(partial(none_runs, folder))
         wait_until(lambda: not left_in_memory() - before)

@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +55,13 @@ def in_child(work: Callable[[], None]) -> None:
         finally:
             os._exit(ended)
     deadline = time.monotonic() + SECONDS
-    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+    while not (waited := os.waitpid(child, os.WNOHANG))[0]:
         if time.monotonic() > deadline:
             os.kill(child, signal.SIGABRT)  # which prints the stacks
             os.waitpid(child, 0)
             pytest.fail("the child hangs")
         time.sleep(0.001)
-    assert os.waitstatus_to_exitcode(ended[1]) == 0
+    assert os.waitstatus_to_exitcode(waited[1]) == 0
 
 
 def numbers(loader: Any) -> list[int]:
@@ -105,11 +106,11 @@ def test_a_fork_after_threads_of_others(library: str, tries: Count) -> None:
         torch.mm(torch.ones(300, 300), torch.ones(300, 300)).sum()
     for number in range(tries(2, 50)):
         kind = list(LOADERS)[1 + number % 4]
-        in_child(lambda kind=kind: _assert_right(penstock.DataLoader(Squares(), 4, **LOADERS[kind])))
+        in_child(partial(_assert_right, kind))
 
 
-def _assert_right(loader: Any) -> None:
-    assert numbers(loader) == WANTED
+def _assert_right(kind: str) -> None:
+    assert numbers(penstock.DataLoader(Squares(), 4, **LOADERS[kind])) == WANTED
 
 
 @pytest.mark.parametrize("method", ["process", "thread", None])

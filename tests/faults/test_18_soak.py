@@ -10,6 +10,7 @@ import gc
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +74,13 @@ def passes(root: Path) -> Iterator[Callable[[], None]]:
             for _ in loader:
                 pass
 
+    def act_on(act: Callable[[Any], None], dataset: Any, how: dict[str, Any]) -> None:
+        act(penstock.DataLoader(dataset, 8, **how))
+
     while True:
         for how in hows:
             for act, dataset in ((whole, folder), (left, folder), (failing, Failing()), (left, Failing())):
-                yield lambda act=act, dataset=dataset, how=how: act(penstock.DataLoader(dataset, 8, **how))
+                yield partial(act_on, act, dataset, how)
         yield lambda: whole(kept[0])
         yield lambda: failing(kept[1])
 
