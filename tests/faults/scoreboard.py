@@ -36,7 +36,8 @@ def rows() -> list[Row]:
     for script in sorted(FOLDER.glob("test_[0-9][0-9]_*.py")):
         text = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
         fault, must = text.split("\n\n")[:2]
-        found.append(Row(int(script.name[5:7]), fault.rstrip("."), " ".join(must.split()), script.name))
+        what = " ".join(fault.split()).partition(": ")[2].rstrip(".")
+        found.append(Row(int(script.name[5:7]), what[:1].upper() + what[1:], " ".join(must.split()), script.name))
     return found
 
 
