@@ -16,7 +16,7 @@ from tests.packing.packed import write_tensors
 
 
 def cut(path: Path, other: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
+    path.write_bytes(path.read_bytes()[:-10])
 
 
 def empty(path: Path, other: Path) -> None:
@@ -37,11 +37,11 @@ def missing(path: Path, other: Path) -> None:
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Return two datasets, of 30 and 40 samples."""
+    """Return two datasets, of 30 and 40 samples, in shards of different sizes."""
     folder = tmp_path_factory.mktemp("packed")
-    for name, count in (("one", 30), ("two", 40)):
+    for name, count, size in (("one", 30, 12_000), ("two", 40, 9000)):
         source = write_tensors(folder / f"{name} source", count=count)
-        penstock.pack(penstock.TensorFolder(source), folder / name, shard_size=12_000)
+        penstock.pack(penstock.TensorFolder(source), folder / name, shard_size=size)
     return folder / "one", folder / "two"
 
 
