@@ -16,7 +16,7 @@ CHECKED := $(wildcard src tests examples benchmarks tools)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test check format wheel sanitize fuzz soak bench clean distclean
+.PHONY: help setup demo test check format wheel sanitize fuzz soak faults bench clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ fuzz: setup  ## damaged JPEG files against libjpeg, under AddressSanitizer and U
 
 soak: setup $(VENV)/.tools  ## random cases for MINUTES=10, from SEED on: Penstock's loader beside torch's, bit for bit
 	$(PY) -m tests.differential --minutes $(MINUTES) --seed $(SEED)000000
+
+faults: setup $(VENV)/.tools  ## every row of docs/reliability.md in full (under an hour), and its table anew
+	$(PY) -m pytest tests/faults --faults=full -n auto --maxprocesses 4 --dist worksteal --timeout 3000
 
 bench: setup build/peers/.done  ## every benchmark; some of them: make bench BENCH="photos cifar"
 	$(PY) -m benchmarks $(BENCH)

@@ -26,6 +26,11 @@ def _small_heap() -> None:
     gc.freeze()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of tests/faults."""
+    parser.addoption("--faults", choices=("short", "full"), default="short", help="how many cases tests/faults runs")
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Have the stacks of a worker that crashes reported."""
     crash_reports.begin(session.config)

@@ -95,13 +95,6 @@ def test_damaged_states_are_as_good_as_none(damage: str, out: Path, tmp_path: Pa
     if damage != "missing":
         middle = data[:5000] + bytes(200) + data[5200:]
         path.write_bytes({"cut off": data[:-1], "another": os.urandom(len(data)), "in the middle": middle}[damage])
-    if damage == "in the middle":
-        # with checksums that say nothing of it, as where the damage lies behind the first and before the last 64 KiB
-        text = (out / "dataset.json").read_text()
-        held = json.loads(text)["splits"]["data"]["states"]["ends_crc32c"]
-        with path.open("rb") as file:
-            made = penstock.storage.index.ends_crc32c(file, len(data))
-        (out / "dataset.json").write_text(text.replace(str(held), str(made)))
     shards = Shards(out, transform=MIDDLE)
     for _ in range(2):
         assert_same(batches(shards), torchs(shards))

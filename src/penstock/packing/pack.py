@@ -16,7 +16,7 @@ import PIL
 
 import penstock._native as _native
 from penstock.cluster.option import Ray, ray_of
-from penstock.errors import InvalidOption, OutOfSpace
+from penstock.errors import InvalidOption
 from penstock.packing import places, shard_writer
 from penstock.packing import plan as planning
 from penstock.packing.contents import Contents, contents_of
@@ -26,7 +26,7 @@ from penstock.packing.places import BucketPlace, FolderPlace, Place
 from penstock.packing.plan import Plan, check_split, names, rows_name, shard_name, unfinished
 from penstock.packing.shard_writer import ShardRecord, ShardWork
 from penstock.storage.description import Column, Part, Split
-from penstock.storage.durable import FULL, durably, free_bytes, out_of_space
+from penstock.storage.durable import durably, free_bytes, full_disk_named, out_of_space
 from penstock.storage.index import Index, column_of
 from penstock.storage.jpeg_index import Photos
 from penstock.storage.objects import is_url
@@ -181,7 +181,8 @@ class _Job:
             return self._finished(splits[self._split], plan)
         if stored is None:
             self._check_space(plan, 0)
-            place.claim(unfinished(self._split), plan.as_json())
+            with full_disk_named(place.disk, lambda: plan.total or len(plan.as_json())):
+                place.claim(unfinished(self._split), plan.as_json())
         else:
             planning.check_same(stored, plan, place.path)
         if self._contents.labels is not None and not plan.labelled:
@@ -242,12 +243,8 @@ class _Job:
         self._check_space(plan, progress.bytes)
         missing = [shard for shard in range(len(plan.ends)) if shard not in records]
         work = ShardWork(self._place, self._contents, self._encoding, plan, self._stamps)
-        try:
+        with full_disk_named(self._place.disk, lambda: self._rest(plan, progress), "by the samples so far about "):
             records |= engine.write(work, missing, progress)
-        except OSError as error:
-            if error.errno in FULL and not isinstance(error, OutOfSpace):
-                raise self._full(plan, progress) from error
-            raise
         return self._finish(plan, [records[shard] for shard in range(len(plan.ends))], kept)
 
     def _check_space(self, plan: Plan, written: int) -> None:
@@ -267,11 +264,10 @@ class _Job:
                 found[shard] = record
         return found
 
-    def _full(self, plan: Plan, progress: Progress) -> Exception:
-        """Return the error of a full disk, with what is yet to be written."""
+    def _rest(self, plan: Plan, progress: Progress) -> int:
+        """Return about how many bytes are yet to be written."""
         share = progress.bytes / max(1, progress.samples)
-        rest = self._contents.size - sum(record.shard.samples for record in self._kept(plan).values())
-        return out_of_space(self._place.disk, int(share * rest), about="by the samples so far about ")
+        return int(share * (self._contents.size - sum(one.shard.samples for one in self._kept(plan).values())))
 
     # --- after the last shard
 
@@ -285,7 +281,7 @@ class _Job:
             kind, table = "pixels" if self._encoding.decoded else kind, shard_writer.joined(records)
         place = self._place
         put = partial(places.write, place)
-        try:
+        with full_disk_named(place.disk, lambda: 2 * sum(record.rows.nbytes for record in records)):
             index, ids, fingerprint = shard_writer.write_index(put, self._split, table, contents.ids, contents.texts)
             parts = tuple(
                 Part(first.fields[place] if place < len(first.fields) else known[0], tuple(known))
@@ -302,10 +298,6 @@ class _Job:
             if self._states:
                 split = replace(split, states=self._write_states(split))
             shard_writer.write_description(put, places.splits_of(place), self._split, split)
-        except OSError as error:
-            if error.errno in FULL and not isinstance(error, OutOfSpace):
-                raise out_of_space(place.disk, 2 * sum(record.rows.nbytes for record in records)) from error
-            raise
         places.remove_unfinished(place)
         return Packed(place.path, self._split, contents.size, len(shards), sum(s.bytes for s in shards), kept)
 

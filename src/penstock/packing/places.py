@@ -18,11 +18,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
-from penstock.errors import CorruptShards, InvalidOption, MissingObject, PenstockError
+from penstock.errors import CorruptShards, InvalidOption, MissingObject
 from penstock.packing.plan import FILE, FOLDER, is_kept, names, parse, unfinished
 from penstock.storage import description
 from penstock.storage.description import Split
-from penstock.storage.durable import FULL, durably, out_of_space, sync_folder
+from penstock.storage.durable import durably, full_disk_named, make_folder, sync_folder
 from penstock.storage.objects import ObjectStore
 
 Write = Callable[[BinaryIO], object]
@@ -134,7 +134,7 @@ class FolderPlace:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Make the folder, and hold its lock. Raises InvalidOption where another process holds it."""
-        os.makedirs(self.path, exist_ok=True)
+        make_folder(self.path)
         with alone(self.path):
             yield
 
@@ -254,16 +254,11 @@ class BucketPlace:
     @contextmanager
     def draft(self, name: str, attempt: str = "", after: After | None = None) -> Iterator[BinaryIO]:
         """Give an empty file without a name, which is gone with the process; it is sent in the end."""
-        try:
-            with tempfile.TemporaryFile() as file:
-                yield file
-                file.flush()
-                self._send(name, file.fileno(), after)
-        except OSError as error:
-            if error.errno not in FULL or isinstance(error, PenstockError):
-                raise
-            about = "a shard lies there until it is sent, and more than "
-            raise out_of_space(self.disk, _PART, about=about) from error
+        about = "a shard lies there until it is sent, and more than "
+        with full_disk_named(self.disk, lambda: _PART, about), tempfile.TemporaryFile() as file:
+            yield file
+            file.flush()
+            self._send(name, file.fileno(), after)
 
     def _send(self, name: str, descriptor: int, after: After | None = None) -> None:
         size = os.fstat(descriptor).st_size

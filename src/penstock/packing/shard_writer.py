@@ -26,7 +26,7 @@ from penstock.packing.plan import Plan, rows_name, shard_name, webdataset_key
 from penstock.sources.image_folder import IMG_EXTENSIONS
 from penstock.storage.description import FILE, Column, Shard, Split, as_json
 from penstock.storage.durable import write_all
-from penstock.storage.index import ABSENT, LABELS, ends_crc32c, row_dtype
+from penstock.storage.index import ABSENT, LABELS, row_dtype
 from penstock.storage.tar import END, header, padding
 
 Put = Callable[[str, Write], None]
@@ -325,20 +325,18 @@ def npy_head(dtype: np.dtype[Any], count: int) -> bytes:
 
 def write_column(put: Put, name: str, pieces: Iterable[bytes], digest: Any) -> Column:
     """Write a file of the index from its pieces, and add it to a digest. Raises OSError."""
-    crc = size = ends = 0
+    crc = size = 0
 
     def write(file: BinaryIO) -> None:
-        nonlocal crc, size, ends
+        nonlocal crc, size
         for piece in pieces:
             file.write(piece)
             digest.update(piece)
             crc = _native.crc32c(piece, crc)
             size += len(piece)
-        file.flush()
-        ends = ends_crc32c(file, size)
 
     put(name, write)
-    return Column(name, size, crc, ends)
+    return Column(name, size, crc)
 
 
 def write_index(

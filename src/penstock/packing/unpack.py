@@ -11,7 +11,7 @@ import numpy as np
 import penstock._native as _native
 from penstock.errors import CorruptShards, InvalidOption, OutsideRoot, SampleError
 from penstock.sources.shards import Shards
-from penstock.storage.durable import FULL, out_of_space, write_all
+from penstock.storage.durable import full_disk_named, write_all
 from penstock.storage.index import crc32c_of, open_regular
 
 
@@ -92,13 +92,11 @@ def _write(root: int, target: str, name: str, data: bytes, made: set[str], datas
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(name, flags, 0o666, dir_fd=root)
     try:
-        write_all(descriptor, data)
-    except OSError as error:
+        with full_disk_named(target, lambda: len(data), "for this file alone "):
+            write_all(descriptor, data)
+    except OSError:
         with suppress(OSError):
             os.unlink(name, dir_fd=root)
-        if error.errno in FULL:
-            total = sum(shard.bytes for shard in dataset.description.shards)
-            raise out_of_space(target, min(total, len(data)), about="for this file alone ") from error
         raise
     finally:
         os.close(descriptor)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import math
 import os
 import re
 import stat
@@ -110,6 +111,7 @@ def read_tensor(file: BinaryIO, sample_id: str, path: str) -> torch.Tensor:
         magic = file.read(6)
         file.seek(0)
         if _is_numpy(magic, path):
+            _check_npy_size(file)
             tensor = tensor_of_array(np.load(file, allow_pickle=False))
         else:
             tensor = torch.load(file, "cpu", weights_only=True)
@@ -124,6 +126,17 @@ def read_tensor(file: BinaryIO, sample_id: str, path: str) -> torch.Tensor:
             path=path,
         )
     return tensor.detach()
+
+
+def _check_npy_size(file: BinaryIO) -> None:
+    """Raise ValueError where the header of an .npy file speaks of more than it holds: numpy allocates that first."""
+    version = np.lib.format.read_magic(file)
+    header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = header(file)
+    begin, end = file.tell(), file.seek(0, os.SEEK_END)
+    if math.prod(shape) * dtype.itemsize > end - begin and not dtype.hasobject:
+        raise ValueError(f"its header speaks of {shape} {dtype}, and {end - begin:,} bytes follow it")
+    file.seek(0)
 
 
 def _is_numpy(magic: bytes, path: str) -> bool:

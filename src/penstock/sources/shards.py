@@ -146,7 +146,7 @@ class Shards(Dataset[Any]):
         check_window(self.window or DEFAULT_WINDOW, self.description.shards, cache.limit)
         self.files: ShardFiles | RemoteShards = RemoteShards(store, self.description.shards, cache)
         local, self._held = with_local_index(store, self.description, cache)
-        self.index = Index(str(cache.path), local)
+        self.index = Index(str(cache.path), local, verify=self.verify)
 
     def _open_folder(self, split: str | None) -> None:
         if not os.path.lexists(os.path.join(self.root, description.FILE)):
@@ -159,7 +159,7 @@ class Shards(Dataset[Any]):
         splits = description.load(self.root)
         self.split = description.chosen(splits, split, self.root)
         self.description = splits[self.split]
-        self.index = Index(self.root, self.description)
+        self.index = Index(self.root, self.description, verify=self.verify)
         self.files = ShardFiles(self.root, self.description.shards)
         self.files.check()
 

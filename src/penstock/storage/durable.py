@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
-from penstock.errors import OutOfSpace
+from penstock.errors import OutOfSpace, PenstockError
 from penstock.system.words import size_of
 
 #: What a write says where the disk, or the user's share of it, is full.
@@ -22,9 +22,20 @@ def sync_folder(folder: str) -> None:
         os.fsync(descriptor)
     except OSError as error:
         if error.errno != errno.EINVAL:  # a file system that cannot sync folders
+            error.filename = folder
             raise
     finally:
         os.close(descriptor)
+
+
+def make_folder(folder: str) -> None:
+    """Make a folder, and those above it, where they are missing; their names are on the disk then. Raises OSError."""
+    above = os.path.dirname(folder)
+    if not os.path.isdir(above):
+        make_folder(above)
+    os.makedirs(folder, exist_ok=True)
+    with suppress(PermissionError):  # a folder that may be entered but not read cannot be synced
+        sync_folder(above)
 
 
 def write_all(descriptor: int, data: bytes | memoryview, offset: int | None = None) -> None:
@@ -52,7 +63,9 @@ def durably(path: str, temporary: str) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.rename(temporary, path)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = path  # a write or sync by a descriptor does not say of which file
         with suppress(OSError):
             os.unlink(temporary)
         raise
@@ -65,13 +78,30 @@ def free_bytes(folder: str) -> int:
     return status.f_bavail * status.f_frsize
 
 
-def out_of_space(folder: str, needed: int, *, about: str = "") -> OutOfSpace:
-    """Return the error of a disk on which `needed` bytes are yet to be written; about: said of that number."""
+def out_of_space(folder: str, needed: int, *, about: str = "", code: int = errno.ENOSPC) -> OutOfSpace:
+    """Return the error of a disk on which `needed` bytes are yet to be written.
+
+    about: said of that number. code: the errno, EDQUOT where the quota of this user is used up.
+    """
     free = free_bytes(folder)
     missing = max(1, needed - free)
-    return OutOfSpace(
-        f"the disk of {folder} is full: {about}{needed:,} bytes ({size_of(needed)}) are yet to be written, {free:,} "
-        f"are free, so {missing:,} more are needed. Free them, or give another folder, and run the same again: "
-        "finished shards are kept",
+    limit = "this user's quota on the disk" if code == errno.EDQUOT else "the disk"
+    lacking = f", so {missing:,} more are needed" if needed > free else f" on the disk ({os.strerror(code)})"
+    error = OutOfSpace(
+        f"{limit} of {folder} is full: {about}{needed:,} bytes ({size_of(needed)}) are yet to be written, {free:,} "
+        f"are free{lacking}. Free them, or give another folder, and run the same again: finished shards are kept",
         missing=missing,
     )
+    error.errno = code
+    return error
+
+
+@contextmanager
+def full_disk_named(folder: str, needed: Callable[[], int], about: str = "") -> Iterator[None]:
+    """Raise OutOfSpace for the error of a full disk, or of a quota. needed, about: of `out_of_space`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL or isinstance(error, PenstockError):
+            raise
+        raise out_of_space(folder, needed(), about=about, code=error.errno) from error

@@ -122,7 +122,7 @@ def _remove_unused(path: str) -> None:
 
 
 _SIGNALS: dict[int, str] = {int(number): number.name for number in signal.Signals}
-_STACKS_TOLD = 4  # of stuck workers; each may take a second to answer
+_STACKS_TOLD = 4  # of stuck workers
 _FRAMES_TOLD = 20
 # Of a stack, most recent call first, what comes from here on is the way to the user's code.
 _MACHINERY = re.compile(r"penstock/(executors/|sample_notes)|torch/utils/data/_utils/")
@@ -224,11 +224,11 @@ class WorkerWatch:
         """Return the message for a batch that did not come in time from one of these workers."""
         board, identify, pids = self._board, self._identify, self.pids
         lines = [f"DataLoader timed out after {timeout} seconds."]
+        stacks = board.ask_stacks({worker: pids[worker] for worker in sorted(workers)[:_STACKS_TOLD]})
         for number, worker in enumerate(sorted(workers)):
-            pid = pids[worker]
-            lines.append(f"Worker {worker} (pid {pid}) is {_doing(board.progress(worker), identify)} ago.")
+            lines.append(f"Worker {worker} (pid {pids[worker]}) is {_doing(board.progress(worker), identify)} ago.")
             if number < _STACKS_TOLD:
-                lines += _stack_lines(board.ask_stacks(worker, pid)) or ["  (its Python stack could not be had)"]
+                lines += _stack_lines(stacks.get(worker, "")) or ["  (its Python stack could not be had)"]
         lines.append("Look at that sample or function, or raise timeout= if it is only slow.")
         return "\n".join(lines)
 

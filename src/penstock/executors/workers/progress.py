@@ -26,7 +26,7 @@ import signal
 import struct
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,7 +80,7 @@ _COUNTED = WorkerStage.GETITEM, WorkerStage.COLLATE
 _SHORT = reprlib.Repr()  # of an index that is no int
 _SHORT.maxstring = _SHORT.maxother = 80
 _ASK = signal.SIGRTMAX - 1  # the signal for a worker to write its stacks
-_ANSWER_SECONDS = 1.0  # for a stuck worker to do so
+_ANSWER_SECONDS = 0.5  # for stuck workers to do so
 _QUIET_SECONDS = 0.02  # without growth, after which a dump is complete
 
 
@@ -221,20 +221,25 @@ class Board:
         file = self._fds[1 + worker]
         return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
 
-    def ask_stacks(self, worker: int, pid: int) -> str:
-        """Have a living worker write its Python stacks and return them, empty if it does not within a second."""
+    def ask_stacks(self, pids: Mapping[int, int]) -> dict[int, str]:
+        """Have living workers write their Python stacks, and return by worker what is there after half a second.
+
+        pids: their processes. A worker that is stopped writes nothing.
+        """
         assert self._memory is not None
-        if not _WORD.unpack_from(self._memory, worker * _REGION + _ANSWERS_AT)[0]:
-            return ""
-        file = self._fds[1 + worker]
-        os.ftruncate(file, 0)
-        os.lseek(file, 0, os.SEEK_SET)  # the worker's position too: it is one open file
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, _ASK)
-        deadline = time.monotonic() + _ANSWER_SECONDS
-        written = ""
-        while time.monotonic() < deadline and (not written or written != self.stacks(worker)):
-            written = self.stacks(worker)
+        memory = self._memory
+        asked = [worker for worker in pids if _WORD.unpack_from(memory, worker * _REGION + _ANSWERS_AT)[0]]
+        for worker in asked:
+            file = self._fds[1 + worker]
+            os.ftruncate(file, 0)
+            os.lseek(file, 0, os.SEEK_SET)  # the worker's position too: it is one open file
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pids[worker], _ASK)
+        deadline, before = time.monotonic() + _ANSWER_SECONDS, dict[int, str]()
+        while (written := {worker: self.stacks(worker) for worker in asked}) != before or not all(written.values()):
+            if time.monotonic() > deadline:
+                break
+            before = written
             time.sleep(_QUIET_SECONDS)
         return written
 

@@ -1,0 +1,64 @@
+"""A fault in the n-th system call of some work: strace, which attaches to a forked child before the work begins."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def _traced_by() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("TracerPid:")[2].split()[0])
+
+
+def _trace_this_process(strace: str, inject: str, paths: Iterable[object]) -> None:
+    name = inject.partition(":")[0]
+    command = [strace, "-f", "-qq", "-o", "/dev/null", "-e", f"trace={name}", "-e", f"inject={inject}"]
+    for path in paths:
+        command += ["-P", str(path)]
+    tracer = subprocess.Popen([*command, "-p", str(os.getpid())], stderr=subprocess.DEVNULL)
+    while not _traced_by():
+        if tracer.poll() is not None:
+            os._exit(77)
+        time.sleep(0.001)
+
+
+def run(work: Callable[[], Any], inject: str, paths: Iterable[object] = ()) -> int:
+    """Run some work in a forked child, into whose system calls faults are put; return how it ended.
+
+    Args:
+        work: an error that it raises is printed, and the child then ends with 1.
+        inject: as strace takes it: "fsync:signal=SIGKILL:when=3", "write:error=ENOSPC:when=2+".
+        paths: only calls on these files count; without them all calls.
+
+    Returns:
+        0, 1, or of a child that a signal ended its negative number.
+    """
+    strace = shutil.which("strace")
+    if strace is None:
+        pytest.skip("strace is not installed")
+    child = os.fork()
+    if not child:
+        ended = 1
+        try:
+            _trace_this_process(strace, inject, paths)
+            work()
+            ended = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(ended)
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if ended == 77:
+        pytest.skip("strace may not attach to a process")
+    return ended
