@@ -37,13 +37,17 @@ def in_threads(make: Callable[[int], Any], batch_size: int | None = 4, size: int
     return penstock.DataLoader(Made(make, size), batch_size, **given)
 
 
+def live() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("penstock-worker")}
+
+
 @pytest.fixture(autouse=True, scope="module")
 def no_thread_outlives_its_loader() -> Iterator[None]:
+    before = live()  # loaders of other modules' fixtures may live on
     yield
     gc.unfreeze()  # what conftest.py has frozen may be the iterator of another module's test
     collect()
-    # A crew that the garbage collector ends is ended by a thread of its own.
-    wait_until(lambda: not any(thread.name.startswith("penstock-worker") for thread in threading.enumerate()))
+    wait_until(lambda: live() <= before)  # a crew that the garbage collector ends is ended by a thread of its own
 
 
 def test_the_first_error_of_a_batch_is_the_one_raised() -> None:
