@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 
 import pytest
@@ -39,14 +38,6 @@ def tries(full: bool, record_property: Callable[[str, object], None]) -> Count:
 def cases(record_property: Callable[[str, object], None]) -> Callable[[int], None]:
     """Return what counts the cases that a test has run, where it finds their number itself."""
     return lambda number: record_property("cases", number)
-
-
-def need(program: str) -> str:
-    """Return the path of a program; skip the test where there is none."""
-    found = shutil.which(program)
-    if found is None:
-        pytest.skip(f"{program} is not installed")
-    return found
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
