@@ -31,6 +31,7 @@ from tests.executors_under_test import options
 from tests.photos import photo_files
 from tests.same import assert_passes
 from tests.sample_datasets import Made, Stream
+from tests.waiting import wait_until
 
 SIZE = 12
 WAYS = options("caller", "caller, seed", "threads, 2", "threads, caller", "processes, 2", "processes, persistent")
@@ -203,11 +204,12 @@ class Files(tud.Dataset[Any]):
 
 
 class Dying(Files):
-    """Ends its worker process at the sixth sample, behind the load."""
+    """Ends its worker process at the sixth sample, behind the load, once the loop has the batch before."""
 
     def __getitem__(self, index: int) -> Any:
         found = super().__getitem__(index)
         if index == 5:
+            wait_until(lambda: (self.folder / "has a batch").exists())
             os.kill(os.getpid(), signal.SIGKILL)
         return found
 
@@ -291,8 +293,11 @@ def test_a_loader_in_a_dataset_counts_for_itself(folder: Path) -> None:
 
 def test_a_worker_that_dies_leaves_the_counts_of_its_batches(folder: Path) -> None:
     loader = penstock.DataLoader(Dying(folder), 4, num_workers=1)
+    batches = iter(loader)
+    next(batches)
+    (folder / "has a batch").touch()
     with pytest.raises(WorkerDied):
-        go_through(loader)
+        next(batches)
     assert loader.stats().calls["torch.load"].answered == 4
 
 
