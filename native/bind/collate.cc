@@ -1,4 +1,4 @@
-// Samples that are tensors, copied into their rows of a batch without a call of torch's a sample.
+// Samples that are tensors, copied into their rows of a batch without a call of torch's a sample; labels likewise.
 //
 // Threads: any; Python's lock is let go while elements are copied. Memory: tensors are borrowed, the caller holds them
 // for the length of the call.
@@ -100,9 +100,28 @@ class Stacker {
   const ExchangeApi* api_;  // torch's, for the life of the process
 };
 
+// False: one of the values is no int of Python's own that fits, or the list lacks a position.
+bool take_integers(const nb::list& values, const nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& positions,
+                   const nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& out) {
+  const std::size_t count = positions.shape(0);
+  if (out.shape(0) != count) throw nb::value_error("not as many rows as positions");
+  const auto size = static_cast<std::int64_t>(values.size());
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::int64_t position = positions.data()[i];
+    if (position < 0 || position >= size) return false;
+    PyObject* const value = PyList_GET_ITEM(values.ptr(), position);
+    if (!PyLong_CheckExact(value)) return false;
+    int overflow = 0;
+    out.data()[i] = PyLong_AsLongLongAndOverflow(value, &overflow);
+    if (overflow != 0) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 void bind_collate(nb::module_& m) {
+  m.def("take_integers", &take_integers, "values"_a, "positions"_a, "out"_a.noconvert());
   nb::class_<Stacker>(m, "Stacker")
       .def(nb::init<nb::handle, const nb::capsule&>(), "kind"_a, "api"_a)
       .def("stack", &Stacker::stack, "out"_a, "begin"_a, "values"_a);

@@ -414,6 +414,11 @@ def transform_jpeg(recipe: Recipe, data: bytes, draws: Sequence[Any], out: torch
     draws, the result and what is raised are those of transform_image().
     """
 
+def take_integers(values: list[Any], positions: NDArray[np.int64], out: NDArray[np.int64]) -> bool:
+    """Write the values at these positions to `out`. False: one is no int itself, does not fit, or is not in the list;
+    what is written then is undefined. Raises ValueError where `out` is not as long as the positions.
+    """
+
 class Stacker:
     """Copies plain tensors into rows of a batch.
 

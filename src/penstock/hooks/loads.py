@@ -39,14 +39,16 @@ def _content_of(file: Any) -> tuple[Any, int] | Refused:
 
     Taken are paths, an open io.BytesIO and a file opened by open(..., "rb").
     """
-    try:
-        if type(file) is io.BytesIO:
-            return file.getvalue(), file.tell()
-        if type(file) is io.BufferedReader and type(file.raw) is io.FileIO:
-            return file.fileno(), file.tell()
-    except (OSError, ValueError):  # closed, detached, or not seekable
-        pass
-    path = os.fspath(file) if isinstance(file, os.PathLike) and not hasattr(file, "read") else file
+    path = file
+    if not isinstance(file, str):
+        try:
+            if type(file) is io.BytesIO:
+                return file.getvalue(), file.tell()
+            if type(file) is io.BufferedReader and type(file.raw) is io.FileIO:
+                return file.fileno(), file.tell()
+        except (OSError, ValueError):  # closed, detached, or not seekable
+            pass
+        path = os.fspath(file) if isinstance(file, os.PathLike) and not hasattr(file, "read") else file
     if not isinstance(path, str):
         return Refused(f"it reads from a {type(file).__qualname__}")
     return (path, 0) if builtins.open is _io.open else Refused("open() was replaced")

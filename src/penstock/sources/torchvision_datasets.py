@@ -195,5 +195,9 @@ def _labels(targets: Any, as_integers: bool, positions: Indices) -> LabelColumn:
         chosen = targets.detach()[torch.from_numpy(positions)].to(torch.int64)
         numbers: LabelColumn = chosen.numpy(force=True)
         return numbers
+    if type(targets) is list:
+        numbers = np.empty(len(positions), np.int64)
+        if _native.take_integers(targets, positions, numbers):
+            return numbers
     values = map(targets.__getitem__, positions.tolist())
     return compact(list(map(int, values) if as_integers else values))
