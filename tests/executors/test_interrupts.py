@@ -24,7 +24,6 @@ from penstock.executors.iterator import Pass
 from penstock.order.batches import with_sample_numbers
 from penstock.plan import NativePlan, plan
 from penstock.recipe.patches import this_thread
-from tests.python_processes import run
 from tests.same import outcomes
 from tests.sample_datasets import Made
 
@@ -272,40 +271,3 @@ def test_behind_an_interrupt_a_pass_of_worker_processes_is_whole_or_says_so(pers
     for child in multiprocessing.active_children():  # of a pass that was interrupted while it ended its workers
         child.kill()
         child.join()
-
-
-INTERRUPTED = """
-import os, signal, sys
-import torch, penstock
-
-class Slow(torch.utils.data.Dataset):
-    def __len__(self):
-        return 400
-    def __getitem__(self, index):
-        if index == 100:
-            os.killpg(0, signal.SIGINT)  # as a terminal sends it: to the workers, too
-        return torch.full((4000,), float(index))
-
-os.setpgid(0, 0)
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what it runs in the background
-loader = penstock.DataLoader(Slow(), 4, num_workers=2, persistent_workers=sys.argv[1] == "True")
-batches = iter(loader)
-got, errors = [], []
-for _ in range(2):  # the signal may find the program in next() or in its own loop, before or after the workers
-    try:
-        for batch in batches:
-            got.append(int(batch[0, 0]))
-    except (KeyboardInterrupt, RuntimeError) as error:
-        errors.append(str(error))
-        if got and int(batch[0, 0]) not in got:  # the signal came into the loop's own line
-            got.append(int(batch[0, 0]))
-print(got == list(range(0, 4 * len(got), 4)), "interrupted" in errors[-1] or "worker" in errors[-1])
-Slow.__getitem__ = lambda self, index: torch.full((4000,), float(index))
-print([int(batch[0, 0]) for batch in loader] == list(range(0, 400, 4)))
-"""
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_ctrl_c_in_a_terminal_hangs_no_pass_of_worker_processes(persistent: bool) -> None:
-    done = run(INTERRUPTED, str(persistent))
-    assert done.stdout.split() == ["True", "True", "True"], done.stdout + done.stderr

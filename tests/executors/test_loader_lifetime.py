@@ -6,7 +6,6 @@ import gc
 import itertools
 import os
 import shutil
-import signal
 import textwrap
 import threading
 from pathlib import Path
@@ -25,7 +24,6 @@ from penstock.sources.reading import read_image
 from penstock.system.limits import usable_cpus
 from tests import python_processes
 from tests.photos import grey_files
-from tests.python_processes import Program
 from tests.resources import descriptors
 from tests.sample_datasets import tensor_files
 from tests.values import flat, taken
@@ -61,29 +59,6 @@ def test_num_workers_none_uses_the_cpus_allowed() -> None:
     assert 1 <= usable_cpus() <= len(os.sched_getaffinity(0))
     numbers = penstock.Arrays(np.arange(200, dtype=np.int32))
     assert penstock.DataLoader(numbers).num_workers == usable_cpus()
-
-
-def test_ctrl_c_while_waiting(tmp_path: Path) -> None:
-    script = """
-import signal, sys, threading
-import torch, penstock
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs in the background ignore it
-gate = threading.Event()
-root = sys.argv[1]
-torch.save([torch.zeros(3)], f"{root}/odd.pt")       # Python must read it ...
-folder = penstock.TensorFolder(root)
-folder.read = lambda position: (print("reading", flush=True), gate.wait())[0]   # ... and never ends
-loader = penstock.DataLoader(folder, num_workers=2)
-try:
-    next(iter(loader))
-except KeyboardInterrupt:
-    print("interrupted", flush=True)
-gate.set()
-"""
-    with Program(script, tmp_path) as process:
-        assert process.stdout.readline() == "reading\n"
-        process.send_signal(signal.SIGINT)
-        assert process.stdout.readline() == "interrupted\n" and process.wait() == 0
 
 
 def test_inside_torchs_worker_processes(folder: Path) -> None:

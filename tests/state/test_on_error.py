@@ -12,12 +12,9 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data as tud
-import torchvision
-from torchvision import transforms as v1
 
 import penstock
 from tests.executors_under_test import options
-from tests.photos import photo_files
 from tests.same import assert_same
 from tests.sample_datasets import Numbers, Order, Stream, Whole, tensor_files
 
@@ -102,37 +99,11 @@ def test_the_manifest_has_each_once_and_a_later_run_skips_them(folder: Path, man
     assert len(lines(manifest)) == 4
 
 
-@pytest.mark.native
-def test_images(tmp_path: Path) -> None:
-    photo_files(tmp_path, 12)
-    (tmp_path / "class2" / "5.jpg").write_bytes(b"no image")
-    dataset = torchvision.datasets.ImageFolder(str(tmp_path), v1.Compose([v1.Resize((8, 8)), v1.ToTensor()]))
-    assert [len(y) for _, y in replacing(dataset, 4)] == [4, 4, 4]
-    with pytest.raises(penstock.CorruptSample):
-        list(penstock.DataLoader(dataset, 4))
-
-
 def test_more_than_the_share_aborts_with_the_list(folder: Path, manifest: Path) -> None:
     with pytest.raises(penstock.TooManyBadSamples, match=r"(?s)05.*max_share"):
         list(replacing(tensors(folder), 8, on_error=penstock.Replace(0.05, manifest)))
     with pytest.raises(penstock.TooManyBadSamples):  # by default one in a thousand
         list(replacing(tensors(folder), 8, on_error="replace"))
-
-
-@options(*METHODS)
-def test_python_datasets(options: dict[str, Any], manifest: Path) -> None:
-    dataset, order = numbers(3, 17, 18), {"shuffle": True, "seed": 2}
-    reference = replacing(dataset, num_workers=0, **order)
-    loader = replacing(dataset, on_error=penstock.Replace(0.1, manifest), **order, **options)
-    assert_same(list(loader), list(reference))
-    second = list(loader)
-    assert_same(second, list(reference))
-    assert len(second) == 8 and not set(torch.cat(second).tolist()) & {3, 17, 18}
-    errors = {line["id"]: line["error"] for line in lines(manifest)}
-    assert errors == {str(bad): f"ValueError: number {bad} is bad" for bad in (3, 17, 18)}
-    assert len(lines(manifest)) == 3
-    with pytest.raises(penstock.TooManyBadSamples, match="number"):
-        list(replacing(dataset, on_error=penstock.Replace(0.05), **options))
 
 
 @options(*METHODS[:3])

@@ -24,16 +24,13 @@ from penstock.device.copy_stream import CopyStream, IdleMeter, copy_stream_to
 from penstock.device.feed import Device, Feed
 from penstock.device.moving import Arithmetic, Mover
 from penstock.executors.iterator import Pass
-from penstock.executors.workers.worker_thread import context_here, leave_behind
+from penstock.executors.workers.worker_thread import JOIN_SECONDS, context_here, leave_behind
 from penstock.observe import Delivery, Observers, observed
 from penstock.order.batches import length
 from penstock.stats import Counters
 from penstock.system.modes import outside_inference
 
 T = TypeVar("T")
-
-#: How long closing waits for a thread that waits for a batch of the source, in seconds.
-JOIN_SECONDS = 2.0
 
 _END = object()
 

@@ -56,10 +56,10 @@ class Pass(_BaseDataLoaderIter):
         self._hold(filler)  # before its threads start: an interrupt in any line leaves none behind
         try:
             filler.start()
+            self.begin(pass_input, eager=eager)
         except BaseException:
             self._end()
             raise
-        self.begin(pass_input, eager=eager)
 
     def begin(self, pass_input: PassInput, filler: Filler | None = None, *, eager: bool = False) -> None:
         """Begin another pass. filler: makes its batches; None: the one that this pass has."""
@@ -186,6 +186,7 @@ class Pass(_BaseDataLoaderIter):
             raise
         except BaseException:  # Ctrl-C in any line: what was begun is not known
             self._open, self._interrupted = False, True
+            self.close()  # a notebook keeps the traceback, and with it this pass
             raise
 
     def _one(self) -> Delivery:

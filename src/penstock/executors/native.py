@@ -33,7 +33,6 @@ from penstock.executors.staging import Staging
 from penstock.executors.workers.native import SAMPLES_AHEAD, NativeBatch, NativeCrew
 from penstock.plan import NativePlan
 from penstock.recipe.conversions import refuse_pixels
-from penstock.recipe.patches import Lease
 from penstock.sample_notes import note_batch, torch_batch
 from penstock.state.delivery import Task
 from penstock.state.substitutes import Substitutes
@@ -52,7 +51,7 @@ class NativeFiller(Filler):
         live: batches are what the dataset is when they are asked for, as in torch's loader without workers. Images in
             memory are not copied ahead then; files are read ahead, and again where the dataset was changed meanwhile.
             False: changes need not be seen, as where torch's workers have a copy.
-        fetch: returns what reads the rest of a pass in which the dataset was changed.
+        fetch: returns what reads the rest of a pass in which the dataset was changed, and batches with a bad label.
     """
 
     # Over 15 attributes: the pass, and the plan, its crew and its layout.
@@ -68,7 +67,9 @@ class NativeFiller(Filler):
     ) -> None:
         super().__init__(resources)
         self._live = live
-        self._make_fetch = fetch or partial(Fetch, plan.dataset, batched=True, collate_fn=default_collate)
+        self._make_fetch = fetch or partial(
+            Fetch, plan.dataset, batched=True, collate_fn=default_collate, replacing=substitutes
+        )
         self._buffers = resources.buffers
         self._substitutes = substitutes
         self._plan = plan
@@ -76,7 +77,6 @@ class NativeFiller(Filler):
         self._opened = False
         self._staging: Staging | None = None
         self._fetch: Fetch | None = None  # reads the rest of the pass
-        self._lease: Lease | None = None
         self._fields = [None if spec is None else Field(spec) for spec in plan.specs()]
         self._target = 1  # batches in flight
         within_next = plan.gathers or (live and plan.in_memory)
@@ -91,11 +91,6 @@ class NativeFiller(Filler):
             self._staging = Staging(self._plan.remote, pass_input.coming, pass_input.samples)
 
     def close(self) -> None:
-        self._end_crew()
-        if self._lease is not None:
-            self._lease.close()
-
-    def _end_crew(self) -> None:
         if self._staging is not None:
             self._staging.close()
             self._staging = None
@@ -173,9 +168,8 @@ class NativeFiller(Filler):
 
     def _read_in_python(self, queue: deque[NativeBatch]) -> None:
         """Have Python read the rest of the pass: the dataset is not what was planned for."""
-        self._end_crew()
+        self.close()
         self._fetch = self._make_fetch()
-        self._lease = self._fetch.lease()
         self.reads_ahead = False
         for batch in queue:
             if batch.given is not None:  # else it is an error of the sampler's
@@ -274,28 +268,30 @@ class NativeFiller(Filler):
 
     def assemble(self, batch: NativeBatch) -> Any:
         if batch.other is not None:
-            out = self._by_python(batch)
-            return pinned(out) if self._buffers.pinned else out
+            return self._by_python(batch, self._fetch)
         fields: list[Any] = in_callers_mode([rows.tensor for rows in batch.rows])
         try:
             labels = self._plan.labels(batch.leaves, batch.local)
         except Exception as error:
+            if self._substitutes is not None:  # the label's sample is bad, and Python finds it
+                batch.other = batch.wanted.tolist()
+                return self._by_python(batch, self._make_fetch())
             note_batch(error, batch.indices.tolist())
             raise
         if labels is not None:
             fields.append(pinned(labels) if self._buffers.pinned else labels)
         return self._plan.leaves[0].form.batch(fields)
 
-    def _by_python(self, batch: NativeBatch) -> Any:
+    def _by_python(self, batch: NativeBatch, fetch: Fetch | None) -> Any:
         """Return the batch that the dataset itself gives."""
-        if self._fetch is None:
+        if fetch is None:
             out = torch_batch(self._plan.dataset, batch.other)
         else:
-            with self._fetch.as_guest(self.resources.meter.calls):
-                out = self._fetch.load(Task(batch.other, *batch.key, batch.positions))
+            with fetch.lease(), fetch.as_guest(self.resources.meter.calls):
+                out = fetch.load(Task(batch.other, *batch.key, batch.positions))
         if self._plan.table is not None:  # pixels would be taken for those that are yet to be converted
             refuse_pixels(out)
-        return out
+        return pinned(out) if self._buffers.pinned else out
 
     # --- failures -------------------------------------------------------------------------------------------
 

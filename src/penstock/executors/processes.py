@@ -42,8 +42,10 @@ from penstock.executors.workers.tasks import (
     TaskDataset,
     Tasks,
     WorkerStart,
+    hold_interrupt,
     identity,
     makes_own_batches,
+    release_interrupt,
     spawning,
     staging_of,
 )
@@ -112,7 +114,16 @@ class ProcessPass(_MultiProcessingDataLoaderIter):
         if self._shared is not None:
             self._shared.expect(loader.num_workers * loader.prefetch_factor)
         composes = settings.method is not Method.PROCESS
-        super().__init__(self._view(loader, fetch, composes, StreamBatches(loader.collate_fn, packs=ours)))
+        view = self._view(loader, fetch, composes, StreamBatches(loader.collate_fn, packs=ours))
+        try:
+            if self._context.get_start_method() == "fork":
+                hold_interrupt()
+            super().__init__(view)
+        except BaseException:
+            self._shutdown_workers()
+            raise
+        finally:
+            release_interrupt()
         self._dataset, self._collate_fn = loader.dataset, loader.collate_fn
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"  # traces are read by it
 
@@ -155,7 +166,8 @@ class ProcessPass(_MultiProcessingDataLoaderIter):
     @property
     def reusable(self) -> bool:
         """Whether another pass can be made with these workers."""
-        return not (self._failure or self._stuck or self._inside or self._shutdown)
+        left = any((death.code or 0) >= 0 for death in self._watch.notice().values())  # a Ctrl-C that they got, too
+        return not (self._failure or self._stuck or self._inside or self._shutdown or left)
 
     def restart(self, job: Job) -> None:
         """Make another pass with these workers."""
@@ -179,6 +191,7 @@ class ProcessPass(_MultiProcessingDataLoaderIter):
             self._clear_away = multiprocessing.util.Finalize(
                 None, clear_away, (self._board, self._watch.pids, queues), exitpriority=-1
             )
+            release_interrupt()  # now that all of them are known
         seed, epoch = self._key()
         if self._tasks is not None:
             self._tasks.seed, self._tasks.epoch = int(self._base_seed) if seed is None else seed, epoch
@@ -220,6 +233,9 @@ class ProcessPass(_MultiProcessingDataLoaderIter):
             batch = observed(self.observers, self._delivery)
         except Exception:
             del self._inside[thread]
+            raise
+        except BaseException:
+            self._shutdown_workers()  # a notebook keeps the traceback, and with it this pass
             raise
         del self._inside[thread]  # no interrupt comes between this step of the interpreter and the return
         return batch
@@ -352,10 +368,7 @@ class ProcessPass(_MultiProcessingDataLoaderIter):
                 self._abandon()
         finally:
             end(self._workers)
-            if self._clear_away is None:
-                clear_away(self._board, self._watch.pids)
-            else:
-                self._clear_away()
+            (self._clear_away or partial(clear_away, self._board, self._watch.pids))()
             self._leases.clear()  # their blocks are not used again
             for number in list(self._needed):
                 self._release_shards(number)

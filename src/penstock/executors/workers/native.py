@@ -40,7 +40,7 @@ READ_AHEAD_BYTES, READ_AHEAD_SHARE = 256 << 20, 8
 #: Samples that readers know of where reads block: those in flight, and others whose batches have no memory yet.
 SAMPLES_AHEAD = 4 * READERS
 #: How long closing waits for Python threads that are reading a sample, in seconds.
-JOIN_SECONDS = 2.0
+JOIN_SECONDS = 0.5
 
 
 def read_ahead_bytes() -> int:

@@ -86,9 +86,9 @@ def reap(process: Any) -> Death | None:
 
 
 def end(processes: Iterable[Any]) -> None:
-    """End those processes that live: by SIGTERM, and a second later by SIGKILL."""
+    """End those processes that live: by SIGTERM, and half a second later by SIGKILL."""
     alive = [process for process in processes if process.is_alive()]
-    for send, seconds in (("terminate", 1.0), ("kill", 5.0)):
+    for send, seconds in (("terminate", 0.5), ("kill", 5.0)):
         for process in alive:
             getattr(process, send)()
         deadline = time.monotonic() + seconds

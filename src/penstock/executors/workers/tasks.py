@@ -7,6 +7,8 @@ torch's worker loop takes `TaskDataset` for the dataset, `identity` or `StreamBa
 from __future__ import annotations
 
 import dataclasses
+import signal
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -119,6 +121,27 @@ def staging_of(job: Job) -> MakeStaging | None:
     return make
 
 
+_held: list[Any] = []  # while workers are forked: the program's handler of Ctrl-C, and what it is yet to be called with
+
+
+def hold_interrupt() -> None:
+    """Hold a Ctrl-C back while workers are forked: in the middle of it Python would lose the Ctrl-C, or the child."""
+    handler = signal.getsignal(signal.SIGINT)
+    if callable(handler) and threading.current_thread() is threading.main_thread():
+        _held[:] = [handler]
+        signal.signal(signal.SIGINT, lambda *given: _held.append(given))
+
+
+def release_interrupt() -> None:
+    """Let it come, here or in a forked child. Raises KeyboardInterrupt, or what the program's handler raises."""
+    if _held and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, _held[0])
+        handler, *came = _held
+        _held.clear()
+        if came:
+            handler(*came[0])
+
+
 # --- in the worker ----------------------------------------------------------------------------------------------------
 
 
@@ -226,6 +249,7 @@ class WorkerStart:
     composes: bool
 
     def __call__(self, worker: int) -> None:
+        release_interrupt()
         if self.composes:
             natively_in_this_process(ThreadCalls())
         begin, each = self.board.report(worker)

@@ -34,7 +34,7 @@ from penstock.recipe.patches import Patches, standing_in
 from penstock.system.randomness import Generators
 
 #: How long a crew waits for threads that are in the middle of a sample, in seconds.
-JOIN_SECONDS = 2.0
+JOIN_SECONDS = 0.5
 #: Calls a function with arguments in the context of another thread.
 Context = Callable[..., Any]
 
