@@ -277,8 +277,10 @@ class ObjectStore:
         url, said = self.url_of(name), str(error)
         cause = error if said == without_secrets(said) else None
         brief = textwrap.shorten(said.partition("\n\nDebug source:")[0], 400, placeholder="...")
+        key = re.escape(url.split("/", 3)[-1])  # which may read as a cause does
+        cause_said = re.sub(rf'\b{key}\b|[^\s<>"]*\b{key.rpartition("/")[2]}\b', "", said)
         for pattern, kind, meaning in _MEANINGS:
-            if re.search(pattern, said):
+            if re.search(pattern, cause_said):
                 raise kind(f"{url}: {meaning} ({brief})", url=url) from cause
         raise StorageError(f"{url}: {brief}", url=url) from cause
 
