@@ -26,6 +26,7 @@ class ObjectServer:
     Faults: "500", "503", "403", "404": that status. "cut": the body ends after a half; "reset": by a reset; "stall":
     the rest does not come. "slow": it comes slowly. "wrong": one byte of it is flipped. "hang": no answer until the
     server stops. "drop": the connection is closed. "moved": a redirect, with a query, to where it is served.
+    "echo": 403, with the request's headers in the body, as some proxies have it.
     """
 
     def __init__(self, objects: dict[str, bytes], faults: Faults | None = None, port: int = 0) -> None:
@@ -93,6 +94,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if fault == "moved" and not query:
             self._status(307, f"{self.path}?X-Amz-Signature={SIGNATURE}")
             return
+        if fault == "echo":
+            self._status(403, body=f"<Error><Code>AccessDenied</Code>\n{self.headers}</Error>".encode())
+            return
         if fault.isdecimal():
             self._status(int(fault))
             return
@@ -140,9 +144,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if fault == "reset":
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
-    def _status(self, code: int, location: str = "") -> None:
+    def _status(self, code: int, location: str = "", body: bytes = b"") -> None:
         self.send_response(code)
         if location:
             self.send_header("Location", location)
-        self.send_header("Content-Length", "0")
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        self.wfile.write(body)

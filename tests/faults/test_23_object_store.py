@@ -39,7 +39,7 @@ SECRETS = {
 #: Seconds of a request, and of the failures of one part, where the test does not take those of the package.
 REQUEST, PATIENCE = 0.3, 0.2
 PASSING = ["500", "503", "429", "cut", "reset", "drop", "hang", "stall", "slow", "moved", "wrong", ""]
-LASTING = [*PASSING, "403", "404", "301"]
+LASTING = [*PASSING, "403", "404", "301", "echo"]
 
 
 @pytest.fixture
@@ -158,6 +158,7 @@ def test_what_passes_is_retried(
 WORDS: dict[str, tuple[type[Exception], str]] = {
     "401": (penstock.AccessRefused, "the store refuses access with these credentials"),
     "403": (penstock.AccessRefused, "the store refuses access with these credentials"),
+    "echo": (penstock.AccessRefused, r"x-amz-security-token: \*\*\* "),
     "404": (penstock.MissingObject, "there is no such object"),
     "301": (penstock.StoreUnreachable, "an incorrectly configured region"),
     "500": (penstock.StoreUnreachable, "500 Internal Server Error"),
