@@ -113,7 +113,7 @@ def test_faults_at_random_requests(
     serve: Callable[..., ObjectServer], folder: Path, tmp_path: Path, impatient: None, full: bool, tries: Count
 ) -> None:
     near, chance, ended = penstock.Shards(folder, window=3), random.Random(23), Counter[str]()
-    for number in range(tries(15, 400)):
+    for number in range(tries(15, 200)):
         few = sorted(chance.sample(range(SAMPLES), 7)) if number % 3 == 0 else None
         share, which = chance.choice([0.1, 0.3, 1.0]), chance.choice(["", "data-", "data-", "data-000001", "data"])
         faults = chance.sample(LASTING, 2)
