@@ -16,8 +16,9 @@ from urllib.parse import unquote
 
 #: What becomes of a request: (method, name, number of the request for this object) -> a fault, or "".
 Faults = Callable[[str, str, int], str]
-#: What the query of a redirect holds.
+#: The query of a redirect.
 SIGNATURE = "hidden-signature"
+MOVED = f"?X-Amz-Signature={SIGNATURE}"
 
 
 class ObjectServer:
@@ -81,7 +82,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _answer(self, counter: Counter[str]) -> None:
         owner = self.server_of
-        name, _, query = unquote(self.path).removeprefix("/data/").partition("?")
+        name, moved, _ = unquote(self.path).removeprefix("/data/").partition(MOVED)
         with owner.lock:
             counter[name] += 1
             fault = owner.faults(self.command, name, counter[name])
@@ -91,8 +92,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if fault == "drop" or owner.stopped.is_set():
             self.close_connection = True
             return
-        if fault == "moved" and not query:
-            self._status(307, f"{self.path}?X-Amz-Signature={SIGNATURE}")
+        if fault == "moved" and not moved:
+            self._status(307, self.path + MOVED)
             return
         if fault == "echo":
             self._status(403, body=f"<Error><Code>AccessDenied</Code>\n{self.headers}</Error>".encode())

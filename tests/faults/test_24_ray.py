@@ -86,11 +86,11 @@ def wanted(dataset: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", ["native", "python"])
-@pytest.mark.parametrize("how", ["kill", "cut"])
+@pytest.mark.parametrize(
+    ("cluster", "how"), [("processes", "kill"), ("processes", "cut"), ("ray", "kill")], indirect=["cluster"]
+)
 def test_lost_fillers(how: str, kind: str, cluster: penstock.Ray, tmp_path: Path, tries: Count) -> None:
     """Two fillers are killed, or their connections cut, at random moments of a pass."""
-    if cluster is SPREAD and how == "cut":
-        pytest.skip("Ray has the connection: a machine that vanishes cuts it")
     dataset, chance = dataset_of(kind, tmp_path), random.Random(24)
     local, explained = wanted(dataset), ""
     for _ in range(tries(1, 3) if cluster is SPREAD else tries(2, 30)):

@@ -276,6 +276,7 @@ def test_errors_reach_who_waits_and_another_ticket_tries_once_more(
     server: ObjectServer, shards: RemoteShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.storage.objects._RETRIES", {"max_retries": 0})
+    monkeypatch.setattr(download, "PATIENCE", 0.1)
     server.faults = lambda method, name, number: "500"
     stage = ShardStage(shards)
     ticket = stage.ticket([0])
