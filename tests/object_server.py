@@ -5,23 +5,32 @@ from __future__ import annotations
 import hashlib
 import http.server
 import re
+import socket
+import struct
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
+from urllib.parse import unquote
 
 #: What becomes of a request: (method, name, number of the request for this object) -> a fault, or "".
 Faults = Callable[[str, str, int], str]
+#: The query of a redirect.
+SIGNATURE = "hidden-signature"
+MOVED = f"?X-Amz-Signature={SIGNATURE}"
 
 
 class ObjectServer:
     """Serves objects by name, with ranges and etags.
 
-    Faults: "500", "503", "403", "404": that status. "cut": the body ends after a half. "slow": it comes slowly.
-    "wrong": one byte of it is flipped. "hang": no answer until the server stops. "drop": the connection is closed.
+    Faults: "500", "503", "403", "404": that status. "cut": the body ends after a half; "reset": by a reset; "stall":
+    the rest does not come. "slow": it comes slowly. "wrong": one byte of it is flipped. "hang": no answer until the
+    server stops. "drop": the connection is closed. "moved": a redirect, with a query, to where it is served.
+    "echo": 403, with the request's headers in the body, as some proxies have it.
     """
 
-    def __init__(self, objects: dict[str, bytes], faults: Faults | None = None) -> None:
+    def __init__(self, objects: dict[str, bytes], faults: Faults | None = None, port: int = 0) -> None:
         self.objects = dict(objects)
         self.faults: Faults = faults or (lambda method, name, number: "")
         self.gets: Counter[str] = Counter()
@@ -34,7 +43,7 @@ class ObjectServer:
         class Handler(_Handler):
             server_of = owner
 
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = _Server(("127.0.0.1", port), Handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/data"
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
@@ -53,6 +62,11 @@ class ObjectServer:
         self.close()
 
 
+class _Server(http.server.ThreadingHTTPServer):
+    def shutdown_request(self, request: Any) -> None:
+        self.close_request(request)  # a shutdown before it would be a proper end of what is reset
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server_of: ObjectServer
@@ -68,7 +82,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _answer(self, counter: Counter[str]) -> None:
         owner = self.server_of
-        name = self.path.removeprefix("/data/")
+        name, moved, _ = unquote(self.path).removeprefix("/data/").partition(MOVED)
         with owner.lock:
             counter[name] += 1
             fault = owner.faults(self.command, name, counter[name])
@@ -77,6 +91,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             fault = "drop"
         if fault == "drop" or owner.stopped.is_set():
             self.close_connection = True
+            return
+        if fault == "moved" and not moved:
+            self._status(307, self.path + MOVED)
+            return
+        if fault == "echo":
+            self._status(403, body=f"<Error><Code>AccessDenied</Code>\n{self.headers}</Error>".encode())
             return
         if fault.isdecimal():
             self._status(int(fault))
@@ -106,7 +126,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         if fault == "wrong" and part:
             part = bytes([part[0] ^ 1]) + part[1:]
-        if fault == "cut":
+        if fault in ("cut", "reset", "stall"):
             part = part[: len(part) // 2]
             self.close_connection = True
         step = 16 << 10 if fault == "slow" else 1 << 20
@@ -120,8 +140,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 return
             with owner.lock:
                 owner.bytes_sent += len(part[at : at + step])
+        if fault == "stall":
+            owner.stopped.wait()
+        if fault == "reset":
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
-    def _status(self, code: int) -> None:
+    def _status(self, code: int, location: str = "", body: bytes = b"") -> None:
         self.send_response(code)
-        self.send_header("Content-Length", "0")
+        if location:
+            self.send_header("Location", location)
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        self.wfile.write(body)

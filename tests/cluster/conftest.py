@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,6 +76,29 @@ class Nodes:
 
     def kill(self, name: str) -> None:
         self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
+
+
+def actors() -> dict[str, str]:
+    """Return the state of each filler and packer that the cluster has had, by its ID."""
+    from ray._private.state import actors as known  # noqa: PLC0415
+
+    ours = ("FillerActor", "Packer")
+    return {name: one["State"] for name, one in known().items() if one["ActorClassName"].endswith(ours)}
+
+
+def at_work() -> set[str]:
+    return {name for name, state in actors().items() if state != "DEAD"}
+
+
+def started(nodes: Nodes, folder: Path, what: str) -> subprocess.Popen[str]:
+    """Return a program of interrupted.py, once it is at what it does."""
+    assert not at_work()
+    command = [sys.executable, str(Path(__file__).with_name("interrupted.py")), nodes.address, what, str(folder)]
+    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    begun = at_work if what == "start" else (folder / "told").exists
+    assert wait_until(lambda: begun() or process.poll() is not None, 100)
+    assert process.poll() is None, process.communicate()[1]
+    return process
 
 
 @pytest.fixture(autouse=True)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import penstock
-from penstock.packing.engines import Packing
-from tests.cluster.cluster_samples import Signals, Slow, as_is, ending_at_5
+from tests.cluster.cluster_samples import Signals
 from tests.cluster.conftest import Nodes, wait_until
 from tests.photos import smooth_photos
 from tests.same import assert_same
-from tests.sample_datasets import Made, tensor_files
-from tests.values import listed, loaded, taken
+from tests.sample_datasets import tensor_files
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'penstock[ray]'")
 pytestmark = pytest.mark.timeout(300)  # actors start slowly on a machine that is shared
@@ -41,30 +36,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def fillers(batches: Any) -> list[Any]:
     return [one.facts for one in batches.filler._crew.at_work]
-
-
-def test_native_batches_when_a_node_is_killed(nodes: Nodes, photos: Path) -> None:
-    transforms = pytest.importorskip("torchvision.transforms", reason="torchvision is not installed")
-    steps = [transforms.RandomResizedCrop(32), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
-    options: dict[str, Any] = {"batch_size": 1, "shuffle": True, "seed": 5, "num_workers": 2}
-    dataset = penstock.ImageFolder(photos, transforms.Compose(steps))
-    ours: Any = penstock.DataLoader(dataset, worker_method=SPREAD, **options)
-    theirs: Any = penstock.DataLoader(dataset, **options)
-    batches = iter(ours)
-    found = taken(batches, 10)
-    assert "2 fillers at work: 1 on node" in ours.explain()
-    places = fillers(batches)
-    assert len({facts.node for facts in places}) == 2
-    state = ours.state_dict()
-    nodes.kill("two")
-    assert wait_until(lambda: sum(Path(f"/proc/{facts.pid}").exists() for facts in places) == 1)
-    found += list(batches)
-    assert_same(found, list(theirs))
-    explained, stats = ours.explain(), ours.stats()
-    assert "plan     2 fillers of a Ray cluster fill batches of 1" in explained and "1 filler lost; " in explained
-    assert (stats.batches, stats.samples) == (60, 60) and stats.stages["decode"].samples >= 60
-    assert wait_until(lambda: not any(Path(f"/proc/{facts.pid}").exists() for facts in places))
-    assert_same(found[10:], list(loaded(penstock.DataLoader(dataset, **options), state)))
 
 
 def test_a_dataset_of_the_users_own() -> None:
@@ -130,15 +101,6 @@ def test_what_stats_says_of_fillers(photos: Path, tmp_path: Path) -> None:
     assert not loader.stats().fillers.nodes
 
 
-def test_a_sample_that_ends_its_filler() -> None:
-    loader: Any = penstock.DataLoader(Made(ending_at_5, 8), 2, num_workers=2, worker_method=SPREAD)
-    batches = iter(loader)
-    assert listed(taken(batches, 2)) == [[0, 1], [2, 3]]
-    with pytest.raises(penstock.WorkerDied, match=r"3 fillers ended .* the same batch, of samples \[4, 5\]"):
-        next(batches)
-    assert next(batches).tolist() == [6, 7]
-
-
 def test_a_cluster_without_space() -> None:
     cluster = penstock.Ray(resources={"tpu": 1}, start_timeout=1)
     with pytest.raises(penstock.ClusterError, match="no filler could start in 1 s: each needs CPU 1, tpu 1, and the"):
@@ -147,31 +109,6 @@ def test_a_cluster_without_space() -> None:
 
 def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Path]:
-    """Return a file that lets packers go on; it is there in the end."""
-    yield tmp_path / "gate"
-    (tmp_path / "gate").touch()
-
-
-def test_packing_when_a_packer_is_killed(tmp_path: Path, gate: Path) -> None:
-    told: list[Packing] = []
-
-    def follow(now: Any) -> None:
-        told.append(now)
-        waits = tmp_path / "waits"
-        if waits.exists() and not gate.exists():
-            os.kill(int(waits.read_text()), signal.SIGKILL)
-            gate.touch()
-
-    options: dict[str, Any] = {"to_bytes": as_is, "shard_size": 4000}
-    made = penstock.pack(Slow(gate), tmp_path / "ray", engine=SPREAD, workers=2, on_progress=follow, **options)
-    penstock.pack(Slow(gate), tmp_path / "threads", **options)
-    assert gate.exists() and made.shards > 4
-    assert files_of(tmp_path / "ray") == files_of(tmp_path / "threads")
-    assert (told[-1].samples, told[-1].of) == (40, 40)
 
 
 def test_packing_photos_stopped_and_run_again(nodes: Nodes, tmp_path: Path, photos: Path) -> None:

@@ -17,7 +17,6 @@ import pytest
 import penstock
 from penstock import errors
 from penstock.storage.objects import ObjectStore, run_alone
-from tests.object_server import ObjectServer
 from tests.packing.packed import contents
 from tests.python_processes import Program
 from tests.s3_server import S3, serve
@@ -79,16 +78,6 @@ def test_a_store_that_does_not_answer(bucket: str, monkeypatch: pytest.MonkeyPat
     assert issubclass(raised.type, ConnectionError)
     assert raised.value.url == "s3://packed/folder/x.bin"
     assert pickle.loads(pickle.dumps(raised.value)).url == raised.value.url
-
-
-@pytest.mark.parametrize("status", ["401", "403"])
-def test_a_store_that_refuses(status: str) -> None:
-    with ObjectServer({"x": b"1"}, lambda *_: status) as server:
-        with pytest.raises(
-            errors.AccessRefused, match=r"http://127.0.0.1:\d+/data/x: the store refuses access"
-        ) as raised:
-            ObjectStore(server.url).read("x")
-        assert issubclass(raised.type, PermissionError)
 
 
 @pytest.mark.parametrize(

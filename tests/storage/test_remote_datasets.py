@@ -7,7 +7,6 @@ import gc
 import pickle
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from tests.object_server import ObjectServer
 from tests.packing.packed import contents
 from tests.photos import photo_files
 from tests.python_processes import Program
-from tests.same import assert_same, outcomes
+from tests.same import assert_same
 from tests.values import loaded, stopped
 from tests.waiting import wait_until
 
@@ -235,19 +234,6 @@ def test_parts_that_lie_elsewhere(server: ObjectServer, far: Any, near: Any) -> 
     assert_each_came_once(over, server)
 
 
-@pytest.mark.parametrize("who", ["native", "threads"])
-def test_a_shard_that_cannot_be_fetched_is_the_error_of_its_batches(
-    server: ObjectServer, packed: Path, far: Any, who: str
-) -> None:
-    name = sorted(path.name for path in packed.glob("*.tar"))[4]
-    good = server.objects[name]
-    server.objects[name] = good[:-1] + bytes([good[-1] ^ 1])
-    found = outcomes(loader(far(transform_of(who)), shuffle=False, batch_size=8, **READERS[who]))
-    bad = [one for one in found if isinstance(one, tuple)]
-    assert bad and all(kind == "CorruptDownload" and name in text for kind, text in bad)
-    assert sum(8 if isinstance(one, tuple) else len(one[1]) for one in found) == SAMPLES
-
-
 def test_indices_that_the_dataset_refuses(far: Any) -> None:
     given = [[0, 1], [2, SAMPLES], [3, 4]]
     batches = iter(penstock.DataLoader(far(negative), batch_sampler=given, num_workers=2, worker_method="thread"))
@@ -275,17 +261,6 @@ def test_an_early_exit_ends_the_downloads(far: Any) -> None:
     batches = iter(over)
     next(batches)
     batches.close()
-
-
-@pytest.mark.parametrize("who", ["native", "threads"])
-def test_the_end_of_downloads_that_hang(server: ObjectServer, far: Any, who: str) -> None:
-    server.faults = hanging
-    batches = iter(loader(far(transform_of(who)), timeout=0.5, seed=None, **READERS[who]))
-    with pytest.raises(penstock.WorkerStuck, match=r"still on their way from the object store: http://127.*\.tar"):
-        next(batches)
-    begun = time.monotonic()
-    batches.close()
-    assert time.monotonic() - begun < 10
 
 
 @pytest.mark.parametrize("act", ["next(iter(loader))", "dataset[0]"], ids=["pass", "sample"])

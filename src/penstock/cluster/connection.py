@@ -23,6 +23,8 @@ from penstock.system.words import size_of
 
 #: Seconds in which the port of a cluster must answer.
 _ANSWER = 5.0
+#: What an HTTP/2 server, as Ray's is, answers with its settings, of type 4: the client's preface with empty settings.
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4" + bytes(5)
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,11 @@ def connected(cluster: Ray) -> Any:
         what = f"the Ray cluster {address} is not there"
         host, _, port = address.rpartition(":")
         if host and port.isdecimal():  # Ray itself tries for minutes
-            socket.create_connection((host, int(port)), _ANSWER).close()
+            with socket.create_connection((host, int(port)), _ANSWER) as stream:
+                if os.environ.get("RAY_USE_TLS", "0").lower() in ("0", "", "false"):
+                    stream.sendall(_PREFACE)
+                    if stream.recv(9, socket.MSG_WAITALL)[3:4] != b"\4":
+                        raise ConnectionError("what answers at the port is not Ray")
         ray.init(address=address, configure_logging=False)
     except (OSError, RuntimeError, ValueError, SystemExit) as error:  # SystemExit by Ray
         said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -86,6 +86,11 @@ _MEANINGS: tuple[tuple[str, type[StorageError], str], ...] = (
     ),
 )
 
+# What a store or a proxy repeats of a request's headers in the body of its refusal.
+_ECHOED = re.compile(
+    r"""(?i)((?<!invalid)access-?key-?id|security-token|signature|credential|authorization)([\\"']*\s*[=:>]\s*[\\"']*)"""
+    r"""(bearer |basic |sharedkey )?[^\s"'<>,&\\]+"""
+)
 
 #: The process that used the client first: its threads, which no forked child has, serve all stores.
 _FIRST: list[int] = []
@@ -274,11 +279,13 @@ class ObjectStore:
         """Raise what an error of the client means."""
         if isinstance(error, StorageError):
             raise error
-        url, said = self.url_of(name), str(error)
-        cause = error if said == without_secrets(said) else None
+        url, said = self.url_of(name), _ECHOED.sub(r"\1\2***", str(error))
+        cause = error if str(error) == without_secrets(said) else None
         brief = textwrap.shorten(said.partition("\n\nDebug source:")[0], 400, placeholder="...")
+        key = re.escape(url.split("/", 3)[-1])  # which may read as a cause does
+        cause_said = re.sub(rf'\b{key}\b|[^\s<>"]*\b{key.rpartition("/")[2]}\b', "", said)
         for pattern, kind, meaning in _MEANINGS:
-            if re.search(pattern, said):
+            if re.search(pattern, cause_said):
                 raise kind(f"{url}: {meaning} ({brief})", url=url) from cause
         raise StorageError(f"{url}: {brief}", url=url) from cause
 

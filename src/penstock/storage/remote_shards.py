@@ -7,7 +7,9 @@ download that was ended begins anew. Whatever an unfinished file holds, the chec
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -30,8 +32,8 @@ REQUESTS = 16
 WORTH_WHOLE = 0.25
 #: Bytes of one request.
 PART_BYTES = 8 << 20
-#: Requests for one part that fail, one after the other, before the download does.
-ATTEMPTS = 8
+#: Seconds from a part's first request that failed to the last one, with which the download fails.
+PATIENCE = 120.0
 # Of a request that failed to the next one: the first pause, doubled each time, up to the longest one, in seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 #: Pauses while there is no space, or another process, or another thread, fetches the same shard, in seconds.
@@ -103,18 +105,19 @@ class Download:
 
     async def _fetch_part(self, part: HeldFile, begin: int, end: int, requests: asyncio.Semaphore) -> None:
         """Fetch the bytes from begin to end - 1. Raises StorageError, OSError."""
-        for attempt in range(1, ATTEMPTS + 1):
+        first = 0.0  # failure
+        for attempt in itertools.count(1):
             try:
                 async with requests:
                     self.traffic.requests += 1
                     data = await self.store.read_part(self.name, begin, end, self.shard.size)
                 break
             except StoreUnreachable as failed:
-                if attempt == ATTEMPTS:
-                    url = self.shard.url
+                first, url = first or time.monotonic(), self.shard.url
+                if (seconds := time.monotonic() - first) >= PATIENCE:
                     raise StoreUnreachable(
                         f"{url}: {counted(attempt, 'request')} in a row for its bytes from {begin:,} to {end - 1:,} "
-                        f"brought none; the last one: {failed}",
+                        f"brought none for {seconds:.0f} s; the last one: {failed}",
                         url=url,
                     ) from failed
             await asyncio.sleep(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0**attempt))
