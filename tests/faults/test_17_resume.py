@@ -149,8 +149,8 @@ def test_resumed_by_processes(workers: int, makes: Any, tries: Count, full: bool
         pytest.skip("make faults runs this case")
     make: Make = makes("python", TAILS[2])
     pairs = [(ranks, other) for ranks in RANKS for other in RANKS if ranks != other] if full else [(2, 1)]
-    for number in range(tries(1, 2 * len(pairs))):
-        resumed: Any = {"workers": (workers,), "batch_sizes": SIZES[number % 7 :], "epochs": EPOCHS if full else 1}
+    for number in range(tries(1, len(pairs))):
+        resumed: Any = {"workers": (workers,), "batch_sizes": SIZES[number % 7 :], "epochs": 2 if full else 1}
         assert_resume_exact(make, stops=1, ranks=pairs[number % len(pairs)], seed=number, **resumed)
     if full:
         assert_worker_invariant(of_rank(make, 1, 3), (0, workers))

@@ -114,7 +114,7 @@ def monai(run: Run, derived: bool) -> list[float]:
     transforms = importlib.import_module("monai.transforms")
     steps = transforms.Compose([transforms.EnsureTyped(["x", "y"]), transforms.ScaleIntensityd("x")])
     dataset = data.Dataset([{"x": x, "y": y} for x, y in zip(X, Y, strict=True)], steps)
-    kind = data.DataLoader if derived else partial(tud.DataLoader, collate_fn=data.list_data_collate)
+    kind: Any = data.DataLoader if derived else partial(tud.DataLoader, collate_fn=data.list_data_collate)
     loader = kind(dataset, batch_size=BATCH, shuffle=True, num_workers=run.workers)
     if not derived:
         run.look(loader)
@@ -127,7 +127,7 @@ def pyg(run: Run, derived: bool) -> list[float]:
     pool = importlib.import_module("torch_geometric.nn").global_mean_pool
     graphs = [data.Data(x=X[number : number + 1 + number % 5], y=Y[number]) for number in range(SAMPLES)]
     collate = importlib.import_module("torch_geometric.loader.dataloader").Collater(graphs)
-    kind = loaders.DataLoader if derived else partial(tud.DataLoader, collate_fn=collate)
+    kind: Any = loaders.DataLoader if derived else partial(tud.DataLoader, collate_fn=collate)
     loader = kind(graphs, batch_size=BATCH, shuffle=True, num_workers=run.workers)
     if not derived:
         run.look(loader)
@@ -164,7 +164,7 @@ def accelerated(run: Run, dispatched: bool) -> list[float]:
 def trainer(run: Run) -> list[float]:
     transformers = importlib.import_module("transformers")
 
-    class Stop(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+    class Stop(transformers.TrainerCallback):  # type: ignore[name-defined]
         def on_step_end(self, args: Any, state: Any, control: Any, **held: Any) -> None:
             run.look(held["train_dataloader"])
             control.should_save = control.should_training_stop = state.global_step == run.stop
@@ -184,7 +184,7 @@ def lightning(run: Run, make: Callable[..., Any] = tud.DataLoader, **options: An
     kind = importlib.import_module("lightning")
     callbacks = importlib.import_module("lightning.pytorch.callbacks")
 
-    class Module(kind.LightningModule):  # type: ignore[misc, name-defined]
+    class Module(kind.LightningModule):  # type: ignore[name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.model = Model(run)
