@@ -183,27 +183,6 @@ def installed() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("dispatch", [False, True])
-def test_a_trainer_that_names_torchs_class_resumes_in_an_epoch(accelerator: Any, dispatch: bool) -> None:
-    accelerator.dataloader_config.dispatch_batches = dispatch
-
-    def steps(skip: int, epoch: int) -> list[Any]:
-        """What transformers.Trainer does with a loader that it builds anew."""
-        order = torch.Generator().manual_seed(5)
-        sampler = tud.RandomSampler(NUMBERS, generator=order)
-        prepared = accelerator.prepare(tud.DataLoader(NUMBERS, batch_size=4, sampler=sampler))
-        assert type(prepared.base_dataloader) is penstock.DataLoader
-        prepared.set_epoch(epoch)
-        rest = accelerate.skip_first_batches(prepared, skip) if skip else prepared
-        assert type(rest.base_dataloader) is penstock.DataLoader and len(rest) == 6 - skip
-        return list(rest)
-
-    whole = steps(0, 1)
-    assert sorted(flat(whole)) == list(range(22))
-    assert_same(steps(4, 1), whole[4:])
-
-
-@pytest.mark.usefixtures("installed")
 def test_loaders_that_accelerate_builds_itself_are_torchs(accelerator: Any) -> None:
     shard = accelerate.data_loader.DataLoaderShard(NUMBERS, batch_size=4)
     assert type(shard.base_dataloader) is tud.DataLoader

@@ -1,9 +1,7 @@
-"""Lightning makes our loaders anew, with a DistributedSampler in two gloo ranks, and saves where they are."""
+"""Lightning makes our loaders anew, with a DistributedSampler in two gloo ranks; tests/faults has how it resumes."""
 
 from __future__ import annotations
 
-import contextlib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +13,6 @@ import penstock
 from tests.frameworks.launching import found_in, run
 
 pytest.importorskip("lightning", reason="lightning is not installed: pip install lightning")
-import lightning
 
 from tests.frameworks import run_lightning
 from tests.frameworks.run_lightning import BATCH, OWN, SAMPLES
@@ -87,55 +84,3 @@ def test_predictions_are_of_the_samples_that_lightning_names(ranks: list[dict[st
         loader = case["loaders"]["predict"]
         assert loader["kept"] and "native thread" in loader["plan"]
         assert case["indices"] == case["seen"]["predict"][0] == expected(number, 0, False)
-
-
-DATA = TensorDataset(torch.arange(40), torch.randn(40, 3))
-
-
-class Model(lightning.LightningModule):
-    """Notes the samples of each step, and fails at one."""
-
-    def __init__(self, fails_at: int | None = None) -> None:
-        super().__init__()
-        self.linear = torch.nn.Linear(3, 1)
-        self.seen: list[list[int]] = []
-        self.fails_at = fails_at
-
-    def training_step(self, batch: Any, number: int) -> Any:
-        if len(self.seen) == self.fails_at:
-            raise RuntimeError("the machine was lost")
-        self.seen.append(batch[0].tolist())
-        return self.linear(batch[1]).mean()
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-
-def fit(folder: Path, size: int, fails_at: int | None = None, ckpt: Path | None = None, **saving: Any) -> Any:
-    """Train for three epochs with checkpoints; return the samples of each step."""
-    model = Model(fails_at)
-    loader = penstock.DataLoader(DATA, batch_size=size, shuffle=True, seed=7, num_workers=1)
-    saver = lightning.pytorch.callbacks.ModelCheckpoint(folder, save_top_k=-1, **saving)
-    where: dict[str, Any] = {"default_root_dir": folder, "accelerator": "cpu", "logger": False}
-    quiet: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False}
-    trainer = lightning.Trainer(max_epochs=3, callbacks=[saver], **where, **quiet)
-    with contextlib.nullcontext() if fails_at is None else pytest.raises(RuntimeError, match="the machine was lost"):
-        trainer.fit(model, loader, ckpt_path=ckpt)
-    return model.seen
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_training_goes_on_at_the_end_of_an_epoch(tmp_path: Path) -> None:
-    whole = fit(tmp_path, 10, filename="{epoch}")
-    again = fit(tmp_path, 10, filename="{epoch}", ckpt=tmp_path / "epoch=0.ckpt")
-    assert again == whole[4:], "Lightning calls iter() before set_epoch"
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_training_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
-    saving: dict[str, Any] = {"filename": "after-{step}", "every_n_train_steps": 3}
-    whole = fit(tmp_path / "whole", 4, **saving)
-    assert len(whole) == 30
-    before = fit(tmp_path / "lost", 4, fails_at=14, **saving)
-    after = fit(tmp_path / "again", 4, ckpt=tmp_path / "lost" / "after-step=12.ckpt", **saving)
-    assert before[:12] + after == whole

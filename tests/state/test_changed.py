@@ -6,7 +6,6 @@ import contextlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -178,60 +177,6 @@ def test_a_mix_cannot_go_on_by_id() -> None:
             again.load_state_dict(state)
         with refused("samples are left"):
             again.load_state_dict(state, on_change="continue")
-
-
-def folder_of(root: Path, names: Sequence[str], labels: dict[str, Any] | None = None) -> Any:
-    for name in names:
-        torch.save(torch.zeros(2), root / f"{name}.pt")
-    return penstock.TensorFolder(root, ids=names, labels=labels)
-
-
-def test_the_difference_is_said(tmp_path: Path) -> None:
-    names = [f"id-{number}" for number in range(8)]
-    labels = dict.fromkeys(names, 1)
-    state = loader(folder_of(tmp_path, names, labels)).state_dict()
-    loader(folder_of(tmp_path, names, labels)).load_state_dict(state)
-    others = "its IDs, or their order, are others;"
-    cases: list[tuple[list[str], dict[str, Any], str]] = [
-        ([*names, "id-8"], {"id-8": 0}, rf"had 8 samples and has 9 \(\+1\); {others}"),
-        (names[:-1], {}, rf"has 7 \(-1\); {others}"),
-        ([*names[:-1], "other"], {"other": 1}, f"taken: {others}"),
-        (names[::-1], {}, f"taken: {others}"),
-        (names, {"id-3": 0}, "taken: its labels are others;"),
-        (names, {"id-3": "x"}, "taken: its labels are others;"),
-    ]
-    for now, more, said in cases:
-        with changed(said):
-            loader(folder_of(tmp_path, now, {**labels, **more})).load_state_dict(state)
-
-
-def test_files_of_other_sizes(tmp_path: Path) -> None:
-    names = [f"id-{number}" for number in range(3000)]
-    folder_of(tmp_path, names[:10])
-    for name in names[10:]:
-        (tmp_path / f"{name}.pt").write_bytes(b"x")
-
-    def made() -> Any:
-        return loader(penstock.TensorFolder(tmp_path, ids=names))
-
-    state = made().state_dict()
-    for index in range(0, 3000, 2):
-        (tmp_path / f"id-{index}.pt").write_bytes(b"another")
-    with changed("taken: its sizes are others;"):
-        made().load_state_dict(state)
-    made().load_state_dict(state, on_change="continue")
-    for index in range(0, 3000, 3):
-        (tmp_path / f"id-{index}.pt").unlink()
-    with changed("sizes"):
-        made().load_state_dict(state)
-
-
-def test_rows_of_another_shape() -> None:
-    state = loader(TensorDataset(torch.zeros(20, 3))).state_dict()
-    loader(TensorDataset(torch.ones(20, 3))).load_state_dict(state)
-    for other in (torch.zeros(20, 4), torch.zeros(20, 3, 1), torch.zeros(20, 3, dtype=torch.float64)):
-        with changed("sizes are others"):
-            loader(TensorDataset(other)).load_state_dict(state)
 
 
 @pytest.mark.parametrize("samples", [17, None, {0: ("a", 1)}, torch.tensor(3), []])
