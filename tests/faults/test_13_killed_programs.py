@@ -49,11 +49,11 @@ made = Made(partial(np.full, 100_000), 1 << 20)  # a sample is more than a pipe 
 dataset = {"files": penstock.TensorFolder, "shards": penstock.Shards}.get(kind, lambda folder: made)(folder)
 loader = penstock.DataLoader(dataset, 4, num_workers=2, collate_fn=list if kind == "messages" else None, **options)
 for number, batch in enumerate(itertools.chain.from_iterable(itertools.repeat(loader))):
-    if not number:
+    if number == 1:  # both workers work
         config = multiprocessing.process.current_process()._config
         print(json.dumps(config.get("tempdir")), flush=True)  # the folder of Python's own fork server
-    if stalls:
-        signal.pause()
+        while stalls:
+            signal.pause()
 """
 
 #: The options of the loader, and what it reads.
@@ -130,7 +130,7 @@ def test_a_killed_program(
     if "cache" in options:
         options = {"cache": str(tmp_path / "cache")}
     variables = {"TMPDIR": str(folder), "XDG_CACHE_HOME": str(tmp_path / "home")}
-    for turn in range(tries(1 if way in IMPORTS else 2, 6 if way in IMPORTS else 20)):
+    for turn in range(tries(1 if way in IMPORTS else 2, 4 if way in IMPORTS else 20)):
         stalls = turn % 2 == 0
         job = json.dumps([options, kind, str(data / kind), stalls, str(Path(__file__).parents[2])])
         with Program(PROGRAM, job, environment=variables) as program:
@@ -204,7 +204,8 @@ def test_a_killed_rank(data: Path, tmp_path: Path, full: bool, tries: Count) -> 
                 os.kill(chance.choice(ranks), signal.SIGKILL)
                 assert torchrun.wait(SECONDS) != 0
                 wait_for_none(lambda: [one for one in processes if lives(one)], before, 5)  # noqa: B023
-                assert os.listdir(folder / "temporary") == []
+                # Those that torchrun ends leave Python's folders of sockets: it sends SIGTERM to their workers, too.
+                assert [name for name in os.listdir(folder / "temporary") if not name.startswith("pymp-")] == []
             finally:
                 for process in itertools.chain(processes, [torchrun.pid]):
                     with contextlib.suppress(ProcessLookupError):

@@ -41,7 +41,7 @@ def row(index: int) -> torch.Tensor:
 
 def resized(index: int) -> torch.Tensor:
     cv2 = import_module("cv2")
-    return torch.from_numpy(cv2.resize(row(index).reshape(64, 128).numpy(), (1024, 512))).flatten()
+    return torch.from_numpy(cv2.resize(row(index).reshape(64, 128).numpy(), (512, 256))).flatten()
 
 
 def assert_right(batches: Iterable[Any], first: int = 0, end: int = SIZE // BATCH) -> None:
@@ -177,7 +177,7 @@ def start(method: str, folder: str, number: str) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("method", "number"), [("spawn", 40), ("forkserver", 200)])
+@pytest.mark.parametrize(("method", "number"), [("spawn", 24), ("forkserver", 200)])
 def test_other_start_methods(method: str, number: int, folder: Path, tries: Count) -> None:
     in_program(f"start({method!r}, *sys.argv[1:])", folder, tries(1, number))
 
