@@ -155,8 +155,7 @@ class ProcessPass(_MultiProcessingDataLoaderIter):
     @property
     def reusable(self) -> bool:
         """Whether another pass can be made with these workers."""
-        ours = os.getpid() == self._owner
-        return ours and not (self._failure or self._stuck or self._inside or self._shutdown)
+        return os.getpid() == self._owner and not (self._failure or self._stuck or self._inside or self._shutdown)
 
     def restart(self, job: Job) -> None:
         """Make another pass with these workers."""

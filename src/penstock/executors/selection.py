@@ -343,9 +343,8 @@ def _note_fork() -> None:
 
 os.register_at_fork(after_in_child=_note_fork)
 # A child would wait for its parent's OpenMP threads in torch's next operation: where OpenMP has this, a fork ends them.
-_pause_openmp = getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)
-if _pause_openmp is not None:
-    os.register_at_fork(before=partial(_pause_openmp, 1))  # omp_pause_soft: they start anew when they are needed
+if (_pause := getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)) is not None:
+    os.register_at_fork(before=partial(_pause, 1))  # omp_pause_soft: they start anew when they are needed
 
 
 def _renew_thread_pool() -> None:
