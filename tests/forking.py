@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 import traceback
 from collections.abc import Callable
 
+_SECONDS = 60
+
 
 def begin_in_child(check: Callable[[], None]) -> int:
-    """Run check() in a forked child, and return the child's number; the traceback of an error is printed."""
+    """Run check() in a forked child, and return the child's number; the traceback of an error is printed.
+
+    A child that hangs is ended by SIGALRM.
+    """
     child = os.fork()
     if child == 0:  # what pytest holds must not run here
         code = 1
+        signal.alarm(_SECONDS)
         try:
             check()
             code = 0

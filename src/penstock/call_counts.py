@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
+from penstock.system.locks import ProcessLock
+
 #: Distinct reasons that are kept for a function; calls refused for further ones count under OTHER_REASONS.
 MOST_REASONS = 8
 OTHER_REASONS = "other reasons"
@@ -123,7 +125,7 @@ class CallMeter:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._threads: dict[int, ThreadCalls] = {}  # by number of the thread; a later thread of that number goes on
         self._working: list[CallReader] = []
         self._finished: deque[CallRow] = deque()  # counts that the totals do not have yet

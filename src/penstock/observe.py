@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import operator
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -248,7 +249,7 @@ class Meter:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self._lock, self._pid = threading.RLock(), os.getpid()
         self._adding = False  # the thread that has the lock moves finished counts to the totals
         self._totals: dict[str, StageTime] = {}
         self._working: list[StageReader] = []
@@ -339,6 +340,8 @@ class Meter:
 
     def _count_finished(self) -> dict[str, StageTime]:
         """Add what is finished to the totals, and return a copy of them."""
+        if self._pid != os.getpid():  # forked off, maybe while another thread had the lock
+            self._lock, self._adding, self._pid = threading.RLock(), False, os.getpid()
         with self._lock:
             if self._adding:  # all but what the same thread is adding further out
                 totals = dict(self._totals)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import threading
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from penstock.call_counts import CallCounts
 from penstock.loop_model import Measured
 from penstock.loop_times import LoopMeter, LoopTimes
 from penstock.observe import Delivery, Meter, Observer, Reading, StageTime
+from penstock.system.locks import ProcessLock
 from penstock.verdict import verdict
 
 #: What metrics() has: shares of the waits, in per cent; fields of TierCounts, summed over the tiers; of IndexCounts; of
@@ -172,7 +172,7 @@ class Counters(Observer):
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._batches = 0
         self._samples = 0
         self.meter = Meter()

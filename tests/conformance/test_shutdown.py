@@ -1,4 +1,4 @@
-"""However an iterator ends, its threads, descriptors and processes end with it; batches outlive it; forks are seen."""
+"""However an iterator ends, its threads, descriptors and processes end with it; batches outlive it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 
 import penstock
 from tests.executors_under_test import EXECUTORS, Executor
-from tests.forking import assert_in_child
 from tests.resources import held, run_script
 from tests.sample_datasets import Made, tensor_files
 from tests.values import flat
@@ -120,33 +119,6 @@ def test_an_iterator_and_its_batches_outlive_their_loader(make: Any, executor: E
     del iterator
     gc.collect()
     assert flat(batches) == list(range(SIZE))
-
-
-@of("native, 2", "native, fed", "threads, 2")
-def test_a_forked_child_has_no_part_in_a_pass(make: Any, executor: Executor) -> None:
-    """It says so to who goes on in the child; another pass works there, and the parent's is not disturbed."""
-    loader = make(executor)
-    iterator = iter(loader)
-    next(iterator)
-
-    def check() -> None:
-        assert flat(loader) == list(range(SIZE))
-        with pytest.raises(RuntimeError, match=r"fork|another process"):
-            next(iterator)
-
-    assert_in_child(check)
-    assert flat(iterator) == list(range(BATCH, SIZE))
-
-
-@of("native, persistent", "threads, persistent")
-def test_persistent_workers_of_the_parent_are_replaced_in_a_forked_child(make: Any, executor: Executor) -> None:
-    loader = make(executor)
-
-    def check() -> None:
-        assert flat(loader) == list(range(SIZE))
-
-    check()
-    assert_in_child(check)
 
 
 def test_processes_end_amid_passes_of_every_kind(folder: Path, tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ import torch.utils.dlpack
 from torch.utils.data import TensorDataset
 
 import penstock
-from tests.forking import assert_in_child
 from tests.sample_datasets import Made
 
 SAMPLES = 64
@@ -201,20 +200,6 @@ def test_batches_sent_to_another_process_stay_what_they_are(any_loader: Any) -> 
         queue.put(None)
     assert all(answer.get()), "the other process holds them still"
     process.join()
-
-
-def test_batches_in_a_forked_child(loader: Any) -> None:
-    batches = iter(loader)
-    first = next(batches)
-
-    def check() -> None:
-        nonlocal first
-        assert is_right(first, 0)
-        del first
-        assert are_right(loader)
-
-    assert_in_child(check)
-    assert is_right(first, 0) and are_right(batches, 1)
 
 
 @pytest.mark.parametrize("make", LOADERS.values())

@@ -1,4 +1,4 @@
-"""Life cycles: batches that stay, passes that end early, forks, Ctrl-C; nothing is left behind or held longer."""
+"""Life cycles: batches that stay, passes that end early, Ctrl-C; nothing is left behind or held longer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.utils.data as tud
 import torchvision
 from PIL import Image
 from torchvision import transforms as v1
@@ -25,15 +24,9 @@ from penstock.system.limits import usable_cpus
 from tests import python_processes
 from tests.photos import grey_files
 from tests.resources import descriptors
-from tests.sample_datasets import tensor_files
 from tests.values import flat, taken
 
 pytestmark = pytest.mark.native
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tensor_files(tmp_path_factory.mktemp("tensors"), 60, (50, 50))
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +54,6 @@ def test_num_workers_none_uses_the_cpus_allowed() -> None:
     assert penstock.DataLoader(numbers).num_workers == usable_cpus()
 
 
-def test_inside_torchs_worker_processes(folder: Path) -> None:
-    """A dataset of ours is a plain dataset too: torch's own loader can read it in forked workers."""
-    dataset = penstock.TensorFolder(folder)
-    list(penstock.DataLoader(dataset, batch_size=8, num_workers=2))  # our threads have run in this process
-    assert flat(tud.DataLoader(dataset, batch_size=8, num_workers=2))[::2500] == list(range(60))
 
 
 def test_a_sample_that_is_read_for_ever_is_named(pngs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,13 +160,6 @@ def test_out_of_order() -> None:
         assert sorted(last_column(ours)) == numbers(200)
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_other_start_methods(method: str) -> None:
-    ours = loader(large, 16, multiprocessing_context=method, num_workers=1, persistent_workers=True)
-    for _ in range(2):
-        assert last_column(ours) == numbers(16)
-
-
 def dying(index: int) -> Any:
     if index == 18:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -166,6 +166,8 @@ class ProcessPass(_MultiProcessingDataLoaderIter):
     @property
     def reusable(self) -> bool:
         """Whether another pass can be made with these workers."""
+        if os.getpid() != self._owner:
+            return False
         left = any((death.code or 0) >= 0 for death in self._watch.notice().values())  # a Ctrl-C that they got, too
         return not (self._failure or self._stuck or self._inside or self._shutdown or left)
 
@@ -225,6 +227,8 @@ class ProcessPass(_MultiProcessingDataLoaderIter):
         return samples_in(batch, self._size, iterable=iterable, stacks=self._collate_fn is default_collate)
 
     def __next__(self) -> Any:
+        if os.getpid() != self._owner:
+            raise RuntimeError("the workers of this iterator are of the process that this one was forked off from")
         thread = threading.get_ident()
         if thread in self._inside:  # an interrupt reaches the workers too: what they did with their batches is unknown
             raise RuntimeError(INTERRUPTED)

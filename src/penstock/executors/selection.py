@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -340,6 +342,9 @@ def _note_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_note_fork)
+# A child would wait for its parent's OpenMP threads in torch's next operation: where OpenMP has this, a fork ends them.
+if (_pause := getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)) is not None:
+    os.register_at_fork(before=partial(_pause, 1))  # omp_pause_soft: they start anew when they are needed
 
 
 def _renew_thread_pool() -> None:

@@ -29,7 +29,8 @@ class WorkerQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]
 
     A message that the pipe has room for is written by the thread that puts it: that costs a third of what waking
     multiprocessing's feeder thread does. Others, and those behind them, are left to that thread. Either way the object
-    is pickled before put() returns. get() ends in time even if a writer died in the middle of a message.
+    is pickled before put() returns. get() ends in time even if a writer died in the middle of a message. Each process
+    but the parent closes the parent's end: get() and put() of a worker raise SystemExit when the parent has died.
 
     A message is as multiprocessing.connection sends it: its length as a big-endian int32, or -1 and a uint64, and then
     so many bytes. The semaphore that bounds a queue is not used.
@@ -38,7 +39,9 @@ class WorkerQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]
     _reader: Any
     _writer: Any
     _wlock: Any
+    _opid: int
     _closed: bool
+    _parents_end = "_writer"
 
     def __init__(self, *, ctx: Any) -> None:
         super().__init__(ctx=ctx)
@@ -46,6 +49,8 @@ class WorkerQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]
 
     def _reset(self, after_fork: bool = False) -> None:
         super()._reset(after_fork)  # type: ignore[misc]
+        if self._opid != os.getpid():
+            getattr(self, self._parents_end).close()
         self._watched: set[int] = set()
         self._error: Exception | None = None
         self._ignore_epipe = True  # of the feeder thread, whose reader may be gone
@@ -62,8 +67,10 @@ class WorkerQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]
         """What says that there is something to read, and room for a message."""
         if self._ends is None:
             self._ends = select.poll(), select.poll()
-            self._ends[0].register(self._reader.fileno(), select.POLLIN)
-            self._ends[1].register(self._writer.fileno(), select.POLLOUT)
+            if not self._reader.closed:
+                self._ends[0].register(self._reader.fileno(), select.POLLIN)
+            if not self._writer.closed:
+                self._ends[1].register(self._writer.fileno(), select.POLLOUT)
         return self._ends
 
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
@@ -86,6 +93,8 @@ class WorkerQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]
                 return False
             os.write(self._writer.fileno(), b"".join((_LENGTH.pack(len(message)), message)))
             return True
+        except BrokenPipeError:
+            raise SystemExit from None  # of a worker whose parent is gone
         finally:
             self._wlock.release()
 
@@ -126,7 +135,7 @@ class WorkerQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]
         except BlockingIOError:
             return False
         if not received:
-            raise queue.Empty
+            raise queue.Empty if self._opid == os.getpid() else SystemExit
         self._read += received
         return True
 
@@ -139,6 +148,8 @@ def _send_first(unsent: deque[Any], send: Callable[[Any], object], _: object) ->
 
 class Results(WorkerQueue):
     """The queue of batches: workers put, the parent gets, or torch's thread that pins."""
+
+    _parents_end = "_reader"
 
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
         try:
