@@ -6,8 +6,10 @@ Never wrong data, never a signal: what is damaged is read from its source again.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
+import gc
 import os
 import random
 import shutil
@@ -112,7 +114,7 @@ def test_power_loss(cache: Cache, tmp_path: Path, full: bool, cases: Cases) -> N
     calls = power_loss.record(partial(cache.read, home), home, tmp_path / "log")
     assert len(calls) > 5
     disk = power_loss.Disk(home, tmp_path / "began")
-    for what, state, _ in power_loss.states(disk, calls, tmp_path / "state", every=1 if full else 20):
+    for what, state, _ in power_loss.states(disk, calls, tmp_path / "state", every=1 if full else len(calls) // 4):
         for path in state.rglob("*"):
             path.chmod(0o700 if path.is_dir() else 0o600)
         try:
@@ -143,9 +145,8 @@ def test_damaged_files(cache: Cache, tmp_path: Path, tries: Count) -> None:
     chance, home = random.Random(22), tmp_path / "home"
     files = filled(cache, home)
     shutil.copytree(home, tmp_path / "whole")
-    for number in range(tries(18, 700)):
-        path = files[number % len(files)]
-        what = list(DAMAGES)[number // len(files) % len(DAMAGES)]
+    for number in range(tries(9, 360)):
+        path, what = chance.choice(files), list(DAMAGES)[number % len(DAMAGES)]
         DAMAGES[what](path, chance)
         try:
             check(cache, home)
@@ -158,14 +159,15 @@ def test_damaged_files(cache: Cache, tmp_path: Path, tries: Count) -> None:
 @pytest.mark.parametrize("what", ["cut off", "empty", "noise", "zeros", "gone"])
 def test_damage_while_they_are_read(what: str, cache: Cache, tmp_path: Path) -> None:
     home = tmp_path / "home"
-    files = filled(cache, home)
+    files = [path for path in filled(cache, home) if ".npy-" not in path.name]  # of an index, which is checked once
 
     def read() -> None:
         os.environ["XDG_CACHE_HOME"] = str(home)
         batches, chance = iter(cache.open(home)), random.Random(22)
         first = caches.digest(next(batches))
         for path in files:
-            DAMAGES[what](path, chance)
+            with contextlib.suppress(FileNotFoundError):  # a shard that made way for others
+                DAMAGES[what](path, chance)
         assert [first, *map(caches.digest, batches)] == cache.wanted
         check(cache, home)
 
@@ -206,6 +208,7 @@ def test_a_full_disk(pages: int, cache: Cache, tmp_path: Path, full: bool) -> No
                 except OSError as error:  # shards of a store are read from here only
                     assert error.errno == errno.ENOSPC and str(disk) in str(error), repr(error)
             assert len(warned) <= 1, [str(one.message) for one in warned]
+        gc.collect()  # a pass that ended by an error holds its shards
         (disk / "filler").unlink()
         check(cache, disk / "home")
 

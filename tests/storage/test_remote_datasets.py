@@ -248,6 +248,13 @@ def test_a_shard_that_cannot_be_fetched_is_the_error_of_its_batches(
     assert sum(8 if isinstance(one, tuple) else len(one[1]) for one in found) == SAMPLES
 
 
+def test_a_pass_that_ends_by_an_error_lets_its_shards_go(server: ObjectServer, packed: Path, far: Any) -> None:
+    """Its thread, which is not to be left, held them as long as the program ran."""
+    server.objects[sorted(path.name for path in packed.glob("*.tar"))[4]] = b""
+    with pytest.raises(StorageError, match=r"dataset.json says"):
+        list(loader(far(), shuffle=False))
+
+
 def test_indices_that_the_dataset_refuses(far: Any) -> None:
     given = [[0, 1], [2, SAMPLES], [3, 4]]
     batches = iter(penstock.DataLoader(far(negative), batch_sampler=given, num_workers=2, worker_method="thread"))
