@@ -20,12 +20,9 @@ def _traced_by() -> int:
     return int(status.partition("TracerPid:")[2].split()[0])
 
 
-def _trace_this_process(strace: str, inject: str, paths: Iterable[object]) -> None:
-    name = inject.partition(":")[0]
-    command = [strace, "-f", "-qq", "-o", "/dev/null", "-e", f"trace={name}", "-e", f"inject={inject}"]
-    for path in paths:
-        command += ["-P", str(path)]
-    tracer = subprocess.Popen([*command, "-p", str(os.getpid())], stderr=subprocess.DEVNULL)
+def _trace_this_process(strace: str, options: list[str]) -> None:
+    command = [strace, "-f", "-qq", *options, "-p", str(os.getpid())]
+    tracer = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     while not _traced_by():
         if tracer.poll() is not None:
             os._exit(77)
@@ -43,6 +40,12 @@ def run(work: Callable[[], Any], inject: str, paths: Iterable[object] = ()) -> i
     Returns:
         0, 1, or of a child that a signal ended its negative number.
     """
+    options = ["-o", "/dev/null", "-e", f"trace={inject.partition(':')[0]}", "-e", f"inject={inject}"]
+    return traced(work, options + [option for path in paths for option in ("-P", str(path))])
+
+
+def traced(work: Callable[[], Any], options: list[str]) -> int:
+    """Run some work in a forked child that strace follows, by these options; return how it ended, as `run` does."""
     strace = shutil.which("strace")
     if strace is None:
         pytest.skip("strace is not installed")
@@ -50,7 +53,7 @@ def run(work: Callable[[], Any], inject: str, paths: Iterable[object] = ()) -> i
     if not child:
         ended = 1
         try:
-            _trace_this_process(strace, inject, paths)
+            _trace_this_process(strace, options)
             work()
             ended = 0
         except BaseException:

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import pytest
+from tests.faults import injection
 
 #: The calls that change files; a call that is none of these, such as mmap to write, is seen by the check at the end.
 CALLS = "openat,creat,write,writev,pwrite64,pwritev,rename,renameat,renameat2,unlink,unlinkat,rmdir,mkdir,mkdirat"
@@ -40,19 +38,14 @@ def _decoded(text: str) -> str:
     return bytes.fromhex(text.replace("\\x", "")).decode("utf-8", "surrogateescape")
 
 
-def record(script: str, folder: Path, into: Path) -> list[Call]:
-    """Run a script in a process of its own, and return the calls that changed files below a folder, in their order.
+def record(work: Callable[[], Any], folder: Path, into: Path) -> list[Call]:
+    """Run some work in a forked child, and return the calls that changed files below a folder, in their order.
 
     Skips the test where strace is missing or may not trace.
     """
-    if shutil.which("strace") is None:
-        pytest.skip("strace is not installed")
     into.mkdir()
-    command = ["strace", "-ff", "-y", "-xx", "-s", "10000000", "-ttt", "-e", f"trace={CALLS}", "-o", str(into / "call")]
-    done = subprocess.run([*command, sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
-    if "ptrace" in done.stderr:
-        pytest.skip(f"strace may not trace: {done.stderr.splitlines()[0]}")
-    assert done.returncode == 0, done.stderr[-2000:]
+    options = ["-ff", "-y", "-xx", "-s", "10000000", "-ttt", "-e", f"trace={CALLS}", "-o", str(into / "call")]
+    assert injection.traced(work, options) == 0
     mark = "".join(f"\\x{byte:02x}" for byte in str(folder).encode())
     calls = []
     for file in into.iterdir():
@@ -120,7 +113,7 @@ class Disk:
         file = None if first is None else self._file(_decoded(first[1]).removesuffix(" (deleted)"))
         paths = self._paths(call, [text.decode("utf-8", "surrogateescape") for text in texts])
         if call.name in ("openat", "creat"):
-            self._open(call, paths[0])
+            self._open(call, call.opened or paths[0])  # a name in /proc/self/fd may be given
         elif call.name in ("write", "pwrite64"):
             if file is not None:
                 position = int(call.arguments.rsplit(", ", 1)[1]) if call.name == "pwrite64" else file.at

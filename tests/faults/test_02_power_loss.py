@@ -16,11 +16,6 @@ import penstock
 from tests.faults import power_loss
 from tests.packing.packed import contents, write_photos
 
-PACK = """
-import penstock
-penstock.pack(penstock.ImageFolder({photos!r}), {out!r}, split={split!r}, shard_size=6000, workers=1)
-"""
-
 
 def labels(out: Path, split: str) -> list[int]:
     dataset = penstock.Shards(out, split=split, verify=True)
@@ -36,9 +31,11 @@ def test_every_state(before: list[str], tmp_path: Path, full: bool, cases: Calla
     for split in before:
         penstock.pack(folder, root / "out", split=split, shard_size=6000)
     shutil.copytree(root, tmp_path / "began")
-    calls = power_loss.record(
-        PACK.format(photos=str(photos), out=str(root / "out"), split="data"), root, tmp_path / "log"
-    )
+
+    def pack(out: Path = root / "out") -> None:
+        penstock.pack(folder, out, split="data", shard_size=6000, workers=1)
+
+    calls = power_loss.record(pack, root, tmp_path / "log")
     assert len(calls) > 20
     whole, wanted = contents(root / "out"), folder.targets
     disk = power_loss.Disk(root, tmp_path / "began")
@@ -52,6 +49,6 @@ def test_every_state(before: list[str], tmp_path: Path, full: bool, cases: Calla
             assert labels(out, "data") == wanted, what
         except (FileNotFoundError, penstock.InvalidOption):  # there is no dataset, or no such split
             assert not ended, what
-        penstock.pack(folder, out, split="data", shard_size=6000, workers=1)
+        pack(out)
         assert contents(out) == whole, what
     cases(number)

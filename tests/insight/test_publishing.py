@@ -81,12 +81,6 @@ def test_open_passes(folder: Path) -> None:
     assert "2 batches in 1 pass" in read(folder).lines[2]
 
 
-def test_the_folder_and_its_files_are_private(folder: Path) -> None:
-    list(penstock.DataLoader(rows()))
-    modes = {file.name: file.stat().st_mode & 0o777 for file in (folder, *folder.glob("*.json"), *folder.glob("*.tmp"))}
-    assert modes == {folder.name: 0o700, this_process().file: 0o600}
-
-
 def test_writes_are_seldom_and_none_of_short_programs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = []
     monkeypatch.setattr(publishing, "FIRST_AFTER", 3600.0)

@@ -251,11 +251,13 @@ def test_second_start_reads_one_file(root: Path, tmp_path: Path, cache: Path, li
     assert len(listings) == len(list(cache.iterdir())) == 1
     opened: list[str] = []
     watching = [True]
-    sys.addaudithook(lambda event, args: opened.append(os.fspath(args[0])) if event == "open" and watching[0] else None)
+    sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" and watching[0] else None)
     second = ImageFolder(str(root))
     watching[0] = False
     assert len(listings) == 1
-    assert [path for path in opened if path.startswith(str(tmp_path))] == [str(next(cache.iterdir()))]
+    assert [path for path in opened if path.startswith(str(tmp_path)) or ".npz" in path] == [
+        str(cache), next(cache.iterdir()).name,
+    ]  # fmt: skip
     assert (second.samples, second.classes) == (first.samples, first.classes)
     assert_same(root)
     assert len(listings) == 1

@@ -26,9 +26,10 @@ from tests.accelerator import replaced_by_the_cpu
 from tests.native_testing import SlowTable
 from tests.packing.packed import start_readers
 from tests.photos import noise_image
+from tests.python_processes import Program
 from tests.same import assert_passes, assert_same
 from tests.sample_datasets import tensor_files
-from tests.storage.test_tiers import TIERS, counts_of, read_elsewhere, spoil, torchs
+from tests.storage.test_tiers import TIERS, counts_of, spoil, torchs
 
 pytestmark = pytest.mark.native
 
@@ -269,17 +270,32 @@ def test_options_that_make_no_sense(options: dict[str, Any], what: str) -> None:
         DataLoader(list(range(3)), **options)  # type: ignore[arg-type]
 
 
+READER = """
+import sys
+from torchvision import transforms
+from penstock import DataLoader, ImageFolder
+root, folder, size = sys.argv[1:]
+steps = [transforms.Resize(26), transforms.CenterCrop(int(size)), transforms.ToTensor()]
+dataset = ImageFolder(root, transforms.Compose(steps))
+options = {"cache": (folder, "1GiB"), "cache_decoded": True, "shuffle": True}
+loader = DataLoader(dataset, batch_size=4, num_workers=2, **options)
+total = sum(images.double().sum().item() for images, _ in loader)
+(counts,) = loader.stats().cache.values()
+print(round(total, 3), counts.decoded, counts.hits, counts.dropped)
+"""
+
+
 def test_processes_and_recipes_share_a_folder(photos: Path, tmp_path: Path) -> None:
     folder, totals = tmp_path / "cache", {}
     for size in (20, 24):
         dataset = ImageFolder(photos, v1.Compose([v1.Resize(26), v1.CenterCrop(size), v1.ToTensor()]))
         totals[size] = round(sum(dataset[index][0].double().sum().item() for index in range(18)), 3)
-    processes = [read_elsewhere(photos, folder, size) for size in (20, 24, 20)]
+    processes = [Program(READER, photos, folder, size) for size in (20, 24, 20)]
     read = [process.communicate()[0].split() for process in processes]
     assert [(float(words[0]), words[3]) for words in read] == [(totals[size], "0") for size in (20, 24, 20)]
     spoil(photos)
     for size in (20, 24):
-        words = read_elsewhere(photos, folder, size).communicate()[0].split()
+        words = Program(READER, photos, folder, size).communicate()[0].split()
         assert (float(words[0]), int(words[1])) == (totals[size], 18) and int(words[2]) >= 18
     assert len(list(folder.glob("*.index"))) == 2
 

@@ -26,7 +26,6 @@ from penstock.storage import jpeg_index
 from penstock.storage.jpeg_index import JpegIndexes, Photos
 from tests.forking import assert_in_child
 from tests.indexed_photos import FORMS, LOW, MIDDLE, PHOTOS, Reader, counts_of, encoded, only, pictures, scan_of, torchs
-from tests.python_processes import Program
 from tests.same import assert_passes, assert_same, outcomes
 
 pytestmark = pytest.mark.native
@@ -78,14 +77,13 @@ def test_elements_are_pillows(name: str, workers: int, root: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_random_crops_are_those_without_an_index(workers: int, root: Path, home: Path) -> None:
+def test_random_crops_are_those_without_an_index(workers: int, root: Path) -> None:
     first, *others = (made(ImageFolder(root, RANDOM), seed=3, num_workers=workers) for _ in range(3))
     epochs = [list(first) for _ in range(3)]
     for start, again in enumerate(others):
         again.set_epoch(start)
         assert_same([list(again) for _ in range(3 - start)], epochs[start:])
         assert counts_of(again).hits > 0
-    assert (home.stat().st_mode & 0o777, only(home).stat().st_mode & 0o777) == (0o700, 0o600)
 
 
 def test_what_is_known_grows_downwards(root: Path, home: Path) -> None:
@@ -186,38 +184,6 @@ def test_a_list_of_files_that_a_program_exchanges(root: Path) -> None:
     assert_passes(loader, torchs(dataset))
 
 
-READ = """
-import sys
-import penstock
-from torchvision import transforms
-steps = transforms.Compose([transforms.RandomResizedCrop(32), transforms.PILToTensor()])
-photos = penstock.ImageFolder(sys.argv[1], steps)
-loader = penstock.DataLoader(photos, batch_size=4, num_workers=2, seed=int(sys.argv[2]))
-for epoch in range(int(sys.argv[3])):
-    for batch in loader:
-        print(sum(int(value) for value in batch[0].flatten()[::97]), flush=True)
-"""
-
-
-def test_processes_share_an_index(root: Path, dataset: Any, home: Path) -> None:
-    both = [Program(READ, root, 1, 4) for _ in range(2)]
-    said = [process.communicate()[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    assert said[0] == said[1] != ""
-    loader = made(dataset)
-    assert_same(list(loader), torchs(dataset))
-    assert counts_of(loader).hits > 0 and only(home).stat().st_blocks > 0
-
-
-def test_a_process_that_is_killed(root: Path, dataset: Any) -> None:
-    for line in (0, 9):
-        process = Program(READ, root, line, 1000)
-        for _ in range(line + 1):
-            process.stdout.readline()
-        process.kill()
-        assert_same(list(made(dataset)), torchs(dataset))
-
-
 def test_forks_share_an_index(dataset: Any) -> None:
     loader, wanted = made(dataset), torchs(dataset)
     assert_same(list(loader), wanted)
@@ -263,16 +229,6 @@ def test_a_folder_that_cannot_be_used(make: Callable[[Path], None], why: str, da
     make(home)
     in_memory(made(dataset), why)
     assert home.read_text() == "mine" if home.is_file() else not list(home.iterdir())
-
-
-def test_a_symbolic_link_in_the_place_of_an_index(dataset: Any, tmp_path: Path, home: Path) -> None:
-    list(made(dataset))
-    path, mine = only(home), tmp_path / "mine"
-    mine.write_text("mine")
-    path.unlink()
-    path.symlink_to(mine)
-    in_memory(made(dataset), f"'{path.name}' in the cache folder is a symbolic link")
-    assert mine.read_text() == "mine"
 
 
 def read_only(flags: int, name: str, folder: int) -> int | None:

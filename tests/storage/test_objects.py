@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -141,21 +140,3 @@ def test_the_ranks_of_a_node_share_a_cache(shards: S3, packed: Path, tmp_path: P
     for rank, process in enumerate(ranks):
         assert labels_of(process) == expected(packed, shard=(rank, 2))
     assert fetched(shards) == dict.fromkeys((path.name for path in packed.glob("*.tar")), 1)
-
-
-@pytest.mark.slow
-def test_killed_at_any_moment_the_next_start_works(shards: S3, packed: Path, tmp_path: Path) -> None:
-    sizes = [path.stat().st_size for path in packed.iterdir()]
-    limit = 6 * max(sizes)
-    for attempt in range(3):
-        process = start(shards, tmp_path / "cache", limit=limit, pause=0.02)
-        if attempt:
-            process.stdout.readline()
-        else:
-            deadline = time.monotonic() + 60  # in the middle of the first downloads
-            while not list((tmp_path / "cache").glob("*.tar-*")) and time.monotonic() < deadline:
-                time.sleep(0.001)  # what another process writes gives no event
-        time.sleep(0.05 * attempt)  # another moment of the pass
-        process.kill()
-    assert labels_of(start(shards, tmp_path / "cache", limit=limit)) == expected(packed)
-    assert sum(path.stat().st_size for path in (tmp_path / "cache").iterdir()) <= limit + 4096

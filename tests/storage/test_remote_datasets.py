@@ -234,6 +234,14 @@ def test_parts_that_lie_elsewhere(server: ObjectServer, far: Any, near: Any) -> 
     assert_each_came_once(over, server)
 
 
+def test_a_pass_that_ends_by_an_error_lets_its_shards_go(server: ObjectServer, packed: Path, far: Any) -> None:
+    """Its thread, which is not to be left, held them as long as the program ran."""
+    name = sorted(path.name for path in packed.glob("*.tar"))[4]
+    server.objects[name] = server.objects[name][::-1]
+    with pytest.raises(StorageError, match="damaged or replaced"):
+        list(loader(far(), shuffle=False))
+
+
 def test_indices_that_the_dataset_refuses(far: Any) -> None:
     given = [[0, 1], [2, SAMPLES], [3, 4]]
     batches = iter(penstock.DataLoader(far(negative), batch_sampler=given, num_workers=2, worker_method="thread"))

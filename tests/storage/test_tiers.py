@@ -6,12 +6,10 @@ import dataclasses
 import errno
 import os
 import pickle
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torchvision
@@ -22,13 +20,11 @@ import penstock
 import penstock._native as _native
 from penstock import DataLoader, ImageFolder, TensorFolder
 from penstock._native import CacheTier, SampleCache
-from penstock.errors import StorageError, UnsafeCache
 from penstock.storage.tiers import Caches, FolderTier, MemoryTier, caches_of
 from tests.forking import assert_in_child
 from tests.native_testing import SlowTable
 from tests.packing.packed import start_readers, write_tensors
 from tests.photos import noise_image
-from tests.python_processes import Program
 from tests.same import assert_passes, assert_same, outcomes
 from tests.sample_datasets import tensor_files
 
@@ -191,49 +187,6 @@ def test_damaged_samples_are_read_anew(kept: Kept) -> None:
         assert counts_of(loader).dropped == 3, "they were kept anew"
 
 
-@pytest.mark.parametrize("left", [0, 100, 5000])
-def test_truncated_data(left: int, kept: Kept) -> None:
-    os.truncate(only(kept.folder, "data"), left)
-    for workers in (0, 2):
-        assert_passes(kept.loader(num_workers=workers), kept.wanted)
-
-
-def test_a_damaged_index(kept: Kept) -> None:
-    index = only(kept.folder, "index")
-    good = index.read_bytes()
-    generator = np.random.default_rng(0)
-    for _ in range(30):
-        garbage = bytearray(good)
-        for place in generator.integers(64, len(good), 8):
-            garbage[place] = generator.integers(256)
-        index.write_bytes(garbage)
-        assert_same(list(kept.loader()), kept.wanted)
-    for bad in (good[:-1], good + b"x", b"x" * 8 + good[8:], good[:8] + b"y" * 8 + good[16:]):
-        index.write_bytes(bad)
-        with pytest.raises(StorageError, match="is damaged: it does not have 12 entries"):
-            list(kept.loader())
-    index.write_bytes(b"")
-    assert_same(list(kept.loader()), kept.wanted)
-
-
-@pytest.mark.parametrize("lost", ["header", "entries", "header and entries", "data", "index"])
-def test_parts_of_a_folder_that_are_older_than_others(lost: str, kept: Kept) -> None:
-    """As a power failure leaves them: of what was written at about the same time, some parts are on the disk."""
-    index, data = only(kept.folder, "index"), only(kept.folder, "data")
-    content = bytearray(index.read_bytes())
-    if "header" in lost:
-        content[16:64] = bytes(48)
-    if "entries" in lost:
-        for place in range(64, len(content), 32):
-            content[place : place + 16] = bytes(16)
-    index.write_bytes(b"" if lost == "index" else content)
-    if lost == "data":
-        os.truncate(data, data.stat().st_size // 2)
-    loader = kept.loader()
-    assert_passes(loader, kept.wanted, 3)
-    assert loader.stats().cache[str(kept.folder)].samples == 12, "what was lost was kept anew"
-
-
 def test_bytes_that_change_while_a_loader_is_open(tmp_path: Path) -> None:
     """Each read compares: another machine may write into a folder of a network file system."""
     dataset = TensorFolder(write_tensors(tmp_path / "data", count=14, suffix=".npy"), suffix=".npy")
@@ -245,24 +198,6 @@ def test_bytes_that_change_while_a_loader_is_open(tmp_path: Path) -> None:
     data.write_bytes(content[each:] + content[:each])  # a whole file in the place of each
     assert_passes(loader, torchs(dataset))
     assert (counts_of(loader).samples, counts_of(loader).dropped) == (14, 14)
-
-
-def test_folders_that_are_refused(kept: Kept, tmp_path: Path) -> None:
-    dataset, folder = kept.dataset, kept.folder
-    data = only(folder, "data")
-    data.rename(tmp_path / "elsewhere")
-    data.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UnsafeCache, match="is a symbolic link"):
-        list(kept.loader())
-    data.unlink()
-    folder.chmod(0o777)
-    with pytest.raises(UnsafeCache, match="other users can write"):
-        list(DataLoader(dataset, cache=folder))
-    with pytest.raises(NotADirectoryError):
-        list(DataLoader(dataset, cache=tmp_path / "elsewhere"))
-    (tmp_path / "own").mkdir(mode=0o700)
-    list(DataLoader(dataset, cache=tmp_path / "own"))
-    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "own").iterdir()} == {0o600}
 
 
 NO_CACHES: Any = ["", 0, -5, "0GiB", True, 3.5, [], ["8GiB", "4GiB"], [None], b"\0", ("8GiB", "4GiB", "x")]
@@ -291,47 +226,6 @@ def test_options(option: Any, tiers: list[Any]) -> None:
     assert caches_of(None) is None and found is not None
     wanted = [MemoryTier(one) if isinstance(one, int) else FolderTier(Path(one[0]), one[1]) for one in tiers]
     assert list(found.tiers) == wanted
-
-
-READER = """
-import sys
-from torchvision import transforms
-from penstock import DataLoader, ImageFolder, TensorFolder
-root, folder, size = sys.argv[1:]
-steps = [transforms.Resize(26), transforms.CenterCrop(int(size)), transforms.ToTensor()] if size else []
-dataset = ImageFolder(root, transforms.Compose(steps)) if steps else TensorFolder(root)
-options = {"cache": (folder, "1GiB"), "cache_decoded": bool(steps), "shuffle": True}
-loader = DataLoader(dataset, batch_size=4, num_workers=2, **options)
-total = sum((batch[0] if steps else batch).double().sum().item() for batch in loader)
-(counts,) = loader.stats().cache.values()
-print(round(total, 3), counts.decoded, counts.hits, counts.dropped)
-"""
-
-
-def read_elsewhere(root: Path, folder: Path, size: int | str = "") -> Program:
-    return Program(READER, root, folder, size)
-
-
-def test_processes_share_a_folder(tmp_path: Path) -> None:
-    root, folder = tensor_files(tmp_path / "data", 200, (50,), name="{:03}"), tmp_path / "cache"
-    total = round(sum(torch.load(path).double().sum().item() for path in root.iterdir()), 3)
-    found = [process.communicate()[0].split() for process in [read_elsewhere(root, folder) for _ in range(3)]]
-    assert {(float(words[0]), words[3]) for words in found} == {(total, "0")}
-    later = read_elsewhere(root, folder).communicate()[0].split()
-    assert int(later[2]) >= 200 and float(later[0]) == total
-
-
-def test_a_process_that_is_killed(tmp_path: Path) -> None:
-    root, folder = tensor_files(tmp_path / "data", 3000, (4,), name="{:04}"), tmp_path / "cache"
-    for _ in range(4):
-        process = read_elsewhere(root, folder)
-        while not process.has_ended() and not list(folder.glob("*.data")):
-            time.sleep(0.002)  # what another process writes gives no event
-        time.sleep(0.005)  # amid what it writes next
-        process.kill()
-    loader = DataLoader(TensorFolder(root), batch_size=100, cache=folder)
-    assert_passes(loader, torchs(TensorFolder(root), 100))
-    assert counts_of(loader).dropped == 0
 
 
 def test_copies_and_forks_of_a_loader(kept: Kept) -> None:
@@ -396,7 +290,7 @@ def test_a_disk_that_is_full_before(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
         list(DataLoader(each, cache=tmp_path / "file"))
-    monkeypatch.setattr("penstock.storage.tiers.open_private_folder", full)
+    monkeypatch.setattr("penstock.storage.tiers.private_folder", full)
     dataset: ConcatDataset[Any] = ConcatDataset([each, each])
     for cache in (tmp_path / "cache", [tmp_path / "cache", "1MiB"]):
         loader = DataLoader(dataset, batch_size=5, cache=cache)
@@ -407,58 +301,6 @@ def test_a_disk_that_is_full_before(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         counts = loader.stats().cache
         assert counts[str(tmp_path / "cache")].error == "No space left on device"
         assert len(counts) == 1 or counts["memory"].hits >= 12
-
-
-FULL = """
-import ctypes, os, sys, warnings
-from pathlib import Path
-import torch
-from penstock import DataLoader, TensorFolder
-
-root, disk = map(Path, sys.argv[1:])
-user, group = os.geteuid(), os.getegid()
-libc = ctypes.CDLL(None, use_errno=True)
-if libc.unshare(0x10000000 | 0x20000):  # CLONE_NEWUSER, CLONE_NEWNS
-    print("no user namespace:", os.strerror(ctypes.get_errno())), sys.exit()
-Path("/proc/self/setgroups").write_text("deny")
-Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
-if libc.mount(b"tmpfs", bytes(disk), b"tmpfs", 0, b"size=256k"):
-    print("no mount:", os.strerror(ctypes.get_errno())), sys.exit()
-
-dataset = TensorFolder(root)
-wanted = torch.cat(list(torch.utils.data.DataLoader(dataset, batch_size=50)))
-filler = disk / "filler"
-for pages in range(12):
-    filler.write_bytes(b"")
-    with filler.open("wb", buffering=0) as file:
-        while file.write(b"x" * 4096) if os.statvfs(disk).f_bavail > pages else False:
-            pass
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        loader = DataLoader(dataset, batch_size=50, num_workers=pages % 3, cache=(disk / str(pages), "1GiB"))
-        for _ in range(2):
-            assert torch.equal(torch.cat(list(loader)), wanted)
-    (counts,) = loader.stats().cache.values()
-    assert counts.error == "No space left on device", counts
-    assert len(warned) <= 1, [str(one.message) for one in warned]
-    print(pages, len(warned), counts.samples, counts.dropped)
-"""
-
-
-def test_a_file_system_that_becomes_full(tmp_path: Path) -> None:
-    """Full before the cache is opened, while it is made, or behind its first samples: a page more each time."""
-    root = tensor_files(tmp_path / "data", 1000, (2,), name="{:04}")
-    (tmp_path / "disk").mkdir()
-    program = Program(FULL, root, tmp_path / "disk")
-    lines, errors = program.communicate()
-    if lines.startswith("no "):
-        pytest.skip(f"it takes a small file system: {lines.strip()}")
-    assert program.returncode == 0, errors
-    found = [tuple(map(int, line.split())) for line in lines.splitlines()]
-    assert [pages for pages, *_ in found] == list(range(12))
-    assert found[0][1:] == (1, 0, 0) and found[-1][1] == 0 and found[-1][2] > 0
-    assert all(dropped == 0 for *_, dropped in found)
 
 
 def test_indices_that_are_refused(tmp_path: Path) -> None:

@@ -17,15 +17,13 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import PenstockError
-from penstock.storage.private_folder import files_in, open_own_file, open_private_folder
 from penstock.system.cache_folder import folder_of
+from penstock.system.private_folder import files_in, open_own_file, private_folder
 
 #: Of the format of the files.
 FORMAT = 4
@@ -96,19 +94,10 @@ def program_name() -> str:
     return os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    descriptor = open_private_folder(path)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 def write(path: Path, name: ProcessName, data: bytes) -> None:
     """Write the file of a process in one step. Raises OSError, UnsafeCache."""
     temporary = name.file.removesuffix("json") + "tmp"
-    with _opened(path) as folder:
+    with private_folder(path) as folder:
         try:
             file = open_own_file(os.O_WRONLY | os.O_CREAT | os.O_TRUNC, temporary, folder)
             assert file is not None
@@ -130,7 +119,7 @@ def remove(path: Path, name: ProcessName) -> None:
 
 def remove_stale(path: Path) -> None:
     """Remove the files of processes that have died. Raises OSError, UnsafeCache."""
-    with _opened(path) as folder:
+    with private_folder(path) as folder:
         for file, status in files_in(folder, _FILE):
             alive = _name_of(file).alive()
             if alive is False or (alive is None and time.time() - status.st_mtime > _FORGOTTEN):
@@ -143,7 +132,7 @@ def read_all(path: Path) -> list[tuple[ProcessName, bytes]]:
     if not path.exists():
         return []
     found = []
-    with _opened(path) as folder:
+    with private_folder(path) as folder:
         for file in sorted(name for name, _ in files_in(folder, _FILE) if name.endswith(".json")):
             with contextlib.suppress(OSError):
                 descriptor = open_own_file(os.O_RDONLY, file, folder)

@@ -26,10 +26,10 @@ from typing import Any
 from penstock.errors import InvalidOption, OutOfSpace
 from penstock.showing import shown
 from penstock.storage.durable import FULL, free_bytes
-from penstock.storage.private_folder import delete_unheld, files_in, has_name, open_own_file, open_private_folder
 from penstock.system.cache_folder import folder_of
 from penstock.system.locks import HeldFile as HeldFile
 from penstock.system.locks import lock_file, unlock_file
+from penstock.system.private_folder import delete_unheld, files_in, has_name, open_own_file, private_folder
 from penstock.system.words import size_of
 
 #: Bytes of shards that a folder keeps where nothing else is given.
@@ -82,8 +82,9 @@ class CacheFolder:
             raise InvalidOption("the user has no home folder to keep shards in: give cache_folder=")
         self.path = path.absolute()
         self.limit = limit
-        self._folder = open_private_folder(self.path)
-        weakref.finalize(self, os.close, self._folder)
+        opened = contextlib.ExitStack()
+        self._folder = opened.enter_context(private_folder(self.path))
+        weakref.finalize(self, opened.close)
 
     # --- shards -----------------------------------------------------------------------------------------------------
 
@@ -162,17 +163,19 @@ class CacheFolder:
     def finish(self, shard: CachedShard, part: HeldFile) -> HeldFile | None:
         """Give a whole shard its final name, and return it as `hold` does; the unfinished file is closed."""
         os.fsync(part.descriptor)
-        with self._locked():  # whoever counts the bytes in the folder sees one of the names
+        # Whoever counts the bytes in the folder sees one of the names, and nobody deletes it between the two locks.
+        with self._locked():
             os.rename(f"{shard.file}.part", f"{shard.file}.shard", src_dir_fd=self._folder, dst_dir_fd=self._folder)
+            part.close()
+            held = self.hold(shard)
         os.fsync(self._folder)
-        part.close()
-        return self.hold(shard)  # flock() does not change a lock in one step either
+        return held
 
-    def discard(self, shard: CachedShard, part: HeldFile) -> None:
-        """Delete the unfinished file of a shard, which the caller holds."""
+    def discard(self, shard: CachedShard, held: HeldFile, ending: str = "part") -> None:
+        """Delete the file of a shard, unfinished or, by the ending "shard", damaged, which the caller holds."""
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{shard.file}.part", dir_fd=self._folder)
-        part.close()
+            os.unlink(f"{shard.file}.{ending}", dir_fd=self._folder)
+        held.close()
 
     # --- space ------------------------------------------------------------------------------------------------------
 

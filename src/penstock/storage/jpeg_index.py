@@ -19,8 +19,8 @@ from typing import Any
 
 import penstock._native as _native
 from penstock.stats import IndexCounts
-from penstock.storage.private_folder import delete_unheld, files_in, open_own_file, open_private_folder
 from penstock.system.cache_folder import MAX_BYTES, folder_of
+from penstock.system.private_folder import delete_unheld, files_in, open_own_file, private_folder
 from penstock.system.words import counted
 
 #: The folder of indexes below the cache folder.
@@ -145,11 +145,8 @@ def _opened(photos: Photos) -> _Held | None:
     why = "the user has no home folder"
     if path is not None:
         try:
-            folder = open_private_folder(path.absolute())
-            try:
+            with private_folder(path.absolute()) as folder:
                 return _in_folder(folder, photos, slot), None
-            finally:
-                os.close(folder)
         except (OSError, RuntimeError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     in_memory = photos.slot_bytes(_MEMORY)

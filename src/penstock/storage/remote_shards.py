@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.errors import CorruptDownload, CorruptShards, StoreUnreachable
+from penstock.errors import CorruptDownload, CorruptShards, SampleError, StoreUnreachable
 from penstock.storage.cache_folder import CachedShard, CacheFolder, HeldFile, NoRoom
 from penstock.storage.description import Column, Shard, ShardFiles, Split, verified
 from penstock.storage.durable import write_all
@@ -91,7 +91,7 @@ class Download:
                             group.create_task(self._fetch_part(part, begin, end, requests))
                 except* OSError as failed:
                     raise failed.exceptions[0] from None
-                if await asyncio.to_thread(self._is_whole, part):
+                if await asyncio.to_thread(_is_whole, part, self.shard):
                     self.traffic.shards += 1
                     return await asyncio.to_thread(self.cache.finish, self.shard, part)
             self.cache.discard(self.shard, part)
@@ -123,11 +123,6 @@ class Download:
             await asyncio.sleep(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0**attempt))
         self.traffic.bytes += len(data)
         write_all(part.descriptor, data, begin)
-
-    def _is_whole(self, part: HeldFile) -> bool:
-        """Return whether the bytes have their checksum."""
-        with open(part.descriptor, "rb", buffering=0, closefd=False) as file:
-            return crc32c_of(file, 0, self.shard.size) == self.shard.checksum
 
     def run(self, *, beyond: bool) -> HeldFile:
         """Return the whole shard, fetched by this process or another. Raises as `open` and `fetch`."""
@@ -201,7 +196,12 @@ class RemoteShards:
                     held = self.download(shard).run(beyond=False)
             if held is not None:
                 with closing(held):
-                    return self._files.read(shard, member, name, verify=verify)
+                    try:
+                        return self._files.read(shard, member, name, verify=verify)
+                    except SampleError:
+                        if _is_whole(held, self.cached[shard]):  # the store has no other
+                            raise
+                        self.cache.discard(self.cached[shard], held, "shard")
             if offset + length > self.shards[shard].bytes:
                 raise CorruptShards(
                     f"the index places sample {name!r} at bytes {offset:,} to {offset + length:,} of "
@@ -257,6 +257,15 @@ class RemoteShards:
         return f"<RemoteShards {self.store.url}: {len(self.shards):,} shards, {self.cache!r}>"
 
 
+def _is_whole(held: HeldFile, shard: CachedShard) -> bool:
+    """Return whether a file can be read, and its bytes have their checksum."""
+    try:
+        with open(held.descriptor, "rb", buffering=0, closefd=False) as file:
+            return crc32c_of(file, 0, shard.size) == shard.checksum
+    except (OSError, CorruptShards):  # CorruptShards: it was cut off
+        return False
+
+
 def with_local_index(store: ObjectStore, split: Split, cache: CacheFolder) -> tuple[Split, list[HeldFile]]:
     """Bring the files of a split's index into the cache folder; return the split with their names there, and the files.
 
@@ -264,10 +273,16 @@ def with_local_index(store: ObjectStore, split: Split, cache: CacheFolder) -> tu
     """
     held: list[HeldFile] = []
 
-    def local(column: Column) -> Column:
+    def local(column: Column, *, checked: bool = True) -> Column:
         known = CachedShard(store.url_of(column.name), column.bytes, column.crc32c)
-        held.append(Download(store, column.name, known, cache, Traffic()).run(beyond=True))
+        download = Download(store, column.name, known, cache, Traffic())
+        file = download.run(beyond=True)
+        if checked and not _is_whole(file, known):
+            cache.discard(known, file, "shard")
+            file = download.run(beyond=True)
+        held.append(file)
         return replace(column, name=f"{known.file}.shard")
 
-    states = None if split.states is None else local(split.states)
+    # Each of the states carries a checksum of its own.
+    states = None if split.states is None else local(split.states, checked=False)
     return replace(split, index=local(split.index), ids=local(split.ids), states=states), held

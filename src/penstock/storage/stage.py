@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import os
 import threading
 import time
@@ -53,8 +54,8 @@ class Ticket:
         with self.stage.condition:
             needs = [self.stage.needs.get(key) or _Need() for key in self.wanted]
             for error in (self.stage.failed, *(need.error for need in needs)):
-                if error is not None:
-                    raise error
+                if error is not None:  # the traceback of the error itself would keep the pass, and so its shards
+                    raise copy.copy(error) from error.__cause__
             return not self.released and all(need.held for need in needs)
 
     def wait(self, seconds: float | None) -> bool:

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import penstock._native as _native
-from penstock.errors import InvalidOption, StorageError
+from penstock.errors import InvalidOption
 from penstock.stats import TierCounts
 from penstock.storage.durable import FULL
-from penstock.storage.private_folder import open_own_file, open_private_folder
 from penstock.system.limits import available_bytes
+from penstock.system.private_folder import open_own_file, private_folder
 from penstock.system.warn_user import warn_user
-from penstock.system.words import bytes_in, counted, size_of
+from penstock.system.words import bytes_in, size_of
 
 CacheOption = str | int | os.PathLike[str] | Sequence[Any] | None
 
@@ -91,11 +91,13 @@ class FolderTier:
 
     def open(self, key: str, samples: int, share: float) -> _native.CacheTier:
         try:
-            folder = open_private_folder(self.folder)
-            try:
-                return self._opened(folder, key, samples)
-            finally:
-                os.close(folder)
+            with private_folder(self.folder) as folder:
+                try:
+                    return self._opened(folder, key, samples)
+                except ValueError:  # the index is damaged: a new one is filled
+                    for kind in ("index", "data"):
+                        (self.folder / f"{key}.{kind}").unlink(missing_ok=True)
+                    return self._opened(folder, key, samples)
         except OSError as error:
             if error.errno not in FULL:
                 raise
@@ -108,11 +110,6 @@ class FolderTier:
             taken = os.fstat(data).st_blocks * 512
             limit = taken + self._free(folder) if self.limit is None else self.limit
             return _native.CacheTier(index, data, samples, limit)
-        except ValueError as error:
-            raise StorageError(
-                f"{self.folder / f'{key}.index'} is damaged: it does not have {counted(samples, 'entry', 'entries')}. "
-                f"Delete the cache folder {self.folder}, which is filled anew"
-            ) from error
         finally:
             os.close(index)
             os.close(data)

@@ -1,7 +1,7 @@
-"""Arrays kept in the user's cache folder between starts: one uncompressed .npz an entry, which anyone may delete.
+"""Arrays kept in the user's cache folder between starts: one uncompressed .npz an entry, which may be deleted.
 
-What is kept only saves time, or makes possible what else is refused: an entry that is damaged or cannot be written is
-as good as none.
+What is kept only saves time, or makes possible what else is refused: an entry that is damaged, is not this user's or
+cannot be written is as good as none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.system.locks import lock_file, unlock_file
+from penstock.system.locks import HeldFile, lock_file
+from penstock.system.private_folder import open_own_file, private_folder
 
 #: The most files and bytes that one folder keeps; the oldest used go first.
 MAX_FILES = 64
@@ -49,7 +50,9 @@ def entry(kind: str, key: bytes) -> Path | None:
 def load(path: Path) -> dict[str, NDArray[Any]] | None:
     """Return the arrays of an entry, None without one. The zip format verifies the checksum of each."""
     try:
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+        if (descriptor := _opened(os.O_RDONLY, path)) is None:
+            return None
+        with os.fdopen(descriptor, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}
     except Exception:  # a damaged file makes numpy and zipfile raise errors of many kinds
         return None
@@ -67,28 +70,28 @@ def alone(path: Path) -> Iterator[None]:
 
     Who waits for longer than a few minutes, or finds no locks, goes on without.
     """
+    lock = path.with_suffix(".lock")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.with_suffix(".lock").open("wb")
+        descriptor = _opened(os.O_RDWR | os.O_CREAT, lock)
     except OSError:
         yield
         return
-    with file:
+    assert descriptor is not None
+    with contextlib.closing(HeldFile(descriptor)):
         with contextlib.suppress(OSError):
-            lock_file(file.fileno(), file.name, fcntl.LOCK_EX, _PATIENCE_S, required=True)
+            lock_file(descriptor, str(lock), fcntl.LOCK_EX, _PATIENCE_S, required=True)
         try:
             yield
         finally:  # who has waited finds the entry; who comes later finds it without waiting
             with contextlib.suppress(OSError):
-                os.unlink(file.name)
-            unlock_file(file.fileno())
+                os.unlink(lock)
 
 
 def store(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write an entry in one step, so that a reader sees all of it or none, and drop the oldest ones."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(suffix=".tmp", dir=path.parent)
+        with private_folder(path.parent):
+            descriptor, temporary = tempfile.mkstemp(suffix=".tmp", dir=path.parent)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 np.savez(file, allow_pickle=False, **arrays)
@@ -99,6 +102,12 @@ def store(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
         _prune(path)
     except OSError:
         pass
+
+
+def _opened(flags: int, path: Path) -> int | None:
+    """Return a descriptor of a file of this user, None where there is none. Raises OSError, UnsafeCache."""
+    with private_folder(path.parent) as folder:
+        return open_own_file(flags, path.name, folder)
 
 
 def _prune(keep: Path) -> None:

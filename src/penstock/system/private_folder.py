@@ -8,30 +8,38 @@ import fcntl
 import os
 import re
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.errors import UnsafeCache
 from penstock.system.locks import unlock_file
 
 
-def open_private_folder(path: Path) -> int:
-    """Return a descriptor of a folder that nobody but this user may write into; made with mode 0700 where it is none.
+@contextlib.contextmanager
+def private_folder(path: Path) -> Iterator[int]:
+    """Open a folder that nobody but this user may write into, and give its descriptor, which is closed in the end.
 
-    Raises UnsafeCache where others may write into it, or it belongs to another user; OSError where it cannot be made.
+    It, and folders above it, are made with mode 0700 where they are missing. Raises UnsafeCache where others may write
+    into it, or it, or a symbolic link of its name, belongs to another user; OSError where it cannot be made.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=0o700)
+    for missing in reversed([one for one in (path, *path.parents) if not one.exists()]):
+        with contextlib.suppress(FileExistsError):
+            missing.mkdir(mode=0o700)
+    link = path.lstat()
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     status, why = os.fstat(descriptor), None
-    if status.st_uid != os.geteuid():
+    if stat.S_ISLNK(link.st_mode) and link.st_uid not in (0, os.geteuid()):
+        why = f"the cache folder {path} is a symbolic link of user {link.st_uid}"
+    elif status.st_uid != os.geteuid():
         why = f"the cache folder {path} belongs to user {status.st_uid}, and this process runs as user {os.geteuid()}"
     elif status.st_mode & 0o022:
         why = f"other users can write into the cache folder {path} ({stat.filemode(status.st_mode)})"
-    if why is not None:
+    try:
+        if why is not None:
+            raise UnsafeCache(f"{why}: give another folder", url=str(path))
+        yield descriptor
+    finally:
         os.close(descriptor)
-        raise UnsafeCache(f"{why}: give another folder", url=str(path))
-    return descriptor
 
 
 def open_own_file(flags: int, name: str, folder: int) -> int | None:
