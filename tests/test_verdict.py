@@ -18,6 +18,7 @@ import torch
 from torchvision import transforms
 
 import penstock
+from penstock import verdict as verdicts
 from penstock.loop_model import Cause, Measured, Workers, measured, outliers
 from penstock.loop_times import WAIT_CLASSES, LoopClock, LoopMeter, LoopTimes
 from penstock.observe import Delivery, Meter, StageTime
@@ -64,7 +65,7 @@ def test_the_first_finding(name: str) -> None:
     assert first.cause is cause and first.evidence.endswith("."), findings(found)
     nothing_helps = name in ("compute", "tiny batches")
     assert (first.gain == 1.0 and not first.change) if nothing_helps else first.gain > 1.1
-    assert verdict(found).startswith(f"The consumer waited {found.wait / found.step:.0%} of the time (")
+    assert verdict(found).startswith(f"Your loop waited {found.wait / found.step:.0%} of the time (")
 
 
 def test_predictions_are_those_of_the_pipeline() -> None:
@@ -85,10 +86,10 @@ def test_the_sentence() -> None:
     busy = {Cause.DECODE: 270.0, Cause.READ: 74.0, Cause.COPY: 26.0}
     found = case(wait=71, work=116, busy=busy, other_cpu=4 * MS, cacheable=True)
     assert verdict(found) == (
-        "The consumer waited 38% of the time (71 ms a step): decode 51.8 ms, read 14.2 ms, copy 4.99 ms of it. 2 more "
+        "Your loop waited 38% of the time (71 ms a step): decode 51.8 ms, read 14.2 ms, copy 4.99 ms of it. 2 more "
         "cores would give about 1.6x, cache= with room for the files, from the second epoch on, would give about 1.2x."
     )
-    working = "The consumer waited 1% of the time (1 ms a step): its own work, 99 ms a step, is what takes the time."
+    working = "Your loop waited 1% of the time (1 ms a step): its own work, 99 ms a step, is what takes the time."
     assert verdict(case(wait=1, work=99, busy={Cause.DECODE: 10})) == working
 
 
@@ -272,6 +273,7 @@ def slow(index: int) -> torch.Tensor:
 def test_a_loader_that_is_collected_while_its_stages_are_read(caplog: pytest.LogCaptureFixture) -> None:
     loader: Any = penstock.DataLoader(Made(slow, 130), 10, num_workers=0)
     list(loader)
+    caplog.set_level(logging.INFO, "penstock")
     read, meter, gone = loader.stats_reader(), loader._executors.counters.meter, weakref.ref(loader)
     loader.cycle = loader
     del loader
@@ -279,12 +281,12 @@ def test_a_loader_that_is_collected_while_its_stages_are_read(caplog: pytest.Log
     seconds.does = gc.collect
     meter._finished.append(("read", seconds, 1))
     assert "read" in read().stages
-    assert gone() is None and "The consumer waited" in caplog.text
+    assert gone() is None and "Your loop waited" in caplog.text
 
 
 def collected(loaders: list[Any], caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return what is logged when loaders are gone."""
-    with caplog.at_level(logging.WARNING, "penstock"):
+    with caplog.at_level(logging.INFO, "penstock"):
         loaders.clear()
         gc.collect()
     return [record.getMessage() for record in caplog.records]
@@ -293,7 +295,7 @@ def collected(loaders: list[Any], caplog: pytest.LogCaptureFixture) -> list[str]
 def test_a_loader_says_why_its_loop_waited_when_it_is_gone(caplog: pytest.LogCaptureFixture) -> None:
     loaders = [penstock.DataLoader(Made(slow, 130), 10, num_workers=0)]
     list(loaders[0])
-    assert "verdict  The consumer waited " in loaders[0].explain()
+    assert "verdict  Your loop waited " in loaders[0].explain()
     assert not caplog.records
 
     def check() -> None:
@@ -301,7 +303,30 @@ def test_a_loader_says_why_its_loop_waited_when_it_is_gone(caplog: pytest.LogCap
 
     assert_in_child(check)
     (said,) = collected(loaders, caplog)
-    assert said.startswith("The consumer waited ") and "read " in said
+    assert said.startswith("Your loop waited ") and "read " in said
+    assert all(record.levelno < logging.WARNING for record in caplog.records)  # of a loop of a second
+
+
+@pytest.mark.parametrize(
+    ("changes", "warns"),
+    [
+        ({}, True),
+        ({"steps": 60}, False),  # of 0.9 s each
+        ({"work": 1.8}, False),
+        ({"busy": {Cause.PYTHON: 0.7}, "cpu": {Cause.PYTHON: 0.7}, "cpus": 1.0}, False),  # nothing would help
+    ],
+)
+def test_a_process_is_warned_once_of_a_long_loop_that_something_helps(
+    changes: dict[str, Any], warns: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verdicts, "_warned", False)
+    busy = {Cause.PYTHON: 0.7}
+    found = Measured(100, 0.7, 0.2, 0, Workers.CALLER, 4.0, 16.0, busy, {Cause.PYTHON: 0.1})
+    caplog.set_level(logging.INFO, "penstock")
+    for _ in range(2):
+        verdicts._log_verdict(lambda: replace(found, **changes), os.getpid())
+    levels = [record.levelno for record in caplog.records]
+    assert levels == [logging.WARNING if warns else logging.INFO, logging.INFO]
 
 
 def test_a_loader_whose_loop_works_says_nothing(caplog: pytest.LogCaptureFixture) -> None:

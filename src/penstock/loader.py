@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from copy import copy
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
@@ -34,7 +35,7 @@ from penstock.recipe.unseeded_generators import SeedWarnings
 from penstock.settings import Given, Method, Settings
 from penstock.sources.blocks import blocks_of
 from penstock.state.checkpoint import Checkpoint, OnChange
-from penstock.state.ledger import LoaderLedger
+from penstock.state.loader_ledger import LoaderLedger
 from penstock.state.substitutes import Replace, register_of
 from penstock.stats import Stats
 from penstock.storage.jpeg_index import JpegIndexes
@@ -491,3 +492,6 @@ _THEIRS = inspect.signature(torch.utils.data.DataLoader).parameters
 _READING = [name for name in _THEIRS if name not in _CHOOSING]
 # Our own arguments, attributes of the same name too, and their defaults.
 _OWN = {name: p.default for name, p in inspect.signature(DataLoader).parameters.items() if name not in _THEIRS}
+
+
+import_module("penstock.frameworks")  # which stands above this module, and completes its class

@@ -25,6 +25,9 @@ ROOM = "1GiB"
 MOST_WORKERS = 16
 #: CPUs that are advised at the most: so many times those that there are.
 MOST_CPUS = 4
+#: A program is warned of a loop that took more seconds, waited a larger share of them, and would be so many times as
+#: fast by something that a finding names.
+WARN_SECONDS, WARN_WAITING, WARN_GAIN = 60.0, 1 / 3, 1.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +174,7 @@ def verdict(found: Measured) -> str:
     """Return the one sentence, or two: how much the loop waited, what for, and what would help."""
     share = found.wait / found.step
     idle = f", the device idle for {duration(found.device_idle)} of it" if found.device_idle > 0 else ""
-    text = f"The consumer waited {share:.0%} of the time ({duration(found.wait)} a step{idle})"
+    text = f"Your loop waited {share:.0%} of the time ({duration(found.wait)} a step{idle})"
     if share < WAITING:
         return f"{text}: its own work, {duration(found.work)} a step, is what takes the time."
     parts = dict(found.busy)
@@ -192,9 +195,10 @@ def verdict(found: Measured) -> str:
 
 
 def log_at_end(loader: object, measure: Callable[[], Measured | None]) -> None:
-    """Log the verdict of a loader, once, when it is gone or the process ends, where its loop waited.
+    """Log the verdict of a loader, once, when it is gone or the process ends, where its loop waited: as INFO.
 
-    Of the ranks of a machine the first one does so; processes that are forked off meanwhile do not.
+    It is a WARNING, once a process, where a long loop waited much and something would help. Of the ranks of a machine
+    the first one logs; processes that are forked off meanwhile do not.
 
     Args:
         loader: is not held.
@@ -205,5 +209,18 @@ def log_at_end(loader: object, measure: Callable[[], Measured | None]) -> None:
 
 
 def _log_verdict(measure: Callable[[], Measured | None], pid: int) -> None:
+    global _warned
     if os.getpid() == pid and (found := measure()) is not None and found.wait >= WAITING * found.step:
-        logging.getLogger("penstock").warning("%s", verdict(found))
+        warns = not _warned and is_grave(found)
+        _warned = _warned or warns
+        logging.getLogger("penstock").log(logging.WARNING if warns else logging.INFO, "%s", verdict(found))
+
+
+_warned = False
+
+
+def is_grave(found: Measured) -> bool:
+    """Return whether a loop was long, waited for much of it, and would be much faster by something that is known."""
+    if found.steps * found.step <= WARN_SECONDS or found.wait <= WARN_WAITING * found.step:
+        return False
+    return any(finding.change and finding.gain >= WARN_GAIN for finding in findings(found))

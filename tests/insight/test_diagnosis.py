@@ -43,7 +43,7 @@ def test_a_loop_whose_files_are_slow() -> None:
     assert first.options.keys() == {"num_workers"} and first.gain > 2
     assert found.gains[first] > 0  # how much more is for benchmarks.diagnosis to say
     assert noted[:3] == ["the loader alone", "the loop", first.change]
-    assert found.verdict.startswith("The consumer waited ")
+    assert found.verdict.startswith("Your loop waited ")
 
 
 def test_a_step_that_is_slow() -> None:
@@ -125,7 +125,7 @@ def test_the_command_measures_a_loop(module: str, capsys: Captured) -> None:
     arguments = ["doctor", f"{module}:dataset", "--step", f"{module}:step", "--seconds", "0.1", "--batch-size", "4"]
     main([*arguments, "--num-workers", "0", "--apply"])
     out, err = capsys.readouterr()
-    for words in ("loader alone", "step  ", "stage getitem", "x predicted; measured: ", "The consumer waited "):
+    for words in ("loader alone", "step  ", "stage getitem", "x predicted; measured: ", "Your loop waited "):
         assert words in out
     assert "findings, the one that would help most first" in out
     assert "penstock doctor: measuring the loader alone" in err

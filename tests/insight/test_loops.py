@@ -253,7 +253,7 @@ def test_report(loops: Recording) -> None:
     loader, place = DataLoader(ROWS, 4), here()
     next(iter(loader))
     (line,) = lines()
-    assert line.startswith("The consumer took 1 batch in 1 pass, ") and line.endswith(f"num_workers=0) at {place}")
+    assert line.startswith("Your loop took 1 batch in 1 pass, ") and line.endswith(f"num_workers=0) at {place}")
     list(loader)
     (line,) = lines()
     assert "% of the time (" in line and "4 batches in 2 passes" in line

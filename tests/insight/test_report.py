@@ -50,7 +50,7 @@ def test_the_page_says_what_was_recorded(report: str) -> None:
     for words in (
         "Loader 1: penstock.DataLoader(</script>",
         "Loader 2: penstock.DataLoader(TensorDataset, batch_size=4",
-        *("The consumer waited", "16 batches, 64 samples, 1 pass", "getitem", "collate"),
+        *("Your loop waited", "16 batches, 64 samples, 1 pass", "getitem", "collate"),
         *("What explain() says", "plan     ", "Samples a second"),
     ):
         assert words in text

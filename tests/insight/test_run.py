@@ -45,7 +45,7 @@ for epoch in range(2):
 print(digest.hexdigest(), type(DataLoader([1])).__module__)
 """
 SENTENCE = re.compile(
-    r"penstock: The consumer waited \d+ % of the time \([\d.]+ (us|ms) a step\) for DataLoader\(Photos, batch_size=16, "
+    r"penstock: Your loop waited \d+ % of the time \([\d.]+ (us|ms) a step\) for DataLoader\(Photos, batch_size=16, "
     r"num_workers=\d\) at train.py:15(: the loader keeps up)?; 8 batches in 2 passes, [\d.]+ batches/s, "
     r"[\d,]+ samples/s(; the first batch of a pass took [\d.]+ (ms|s)(, with the start of the workers)?: \d+ % of all)?"
 )

@@ -10,12 +10,12 @@ import argparse
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from importlib import import_module
 from typing import NoReturn
 
 import penstock
-from penstock.cli import capacity, doctor, ledger, quarantine, run, shards, view, watch
-from penstock.cli.terminal import say, shown
+from penstock.cli.terminal import VERBS, add_verb, say, shown
 from penstock.errors import PenstockError
 
 
@@ -27,13 +27,22 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line."""
+def parser(chosen: Iterable[str] = VERBS, *, required: bool = True) -> argparse.ArgumentParser:
+    """Return the parser of the command line.
+
+    Args:
+        chosen: verbs whose modules are imported; of others it knows the name.
+        required: a verb is missed before options that do not exist.
+    """
     top = _Parser(prog="penstock", description="Tools beside the Penstock DataLoader.", allow_abbrev=False)
     top.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
-    verbs = top.add_subparsers(required=True, metavar="VERB", title="verbs")
-    for verb in (ledger, quarantine, run, shards, doctor, capacity, view, watch):
-        verb.add_parser(verbs)
+    verbs = top.add_subparsers(required=required, metavar="VERB", title="verbs")
+    modules = {VERBS[verb][0] for verb in chosen}
+    for verb, (module, _) in VERBS.items():
+        if module not in modules:
+            add_verb(verbs, verb, None)
+        elif verb not in verbs.choices:  # a module may have several
+            import_module(f"penstock.cli.{module}").add_parser(verbs)
     return top
 
 
@@ -45,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         try:
-            arguments = parser().parse_args(argv)
+            given = sys.argv[1:] if argv is None else argv
+            verb = next((word for word in given if not word.startswith("-")), "")
+            arguments = parser({verb} & VERBS.keys(), required=not given).parse_args(given)
             if "execute" not in arguments:
                 return _run(arguments)
         finally:

@@ -28,8 +28,7 @@ CORES = "CPU cores"
 
 def add_parser(verbs: Any) -> None:
     """Add this verb to the command line."""
-    words = "compute what a job of many GPUs needs of its machines"
-    plan = add_verb(verbs, "plan-capacity", _run, words, _DESCRIPTION)
+    plan = add_verb(verbs, "plan-capacity", _run, description=_DESCRIPTION)
     plan.add_argument("--gpus", type=positive, required=True, metavar="N", help="of the whole job")
     plan.add_argument("--rate", type=number, required=True, metavar="R", help="samples a second that a GPU takes")
     plan.add_argument("--measured", metavar="FILE", help="what `penstock doctor DATASET --json` printed")

@@ -35,8 +35,7 @@ _MEASURING = ("step", "apply", "batch_size", "num_workers", "no_measure")
 
 def add_parser(verbs: Any) -> None:
     """Add this verb to the command line."""
-    words = "check the machine, or a dataset on it, for what slows loading down"
-    doctor = add_verb(verbs, "doctor", _run, words, _DESCRIPTION)
+    doctor = add_verb(verbs, "doctor", _run, description=_DESCRIPTION)
     doctor.add_argument("dataset", metavar="DATASET", nargs="?", help=DATASET)
     doctor.add_argument("--json", action="store_true", help="print a JSON object instead of tables")
     loop = doctor.add_argument_group("a loop over DATASET is measured in its parts")

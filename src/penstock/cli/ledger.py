@@ -15,7 +15,7 @@ from penstock.system.words import counted
 def add_parser(verbs: Any) -> None:
     """Add this verb to the command line."""
     description = "Looks into ledgers, the files that record which samples each step of a run was given."
-    actions = add_actions(verbs, "ledger", "look into the ledgers of runs", description)
+    actions = add_actions(verbs, "ledger", description)
     diff = add_verb(
         actions,
         "diff",

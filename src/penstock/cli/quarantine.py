@@ -10,15 +10,19 @@ import os
 import stat
 import warnings
 from dataclasses import asdict, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.cli.terminal import Bar, add_actions, add_verb, raw, say, shown, table, write, write_lines
 from penstock.errors import InvalidOption, SampleError, UnreadableSample
-from penstock.sources.image_folder import IMG_EXTENSIONS
-from penstock.sources.reading import open_path, read_image, read_tensor, system_error
 from penstock.state.manifest import BadSample, Manifest
+from penstock.system.deferred import deferred
 from penstock.system.output_files import write_whole
 from penstock.system.words import counted
+
+if TYPE_CHECKING:
+    from penstock.sources import image_folder, reading
+else:
+    image_folder, reading = deferred("penstock.sources", "image_folder", "reading")
 
 _TENSORS = (".pt", ".pth", ".npy")
 _TENSOR_MAGIC = (b"PK\x03\x04", b"\x80", b"\x93NUMPY")  # torch.save, its old format (a pickle), numpy.save
@@ -27,7 +31,7 @@ _TENSOR_MAGIC = (b"PK\x03\x04", b"\x80", b"\x93NUMPY")  # torch.save, its old fo
 def add_parser(verbs: Any) -> None:
     """Add this verb to the command line."""
     description = "Looks after a manifest of bad samples, the file that on_error=Replace(manifest=FILE) keeps."
-    actions = add_actions(verbs, "quarantine", "look after a manifest of bad samples", description)
+    actions = add_actions(verbs, "quarantine", description)
     listing = add_verb(actions, "list", _list, "print the bad samples as a table")
     retry = add_verb(
         actions,
@@ -124,20 +128,20 @@ def _try(id: str, path: str) -> Exception | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's and torch's, of files that they read
             if _is_tensor(path):
-                read_tensor(open_path(path), id, path)
+                reading.read_tensor(reading.open_path(path), id, path)
             else:
-                read_image(open_path(path), path)
+                reading.read_image(reading.open_path(path), path)
     except OSError as error:
-        return error if isinstance(error, SampleError) else system_error(error.errno or errno.EIO, id, path)
+        return error if isinstance(error, SampleError) else reading.system_error(error.errno or errno.EIO, id, path)
     except Exception as error:
         return error
     return None
 
 
 def _is_tensor(path: str) -> bool:
-    if path.lower().endswith((*_TENSORS, *IMG_EXTENSIONS)):
+    if path.lower().endswith((*_TENSORS, *image_folder.IMG_EXTENSIONS)):
         return path.lower().endswith(_TENSORS)
-    with open_path(path) as file:
+    with reading.open_path(path) as file:
         return file.read(6).startswith(_TENSOR_MAGIC)
 
 

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any, NamedTuple, TextIO
 
 import penstock
-from penstock.cli.terminal import positive, say, say_last, shown, table
+from penstock.cli.terminal import add_verb, positive, say, say_last, shown, table
 from penstock.errors import PenstockError
 from penstock.insight.program import NoSuchProgram, Program, run
 from penstock.insight.recording import Recording, recorded
@@ -40,13 +40,8 @@ is to be set outside of the program.
 
 def add_parser(verbs: Any) -> None:
     """Add this verb to the command line."""
-    parser = verbs.add_parser(
-        "run",
-        help="run a program, and say how long it waits for its data",
-        description=_DESCRIPTION,
-        usage="penstock run [options] (SCRIPT | -m MODULE) [args ...]",
-        allow_abbrev=False,
-    )
+    parser = add_verb(verbs, "run", None, description=_DESCRIPTION)
+    parser.usage = "penstock run [options] (SCRIPT | -m MODULE) [args ...]"
     parser.add_argument("-m", dest="is_module", action="store_true", help="run a module, as python -m does")
     parser.add_argument("--quiet", action="store_true", help="show no line while the program runs")
     parser.add_argument(

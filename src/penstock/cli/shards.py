@@ -19,7 +19,7 @@ from penstock.system.words import counted, size_of
 
 def add_parser(verbs: Any) -> None:
     """Add these verbs to the command line."""
-    packing = add_verb(verbs, "pack", _pack, "pack a dataset into tar shards", _PACK)
+    packing = add_verb(verbs, "pack", _pack, description=_PACK)
     packing.add_argument("source", metavar="SOURCE", help="an image folder (class/name.jpg), or .pt or .npy files")
     packing.add_argument(
         "out", metavar="OUT", help="the folder of the shards, or s3://, gs://, az://; the same command goes on"
@@ -36,15 +36,14 @@ def add_parser(verbs: Any) -> None:
     )
     packing.add_argument("--address", metavar="HOST:PORT", help="of the Ray cluster (default: the one of this machine)")
     packing.add_argument("--restart", action="store_true", help="remove the files of an unfinished packing first")
-    indexing = add_verb(verbs, "index", _index, "index tar files in WebDataset's naming, once", _INDEX)
+    indexing = add_verb(verbs, "index", _index, description=_INDEX)
     indexing.add_argument("tars", metavar="FOLDER_OR_TARS", nargs="+", help="a folder of .tar files, or such files")
     indexing.add_argument("--split", default=SPLIT, metavar="NAME", help=f"the name of the split (default: {SPLIT})")
     indexing.add_argument("--workers", type=int, metavar="N", help="threads (default: one a core)")
-    showing = add_verb(verbs, "info", _info, "print what a folder of shards holds", "")
-    checking = add_verb(verbs, "verify", _verify, "compare shards with their checksums", _VERIFY)
+    checking = add_verb(verbs, "verify", _verify, description=_VERIFY)
     checking.add_argument("--decode", action="store_true", help="decode every sample too")
-    unpacking = add_verb(verbs, "unpack", _unpack, "write the packed files to a folder", _UNPACK)
-    for parser in (showing, checking, unpacking):
+    unpacking = add_verb(verbs, "unpack", _unpack, description=_UNPACK)
+    for parser in (checking, unpacking):
         parser.add_argument("shards", metavar="SHARDS", help="the folder of the shards")
     for parser in (checking, unpacking):
         parser.add_argument("--split", metavar="NAME", help="the split, where the folder holds several")
@@ -92,30 +91,6 @@ def _made(made: Packed) -> str:
 def _index(arguments: argparse.Namespace) -> int:
     tars = arguments.tars[0] if len(arguments.tars) == 1 else arguments.tars
     write_lines([_made(index(tars, split=arguments.split, workers=arguments.workers))])
-    return 0
-
-
-def _info(arguments: argparse.Namespace) -> int:
-    splits = description.load(os.path.abspath(arguments.shards))
-    lines = []
-    for name, split in splits.items():
-        files = ", ".join("/".join(suffix or "as it was" for suffix in part.suffixes) for part in split.parts)
-        labels = "none" if split.label is None else split.label
-        if split.classes is not None:
-            labels += f", {counted(len(split.classes), 'class', 'classes')}"
-        rows = [
-            ("split", name),
-            ("kind", split.kind),
-            ("samples", f"{split.samples:,}"),
-            ("shards", f"{len(split.shards):,} of {size_of(sum(shard.bytes for shard in split.shards))} together"),
-            ("index", size_of(sum(column.bytes for column in split.columns))),
-            ("suffixes", files),
-            ("labels", labels),
-            ("options", ", ".join(f"{key} {value}" for key, value in split.options.items())),
-            ("fingerprint", split.fingerprint),
-        ]
-        lines += [f"{head:<11}  {shown(text)}" for head, text in rows] + [""]
-    write_lines(lines[:-1] if lines else [f"{shown(arguments.shards)} holds no split"])
     return 0
 
 

@@ -18,14 +18,32 @@ from penstock.system.words import size_of
 
 Run = Callable[[argparse.Namespace], int]
 
+#: The verbs: the module of penstock.cli that adds each, and what it does.
+VERBS = {
+    "ledger": ("ledger", "look into the ledgers of runs"),
+    "quarantine": ("quarantine", "look after a manifest of bad samples"),
+    "run": ("run", "run a program, and say how long it waits for its data"),
+    "pack": ("shards", "pack a dataset into tar shards"),
+    "index": ("shards", "index tar files in WebDataset's naming, once"),
+    "verify": ("shards", "compare shards with their checksums"),
+    "unpack": ("shards", "write the packed files to a folder"),
+    "info": ("info", "print what a folder of shards holds"),
+    "doctor": ("doctor", "check the machine, or a dataset on it, for what slows loading down"),
+    "plan-capacity": ("capacity", "compute what a job of many GPUs needs of its machines"),
+    "view": ("view", "draw a batch as pictures, with IDs and labels"),
+    "watch": ("watch", "show what the loaders of a running process do"),
+}
 
-def add_verb(verbs: Any, name: str, run: Run | None, words: str, description: str = "") -> argparse.ArgumentParser:
-    """Add a verb to what argparse's add_subparsers() returned, and return its parser.
+
+def add_verb(verbs: Any, name: str, run: Run | None, words: str = "", description: str = "") -> argparse.ArgumentParser:
+    """Add a verb, or an action of one, to what argparse's add_subparsers() returned, and return its parser.
 
     Args:
         run: takes the parsed arguments and returns an exit code; None: it has actions, which have their own.
-        words: what it does. The description begins with them where it is empty or begins with a space.
+        words: what an action does; of a verb VERBS says it. The description begins with them where it is empty or
+            begins with a space.
     """
+    words = words or VERBS[name][1]
     if description[:1] in ("", " "):
         description = f"{words[0].upper()}{words[1:]}.{description}"
     added: argparse.ArgumentParser = verbs.add_parser(name, help=words, description=description, allow_abbrev=False)
@@ -34,9 +52,9 @@ def add_verb(verbs: Any, name: str, run: Run | None, words: str, description: st
     return added
 
 
-def add_actions(verbs: Any, name: str, words: str, description: str) -> Any:
+def add_actions(verbs: Any, name: str, description: str) -> Any:
     """Add a verb, and return what `add_verb` adds its actions to."""
-    return add_verb(verbs, name, None, words, description).add_subparsers(
+    return add_verb(verbs, name, None, description=description).add_subparsers(
         required=True, metavar="ACTION", title="actions"
     )
 

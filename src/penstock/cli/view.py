@@ -25,7 +25,7 @@ _MORE = (
 
 def add_parser(verbs: Any) -> None:
     """Add the verb to the command line."""
-    parser = add_verb(verbs, "view", _view, "draw a batch as pictures, with IDs and labels", _MORE)
+    parser = add_verb(verbs, "view", _view, description=_MORE)
     parser.add_argument("dataset", metavar="DATASET", help=DATASET)
     said = f"a .png or .html file, which is written over (default: {_OUT})"
     parser.add_argument("-o", "--output", default=_OUT, metavar="FILE", help=said)

@@ -38,7 +38,7 @@ def add_parser(verbs: Any) -> None:
         "is, or a table of all. On a terminal the view goes on until the process ends or Ctrl-C; elsewhere, or with "
         "--once, it is printed once. Exit code 1: there is no such process."
     )
-    verb = add_verb(verbs, "watch", _run, "show what the loaders of a running process do", description)
+    verb = add_verb(verbs, "watch", _run, description=description)
     verb.add_argument("pid", nargs="?", type=int, metavar="PID", help="of the process")
     verb.add_argument("--once", action="store_true", help="print what there is now, and end")
 

@@ -43,6 +43,7 @@ from penstock.stats import Counters, Stats
 from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import Caches
 from penstock.system.deferred import deferred
+from penstock.system.forks import newly_forked
 from penstock.system.limits import cpu_quota, host_cpus, keep_freed_memory
 from penstock.system.warn_user import warn_user
 from penstock.verdict import log_at_end
@@ -196,7 +197,7 @@ class Executors:
             on_device: makes the batches on the device; None: the host makes them.
         """
         settings, streams = job.settings, job.streams
-        if _forked:
+        if newly_forked():
             _renew_thread_pool()
         if on_device is None and self._executor is None:
             self._executor = next(make() for accepts, make in EXECUTORS if accepts(job))
@@ -333,15 +334,6 @@ class Executors:
         return fetch_of(settings, self.substitutes(settings), chosen, here=here)
 
 
-_forked = False
-
-
-def _note_fork() -> None:
-    global _forked
-    _forked = True
-
-
-os.register_at_fork(after_in_child=_note_fork)
 # A child would wait for its parent's OpenMP threads in torch's next operation: where OpenMP has this, a fork ends them.
 if (_pause := getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)) is not None:
     os.register_at_fork(before=partial(_pause, 1))  # omp_pause_soft: they start anew when they are needed
@@ -352,6 +344,4 @@ def _renew_thread_pool() -> None:
 
     Each thread's first operation uses it, and two at once may find none ("Invalid thread pool!").
     """
-    global _forked
-    _forked = False
     torch.set_num_threads(torch.get_num_threads())

@@ -1,16 +1,19 @@
-"""Penstock loaders in the hands of other frameworks."""
+"""Penstock loaders in the hands of other frameworks, and of `penstock watch`. The loader's module imports this one."""
 
 import sys
 from typing import TYPE_CHECKING
 
 from penstock.loader import DataLoader
+from penstock.observe import watch
 from penstock.system.deferred import attributes_of, deferred
 
 if TYPE_CHECKING:
     from penstock.frameworks import accelerate
     from penstock.frameworks.accelerate import keep_loaders
+    from penstock.insight import publishing
 else:
     (accelerate,) = deferred(__name__, "accelerate")
+    (publishing,) = deferred("penstock.insight", "publishing")
     __getattr__ = attributes_of(__name__, {"accelerate": ("keep_loaders",)})
 
 
@@ -18,7 +21,8 @@ def _meet_accelerate() -> bool:
     return "accelerate.data_loader" in sys.modules and accelerate.meet_accelerate()
 
 
-# Without importing Accelerate, and without being imported by the loader.
+watch(lambda loader: publishing.begins(loader))  # of any loader, from the first pass on
+# Without importing Accelerate.
 DataLoader.meet_accelerate = staticmethod(_meet_accelerate)  # type: ignore[method-assign]
 DataLoader._is_accelerate_prepared = property(lambda loader: accelerate.is_prepared(loader))  # type: ignore[attr-defined]
 

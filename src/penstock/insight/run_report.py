@@ -57,7 +57,7 @@ def plain_sentence(loop: Loop) -> str:
     """Return a sentence of the loop's own times: first that of the batches but for the first one of each pass."""
     if loop.stats is not None and loop.loaders == 1 and loop.stats.verdict:
         return f"{loop.loader}: {loop.stats.verdict}"
-    times, who = loop.times, "A background thread" if loop.background else "The consumer"
+    times, who = loop.times, "A background thread" if loop.background else "Your loop"
     if not times.batches:
         return f"no batch came from {loop.loader}"
     seconds = max(times.waited + times.worked, 1e-9)

@@ -8,13 +8,10 @@ import warnings
 from collections.abc import Collection
 from types import FrameType
 
-import torch.utils.data
-
 from penstock.showing import shown_lines
 
 #: The folder of the package, where code of Penstock's own lies.
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_TORCHS = os.path.dirname(os.path.abspath(torch.utils.data.__file__)) + os.sep
 
 
 def warn_user(message: str, category: type[Warning] = UserWarning, *, through: Collection[str] = ()) -> None:
@@ -32,5 +29,7 @@ def warn_user(message: str, category: type[Warning] = UserWarning, *, through: C
 
 
 def _is_between(frame: FrameType, through: Collection[str]) -> bool:
-    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-    return frame.f_code.co_filename.startswith((PACKAGE, _TORCHS)) or package in through
+    module = str(frame.f_globals.get("__name__", ""))
+    if frame.f_code.co_filename.startswith(PACKAGE) or f"{module}.".startswith("torch.utils.data."):
+        return True
+    return module.partition(".")[0] in through
