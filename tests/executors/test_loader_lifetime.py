@@ -54,8 +54,6 @@ def test_num_workers_none_uses_the_cpus_allowed() -> None:
     assert penstock.DataLoader(numbers).num_workers == usable_cpus()
 
 
-
-
 def test_a_sample_that_is_read_for_ever_is_named(pngs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
 
