@@ -144,7 +144,8 @@ def test_a_killed_program(
             if way == "forkserver":  # Python's own folder for its fork server
                 shutil.rmtree(json.loads(begun))
             assert os.listdir(folder) == []
-            assert "Traceback" not in program.communicate()[1]
+            # Python's thread that shares descriptors may write that its connection broke; the workers write nothing.
+            assert "_worker_loop" not in program.communicate()[1]
     if "cache" in options:
         names = [{path.name for path in Path(one).rglob("*")} for one in (options["cache"], data / "cache")]
         assert names[0] <= names[1]
