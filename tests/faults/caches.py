@@ -87,7 +87,7 @@ def _pixels(root: Path, _: pytest.MonkeyPatch) -> Cache:
 def _shards(root: Path, patch: pytest.MonkeyPatch) -> Cache:
     penstock.pack(penstock.TensorFolder(tensor_files(root / "tensors", 36)), root / "packed", shard_size=12_000)
     patch.setattr("penstock.sources.shards.ObjectStore", LocalStore)
-    url, options = (root / "packed").as_uri(), {"window": 2, "cache_limit": LIMIT}
+    url, options = (root / "packed").as_uri(), dict[str, Any](window=2, cache_limit=LIMIT)
 
     def opened(home: Path) -> Iterable[Any]:
         return penstock.DataLoader(penstock.Shards(url, cache_folder=home / "given", **options), batch_size=4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import threading
@@ -263,6 +264,27 @@ def test_errors_reach_who_waits_and_another_ticket_tries_once_more(
     assert second.wait(30)
     second.release()
     stage.close()
+
+
+def test_a_download_that_is_ended_before_it_begins_leaves_no_lock(shards: RemoteShards) -> None:
+    """The error of another shard held its file, and the next pass of the process waited for it."""
+    (shards.cache.path / f"{shards.cached[0].file}.shard").symlink_to("nowhere")
+    stage: Any = ShardStage(shards)
+    begin = stage._begin
+
+    def last(*arguments: Any) -> Any:
+        begin(*arguments)
+        stage.closing = True
+
+    stage._begin = last
+    gc.disable()
+    try:
+        stage.ticket([0, 1])
+        stage._thread.join()
+        stage.close()
+        assert not shards.cache.is_coming(shards.cached[1])
+    finally:
+        gc.enable()
 
 
 def test_urls_are_told_from_paths() -> None:

@@ -239,6 +239,8 @@ class ShardStage:
                 continue
             if part is not None:
                 running[key] = asyncio.create_task(self._bring(key, need, part, requests))
+                # One that is ended before it has begun would keep the lock, until Python collects it.
+                running[key].add_done_callback(lambda _, part=part: part.close())  # type: ignore[misc]
                 shards += 1
             elif held is not None:
                 self._came(key, need, held)
