@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# tools/sanitize.sh VENV address|thread: builds the native core with that sanitizer and runs the tests marked `native` on it.
+# tools/sanitize.sh VENV address|thread [ARGUMENT...]: builds the native core with that sanitizer and runs the tests marked
+# `native` on it, or Python with these arguments.
 #
 # The interpreter, torch and numpy are not instrumented, so the sanitizer's library is loaded before them, and what they do
 # among themselves is not reported (tools/tsan.supp names it). Leaks are not looked for here: an interpreter frees little
@@ -7,7 +8,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=$1 sanitizer=$2
+shift 2
 root=$PWD/build/sanitize/$sanitizer-$("$venv/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+mkdir -p "$root"
+exec 9>"$root/lock"
+flock 9 # another run of this sanitizer ends first
 
 echo ">> $sanitizer sanitizer: building the native core in ${root#"$PWD"/}"
 # The sanitized module goes into an environment of its own: the editable penstock of VENV would come first on any path.
@@ -50,7 +55,7 @@ fixed=()
 if setarch "$(uname -m)" -R true 2>/dev/null; then fixed=(setarch "$(uname -m)" -R); fi
 
 # A batch larger than any memory is a MemoryError here too.
-export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1:strict_string_checks=1
+export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:allocator_may_return_null=1:strict_string_checks=1:${ASAN_OPTIONS:-}
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 export TSAN_OPTIONS=suppressions=$PWD/tools/tsan.supp:halt_on_error=1:die_after_fork=0:history_size=4:allocator_may_return_null=1
 # One thread each: OpenMP and BLAS synchronise their own by futexes that ThreadSanitizer does not see.
@@ -62,5 +67,6 @@ import penstock._native
 if not penstock._native.__file__.startswith(sys.argv[1]):
     sys.exit(f"the module under test is {penstock._native.__file__}, not the sanitized one")
 PYTHON
+[ $# = 0 ] || { LD_PRELOAD=$preload exec "${fixed[@]}" "$root/venv/bin/python" "$@"; }
 echo ">> $sanitizer sanitizer: the native tests"
 LD_PRELOAD=$preload "${fixed[@]}" "$root/venv/bin/python" -m pytest -m native --capture=sys -p no:cacheprovider --timeout 600 "${options[@]}"

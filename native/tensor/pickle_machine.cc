@@ -13,6 +13,7 @@ using namespace opcode;
 using Kind = ObjectKind;
 
 constexpr const char* kDamaged = "a pickle that torch.save does not write";
+constexpr std::size_t kMaxObjects = 1u << 16;  // an object takes 64 bytes and may be one of the pickle; hashes recurse
 constexpr const char* kUnknown = "it holds an object that is not read natively";
 constexpr const char* kNotDense = "it holds a tensor in a form that is not read natively";
 
@@ -51,6 +52,7 @@ class PickledObjects::Machine {
         return nullptr;
       }
       if (const char* reason = step(code)) return reason;
+      if (out_.objects_.size() == kMaxObjects) return "it holds more than 65,535 objects";
     }
     return kDamaged;
   }

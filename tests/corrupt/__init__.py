@@ -113,6 +113,25 @@ def npy_with_header(header: bytes, data: bytes = bytes(48), version: bytes = b"\
     return b"\x93NUMPY" + version + length + header + data
 
 
+def raw(tensor: torch.Tensor) -> bytes:
+    """The elements in C order. torch copies a bool that is neither 0 nor 1 as 1; here bytes are bytes."""
+    if tensor.dtype == torch.bool:
+        tensor = tensor.view(torch.uint8)
+    if tensor.numel() == 0:
+        return b""
+    flat = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor).reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes()
+
+
+def oracle(file: bytes) -> torch.Tensor:
+    """What Python makes of the file. map_location: the native reader takes the bytes of any device as they are."""
+    if file.startswith(b"\x93NUMPY"):
+        return torch.from_numpy(np.load(io.BytesIO(file), allow_pickle=False).copy(order="K"))
+    loaded = torch.load(io.BytesIO(file), map_location="cpu", weights_only=True)
+    assert type(loaded) is torch.Tensor
+    return loaded
+
+
 def archive_of(file: bytes) -> Archive:
     """The records of a file of torch.save, for rewriting."""
     with zipfile.ZipFile(io.BytesIO(file)) as opened:

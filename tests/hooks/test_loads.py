@@ -118,6 +118,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "bytearray": (lambda: bytearray(b"ab"), "bytearray"),
     "device": (lambda: torch.device("cpu"), "torch.device"),
     "deque": (lambda: deque([1]), "collections.deque"),
+    "70,000 numbers": (lambda: [*range(70_000)], "more than 65,535 objects"),
     "state dict": (lambda: torch.nn.Linear(2, 2).state_dict(), "not read natively"),
 }
 
@@ -329,25 +330,6 @@ def test_pickles_that_were_changed(name: str) -> None:
                 assert_as_torch(archive.edit(b"data.pkl", data=data).file())
 
 
-@pytest.mark.native
-def test_bytes_at_random() -> None:
-    """Nothing that a file holds makes the native core step outside its memory."""
-    draw = random.Random(5)
-    contents = [saved(CORPUS[name]) for name in ("views", "dict", "parameter", "cyclic", "many tensors", "keys")]
-    for content in contents:
-        archive = archive_of(content)
-        for _ in range(400):
-            data = bytearray(archive.pickle)
-            for _ in range(draw.randrange(1, 4)):
-                at = draw.randrange(len(data))
-                data[at : at + draw.randrange(3)] = draw.randbytes(draw.randrange(3))
-            load(io.BytesIO(archive.edit(b"data.pkl", data=bytes(data)).file()))
-            damaged = bytearray(content)
-            for _ in range(draw.randrange(1, 5)):
-                damaged[draw.randrange(len(damaged))] = draw.randrange(256)
-            load(io.BytesIO(damaged))
-
-
 RAN: list[int] = []
 
 
@@ -367,7 +349,7 @@ HOSTILE = [
     b"\x80\x02ccollections\nOrderedDict\n)Rq\0}b.", b"\x80\x02]q\0h\0h\0e.", b"\x80\x02h\0.",
     b"\x80\x02r\xff\xff\xff\xff.", b"\x80\x02X\xff\xff\xff\xffab.", b"\x80\x02\x8a\xff\1.",
     b"\x80\x02" + b"(" * 100 + b".", b"\x80\x02}(K\1u.", b"\x80\x02}(]K\1u.", b"\x80\x02.", b"\x80\x02t.",
-    b"\x80\x02N", b"",
+    b"\x80\x02N", b"", b"\x80\x02})" + b"\x85" * 200_000 + b"Ns.",
 ]  # fmt: skip
 
 
@@ -523,17 +505,8 @@ def test_damaged_arrays(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.native
-def test_bytes_at_random_and_threads(tmp_path: pathlib.Path) -> None:
-    """No file makes the native core step outside its memory; threads do not see each other's files."""
-    draw = random.Random(5)
-    content = npy(filled_array((3, 4), "<f4"))
-    for _ in range(1000):
-        damaged = bytearray(content)
-        for _ in range(draw.randrange(1, 5)):
-            damaged[draw.randrange(130)] = draw.choice(b"0123456789<>fiu'(), :\n\x00\xff")
-        (tmp_path / "x.npy").write_bytes(damaged)
-        load_numpy(str(tmp_path / "x.npy"))
-        load_numpy(io.BytesIO(damaged))
+def test_threads_that_load_arrays(tmp_path: pathlib.Path) -> None:
+    """Threads do not see each other's files."""
     files = {
         str(tmp_path / f"{i}.npy"): filled_array((40, i + 2), dtype) for i, dtype in enumerate(("<f4", "<f4", "<i8"))
     }

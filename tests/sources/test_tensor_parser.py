@@ -1,11 +1,8 @@
 """The native readers of .pt and .npy files: torch.load(weights_only=True) and numpy.load are the oracle."""
 
-import io
 import os
-import random
 import struct
 import warnings
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.corrupt import Archive, Record, archive_of, npy, npy_with_header, saved, tensor_files
+from tests.corrupt import Archive, Record, archive_of, npy, npy_with_header, oracle, raw, saved, tensor_files
 from tests.native_testing import TensorReader, parse_tensor, probe
 
 DTYPES = [
@@ -43,25 +40,6 @@ def filled(count: int, dtype: torch.dtype) -> torch.Tensor:
     """`count` elements, bytes all different from their neighbours (bool: 0 and 1)."""
     data = torch.arange(count * dtype.itemsize, dtype=torch.int64) * 37 % 251
     return (data % 2 if dtype == torch.bool else data).to(torch.uint8).view(dtype)
-
-
-def raw(tensor: torch.Tensor) -> bytes:
-    """The elements in C order. torch copies a bool that is neither 0 nor 1 as 1; here bytes are bytes."""
-    if tensor.dtype == torch.bool:
-        tensor = tensor.view(torch.uint8)
-    if tensor.numel() == 0:
-        return b""
-    flat = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor).reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes()
-
-
-def oracle(file: bytes) -> torch.Tensor:
-    """What Python makes of the file. map_location: the native reader takes the bytes of any device as they are."""
-    if file.startswith(b"\x93NUMPY"):
-        return torch.from_numpy(np.load(io.BytesIO(file), allow_pickle=False).copy(order="K"))
-    loaded = torch.load(io.BytesIO(file), map_location="cpu", weights_only=True)
-    assert type(loaded) is torch.Tensor
-    return loaded
 
 
 def check_read(reader: TensorReader, path: Path, want: torch.Tensor, name_length: int = 1) -> None:
@@ -274,86 +252,3 @@ def test_what_is_no_regular_file(tmp_path: Path) -> None:
         for path in (tmp_path / "fifo", Path("/dev/zero")):
             assert reader.read(str(path), 1, "float32", (12,)) == ("python", "not a regular file")
         reader.read(str(tmp_path / "good"), 1, "float32", (12,))
-
-
-def corpus() -> tuple[list[bytes], list[bytes]]:
-    """Small files of many kinds, to be mutated: real ones, bad ones."""
-    base = [filled(48, dtype).reshape(6, 8) for dtype in DTYPES]
-    files = [saved(t) for t in base] + [saved(t[1:, 2:].t()) for t in base[::3]]
-    files += [saved(base[6][0, 0]), saved(base[6][:0]), saved(base[6][2:4])]
-    arrays = [np.arange(24, dtype=d).reshape(2, 3, 4) for d in ("<f4", "|u1", "<i8", "<c8")]
-    files += [npy(a) for a in arrays] + [npy(np.asfortranarray(arrays[0]), (2, 0)), npy(arrays[1][0, 0, 0], (3, 0))]
-    return files, [file for file, _ in BAD_FILES.values() if 0 < len(file) < 4000]
-
-
-def mutate(file: bytes, other: bytes, rng: random.Random) -> bytes:
-    """One to three small changes: of bits, bytes, lengths, runs, or a splice with another file."""
-    data = bytearray(file)
-    for _ in range(rng.randint(1, 3)):
-        at, start = rng.randrange(len(data)), rng.randrange(len(other))
-        width, length = rng.choice([2, 4, 8]), rng.randint(1, 200)
-        value = rng.choice([0, 1, 2**15, 2**16 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1, len(data), at])
-        end, put = rng.choice([
-            (at + 1, bytes([data[at] ^ 1 << rng.randrange(8)])),
-            (at + 1, bytes([rng.choice([0, 1, 0x7F, 0x80, 0xFF, *b"(t)KMJcqX.'0,9 "])])),
-            (at + width, (value % 2 ** (8 * width)).to_bytes(width, "little")),  # a length field
-            (len(data), b"" if at else bytes(data[:1])),  # truncation
-            (at + rng.randint(1, 40), b""),  # a run taken out
-            (at, other[start : start + rng.randint(1, 60)]),  # a run put in
-            (at + length, other[at : at + length]),  # a run replaced, at the same place of another file
-        ])  # fmt: skip
-        data[at:end] = put
-        if not data:
-            return b"\0"
-    return bytes(data)
-
-
-def targeted(file: bytes, rng: random.Random) -> bytes:
-    """A change inside the pickle or the .npy header, or in the directory, where a change may still be a good file."""
-    starts = [i for i in (file.find(b"\x80\x02c"), file.find(b"PK\1\2"), 10) if i > 0]
-    start = rng.choice(starts)
-    data = bytearray(file)
-    at = min(start + rng.randrange(160), len(data) - 1)
-    data[at] = rng.choice([data[at] ^ 1, (data[at] + 1) % 256, (data[at] - 1) % 256, rng.randrange(256)])
-    return bytes(data)
-
-
-def storage_is_as_written(file: bytes) -> bool:
-    """Whether zipfile finds the elements' record to have its CRC-32."""
-    with zipfile.ZipFile(io.BytesIO(file)) as archive:
-        name = next(name for name in archive.namelist() if "/data/" in name)
-        try:
-            archive.read(name)
-        except zipfile.BadZipFile as error:
-            assert "Bad CRC-32" in str(error)
-            return False
-    return True
-
-
-def test_mutated_files(tmp_path: Path) -> None:
-    """Nothing crashes; and whatever is read natively is, bit for bit, what torch.load or numpy.load makes of it."""
-    rng = random.Random(20240607)
-    real, bad = corpus()
-    path = tmp_path / "x"
-    reader = TensorReader()
-    accepted = flipped = 0
-    for round_ in range(6000):
-        file = rng.choice(bad if round_ % 5 == 0 else real)
-        changed = targeted(file, rng) if round_ % 2 else mutate(file, rng.choice(real), rng)
-        layout = parse_tensor(changed)
-        part = parse_tensor(changed, head=rng.randint(0, len(changed)), tail=rng.randint(0, len(changed)))
-        assert part in (layout, "needs bytes that were not read")
-        if isinstance(layout, str):
-            continue
-        accepted += 1
-        want = oracle(changed)
-        path.write_bytes(changed)
-        # The reader knows where the elements lay in some earlier file.
-        found = reader.read(str(path), round_ % 3, layout["dtype"], layout["shape"])
-        if found == ("python", "the elements do not match their CRC-32"):
-            flipped += 1
-            assert not storage_is_as_written(changed), round_
-            continue
-        assert found == raw(want), round_
-        assert (layout["dtype"], layout["shape"]) == (name_of(want.dtype), tuple(want.shape))
-    assert accepted > 300 and flipped > 20

@@ -249,7 +249,7 @@ class Shards(Dataset[Any]):
         """Yield the suffix and the place of each file of a row's sample."""
         for part, member in zip(self.description.parts, row["members"], strict=True):
             number = int(member["suffix"])
-            if number == ABSENT:
+            if number == ABSENT and self.description.kind == "files":
                 continue
             if number >= len(part.suffixes):
                 raise CorruptShards(f"{self.index.path} is damaged: sample {name!r} has an unknown suffix")

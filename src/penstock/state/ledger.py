@@ -95,8 +95,8 @@ def _parsed(path: str, data: bytes) -> LedgerFile:
             f"{_VERSION}; read it with the version that wrote it"
         )
     try:
-        run = json.loads(words[2])
-    except ValueError:
+        run = dict(json.loads(words[2]))
+    except (ValueError, TypeError, RecursionError):
         raise InvalidOption(f"{path!r}: the first line of this ledger is damaged") from None
     steps: list[Record] = []
     abandoned = resumed = 0

@@ -126,7 +126,7 @@ def parse(text: bytes, path: str) -> dict[str, Split]:
         if held.get("crc32c", known := _crc32c(held["splits"])) != known:
             raise ValueError("its checksum is that of another text")
         return {name: _split(values) for name, values in held["splits"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptShards(
             f"{path} is damaged, or no description of shards: {type(error).__name__}: {error}. Pack the dataset again"
         ) from error

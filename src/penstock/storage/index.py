@@ -177,7 +177,7 @@ def npy_header(file: BinaryIO, path: str) -> tuple[int, int, np.dtype[Any]]:
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)
         if len(shape) != 1:
             raise ValueError(f"its shape is {shape}")
-    except (ValueError, OSError, SyntaxError) as error:
+    except Exception as error:  # NumPy and the tokenizer raise many kinds
         raise CorruptShards(f"{path} is no index of packed shards: {error}. Pack the dataset again") from error
     return shape[0], file.tell(), dtype
 
