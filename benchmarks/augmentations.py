@@ -111,10 +111,7 @@ RECIPES: dict[str, tuple[str, Callable[[], Any]]] = {
     "evaluation": ("weights.transforms(): Resize(232), CenterCrop(224), Normalize", evaluation),
     "jitter": ("RandomResizedCrop(224), flip, ColorJitter with hue", jitter),
     "rand augment": ("RandomResizedCrop(224), flip, RandAugment", rand_augment),
-    "simclr": (
-        "SimCLR's view without its blur: crop, flip, ColorJitter, grey",
-        lambda: simclr(blurs=False),
-    ),
+    "simclr": ("SimCLR's view without its blur: crop, flip, ColorJitter, grey", lambda: simclr(blurs=False)),
     "simclr, blurred": ("SimCLR's view with GaussianBlur(23)", lambda: simclr(blurs=True)),
     "simclr, views": ("SimCLR's two views of each image", lambda: ViewsOfOnesOwn([simclr(blurs=True)] * 2)),
     "dino, views": ("DINO's two global and eight local crops of each image", lambda: ViewsOfOnesOwn(dino())),
@@ -149,10 +146,7 @@ VIEWS = Contestant(
     epochs_of(penstock_persistent, dataset_of_views, seed=0),
     "penstock.DataLoader with penstock.Views in the place of the class that makes the views.",
 )
-TARGETS = {
-    **dict.fromkeys(("reference", "evaluation", "rand augment"), 2.5),
-    "simclr": 3.0,
-}
+TARGETS = {**dict.fromkeys(("reference", "evaluation", "rand augment"), 2.5), "simclr": 3.0}
 TABLES = tuple(
     Table(
         name,

@@ -20,14 +20,7 @@ import torch
 
 from benchmarks import bare, photos
 from benchmarks.cache import centred
-from benchmarks.contestants import (
-    dali_epochs,
-    epochs_of,
-    first_epochs,
-    later_epochs,
-    over,
-    torch_loader,
-)
+from benchmarks.contestants import dali_epochs, epochs_of, first_epochs, later_epochs, over, torch_loader
 from benchmarks.question import Build, Contestant, Options, Question, Role, Running, Setup, Table, Target, made
 
 QUALITY = 75

@@ -146,11 +146,7 @@ def ffcv(setup: Setup, kind: str, **options: Any) -> Running:
 
     names = files(setup)
     field = RGBImageField(max_resolution=500, jpeg_quality=90, **options)
-    steps = [
-        RandomResizedCropRGBImageDecoder((SIZE, SIZE)),
-        RandomHorizontalFlip(),
-        *CHANNELS.ffcv(setup.variant),
-    ]
+    steps = [RandomResizedCropRGBImageDecoder((SIZE, SIZE)), RandomHorizontalFlip(), *CHANNELS.ffcv(setup.variant)]
     name = f"{setup.path().name}-{kind}"
     return ffcv_epochs(setup, name, field, lambda i: (np.asarray(opened(setup, names[i])), i % 10), steps)
 

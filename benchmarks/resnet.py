@@ -9,8 +9,7 @@ from torch import nn
 def convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Sequential:
     """A convolution that keeps height and width but for its stride, and batch norm."""
     return nn.Sequential(
-        nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False),
-        nn.BatchNorm2d(outputs),
+        nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False), nn.BatchNorm2d(outputs)
     )
 
 

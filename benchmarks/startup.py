@@ -140,11 +140,7 @@ MILLION = Table(
         Contestant("penstock", Role.PENSTOCK, penstock_start),
         Contestant("penstock, folder listed", Role.PENSTOCK, partial(penstock_start, with_ids=False), LISTED),
     ),
-    (
-        Target("penstock", 0.3, None, FIRST),
-        Target("penstock", 200, None, MEMORY),
-        Target("penstock", 5, None, SECOND),
-    ),
+    (Target("penstock", 0.3, None, FIRST), Target("penstock", 200, None, MEMORY), Target("penstock", 5, None, SECOND)),
     (FIRST, MEMORY, OWN_MEMORY, SECOND),
     Host.FRESH,
 )

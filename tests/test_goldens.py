@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, WeightedRandomSampler
-from torchvision import datasets
-from torchvision import transforms as v1
+from torchvision import datasets, transforms as v1
 
 import penstock
 from tests.sample_datasets import Made, Stream

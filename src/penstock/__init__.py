@@ -7,81 +7,62 @@ The loader wires these together.
 
 from typing import TYPE_CHECKING
 
-import penstock.system.forks  # noqa: F401  notes a fork before the loader is imported
+import penstock.system.locks  # noqa: F401  notes a fork before the loader is imported
 from penstock import errors
 from penstock.errors import *  # noqa: F403
 from penstock.system.deferred import attributes_of as _attributes_of
 
 if TYPE_CHECKING:
     from penstock import data as data
-    from penstock.cluster.option import Ray
-    from penstock.device.feed import Feed
-    from penstock.device.feeding import prefetch
-    from penstock.device.memory import find_batch_size, run_within_memory
-    from penstock.executors.padded import Padded, PaddedSequences
-    from penstock.frameworks.installing import install, uninstall
-    from penstock.loader import DataLoader
-    from penstock.order.buckets import Buckets
-    from penstock.order.mix import Mix
-    from penstock.order.weighted import Weighted
-    from penstock.packing.pack import pack
-    from penstock.recipe.reader import Views
-    from penstock.sources import Arrays, ImageFolder, Images, Shards, TensorFolder
-    from penstock.state.substitutes import Replace
-    from penstock.stats import Stats
+    from penstock.cluster.option import Ray as Ray
+    from penstock.device.feed import Feed as Feed
+    from penstock.device.feeding import prefetch as prefetch
+    from penstock.device.memory import find_batch_size as find_batch_size, run_within_memory as run_within_memory
+    from penstock.executors.padded import Padded as Padded, PaddedSequences as PaddedSequences
+    from penstock.frameworks.installing import install as install, uninstall as uninstall
+    from penstock.loader import DataLoader as DataLoader
+    from penstock.order.buckets import Buckets as Buckets
+    from penstock.order.mix import Mix as Mix
+    from penstock.order.weighted import Weighted as Weighted
+    from penstock.packing.pack import pack as pack
+    from penstock.recipe.reader import Views as Views
+    from penstock.sources import (
+        Arrays as Arrays,
+        ImageFolder as ImageFolder,
+        Images as Images,
+        Shards as Shards,
+        TensorFolder as TensorFolder,
+    )
+    from penstock.state.substitutes import Replace as Replace
+    from penstock.stats import Stats as Stats
 
 __version__ = "0.1.0"
 
+_MODULES = {
+    "cluster.option": ("Ray",),
+    "device.feed": ("Feed",),
+    "device.feeding": ("prefetch",),
+    "device.memory": ("find_batch_size", "run_within_memory"),
+    "executors.padded": ("Padded", "PaddedSequences"),
+    "frameworks.installing": ("install", "uninstall"),
+    "loader": ("DataLoader",),
+    "order.buckets": ("Buckets",),
+    "order.mix": ("Mix",),
+    "order.weighted": ("Weighted",),
+    "packing.pack": ("pack",),
+    "recipe.reader": ("Views",),
+    "sources": ("Arrays", "ImageFolder", "Images", "Shards", "TensorFolder"),
+    "state.substitutes": ("Replace",),
+    "stats": ("Stats",),
+}
+__all__ = sorted(name for names in _MODULES.values() for name in names)
+__all__ += errors.__all__
+
 if not TYPE_CHECKING:
     __getattr__ = _attributes_of(
-        __name__,
-        {
-            "cluster.option": ("Ray",),
-            "device.feed": ("Feed",),
-            "device.feeding": ("prefetch",),
-            "device.memory": ("find_batch_size", "run_within_memory"),
-            "executors.padded": ("Padded", "PaddedSequences"),
-            "loader": ("DataLoader",),
-            "frameworks.installing": ("install", "uninstall"),
-            "order.buckets": ("Buckets",),
-            "order.mix": ("Mix",),
-            "order.weighted": ("Weighted",),
-            "packing.pack": ("pack",),
-            "recipe.reader": ("Views",),
-            "sources": ("Arrays", "ImageFolder", "Images", "Shards", "TensorFolder"),
-            "state.substitutes": ("Replace",),
-            "stats": ("Stats",),
-        },
-        submodules=("cli", "data", "frameworks", "insight", "sources", "testing"),
+        __name__, _MODULES, submodules=("cli", "data", "frameworks", "insight", "sources", "testing")
     )
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, "data", "frameworks", "insight"})
-
-
-__all__ = [
-    "Arrays",
-    "Buckets",
-    "DataLoader",
-    "Feed",
-    "ImageFolder",
-    "Images",
-    "Mix",
-    "Padded",
-    "PaddedSequences",
-    "Ray",
-    "Replace",
-    "Shards",
-    "Stats",
-    "TensorFolder",
-    "Views",
-    "Weighted",
-    "find_batch_size",
-    "install",
-    "pack",
-    "prefetch",
-    "run_within_memory",
-    "uninstall",
-]
-__all__ += errors.__all__

@@ -35,7 +35,7 @@ from penstock.recipe.unseeded_generators import SeedWarnings
 from penstock.settings import Given, Method, Settings
 from penstock.sources.blocks import blocks_of
 from penstock.state.checkpoint import Checkpoint, OnChange
-from penstock.state.loader_ledger import LoaderLedger
+from penstock.state.ledger import LoaderLedger
 from penstock.state.substitutes import Replace, register_of
 from penstock.stats import Stats
 from penstock.storage.jpeg_index import JpegIndexes

@@ -11,14 +11,7 @@ from operator import is_
 from typing import Any
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    IterableDataset,
-    IterDataPipe,
-    MapDataPipe,
-    RandomSampler,
-    SequentialSampler,
-)
+from torch.utils.data import BatchSampler, IterableDataset, IterDataPipe, MapDataPipe, RandomSampler, SequentialSampler
 
 from penstock.errors import InvalidOption
 

@@ -21,8 +21,7 @@ import pytest
 import torch
 from PIL import Image, ImageFilter
 from torch.utils.data import ConcatDataset, Subset, default_collate
-from torchvision import datasets
-from torchvision import transforms as v1
+from torchvision import datasets, transforms as v1
 from torchvision.transforms import InterpolationMode, v2
 
 import penstock

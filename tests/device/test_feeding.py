@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
-from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader as TorchDataLoader, TensorDataset
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from torch.utils.data import default_collate
 
 from penstock.device.memory import find_batch_size, is_out_of_memory, run_within_memory

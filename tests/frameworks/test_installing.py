@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data
-from torch.utils.data import DataLoader as ImportedBefore
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader as ImportedBefore, TensorDataset
 
 import penstock
 import penstock.data

@@ -32,11 +32,7 @@ SCRIPT = Path(run_killed.__file__)
 RUNS = list(zip((2, 3, 1), random.Random(3).sample(range(1, 8), 3), strict=True))
 LAST = 2
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(300),
-    needs_gloo,
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), needs_gloo]
 
 
 class Run:

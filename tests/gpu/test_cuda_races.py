@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader as TorchDataLoader, TensorDataset
 
 import penstock
 from tests.gpu.on_device import DEVICE, PAUSE, checksum, checksums, random_words, sleep, slowly

@@ -12,8 +12,7 @@ import pytest
 import torch
 import torchvision
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
-from torchvision import transforms as v1
-from torchvision import tv_tensors
+from torchvision import transforms as v1, tv_tensors
 from torchvision.transforms import v2
 
 import penstock

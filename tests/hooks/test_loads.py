@@ -24,8 +24,7 @@ from torch.utils.serialization import config
 
 from penstock import _native
 from penstock.hooks.calls import natively
-from penstock.hooks.loads import Refused, load_numpy
-from penstock.hooks.loads import load_torch as load
+from penstock.hooks.loads import Refused, load_numpy, load_torch as load
 from tests.corrupt import archive_of, npy, npy_with_header, saved
 from tests.forking import assert_in_child
 from tests.hooks.loaded import answered, answered_by, assert_equal, corpus, filled, random_object, refused, refused_by

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw, ImageFile, ImageOps
 from torchvision import transforms as v1
-from torchvision.transforms import functional as F
-from torchvision.transforms import v2
+from torchvision.transforms import functional as F, v2
 from torchvision.transforms._presets import ImageClassification
 
 from penstock.hooks.calls import natively

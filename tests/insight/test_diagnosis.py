@@ -16,8 +16,7 @@ from penstock.cli import main
 from penstock.errors import InvalidOption
 from penstock.insight.diagnosis import diagnose, loader_maker
 from penstock.loop_model import Workers
-from tests.insight.penstock_processes import Captured
-from tests.insight.penstock_processes import fails as one_line
+from tests.insight.penstock_processes import Captured, fails as one_line
 from tests.same import assert_same
 from tests.sample_datasets import Made, Stream, rows
 

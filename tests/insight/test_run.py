@@ -21,8 +21,7 @@ from penstock.cli import run as verb
 from penstock.insight.program_loaders import facts_of
 from penstock.insight.recording import Loop
 from penstock.insight.run_report import LiveLine
-from tests.frameworks.launching import TORCHRUN
-from tests.frameworks.launching import run as launched
+from tests.frameworks.launching import TORCHRUN, run as launched
 from tests.insight.penstock_processes import Ended, penstock_command, written
 
 TRAIN = """

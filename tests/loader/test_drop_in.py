@@ -208,11 +208,7 @@ def test_a_seed_reaches_torchs_plan() -> None:
     [
         (lambda: penstock.DataLoader(rows(), seed=2**64), penstock.InvalidOption, "out of range"),
         (lambda: penstock.DataLoader(rows(), seed=-(2**63) - 1), penstock.InvalidOption, "out of range"),
-        (
-            lambda: penstock.TensorFolder("/tmp", ["fine", "\ud800"]),
-            penstock.InvalidID,
-            "cannot be the name of a file",
-        ),
+        (lambda: penstock.TensorFolder("/tmp", ["fine", "\ud800"]), penstock.InvalidID, "cannot be the name of a file"),
         (lambda: pickle.dumps(iter(penstock.DataLoader(rows()))), NotImplementedError, "cannot be pickled"),
         (
             lambda: list(penstock.DataLoader(parts(torch.zeros(3, 2), torch.zeros(3, 4)), batch_size=6)),

@@ -12,8 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DistributedSampler, Subset, TensorDataset
-from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import ConcatDataset, DataLoader as TorchDataLoader, DistributedSampler, Subset, TensorDataset
 
 import penstock
 from penstock.order.blocks import Blocks

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torchvision import transforms as v1
 
 import penstock

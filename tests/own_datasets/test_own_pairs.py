@@ -12,10 +12,8 @@ import pytest
 import torch
 from PIL import Image, ImageFilter
 from torch.utils.data import Dataset
-from torchvision import transforms as T
-from torchvision import tv_tensors
-from torchvision.transforms import InterpolationMode, v2
-from torchvision.transforms import functional as F
+from torchvision import transforms as T, tv_tensors
+from torchvision.transforms import InterpolationMode, functional as F, v2
 
 from tests.filled_batches import listed as columns
 from tests.own_datasets.conformance import Pictures, assert_conforms, kinds, optional

@@ -12,13 +12,9 @@ import pytest
 import torch
 from PIL import Image, ImageDraw, ImageFilter, ImageOps
 from torch.utils.data import Dataset
-from torchvision import datasets, tv_tensors
-from torchvision import io as vision_io
-from torchvision import transforms as T
-from torchvision import transforms as v1
+from torchvision import datasets, io as vision_io, transforms as T, transforms as v1, tv_tensors
 from torchvision.datasets import wrap_dataset_for_transforms_v2
-from torchvision.transforms import functional as F
-from torchvision.transforms import v2
+from torchvision.transforms import functional as F, v2
 
 from tests.filled_batches import listed as columns
 from tests.own_datasets import torchvision_files as files

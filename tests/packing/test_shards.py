@@ -309,8 +309,7 @@ def test_a_shard_that_is_changed_after_it_was_opened(copy: Path) -> None:
 @pytest.mark.native
 @pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize(
-    ("column", "value"),
-    [("offset", 1 << 63), ("offset", -1), ("length", -1), ("length", 1 << 40), ("offset", 1 << 30)],
+    ("column", "value"), [("offset", 1 << 63), ("offset", -1), ("length", -1), ("length", 1 << 40), ("offset", 1 << 30)]
 )
 def test_an_index_that_leads_out_of_its_shard(copy: Path, column: str, value: int, verify: bool) -> None:
     rewritten(copy, lambda rows: rows["members"][column].__setitem__((3, 0), value % (1 << 64)))

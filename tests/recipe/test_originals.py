@@ -15,15 +15,13 @@ import PIL.ImageOps
 import pytest
 import torch
 import torchvision
-from torch.utils.data import ConcatDataset, Subset, TensorDataset
-from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import ConcatDataset, DataLoader as TorchDataLoader, Subset, TensorDataset
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock
 from penstock.hooks import calls
-from penstock.recipe import compose_hook as composed
-from penstock.recipe import originals
+from penstock.recipe import compose_hook as composed, originals
 from tests.photos import photo_files
 from tests.same import assert_same
 from tests.sample_datasets import Made, tensor_files

@@ -14,8 +14,7 @@ from PIL import Image
 from scipy import stats
 from torch.utils.data import default_collate
 from torchvision import transforms as v1
-from torchvision.transforms import InterpolationMode, v2
-from torchvision.transforms import functional as functional_v1
+from torchvision.transforms import InterpolationMode, functional as functional_v1, v2
 
 import penstock._native as _native
 from penstock.recipe.reader import read
@@ -103,9 +102,7 @@ GREY_CONVERSIONS = [
 
 
 @pytest.mark.parametrize(
-    ("mode", "conversion"),
-    [*(("RGB", one) for one in CONVERSIONS), *(("L", one) for one in GREY_CONVERSIONS)],
-    ids=str,
+    ("mode", "conversion"), [*(("RGB", one) for one in CONVERSIONS), *(("L", one) for one in GREY_CONVERSIONS)], ids=str
 )
 def test_a_conversion_gives_torchvisions_elements(mode, conversion):
     check(conversion, mode, sizes=[(48, 64), (28, 28), (5, 3), (1, 1)])

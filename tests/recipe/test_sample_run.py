@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from torchvision import transforms as v1
-from torchvision import tv_tensors
+from torchvision import transforms as v1, tv_tensors
 from torchvision.transforms import v2
 
 from tests.recipe.against_torchvision import MEAN, STD, assert_as_torchvision, natively, picture, runs

@@ -11,8 +11,7 @@ from torchvision.datasets import ImageFolder
 
 import penstock
 from tests.filled_batches import batches, save_pictures
-from tests.recipe.against_torchvision import assert_as_torchvision as assert_as_timm
-from tests.recipe.against_torchvision import picture, recipe_of
+from tests.recipe.against_torchvision import assert_as_torchvision as assert_as_timm, picture, recipe_of
 from tests.same import assert_same
 
 pytestmark = pytest.mark.native

@@ -15,8 +15,7 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 from torch.utils.data import ConcatDataset, Subset
-from torchvision import datasets
-from torchvision import transforms as v1
+from torchvision import datasets, transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 

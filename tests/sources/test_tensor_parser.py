@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tests.corrupt import Archive, Record, archive_of, npy, npy_with_header, oracle, raw, saved, tensor_files
 from tests.native_testing import TensorReader, parse_tensor, probe

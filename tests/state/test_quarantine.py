@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from penstock.errors import InvalidOption, TooManyBadSamples
 from penstock.state.manifest import BadSample, Manifest
@@ -78,7 +77,7 @@ def test_replace_keeps_what_it_is_given(path: Path) -> None:
         *(
             ({"max_share": share}, re.escape(repr(share)) + ".* is no share: give a number from 0 to 1")
             for share in (-0.1, 1.1, float("nan"), float("inf"), True, "0.1", None, 1j)
-        ),
+        )
     ],
 )
 def test_wrong_options(options: dict[str, Any], words: str) -> None:

@@ -11,8 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, Sampler, SequentialSampler
-from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader as TorchDataLoader,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    SequentialSampler,
+)
 
 import penstock
 from penstock.state.ledger import compare, read

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import DistributedSampler, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader as TorchDataLoader, DistributedSampler, IterableDataset, Subset, TensorDataset
 
 import penstock
 from penstock.cli import main

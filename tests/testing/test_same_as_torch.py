@@ -15,8 +15,7 @@ import torch
 import torchvision
 from PIL import Image
 from torch.utils.data import TensorDataset
-from torchvision import transforms as v1
-from torchvision import tv_tensors
+from torchvision import transforms as v1, tv_tensors
 
 import penstock
 from penstock.system.randomness import generator_states, generators_drawn_from

@@ -163,11 +163,7 @@ BATCH, OTHER = (numbers(loader(shard=(rank, 2)).batch_at(0, 2)) for rank in rang
 @pytest.mark.parametrize(
     ("kind", "key", "words"),
     [
-        (
-            REPEATS,
-            numbers,
-            f"epoch 0, 2 ranks, 0 workers: sample {BATCH[0]} came 2 times: step 2, rank 0; step 2, r",
-        ),
+        (REPEATS, numbers, f"epoch 0, 2 ranks, 0 workers: sample {BATCH[0]} came 2 times: step 2, rank 0; step 2, r"),
         (DROPS, numbers, f"51 samples came, 53 should have; sample ({BATCH[-1]}|{OTHER[-1]}) did not come"),
         (INVENTS, numbers, f"sample {BATCH[0] + 1000} is none that should have come: {AT}"),
         (DROPS, None, f"{AT}: the batch has 3 rows, for 4 samples"),

@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
-from penstock.showing import StatusLine
-from penstock.showing import shown as shown
+from penstock.showing import StatusLine, shown as shown
 from penstock.system.words import size_of
 
 Run = Callable[[argparse.Namespace], int]

@@ -17,8 +17,7 @@ from penstock.system.deferred import deferred
 from penstock.system.warn_user import warn_user
 
 if TYPE_CHECKING:
-    from penstock.device import feeding
-    from penstock.device import target as targets
+    from penstock.device import feeding, target as targets
     from penstock.device.copy_stream import CopyStream
     from penstock.device.feeding import Feeding, Sender
     from penstock.device.target import Target

@@ -72,11 +72,7 @@ def bytes_in(tensor: torch.Tensor) -> NDArray[np.uint8]:
 
 
 def tensor_on(
-    storage: torch.UntypedStorage,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    dtype: torch.dtype,
-    offset: int = 0,
+    storage: torch.UntypedStorage, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, offset: int = 0
 ) -> torch.Tensor:
     """Return a tensor on a storage, from an element on."""
     if dtype is torch.complex32:  # of which torch.empty warns

@@ -43,8 +43,8 @@ from penstock.stats import Counters, Stats
 from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import Caches
 from penstock.system.deferred import deferred
-from penstock.system.forks import newly_forked
 from penstock.system.limits import cpu_quota, host_cpus, keep_freed_memory
+from penstock.system.locks import newly_forked
 from penstock.system.warn_user import warn_user
 from penstock.verdict import log_at_end
 
@@ -284,12 +284,12 @@ class Executors:
         if settings.pin_memory and settings.pin_memory_device:
             warn_user(
                 "pin_memory_device is deprecated, the current accelerator will be used as the device,"
-                f"ignore pin_memory_device='{settings.pin_memory_device}'.",
+                f"ignore pin_memory_device='{settings.pin_memory_device}'."
             )
         if settings.pin_memory and not torch.accelerator.is_available():
             warn_user(
                 "'pin_memory' argument is set as true but no accelerator is found, "
-                "then device pinned memory won't be used.",
+                "then device pinned memory won't be used."
             )
         return settings.pin_memory and torch.accelerator.is_available()
 

@@ -44,13 +44,7 @@ class ThreadFiller(Filler):
     """
 
     def __init__(
-        self,
-        fetch: Fetch,
-        resources: PassResources,
-        seed: int,
-        *,
-        own: OwnFetches | None = None,
-        in_order: bool = True,
+        self, fetch: Fetch, resources: PassResources, seed: int, *, own: OwnFetches | None = None, in_order: bool = True
     ) -> None:
         super().__init__(resources)
         self.in_order = in_order

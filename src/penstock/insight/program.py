@@ -76,11 +76,7 @@ def _script(program: Program) -> tuple[CodeType, dict[str, Any]]:
     except OSError as error:
         raise NoSuchProgram(f"{path!r} cannot be read: {error.strerror}") from None
     _set_first_path(os.path.dirname(os.path.realpath(path)))
-    attributes = {
-        "__file__": absolute,
-        "__cached__": None,
-        "__loader__": SourceFileLoader("__main__", absolute),
-    }
+    attributes = {"__file__": absolute, "__cached__": None, "__loader__": SourceFileLoader("__main__", absolute)}
     return compile(source, absolute, "exec", dont_inherit=True), attributes
 
 

@@ -21,8 +21,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from time import perf_counter
-from time import time as wall_clock
+from time import perf_counter, time as wall_clock
 from typing import Any
 
 from torch.utils.data import get_worker_info

@@ -14,8 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from time import perf_counter
-from time import time as wall_clock
+from time import perf_counter, time as wall_clock
 from typing import Any
 
 from torch.utils.data import get_worker_info
@@ -192,12 +191,7 @@ class Recording:
     """
 
     def __init__(
-        self,
-        *,
-        detail: bool = True,
-        torch: bool = False,
-        progress: Progress | None = None,
-        steps: int | None = None,
+        self, *, detail: bool = True, torch: bool = False, progress: Progress | None = None, steps: int | None = None
     ) -> None:
         self.detail, self.progress, self.steps = detail, progress, steps
         self.began, self.began_at = perf_counter(), wall_clock()
@@ -286,8 +280,7 @@ class Recording:
 
 @contextmanager
 def record(
-    trace: str | os.PathLike[str] | None = None,
-    report: str | os.PathLike[str] | None = None,
+    trace: str | os.PathLike[str] | None = None, report: str | os.PathLike[str] | None = None
 ) -> Iterator[Recording]:
     """Record the penstock.DataLoaders of this process while a block of code runs: a context manager.
 
@@ -307,14 +300,11 @@ def record(
 
 @contextmanager
 def recorded(
-    recording: Recording,
-    trace: str | os.PathLike[str] | None,
-    report: str | os.PathLike[str] | None,
+    recording: Recording, trace: str | os.PathLike[str] | None, report: str | os.PathLike[str] | None
 ) -> Iterator[Recording]:
     """Record by a given recording: see `record`."""
     # When they are asked for: `import penstock` does not load them.
-    from penstock.insight import report as reports  # noqa: PLC0415
-    from penstock.insight import trace as traces  # noqa: PLC0415
+    from penstock.insight import report as reports, trace as traces  # noqa: PLC0415
 
     named = {"trace": trace, "report": report}
     files = {what: OutputFile(path, what) for what, path in named.items() if path is not None}

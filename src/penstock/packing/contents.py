@@ -302,12 +302,7 @@ def tensor_bytes(tensor: torch.Tensor, stem: str) -> tuple[str, bytes]:
 # --- datasets of the user's own ---------------------------------------------------------------------------------------
 
 #: How the bytes of a file begin, by suffix.
-_MAGIC = {
-    b"\xff\xd8\xff": ".jpg",
-    b"\x89PNG\r\n\x1a\n": ".png",
-    b"\x93NUMPY": ".npy",
-    b"PK\x03\x04": ".pt",
-}
+_MAGIC = {b"\xff\xd8\xff": ".jpg", b"\x89PNG\r\n\x1a\n": ".png", b"\x93NUMPY": ".npy", b"PK\x03\x04": ".pt"}
 
 
 def _own(dataset: Any, to_bytes: Callable[[Any], Any]) -> Leaf:

@@ -31,10 +31,7 @@ _HEAD = 1 << 16  # bytes of an image that are looked at for its size
 
 
 def index(
-    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    *,
-    split: str = SPLIT,
-    workers: int | None = None,
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], *, split: str = SPLIT, workers: int | None = None
 ) -> Packed:
     """Write an index and a dataset.json beside tar files in WebDataset's naming, for penstock.Shards.
 

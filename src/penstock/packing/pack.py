@@ -17,8 +17,7 @@ import PIL
 import penstock._native as _native
 from penstock.cluster.option import Ray, ray_of
 from penstock.errors import InvalidOption
-from penstock.packing import places, shard_writer
-from penstock.packing import plan as planning
+from penstock.packing import places, plan as planning, shard_writer
 from penstock.packing.contents import Contents, contents_of
 from penstock.packing.encoding import QUALITY, Encoding, Measured, measure
 from penstock.packing.engines import Engine, PackerEngine, Packing, Progress, ThreadEngine

@@ -129,10 +129,7 @@ class Run:
     def learn(self, key: Any, result: torch.Tensor) -> None:
         """Note how the channels lie of what the transforms themselves have returned."""
         channels, height, width = result.shape
-        lies: dict[tuple[int, ...], bool] = {
-            (1, width * channels, channels): True,
-            (height * width, width, 1): False,
-        }
+        lies: dict[tuple[int, ...], bool] = {(1, width * channels, channels): True, (height * width, width, 1): False}
         self.learned[key] = lies.get(result.stride())
 
     def _key(self, sizes: Sequence[tuple[int, int]], draws: Sequence[Any]) -> Any:

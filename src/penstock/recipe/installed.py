@@ -136,12 +136,7 @@ def magnitudes_alike(share: float, bins: int) -> bool:
 _WIDTH, _HEIGHT = 51, 73
 #: Boxes (x0, y0, x1, y1): all; columns that begin and end beside the edges of blocks of 8 and 16; and deep rows, from
 #: rows on that need the rows above them for interpolation.
-_BOXES = (
-    (0, 0, _WIDTH, _HEIGHT),
-    (15, 17, 33, 48),
-    (16, 47, 48, 49),
-    (_WIDTH - 3, _HEIGHT - 2, _WIDTH, _HEIGHT),
-)
+_BOXES = ((0, 0, _WIDTH, _HEIGHT), (15, 17, 33, 48), (16, 47, 48, 49), (_WIDTH - 3, _HEIGHT - 2, _WIDTH, _HEIGHT))
 
 
 @cache

@@ -186,9 +186,7 @@ def photos_of(size: int, name: Callable[[int], tuple[str, str | None]], packed_b
     return Photos(size, texts, tuple(path for _, path in names if path is not None), packed_bytes)
 
 
-def _indexable(
-    leaves: Sequence[NativeSource],
-) -> Iterator[tuple[int, Any, _native.JpegIndex | None, Photos | None]]:
+def _indexable(leaves: Sequence[NativeSource]) -> Iterator[tuple[int, Any, _native.JpegIndex | None, Photos | None]]:
     """Yield the place, the filler, the index of its own and else the photos of each leaf that an index may serve."""
     for number, leaf in enumerate(leaves):
         filler = leaf.fields[0].filler

@@ -20,8 +20,7 @@ from penstock.recipe.composed_run import makes_plain_tensors
 from penstock.recipe.encoded_image import whole_image
 from penstock.recipe.installed import decoded_alike
 from penstock.recipe.originals import replaced_in_opening
-from penstock.recipe.reader import Views, read_views
-from penstock.recipe.reader import read as read_recipe
+from penstock.recipe.reader import Views, read as read_recipe, read_views
 from penstock.recipe.steps import Recipe, Refusal, Step
 from penstock.recipe.torchvision import flatten
 from penstock.sources.image_folder import ImageFolder, Images, ImageTable

@@ -20,13 +20,7 @@ from penstock.recipe.steps import Refusal, Step
 from penstock.sources.arrays import within_storage
 from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, spec_of
 from penstock.sources.labels import LabelColumn, compact, transformed
-from penstock.sources.native_source import (
-    Field,
-    ImageSteps,
-    Memory,
-    NativeSource,
-    SampleFiles,
-)
+from penstock.sources.native_source import Field, ImageSteps, Memory, NativeSource, SampleFiles
 from penstock.sources.reading import open_path, read_image, tensor_of
 from penstock.sources.sample_reader import SampleReader
 from penstock.sources.source import Source

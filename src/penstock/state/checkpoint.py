@@ -261,7 +261,7 @@ class Checkpoint:
         if self._was_alone and not alone:
             warn_user(
                 "shard='auto': an earlier pass of this loader read the whole dataset, because no process group ran and "
-                "RANK and WORLD_SIZE were not set. Call init_process_group() before the first pass",
+                "RANK and WORLD_SIZE were not set. Call init_process_group() before the first pass"
             )
         self._was_alone = alone
 

@@ -17,15 +17,27 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.errors import InvalidOption
+from penstock.errors import InvalidOption, pair
+from penstock.observe import Delivery, Observer
 from penstock.state.manifest import append_line
+from penstock.system.deferred import deferred
 from penstock.system.locks import HeldFile, lock_file
+
+if TYPE_CHECKING:
+    from penstock.order import batches, schedule
+    from penstock.order.permutations import Order
+    from penstock.settings import Settings
+    from penstock.sources import naming
+    from penstock.state.progress import Progress
+else:  # whoever reads a ledger needs none of them
+    batches, schedule = deferred("penstock.order", "batches", "schedule")
+    (naming,) = deferred("penstock.sources", "naming")
 
 #: How long to wait for the lock of a process that is being killed.
 LOCK_SECONDS = 10.0
@@ -243,3 +255,65 @@ class Ledger:
 
     def __repr__(self) -> str:
         return f"Ledger({self.path!r}, {'closed' if self._file.descriptor < 0 else 'open'})"
+
+
+# --- of a loader --------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Recorder(Observer):
+    """Appends each step of a pass to a ledger."""
+
+    ledger: Ledger
+    dataset: Any
+    """Names the samples."""
+    settings: Settings
+    progress: Progress
+    """Of the pass; it counts a batch behind the recorder: one whose step cannot be written is not handed out."""
+    order: Order | None = None
+    """Made at the first step."""
+
+    def delivered(self, delivery: Delivery) -> None:
+        """Append the step of the batch that was handed out. Raises OSError.
+
+        Steps are counted as they were given to the user: where batches come out of order the ledger holds them in the
+        order in which they came, so that two runs are equal if each of their steps was given the same samples.
+        """
+        steps, progress = self.progress.schedule, self.progress
+        if steps is None:
+            return
+        if self.order is None:
+            seed, order = self.settings.seed or 0, batches.BatchOrder(self.settings)
+            self.order = order.order(seed, progress.epoch, progress.drawn)()
+        indices = schedule.indices_of(self.order, steps.part(progress.coming)).tolist()
+        step = steps.step_at(progress.left.start) + len(progress.left.early) + progress.taken
+        self.ledger.append(progress.epoch, step, naming.ids_of(self.dataset, indices))
+
+
+class LoaderLedger:
+    """The ledger of a loader, opened when its first pass begins. Not picklable."""
+
+    def __init__(self) -> None:
+        self._ledger: Ledger | None = None
+
+    def of_pass(
+        self, settings: Settings, progress: Progress, fingerprint: Callable[[Settings], dict[str, Any]]
+    ) -> Recorder:
+        """Return what writes the pass that begins to the ledger. Raises InvalidOption."""
+        assert settings.ledger is not None
+        order = batches.BatchOrder(settings)
+        if settings.iterable or not (order.cuts_itself() or order.one_by_one()):
+            raise InvalidOption("ledger= needs the loader's own order, without a sampler or an iterable dataset")
+        if self._ledger is None:
+            share = order.share() or schedule.Share()
+            facts = {"seed": settings.seed, "batch_size": settings.batch_size, "data": fingerprint(settings)}
+            path = os.fspath(settings.ledger).replace("{rank}", str(share.rank))
+            try:
+                self._ledger = Ledger(path, run={**facts, "rank": share.rank, "world": share.world})
+            except OSError as error:
+                if isinstance(error, IsADirectoryError):
+                    why = "it is a folder: name a file in it, such as run.ledger"
+                else:
+                    why = f"it cannot be opened or written: {error.strerror}"
+                raise pair(InvalidOption, type(error))(f"ledger={path!r}: {why}") from error
+        return Recorder(self._ledger, settings.dataset, settings, progress)

@@ -65,7 +65,7 @@ class UserStates:
         if not settings.iterable and is_stateful_dataset(settings.dataset) and not self.keeps_dataset_state():
             warn_user(
                 f"{type(settings.dataset).__name__} has a state_dict(), and worker threads share the dataset: what it "
-                "says belongs to no batch and is not saved. With worker_method='process' or num_workers=0 it is",
+                "says belongs to no batch and is not saved. With worker_method='process' or num_workers=0 it is"
             )
         if now.handed and settings.batch_size is not None and (now.given or settings.iterable):
             own["batch_size"] = settings.batch_size
@@ -161,7 +161,7 @@ class UserStates:
         elif any(each is not None for each in own.get("states", ())):
             warn_user(
                 f"the state holds what {type(settings.dataset).__name__}.state_dict() said, and nobody can be told: it "
-                "has no load_state_dict(), or worker threads share it. The dataset goes on as it is",
+                "has no load_state_dict(), or worker threads share it. The dataset goes on as it is"
             )
         size = own.get("batch_size", settings.batch_size)
         if settings.iterable and not self.can_restore(own) and size != settings.batch_size:

@@ -27,8 +27,7 @@ from penstock.errors import InvalidOption, OutOfSpace
 from penstock.showing import shown
 from penstock.storage.durable import FULL, free_bytes
 from penstock.system.cache_folder import folder_of
-from penstock.system.locks import HeldFile as HeldFile
-from penstock.system.locks import lock_file, unlock_file
+from penstock.system.locks import HeldFile as HeldFile, lock_file, unlock_file
 from penstock.system.private_folder import delete_unheld, files_in, has_name, open_own_file, private_folder
 from penstock.system.words import size_of
 

@@ -20,13 +20,7 @@ from penstock.errors import InvalidOption
 from penstock.executors.copies import copied
 from penstock.loader import DataLoader
 from penstock.settings import Method, method_of
-from penstock.system.randomness import (
-    States,
-    generator_states,
-    generators_drawn_from,
-    generators_kept,
-    seed_globals,
-)
+from penstock.system.randomness import States, generator_states, generators_drawn_from, generators_kept, seed_globals
 from penstock.testing.bitwise import Difference, difference
 from penstock.testing.ranks import fail, without_advice
 

@@ -60,14 +60,7 @@ class ThreadCrew:
     # More than 15 attributes: all are guarded by one lock, and each decision of the queue looks at most of them.
 
     def __init__(
-        self,
-        fetch: Fetch,
-        count: int,
-        *,
-        own: OwnFetches,
-        rows: SampleRows | None,
-        meter: Meter,
-        seed: int = 0,
+        self, fetch: Fetch, count: int, *, own: OwnFetches, rows: SampleRows | None, meter: Meter, seed: int = 0
     ) -> None:
         self._fetch = fetch
         self._own = own

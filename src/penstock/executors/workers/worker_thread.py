@@ -26,8 +26,7 @@ from typing import Any
 import torch
 import torch.utils.data.dataloader
 from threadpoolctl import ThreadpoolController
-from torch.utils.data._utils import collate as torch_collate
-from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data._utils import collate as torch_collate, worker as torch_worker
 
 from penstock.executors.workers.loading import Activity
 from penstock.recipe.patches import Patches, standing_in
