@@ -109,7 +109,7 @@ def change_pt(file: bytes, corpus: list[bytes], draw: random.Random) -> bytes:
         elif kind == 10:
             found = found.edit(name, **{draw.choice(("local_name", "comment")): record.name[: draw.randrange(20)]})
         elif kind == 11:
-            found = found.plus(record) if draw.random() < 0.5 else found.drop(name)
+            found = found.plus(record) if draw.random() < 0.5 or len(found.records) == 1 else found.drop(name)
         elif kind == 12:
             end = {draw.choice(("length", "start", "end64")): number}
             found = Archive(found.records, end=end, count=draw.choice((None, number % 2**16)))

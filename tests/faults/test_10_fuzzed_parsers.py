@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock.storage import description
 from tests import python_processes
 from tests.faults import parsers, sanitized
 
@@ -47,7 +48,10 @@ def test_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert not parsers.read_description(b"[" * 100_000)
     for run in (b"[" * 100_000, b"[1]"):
         assert not parsers.read_ledger(b"penstock-ledger 2 " + run + b"\n")
-    photos, _ = parsers.shards()
+    photos, tensors = parsers.shards()
+    made = json.loads(tensors["dataset.json"].replace(b'"label": "text"', b'"label": []'))
+    made["crc32c"] = description._crc32c(made["splits"])
+    assert not parsers.read_description(json.dumps(made).encode())
     name = next(name for name in photos if name.endswith(".index.npy"))
     index = photos[name]  # its last bytes say which suffix the last sample's file has
     for damaged in (index.replace(b"{'descr'", b"{{{descr"), index[:-4] + b"\xff\xff\xff\xff"):

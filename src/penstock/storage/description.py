@@ -142,6 +142,12 @@ def _split(values: dict[str, Any]) -> Split:
     for name in ("texts", "classes"):
         known[name] = None if known[name] is None else tuple(known[name])
     split = Split(**known)
+    texts = [split.label, split.label_suffix, *(split.texts or ()), *(split.classes or ())]
+    texts += [text for part in split.parts for text in (part.name, *part.suffixes)]
+    if not all(text is None or isinstance(text, str) for text in (*texts, split.fingerprint, split.source)):
+        raise ValueError("a name or a label is no text")
+    if type(split.pair) is not bool:
+        raise ValueError(f"pair is {split.pair!r}")
     for file in split.files:
         if not file or "/" in file or "\0" in file or file in (".", ".."):
             raise ValueError(f"{file!r} is no name of a file in the folder")
