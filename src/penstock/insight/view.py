@@ -78,9 +78,8 @@ def batch_of(
 ) -> Batch:
     """Return a batch of a loader; or samples of a dataset, as it returns them.
 
-    Of a loader with a sampler only the samples of that batch are read, by the loader's own code with at most one
-    worker process; the batches of an iterable dataset, and of a loader class with an __iter__ of its own, are gone
-    through up to that one.
+    Of a loader with a sampler only the samples of that batch are read, with at most one worker process; an iterable
+    dataset, and a loader class with an __iter__ of its own, is read up to that batch.
 
     Args:
         given: a dataset, a loader, or an object that yields batches.
