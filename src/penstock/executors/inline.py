@@ -45,7 +45,7 @@ _profiles = torch._C._autograd._profiler_enabled
 class InlinePass(_SingleProcessDataLoaderIter):
     """torch's own pass in the caller's thread.
 
-    It does what torch's iterator and fetcher do in two functions: a batch of small samples takes torch ten microseconds.
+    It does what torch's iterator and fetcher do in two functions: a batch of small samples takes torch 10 us.
     After an interrupt (Ctrl-C, in any line of next()) each next() raises RuntimeError.
 
     Args:
