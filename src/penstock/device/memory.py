@@ -60,9 +60,8 @@ def find_batch_size(
 
     The samples of example_batch are repeated, or cut, to the size that is tried, on the device that they are on; they
     should be as long as the longest of the data. The step really runs, about 2 * log2(size) times, and changes weights
-    and optimiser states: find the size before the training, with a step that does all that takes memory there, or give
-    it a copy of the model. Under DistributedDataParallel, give it the model that is not wrapped yet, and take the least
-    size of all ranks.
+    and optimiser states: find the size before the training, or give it a copy of the model. Under
+    DistributedDataParallel, give it the model that is not wrapped yet, and take the least size of all ranks.
 
     On the CPU, Linux promises more memory than it has and may kill the process before anything fails: give most=
     there. A batch in host memory that exceeds the memory available counts as one that does not fit.
