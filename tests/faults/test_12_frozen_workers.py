@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -42,7 +43,7 @@ def stuck(batches: Iterator[Any]) -> str:
 
 
 def names(batches: Iterator[Any], pid: int) -> bool:
-    return f"pid {pid}" in stuck(batches)
+    return re.search(rf"pid {pid}\) .*, and is stopped by a signal\.", stuck(batches)) is not None
 
 
 @pytest.mark.timeout(900)

@@ -86,10 +86,7 @@ def batch_of(
         number: of the batch in the epoch, from 0 on.
         batch_size, shuffle, seed: of a dataset; a loader has its own. batch_size=None: BATCH_SIZE.
 
-    Raises:
-        InvalidOption: options for a loader, a negative number, or fewer batches than that; a sample or the batch
-            fails: the message names it, the error is its cause.
-        PenstockError: of Penstock's own readers.
+    Raises InvalidOption for options of a loader, for a batch that there is not, and for a sample that fails, by name.
     """
     if number < 0:
         raise InvalidOption(f"the batch is {number}: batches are counted from 0 on")
