@@ -4,11 +4,9 @@ Each derives from PenstockError and from a built-in exception too, so that code 
 keeps catching what it caught.
 
 An error of a sample's file is, beyond that, an instance of what Pillow, torch.load, numpy or open() raised, or would
-have raised, for that file (`like`): a truncated JPEG is a CorruptSample and an OSError, garbage one and a
-PIL.UnidentifiedImageError, a bomb an ImageTooLarge and a PIL.Image.DecompressionBombError; an empty .pt file is a
-CorruptSample and an EOFError; a folder in a file's place an UnreadableSample and an IsADirectoryError. What is raised
-is then of a class made for that pair, which bears the name of ours; errno, strerror and filename are those of the
-system's error.
+have raised, for that file (`like`): a truncated JPEG is a CorruptSample and an OSError, a folder in a file's place an
+UnreadableSample and an IsADirectoryError. What is raised is of a class made for that pair, which bears the name of
+ours; errno, strerror and filename are those of the system's error.
 """
 
 from __future__ import annotations

@@ -25,8 +25,7 @@ ROOM = "1GiB"
 MOST_WORKERS = 16
 #: CPUs that are advised at the most: so many times those that there are.
 MOST_CPUS = 4
-#: A program is warned of a loop that took more seconds, waited a larger share of them, and would be so many times as
-#: fast by something that a finding names.
+#: A loop that took more seconds, waited a larger share of them, and could be so many times as fast is warned of.
 WARN_SECONDS, WARN_WAITING, WARN_GAIN = 60.0, 1 / 3, 1.5
 
 

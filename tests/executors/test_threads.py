@@ -328,3 +328,25 @@ def test_a_persistent_iterator_that_was_closed_makes_way_for_a_new_one(method: A
         batches = iter(loader)
         assert len(list(batches)) == 2
         batches._shutdown_workers()
+
+
+def test_a_thread_in_next_gets_its_batch_though_another_begins_the_persistent_pass_anew() -> None:
+    ready, read = threading.Event(), threading.Event()
+
+    def sample(index: int) -> int:
+        read.set()
+        return index if ready.wait(30) else -1
+
+    loader = penstock.DataLoader(
+        Made(sample, 8), 4, num_workers=1, worker_method="thread", share_dataset=True, persistent_workers=True
+    )
+    found: list[Any] = []
+    first = threading.Thread(target=lambda: found.append(next(iter(loader)).tolist()), daemon=True)
+    first.start()
+    assert read.wait(30)
+    second = threading.Thread(target=lambda: iter(loader), daemon=True)
+    second.start()
+    ready.set()
+    first.join(30)
+    second.join(30)
+    assert found == [[0, 1, 2, 3]] and not second.is_alive()

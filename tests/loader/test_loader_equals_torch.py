@@ -285,6 +285,7 @@ def test_more_threads_than_the_system_has() -> None:
     script = """
 import resource, warnings
 import numpy as np, penstock
+from penstock import Arrays, DataLoader  # import torch, which takes room
 warnings.simplefilter("ignore")
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30),) * 2)  # room for the stacks of some hundred threads

@@ -182,8 +182,7 @@ class Feeding(Generic[T]):
         arithmetic: what is left to the device of what the loader's recipe does; None: nothing.
         in_thread: a thread takes batches from the source and sends them; else the caller's does.
         end_source: called when the pass ends before the source has.
-        counters: of the loader. They get what the copies took of the host's time, and, some batches later, the seconds
-            that the device was idle while the loop waited, where its stream has times.
+        counters: of the loader. They get the host's time of copies, and some batches later the device's idle seconds.
     """
 
     observers: Observers = ()

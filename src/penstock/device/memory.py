@@ -59,14 +59,9 @@ def find_batch_size(
     """Return the largest batch size whose step fits into memory, found by doubling and bisection.
 
     The samples of example_batch are repeated, or cut, to the size that is tried, on the device that they are on; they
-    should be as long as the longest of the data. There are about 2 * log2(size) tries, each with tensors of its own.
-
-        size = penstock.find_batch_size(train_step, next(iter(loader)))
-
-    The step really runs, and changes weights, optimiser states and random generators: find the size before the
-    training, with a step that does all that takes memory there, or give it a copy of the model. The first size that
-    fits is tried twice, for a first run leaves gradients behind. Under DistributedDataParallel, give it the model that
-    is not wrapped yet, and take the least size of all ranks.
+    should be as long as the longest of the data. The step really runs, about 2 * log2(size) times, and changes weights
+    and optimiser states: find the size before the training, or give it a copy of the model. Under
+    DistributedDataParallel, give it the model that is not wrapped yet, and take the least size of all ranks.
 
     On the CPU, Linux promises more memory than it has and may kill the process before anything fails: give most=
     there. A batch in host memory that exceeds the memory available counts as one that does not fit.
@@ -119,28 +114,11 @@ def run_within_memory(
 
     Where memory runs out, the part that failed is cut in two and tried again; the parts that were done are not run
     again. The size that worked is remembered for as long as the step lives (a bound method with its object): give the
-    same step each time, not a new lambda. It never grows by itself: start=len(batch) forgets it.
+    same step each time, not a new lambda. A loss that is a mean over the batch must be weighted: where step has a
+    parameter share besides the batch, it gets the samples of the micro-batch over those of the batch.
 
-    With gradients, a loss that is a mean over the batch must be weighted: where step has a parameter share besides
-    the batch, it gets the samples of the micro-batch over those of the batch (1.0 for a whole batch):
-
-        def step(batch, share):
-            images, labels = batch
-            loss = loss_function(model(images), labels) * share
-            loss.backward()
-            return loss.item()
-
-        for batch in loader:
-            optimizer.zero_grad()
-            loss = sum(penstock.run_within_memory(step, batch, undo=optimizer.zero_grad))
-            optimizer.step()
-
-    A failed try leaves behind what step did before memory ran out. undo= takes back what matters, as gradients do: it
-    is called after a failed try, and the whole batch is run again in smaller parts. Other traces remain: random numbers
-    drawn, running means of batch norm, changes made to the batch in place.
-
-    Results are kept until the last part is done: return loss.item() or loss.detach(). Under DistributedDataParallel a
-    rank must not split on its own: use find_batch_size() beforehand.
+    undo= takes back what a failed try did, and the whole batch is run again then. Results are kept until the last part
+    is done: return loss.item(). Under DistributedDataParallel a rank must not split on its own: use find_batch_size().
 
     Args:
         step: called as step(batch) or step(batch, share=...), with the batch itself or with views of its tensors.

@@ -2,12 +2,10 @@
 
 A worker process has a dataset of its own because it is forked; a worker thread gets one from here. A `Snapshot` is the
 dataset as pickle writes it when the pass begins, and each thread reads it. What code changes while it reads a sample is
-written: objects, as pickle and copy.deepcopy copy them (`__deepcopy__`, `copyreg`, `__reduce_ex__`, so that a
-`__getstate__` that leaves out an open file leaves it out here too); lists, dicts and sets; closures and bound methods,
-so that a transform that calls back its dataset calls the copy. What these refuse is refused: open files, locks,
-sockets, connections to databases, generators. What is data is shared: tensors, arrays (memory-mapped ones too),
-strings, bytes and other immutable values, images that are in memory, and classes, modules and functions that are found
-by their name. Two rules keep copies cheap and safe:
+written: objects, as pickle and copy.deepcopy copy them, lists, dicts and sets, closures and bound methods. What these
+refuse is refused: open files, locks, sockets, generators. What is data is shared: tensors, arrays, strings, bytes and
+other immutable values, images in memory, and classes, modules and functions that are found by their name. Two rules
+keep copies cheap and safe:
 
 - an array or tensor of at most SCRATCH_BYTES that an object or a closure holds is copied, for code writes into such
   memory while it reads a sample;

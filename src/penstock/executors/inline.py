@@ -45,8 +45,7 @@ _profiles = torch._C._autograd._profiler_enabled
 class InlinePass(_SingleProcessDataLoaderIter):
     """torch's own pass in the caller's thread.
 
-    Its loops are short: a batch of small samples takes torch ten microseconds. So it does here what torch's iterator
-    and fetcher do, in two functions, and counts natively; who else is to know of each batch is told by `observed`.
+    It does what torch's iterator and fetcher do in two functions: a batch of small samples takes torch 10 us.
     After an interrupt (Ctrl-C, in any line of next()) each next() raises RuntimeError.
 
     Args:

@@ -51,7 +51,7 @@ class Pass(_BaseDataLoaderIter):
         self._num_workers = filler.workers
         self._persistent_workers = filler.resources.persistent
         self._timeout = filler.resources.timeout
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._profile_name = "enumerate(DataLoader)#Pass.__next__"
         self._hold(filler)  # before its threads start: an interrupt in any line leaves none behind
         try:
@@ -63,14 +63,15 @@ class Pass(_BaseDataLoaderIter):
 
     def begin(self, pass_input: PassInput, filler: Filler | None = None, *, eager: bool = False) -> None:
         """Begin another pass. filler: makes its batches; None: the one that this pass has."""
-        if filler is not None and filler is not self.filler:
-            self.close()
-            self._hold(filler)
-        self.filler.open(pass_input)
-        self._begin_with(pass_input)
-        self._open, self._interrupted, self._exhausted, self._num_yielded = True, False, False, 0
-        if eager:
-            self._refill(self._queue)
+        with self._lock:  # a thread in next() gets its batch before those in flight are forgotten
+            if filler is not None and filler is not self.filler:
+                self.close()
+                self._hold(filler)
+            self.filler.open(pass_input)
+            self._begin_with(pass_input)
+            self._open, self._interrupted, self._exhausted, self._num_yielded = True, False, False, 0
+            if eager:
+                self._refill(self._queue)
 
     def _hold(self, filler: Filler) -> None:
         """Make a filler this pass's own: it ends with it."""

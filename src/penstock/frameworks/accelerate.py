@@ -44,12 +44,8 @@ def keep_loaders(accelerator: AcceleratorT) -> AcceleratorT:
     """Make an accelerate.Accelerator say early what cannot be kept or saved. Loaders are kept without this call too.
 
     `prepare`, `prepare_data_loader` and `skip_first_batches` return Accelerate's own adapters with a
-    penstock.DataLoader inside, with all its arguments. Loaders of other classes, those derived from penstock.DataLoader
-    among them, are treated as before. With a seed the order of epoch `iteration` of the adapter is a function of
-    (seed, epoch).
-
-    A prepared loader that is given to `accelerator.register_for_checkpointing` is saved by `save_state` and restored by
-    `load_state`, in the middle of an epoch too: the next pass goes on there, and skip_first_batches is not needed.
+    penstock.DataLoader inside. A prepared loader that is given to `accelerator.register_for_checkpointing` is saved by
+    `save_state` and restored by `load_state`, in the middle of an epoch too.
 
     Args:
         accelerator: of Accelerate 1.8 or newer; it is changed in place and returned.

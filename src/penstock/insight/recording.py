@@ -50,8 +50,7 @@ class Loop:
         loader: what tells these loaders from others.
         number: of the loop in its recording, from 1 on.
         meter: the times.
-        loaders, passes, samples: how many made a pass, how many passes began, and the samples in all batches; 0 where
-            their number is not known.
+        loaders, passes, samples: that made a pass; that began; of all batches, 0 where their number is not known.
         background: a thread beside the main one called next().
         read_by: who reads the dataset.
         rows, spans, errors: in detail: the batches; the pieces of work of worker threads; when the loop got an error in

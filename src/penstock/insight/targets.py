@@ -32,15 +32,7 @@ def target(text: str, split: str | None = None) -> Any:
     URL is one of packed shards. `module:object` is an object of a module, which is imported with the current folder on
     Python's path: a dataset or loader, or a function or class that returns one when called without arguments.
 
-    Args:
-        text: DATASET.
-        split: of packed shards with several splits.
-
-    Raises:
-        InvalidOption: the text names neither a path nor an object, the module cannot be imported, the call fails, or
-            the object is not a dataset.
-        OSError: a folder cannot be read, or holds no samples.
-        CorruptShards: packed shards are damaged.
+    split: of packed shards with several splits. Raises InvalidOption where the text names no dataset, and OSError.
     """
     there = os.path.lexists(text)
     if is_url(text) or (there and os.path.exists(os.path.join(text, description.FILE))):

@@ -78,19 +78,15 @@ def batch_of(
 ) -> Batch:
     """Return a batch of a loader; or samples of a dataset, as it returns them.
 
-    Of a loader with a sampler only the samples of that batch are read, by the loader's own code with at most one
-    worker process; the batches of an iterable dataset, and of a loader class with an __iter__ of its own, are gone
-    through up to that one.
+    Of a loader with a sampler only the samples of that batch are read, with at most one worker process; an iterable
+    dataset, and a loader class with an __iter__ of its own, is read up to that batch.
 
     Args:
         given: a dataset, a loader, or an object that yields batches.
         number: of the batch in the epoch, from 0 on.
         batch_size, shuffle, seed: of a dataset; a loader has its own. batch_size=None: BATCH_SIZE.
 
-    Raises:
-        InvalidOption: options for a loader, a negative number, or fewer batches than that; a sample or the batch
-            fails: the message names it, the error is its cause.
-        PenstockError: of Penstock's own readers.
+    Raises InvalidOption for options of a loader, for a batch that there is not, and for a sample that fails, by name.
     """
     if number < 0:
         raise InvalidOption(f"the batch is {number}: batches are counted from 0 on")

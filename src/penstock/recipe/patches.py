@@ -221,7 +221,9 @@ class Lease:
         for one in patches:
             one.end(id(self))
 
-    __del__ = close
+    def __del__(self, ends: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not ends():  # when Python ends, the globals of this module may be gone
+            self.close()
 
     def __enter__(self) -> None:
         pass

@@ -201,9 +201,8 @@ class ComingBatch(Protocol):
 class ReadAhead:
     """Brings the files of the samples of a pass, in their order, where reads of files block.
 
-    The native core sees at some reads whether the thread sleeps for them. While it does not, nothing is brought, and a
-    sample costs a look at the number of readers. Any thread may call any method. Threads share it: a copy is the
-    object itself.
+    The native core sees at some reads whether the thread sleeps for them; while it does not, nothing is brought. Any
+    thread may call any method. Threads share it: a copy is the object itself.
 
     Args:
         program: one filler for each folder of the dataset.

@@ -221,16 +221,27 @@ class WorkerWatch:
         return "\n".join(lines)
 
     def why_stuck(self, timeout: float, workers: set[int]) -> str:
-        """Return the message for a batch that did not come in time from one of these workers."""
+        """Return the message for a batch that did not come in time from one of these workers, or a stopped one."""
         board, identify, pids = self._board, self._identify, self.pids
+        stopped = {worker for worker in self.watched if _is_stopped(pids[worker])}  # one may hold the queue's lock
+        workers = workers | stopped
         lines = [f"DataLoader timed out after {timeout} seconds."]
         stacks = board.ask_stacks({worker: pids[worker] for worker in sorted(workers)[:_STACKS_TOLD]})
         for number, worker in enumerate(sorted(workers)):
-            lines.append(f"Worker {worker} (pid {pids[worker]}) is {_doing(board.progress(worker), identify)} ago.")
+            lines.append(
+                f"Worker {worker} (pid {pids[worker]}) is {_doing(board.progress(worker), identify)} ago"
+                f"{', and is stopped by a signal' if worker in stopped else ''}."
+            )
             if number < _STACKS_TOLD:
                 lines += _stack_lines(stacks.get(worker, "")) or ["  (its Python stack could not be had)"]
         lines.append("Look at that sample or function, or raise timeout= if it is only slow.")
         return "\n".join(lines)
+
+
+def _is_stopped(pid: int) -> bool:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "T"
+    return False
 
 
 def _doing(progress: WorkerProgress, identify: Identify) -> str:
