@@ -37,10 +37,13 @@ FORKS = "libtsan" not in os.environ.get("LD_PRELOAD", "")
 class Stop(BaseException):
     """Raised where a program happens to be."""
 
+    is_due = False
+    """Whether a timer of `abort` may raise it: the last one may come late."""
+
 
 def _stop(number: int, frame: FrameType | None) -> None:
     """Raise Stop, but in the standard library, whose locks an error may leave locked."""
-    if frame is not None and ("penstock" in frame.f_code.co_filename or frame.f_code.co_filename == __file__):
+    if Stop.is_due and frame is not None and ("penstock" in frame.f_code.co_filename or frame.f_code.co_filename == __file__):
         raise Stop
 
 
@@ -105,10 +108,12 @@ def abort(loader: Any, draw: random.Random) -> None:
     """Raise an error wherever the program is after some milliseconds."""
     with contextlib.suppress(Stop):
         try:
+            Stop.is_due = True
             signal.setitimer(signal.ITIMER_REAL, 0.0001 + 0.02 * draw.random(), 0.01)
             while True:
                 take(loader, 100)
         finally:
+            Stop.is_due = False
             signal.setitimer(signal.ITIMER_REAL, 0)
 
 
