@@ -43,7 +43,8 @@ class Stop(BaseException):
 
 def _stop(number: int, frame: FrameType | None) -> None:
     """Raise Stop, but in the standard library, whose locks an error may leave locked."""
-    if Stop.is_due and frame is not None and ("penstock" in frame.f_code.co_filename or frame.f_code.co_filename == __file__):
+    file = "" if frame is None else frame.f_code.co_filename
+    if Stop.is_due and ("penstock" in file or file == __file__):
         raise Stop
 
 
