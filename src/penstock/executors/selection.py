@@ -42,9 +42,9 @@ from penstock.state.substitutes import Register, Substitutes, population
 from penstock.stats import Counters, Stats
 from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import Caches
+from penstock.system import locks
 from penstock.system.deferred import deferred
 from penstock.system.limits import cpu_quota, host_cpus, keep_freed_memory
-from penstock.system.locks import newly_forked
 from penstock.system.warn_user import warn_user
 from penstock.verdict import log_at_end
 
@@ -197,7 +197,8 @@ class Executors:
             on_device: makes the batches on the device; None: the host makes them.
         """
         settings, streams = job.settings, job.streams
-        if newly_forked():
+        if locks.new_child:
+            locks.new_child = False
             _renew_thread_pool()
         if on_device is None and self._executor is None:
             self._executor = next(make() for accepts, make in EXECUTORS if accepts(job))

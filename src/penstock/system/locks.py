@@ -102,20 +102,14 @@ _HELD: weakref.WeakSet[HeldFile] = weakref.WeakSet()
 _LOCKS: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
 
 
-_new_child = False
-
-
-def newly_forked() -> bool:
-    """Return whether this process was forked since the last call."""
-    global _new_child
-    was, _new_child = _new_child, False
-    return was
+#: Whether the process was forked since somebody set this to False.
+new_child = False
 
 
 def _forked() -> None:
     """Free a child's locks, and close its copies of open files: its parent's locks would last until the child ends."""
-    global _new_child
-    _new_child = True
+    global new_child
+    new_child = True
     for lock in list(_LOCKS):
         lock._lock = threading.Lock()
     for held in list(_HELD):
