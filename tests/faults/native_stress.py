@@ -30,8 +30,8 @@ from tests.packing.packed import write_photos, write_tensors
 from tests.same import assert_same
 from tests.sample_datasets import Made, tensor_files
 
-#: ThreadSanitizer cannot follow threads that a forked child starts, and AddressSanitizer's own allocator may be locked in
-#: a child that is forked while another thread allocates.
+#: ThreadSanitizer cannot follow threads that a forked child starts; AddressSanitizer's own allocator may be locked in a
+#: child that is forked while another thread allocates.
 FORKS = "san" not in os.environ.get("LD_PRELOAD", "")
 
 
