@@ -109,7 +109,7 @@ bool take_integers(const nb::list& values, const nb::ndarray<const std::int64_t,
   for (std::size_t i = 0; i < count; ++i) {
     const std::int64_t position = positions.data()[i];
     if (position < 0 || position >= size) return false;
-    PyObject* const value = PyList_GET_ITEM(values.ptr(), position);
+    PyObject* const value = PyList_GetItem(values.ptr(), position);
     if (!PyLong_CheckExact(value)) return false;
     int overflow = 0;
     out.data()[i] = PyLong_AsLongLongAndOverflow(value, &overflow);

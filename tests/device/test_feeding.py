@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import pickle
 import threading
+import weakref
 from collections import namedtuple
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -22,7 +23,7 @@ from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 
 import penstock
-from penstock.device import feeding as feeding_module
+from penstock.device import feeding as feeding_module, resident
 from penstock.device.feed import Feed
 from penstock.device.feeding import Feeding, prefetch
 from penstock.device.moving import tensors_in
@@ -267,6 +268,13 @@ def test_types_that_hide_their_tensors_move_when_they_are_handed_over(monkeypatc
     assert threads == [threading.get_ident()]
 
 
+def test_sparse_tensors_move_when_they_are_handed_over() -> None:
+    stream, sparse = PromptStream(), torch.eye(3).to_sparse()
+    for batch in ([sparse], Mine(sparse)):
+        next(Feeding(iter([batch]), Feed("cpu"), torch.device("cpu"), stream))
+    assert stream.handed_over == []
+
+
 def test_tensors_in_objects() -> None:
     one, two, three = torch.zeros(1), torch.ones(1), torch.full((1,), 2.0)
     loop: list[Any] = [one, {"a": Mine(two)}, (three, one), "text", 5, None]
@@ -458,6 +466,29 @@ def test_uint8_is_sent_and_converted_there(monkeypatch: pytest.MonkeyPatch, work
         ["native", "send"], ["device", "convert"]
     ]  # fmt: skip
     assert "convert" in plain.explain() and "device   convert" not in plain.explain()
+
+
+def test_data_lives_on_the_device_as_long_as_the_pass(
+    decodes_on_the_cpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[weakref.ref[Any]] = []
+    hold = resident.hold
+
+    def seen(*given: Any) -> Any:
+        plan = hold(*given)
+        held.append(weakref.ref(plan))
+        return plan
+
+    monkeypatch.setattr(resident, "hold", seen)
+    loader = penstock.DataLoader(DATA, 4, device=Feed("cuda", cache="device"))
+    batches = iter(loader)
+    loader.set_epoch(1)  # begins the pass anew
+    next(batches)
+    gc.collect()
+    assert [plan() is None for plan in held] == [False]
+    list(batches)
+    gc.collect()
+    assert held[0]() is None
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -47,12 +47,12 @@ def test_static_buffers_replayed_in_a_graph() -> None:
 
 def test_data_parallel_takes_batches_as_they_are() -> None:
     torch.manual_seed(0)
-    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(96, 5)).to(DEVICE)
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(96, 40)).to(DEVICE)
     parallel = torch.nn.DataParallel(network)
     seen = []
     for x, y in penstock.DataLoader(numbered(), batch_size=8, num_workers=2, device="cuda:0"):
         output = parallel(x / 1000)
-        assert output.device == DEVICE and output.shape == (len(y), 5)
+        assert output.device == DEVICE and output.shape == (len(y), 40)
         torch.nn.functional.cross_entropy(output, y).backward()
         torch.testing.assert_close(output, network(x / 1000), rtol=1e-3, atol=1e-4)
         seen += y.tolist()

@@ -106,8 +106,14 @@ class TorchVision(_AllOrNothing):
 
     def __init__(self, device: torch.device) -> None:
         importlib.import_module("torchvision.io")  # registers the operator; decode_jpeg itself warns since 0.29
-        decode: Any = torch.ops.image.decode_jpegs_cuda
-        super().__init__(lambda encoded: decode(encoded, _RGB, device))
+        super().__init__(self._decode_all)
+        self._operator: Any = torch.ops.image.decode_jpegs_cuda
+        self._device = device
+
+    def _decode_all(self, encoded: list[torch.Tensor]) -> list[torch.Tensor]:
+        # Its stream writes into memory of the current one without waiting for what that one still does with it.
+        torch.cuda.current_stream(self._device).synchronize()
+        return list(self._operator(encoded, _RGB, self._device))
 
 
 def decoder_for(device: torch.device) -> Decoder:

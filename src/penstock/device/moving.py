@@ -63,8 +63,8 @@ class Mover:
         """Begin to move a batch. What its own types, the device or the transform raise is raised by `receive`."""
         stream = self._stream
         try:
-            if stream is None or not _shows_its_tensors(batch):
-                return Moved(batch)  # an object that hides its tensors cannot be handed over to another stream
+            if stream is None or not _can_be_handed_over(batch):
+                return Moved(batch)  # moved when it is handed over
             with stream.working():
                 moved = self._moved(batch, stream)
                 return Moved(moved, stream.mark(), list(tensors_in(moved)))
@@ -158,9 +158,13 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             pending += [getattr(one, name) for name in names if hasattr(one, name)]
 
 
-def _shows_its_tensors(batch: Any) -> bool:
-    """Return whether the tensors of everything that moves itself can be found, so that they can be handed over."""
-    return all(not _has_own_to(leaf) or any(True for _ in tensors_in(leaf)) for leaf in leaves(batch, _has_own_to))
+def _can_be_handed_over(batch: Any) -> bool:
+    """Return whether another stream can take all tensors: those of what moves itself are found, and none is sparse."""
+    for leaf in leaves(batch, _has_own_to):
+        layouts = {tensor.layout for tensor in tensors_in(leaf)}
+        if layouts - {torch.strided} or (not layouts and _has_own_to(leaf)):
+            return False
+    return True
 
 
 # --- the last step of a recipe ----------------------------------------------------------------------------------------

@@ -284,12 +284,16 @@ class ResidentFiller(Filler):
             return plan.leaves[0].form.batch(fields if labels is None else [*fields, labels])
 
 
-@dataclass(frozen=True)
 class ResidentExecutor(FillerExecutor):
-    """Gathers batches from data that lives on the device."""
+    """Gathers batches from data that lives on the device as long as the pass."""
 
-    held: ResidentPlan
-    stream: CopyStream
+    def __init__(self, held: ResidentPlan, stream: CopyStream) -> None:
+        self._held: ResidentPlan | None = held
+        self._stream = stream
 
-    def filler(self, job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> ResidentFiller:
-        return ResidentFiller(self.held, job.resources, self.stream)
+    def filler(self, job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> Filler:
+        plan, self._held = self._held, None  # the filler alone keeps the arrays
+        if plan is not None:
+            return ResidentFiller(plan, job.resources, self._stream)
+        assert held is not None  # the pass that this executor has made begins anew
+        return held
