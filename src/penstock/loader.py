@@ -146,6 +146,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             prefetch_factor=prefetch_factor,
             snapshot_every_n_steps=snapshot_every_n_steps,
         )
+        options.check_kinds(dataset, collate_fn)
         feed = feed_of(device)  # refuses what makes no sense
         if seed is not None:
             if generator is not None:
@@ -155,6 +156,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             mixing = dataset.sampler(shuffle=bool(shuffle), generator=generator)
             if sampler is None and batch_sampler is None:
                 sampler, shuffle = mixing, None
+        if isinstance(sampler, Buckets) and batch_size is not None:
+            raise InvalidOption("sampler=Buckets(...): Buckets makes batches; write batch_sampler=Buckets(...)")
         for sized in (sampler, batch_sampler):
             if isinstance(sized, Weighted | Buckets):
                 sized.check_size(len(dataset))  # type: ignore[arg-type]

@@ -210,6 +210,19 @@ def shares(value: object, method: Method | None) -> bool:
     return value
 
 
+def check_kinds(dataset: object, collate_fn: object) -> None:
+    """Raise InvalidOption for a path or a class in a dataset's place, and for the class Padded as collate_fn=."""
+    if isinstance(dataset, str | os.PathLike):
+        raise InvalidOption(
+            f"dataset={dataset!r} is a path: penstock.ImageFolder({os.fspath(dataset)!r}) reads a folder of images, "
+            f"penstock.TensorFolder one of .pt and .npy files"
+        )
+    if isinstance(dataset, type):
+        raise InvalidOption(f"the dataset is the class {dataset.__name__}: give an object, {dataset.__name__}(...)")
+    if isinstance(collate_fn, type) and collate_fn.__module__ == "penstock.executors.padded":
+        raise InvalidOption(f"collate_fn={collate_fn.__name__}: it is a class; give an object, {collate_fn.__name__}()")
+
+
 def check_numbers(
     *, num_workers: Any, batch_size: Any, timeout: Any, prefetch_factor: Any, snapshot_every_n_steps: Any
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import sys
 import time
 from collections import Counter
@@ -18,9 +19,12 @@ import torchvision.transforms.v2
 from PIL import Image
 
 import penstock
-from tests.differential.making import case_of, quick_case_of
-from tests.differential.running import LIMIT, lanes, verdict_of
+from tests.differential.case import Case
+from tests.differential.making import case_of, light_case_of, quick_case_of
+from tests.differential.running import LIMIT, lanes, verdict_of, verdicts_of
 
+#: Light cases that one process runs.
+TOGETHER = 200
 #: Forked processes have these from the start.
 PRELOADED = (Image, numpy, penstock, torch.multiprocessing, torchvision.transforms.v2)
 
@@ -35,18 +39,23 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds that a case may take")
     parser.add_argument("--undefined", action="store_true", help="print, too, where torch's loader varies")
     parser.add_argument("--quick", action="store_true", help="without what takes seconds: spawned workers, trials")
+    parser.add_argument("--light", action="store_true", help="cases that start no process, many in one process")
     parser.add_argument("--into", type=Path, help="a folder for the programs of failing cases")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # what the imports have made is no work for each fork
     if options.case is not None:
-        case = (quick_case_of if options.quick else case_of)(options.case)
+        case = _making(options)(options.case)
         print(case.program())
         verdict = verdict_of(case, options.limit)
         print(verdict.word, *verdict.lines, sep="\n")
         return verdict.word == "fault"
     return _soak(options)
+
+
+def _making(options: argparse.Namespace) -> Callable[[int], Case]:
+    return light_case_of if options.light else quick_case_of if options.quick else case_of
 
 
 def _soak(options: argparse.Namespace) -> int:
@@ -55,13 +64,14 @@ def _soak(options: argparse.Namespace) -> int:
     deadline = begun + 60 * options.minutes if options.minutes else float("inf")
 
     def work(lane: int, tell: Callable[[object], None]) -> None:
-        for seed in range(options.seed + lane, options.seed + count, options.jobs):
-            if time.monotonic() > deadline:
-                return
-            case = (quick_case_of if options.quick else case_of)(seed)
+        seeds = iter(range(options.seed + lane, options.seed + count, options.jobs))
+        while (some := list(itertools.islice(seeds, TOGETHER if options.light else 1))) and time.monotonic() < deadline:
+            cases = [_making(options)(seed) for seed in some]
             begins = time.monotonic()
-            verdict = verdict_of(case, options.limit)
-            tell((seed, case, verdict, time.monotonic() - begins))
+            verdicts = verdicts_of(cases, options.limit) if options.light else map(verdict_of, cases, [options.limit])
+            for seed, case, verdict in zip(some, cases, verdicts, strict=True):
+                tell((seed, case, verdict, time.monotonic() - begins))
+                begins = time.monotonic()
 
     counts, slowest = Counter[str](), list[tuple[float, int]]()
     told: Any

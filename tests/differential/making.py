@@ -243,6 +243,25 @@ def quick_case_of(seed: int) -> Case:
     return replace(case, options=options, own=tuple(o for o in case.own if "auto" not in o))
 
 
+#: Arguments that start workers.
+_OF_WORKERS = ("num_workers", "prefetch_factor", "persistent_workers", "multiprocessing_context", "timeout")
+_OF_PROCESSES = ("to_process", "fork", "unordered")
+_OF_OWN_MEMORY = ("write", "reset")
+
+
+def light_case_of(seed: int) -> Case:
+    """Return a case that starts no process: torch's loader reads in the caller's thread, ours there or in threads."""
+    case = case_of(seed)
+    options = tuple(o for o in case.options if not o.startswith(_OF_WORKERS))
+    if case.loop in _OF_PROCESSES:
+        case = replace(case, loop="hold", arguments=("epochs=2", "last=2"))
+    text = str(case)
+    alone = case.wrong or case.kind in ("iterable", "sized") or case.loop in _OF_OWN_MEMORY or "generator=" in text
+    alone = alone or any(word in text for word in (*_OF_NO_THREAD, *_OF_SAMPLES, *_OF_NO_WORKER, *_DRAWS))
+    workers = () if alone else ("num_workers=2", "worker_method='thread'")
+    return replace(case, options=options, own=workers)
+
+
 def case_of(seed: int) -> Case:
     draw = random.Random(seed)
     case, busy = _dataset(draw), draw.random() < 0.12

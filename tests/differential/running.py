@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
-import importlib
 import itertools
 import json
 import multiprocessing
@@ -18,7 +17,7 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,15 +70,34 @@ def _differences(ran: _Ran) -> list[str] | None:
     return [f"{len(wrong)} of {len(ran.theirs)} lines differ", *"\n".join(shown).splitlines()]
 
 
+def verdicts_of(cases: Sequence[Case], limit: float = LIMIT) -> Iterator[Verdict]:
+    """Yield the verdicts of cases that start no process, which one process runs in turn; what differs runs alone too."""
+    lines, end, error = _run_all([case.program() for case in cases], limit)
+    for number, case in enumerate(cases):
+        theirs, ours = [*lines[2 * number : 2 * number + 2], None, None][:2]
+        if theirs is not None and theirs == ours:
+            yield Verdict("same")
+            continue
+        alone = verdict_of(case, limit)
+        found = _differences(_Ran(theirs, ours, end, error)) or []
+        yield alone if alone.word != "same" or theirs is None else Verdict("fault", ("behind others:", *found))
+
+
 def _run(program: str, limit: float) -> _Ran:
     """Run a program's two loaders in a forked process, and end whatever it leaves."""
+    lines, end, error = _run_all([program], limit)
+    theirs, ours = [*lines, None, None][:2]
+    return _Ran(theirs, ours, end, error)
+
+
+def _run_all(programs: Sequence[str], limit: float) -> tuple[list[list[str]], str, str]:
+    """Return the lines of each program's two loaders, how the forked process that runs them ends, and its stderr."""
     with tempfile.TemporaryDirectory(prefix="case-") as folder, tempfile.TemporaryFile("w+") as error:
-        Path(folder, "the_case.py").write_text(program)
         read, write = os.pipe()
         child = os.fork()
         if not child:
             os.close(read)
-            _in_child(folder, error.fileno(), write, limit)
+            _in_child(folder, error.fileno(), write, programs)
         os.close(write)
         try:
             lines, end = _watch(child, read, limit)
@@ -88,8 +106,7 @@ def _run(program: str, limit: float) -> _Ran:
                 os.killpg(child, signal.SIGKILL)
             os.close(read)
         error.seek(0)
-        theirs, ours = [*map(json.loads, lines), None, None][:2]
-        return _Ran(theirs, ours, end, error.read())
+        return list(map(json.loads, lines)), end, error.read()
 
 
 def _watch(child: int, read: int, limit: float) -> tuple[list[str], str]:
@@ -109,8 +126,8 @@ def _watch(child: int, read: int, limit: float) -> tuple[list[str], str]:
     return lines, f"ends with {code}" if code else ""
 
 
-def _in_child(folder: str, error: int, write: int, limit: float) -> None:
-    """Run the program in the folder, send each loader's lines, and end the process as Python does. Returns not."""
+def _in_child(folder: str, error: int, write: int, programs: Sequence[str]) -> None:
+    """Run programs in the folder, send each loader's lines, and end the process as Python does. Returns not."""
     code = 1
     try:
         os.setsid()
@@ -126,7 +143,11 @@ def _in_child(folder: str, error: int, write: int, limit: float) -> None:
         def tell(name: str, lines: list[str]) -> None:
             os.write(write, (json.dumps(lines) + "\n").encode())
 
-        importlib.import_module("the_case").both(tell)
+        for program in programs:
+            Path("the_case.py").write_text(program)
+            sys.modules["the_case"] = module = types.ModuleType("the_case")
+            exec(compile(program, "the_case.py", "exec"), vars(module))
+            module.both(tell)
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
         code = 0

@@ -11,7 +11,7 @@ Penstock does not import torchvision: a program that has one of its transforms h
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -77,6 +77,8 @@ class Views:
     """
 
     def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
+        if not isinstance(transforms, Iterable):
+            raise TypeError(f"Views takes a list, one transform a view: Views([{type(transforms).__name__}(...), ...])")
         self.transforms = list(transforms)
         if not self.transforms:
             raise InvalidOption("Views([]) makes no view: give it at least one transform")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -67,6 +67,12 @@ class ImageTable(Dataset[Any]):
     target_transform: Callable[[Any], Any] | None
     labels: Any
     """An array, by position; None without."""
+
+    def _set_transforms(self, transform: Any, target_transform: Any) -> None:
+        for name, value in (("transform", transform), ("target_transform", target_transform)):
+            if value is not None and not callable(value):
+                raise TypeError(f"{name}={value!r} is not callable; torchvision.transforms.Resize(224) is, for example")
+        self.transform, self.target_transform = transform, target_transform
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -132,8 +138,7 @@ class Images(ImageTable):
     ) -> None:
         names = [_name(path) for path in _listed(paths)]
         self.root = os.getcwd() if root is None else os.path.abspath(os.fspath(root))
-        self.transform = transform
-        self.target_transform = target_transform
+        self._set_transforms(transform, target_transform)
         if root is None or any(map(os.path.isabs, names)):
             folder, names = b"", [os.path.join(self.root, name) for name in names]
         else:
@@ -154,6 +159,8 @@ def _listed(values: Any) -> list[Any]:
     """Return the items of a list, a column or an array; those of an array of one dimension as Python's objects."""
     if isinstance(values, str | bytes | os.PathLike):
         raise TypeError(f"paths and labels are lists, not one {type(values).__name__}")
+    if isinstance(values, Mapping) or hasattr(values, "columns"):
+        raise TypeError(f"paths and labels are columns of a {type(values).__name__}: Images(t['file'], t['label'])")
     for method in ("tolist", "to_pylist"):  # NumPy, torch and pandas; Arrow
         if getattr(values, "ndim", 1) == 1 and callable(listed := getattr(values, method, None)):
             return list(listed())
@@ -206,8 +213,7 @@ class ImageFolder(ImageTable):
         target_transform: Callable[[Any], Any] | None = None,
     ) -> None:
         self.root = os.path.expanduser(root) if isinstance(root, str) else root
-        self.transform = transform
-        self.target_transform = target_transform
+        self._set_transforms(transform, target_transform)
         folder = os.path.expanduser(os.fspath(root))
         if not isinstance(folder, str):
             raise TypeError(f"root must be a str or a Path, not {type(root).__name__}")

@@ -58,6 +58,8 @@ class Replace:
         if not 0 <= share <= 1:
             raise InvalidOption(f"max_share={given!r} is no share: give a number from 0 to 1, such as 0.001")
         object.__setattr__(self, "max_share", share)
+        if not isinstance(self.manifest, str | os.PathLike | None):
+            raise InvalidOption(f"manifest={self.manifest!r}: it is the path of a file, or None")
 
 
 class Quarantine:

@@ -261,9 +261,10 @@ def _tier(option: Any) -> Tier:
         if size <= 0:
             raise InvalidOption(f"cache={option!r}: a tier in memory takes one byte at least")
         return MemoryTier(size)
-    if not isinstance(option, str | os.PathLike) or not os.fspath(option):
+    named = isinstance(option, str | os.PathLike) and os.fsdecode(option)
+    if not named or (named[0].isdigit() and os.sep not in named):  # such as "8 gigs"
         raise InvalidOption(
-            f"cache={option!r}: a tier is an amount of memory ('8GiB'), a folder ('/dev/shm/penstock'), or a folder "
+            f"cache={option!r}: a tier is an amount of memory ('8GiB'), a folder ('/dev/shm/penstock', './cache'), or a folder "
             "with its limit (('/nvme/penstock', '500GiB'))"
         )
     folder = Path(os.path.expanduser(os.fsdecode(option))).absolute()
