@@ -112,6 +112,11 @@ class Case:
 
     def program(self) -> str:
         """Return a program that stands alone: it exits with 1, and says where, if the loaders differ."""
+        body = self.body()
+        return "\n\n".join([_HEADER, *_definitions(body), body])
+
+    def body(self) -> str:
+        """Return the part of the program that is this case's own."""
         wrong, deep_wrong = (f"{' ' * deep}{self.wrong}\n" if self.wrong else "" for deep in (8, 12))
         columns = ", ".join(self.fields)
         named = {"length": self.length, "sample": self.sample(), "rows": self.rows, "columns": columns}
@@ -126,7 +131,12 @@ class Case:
             alike="re.sub(r'^raised \\w+', 'raised', line)" if in_threads else "line",
             arguments=", ".join(["", "log", *self.arguments]),
         )
-        return "\n\n".join([_HEADER, *_definitions(dataset + run), dataset + "\n", run.strip() + "\n"])
+        return f"{dataset}\n\n\n{run.strip()}\n"
+
+
+def prelude() -> str:
+    """Return what stands before the body of any case."""
+    return "\n\n".join([_HEADER, *_parts().values()])
 
 
 @functools.cache

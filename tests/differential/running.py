@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.differential.case import Case
+from tests.differential.case import Case, prelude
 
 #: Seconds that a case may take. The slowest import torch in each worker.
 LIMIT = 60.0
@@ -71,8 +71,8 @@ def _differences(ran: _Ran) -> list[str] | None:
 
 
 def verdicts_of(cases: Sequence[Case], limit: float = LIMIT) -> Iterator[Verdict]:
-    """Yield the verdicts of cases that start no process, which one process runs in turn; what differs runs alone too."""
-    lines, end, error = _run_all([case.program() for case in cases], limit)
+    """Yield the verdicts of cases that start no process, run in turn by one; what differs runs alone too."""
+    lines, end, error = _run_all([case.body() for case in cases], limit, prelude())
     for number, case in enumerate(cases):
         theirs, ours = [*lines[2 * number : 2 * number + 2], None, None][:2]
         if theirs is not None and theirs == ours:
@@ -90,14 +90,17 @@ def _run(program: str, limit: float) -> _Ran:
     return _Ran(theirs, ours, end, error)
 
 
-def _run_all(programs: Sequence[str], limit: float) -> tuple[list[list[str]], str, str]:
-    """Return the lines of each program's two loaders, how the forked process that runs them ends, and its stderr."""
+def _run_all(programs: Sequence[str], limit: float, common: str = "") -> tuple[list[list[str]], str, str]:
+    """Return the lines of each program's two loaders, how the forked process that runs them ends, and its stderr.
+
+    common: what stands before each of them.
+    """
     with tempfile.TemporaryDirectory(prefix="case-") as folder, tempfile.TemporaryFile("w+") as error:
         read, write = os.pipe()
         child = os.fork()
         if not child:
             os.close(read)
-            _in_child(folder, error.fileno(), write, programs)
+            _in_child(folder, error.fileno(), write, common, programs)
         os.close(write)
         try:
             lines, end = _watch(child, read, limit)
@@ -126,7 +129,7 @@ def _watch(child: int, read: int, limit: float) -> tuple[list[str], str]:
     return lines, f"ends with {code}" if code else ""
 
 
-def _in_child(folder: str, error: int, write: int, programs: Sequence[str]) -> None:
+def _in_child(folder: str, error: int, write: int, common: str, programs: Sequence[str]) -> None:
     """Run programs in the folder, send each loader's lines, and end the process as Python does. Returns not."""
     code = 1
     try:
@@ -143,9 +146,10 @@ def _in_child(folder: str, error: int, write: int, programs: Sequence[str]) -> N
         def tell(name: str, lines: list[str]) -> None:
             os.write(write, (json.dumps(lines) + "\n").encode())
 
+        sys.modules["the_case"] = module = types.ModuleType("the_case")
+        exec(common, vars(module))
         for program in programs:
             Path("the_case.py").write_text(program)
-            sys.modules["the_case"] = module = types.ModuleType("the_case")
             exec(compile(program, "the_case.py", "exec"), vars(module))
             module.both(tell)
         threading._shutdown()  # type: ignore[attr-defined]

@@ -67,7 +67,7 @@ def overlaps(tensor):
 def content(tensor):
     with torch.no_grad():
         plain = tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
-        return plain.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return plain.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
 
 
 def describe(value, seen=None):

@@ -24,7 +24,8 @@ from tests import python_processes
 from tests.differential.making import case_of
 from tests.sample_datasets import Made
 
-MINUTES = 6
+MINUTES = 5
+LIGHT = 100_000
 _RUN = """
 import sys
 from tests.differential.__main__ import main
@@ -32,10 +33,18 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.timeout(3000)
-def test_random_cases(full: bool, cases: Callable[[int], None]) -> None:
-    how = [f"--minutes={MINUTES}", "--seed=21000000", "--jobs=2"] if full else ["--cases=10", "--jobs=1", "--quick"]
-    ended = python_processes.run(_RUN, *how)
+HOW = {
+    (True, "of all kinds"): [f"--minutes={MINUTES}", "--seed=21000000", "--jobs=2"],
+    (True, "light"): ["--light", f"--cases={LIGHT}", "--seed=22000000", "--jobs=2"],
+    (False, "of all kinds"): ["--cases=10", "--jobs=1", "--quick"],
+    (False, "light"): ["--light", "--cases=100", "--jobs=1"],
+}
+
+
+@pytest.mark.timeout(6000)
+@pytest.mark.parametrize("kind", ["of all kinds", "light"])
+def test_random_cases(kind: str, full: bool, cases: Callable[[int], None]) -> None:
+    ended = python_processes.run(_RUN, *HOW[full, kind])
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = re.search(r"^([\d,]+) cases", ended.stdout, re.MULTILINE)
     assert found is not None, ended.stdout
