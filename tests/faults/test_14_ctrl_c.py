@@ -176,7 +176,7 @@ for number in range(tries):
             try:
                 attempt(moment, twice)
             except BaseException as error:
-                error.add_note(f"{moment.__name__}, {'twice' if twice else 'once'}, number {number}")
+                add_note(error, f"{moment.__name__}, {'twice' if twice else 'once'}, number {number}")
                 raise
 print(2 * len(moments) * tries)
 """

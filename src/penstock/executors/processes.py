@@ -51,6 +51,7 @@ from penstock.executors.workers.tasks import (
 )
 from penstock.observe import Delivery, Observers, observed
 from penstock.order.schedule import Arrivals
+from penstock.sample_notes import add_note
 from penstock.settings import Method
 from penstock.sources.naming import name_of
 from penstock.state.delivery import Delivered, Task
@@ -338,7 +339,7 @@ class ProcessPass(_MultiProcessingDataLoaderIter):
                     raise self._died() from error
             if error is not None:
                 if isinstance(error, OSError) and error.errno == errno.EMFILE:
-                    error.add_note("Raise the limit of open files in the shell: `ulimit -n 65535`.")
+                    add_note(error, "Raise the limit of open files in the shell: `ulimit -n 65535`.")
                 raise error
             if over:
                 return False, None
