@@ -22,6 +22,7 @@ from tests.sample_datasets import tensor_files
 PROGRAM = """
 import code, contextlib, gc, json, os, random, signal, sys, threading, time
 import torch, penstock
+from penstock.sample_notes import add_note
 
 options, native, tries, root = json.loads(sys.argv[1])
 gate, chance, sent, pids, at_fork, fork = threading.Event(), random.Random(14), [], set(), [], os.fork
