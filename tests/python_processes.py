@@ -15,7 +15,9 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
+
+from typing_extensions import Self
 
 # A program runs in a grandchild of this process, and ends as Python ends it: with its exit handlers, its error and its
 # exit code. The child between them sends the grandchild's number and how it ended.

@@ -33,7 +33,7 @@ package_name() {
         apt:headers) echo "$3-dev" ;;      dnf:headers) echo "$3-devel" ;;
         words:compiler) echo "a C++20 compiler (g++ 11 or later, or clang++ 14 or later)" ;;
         words:jpeg) echo "libjpeg-turbo with its header jpeglib.h" ;;
-        words:python) echo "Python 3.11 or later" ;;
+        words:python) echo "Python 3.10 or later" ;;
         words:venv) echo "the venv and ensurepip modules of $3" ;;
         words:headers) echo "the headers of $3 (Python.h)" ;;
     esac
@@ -87,11 +87,11 @@ int main() { return jpeg_crop_scanline == nullptr || jpeg_skip_scanlines == null
 
 # ---------------------------------------------------------------- the interpreter
 
-# lacks COMMAND: prints what the interpreter lacks (nothing, "venv", "headers" or both); fails when it is not a Python >= 3.11.
+# lacks COMMAND: prints what the interpreter lacks (nothing, "venv", "headers" or both); fails when it is not a Python >= 3.10.
 lacks() {
     "$1" -c '
 import importlib.util, os, sys, sysconfig
-if sys.version_info < (3, 11): sys.exit(1)
+if sys.version_info < (3, 10): sys.exit(1)
 if not all(map(importlib.util.find_spec, ("venv", "ensurepip"))): print("venv")
 if not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")): print("headers")
 ' 2>/dev/null
@@ -99,7 +99,7 @@ if not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")): 
 
 # choose [PYTHON]: sets `chosen` and `wanting`: the first complete interpreter, else the first that runs, else nothing.
 choose() {
-    local candidates=(python3.13 python3.12 python3.11 python3) candidate found
+    local candidates=(python3.13 python3.12 python3.11 python3.10 python3) candidate found
     [ -z "${1:-}" ] || candidates=("$1")
     chosen="" wanting=""
     for candidate in "${candidates[@]}"; do
@@ -122,7 +122,7 @@ step_python() {
         missing=()
         choose "$python"
         if [ -z "$chosen" ]; then
-            [ -z "$python" ] || die "PYTHON=$python is not a Python 3.11 or later that runs"
+            [ -z "$python" ] || die "PYTHON=$python is not a Python 3.10 or later that runs"
             missing+=(python venv headers)
         fi
         # shellcheck disable=SC2206  # one word a piece
@@ -132,7 +132,7 @@ step_python() {
         has_jpeg || missing+=(jpeg)
         if [ ${#missing[@]} = 0 ]; then break; fi
         [ $round = 1 ] || die "still missing after the installation: ${missing[*]}" \
-            "(this system's packages may be too old: Python 3.11, g++ 11 and libjpeg-turbo 1.5 are needed)"
+            "(this system's packages may be too old: Python 3.10, g++ 11 and libjpeg-turbo 1.5 are needed)"
         supply "$(version_name "$chosen")" "${missing[@]}"
         hash -r
     done

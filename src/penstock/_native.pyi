@@ -718,8 +718,8 @@ class TorchLoader:
     number of threads may use one loader at once; Python's lock is let go while a file is read and parsed.
 
     Args:
-        api: torch.Tensor.__dlpack_c_exchange_api__.
-        dtypes: torch's, in the order of DType in native/tensor/dtype.h.
+        api: torch.Tensor.__dlpack_c_exchange_api__, or torch's function that makes a tensor of a DLPack capsule.
+        dtypes: torch's, in the order of DType in native/tensor/dtype.h; None for one that it lacks.
         view: called as view(bytes, dtype, offset, size, stride) for a tensor that is not all of its storage.
         parameter: torch._utils._rebuild_parameter.
         size: torch.Size.

@@ -14,12 +14,12 @@ makes each batch itself, and a step takes work + busy. A prediction is the same 
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from penstock.loop_times import LoopTimes
 from penstock.observe import StageTime
+from penstock.system.versions import StrEnum
 
 #: Nothing is said of fewer steps, or of a shorter time in seconds.
 LEAST_STEPS, LEAST_SECONDS = 10, 1.0
@@ -31,7 +31,7 @@ OUTLYING, OUTLYING_SECONDS = 8, 1e-3
 CROWDED = 4
 
 
-class Workers(enum.StrEnum):
+class Workers(StrEnum):
     """Who makes the batches of a loader."""
 
     CALLER = "the caller's thread"
@@ -41,7 +41,7 @@ class Workers(enum.StrEnum):
     FILLERS = "fillers of a cluster"
 
 
-class Cause(enum.StrEnum):
+class Cause(StrEnum):
     """What holds a loop up."""
 
     COMPUTE = "compute"

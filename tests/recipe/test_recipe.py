@@ -378,7 +378,8 @@ def replaced():
 
 
 def reversed_range():
-    with warnings.catch_warnings(action="ignore"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         return v1.RandomResizedCrop(8, scale=(1.0, 0.5))
 
 

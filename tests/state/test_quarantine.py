@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +95,10 @@ def test_entry_says_what_was_met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     file = tmp_path / "a.pt"
     file.write_bytes(b"12345")
     monkeypatch.chdir(tmp_path)
-    before = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")  # time.gmtime() lags a tick
+    before = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")  # time.gmtime() lags a tick
     for path in (file, "a.pt"):
         entry = BadSample.of("a", path, RuntimeError("first line\nsecond"), 7)
-        after = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        after = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         assert before <= entry.time <= after
         assert list(json.loads(entry.line()).items()) == list(asdict(entry).items()) == [
             ("id", "a"), ("path", str(file)), ("error", "RuntimeError: first line"), ("size", 5),

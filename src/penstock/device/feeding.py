@@ -27,6 +27,7 @@ from penstock.executors.iterator import Pass
 from penstock.executors.workers.worker_thread import JOIN_SECONDS, context_here, leave_behind
 from penstock.observe import Delivery, Observers, observed
 from penstock.order.batches import length
+from penstock.sample_notes import add_note
 from penstock.stats import Counters
 from penstock.system.modes import outside_inference
 
@@ -238,8 +239,7 @@ class Feeding(Generic[T]):
         try:
             batch = self._mover.receive(sent)
         except Exception as error:
-            with contextlib.suppress(Exception):  # an exception of the user's that takes no notes
-                error.add_note(f"while batch {number} of this pass went to its device")
+            add_note(error, f"while batch {number} of this pass went to its device")
             raise
         if self._idle is not None:
             self._idle.end(idle_since)

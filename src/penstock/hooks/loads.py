@@ -21,9 +21,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.serialization import config
 
 from penstock import _native
+
+config: Any
+try:
+    from torch.utils.serialization import config
+except ImportError:  # torch 2.6, which has no such setting
+    config = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +137,9 @@ class _Settings:
 def look_at_settings() -> None:
     """Take note of how torch is set to load. Reading a setting takes as long as a tenth of a file."""
     _Settings.unusual = None
-    if config.load.endianness is not None:
+    if torch.serialization.get_default_load_endianness() is not None:
         _Settings.unusual = "torch.serialization.set_default_load_endianness was called"
-    elif config.load.mmap:
+    elif config is not None and config.load.mmap:
         _Settings.unusual = "torch.utils.serialization.config.load.mmap is on"
 
 
@@ -144,8 +149,8 @@ def _view(base: torch.Tensor, dtype: torch.dtype, offset: int, size: tuple[int, 
 
 
 _torch = _native.TorchLoader(
-    torch.Tensor.__dlpack_c_exchange_api__,
-    [getattr(torch, name) for name in _native.DTYPES],
+    getattr(torch.Tensor, "__dlpack_c_exchange_api__", torch._C._from_dlpack),  # the latter before torch 2.10
+    [getattr(torch, name, None) for name in _native.DTYPES],
     _view,
     torch._utils._rebuild_parameter,
     torch.Size,

@@ -49,7 +49,9 @@ HOOKED = Refusal("torch.nn.Module", "it has hooks for the modules of all classes
 
 def hooked() -> bool:
     """Return whether hooks are called with every torch.nn.Module."""
-    return bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
+    module = torch.nn.modules.module
+    return any((module._global_backward_pre_hooks, module._global_backward_hooks, module._global_forward_pre_hooks,
+                module._global_forward_hooks))
 
 
 def replaced_in_opening() -> Refusal | None:
@@ -154,7 +156,7 @@ def _root(module: str) -> str:
 def _described(value: Any) -> str:
     value = getattr(value, "__func__", value)
     if type(value) is FunctionType:
-        return f"{value.__globals__.get('__name__', '?')}.{value.__code__.co_qualname}"
+        return f"{value.__globals__.get('__name__', '?')}.{getattr(value.__code__, 'co_qualname', value.__qualname__)}"
     return f"a {type(value).__module__}.{type(value).__qualname__}"
 
 

@@ -13,7 +13,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import get_type_hints
 
 from penstock.errors import InvalidOption
@@ -53,7 +53,7 @@ class BadSample:
     ) -> BadSample:
         """Return the entry for an error met now. The path is made absolute; a long message is cut, names never."""
         place = None if path is None else os.path.abspath(path)
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         return cls(id, place, _describe(error), file_size(place), now, index)
 
     def line(self) -> bytes:

@@ -11,7 +11,6 @@ descriptors are inherited by a forked worker and sent to a spawned one.
 from __future__ import annotations
 
 import contextlib
-import enum
 import faulthandler
 import mmap
 import multiprocessing.process
@@ -35,9 +34,10 @@ from torch.utils.data._utils import signal_handling
 from penstock.call_counts import CallRow
 from penstock.executors.fetch import Note
 from penstock.observe import StageCount
+from penstock.system.versions import StrEnum
 
 
-class WorkerStage(enum.StrEnum):
+class WorkerStage(StrEnum):
     """What a worker process is at; by the words that Fetch.note is called with, where it is Fetch that does it."""
 
     STARTING = "starting"
