@@ -30,6 +30,7 @@ from penstock.order.batches import length
 from penstock.sample_notes import add_note
 from penstock.stats import Counters
 from penstock.system.modes import outside_inference
+from penstock.system.tracebacks import shortens
 
 T = TypeVar("T")
 
@@ -218,6 +219,7 @@ class Feeding(Generic[T]):
     def __iter__(self) -> Feeding[T]:
         return self
 
+    @shortens
     def __next__(self) -> T:
         return observed(self.observers, self._next_batch)  # type: ignore[no-any-return]
 

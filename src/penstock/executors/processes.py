@@ -59,6 +59,7 @@ from penstock.state.delivery import Delivered, Task
 from penstock.state.manifest import BadSample
 from penstock.state.streams import End, StatefulStream
 from penstock.stats import samples_given, samples_in
+from penstock.system.tracebacks import shorten
 
 _profiles = torch._C._autograd._profiler_enabled
 _PINNED_SLICE = 0.05  # seconds between looks at the processes while torch's thread pins batches
@@ -242,8 +243,9 @@ class ProcessPass(_MultiProcessingDataLoaderIter):
         self._inside[thread] = True
         try:
             batch = observed(self.observers, self._delivery)
-        except Exception:
+        except Exception as error:
             del self._inside[thread]
+            shorten(error)
             raise
         except BaseException:
             self._shutdown_workers()  # a notebook keeps the traceback, and with it this pass
