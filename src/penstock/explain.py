@@ -27,6 +27,12 @@ from penstock.system.words import and_join, counted
 
 #: How many datasets of a ConcatDataset are looked at: they are alike as a rule.
 _ALIKE = 8
+#: What reads the files natively for which a dataset of a user's own calls these functions, and its page.
+_SOURCES = {
+    "torch.load": ("penstock.TensorFolder", "docs/tensors.md"),
+    "numpy.load": ("penstock.TensorFolder with suffix='.npy'", "docs/tensors.md"),
+    "PIL.Image": ("penstock.Images or ImageFolder", "docs/images.md"),
+}
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ class Explained:
         yield from self._of_python(plan, threads=bool(self.settings.num_workers) and threads)
         yield from self._bad_samples_and_device()
         yield from self._measured(stats)
-        yield f"advice   with {self._remedies(plan)} the native core could read it"
+        yield f"advice   {self._remedy(plan, stats)}"
         yield from self._advice()
 
     def _native(self, plan: NativePlan, stats: Stats) -> Iterator[str]:
@@ -155,13 +161,19 @@ class Explained:
         if seeded and (held := missed(settings.dataset, shared=threads and settings.share_dataset)):
             yield f"random   seed= does not reach {', '.join(held)}, which the dataset keeps"
 
-    def _remedies(self, refused: PythonPlan) -> str:
+    def _remedy(self, refused: PythonPlan, stats: Stats) -> str:
         """Return what would make the plan native: of the arguments, and then of the dataset, where both refuse."""
-        remedies = [refused.reason.remedy]
+        reasons = [refused.reason]
         by_itself = plan(self.settings.dataset, batched=True, collate_fn=None, worker_init_fn=None)
         if isinstance(by_itself, PythonPlan) and by_itself.reason != refused.reason:
-            remedies.append(by_itself.reason.remedy)
-        return ", and ".join(remedies)
+            reasons.append(by_itself.reason)
+        if all(reason.remedy for reason in reasons):
+            return f"with {', and '.join(reason.remedy for reason in reasons)} the native core could read it"
+        name = reasons[-1].what
+        for function, (source, page) in _SOURCES.items():
+            if any(called.startswith(function) for called in stats.calls):
+                return f"{name} calls {function}: where a file is a sample, the native core reads it by {source} ({page})"
+        return f"{name} is Python code: more workers (num_workers=) call it at the same time (docs/workers.md)"
 
     def _bad_samples_and_device(self) -> Iterator[str]:
         if self.executors.register is not None:

@@ -234,7 +234,7 @@ def plan(
     look_again()
     foreign = dataset, type(dataset)
     if isinstance(dataset, IterableDataset):
-        why = Refusal(type(dataset).__name__, "an iterable dataset makes its own order", "a map-style dataset")
+        why = Refusal(type(dataset).__name__, "an iterable dataset makes its own order", "")
         return PythonPlan(why, foreign=foreign)
     refusal = _refuse_options(batched, collate_fn, worker_init_fn)
     kept = Kept(caches, indexes)

@@ -16,10 +16,11 @@ from penstock.errors import InvalidOption
 from penstock.insight.diagnosis import Diagnosis, diagnose, loader_maker
 from penstock.insight.lint import Remark, lint
 from penstock.insight.machine import Check, DatasetFiles, State, dataset_files, examine
-from penstock.insight.targets import DATASET, function, target
+from penstock.insight.targets import DATASET, default_transform, function, target
+from penstock.insight.view import sentence
 from penstock.loop_model import Cause
 from penstock.system.words import counted, duration, size_of
-from penstock.verdict import WORTH
+from penstock.verdict import PAGE, WORTH
 
 _DESCRIPTION = (
     "Without DATASET: checks what this machine gives to a loader: CPUs, memory, limits. With DATASET: checks also what "
@@ -76,21 +77,26 @@ def _dataset(arguments: argparse.Namespace) -> Report:
     """Return what was found about a dataset. Raises InvalidOption, OSError, CorruptShards."""
     failed: list[Check] = []
 
-    def tried(name: str, look: Callable[[], Any], otherwise: Any) -> Any:
+    def tried(name: str, look: Callable[[], Any], otherwise: Any, state: State = State.UNKNOWN) -> Any:
         try:
             return look()
-        except Exception as error:  # of the dataset's own code; or there are too few samples
-            words = f"what was looked at raised {type(error).__name__}: {error}"
-            failed.append(Check(name, State.UNKNOWN, words))
-            return otherwise
+        except InvalidOption as error:  # too few samples
+            failed.append(Check(name, State.UNKNOWN, str(error)))
+        except Exception as error:  # of the dataset's own code
+            failed.append(Check(name, state, f"what was looked at raised {sentence(error)}"))
+        return otherwise
 
     # What the user's own modules print is kept out of the command's output.
     with contextlib.nullcontext() if sys.stderr is None else contextlib.redirect_stdout(sys.stderr):
         found = target(arguments.dataset)
         step = None if arguments.step is None else function(arguments.step)
-        checks = list(examine(tried("dataset files", lambda: dataset_files(found), DatasetFiles())))
+        transform = default_transform(arguments.dataset, found)
+        checks = [Check("transform", State.OK, transform)] if transform else []
+        checks += examine(tried("dataset files", lambda: dataset_files(found), DatasetFiles()))
         remarks = tried("lint", lambda: lint(found), ())
-        measured = None if arguments.no_measure else tried("the loop", lambda: _measured(found, step, arguments), None)
+        measured = None
+        if not arguments.no_measure:
+            measured = tried("the loop", lambda: _measured(found, step, arguments), None, State.BAD)
     return Report([*checks, *failed], arguments.dataset, remarks, measured)
 
 
@@ -147,7 +153,7 @@ def _text(report: Report) -> list[str]:
     if (found := report.diagnosis) is not None:
         lines += ["", "the loop, measured", *_table(_parts(found))]
         lines += ["", "findings, the one that would help most first", *_table(_findings(found))]
-        lines += ["", found.verdict]
+        lines += ["", f"{found.verdict} What the words mean: {PAGE}"]
     states = report.states
     return [*lines, "", ", ".join(f"{states.count(state):,} {state.value}" for state in State if state in states)]
 

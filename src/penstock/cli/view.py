@@ -12,7 +12,7 @@ from penstock.cli.terminal import add_verb, count, positive, shown, write_lines
 from penstock.errors import InvalidOption
 from penstock.insight.pictures import Normalisation
 from penstock.insight.sheet import MOST, SIDE, check_suffix, write_sheet
-from penstock.insight.targets import DATASET, target
+from penstock.insight.targets import DATASET, default_transform, target
 from penstock.insight.view import BATCH_SIZE, sheet_of
 from penstock.system.words import counted
 
@@ -50,8 +50,9 @@ def _view(arguments: argparse.Namespace) -> int:
     if not os.path.isdir(folder):
         raise FileNotFoundError(errno.ENOENT, "there is no such folder for the sheet", folder)
     undo = _normalisation(given.mean, given.std, given.as_is)
+    dataset = target(given.dataset, given.split)
     sheet = sheet_of(
-        target(given.dataset, given.split),
+        dataset,
         given.batch,
         batch_size=given.batch_size,
         shuffle=given.shuffle,
@@ -62,7 +63,9 @@ def _view(arguments: argparse.Namespace) -> int:
         columns=given.columns,
     )
     write_sheet(sheet, out, given.side)
-    write_lines([f"{shown(out)}: {sheet.title}", *(f"  {note}" for note in sheet.notes)])
+    transform = default_transform(given.dataset, dataset)
+    notes = [*sheet.notes, *([f"transform: {transform}"] if transform else [])]
+    write_lines([f"{shown(out)}: {sheet.title}", *(f"  {note}" for note in notes)])
     return 0
 
 

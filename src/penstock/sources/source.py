@@ -213,11 +213,7 @@ def sample_reader_of(source: Source) -> SampleReader:
 
 def unknown(dataset: object) -> Refusal:
     """Return why a dataset of a class that no adapter stands for is not native."""
-    return Refusal(
-        type(dataset).__name__,
-        "its samples are made by its own Python code",
-        "penstock.TensorFolder, ImageFolder or Arrays over the same files, if they hold the samples as they are",
-    )
+    return Refusal(type(dataset).__name__, "its samples are made by its own Python code", "")
 
 
 def replaced(dataset: object) -> Refusal | None:
