@@ -56,7 +56,7 @@ class Stream(sample_datasets.Stream):
 @pytest.fixture
 def loops() -> Iterator[Recording]:
     before = surroundings()
-    found = Recording(detail=False, torch=True)
+    found = Recording(detail=False)
     found.begin()
     yield found
     found.end()
@@ -232,7 +232,7 @@ def test_an_error_of_observation_is_logged(
 @pytest.mark.parametrize("kind", [DataLoader, penstock.DataLoader])
 def test_steps_end_the_program(kind: Any) -> None:
     seen: list[Any] = []
-    loops = Recording(detail=False, torch=True, steps=4)
+    loops = Recording(detail=False, steps=4)
     loops.begin()
     with pytest.raises(SystemExit) as stop:
         seen.extend(itertools.chain.from_iterable(kind(ROWS, 4) for _ in range(5)))

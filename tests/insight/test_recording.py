@@ -99,7 +99,7 @@ def test_each_way_to_read_is_recorded(way: str) -> None:
 
 
 def test_loaders_of_torch_are_recorded_where_that_is_asked_for() -> None:
-    made = Recording(torch=True)
+    made = Recording()
     made.begin()
     for _ in range(2):  # loaders of one line are one
         assert len(list(torch.utils.data.DataLoader(Made(), batch_size=4))) == 6
@@ -151,7 +151,7 @@ def test_two_recordings_at_once_and_loops_in_loops(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_recording_keeps_no_loader_and_no_sample() -> None:
-    made = Recording(torch=True)
+    made = Recording()
     made.begin()
     for kind in (penstock.DataLoader, torch.utils.data.DataLoader):
         loader = kind(Made(lambda index: torch.zeros(2)), batch_size=4)
@@ -174,7 +174,7 @@ def test_a_forked_child_leaves_the_recording_alone(tmp_path: Path) -> None:
         block.__exit__(None, None, None)
         assert not file.exists() and everything.all_loops() == made.all_loops() == []
 
-    file, everything = tmp_path / "trace.json", Recording(torch=True)
+    file, everything = tmp_path / "trace.json", Recording()
     block = record(trace=file)
     made = block.__enter__()
     everything.begin()

@@ -20,9 +20,9 @@ import operator
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter, time as wall_clock
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import get_worker_info
 
@@ -36,7 +36,10 @@ from penstock.insight.live_files import (
     this_process,
     write,
 )
+from penstock.insight.program_loaders import LoaderFacts
 from penstock.loader import DataLoader
+from penstock.loop_times import LoopMeter, LoopTimes
+from penstock.observe import StageTime
 from penstock.stats import Stats
 from penstock.system.words import compact, counted
 from penstock.verdict import WAITING
@@ -57,18 +60,23 @@ _MOST_STAGES, _BAR = 8, 32
 _log = logging.getLogger("penstock")
 
 
-class _Followed:
-    """A loader that a live file tells of."""
+class Counts(NamedTuple):
+    """What a live file tells of a loader: of Penstock's, a part of its Stats."""
 
-    def __init__(self, loader: DataLoader[Any], number: int) -> None:
-        self.number, self.loops = number, loader.loop_meter
-        # Alive while the loader or one of its passes is.
-        self.read_stats: Callable[[], Callable[[], Stats] | None] = weakref.WeakMethod(loader.stats_reader())
+    batches: int
+    samples: int
+    loop: LoopTimes
+    stages: Mapping[str, StageTime]
+
+
+class _Followed:
+    """A loader that a live file tells of. read: a bound method, alive while the loader or one of its passes is."""
+
+    def __init__(self, dataset: str, about: str, loops: LoopMeter, read: Callable[[], Stats | Counts]) -> None:
+        self.number, self.loops = 0, loops
+        self.read_stats: Callable[[], Callable[[], Stats | Counts] | None] = weakref.WeakMethod(read)
         self._history: list[tuple[float, int, int, float, float]] = []  # the time, and sums since the loader was made
-        self._dataset, size = type(loader.dataset).__name__, loader.batch_size
-        batches = "batches by batch_sampler" if size is None else f"batches of {size:,}"
-        workers = counted(loader.num_workers, "worker") if loader.num_workers else "no workers"
-        self._about = f"{self._dataset}, {batches}, {workers}, read by {loader.read_by}"
+        self._dataset, self._about = dataset, f"{dataset}, {about}"
 
     def lines(self, wall: float, every: float) -> tuple[list[str], list[str], float] | None:
         """Return the loader's lines, its summary and its patience, as Job has them; None: it is gone.
@@ -97,7 +105,18 @@ class _Followed:
         return lines, [f"{waiting:.0%}", compact(samples / spent), self._dataset], patience
 
 
-def _stage_lines(stats: Stats) -> Iterator[str]:
+def _followed(loader: DataLoader[Any]) -> _Followed:
+    size = loader.batch_size
+    batches = "batches by batch_sampler" if size is None else f"batches of {size:,}"
+    about = f"{batches}, {_workers(loader.num_workers)}, read by {loader.read_by}"
+    return _Followed(type(loader.dataset).__name__, about, loader.loop_meter, loader.stats_reader())
+
+
+def _workers(number: int) -> str:
+    return counted(number, "worker") if number else "no workers"
+
+
+def _stage_lines(stats: Stats | Counts) -> Iterator[str]:
     total = sum(one.seconds for one in stats.stages.values())
     most = sorted(stats.stages.items(), key=lambda item: -item[1].seconds)[:_MOST_STAGES]
     for place, (name, one) in enumerate(most):
@@ -121,18 +140,20 @@ class Publisher:
         self._lock = threading.Lock()
         self._writing = threading.Lock()
 
-    def begins(self, loader: DataLoader[Any]) -> None:
-        """Follow a loader of which a pass begins, but not in the workers of another one."""
-        if get_worker_info() is not None or self._pid != os.getpid() or loader.loop_meter.follows == self._looked:
+    def begins(self, loops: LoopMeter, follow: Callable[[], _Followed]) -> None:
+        """Follow the loops over a loader of which a pass begins, but not in the workers of another one."""
+        if get_worker_info() is not None or self._pid != os.getpid() or loops.follows == self._looked:
             return
+        followed = follow()
         with self._lock:
             self._count += 1
+            followed.number = self._count
             self._loaders = [one for one in self._loaders if one.read_stats() is not None]
-            self._loaders.append(_Followed(loader, self._count))
+            self._loaders.append(followed)
             if self._began is None:
                 self._began = wall_clock()
                 self._due = perf_counter() + FIRST_AFTER
-        loader.loop_meter.follows = self._looked
+        loops.follows = self._looked
 
     def _looked(self, now: float) -> None:
         if now >= self._due:
@@ -187,13 +208,20 @@ class Publisher:
 _publisher: Publisher | None = None
 
 
-def begins(loader: DataLoader[Any]) -> None:
-    """Take note that a pass of a loader begins."""
+def begins(loader: Any) -> None:
+    """Take note that a pass of a loader begins. Of torch's own a Recording tells: see `begins_torch`."""
     try:
-        if _publisher is not None:
-            _publisher.begins(loader)
+        if _publisher is not None and isinstance(loader, DataLoader):
+            _publisher.begins(loader.loop_meter, lambda: _followed(loader))
     except Exception:  # of a derived class of the user's
         _log.exception("penstock watch cannot see a loader")
+
+
+def begins_torch(loader: LoaderFacts, loops: LoopMeter, read: Callable[[], Counts]) -> None:
+    """Take note that a pass of torch's own loader begins, which a Recording counts."""
+    if _publisher is not None:
+        about = f"{loader.batching}, {_workers(loader.workers)}, read by {loader.method}"
+        _publisher.begins(loops, lambda: _Followed(loader.dataset, about, loops, read))
 
 
 def publish(enabled: bool = True) -> None:

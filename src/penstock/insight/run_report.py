@@ -35,13 +35,13 @@ class RunReport:
         """Return the lines that are printed."""
         if not self.loops:
             none = [f"no batch came from {loader}" for loader in self.without_batches[:_SAID]] or [
-                "no DataLoader was used"
+                "no loop over a DataLoader was seen"
             ]
             return [f"{line}, in {duration(self.seconds)}" for line in none]
         lines = [plain_sentence(one) for one in self.loops[:_SAID]]
         if (more := len(self.loops) - _SAID) > 0:
             lines.append(f"and {counted(more, 'loader')} more, for which it waited less")
-        return lines
+        return [*lines, *filter(None, map(advice, self.loops[:1]))]
 
     def as_json(self) -> str:
         """Return the figures: {"seconds": ..., "loops": [...]}, and in each loop its numbers and its loader's."""
@@ -51,6 +51,18 @@ class RunReport:
             steady = {"steady_waited": one.times.steady_waited, "wait_share": one.times.wait_share}
             loops.append({**asdict(one.loader), **counts, **asdict(one.times), **steady})
         return json.dumps({"seconds": self.seconds, "loops": loops}, indent=1) + "\n"
+
+
+def advice(loop: Loop) -> str:
+    """Return what changing the import line would give for a loop over torch's loader that waits; empty: not known."""
+    times = loop.times
+    if not loop.instead or times.waited < WAITING * (times.waited + times.worked):
+        return ""
+    at = f" at {loop.loader.place}" if loop.loader.place else ""
+    return (
+        f'with "from penstock import DataLoader" as the import line, {loop.instead} for the loop over '
+        f"{loop.loader.dataset}{at}: penstock run --compare measures what that gives"
+    )
 
 
 def plain_sentence(loop: Loop) -> str:
