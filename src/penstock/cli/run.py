@@ -42,8 +42,8 @@ waited for the batches of each DataLoader, torch's and Penstock's. While it runs
 batches come. Options for Penstock stand before SCRIPT; all words behind it are the program's. The exit code is the
 program's; 2: there is no such program, or a file that is named cannot be written; 1, where the program's is 0: no
 loop was seen for a recording or a comparison. Under torchrun (torchrun --no-python penstock run SCRIPT) the report is
-that of rank 0. torch is imported before the program begins: what it reads from the environment then, such as OMP_NUM_THREADS,
-is to be set outside of the program.
+that of rank 0. torch is imported before the program begins: what it reads from the environment then, such as
+OMP_NUM_THREADS, is to be set outside of the program.
 """
 
 
@@ -328,11 +328,16 @@ def _rows(before: Loop, after: Loop) -> Iterator[Row]:
             yield f"  {what}/s", f"{rates[0]:,{form}}", f"{rates[1]:,{form}}", f"{rates[1] / rates[0]:.2f}x"
 
 
-def _rate(loop: Mapping[str, Any], what: str) -> float:
-    """Return a loop's "batches" or "samples" a second, without the first batch of each pass where there are others."""
+def _step(loop: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the seconds that a step waited and worked, without the first batch of each pass where there are others."""
     steady = sum(loop["waits"])
-    seconds = loop["steady_waited"] + loop["worked"] if steady else loop["waited"] + loop["worked"]
-    return float(loop[what] * (steady or loop["batches"]) / loop["batches"] / max(seconds, 1e-9))
+    waited = loop["steady_waited"] / steady if steady else loop["waited"] / loop["batches"]
+    return waited, loop["worked"] / loop["batches"]
+
+
+def _rate(loop: Mapping[str, Any], what: str) -> float:
+    """Return a loop's "batches" or "samples" a second, of such steps."""
+    return float(loop[what] / loop["batches"] / max(sum(_step(loop)), 1e-9))
 
 
 def gained(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
@@ -341,10 +346,12 @@ def gained(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     if not pairs:
         return "no loop over a DataLoader was seen in both runs: there is nothing to compare"
     one, other = max(pairs, key=lambda pair: pair[0]["waited"] + pair[0]["worked"])
+    loop = f"the loop over {one['dataset']} at {one['place']}" if one["place"] else f"the loop over {one['dataset']}"
+    if not other["penstock"]:
+        return f"{loop} had the same loader in both runs: {one['name']} is a class of its own, which is not replaced"
     what = "samples" if one["samples"] and other["samples"] else "batches"
-    rates = [_rate(each, what) for each in (one, other)]
-    times = rates[1] / max(rates[0], 1e-9)
-    waits, works = ([each[part] / each["batches"] for each in (one, other)] for part in ("waited", "worked"))
+    rates, (waits, works) = [_rate(each, what) for each in (one, other)], zip(_step(one), _step(other), strict=True)
+    times = rates[1] / rates[0]
     said = (
         f"Penstock: {times:.2g} times the {what}/s ({rates[0]:,.0f} -> {rates[1]:,.0f}) of {loop}; a step waited "
         f"{duration(waits[0])} -> {duration(waits[1])} and worked {duration(works[0])} -> {duration(works[1])}"

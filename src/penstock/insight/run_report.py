@@ -41,7 +41,7 @@ class RunReport:
         lines = [plain_sentence(one) for one in self.loops[:_SAID]]
         if (more := len(self.loops) - _SAID) > 0:
             lines.append(f"and {counted(more, 'loader')} more, for which it waited less")
-        return [*lines, *filter(None, map(advice, self.loops[:1]))]
+        return [*lines, *[*filter(None, map(import_line, self.loops))][:1]]
 
     def as_json(self) -> str:
         """Return the figures: {"seconds": ..., "loops": [...]}, and in each loop its numbers and its loader's."""
@@ -53,16 +53,34 @@ class RunReport:
         return json.dumps({"seconds": self.seconds, "loops": loops}, indent=1) + "\n"
 
 
-def advice(loop: Loop) -> str:
+def waits(loop: Loop) -> bool:
+    """Return whether a loop waits for its batches, by more than a little."""
+    return loop.times.waited >= WAITING * max(loop.times.waited + loop.times.worked, 1e-9)
+
+
+def import_line(loop: Loop) -> str:
     """Return what changing the import line would give for a loop over torch's loader that waits; empty: not known."""
-    times = loop.times
-    if not loop.instead or times.waited < WAITING * (times.waited + times.worked):
+    if not (loop.instead and waits(loop)):
         return ""
     at = f" at {loop.loader.place}" if loop.loader.place else ""
     return (
         f'with "from penstock import DataLoader" as the import line, {loop.instead} for the loop over '
         f"{loop.loader.dataset}{at}: penstock run --compare measures what that gives"
     )
+
+
+def advice(loop: Loop) -> str:
+    """Return what to do about a loop: measured changes, else what may be tried."""
+    if loop.stats is not None and loop.stats.verdict:
+        return loop.stats.verdict
+    if not loop.times.batches:
+        return "no batch came."
+    if not waits(loop):
+        return "nothing: the loop does not wait for its batches."
+    share = f"the loop waited {loop.times.waited / (loop.times.waited + loop.times.worked):.0%} of the time; "
+    if loop.loader.penstock:
+        return f"{share}run it for longer: there were too few steps to tell what would help."
+    return f"{share}{import_line(loop) or 'penstock run --compare measures what changing the import line gives'}."
 
 
 def plain_sentence(loop: Loop) -> str:
