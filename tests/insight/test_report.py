@@ -64,7 +64,7 @@ def test_a_run_without_loaders_has_a_report(tmp_path: Path) -> None:
     assert "no batch came from penstock.DataLoader(TensorDataset" in text
     with record(report=file):
         pass
-    assert "No loader was gone through" in file.read_text(encoding="utf-8")
+    assert "No loop over a loader was seen" in file.read_text(encoding="utf-8")
 
 
 def recorded_rows(*made: tuple[Any, ...]) -> Loop:

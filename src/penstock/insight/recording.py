@@ -285,7 +285,11 @@ class Recording:
         with self._lock:
             found, known = self._of.get(loader), loader in self._of
             if found is None:
-                facts = facts_of(loader, self._places.get(loader, ""))
+                try:
+                    facts = facts_of(loader, self._places.get(loader, ""))
+                except Exception:  # of a class of the user's
+                    _log.exception("a pass of a loader is not recorded")
+                    return None
                 found = next((one for one in self._loops if facts.place and one.loader == facts), None)
                 if found is None and self.detail and len(self._loops) >= MOST_LOOPS:
                     self.unrecorded += 1
