@@ -21,7 +21,6 @@ from penstock.cli import run as verb
 from penstock.insight.program_loaders import facts_of
 from penstock.insight.recording import Loop, Recording
 from penstock.insight.run_report import LiveLine
-from penstock.loop_times import LoopTimes
 from tests.frameworks.launching import TORCHRUN, run as launched
 from tests.insight.penstock_processes import Ended, penstock_command, written
 
@@ -224,9 +223,11 @@ def test_what_the_import_line_gives(more: dict[str, Any], end: str) -> None:
 
 
 def test_limits_of_a_comparison(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = LoopTimes(batches=3, waited=40.0, first_waited=20.0, worked=10.0)
+    loop = Loop(facts_of(torch.utils.data.DataLoader([1])), 1)  # type: ignore[arg-type]
+    for waited, worked in ((20.0, None), (15.0, 5.0), (5.0, 5.0)):
+        loop.meter.add(waited, worked, 0)
     assert not Recording(steps=4, seconds=30.5).is_over(loop) and Recording(seconds=30.0).is_over(loop)
-    assert Recording(steps=3, seconds=90.0).is_over(loop)
+    assert Recording(steps=3, seconds=90.0).is_over(loop) and not Recording().is_over(loop)
     read = iter([0, 1 << 20, 1 << 20, 1 << 20])
     monkeypatch.setattr(verb, "_blocks_read", lambda: next(read))
     monkeypatch.setattr(verb, "COMMAND", (sys.executable, "-c", WRITES))

@@ -104,8 +104,7 @@ def _execute(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> 
     if arguments.after_only and not arguments.replace:
         return _refuse("--after-only says how --replace is done, and needs it")
     try:
-        named = {name: getattr(arguments, name) for name in (*RECORDINGS, "json")}
-        files = output_files(**named)
+        files = output_files(**{name: getattr(arguments, name) for name in (*RECORDINGS, "json")})
     except PenstockError as error:
         return _refuse(str(error))
     if arguments.compare or (arguments.replace and not arguments.after_only):
@@ -191,8 +190,6 @@ def _write(file: OutputFile, text: str) -> list[str]:
 #: The words that start a child's `penstock run`.
 COMMAND = (sys.executable, "-m", "penstock", "run")
 
-#: Bytes: a run that reads as many more than another one does may be slower for that.
-_READ = 16 << 20
 #: Loops that are as fast as each other, by how many times as fast one is.
 _SAME = (0.95, 1.05)
 
@@ -237,7 +234,7 @@ def _run_twice(arguments: argparse.Namespace, program: Program, files: Mapping[s
             runs.append(ended)
     first, second = runs
     lines = [*compared(first.figures, second.figures), gained(first.figures, second.figures)]
-    if first.read > 2 * second.read + _READ:
+    if first.read > 2 * second.read + (16 << 20):
         read = f"the first run read {size_of(first.read)} from disks, the second {size_of(second.read)}"
         lines.append(f"{read}, as the files were in memory by then: compare once more to see")
     if "json" in files:
@@ -353,7 +350,7 @@ def gained(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     rates, (waits, works) = [_rate(each, what) for each in (one, other)], zip(_step(one), _step(other), strict=True)
     times = rates[1] / rates[0]
     said = (
-        f"Penstock: {times:.2g} times the {what}/s ({rates[0]:,.0f} -> {rates[1]:,.0f}) of {loop}; a step waited "
+        f"Penstock: {times:.3g} times the {what}/s ({rates[0]:,.0f} -> {rates[1]:,.0f}) of {loop}; a step waited "
         f"{duration(waits[0])} -> {duration(waits[1])} and worked {duration(works[0])} -> {duration(works[1])}"
     )
     if _SAME[0] <= times <= _SAME[1]:

@@ -20,9 +20,9 @@ import operator
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from time import perf_counter, time as wall_clock
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch.utils.data import get_worker_info
 
@@ -38,9 +38,7 @@ from penstock.insight.live_files import (
 )
 from penstock.insight.program_loaders import LoaderFacts
 from penstock.loader import DataLoader
-from penstock.loop_times import LoopMeter, LoopTimes
-from penstock.observe import StageTime
-from penstock.stats import Stats
+from penstock.loop_times import LoopMeter
 from penstock.system.words import compact, counted
 from penstock.verdict import WAITING
 
@@ -60,23 +58,16 @@ _MOST_STAGES, _BAR = 8, 32
 _log = logging.getLogger("penstock")
 
 
-class Counts(NamedTuple):
-    """What a live file tells of a loader: of Penstock's, a part of its Stats."""
-
-    batches: int
-    samples: int
-    loop: LoopTimes
-    stages: Mapping[str, StageTime]
-
-
 class _Followed:
     """A loader that a live file tells of. read: a bound method, alive while the loader or one of its passes is."""
 
-    def __init__(self, dataset: str, about: str, loops: LoopMeter, read: Callable[[], Stats | Counts]) -> None:
+    def __init__(self, loader: tuple[str, str, int, str], loops: LoopMeter, read: Callable[[], Any]) -> None:
         self.number, self.loops = 0, loops
-        self.read_stats: Callable[[], Callable[[], Stats | Counts] | None] = weakref.WeakMethod(read)
+        self.read_stats: Callable[[], Callable[[], Any] | None] = weakref.WeakMethod(read)
         self._history: list[tuple[float, int, int, float, float]] = []  # the time, and sums since the loader was made
-        self._dataset, self._about = dataset, f"{dataset}, {about}"
+        self._dataset, batches, number, who = loader
+        workers = counted(number, "worker") if number else "no workers"
+        self._about = f"{self._dataset}, {batches}, {workers}, read by {who}"
 
     def lines(self, wall: float, every: float) -> tuple[list[str], list[str], float] | None:
         """Return the loader's lines, its summary and its patience, as Job has them; None: it is gone.
@@ -108,15 +99,11 @@ class _Followed:
 def _followed(loader: DataLoader[Any]) -> _Followed:
     size = loader.batch_size
     batches = "batches by batch_sampler" if size is None else f"batches of {size:,}"
-    about = f"{batches}, {_workers(loader.num_workers)}, read by {loader.read_by}"
-    return _Followed(type(loader.dataset).__name__, about, loader.loop_meter, loader.stats_reader())
+    about = type(loader.dataset).__name__, batches, loader.num_workers, loader.read_by
+    return _Followed(about, loader.loop_meter, loader.stats_reader())
 
 
-def _workers(number: int) -> str:
-    return counted(number, "worker") if number else "no workers"
-
-
-def _stage_lines(stats: Stats | Counts) -> Iterator[str]:
+def _stage_lines(stats: Any) -> Iterator[str]:
     total = sum(one.seconds for one in stats.stages.values())
     most = sorted(stats.stages.items(), key=lambda item: -item[1].seconds)[:_MOST_STAGES]
     for place, (name, one) in enumerate(most):
@@ -217,11 +204,11 @@ def begins(loader: Any) -> None:
         _log.exception("penstock watch cannot see a loader")
 
 
-def begins_torch(loader: LoaderFacts, loops: LoopMeter, read: Callable[[], Counts]) -> None:
-    """Take note that a pass of torch's own loader begins, which a Recording counts."""
+def begins_torch(loader: LoaderFacts, loops: LoopMeter, read: Callable[[], Any]) -> None:
+    """Take note that a pass of torch's own loader begins. read: returns batches, samples, loop and stages, as Stats."""
     if _publisher is not None:
-        about = f"{loader.batching}, {_workers(loader.workers)}, read by {loader.method}"
-        _publisher.begins(loops, lambda: _Followed(loader.dataset, about, loops, read))
+        about = loader.dataset, loader.batching, loader.workers, loader.method
+        _publisher.begins(loops, lambda: _Followed(about, loops, read))
 
 
 def publish(enabled: bool = True) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import sys
 import threading
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter, time as wall_clock
+from types import SimpleNamespace
 from typing import Any
 
 from torch.utils.data import get_worker_info
@@ -22,7 +24,7 @@ from torch.utils.data import get_worker_info
 from penstock.insight.live_files import program_name
 from penstock.insight.loop_rows import Rows, WorkSpans
 from penstock.insight.program_loaders import LoaderFacts, facts_of, place_of, watch_torch
-from penstock.insight.publishing import Counts, begins_torch
+from penstock.insight.publishing import begins_torch
 from penstock.loader import DataLoader
 from penstock.loop_times import LoopClock, LoopMeter, LoopTimes
 from penstock.observe import Delivery, Observer, watch
@@ -88,7 +90,7 @@ class Loop:
                 begins_torch(self.loader, self.meter, self._counts)
             if not new:
                 return
-            self._loader, self._planned = weakref.ref(loader), False
+            self._loader = weakref.ref(loader)
             if isinstance(loader, DataLoader):
                 self.read_by = loader.read_by
                 self._first, self._read_stats = loader.stats(), weakref.WeakMethod(loader.stats_reader())
@@ -104,12 +106,11 @@ class Loop:
                 with contextlib.suppress(Exception):  # of a dataset of the user's, which has changed
                     self.explained = loader.explain()
 
-    def _counts(self) -> Counts:
-        times = self.times
-        return Counts(times.batches, self.samples, times, {})
+    def _counts(self) -> SimpleNamespace:
+        return SimpleNamespace(batches=(times := self.times).batches, samples=self.samples, loop=times, stages={})
 
     def plan(self) -> None:
-        """Find out what the native core would do for the latest loader, which is torch's, once, while it is there."""
+        """Find out, once, what the native core would do for a loader of torch's, while it is there."""
         loader = self._loader()
         if self._planned or self.loader.penstock or loader is None:
             return
@@ -164,7 +165,7 @@ class _PassRecorder(Observer):
     def delivered(self, delivery: Delivery) -> None:
         """Record a batch. Raises SystemExit behind the last step that is wanted."""
         recording, loop, main = self._recording, self._loop, threading.get_ident() == self._main
-        if main and recording.is_over(loop.times):
+        if main and recording.is_over(loop):
             self.ended()
             raise SystemExit(0)
         now = perf_counter()
@@ -303,11 +304,12 @@ class Recording:
                 loader.log_nothing()
             return _PassRecorder(self, found)
 
-    def is_over(self, times: LoopTimes) -> bool:
+    def is_over(self, loop: Loop) -> bool:
         """Return whether a loop has done as many steps, or taken as many seconds, as are wanted."""
-        if self.steps is not None and times.batches >= self.steps:
-            return True
-        return self.seconds is not None and times.steady_waited + times.worked >= self.seconds
+        if self.steps is None and self.seconds is None:
+            return False
+        times, seconds = loop.times, self.seconds or math.inf
+        return times.batches >= (self.steps or math.inf) or times.steady_waited + times.worked >= seconds
 
     def look(self, now: float) -> None:
         """Read stats() of all loaders where that is due."""

@@ -77,10 +77,9 @@ def advice(loop: Loop) -> str:
         return "no batch came."
     if not waits(loop):
         return "nothing: the loop does not wait for its batches."
-    share = f"the loop waited {loop.times.waited / (loop.times.waited + loop.times.worked):.0%} of the time; "
     if loop.loader.penstock:
-        return f"{share}run it for longer: there were too few steps to tell what would help."
-    return f"{share}{import_line(loop) or 'penstock run --compare measures what changing the import line gives'}."
+        return "run it for longer: there were too few steps to tell what would help."
+    return f"{import_line(loop) or 'penstock run --compare measures what changing the import line gives'}."
 
 
 def plain_sentence(loop: Loop) -> str:

@@ -66,10 +66,8 @@ class OutputFile:
 def output_files(**named: str | os.PathLike[str] | None) -> dict[str, OutputFile]:
     """Return the files that options name, by the options. Raises InvalidOption: see OutputFile; or two are the same."""
     files = {option: OutputFile(path, option) for option, path in named.items() if path is not None}
-    first: dict[str, str] = {}
-    for option, file in files.items():
-        if (other := first.setdefault(file.path, option)) != option:
-            raise InvalidOption(f"{other} and {option} are the same file, {file.path}: give each its own")
+    if len({file.path for file in files.values()}) < len(files):
+        raise InvalidOption(f"two of {', '.join(files)} name the same file: give each its own")
     return files
 
 
