@@ -75,8 +75,9 @@ def commands() -> list[str]:
 
 @pytest.mark.parametrize("command", commands())
 @pytest.mark.timeout(200)
-def test_a_command_runs_in_a_clone(command: str, tmp_path: Path) -> None:
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
+def test_a_command_runs_beside_the_first_block(command: str, tmp_path: Path) -> None:
+    assert "`train.py`:\n\n```python\n" + BLOCKS[0].code in text_of(README)
+    (tmp_path / "train.py").write_text(BLOCKS[0].code)
     source = "import sys; from penstock.cli import main; sys.exit(main())"
     ended(source, *shlex.split(command)[1:], folder=tmp_path)
 
