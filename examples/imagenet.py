@@ -9,7 +9,7 @@ bytes go to the device; `Feed(transform=)` normalises, erases and mixes there.
     torchrun --nproc-per-node 8 examples/imagenet.py FOLDER [...]     one process a GPU; without GPUs, on the CPU
 
 FOLDER holds `train` and `val`, each with one folder a class. A run whose checkpoint exists continues from it, behind
-the batch where it was written. (The loader continues with any number of processes, the schedule with as many as before.)
+the batch where it was written. (The loader continues with any number of processes, the schedule needs the same.)
 """
 
 import argparse
