@@ -103,8 +103,11 @@ def listed(config: MkDocsConfig) -> Iterator[str]:
 
 
 def pages_of(item: Any) -> Iterator[Page]:
-    for one in item.children if isinstance(item, Section) else [item]:
-        yield from pages_of(one) if isinstance(one, Section) else [one]
+    if isinstance(item, Section):
+        for one in item.children:
+            yield from pages_of(one)
+    elif isinstance(item, Page):
+        yield item
 
 
 def first_sentence(text: str) -> str:
@@ -112,7 +115,7 @@ def first_sentence(text: str) -> str:
     for paragraph in FENCE.sub("", text).split("\n\n"):
         words = LINK.sub(r"\1", " ".join(paragraph.split()))
         if words and not words.startswith(("#", "|", "<", "-", "!")):
-            return re.split(r"(?<=[.:])\s", words)[0].rstrip(":")
+            return re.split(r"(?<=\.)\s", words)[0]
     return ""
 
 
@@ -147,13 +150,14 @@ def entry(name: str, thing: Any, level: str) -> Iterator[str]:
     yield f"{level} `{name}`\n\n{text}\n"
     signature = inspect.signature(thing)
     said = sections.pop("Args", {})
+    otherwise = "[torch's](options.md#arguments-of-torch)" if thing is penstock.DataLoader else ""
     rows = [one for one in signature.parameters.values() if one.name not in ("self", "cls")]
     if rows:
         yield "| argument | type | default | meaning |\n|---|---|---|---|"
         for one in rows:
             stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
             default = "required" if one.default is one.empty else code(repr(one.default))
-            yield f"| `{stars}{one.name}` | {code(shown(one.annotation))} | {default if not stars else ''} | {said.get(one.name, '')} |"
+            yield f"| `{stars}{one.name}` | {code(shown(one.annotation))} | {default if not stars else ''} | {said.get(one.name, otherwise)} |"
         yield ""
     if inspect.isfunction(thing) and shown(signature.return_annotation) not in ("None", ""):
         yield f"Returns {code(shown(signature.return_annotation))}.\n"
@@ -197,4 +201,5 @@ def parts_of(doc: str) -> tuple[str, dict[str, dict[str, str]]]:
 
 
 def plain(line: str) -> str:
-    return line.replace("``", "`").replace("|", "\\|") if "|" in line else line.replace("``", "`")
+    """Return a line of a docstring as Markdown, with links to the guides that it names."""
+    return re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", line.replace("``", "`").replace("|", "\\|"))
