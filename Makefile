@@ -40,7 +40,7 @@ format: $(VENV)/.tools  ## writes the layout and the import order that `check` a
 	$(PY) -m ruff format $(CHECKED)
 
 docs: setup $(VENV)/.docs  ## the pages of docs/ as a site in build/site; a dead link is an error
-	$(PY) -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 
 wheel: $(VENV)/.tools  ## a wheel in wheelhouse/ that carries its libjpeg, tried in a fresh environment
 	tools/wheel.sh $(VENV)

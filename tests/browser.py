@@ -26,7 +26,15 @@ class Browser:
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe"]
         # The browser reads commands from file descriptor 3 and writes to 4.
         self.process = subprocess.Popen(
-            ["bash", "-c", f'exec "$@" 3<&{commands} 4>&{answers}', "bash", program, *flags, f"--user-data-dir={profile}"],
+            [
+                "bash",
+                "-c",
+                f'exec "$@" 3<&{commands} 4>&{answers}',
+                "bash",
+                program,
+                *flags,
+                f"--user-data-dir={profile}",
+            ],
             pass_fds=(commands, answers),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 import traceback
 from pathlib import Path
 from typing import Any
@@ -36,8 +37,8 @@ from tests.sample_datasets import Made, tensor_files
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 #: Packages that a block may need, and that need not be installed.
 OPTIONAL = (
-    "accelerate", "datasets", "ffcv", "grain", "lightning", "litdata", "nvidia.dali", "prometheus_client", "spdl.pipeline",
-    "streaming", "torchvision", "webdataset",
+    "accelerate", "datasets", "ffcv", "grain", "lightning", "litdata", "nvidia.dali", "prometheus_client",
+    "spdl.pipeline", "streaming", "torchvision", "webdataset",
 )  # fmt: skip
 MISTAKES = "docs/mistakes.md"  # whose blocks raise what the page prints
 
@@ -87,13 +88,13 @@ def normalised(output: str) -> str:
 
 
 def run(source: str, page: str, names: dict[str, Any]) -> None:
-    """Run a block. Of the page of mistakes, the last lines of the traceback are printed."""
+    """Run a block. Of the page of mistakes, the last lines of the traceback are written out."""
     try:
         exec(compile(source, page, "exec"), names)
     except Exception as error:
         if page != MISTAKES:
             raise
-        print("".join(traceback.format_exception_only(error)), end="")
+        sys.stdout.write("".join(traceback.format_exception_only(error)))
     else:
         assert page != MISTAKES, "nothing was raised"
 

@@ -92,7 +92,11 @@ def test_the_site_has_no_dead_link_and_fetches_nothing(site: Path) -> None:
             if not place.exists() or (place in pages and anchor not in pages[place].anchors):
                 dead.append(f"{page.relative_to(site)}: {target}")
     assert dead == []
-    loaded = [target for page in pages for target in re.findall(r'<(?:script|img|link)[^>]*(?:src|href)="(https?:[^"]*)', text_of(page))]
+    loaded = [
+        target
+        for page in pages
+        for target in re.findall(r'<(?:script|img|link)[^>]*(?:src|href)="(https?:[^"]*)', text_of(page))
+    ]
     assert loaded == []
     listed = re.findall(r"\]\(([^)]+)\)", text_of(site / "llms.txt"))
     assert len(listed) == len(pages)

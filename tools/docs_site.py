@@ -60,13 +60,15 @@ def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> None:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     name = page.file.src_uri
-    if name.startswith("start/"):
+    if name.startswith(("start/", "from/")):
         page.meta["hide"] = ["toc"]  # room for two columns of code
     parts = FENCE.split(markdown)
     texts[name] = "".join(
         part if place % 2 else LINK.sub(lambda found: linked(found, name, config.repo_url), part)
         for place, part in enumerate(parts)
     )
+    if name == "mistakes.md":  # a message is one long line
+        return texts[name].replace("```text\n", "``` { .text .message }\n")
     return texts[name]
 
 
@@ -125,7 +127,7 @@ def first_sentence(text: str) -> str:
 def signatures() -> Iterator[str]:
     """Yield the lines of the page of signatures."""
     yield "# Signatures and types\n"
-    yield "Made of the docstrings of the package. [Names and commands](reference.md) says which guide shows each name.\n"
+    yield "Made of the package's docstrings. [Names and commands](reference.md) says which guide shows each name.\n"
     for module in MODULES:
         things = [(name, getattr(module, name)) for name in module.__all__]
         errors = [thing for _, thing in things if inspect.isclass(thing) and issubclass(thing, Exception)]
@@ -155,9 +157,10 @@ def entry(name: str, thing: Any, level: str) -> Iterator[str]:
     if rows:
         yield "| argument | type | default | meaning |\n|---|---|---|---|"
         for one in rows:
-            stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
-            default = "required" if one.default is one.empty else code(repr(one.default))
-            yield f"| `{stars}{one.name}` | {code(shown(one.annotation))} | {default if not stars else ''} | {said.get(one.name, otherwise)} |"
+            stars = "*" * (one.kind is one.VAR_POSITIONAL) + "**" * (one.kind is one.VAR_KEYWORD)
+            default = "" if stars else "required" if one.default is one.empty else code(repr(one.default))
+            meaning = said.get(one.name, otherwise)
+            yield f"| `{stars}{one.name}` | {code(shown(one.annotation))} | {default} | {meaning} |"
         yield ""
     if inspect.isfunction(thing) and shown(signature.return_annotation) not in ("None", ""):
         yield f"Returns {code(shown(signature.return_annotation))}.\n"

@@ -87,7 +87,9 @@ def gains() -> str:
     found = []
     for question in GAINS:
         for table in tables(question):
-            rates = {one["name"]: one["samples_per_s"]["median"] for one in table["contestants"] if "samples_per_s" in one}
+            rates = {
+                one["name"]: one["samples_per_s"]["median"] for one in table["contestants"] if "samples_per_s" in one
+            }
             if {"torch", "penstock"} <= rates.keys():
                 found.append((rates["penstock"] / rates["torch"], question))
     low, high = 0.8, 1.1 * max(gain for gain, _ in found)
@@ -99,8 +101,9 @@ def gains() -> str:
     bottom = TOP + len(names) * ROW
     parts = [text(0, 20, "times the rate of torch's loader; a dot a table", "quiet")]
     for tick in (1, 2, 5, 10):
+        kind = "line" if tick == 1 else "axis"
         parts += [
-            f'<line class="{"line" if tick == 1 else "axis"}" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{TOP}" y2="{bottom}"/>',
+            f'<line class="{kind}" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="{TOP}" y2="{bottom}"/>',
             text(x(tick) + 3, bottom + 18, f"{tick}x", "quiet"),
         ]
     for place, name in enumerate(names):
@@ -120,8 +123,10 @@ def text(x: float, y: float, words: str, kind: str = "", end: bool = False) -> s
 
 
 def svg(parts: list[str], height: float) -> str:
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}" height="{height:.0f}">'
-    return "\n".join([head, f"<style>{STYLE}</style>", *parts, "</svg>\n"])
+    size = f'viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}" height="{height:.0f}"'
+    return "\n".join(
+        [f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', f"<style>{STYLE}</style>", *parts, "</svg>\n"]
+    )
 
 
 def drawings() -> dict[str, str]:
