@@ -16,7 +16,7 @@ import pytest
 
 import penstock
 from tests.browser import Browser, found
-from tests.pages import GUIDES, ROOT, name_of, text_of, without_code
+from tests.pages import GUIDES, ROOT, blocks_of, name_of, text_of, without_code
 from tools import plots
 
 OF_OTHERS = [page for page in GUIDES if page.parent.name in ("start", "from")]
@@ -41,6 +41,11 @@ def test_figures_are_those_of_the_results(page: Path) -> None:
     results = text_of(ROOT / "docs" / "results.md")
     figures = re.findall(r"(?<![.\d,])(?:\d{1,3}(?:,\d{3})+|\d+(?:\.\d+)?x)(?![\w.]*\d)", without_code(text_of(page)))
     assert [one for one in figures if not re.search(rf"(?<![.\d,]){re.escape(one)}(?![.\d]*\d)", results)] == []
+
+
+def test_there_are_twenty_mistakes() -> None:
+    blocks = list(blocks_of(ROOT / "docs" / "mistakes.md"))
+    assert len(blocks) == 20 and all(block.output for block in blocks)
 
 
 # ---------------------------------------------------------------- built

@@ -62,6 +62,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     name = page.file.src_uri
     if name.startswith(("start/", "from/")):
         page.meta["hide"] = ["toc"]  # room for two columns of code
+    elif name == HOME:
+        page.meta["hide"] = ["navigation"]
     parts = FENCE.split(markdown)
     texts[name] = "".join(
         part if place % 2 else LINK.sub(lambda found: linked(found, name, config.repo_url), part)

@@ -238,6 +238,6 @@ step_borrow() {
 
 step=${1:-}
 case $step in
-    python | requirements | tools | package | peers | borrow) shift && "step_$step" "$@" ;;
-    *) die "usage: tools/setup.sh python|requirements|tools|package|peers|borrow VENV [...]" ;;
+    python | requirements | tools | docs | package | peers | borrow) shift && "step_$step" "$@" ;;
+    *) die "usage: tools/setup.sh python|requirements|tools|docs|package|peers|borrow VENV [...]" ;;
 esac
