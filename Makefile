@@ -16,7 +16,7 @@ CHECKED := $(wildcard src tests examples benchmarks tools)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test check format wheel sanitize fuzz soak faults bench clean distclean
+.PHONY: help setup demo test check format docs wheel sanitize fuzz soak faults bench clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ check: setup $(VENV)/.tools  ## lint, types and import layers
 format: $(VENV)/.tools  ## writes the layout and the import order that `check` asks for
 	$(PY) -m ruff check --fix $(CHECKED)
 	$(PY) -m ruff format $(CHECKED)
+
+docs: setup $(VENV)/.docs  ## the pages of docs/ as a site in build/site; a dead link is an error
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 
 wheel: $(VENV)/.tools  ## a wheel in wheelhouse/ that carries its libjpeg, tried in a fresh environment
 	tools/wheel.sh $(VENV)
@@ -73,6 +76,9 @@ $(VENV)/.requirements: $(VENV)/.python pyproject.toml
 
 $(VENV)/.tools: $(VENV)/.requirements
 	@tools/setup.sh tools $(VENV)
+
+$(VENV)/.docs: $(VENV)/.requirements
+	@tools/setup.sh docs $(VENV)
 
 # The folders of native/ themselves: their times change when a file goes.
 $(VENV)/.package: $(VENV)/.requirements CMakeLists.txt pyproject.toml native $(wildcard native/* native/*/* native/*/*/*)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
-GUIDES = sorted((ROOT / "docs").glob("*.md"))
+GUIDES = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", *GUIDES]
 _COMMUNITY = ("CONTRIBUTING.md", "ARCHITECTURE.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
 ALL_PAGES = [*PAGES, *(ROOT / name for name in (*_COMMUNITY, "benchmarks/README.md", "examples/README.md"))]

@@ -5,9 +5,10 @@
 #   tools/setup.sh requirements VENV        what pyproject.toml names for the package and its examples: build tools, torch
 #   tools/setup.sh package VENV             the native core, built; penstock installed in place
 #
-# and three more that some targets need:
+# and four more that some targets need:
 #
 #   tools/setup.sh tools VENV               the tools of tests, lint and wheels
+#   tools/setup.sh docs VENV                what `make docs` builds the site with
 #   tools/setup.sh peers VENV               build/peers: what the benchmarks compare with, as far as it installs
 #   tools/setup.sh borrow VENV FOLDER       a small environment in FOLDER with VENV's packages, without its penstock
 #
@@ -183,6 +184,11 @@ step_tools() {
     requirements test lint wheel | install "$venv/.tools" "the tools of tests, lint and wheels"
 }
 
+step_docs() {
+    venv=$1
+    requirements docs | install "$venv/.docs" "MkDocs and its theme"
+}
+
 # peer ARGUMENT...: installs beside the borrowed packages, or says what is left out.
 peer() {
     say "peers: $*"
@@ -232,6 +238,6 @@ step_borrow() {
 
 step=${1:-}
 case $step in
-    python | requirements | tools | package | peers | borrow) shift && "step_$step" "$@" ;;
-    *) die "usage: tools/setup.sh python|requirements|tools|package|peers|borrow VENV [...]" ;;
+    python | requirements | tools | docs | package | peers | borrow) shift && "step_$step" "$@" ;;
+    *) die "usage: tools/setup.sh python|requirements|tools|docs|package|peers|borrow VENV [...]" ;;
 esac

@@ -186,6 +186,18 @@ class Counting(Made):
         self.read = state["read"]
 
 
+class AsksMore(Rewinding):
+    """As MosaicML's StreamingDataset: its state_dict() needs what its own loader counts."""
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:  # type: ignore[override]
+        raise AssertionError("this loader does not know these arguments")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_state_dict_with_arguments_is_not_called(workers: int) -> None:
+    assert flat(penstock.DataLoader(AsksMore(), batch_size=5, num_workers=workers)) == list(range(SIZE))
+
+
 def stop_and_go(make: Any, stop: int) -> tuple[list[Any], list[Any], Any]:
     """Return what is left of a pass behind `stop` batches, what a new loader gives that goes on there, and that one."""
     _, state, batches = stopped(make(), stop)
