@@ -10,9 +10,10 @@ import pytest
 import torch
 from torchvision import transforms as v1
 
-import penstock
+import penstock as typed_penstock
 from penstock.packing.foreign import index
 
+penstock: Any = typed_penstock  # what these calls give it is of the wrong type
 NUMBERS: Any = list(range(8))
 
 
