@@ -23,7 +23,9 @@ def output_of(program: str) -> tuple[str, str]:
 
 
 def test_the_import_says_in_one_sentence_what_is_missing() -> None:
-    out, err = output_of("import warnings; warnings.simplefilter('default')\nimport penstock\nprint(penstock.__version__)")
+    out, err = output_of(
+        "import warnings; warnings.simplefilter('default')\nimport penstock\nprint(penstock.__version__)"
+    )
     assert out.strip() and err.count("RuntimeWarning") == 1
     assert "needs the native core of Penstock (penstock._native), which runs on Linux and is not installed here" in err
 
@@ -38,7 +40,9 @@ def test_the_loader_is_torchs_and_takes_what_changes_no_batch() -> None:
     assert output_of(SILENT + textwrap.dedent(program)) == ("[[0, 1], [2, 3], [4]] True\n", "")
 
 
-@pytest.mark.parametrize("option", ["seed=3", "worker_method='thread'", "on_error='replace'", "shard=(0, 2)", "device='cuda'"])
+@pytest.mark.parametrize(
+    "option", ["seed=3", "worker_method='thread'", "on_error='replace'", "shard=(0, 2)", "device='cuda'"]
+)
 def test_options_that_need_the_native_core_are_refused(option: str) -> None:
     program = f"""
     try:

@@ -746,7 +746,7 @@ class TorchLoader:
     def __init__(
         self,
         api: object,
-        dtypes: list[torch.dtype],
+        dtypes: Sequence[torch.dtype | None],
         view: Callable[..., torch.Tensor],
         parameter: Callable[..., torch.Tensor],
         size: type,

@@ -1,4 +1,4 @@
-"""What the package gives where its native core is not built (macOS, Windows): torch's loader by the name of DataLoader."""
+"""What the package gives where its native core is not built (macOS, Windows): torch's loader as DataLoader."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import torch.utils.data
 
 from penstock.errors import InvalidOption
 
-_NEEDS = f"needs the native core of Penstock (penstock._native), which runs on Linux and is not installed here ({sys.platform})"
+_NEEDS = (
+    "needs the native core of Penstock (penstock._native), which runs on Linux and is not installed here "
+    f"({sys.platform})"
+)
 #: The values of options that torch's loader does as well. cache= and cache_decoded= change no batch.
 _ACCEPTED: dict[str, tuple[Any, ...]] = {
     "seed": (None,),

@@ -23,6 +23,7 @@ import pytest
 import torch
 
 from penstock import _native
+from penstock.hooks import loads
 from penstock.hooks.calls import natively
 from penstock.hooks.loads import Refused, load_numpy, load_torch as load
 from tests.corrupt import archive_of, npy, npy_with_header, saved
@@ -284,6 +285,29 @@ def test_errors_while_objects_are_made(file: str) -> None:
     assert type(failing(RuntimeError).path(file, False)) is Refused
     with pytest.raises(KeyboardInterrupt):
         failing(KeyboardInterrupt).path(file, False)
+
+
+def by_capsules(dtypes: list[Any]) -> Any:
+    """Return a loader as torch before 2.10 needs it."""
+    made = (torch._utils._rebuild_parameter, torch.Size, OrderedDict, torch._C._increment_version, Refused)
+    return _native.TorchLoader(torch._C._from_dlpack, dtypes, loads._view, *made)
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_tensors_are_made_of_capsules_where_torch_has_no_exchange_api(name: str) -> None:
+    content = saved(CORPUS[name])
+    found, _ = by_capsules([getattr(torch, name, None) for name in _native.DTYPES]).bytes(content, 0, False)
+    wanted = torch.load(io.BytesIO(content))
+    assert_equal(found, wanted)
+    del content, wanted
+    gc.collect()
+    assert torch.save(found, io.BytesIO()) is None  # its storages hold their memory
+
+
+def test_a_dtype_that_torch_lacks_is_refused() -> None:
+    content = saved({"x": torch.arange(3.0), "dtype": torch.float64})
+    lacking = [None if name == "float64" else getattr(torch, name, None) for name in _native.DTYPES]
+    assert type(by_capsules(lacking).bytes(content, 0, False)[0]) is Refused
 
 
 def test_after_fork(file: str) -> None:

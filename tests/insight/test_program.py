@@ -63,7 +63,7 @@ PROGRAMS = {
     "chained": CHAINED,
     "own_hook": OWN_HOOK,
     "syntax": "x = 1\nprint(2\n",
-    "group": "import sys; raise (ExceptionGroup if sys.version_info >= (3, 11) else Exception)('several', [ValueError(1), OSError(2)])",
+    "group": "import builtins\nraise getattr(builtins, 'ExceptionGroup', ValueError)('two', [ValueError(1)])",
     "exit_3": "import sys; sys.exit(3)",
     "exit_words": "raise SystemExit('nothing to do')",
     "os_exit": "import os, sys; print(1, flush=True); os._exit(4)",

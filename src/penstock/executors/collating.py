@@ -200,8 +200,8 @@ def collate_in(memory: BatchMemory, given: Any, samples: Any) -> Any:
 
 
 def _stack_tensors(rows: torch.Tensor, values: Sequence[Any], begin: int) -> bool:
-    plain = _STACKER is not None and not rows.is_complex()  # complex ones may be conjugated lazily
-    if plain and _STACKER.stack(rows, begin, list(values)):
+    stacker = None if rows.is_complex() else _STACKER  # complex ones may be conjugated lazily
+    if stacker is not None and stacker.stack(rows, begin, list(values)):
         return not any(map(_requires_grad, values)) and not any(map(_is_neg, values))
     rows = rows[begin : begin + len(values)]
     try:

@@ -12,6 +12,7 @@ import contextlib
 import dis
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -32,7 +33,11 @@ def only_collates(collate_fn: object) -> bool:
     if function is None:
         return False
     code = function.__code__
-    if position >= code.co_argcount or code.co_flags & _NEVER or getattr(code, "co_exceptiontable", b""):
+    if (
+        position >= code.co_argcount
+        or code.co_flags & _NEVER
+        or (sys.version_info >= (3, 11) and code.co_exceptiontable)
+    ):
         return False
     name = code.co_varnames[position]
     if name in code.co_cellvars or not _LOOKING.isdisjoint(code.co_names):

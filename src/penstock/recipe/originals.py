@@ -50,8 +50,14 @@ HOOKED = Refusal("torch.nn.Module", "it has hooks for the modules of all classes
 def hooked() -> bool:
     """Return whether hooks are called with every torch.nn.Module."""
     module = torch.nn.modules.module
-    return any((module._global_backward_pre_hooks, module._global_backward_hooks, module._global_forward_pre_hooks,
-                module._global_forward_hooks))
+    return any(
+        (
+            module._global_backward_pre_hooks,
+            module._global_backward_hooks,
+            module._global_forward_pre_hooks,
+            module._global_forward_hooks,
+        )
+    )
 
 
 def replaced_in_opening() -> Refusal | None:
