@@ -91,7 +91,7 @@ class Explained:
             for step in leaf.steps:
                 yield f"{step.who:<8} {step.what}"
         pinned = can_pin(settings, sends=self.sends)
-        memory = "page-locked, from torch's host allocator" if pinned else "pageable, recycled when you let go"
+        memory = "page-locked, from torch's host allocator" if pinned else "pageable, reused after you drop the batch"
         memory = "new for each batch, of the rows that torch gathers" if rows else memory
         yield f"buffers  {memory}"
         if (caches := self.executors.caches) is not None and not self._fillers():
@@ -208,13 +208,13 @@ class Explained:
             return f"shuffled by (seed {settings.seed}, epoch){within}, any position at once"
         if within:
             return f"shuffled{within} by a seed that torch's generator gives, any position at once"
-        return "shuffled as torch's loader would, evaluated as far as needed"
+        return "shuffled in the order that torch's loader would use"
 
     def _share_name(self) -> str:
         share = BatchOrder(self.settings).share()
         if share is None or share.world == 1:
             return ""
-        drop = "the last ones dropped" if self.settings.drop_last else "the last ones padded where they do not go round"
+        drop = "the last ones dropped" if self.settings.drop_last else "the last one padded to equal parts"
         return f"; rank {share.rank} of {share.world} gets its part of each global batch, {drop}"
 
 

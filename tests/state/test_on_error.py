@@ -199,7 +199,7 @@ def test_a_manifest_of_another_dataset_is_warned_of(folder: Path, manifest: Path
     words = r"sample '0.' is the file '.*/tensors/0..pt', and in this dataset '.*/moved/0"
     with pytest.warns(UserWarning, match=words):
         loader = replacing(tensors(tmp_path / "moved"), 8, on_error=how)
-    assert "bad      4 bad samples, good ones stand in for them; more than 40 end" in loader.explain()
+    assert "bad      4 bad samples so far, replaced by good ones; more than 40 end" in loader.explain()
 
 
 def test_one_bad_sample_is_not_plural() -> None:

@@ -274,4 +274,4 @@ def unknown(transform: object) -> Refusal:
     for base in type(transform).__mro__[1:]:
         if base in known_transforms() or base in classes("Compose"):
             return Refusal(name, f"a subclass of {base.__name__} may do otherwise", f"{base.__name__} itself")
-    return Refusal(name, "the native core does not know it", f"a transform of docs/images.md in the place of {name}")
+    return Refusal(name, "Penstock has no native form of it", f"a transform of docs/images.md in the place of {name}")

@@ -81,7 +81,7 @@ def _refused(dataset: Any) -> Refusal | None:
         return Refusal(type(dataset).__name__, "its _getitem was replaced", "the class as it is")
     decoding = [type(one).__module__ for one in dataset._info.features.values() if hasattr(one, "decode_example")]
     if not all(module.startswith("datasets.") for module in decoding):
-        return Refusal(type(dataset).__name__, "a feature of one's own may decode samples", "the package's features")
+        return Refusal(type(dataset).__name__, "a feature class of your own may decode samples", "the package's features")
     names = dataset._data.column_names
     if not len(dataset) or not names or len(set(names)) < len(names):
         return Refusal(type(dataset).__name__, "it has no rows or no columns of different names", "rows and columns")

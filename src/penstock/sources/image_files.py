@@ -190,7 +190,7 @@ def _transform_steps(transform: Any) -> tuple[Step, ...]:
         return recipe.steps
     names = ", ".join(map(function_name, flatten(transform)))
     why = f"{recipe.what}: {recipe.why}"
-    return (Step(f"call    {names}, on each PIL image ({why}); what is known of them natively", "Python"),)
+    return (Step(f"call    {names}, on each PIL image ({why}); the known ones run natively", "Python"),)
 
 
 class ImageTableSource(Source):

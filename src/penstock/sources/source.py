@@ -213,7 +213,7 @@ def sample_reader_of(source: Source) -> SampleReader:
 
 def unknown(dataset: object) -> Refusal:
     """Return why a dataset of a class that no adapter stands for is not native."""
-    return Refusal(type(dataset).__name__, "its samples are made by its own Python code", "")
+    return Refusal(type(dataset).__name__, "Penstock does not know this class, so Python reads it", "")
 
 
 def replaced(dataset: object) -> Refusal | None:
