@@ -66,7 +66,7 @@ class Explained:
             described = self.executors.caches.describe() if plan.assisted or plan.filled else None
             yield f"cache    {described or 'nothing is kept: Python reads the files'}"
             if self.executors.caches.decoded and described and plan.filled is None:
-                yield "cache    files as they are: Python calls the transforms, or a part of them, on each image"
+                yield "cache    files unchanged: Python calls the transforms, or a part of them, on each image"
         yield from self._of_python(plan, threads=bool(self.settings.num_workers) and threads)
         yield from self._bad_samples_and_device()
         yield from self._measured(stats)
@@ -119,7 +119,7 @@ class Explained:
         if stats.reading.deepest:
             yield (
                 f"reading  up to {counted(stats.reading.deepest, 'reader thread')}, because reads block: "
-                f"{counted(stats.reading.ahead + stats.reading.awaited, 'sample')} brought ahead of the workers"
+                f"{counted(stats.reading.ahead + stats.reading.awaited, 'sample')} read ahead of the workers"
             )
         yield from _calls(stats)
 
@@ -137,8 +137,8 @@ class Explained:
         composes = settings.method is not Method.PROCESS and plan.filled is None
         if composes and (places := _composes_in(settings.dataset)):
             yield (
-                f"native   the Compose at {and_join(places)}, where the dataset calls it on a PIL image, as far as its "
-                "transforms are known: same elements, same draws"
+                f"native   the known transforms of the Compose at {and_join(places)}, when the dataset calls it on a "
+                "PIL image: same pixels, same random draws"
             )
         if threads:
             yield describe_copies(
@@ -172,7 +172,9 @@ class Explained:
         name = reasons[-1].what
         for function, (source, page) in _SOURCES.items():
             if any(called.startswith(function) for called in stats.calls):
-                return f"{name} calls {function}: where a file is a sample, the native core reads it by {source} ({page})"
+                return (
+                    f"{name} calls {function}: where a file is a sample, the native core reads it by {source} ({page})"
+                )
         return f"{name} is Python code: more workers (num_workers=) call it at the same time (docs/workers.md)"
 
     def _bad_samples_and_device(self) -> Iterator[str]:
@@ -196,7 +198,7 @@ class Explained:
         settings = self.settings
         if not BatchOrder(settings).cuts_itself():
             name = type(settings.sampler if settings.batch_size is not None else settings.batch_sampler).__name__
-            when = "" if reads_ahead(settings) else ", asked for one batch at a time; with num_workers= given, ahead"
+            when = "" if reads_ahead(settings) else ", one batch at a time; num_workers= reads ahead"
             return f"by {name}{when}"
         if isinstance(settings.sampler, KeyedSampler):
             return f"by {type(settings.sampler).__name__}, any position at once"

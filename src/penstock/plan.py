@@ -294,7 +294,7 @@ def fills_batches(collate_fn: object) -> bool:
 
 def _refuse_options(batched: bool, collate_fn: object, worker_init_fn: object) -> Refusal | None:
     if not batched:
-        return Refusal("batch_size=None", "samples are handed out as the dataset returns them", "a batch size")
+        return Refusal("batch_size=None", "samples are not batched", "a batch size")
     if collate_fn is not None and collate_fn is not default_collate:
         return Refusal("collate_fn", "your own function makes the batches", "the default collate_fn")
     if (replaced := replaced_in_collating()) is not None:
@@ -303,7 +303,7 @@ def _refuse_options(batched: bool, collate_fn: object, worker_init_fn: object) -
         why = "your own function collates tensors or tuples"
         return Refusal("default_collate_fn_map", why, "torch's own map")
     if worker_init_fn is not None and not _only_seeds(worker_init_fn):
-        return Refusal("worker_init_fn", "it is called in worker processes", "seed= in its place")
+        return Refusal("worker_init_fn", "it is called in worker processes", "seed= instead")
     return None
 
 

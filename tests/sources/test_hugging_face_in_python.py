@@ -38,12 +38,12 @@ LEFT: dict[str, tuple[Callable[[], Any], str]] = {
     "dictionaries": (lambda: torchs(x=[{"a": 1}] * 5), "elements of type struct"),
     "a transform": (lambda: from_columns(x=[1, 2]).with_transform(lambda rows: rows), "its function makes the samples"),
     "a dtype": (lambda: simple().with_format("torch", dtype=torch.float16), "which become float16"),
-    "an option": (lambda: simple().with_format("torch", requires_grad=False), "the format is Python's"),
-    "numpy's options": (lambda: simple().with_format("numpy", dtype=np.float64), "the format is Python's"),
+    "an option": (lambda: simple().with_format("torch", requires_grad=False), "Python makes this format"),
+    "numpy's options": (lambda: simple().with_format("numpy", dtype=np.float64), "Python makes this format"),
     "no rows": (lambda: simple().select([]), "it has no rows"),
     "a subclass": (
         lambda: changed("__class__", type("Own", (datasets.Dataset,), {})),
-        "a subclass of Dataset may read otherwise",
+        "a subclass of Dataset may read differently",
     ),
     "a method": (
         lambda: changed("__getitems__", lambda indices: [{"x": index} for index in indices]),

@@ -42,10 +42,10 @@ def add_parser(verbs: Any) -> None:
     loop = doctor.add_argument_group("a loop over DATASET is measured in its parts")
     loop.add_argument("--step", metavar="MODULE:FUNCTION", help=_STEP)
     loop.add_argument("--apply", action="store_true", help=_APPLY)
-    loop.add_argument("--seconds", type=number, default=3.0, help="for each part (3)")
-    said = "of the loader (32, or that of a given loader)"
+    loop.add_argument("--seconds", type=number, default=3.0, help="seconds for each part (3)")
+    said = "samples of a batch (32, or the batch size of a given loader)"
     loop.add_argument("--batch-size", type=positive, metavar="N", help=said)
-    loop.add_argument("--num-workers", type=count, metavar="N", help="of the loader (as a loader chooses)")
+    loop.add_argument("--num-workers", type=count, metavar="N", help="workers of the loader (default: its own choice)")
     loop.add_argument("--no-measure", action="store_true", help="check and lint only: no sample is read")
 
 

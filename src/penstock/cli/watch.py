@@ -39,8 +39,8 @@ def add_parser(verbs: Any) -> None:
         "--once, it is printed once. Exit code 1: there is no such process."
     )
     verb = add_verb(verbs, "watch", _run, description=description)
-    verb.add_argument("pid", nargs="?", type=int, metavar="PID", help="of the process")
-    verb.add_argument("--once", action="store_true", help="print what there is now, and end")
+    verb.add_argument("pid", nargs="?", type=int, metavar="PID", help="ID of the process")
+    verb.add_argument("--once", action="store_true", help="print the state now, and exit")
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -136,9 +136,7 @@ class BatchOrder:
         """
         seed = self.settings.seed
         if seed is None or not self.cuts_itself():
-            raise InvalidOption(
-                "the order is a function of (seed, epoch) with seed= and without your own sampler"
-            )
+            raise InvalidOption("the order is a function of (seed, epoch) with seed= and without your own sampler")
         share = self.share() or Share()
         if rank is not None:
             if not 0 <= rank < share.world:

@@ -60,7 +60,7 @@ def describe_decoded(leaves: Sequence[NativeSource], caches: Caches) -> list[str
         return []
     each = [kept.pixels for kept in _chosen(leaves, caches)]
     words = (
-        f"files as they are: {one}" if isinstance(one, str) else f"pixels as {one.after} leaves them" for one in each
+        f"files unchanged: {one}" if isinstance(one, str) else f"pixels as {one.after} leaves them" for one in each
     )
     return list(dict.fromkeys(words))
 

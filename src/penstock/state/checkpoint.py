@@ -168,7 +168,7 @@ class Checkpoint:
         if changes:
             changes = f"the dataset is not what it was when the state was taken: {changes}"
         elif before != order:
-            changes = f"{kind} is not what it was when the state was taken: it draws otherwise"
+            changes = f"{kind} is not what it was when the state was taken: it draws differently"
         if not changes:
             return
         same_ids = all(then.get(name) == now.get(name) for name in ("size", "ids"))

@@ -204,8 +204,8 @@ class Register(Observer):
             size = len(dataset)
         except TypeError:
             raise InvalidOption(
-                f"on_error='replace' needs a dataset with a length: {type(dataset).__name__} has no __len__, and what "
-                "share of its samples is bad cannot be told"
+                f"on_error='replace' needs a dataset with a length: {type(dataset).__name__} has no __len__, and the "
+                "share of bad samples is unknown without"
             ) from None
         self.quarantine = Quarantine(how, size)
         bad = indices_of_entries(dataset, self.quarantine.entries)
@@ -225,8 +225,8 @@ class Register(Observer):
             self._said = True
             first = ", ".join(f"{one.id!r} ({one.error!r})" for one in news[:1])
             _log.warning(
-                "on_error='replace': from here on good samples stand in for bad ones, first for %s; how many there "
-                "were is said at the end",
+                "on_error='replace': good samples replace bad ones from here on, the first one is %s; their number "
+                "is logged at the end",
                 first or f"{counted(len(known), 'sample')} of the manifest",
             )
             weakref.finalize(self, _log_count, self.quarantine, os.getpid())
@@ -234,8 +234,7 @@ class Register(Observer):
     def explain(self) -> str:
         """Return its state in a line."""
         known, limit = len(self.quarantine.known), self.quarantine.limit
-        stands_in = "a good one stands in for it" if known == 1 else "good ones stand in for them"
-        return f"bad      {counted(known, 'bad sample')}, {stands_in}; more than {limit:,} end the run"
+        return f"bad      {counted(known, 'bad sample')}, each replaced by a good one; more than {limit:,} end the run"
 
 
 def _log_count(quarantine: Quarantine, process: int) -> None:

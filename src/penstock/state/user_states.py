@@ -160,8 +160,8 @@ class UserStates:
             check_streams(own, settings.num_workers)
         elif any(each is not None for each in own.get("states", ())):
             warn_user(
-                f"the state holds what {type(settings.dataset).__name__}.state_dict() said, and nobody can be told: it "
-                "has no load_state_dict(), or worker threads share it. The dataset goes on as it is"
+                f"the state holds what {type(settings.dataset).__name__}.state_dict() returned, and it is not loaded: "
+                "the dataset has no load_state_dict(), or worker threads share it. The dataset continues unchanged"
             )
         size = own.get("batch_size", settings.batch_size)
         if settings.iterable and not self.can_restore(own) and size != settings.batch_size:
