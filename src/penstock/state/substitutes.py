@@ -234,7 +234,7 @@ class Register(Observer):
     def explain(self) -> str:
         """Return its state in a line."""
         known, limit = len(self.quarantine.known), self.quarantine.limit
-        return f"bad      {counted(known, 'bad sample')}, each replaced by a good one; more than {limit:,} end the run"
+        return f"bad      {counted(known, 'bad sample')}, replaced by good ones; more than {limit:,} end the run"
 
 
 def _log_count(quarantine: Quarantine, process: int) -> None:
