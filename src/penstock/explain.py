@@ -66,7 +66,7 @@ class Explained:
             described = self.executors.caches.describe() if plan.assisted or plan.filled else None
             yield f"cache    {described or 'nothing is kept: Python reads the files'}"
             if self.executors.caches.decoded and described and plan.filled is None:
-                yield "cache    files unchanged: Python calls the transforms, or a part of them, on each image"
+                yield "cache    files unchanged: Python calls some transforms on each image"
         yield from self._of_python(plan, threads=bool(self.settings.num_workers) and threads)
         yield from self._bad_samples_and_device()
         yield from self._measured(stats)
@@ -148,7 +148,7 @@ class Explained:
         if seeded:
             yield (
                 "random   torchvision's RandomResizedCrop, RandomCrop and flips are functions of (seed, epoch, sample, "
-                "position), whoever calls them"
+                "position), in your own code too"
             )
         if threads and (draws := executors.global_draws(settings, plan)):
             yield (
@@ -235,7 +235,7 @@ def _given_on(settings: Settings, *, unseen: bool) -> str:
     if settings.collate_fn is default_collate:
         return ""
     if not unseen:
-        return ", of which collate_fn is given the samples"
+        return ", whose samples collate_fn gets"
     return ", which default_collate returns inside collate_fn"
 
 

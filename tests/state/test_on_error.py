@@ -226,6 +226,6 @@ def test_a_run_that_replaces_says_so_when_it_begins_and_at_its_end(
     assert run() == []
     begins, ends = run(17, 3)
     assert begins.startswith("on_error='replace': good samples replace bad ones from here on, the first one is '3' (")
-    assert ends.startswith("on_error='replace': good samples stood in for 2 bad samples of 40; they are listed in ")
+    assert ends.startswith("on_error='replace': good samples replaced 2 bad samples of 40; they are listed in ")
     begins, ends = run(17, 3)
     assert "first for 2 samples of the manifest" in begins and "for 2 bad samples of 40" in ends

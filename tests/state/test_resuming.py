@@ -378,7 +378,7 @@ def test_a_distributed_sampler_of_other_ranks_is_refused() -> None:
 
     _, state, _ = stopped(make(0, 2), 1)
     assert flat(loaded(make(1, 2), state)) == list(range(1, SIZE, 2))[2:], "both ranks have taken as many steps"
-    with refused(r"DistributedSampler of 2 ranks cannot go on with 3: give shard="):
+    with refused(r"DistributedSampler of 2 ranks cannot continue with 3: give shard="):
         make(0, 3).load_state_dict(state)
 
 

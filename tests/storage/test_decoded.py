@@ -233,7 +233,7 @@ def test_where_files_are_kept_as_they_are(steps: list[Any], why: str, photos: Pa
 @pytest.mark.parametrize("decoded", [False, True])
 def test_other_samples_than_images_for_the_native_core(decoded: bool, tmp_path: Path) -> None:
     loader = checked(TensorFolder(tensor_files(tmp_path / "tensors", 6)), 1, cache="1MiB", cache_decoded=decoded)
-    assert ("files unchanged: the samples are no images" in loader.explain()) is decoded
+    assert ("files unchanged: the samples are not images" in loader.explain()) is decoded
     assert (counts_of(loader).samples, counts_of(loader).decoded) == (6, 0)
     others: Any = {"the dataset has no files": penstock.Arrays(np.zeros((4, 2))), "Python reads the files": range(9)}
     for why, dataset in others.items():

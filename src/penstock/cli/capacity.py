@@ -59,7 +59,7 @@ def _run(arguments: argparse.Namespace) -> int:
         cpu, stored = measured_costs(Path(given.measured).read_text(encoding="utf-8"))
     cpu = cpu if given.cpu_ms is None else given.cpu_ms / 1e3
     if cpu is None:
-        raise InvalidOption("nothing says what a sample costs: give --measured or --cpu-ms")
+        raise InvalidOption("the cost of a sample is unknown: give --measured or --cpu-ms")
     needs = list(_needs(given, cpu, given.stored or stored))
     known = [one for one in needs if one.there is not None and not one.optional]
     weakest = min(known, key=lambda one: one.share, default=None)
@@ -134,7 +134,7 @@ def _needs(job: argparse.Namespace, cpu_seconds: float, stored: float | None) ->
 def _sentence(rate: float, weakest: Need | None) -> str:
     """Return the weakest link, and what would help."""
     if weakest is None or weakest.there is None:
-        return "weakest link: unknown, for nothing says what the nodes have (--cores, --storage, --network, --cache)"
+        return "weakest link: unknown: say what the nodes have (--cores, --storage, --network, --cache)"
     if weakest.share >= 1:
         return f"enough of all; the nearest to its limit is {weakest.name}, of which {1 / weakest.share:.0%} is taken"
     missing = weakest.needed - weakest.there

@@ -23,13 +23,12 @@ from penstock.system.words import counted, duration, size_of
 from penstock.verdict import PAGE, WORTH
 
 _DESCRIPTION = (
-    "Without DATASET: checks what this machine gives to a loader: CPUs, memory, limits. With DATASET: checks also what "
-    "concerns the dataset, and looks at the dataset's own state for what costs time or memory, or fails, in workers; "
-    "then measures a loop over it, in its parts, and says what holds it up and what would help. Exit code 1: something "
-    "is bad."
+    "Without DATASET: checks this machine's CPUs, memory and limits. With DATASET: also checks the dataset's files and "
+    "its Python objects for what would cost time or memory, or fail, in workers; then measures a loop over it by "
+    "stages, and names what limits it and what would help. Exit code 1: something is bad."
 )
 _STEP = "what the loop does with a batch: it is called with one, and must not leave work behind on an accelerator"
-_APPLY = "make the changes that arguments of the loader make, and measure them too"
+_APPLY = "also measure the changes that arguments of the loader make"
 #: Arguments that are of a measured loop.
 _MEASURING = ("step", "apply", "batch_size", "num_workers", "no_measure")
 
@@ -83,7 +82,7 @@ def _dataset(arguments: argparse.Namespace) -> Report:
         except InvalidOption as error:  # too few samples
             failed.append(Check(name, State.UNKNOWN, str(error)))
         except Exception as error:  # of the dataset's own code
-            failed.append(Check(name, state, f"what was looked at raised {sentence(error)}"))
+            failed.append(Check(name, state, f"what was checked raised {sentence(error)}"))
         return otherwise
 
     # What the user's own modules print is kept out of the command's output.

@@ -102,7 +102,7 @@ def _execute(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> 
         parser.parse_args(["--steps", arguments.script, *arguments.arguments], arguments)
     program = Program(arguments.script, tuple(arguments.arguments), arguments.is_module)
     if arguments.after_only and not arguments.replace:
-        return _refuse("--after-only says how --replace is done, and needs it")
+        return _refuse("--after-only needs --replace")
     try:
         files = output_files(**{name: getattr(arguments, name) for name in (*RECORDINGS, "json")})
     except PenstockError as error:

@@ -83,7 +83,7 @@ def _normalisation(mean: tuple[float, ...] | None, std: tuple[float, ...] | None
     if len(mean) != len(std) and 1 not in (len(mean), len(std)):
         raise InvalidOption(f"--mean has {counted(len(mean), 'number')} and --std {len(std)}: give one a channel")
     if 0 in std:
-        raise InvalidOption("--std holds 0, by which nothing was divided")
+        raise InvalidOption("--std holds 0: give the values that the transform divides by")
     return Normalisation(mean, std)
 
 

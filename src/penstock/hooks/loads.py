@@ -119,7 +119,7 @@ def _is_cpu(location: Any) -> bool:
 def _unusual() -> str | None:
     """Return what of torch's state would make torch.load do something else, or None."""
     if _function_modes() or _dispatch_modes():
-        return "a mode of torch's is on"
+        return "one of torch's modes is on"
     if _tracing() is not None or _inference():
         return "torch traces, or is in inference mode"
     if _local.skip_data:

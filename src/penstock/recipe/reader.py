@@ -269,9 +269,9 @@ def unknown(transform: object) -> Refusal:
     """Return why a transform of another class is left to Python."""
     name = type(transform).__name__
     if type(transform) in classes("Compose"):
-        why = changed(transform) or "its transforms are no list of them"
+        why = changed(transform) or "its transforms are not a list"
         return Refusal(name, why, "the unmodified class")
     for base in type(transform).__mro__[1:]:
         if base in known_transforms() or base in classes("Compose"):
             return Refusal(name, f"a subclass of {base.__name__} may behave differently", f"{base.__name__} itself")
-    return Refusal(name, "Penstock has no native form of it", f"a transform of docs/images.md in the place of {name}")
+    return Refusal(name, "Penstock has no native form of it", f"a transform of docs/images.md instead of {name}")

@@ -94,7 +94,7 @@ def _field(column: Column, first: Any) -> Field:
     """Return the field of a column in batches, of which this is the first row. Raises NotNumbers."""
     plain = type(first) is torch.Tensor and first.device.type == "cpu" and not first.requires_grad
     if not plain or first.shape != (1, *column.shape):
-        raise NotNumbers("what becomes no plain tensor in host memory")
+        raise NotNumbers("a value that does not become a plain tensor in host memory")
     dtype = str(first.dtype).removeprefix("torch.")
     if dtype not in column.fillers:
         spec = _native.Spec(dtype, list(column.shape))

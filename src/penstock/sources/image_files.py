@@ -178,7 +178,7 @@ def spec_of(recipe: Recipe) -> _native.Spec | None:
 
 
 def _read_step(dataset: Any, how: str = "") -> Step:
-    what = f"{counted(len(dataset), 'image file')} in {dataset.root}; JPEG decoded{how} as far as needed"
+    what = f"{counted(len(dataset), 'image file')} in {dataset.root}; JPEG decoded{how} (only the pixels used)"
     return Step(f"read    {what}, other formats by Pillow", "native")
 
 

@@ -56,7 +56,7 @@ class Replace:
         given: object = self.max_share
         share = float(given) if isinstance(given, numbers.Real) and not isinstance(given, bool) else math.nan
         if not 0 <= share <= 1:
-            raise InvalidOption(f"max_share={given!r} is no share: give a number from 0 to 1, such as 0.001")
+            raise InvalidOption(f"max_share={given!r} is not a share: give a number from 0 to 1, such as 0.001")
         object.__setattr__(self, "max_share", share)
         if not isinstance(self.manifest, str | os.PathLike | None):
             raise InvalidOption(f"manifest={self.manifest!r}: it is the path of a file, or None")
@@ -105,7 +105,7 @@ class Quarantine:
                 except (OSError, InvalidOption) as error:
                     warn_user(
                         f"bad sample {bad.id!r} could not be written to the manifest {self.manifest.path!r}: {error}; "
-                        "it is replaced all the same, and a later run finds it anew",
+                        "it is replaced nevertheless, and a later run finds it again",
                         RuntimeWarning,
                     )
         self._check_limit()
@@ -242,7 +242,7 @@ def _log_count(quarantine: Quarantine, process: int) -> None:
     if os.getpid() == process:
         bad, kept = counted(len(quarantine.known), "bad sample"), quarantine.manifest
         listed = "" if kept is None else f"; they are listed in {kept.path!r}"
-        _log.warning("on_error='replace': good samples stood in for %s of %s%s", bad, f"{quarantine.size:,}", listed)
+        _log.warning("on_error='replace': good samples replaced %s of %s%s", bad, f"{quarantine.size:,}", listed)
 
 
 def register_of(on_error: object, dataset: Any) -> Register | None:
@@ -253,7 +253,7 @@ def register_of(on_error: object, dataset: Any) -> Register | None:
     if not isinstance(how, Replace):
         raise InvalidOption(f"on_error={on_error!r}: it is 'raise', 'replace' or a penstock.Replace")
     if isinstance(dataset, IterableDataset):
-        raise InvalidOption("on_error='replace' needs a map-style dataset: in an iterable one no sample can stand in")
+        raise InvalidOption("on_error='replace' needs a map-style dataset: an iterable one has no other sample to take")
     return Register(how, dataset)
 
 
