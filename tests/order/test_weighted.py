@@ -141,6 +141,6 @@ BAD: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("call", "words"), BAD)
 def test_bad_arguments(call: Any, words: str) -> None:
-    with pytest.raises(TypeError if "no number" in words or "must be" in words else InvalidOption, match=words):
+    with pytest.raises(TypeError if "not a number" in words or "must be" in words else InvalidOption, match=words):
         call()
     Weighted([1, 2, 3]).check_size(3)
