@@ -168,7 +168,7 @@ class Explained:
         if isinstance(by_itself, PythonPlan) and by_itself.reason != refused.reason:
             reasons.append(by_itself.reason)
         if all(reason.remedy for reason in reasons):
-            return f"with {', and '.join(reason.remedy for reason in reasons)} the native core could read it"
+            return f"with {', and '.join(reason.remedy for reason in reasons)}, the native core could read it"
         name = reasons[-1].what
         for function, (source, page) in _SOURCES.items():
             if any(called.startswith(function) for called in stats.calls):
