@@ -88,7 +88,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     Raises:
         InvalidOption: seed together with generator, an unknown worker_method, share_dataset or on_error or device,
             share_dataset=True without threads, on_error="replace" or shard= for an iterable dataset, shard= with a
-            shuffle without seed= or with a sampler of one's own; from iter(), a device that is not there, and a dataset
+            shuffle without seed= or with your own sampler; from iter(), a device that is not there, and a dataset
             of threads that holds an open file or a lock.
         TooManyBadSamples: more samples are bad than on_error=Replace(max_share=) allows (while iterating).
         WorkerDied, WorkerStuck: a worker ended, or gave nothing for `timeout` seconds (while iterating).

@@ -579,7 +579,7 @@ def test_a_forked_child_is_told(late: list[LateStream]) -> None:
     next(feeding)
 
     def check() -> None:
-        with pytest.raises(RuntimeError, match="forked off"):
+        with pytest.raises(RuntimeError, match="parent process of this fork"):
             next(feeding)
 
     assert_in_child(check)

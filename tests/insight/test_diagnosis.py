@@ -143,10 +143,10 @@ def test_the_command_measures_a_loop(module: str, capsys: Captured) -> None:
         ("own_loop:dataset --step step", "a function is named by its module"),
         ("own_loop:dataset --step own_loop:steps", "own_loop has no 'steps'"),
         ("own_loop:dataset --step own_loop:number", "it is an object of type int"),
-        ("own_loop:dataset --seconds 0", "no number above 0"),
-        ("own_loop:dataset --seconds soon", "no number above 0"),
+        ("own_loop:dataset --seconds 0", "not a number above 0"),
+        ("own_loop:dataset --seconds soon", "not a number above 0"),
         ("own_loop:dataset --batch-size 0", "0 is too few"),
-        ("own_loop:dataset --num-workers -1", "no whole number of 0 or more"),
+        ("own_loop:dataset --num-workers -1", "not a whole number of 0 or more"),
     ],
 )
 def test_wrong_arguments(arguments: str, message: str, capsys: Captured) -> None:

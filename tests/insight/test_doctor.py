@@ -125,7 +125,7 @@ def test_a_folder_of_tensors_really_measured(folder: Path, capsys: Captured) -> 
         ("quiet", 0, []),
         ("make", 0, []),
         ("opened", 1, ["own_train:opened: 1 remark of the lint", "Noisy (own_train.py:6)"]),
-        ("lengthless", 0, ["unknown  dataset files  what was looked at raised OSError: the list of files is gone"]),
+        ("lengthless", 0, ["unknown  dataset files  what was checked raised OSError: the list of files is gone"]),
     ],
 )
 def test_an_object_of_a_module(name: str, code: int, words: list[str], capsys: Captured) -> None:

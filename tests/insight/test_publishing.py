@@ -67,7 +67,7 @@ def test_a_recording_says_what_the_loader_does(folder: Path) -> None:
     assert (job.name, job.host, job.summary[2], job.ended) == (this_process(), os.uname().nodename, "Numbers", False)
     assert job.lines[1] == "loader 1: Numbers, batches of 4, no workers, read by Python"
     assert job.lines[2].startswith("  rate ") and job.lines[2].endswith("; 3 batches in 1 pass")
-    assert "! errors    1 came in the place of a batch" in job.lines and job.patience >= 5
+    assert "! errors    1 came instead of a batch" in job.lines and job.patience >= 5
     assert any("getitem" in line for line in job.lines)
 
 

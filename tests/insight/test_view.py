@@ -151,7 +151,7 @@ def test_mistakes_are_one_line(module: str, tmp_path: Path, capsys: Captured) ->
         ("-o a.jpg", ".png or .html"),
         ("-o none/a.png", "none: there is no such folder for the sheet"),
         ("-o folder.png", "folder.png: Is a directory"),
-        ("--batch -1", "'-1' is no whole number of 0 or more"),
+        ("--batch -1", "'-1' is not a whole number of 0 or more"),
         ("--batch 1", "no batch 1: a penstock.DataLoader has 1 batch"),
         ("--batch-size 0", "at least 1"),
         ("--max 0", "at least 1"),

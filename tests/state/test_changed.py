@@ -108,7 +108,7 @@ def test_image_folders_go_on_wherever_they_lie(kind: Any, tmp_path: Path) -> Non
     assert listed(loaded(made("b"), state)) == rest, "nothing has changed but where it lies"
     (tmp_path / "b" / "cat" / "3.png").unlink()
     images(tmp_path / "b", {"cat/30.png": 30})
-    with changed("its IDs, or their order, are others"):
+    with changed("its IDs, or their order, have changed"):
         made("b").load_state_dict(state)
 
 

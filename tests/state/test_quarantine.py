@@ -75,7 +75,7 @@ def test_replace_keeps_what_it_is_given(path: Path) -> None:
     ("options", "words"),
     [
         *(
-            ({"max_share": share}, re.escape(repr(share)) + ".* is no share: give a number from 0 to 1")
+            ({"max_share": share}, re.escape(repr(share)) + ".* is not a share: give a number from 0 to 1")
             for share in (-0.1, 1.1, float("nan"), float("inf"), True, "0.1", None, 1j)
         )
     ],
@@ -291,8 +291,8 @@ def test_no_place_for_a_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     check("none/bad.jsonl", "cannot be written: No such file")
     check("n" * 300, "cannot be written: File name too long")
     check("/proc/self/bad.jsonl", "cannot be written: No such file")
-    check("/dev/null", "no regular file")
-    check("pipe", "no regular file")
+    check("/dev/null", "not a regular file")
+    check("pipe", "not a regular file")
     with unprivileged():
         check("closed/bad.jsonl", "cannot be written: Permission denied; name a file that")
     monkeypatch.setattr(os, "open", raising(errno.EROFS))

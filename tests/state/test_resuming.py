@@ -242,7 +242,7 @@ def test_states_of_other_numbers_of_workers() -> None:
     with refused(r"1 worker has read cannot .*=2: give num_workers=1 or 0$"):
         penstock.DataLoader(Counting(), 3, num_workers=2).load_state_dict(state)
     threads: Any = penstock.DataLoader(Counting(), 3, num_workers=2, worker_method="thread")
-    with pytest.warns(UserWarning, match=r"worker threads share it. The dataset goes on as it is"):
+    with pytest.warns(UserWarning, match=r"worker threads share it. The dataset continues unchanged"):
         threads.load_state_dict(state)
     next(iter(threads))
     with pytest.warns(UserWarning, match=r"Counting has a state_dict\(\), and worker threads share the dataset"):
@@ -378,7 +378,7 @@ def test_a_distributed_sampler_of_other_ranks_is_refused() -> None:
 
     _, state, _ = stopped(make(0, 2), 1)
     assert flat(loaded(make(1, 2), state)) == list(range(1, SIZE, 2))[2:], "both ranks have taken as many steps"
-    with refused(r"DistributedSampler of 2 ranks cannot go on with 3: give shard="):
+    with refused(r"DistributedSampler of 2 ranks cannot continue with 3: give shard="):
         make(0, 3).load_state_dict(state)
 
 

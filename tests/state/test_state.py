@@ -155,9 +155,9 @@ def test_states_that_are_none(state: Any) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        ({}, {"seed": 8}, "seed=7 cannot go on with seed=8"),
-        ({}, {"shuffle": False}, "an epoch shuffled cannot go on in sequence"),
-        ({"shuffle": None, "sampler": [1, 2, 3]}, {}, "by a sampler cannot go on shuffled"),
+        ({}, {"seed": 8}, "seed=7 cannot continue with seed=8"),
+        ({}, {"shuffle": False}, "an epoch shuffled cannot continue in sequence"),
+        ({"shuffle": None, "sampler": [1, 2, 3]}, {}, "by a sampler cannot continue shuffled"),
     ],
 )
 def test_a_state_of_another_seed_or_order(before: Any, after: Any, words: str) -> None:

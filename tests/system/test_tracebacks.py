@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
+import sys
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
@@ -217,13 +219,14 @@ def test_development_mode_keeps_all_frames(monkeypatch: pytest.MonkeyPatch) -> N
     assert ours(raised(penstock.DataLoader(Samples(broken), num_workers=0)))
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no groups of exceptions")
 def test_groups_and_rings_of_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     loader = penstock.DataLoader(Samples(broken), num_workers=0)
     with monkeypatch.context() as context:
         context.setattr("penstock.system.tracebacks.sys", DEVELOPMENT)
         one, other = raised(loader), raised(loader)
     one.__context__, other.__context__ = other, one
-    group = ExceptionGroup("two", [one, other])
+    group = vars(builtins)["ExceptionGroup"]("two", [one, other])
     assert ours(one) and ours(group)
     shorten(group)
     assert ours(group) == []

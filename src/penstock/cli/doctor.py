@@ -23,13 +23,12 @@ from penstock.system.words import counted, duration, size_of
 from penstock.verdict import PAGE, WORTH
 
 _DESCRIPTION = (
-    "Without DATASET: checks what this machine gives to a loader: CPUs, memory, limits. With DATASET: checks also what "
-    "concerns the dataset, and looks at the dataset's own state for what costs time or memory, or fails, in workers; "
-    "then measures a loop over it, in its parts, and says what holds it up and what would help. Exit code 1: something "
-    "is bad."
+    "Without DATASET: checks this machine's CPUs, memory and limits. With DATASET: also checks the dataset's files and "
+    "its Python objects for what would cost time or memory, or fail, in workers; then measures a loop over it by "
+    "stages, and names what limits it and what would help. Exit code 1: something is bad."
 )
 _STEP = "what the loop does with a batch: it is called with one, and must not leave work behind on an accelerator"
-_APPLY = "make the changes that arguments of the loader make, and measure them too"
+_APPLY = "also measure the changes that arguments of the loader make"
 #: Arguments that are of a measured loop.
 _MEASURING = ("step", "apply", "batch_size", "num_workers", "no_measure")
 
@@ -42,10 +41,10 @@ def add_parser(verbs: Any) -> None:
     loop = doctor.add_argument_group("a loop over DATASET is measured in its parts")
     loop.add_argument("--step", metavar="MODULE:FUNCTION", help=_STEP)
     loop.add_argument("--apply", action="store_true", help=_APPLY)
-    loop.add_argument("--seconds", type=number, default=3.0, help="for each part (3)")
-    said = "of the loader (32, or that of a given loader)"
+    loop.add_argument("--seconds", type=number, default=3.0, help="seconds for each part (3)")
+    said = "samples of a batch (32, or the batch size of a given loader)"
     loop.add_argument("--batch-size", type=positive, metavar="N", help=said)
-    loop.add_argument("--num-workers", type=count, metavar="N", help="of the loader (as a loader chooses)")
+    loop.add_argument("--num-workers", type=count, metavar="N", help="workers of the loader (default: its own choice)")
     loop.add_argument("--no-measure", action="store_true", help="check and lint only: no sample is read")
 
 
@@ -83,7 +82,7 @@ def _dataset(arguments: argparse.Namespace) -> Report:
         except InvalidOption as error:  # too few samples
             failed.append(Check(name, State.UNKNOWN, str(error)))
         except Exception as error:  # of the dataset's own code
-            failed.append(Check(name, state, f"what was looked at raised {sentence(error)}"))
+            failed.append(Check(name, state, f"what was checked raised {sentence(error)}"))
         return otherwise
 
     # What the user's own modules print is kept out of the command's output.

@@ -60,7 +60,7 @@ def add_parser(verbs: Any) -> None:
         "--steps",
         type=positive,
         metavar="N",
-        help="end the program, as sys.exit() in its main thread does, where it goes on behind N batches of one loader",
+        help="end the program, as sys.exit() in its main thread does, when it continues after N batches of one loader",
     )
     parser.add_argument(
         "--replace",
@@ -72,7 +72,7 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument(
         "--compare",
         action="store_true",
-        help=f"--replace of the first N steps of a loop (default: {STEPS}, or {SECONDS} seconds of it)",
+        help=f"as --replace, for the first N steps of a loop (default: {STEPS}, or {SECONDS} seconds of it)",
     )
     parser.add_argument("--seconds", type=number, help=argparse.SUPPRESS)
     parser.add_argument(
@@ -93,7 +93,7 @@ def add_parser(verbs: Any) -> None:
         help="write one HTML page: waiting and work over time, throughput, the share of each stage; '{rank}' as above",
     )
     parser.add_argument("script", metavar="SCRIPT", help="a file, a folder or zip file with a __main__.py, or a module")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="args", help="of the program")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="args", help="arguments of the program")
     parser.set_defaults(execute=lambda arguments: _execute(parser, arguments))
 
 
@@ -102,7 +102,7 @@ def _execute(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> 
         parser.parse_args(["--steps", arguments.script, *arguments.arguments], arguments)
     program = Program(arguments.script, tuple(arguments.arguments), arguments.is_module)
     if arguments.after_only and not arguments.replace:
-        return _refuse("--after-only says how --replace is done, and needs it")
+        return _refuse("--after-only needs --replace")
     try:
         files = output_files(**{name: getattr(arguments, name) for name in (*RECORDINGS, "json")})
     except PenstockError as error:

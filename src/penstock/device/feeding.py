@@ -74,7 +74,7 @@ class ThreadSender:
     def next(self) -> Any:
         """Return what was sent next: a Moved, the source's error in its place, or _END."""
         if os.getpid() != self._pid:
-            raise RuntimeError("the thread of this iterator is in the process that this one was forked off from")
+            raise RuntimeError("the thread of this iterator is in the parent process of this fork")
         with self._starting:
             if self._thread.ident is None:
                 self._thread.start()

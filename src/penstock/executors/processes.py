@@ -236,7 +236,7 @@ class ProcessPass(_MultiProcessingDataLoaderIter):
 
     def __next__(self) -> Any:
         if os.getpid() != self._owner:
-            raise RuntimeError("the workers of this iterator are of the process that this one was forked off from")
+            raise RuntimeError("the workers of this iterator belong to the parent process of this fork")
         thread = threading.get_ident()
         if thread in self._inside:  # an interrupt reaches the workers too: what they did with their batches is unknown
             raise RuntimeError(INTERRUPTED)

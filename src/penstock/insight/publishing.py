@@ -89,7 +89,7 @@ class _Followed:
             f"  rate      {compact(batches / spent)} batches/s, {compact(samples / spent)} samples/s; "
             f"{counted(stats.batches, 'batch', 'batches')} in {counted(loops.passes, 'pass', 'passes')}",
             f"{'! ' if waiting > WAITING else '  '}waiting   {waiting:.0%} of the time",
-            *([f"! errors    {loops.failed:,} came in the place of a batch"] if loops.failed else []),
+            *([f"! errors    {loops.failed:,} came instead of a batch"] if loops.failed else []),
             *_stage_lines(stats),
         ]
         patience = max(_STILL_SECONDS, _STILL_STEPS * step, 3 * every) if loops.open else 0.0

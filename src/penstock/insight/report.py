@@ -66,7 +66,7 @@ def _of_loop(loop: Loop, begin: float, end: float) -> dict[str, Any]:
         "advice": advice(loop),
         "verdict": plain_sentence(loop),
         "done": ", ".join(done),
-        "errors": f"{counted(failed, 'error')} came in the place of a batch: {kinds}" if failed else "",
+        "errors": f"{counted(failed, 'error')} came instead of a batch: {kinds}" if failed else "",
         "charts": list(_charts(loop, begin, end)) if loop.times.batches else [],
         "stages": [
             (name, f"{s / total:.1%}", compact(s), f"{n:,}", compact(s / n * 1e6), 100 * s / total)

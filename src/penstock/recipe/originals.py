@@ -132,7 +132,7 @@ def _replaced(holders: Iterable[Any], names: Sequence[str]) -> Refusal | None:
 
 
 def _refusal(name: str, value: object) -> Refusal:
-    return Refusal(name, f"it was replaced by {_described(value)}", "the function as it is")
+    return Refusal(name, f"it was replaced by {_described(value)}", "the unmodified function")
 
 
 def _is_foreign(value: Any, module: str, name: str) -> bool:

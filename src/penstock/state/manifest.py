@@ -182,7 +182,7 @@ class Manifest:
             descriptor = os.open(os.path.realpath(self.path), flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
             try:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise InvalidOption(f"{self.path!r} is no regular file; a manifest is a file of JSON lines")
+                    raise InvalidOption(f"{self.path!r} is not a regular file; a manifest is a file of JSON lines")
                 try:
                     # Without locks reading does no harm.
                     lock_file(descriptor, self.path, operation, LOCK_SECONDS, required=operation == fcntl.LOCK_EX)

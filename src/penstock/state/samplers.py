@@ -221,7 +221,7 @@ def restore(one: Any, state: Any) -> None:
     """Load a state. Raises InvalidOption."""
     if not is_stateful(one):
         raise InvalidOption(
-            f"the state holds what state_dict() said, and {type(one).__name__} has no load_state_dict() to be told"
+            f"the state holds a state_dict(), which {type(one).__name__} cannot load: it has no load_state_dict()"
         )
     one.load_state_dict(deepcopy(state))
 

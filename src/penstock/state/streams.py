@@ -97,7 +97,7 @@ class Streams:
         self._read.append((worker, state, True))
 
     def failed(self) -> None:
-        """Note that an error came in the place of a batch."""
+        """Note that an error came instead of a batch."""
         self._read.append(None)
 
     def taken(self) -> None:
@@ -151,7 +151,7 @@ def check_streams(given: Any, workers: int) -> None:
         if len(states) == 1:
             readers, remedy = "1 worker has read", "num_workers=1 or 0"
         raise InvalidOption(
-            f"a state of a dataset that {readers} cannot go on with num_workers={workers}: give {remedy}"
+            f"a state of a dataset that {readers} cannot continue with num_workers={workers}: give {remedy}"
         )
 
 

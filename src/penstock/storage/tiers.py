@@ -264,8 +264,8 @@ def _tier(option: Any) -> Tier:
     named = isinstance(option, str | os.PathLike) and os.fsdecode(option)
     if not named or (named[0].isdigit() and os.sep not in named):  # such as "8 gigs"
         raise InvalidOption(
-            f"cache={option!r}: a tier is an amount of memory ('8GiB'), a folder ('/dev/shm/penstock', './cache'), or a "
-            "folder with its limit (('/nvme/penstock', '500GiB'))"
+            f"cache={option!r}: a tier is an amount of memory ('8GiB'), a folder ('/dev/shm/penstock', './cache'), or "
+            "a folder with its limit (('/nvme/penstock', '500GiB'))"
         )
     folder = Path(os.path.expanduser(os.fsdecode(option))).absolute()
     return FolderTier(folder, limit)

@@ -175,5 +175,6 @@ def describe_copies(fetch: Fetch, init: Init | None, *, shared: bool) -> str:
     except NotCopied as error:
         return f"refused  {error}"
     return (
-        "copies   each thread has the dataset's Python objects and transforms for itself; tensors and arrays are shared"
+        "copies   each thread has its own copy of the dataset's Python objects and transforms; tensors and arrays are "
+        "shared"
     )

@@ -234,7 +234,7 @@ class WorkerWatch:
                 f"{', and is stopped by a signal' if worker in stopped else ''}."
             )
             if number < _STACKS_TOLD:
-                lines += _stack_lines(stacks.get(worker, "")) or ["  (its Python stack could not be had)"]
+                lines += _stack_lines(stacks.get(worker, "")) or ["  (its Python stack could not be read)"]
         lines.append("Look at that sample or function, or raise timeout= if it is only slow.")
         return "\n".join(lines)
 
