@@ -169,7 +169,7 @@ def test_what_could_be_is_advice_at_the_end(options: dict[str, Any], advice: lis
     kinds, lines = zip(*words(loader), strict=True)
     first = kinds.index("advice")
     assert "native" not in kinds and "because" in kinds and set(kinds[first:]) == {"advice"}
-    assert lines[first].startswith("advice   with ") and lines[first].endswith(" the native core could read it")
+    assert lines[first].startswith("advice   Made is Python code: ") and "Folder" not in lines[first]
     assert list(lines[first + 1 :]) == advice
 
 
