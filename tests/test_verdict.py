@@ -154,7 +154,9 @@ def test_workers_help_a_loop_that_sleeps_however_busy_the_machine_is(foreign: fl
     """sleep(0.01) in __getitem__, no workers: 16 samples, each of which then waits for a CPU too."""
     queued = 40 * MS * foreign
     sleeping = {"busy": {Cause.BLOCKED: 160, Cause.PYTHON: 2}, "cpu": {Cause.PYTHON: 2}, "kind": Workers.CALLER}
-    found = case(wait=162 + queued / MS, work=1, workers=0, foreign_cpus=foreign, host_cpus=2, queued=queued, **sleeping)
+    found = case(
+        wait=162 + queued / MS, work=1, workers=0, foreign_cpus=foreign, host_cpus=2, queued=queued, **sleeping
+    )
     (first,) = findings(found)
     assert (first.cause, first.options) == (Cause.BLOCKED, {"num_workers": 8})
     assert first.gain == pytest.approx(163 / (162 / 8))

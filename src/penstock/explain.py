@@ -172,7 +172,9 @@ class Explained:
         name = reasons[-1].what
         for function, (source, page) in _SOURCES.items():
             if any(called.startswith(function) for called in stats.calls):
-                return f"{name} calls {function}: where a file is a sample, the native core reads it by {source} ({page})"
+                return (
+                    f"{name} calls {function}: where a file is a sample, the native core reads it by {source} ({page})"
+                )
         return f"{name} is Python code: more workers (num_workers=) call it at the same time (docs/workers.md)"
 
     def _bad_samples_and_device(self) -> Iterator[str]:

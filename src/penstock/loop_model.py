@@ -77,10 +77,6 @@ _STAGES = {
 }
 
 
-#: What runs all the time, but for files that are mapped into memory.
-_RUNNING = (Cause.DECODE, Cause.TRANSFORM, Cause.COPY)
-
-
 @dataclass(frozen=True)
 class Measured:
     """What a loader's passes have shown, in seconds a step of the loop where nothing else is said."""
@@ -227,7 +223,7 @@ def measured(
             continue
         off = max(0.0, time.seconds - time.cpu_seconds)
         ready = min(time.queued_seconds, off)
-        if cause in _RUNNING and ready > off / 2:  # the rest is of the share that was looked at
+        if cause is not Cause.PYTHON and ready > off / 2:  # a native sample is too short to be split more exactly
             ready = off
         # Python's own code that neither runs nor could is blocked, but for threads, which wait for Python's lock too.
         asleep = cause is Cause.PYTHON and kind is not Workers.THREADS
