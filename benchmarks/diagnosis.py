@@ -162,21 +162,21 @@ CASES = {
 def run(name: str, seconds: float) -> dict[str, Any]:
     """Diagnose a case in this process."""
     from penstock.executors import selection
-    from penstock.insight.diagnosis import _run, diagnose
+    from penstock.insight.diagnosis import _gain, _run, diagnose
     from penstock.verdict import findings, verdict
 
     case = CASES[name]
     every = os.sched_getaffinity(0)
     if case.cpus is not None:
         os.sched_setaffinity(0, sorted(every)[: case.cpus])
-        vars(selection).update(host_cpus=lambda: len(every), exact_quota=lambda: float(case.cpus))
+        vars(selection).update(host_cpus=lambda: len(every), cpu_quota=lambda: float(case.cpus))
     build = Path(__file__).parents[1] / "build"  # on a disk, as /tmp need not be
     build.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=build) as folder:
         make, step = case.build(Path(folder))
-        found = diagnose(make, step, seconds=seconds, apply=True)
+        found = diagnose(make, step, seconds=seconds)
         first = found.findings[0]
-        gain = found.gains.get(first)
+        gain = _gain(make, first, step, seconds) if first.options else None
         if case.cpus is not None:
             limited = _run(make(), step, seconds)[0]
             os.sched_setaffinity(0, every)

@@ -77,10 +77,6 @@ _STAGES = {
 }
 
 
-#: What runs all the time, but for files that are mapped into memory.
-_RUNNING = (Cause.DECODE, Cause.TRANSFORM, Cause.COPY)
-
-
 @dataclass(frozen=True)
 class Measured:
     """What a loader's passes have shown, in seconds a step of the loop where nothing else is said."""
@@ -101,7 +97,7 @@ class Measured:
     queued: float = 0.0
     """Of all workers together, in the run queue: they could run, and no CPU was free."""
     loop_queued: float = 0.0
-    """The same of the loop's thread, while it waited for batches and worked on no sample."""
+    """The same of the loop's thread, but for the samples that it makes."""
     other_cpu: float = 0.0
     """CPU time of the process beside that: of the loop and what it calls."""
     foreign_cpus: float = 0.0
@@ -143,11 +139,11 @@ class Measured:
 
     def _takes(self, queued: float) -> float:
         """Return what a step takes by the model. queued: seconds that its workers wait for a CPU."""
-        if self.kind is Workers.CALLER:
-            return self.work + self.total_busy + queued
         if self.kind is Workers.FILLERS:  # what they have at once, and the network, is not modelled
             return self.step
         cpus = (self.total_cpu + self.other_cpu) / self.free_cpus
+        if self.kind is Workers.CALLER:
+            return max(self.work + self.total_busy + queued, cpus)
         if self.locked and not queued:
             return max(self.work, cpus, self.total_cpu)
         return max(self.work, (self.total_busy + queued) / max(1, self.workers), cpus)
@@ -160,14 +156,20 @@ class Measured:
     @property
     def overhead(self) -> float:
         """What a batch costs beside its samples: the part of a step that the model does not explain."""
-        return max(0.0, self.step - self.loop_queued - self._takes(self.queued))
+        return max(0.0, self.step - self.wait_queued - self._takes(self.queued))
+
+    @property
+    def wait_queued(self) -> float:
+        """What of `loop_queued` was a wait for a batch: its share of the time, or half, as of a loop that sleeps."""
+        return min(self.wait, self.loop_queued * max(0.5, self.wait / self.step)) if self.step else 0.0
 
     @property
     def free_cpus(self) -> float:
-        """CPUs that this process gets beside others: those that they leave, or the share of its running workers."""
+        """CPUs that this process gets beside others: what they leave, its workers' share, or at least what it had."""
         running = 1 if self.locked else max(1, self.workers)
         share = self.cpus * running / (running + self.foreign_cpus)
-        return min(self.cpus, max(share, self.cpus - self.foreign_cpus, self.host_cpus - self.foreign_cpus))
+        had = (self.total_cpu + self.other_cpu) / self.step if self.step else 0.0
+        return min(self.cpus, max(0.01, had, share, max(self.cpus, self.host_cpus) - self.foreign_cpus))
 
     @property
     def locked(self) -> bool:
@@ -221,7 +223,7 @@ def measured(
             continue
         off = max(0.0, time.seconds - time.cpu_seconds)
         ready = min(time.queued_seconds, off)
-        if cause in _RUNNING and ready > off / 2:  # the rest is of the share that was looked at
+        if cause is not Cause.PYTHON and ready > off / 2:  # a native sample is too short to be split more exactly
             ready = off
         # Python's own code that neither runs nor could is blocked, but for threads, which wait for Python's lock too.
         asleep = cause is Cause.PYTHON and kind is not Workers.THREADS
@@ -242,7 +244,7 @@ def measured(
         busy={cause: seconds for cause, seconds in busy.items() if seconds > 0},
         cpu={cause: seconds for cause, seconds in cpu.items() if seconds > 0},
         queued=queued,
-        loop_queued=max(0.0, loop.queued_seconds * loop.wait_share / steps - (0.0 if workers else queued)),
+        loop_queued=max(0.0, loop.queued_seconds / steps - (0.0 if workers else queued)),
         other_cpu=max(0.0, loop.cpu_seconds / steps - (0 if kind is Workers.PROCESSES else sum(cpu.values()))),
         foreign_cpus=foreign,
         host_cpus=host_cpus,

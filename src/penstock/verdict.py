@@ -18,7 +18,7 @@ PAGE = "docs/waiting.md"
 #: A loop that waits for less than this share of its time is not held up by its batches.
 WAITING = 0.05
 #: A change that would make the loop faster by less is not worth a word.
-WORTH = 1.05
+WORTH = 1.1
 #: Batches that stand out are few: at most this share of the batches; and most of the wait is for them.
 FEW, MOST = 0.05, 0.5
 #: What a cache is given to try it out: files that do not fit are read as before.
@@ -48,7 +48,7 @@ class Finding:
 
 def findings(found: Measured) -> list[Finding]:
     """Return what holds a loop up, what would help most first."""
-    if found.wait - found.loop_queued < WAITING * found.step:
+    if found.wait - found.wait_queued < WAITING * found.step:
         evidence = f"The loop worked for {duration(found.work)} of the {duration(found.step)} that a step takes."
         return [Finding(Cause.COMPUTE, evidence, "", 1.0)]
     made: list[Finding] = []
@@ -64,9 +64,16 @@ def _largest(busy: Mapping[Cause, float]) -> Cause:
     return max(busy, key=lambda cause: busy[cause], default=Cause.OVERHEAD)
 
 
+def _straggles(found: Measured) -> bool:
+    """Return whether most of the wait is for a few batches, and not for a CPU for the loop itself."""
+    outlying = found.outlying_wait
+    few = found.workers > 0 and found.outlying_batches <= FEW
+    return few and outlying >= MOST * found.wait and found.loop_queued < MOST * outlying
+
+
 def _outliers(found: Measured) -> Iterator[Finding]:
     """Yield the finding of a few batches that most of the wait is for."""
-    if found.outlying_batches > FEW or found.outlying_wait < MOST * found.wait or not found.workers:
+    if not _straggles(found):
         return
     depth = min(64, math.ceil(found.longest_wait / max(found.work, 1e-6) / found.workers) + 2)
     gain = found.step / max(found.step - found.outlying_wait, found.modelled)
@@ -81,8 +88,8 @@ def _outliers(found: Measured) -> Iterator[Finding]:
 
 def _overhead(found: Measured) -> Iterator[Finding]:
     """Yield the finding that the cost of each batch, beside its samples, is the limit. Larger ones train otherwise."""
-    outlying = found.outlying_wait if found.workers else 0.0
-    if found.overhead - outlying >= MOST * (found.wait - found.loop_queued):
+    outlying = found.outlying_wait if _straggles(found) else 0.0
+    if found.overhead - outlying >= MOST * (found.wait - found.wait_queued):
         evidence = (
             f"A batch of {found.batch_size:.3g} samples costs {duration(found.overhead)} beside the work on its "
             f"samples, which takes {duration(found.modelled)} of the {duration(found.step)} a step."
@@ -183,7 +190,7 @@ def verdict(found: Measured) -> str:
         return f"{text}: its own work, {duration(found.work)} a step, is what takes the time."
     parts, each = dict(found.busy), max(1, found.workers)
     parts[Cause.OVERHEAD] = found.overhead * each
-    parts[Cause.QUEUE] = found.queued + found.loop_queued * each
+    parts[Cause.QUEUE] = found.queued + found.wait_queued * each
     whole, largest = sum(parts.values()), _largest(found.busy)
     shown = [(time, cause) for cause, time in parts.items() if time >= 0.05 * whole or cause is largest]
     if whole > 0:

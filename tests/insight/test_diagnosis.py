@@ -153,7 +153,15 @@ def test_wrong_arguments(arguments: str, message: str, capsys: Captured) -> None
     assert message in one_line(capsys, "doctor", *arguments.split())
 
 
-def test_a_dataset_that_fails_is_unknown(module: str, capsys: Captured) -> None:
-    main(["doctor", f"{module}:bad", "--seconds", "0.1"])
+def test_a_dataset_that_fails_is_bad(module: str, capsys: Captured) -> None:
+    assert main(["doctor", f"{module}:bad", "--seconds", "0.1"]) == 1
     out = capsys.readouterr().out
-    assert "unknown" in out and "the loop" in out and "KeyError: 'no such sample'" in out
+    (line,) = [line for line in out.splitlines() if "KeyError: 'no such sample'" in line]
+    assert line.split()[:3] == ["bad", "the", "loop"] and "sample 0)" in line
+
+
+def test_a_dataset_that_is_too_small_is_unknown(user_module: Callable[[str, str], str], capsys: Captured) -> None:
+    name = user_module("own_rows", "from tests.sample_datasets import rows\ndataset = rows(8)\n")
+    main(["doctor", f"{name}:dataset", "--seconds", "0.1", "--batch-size", "8"])
+    out = capsys.readouterr().out
+    assert any(line.startswith("unknown") and "too few batches" in line for line in out.splitlines())

@@ -30,8 +30,9 @@ def target(text: str, split: str | None = None) -> Any:
     """Return the dataset or loader that a command's DATASET names.
 
     A path that exists is a folder of packed shards, of .pt, .pth or .npy files, or of images, in one folder a class or
-    all in it, which get the transform of `default_transform`; a URL is one of packed shards. `module:object` is an object of a module, which is imported with the current folder on
-    Python's path: a dataset or loader, or a function or class that returns one when called without arguments.
+    all in it, which get the transform of `default_transform`; a URL is one of packed shards. `module:object` is an
+    object of a module, which is imported with the current folder on Python's path: a dataset or loader, or a function
+    or class that returns one when called without arguments.
 
     split: of packed shards with several splits. Raises InvalidOption where the text names no dataset, and OSError.
     """
@@ -48,7 +49,7 @@ def target(text: str, split: str | None = None) -> Any:
 
 def default_transform(text: str, dataset: Any) -> str:
     """Return what is said of the transform of a folder's images, where DATASET is one; empty: it is not."""
-    if not isinstance(dataset, ImageTable) or dataset.transform is None or _OBJECT.fullmatch(text):
+    if not os.path.isdir(text) or not isinstance(dataset, ImageTable) or dataset.transform is None:
         return ""
     said = "Resize(256), CenterCrop(224), ToTensor(), the default transform for a folder of images"
     return f"{said}; name a dataset as module:object to have its own"
