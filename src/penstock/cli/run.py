@@ -264,7 +264,7 @@ def run_child(command: Sequence[str], figures: str) -> Ended:
             child.terminate()
 
     before = {number: signal.signal(number, wait_on) for number in (signal.SIGINT, signal.SIGTERM)}
-    read = _blocks_read()
+    blocks = resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock
     try:
         child = subprocess.Popen(command)
         code = child.wait()
@@ -274,11 +274,8 @@ def run_child(command: Sequence[str], figures: str) -> Ended:
     found: Mapping[str, Any] = {}
     with contextlib.suppress(OSError, ValueError), open(figures, encoding="utf-8") as file:
         found = json.load(file)
-    return Ended(128 - code if code < 0 else code, found, 512 * (_blocks_read() - read))
-
-
-def _blocks_read() -> int:
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock
+    blocks = resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock - blocks
+    return Ended(128 - code if code < 0 else code, found, 512 * blocks)
 
 
 # --- the comparison ---------------------------------------------------------------------------------------------------
