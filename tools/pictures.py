@@ -126,7 +126,7 @@ def main() -> None:
         subprocess.run([*PENSTOCK, "run", "--report", "report.html", "train.py", "6"], cwd=folder, check=True)
         view = ["view", "shapes", "--batch-size", "8", "--columns", "4", "--shuffle", "--seed", "1", "-o", "view.html"]
         subprocess.run([*PENSTOCK, *view], cwd=folder, check=True)
-        for page, size in (("report", (1280, 1700)), ("view", (1160, 545))):
+        for page, size in (("report", (1280, 1700)), ("view", (1160, 620))):
             photograph(folder / f"{page}.html", out / f"{page}.png", size)
             photograph(folder / f"{page}.html", out / f"{page}-dark.png", size, dark=True)
         (out / "watch.svg").write_text(svg_of(watched(folder)))

@@ -258,6 +258,7 @@ def test_report(loops: Recording) -> None:
     line, gain = lines()
     assert "% of the time (" in line and "4 batches in 2 passes" in line
     assert "native threads would fill the batches" in gain and place in gain
+    assert RunReport(2.5, loops.loops()).lines(whole=False) == [line]
     for size in range(1, 13):
         list(DataLoader(ROWS, size))
     assert len(lines()) == 12 and lines()[-2] == "and 3 loaders more, for which it waited less"

@@ -88,7 +88,9 @@ def assert_runs(folder: Path, program: str, *arguments: str, run: Sequence[str] 
     here = "/./" if program.startswith("./") else "/"  # of which versions of Python make different things
     found, wanted = ((ended.code, ended.out.replace(here, "/")) for ended in (ours, theirs))
     assert (*found, ours.program_err) == (*wanted, err)
-    assert [line.partition(",")[0] for line in ours.said] == ["penstock: no DataLoader was used"] * report, ours.err
+    assert [line.partition(",")[0] for line in ours.said] == [
+        "penstock: no loop over a DataLoader was seen"
+    ] * report, ours.err
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

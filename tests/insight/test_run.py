@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -229,7 +230,7 @@ def test_limits_of_a_comparison(capsys: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert not Recording(steps=4, seconds=30.5).is_over(loop) and Recording(seconds=30.0).is_over(loop)
     assert Recording(steps=3, seconds=90.0).is_over(loop) and not Recording().is_over(loop)
     read = iter([0, 1 << 20, 1 << 20, 1 << 20])
-    monkeypatch.setattr(verb, "_blocks_read", lambda: next(read))
+    monkeypatch.setattr("resource.getrusage", lambda _: SimpleNamespace(ru_inblock=next(read)))
     monkeypatch.setattr(verb, "COMMAND", (sys.executable, "-c", WRITES))
     parser = argparse.ArgumentParser()
     verb.add_parser(parser.add_subparsers())

@@ -62,6 +62,7 @@ def add_parser(verbs: Any) -> None:
         metavar="N",
         help="end the program, as sys.exit() in its main thread does, when it continues after N batches of one loader",
     )
+    parser.add_argument("--seconds", type=number, metavar="S", help="the same behind S seconds of one loop")
     parser.add_argument(
         "--replace",
         action="store_true",
@@ -74,7 +75,6 @@ def add_parser(verbs: Any) -> None:
         action="store_true",
         help=f"as --replace, for the first N steps of a loop (default: {STEPS}, or {SECONDS} seconds of it)",
     )
-    parser.add_argument("--seconds", type=number, help=argparse.SUPPRESS)
     parser.add_argument(
         "--after-only",
         action="store_true",
@@ -149,7 +149,13 @@ def _run_here(arguments: argparse.Namespace, program: Program, files: Mapping[st
         if rank_here() == 0:
             with contextlib.suppress(Exception):  # what the program has replaced it by
                 sys.stdout.flush()
-            say_last(stream, [f"penstock: {shown(line)}" for line in [*found.lines(), *lines]])
+            say_last(
+                stream,
+                [
+                    f"penstock: {shown(line)}"
+                    for line in [*found.lines(whole=arguments.steps is arguments.seconds is None), *lines]
+                ],
+            )
 
     atexit.register(report)
     try:
@@ -214,10 +220,10 @@ def _run_twice(arguments: argparse.Namespace, program: Program, files: Mapping[s
     if int(os.environ.get("WORLD_SIZE", "1") or 1) > 1:
         return _refuse("--replace runs a program twice, which the ranks of one job cannot do: give --after-only too")
     options = ["--quiet"] if arguments.quiet else []
-    if arguments.steps is not None:
-        options += ["--steps", str(arguments.steps)]
-    elif arguments.compare:
-        options += ["--steps", str(STEPS), "--seconds", str(SECONDS)]
+    if arguments.compare and arguments.steps is arguments.seconds is None:
+        arguments.steps, arguments.seconds = STEPS, SECONDS
+    limits = {"--steps": arguments.steps, "--seconds": arguments.seconds}
+    options += [word for name, limit in limits.items() if limit is not None for word in (name, str(limit))]
     replaced = [word for what in RECORDINGS if what in files for word in (f"--{what}", getattr(arguments, what))]
     replaced += ["--replace", "--after-only"]
     runs: list[Ended] = []
@@ -258,7 +264,7 @@ def run_child(command: Sequence[str], figures: str) -> Ended:
             child.terminate()
 
     before = {number: signal.signal(number, wait_on) for number in (signal.SIGINT, signal.SIGTERM)}
-    read = _blocks_read()
+    blocks = resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock
     try:
         child = subprocess.Popen(command)
         code = child.wait()
@@ -268,11 +274,8 @@ def run_child(command: Sequence[str], figures: str) -> Ended:
     found: Mapping[str, Any] = {}
     with contextlib.suppress(OSError, ValueError), open(figures, encoding="utf-8") as file:
         found = json.load(file)
-    return Ended(128 - code if code < 0 else code, found, 512 * (_blocks_read() - read))
-
-
-def _blocks_read() -> int:
-    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock
+    blocks = resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock - blocks
+    return Ended(128 - code if code < 0 else code, found, 512 * blocks)
 
 
 # --- the comparison ---------------------------------------------------------------------------------------------------

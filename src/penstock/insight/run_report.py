@@ -31,8 +31,8 @@ class RunReport:
     without_batches: Sequence[LoaderFacts] = ()
     """The loaders that gave no batch."""
 
-    def lines(self) -> list[str]:
-        """Return the lines that are printed."""
+    def lines(self, *, whole: bool = True) -> list[str]:
+        """Return the lines that are printed. whole: the program was not cut short, and the last one says what helps."""
         if not self.loops:
             none = [f"no batch came from {loader}" for loader in self.without_batches[:_SAID]] or [
                 "no loop over a DataLoader was seen"
@@ -41,7 +41,7 @@ class RunReport:
         lines = [plain_sentence(one) for one in self.loops[:_SAID]]
         if (more := len(self.loops) - _SAID) > 0:
             lines.append(f"and {counted(more, 'loader')} more, for which it waited less")
-        return [*lines, *[*filter(None, map(import_line, self.loops))][:1]]
+        return [*lines, *[*filter(None, map(import_line, self.loops))][:whole]]
 
     def as_json(self) -> str:
         """Return the figures: {"seconds": ..., "loops": [...]}, and in each loop its numbers and its loader's."""
