@@ -164,8 +164,10 @@ class Ended(NamedTuple):
     stderr: str
 
 
-def run(source: str, *arguments: Any, environment: Mapping[str, str] | None = None) -> Ended:
-    """Run a program to its end."""
-    with Program(source, *arguments, environment=environment) as program:
+def run(
+    source: str, *arguments: Any, environment: Mapping[str, str] | None = None, folder: Path | None = None
+) -> Ended:
+    """Run a program to its end, in a folder; None: in this one."""
+    with Program(source, *arguments, environment=environment, folder=folder) as program:
         out, error = program.communicate()
         return Ended(program.wait(), out, error)

@@ -24,10 +24,9 @@ BLOCKS = list(blocks_of(README))
 
 def ended(source: str, *arguments: Any, folder: Path, **environment: str) -> str:
     """Run a program in a folder, and return what it prints."""
-    with python_processes.Program(source, *arguments, folder=folder, environment=environment) as program:
-        out, error = program.communicate()
-        assert program.wait() == 0, error
-        return out
+    done = python_processes.run(source, *arguments, folder=folder, environment=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: str(block.line))
