@@ -110,7 +110,7 @@ def test_explain_counts_one_as_one() -> None:
     list(loader)
     lines = loader.explain().splitlines()
     assert [line.partition(";")[0] for line in lines if line.startswith(("bad", "so far"))] == [
-        "bad      1 bad sample, a good one stands in for it",
+        "bad      1 bad sample, replaced by good ones",
         "so far   3 samples in 1 batch",
     ]
     one: Any = penstock.DataLoader(Made(size=1))

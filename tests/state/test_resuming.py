@@ -306,7 +306,7 @@ def test_a_sampler_goes_on_where_it_says(own: dict[str, Any], size: int | None, 
 
 def test_a_samplers_state_needs_a_sampler_that_takes_it() -> None:
     _, state, _ = stopped(numbers(4, sampler=Stated()), 1)
-    with refused("list has no load_state_dict"):
+    with refused("list cannot load: it has no load_state_dict"):
         flat(loaded(numbers(4, sampler=list(range(SIZE))), state))
 
 

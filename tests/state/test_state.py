@@ -415,5 +415,5 @@ def test_any_batch_of_a_pass_that_went_on_can_be_made_again() -> None:
             assert ranks[0].ids(0, step, rank, state=state) == list(map(str, batch[0].tolist()))
     with pytest.raises(IndexError):
         ranks[0].ids(0, 7, state=state)
-    with pytest.raises(penstock.InvalidOption, match="of epoch 0 says nothing of epoch 1"):
+    with pytest.raises(penstock.InvalidOption, match="of epoch 0 does not cover epoch 1"):
         ranks[0].batch_at(1, 0, state=state)

@@ -225,7 +225,7 @@ class Register(Observer):
             self._said = True
             first = ", ".join(f"{one.id!r} ({one.error!r})" for one in news[:1])
             _log.warning(
-                "on_error='replace': good samples replace bad ones from here on, the first one is %s; their number "
+                "on_error='replace': good samples replace bad ones from here on, beginning with %s; their number "
                 "is logged at the end",
                 first or f"{counted(len(known), 'sample')} of the manifest",
             )

@@ -17,13 +17,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _PACKAGE = __name__.partition(".")[0]
-#: What torch's loader runs on: its frames are dropped where a frame of the package called them.
-_TORCH = {
-    "torch._utils",  # raises the errors of workers, in a frame that holds the error: the two would be a cycle
-    "torch.utils.data._utils.fetch",
-    "torch.utils.data._utils.worker",
-    "torch.utils.data.dataloader",
-}
+#: What torch's loader runs on: its frames are dropped where a frame of the package called them. torch._utils raises the
+#: errors of workers, in a frame that holds the error: the two would be a cycle.
+_TORCH = {"torch._utils", *(f"torch.utils.data.{name}" for name in ("dataloader", "_utils.fetch", "_utils.worker"))}
 _GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())  # Python 3.11 and later
 
 
