@@ -1,8 +1,7 @@
-"""`python -m benchmarks.diagnosis [--quick] [--only CASE] [--load N] [--out FILE.json]`: is the first finding right?
+"""`python -m benchmarks.diagnosis [--quick] [--only CASE] [--load N] [--out FILE]`: is the first finding right?
 
-Loops that are slow for a known cause, each in a process of its own, on the machine as it is and beside N busy processes
-(8): what penstock.insight.diagnosis finds first, what it predicts of its change, and what the change gives, both ways in
-turn.
+Loops that are slow for a known cause, each in a process of its own, without and beside N busy processes (8): what
+penstock.insight.diagnosis finds first, what it predicts of its change, and what the change gives, both ways in turn.
 """
 
 from __future__ import annotations

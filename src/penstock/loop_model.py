@@ -218,12 +218,15 @@ def measured(
     elsewhere = kind is Workers.FILLERS  # where the stages ran, and on whose CPUs
     busy, cpu, queued = dict.fromkeys(Cause, 0.0), dict.fromkeys(Cause, 0.0), 0.0
     share = 1 / max(1, loop.batches)  # workers made the first batch of each pass too
+    # A native stage is too short to be split exactly: all together wait for files, or for a CPU.
+    native = [time for stage, time in stages.items() if _STAGES.get(stage, Cause.PYTHON) is not Cause.PYTHON]
+    starved = sum(2 * time.queued_seconds + time.cpu_seconds - time.seconds for time in native) > 0
     for stage, time in stages.items():
         if (cause := _STAGES.get(stage)) is None:
             continue
         off = max(0.0, time.seconds - time.cpu_seconds)
         ready = min(time.queued_seconds, off)
-        if cause is not Cause.PYTHON and ready > off / 2:  # a native sample is too short to be split more exactly
+        if starved and cause is not Cause.PYTHON:
             ready = off
         # Python's own code that neither runs nor could is blocked, but for threads, which wait for Python's lock too.
         asleep = cause is Cause.PYTHON and kind is not Workers.THREADS

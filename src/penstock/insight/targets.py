@@ -19,8 +19,9 @@ from penstock.storage.objects import is_url
 
 #: What DATASET may be, for --help.
 DATASET = (
-    "a folder of images (class/name.jpg or name.jpg), of .pt or .npy files or of packed shards, or module:object: a dataset, a "
-    "loader, or a function without arguments that returns one; modules are looked for in the current folder too"
+    "a folder of images (class/name.jpg or name.jpg), of .pt or .npy files or of packed shards, or module:object: a "
+    "dataset, a loader, or a function without arguments that returns one; modules are looked for in the current folder "
+    "too"
 )
 _TENSORS = (".pt", ".pth", ".npy")
 _OBJECT = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -63,7 +64,7 @@ def _with_transform(path: str) -> Any:
     found = Images(images, root=path) if flat else folder_dataset(path)
     if isinstance(found, ImageTable):
         with contextlib.suppress(ImportError):  # without torchvision the samples are PIL images
-            from torchvision.transforms import CenterCrop, Compose, Resize, ToTensor
+            from torchvision.transforms import CenterCrop, Compose, Resize, ToTensor  # noqa: PLC0415  optional
 
             found.transform = Compose([Resize(256), CenterCrop(224), ToTensor()])
     return found
