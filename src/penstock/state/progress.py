@@ -228,7 +228,11 @@ def checked_state(state: Any) -> Mapping[str, Any]:
     if not isinstance(state, Mapping):
         raise TypeError(f"a state is what state_dict() returns, not {type(state).__name__}")
     if state.get("format") != FORMAT:
-        found = f"of format {state['format']!r}" if "format" in state else f"a dict of {', '.join(map(repr, state)) or 'nothing'}"
+        found = (
+            f"of format {state['format']!r}"
+            if "format" in state
+            else f"a dict of {', '.join(map(repr, state)) or 'nothing'}"
+        )
         raise InvalidOption(
             f"load_state_dict() of a loader reads what state_dict() of a loader returns, of format {FORMAT}; this is "
             f"{found[:80]}"
