@@ -301,7 +301,7 @@ def test_tensors_are_made_of_capsules_where_torch_has_no_exchange_api(name: str)
     assert_equal(found, wanted)
     del content, wanted
     gc.collect()
-    assert torch.save(found, io.BytesIO()) is None  # its storages hold their memory
+    torch.save(found, io.BytesIO())  # its storages hold their memory
 
 
 def test_a_dtype_that_torch_lacks_is_refused() -> None:

@@ -188,7 +188,7 @@ def test_only_a_dataset_that_shows_a_compose_gets_a_line_on_it() -> None:
     compose = transforms.Compose([transforms.ToTensor()])
     assert line(numbers()) == line(numbers(transform=transforms.ToTensor())) == []
     (shown,) = line(numbers(transform=compose))
-    assert shown.startswith("native   the Compose at .transform, where the dataset calls it on a PIL image")
+    assert shown.startswith("native   the known transforms of the Compose at .transform, when the dataset calls it")
     held = numbers(aug=v2.Compose([v2.ToImage()]), mask=compose)
     datasets: list[Any] = [held, Subset(Subset(held, range(4)), range(2)), ConcatDataset([numbers(), held])]
     for dataset in datasets:
