@@ -157,7 +157,7 @@ def test_mistakes_are_one_line(module: str, tmp_path: Path, capsys: Captured) ->
         ("--max 0", "at least 1"),
         ("--mean a,b", "numbers with commas"),
         ("--std 1,nan", "numbers with commas"),
-        ("--std 0", "nothing was divided"),
+        ("--std 0", "--std holds 0"),
         ("--mean 1,2 --std 1,2,3", "one a channel"),
         ("--mean 1 --as-is", "exclude each other"),
     ):
