@@ -157,7 +157,8 @@ class NativeCrew:
         deadline = monotonic() + JOIN_SECONDS
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - monotonic()))
+                with contextlib.suppress(RuntimeError):  # Ctrl-C came while it was started: it finds the pool closed
+                    thread.join(max(0.0, deadline - monotonic()))
 
     def _serve(self) -> None:
         while (job := self.pool.take_python(True)) is not None:
