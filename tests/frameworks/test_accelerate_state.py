@@ -205,7 +205,7 @@ def test_an_order_that_is_drawn_anew_is_not_registered(own: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "error", "said"),
     [
-        (lambda: alone(**SHUFFLED), InvalidOption, "state_dict.* of a loader"),
+        (lambda: alone(**SHUFFLED), InvalidOption, "format None"),
         (
             lambda: prepared_alone(**{**SHUFFLED, "batch_size": 3}),
             InvalidOption,

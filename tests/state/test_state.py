@@ -146,7 +146,7 @@ def test_a_samplers_batches_are_skipped_without_being_read() -> None:
     ],
 )  # fmt: skip
 def test_states_that_are_none(state: Any) -> None:
-    with refused("state"):
+    with refused("a state"):
         loader().load_state_dict(state)
     with pytest.raises(TypeError, match="state_dict"):
         loader().load_state_dict([])

@@ -83,12 +83,12 @@ def _tars(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tu
         paths = [given]
     else:
         paths = [os.path.abspath(os.fspath(one)) for one in path]
-    for one in paths:
-        if not os.path.exists(one):
-            raise InvalidOption(f"{one} does not exist: give a folder of .tar files, or such files")
     folders = {os.path.dirname(one) for one in paths}
     if len(folders) != 1:
         raise InvalidOption(f"tar files of one folder can be indexed together, not of {len(folders)}")
+    for one in paths:
+        if not os.path.exists(one):
+            raise InvalidOption(f"{one} does not exist: give a folder of .tar files, or such files")
     return folders.pop(), [os.path.basename(one) for one in paths]
 
 

@@ -228,14 +228,9 @@ def checked_state(state: Any) -> Mapping[str, Any]:
     if not isinstance(state, Mapping):
         raise TypeError(f"a state is what state_dict() returns, not {type(state).__name__}")
     if state.get("format") != FORMAT:
-        found = (
-            f"of format {state['format']!r}"
-            if "format" in state
-            else f"a dict of {', '.join(map(repr, state)) or 'nothing'}"
-        )
         raise InvalidOption(
-            f"load_state_dict() of a loader reads what state_dict() of a loader returns, of format {FORMAT}; this is "
-            f"{found[:80]}"
+            f"a state of format {state.get('format')!r}: load_state_dict() of a loader reads what state_dict() of a "
+            f"loader returns, of format {FORMAT}; this is a dict of {', '.join(map(repr, state))[:60] or 'nothing'}"
         )
     wrong = [name for name in ("epoch", "position", "batches") if not is_count(state.get(name))]
     wrong += [name for name in ("data", "drawn") if not isinstance(state.get(name), Mapping)]
