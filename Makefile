@@ -8,6 +8,8 @@ PYTHON ?=
 VENV := .venv$(if $(PYTHON),-$(notdir $(PYTHON)))
 PY := $(VENV)/bin/python
 BENCH ?=
+RELEASES ?=
+PYTHONS ?=
 MINUTES ?= 10
 SEED ?= 1
 COUNT ?= 1000000
@@ -16,7 +18,7 @@ CHECKED := $(wildcard src tests examples benchmarks tools)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help setup demo test check format wheel sanitize fuzz soak faults bench clean distclean
+.PHONY: help setup demo test check format docs wheel matrix sanitize fuzz soak faults bench clean distclean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,8 +41,14 @@ format: $(VENV)/.tools  ## writes the layout and the import order that `check` a
 	$(PY) -m ruff check --fix $(CHECKED)
 	$(PY) -m ruff format $(CHECKED)
 
-wheel: $(VENV)/.tools  ## a wheel in wheelhouse/ that carries its libjpeg, tried in a fresh environment
-	tools/wheel.sh $(VENV)
+docs: setup $(VENV)/.docs  ## the pages of docs/ as a site in build/site; a dead link is an error
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+
+wheel: $(VENV)/.tools  ## a wheel in wheelhouse/ that carries its libjpeg, tried in a fresh environment; others: make wheel PYTHONS="python3.10 python3.12"
+	tools/wheel.sh $(VENV) $(PYTHONS)
+
+matrix:  ## the tests of the loader with torch 2.6, 2.8, 2.10 and the newest; some: make matrix RELEASES="2.6 newest"
+	tools/matrix.sh $(RELEASES)
 
 sanitize: setup $(VENV)/.tools  ## the native tests under AddressSanitizer, then under ThreadSanitizer
 	tools/sanitize.sh $(VENV) address
@@ -73,6 +81,9 @@ $(VENV)/.requirements: $(VENV)/.python pyproject.toml
 
 $(VENV)/.tools: $(VENV)/.requirements
 	@tools/setup.sh tools $(VENV)
+
+$(VENV)/.docs: $(VENV)/.requirements
+	@tools/setup.sh docs $(VENV)
 
 # The folders of native/ themselves: their times change when a file goes.
 $(VENV)/.package: $(VENV)/.requirements CMakeLists.txt pyproject.toml native $(wildcard native/* native/*/* native/*/*/*)

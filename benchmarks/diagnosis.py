@@ -1,12 +1,13 @@
-"""`python -m benchmarks.diagnosis [--quick] [--only CASE] [--out FILE.json]`: is the first finding right, and its gain?
+"""`python -m benchmarks.diagnosis [--quick] [--only CASE] [--load N] [--out FILE]`: is the first finding right?
 
-Loops that are slow for a known cause, each in a process of its own: what penstock.insight.diagnosis finds first, what
-it predicts of its change, and what the change gives, both ways in turn.
+Loops that are slow for a known cause, each in a process of its own, without and beside N busy processes (8): what
+penstock.insight.diagnosis finds first, what it predicts of its change, and what the change gives, both ways in turn.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from benchmarks import machine
 from benchmarks.process import say
 
 SECONDS, QUICK_SECONDS = 4.0, 1.5
+LOAD = 8
+#: A busy process, which ends with the one that began it.
+BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(100_000))"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +80,17 @@ def sample(index: int, run: float = 0.0, sleep: float = 0.0) -> Any:
 
 
 def slow_disk(folder: Path) -> Any:
-    return loop(Samples(lambda index: sample(index, sleep=0.004)), step=0.005)
+    for number in range(64):
+        (folder / str(number)).write_bytes(os.urandom(4096))
+    os.sync()
+
+    def read(index: int) -> Any:
+        with open(folder / str(index % 64), "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            file.read()
+        return sample(index, sleep=0.004)  # as a disk that is slow to answer
+
+    return loop(Samples(read), step=0.005)
 
 
 def slow_decoding(folder: Path) -> Any:
@@ -126,8 +140,8 @@ def outliers(folder: Path) -> Any:
     return loop(Samples(lambda index: sample(index, sleep=0.3 if index % 1600 == 799 else 0)), step=0.004)
 
 
-def small_decoded(folder: Path) -> Any:
-    return loop(Samples(lambda index: sample(index, sleep=0.004)), num_workers=0)
+def sleeping(folder: Path) -> Any:
+    return loop(Samples(lambda index: sample(index, sleep=0.01)), num_workers=0)
 
 
 CASES = {
@@ -136,30 +150,32 @@ CASES = {
     "slow Python": Case("python", slow_python),
     "Python's lock": Case("lock", locked),
     "tiny batches": Case("overhead", tiny_batches),
-    "too few CPUs": Case("cpus", few_cpus, cpus=1),
+    "too few CPUs": Case("run queue", few_cpus, cpus=1),
     "copies": Case("copy", copies),
     "compute": Case("compute", compute),
     "a straggling sample": Case("outliers", outliers),
-    "no workers": Case("read", small_decoded),
+    "no workers": Case("blocked", sleeping),
 }
 
 
 def run(name: str, seconds: float) -> dict[str, Any]:
     """Diagnose a case in this process."""
     from penstock.executors import selection
-    from penstock.insight.diagnosis import _run, diagnose
+    from penstock.insight.diagnosis import _gain, _run, diagnose
     from penstock.verdict import findings, verdict
 
     case = CASES[name]
     every = os.sched_getaffinity(0)
     if case.cpus is not None:
         os.sched_setaffinity(0, sorted(every)[: case.cpus])
-        vars(selection).update(host_cpus=lambda: len(every), exact_quota=lambda: float(case.cpus))
-    with tempfile.TemporaryDirectory() as folder:
+        vars(selection).update(host_cpus=lambda: len(every), cpu_quota=lambda: float(case.cpus))
+    build = Path(__file__).parents[1] / "build"  # on a disk, as /tmp need not be
+    build.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=build) as folder:
         make, step = case.build(Path(folder))
-        found = diagnose(make, step, seconds=seconds, apply=True)
+        found = diagnose(make, step, seconds=seconds)
         first = found.findings[0]
-        gain = found.gains.get(first)
+        gain = _gain(make, first, step, seconds) if first.options else None
         if case.cpus is not None:
             limited = _run(make(), step, seconds)[0]
             os.sched_setaffinity(0, every)
@@ -177,10 +193,34 @@ def run(name: str, seconds: float) -> dict[str, Any]:
     }
 
 
+@contextlib.contextmanager
+def beside(load: int) -> Iterator[None]:
+    """Keep so many processes busy."""
+    others = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(load)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def measure(name: str, load: int, *, quick: bool) -> dict[str, Any]:
+    """Diagnose a case in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.diagnosis", "--case", name, *(["--quick"] if quick else [])]
+    before = os.getloadavg()[0]
+    with beside(load):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    return {**json.loads(done.stdout.splitlines()[-1]), "busy_processes": load, "load_average_before": round(before, 2)}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.diagnosis", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="short: shows that all runs, measures little")
     parser.add_argument("--only", action="append", default=[], choices=CASES, help="only this case; may be repeated")
+    parser.add_argument("--load", type=int, help=f"only beside so many busy processes (0 and {LOAD})")
     parser.add_argument("--out", type=Path, help="the JSON file (benchmarks/results/diagnosis.json)")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -189,18 +229,17 @@ def main() -> int:
         print(json.dumps(run(given.case, seconds)))
         return 0
     results = []
-    for name in given.only or CASES:
-        say(f"diagnosis: {name}")
-        command = [sys.executable, "-m", "benchmarks.diagnosis", "--case", name, *(["--quick"] if given.quick else [])]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-        if done.returncode:
-            say(done.stderr)
-            return 1
-        result = json.loads(done.stdout.splitlines()[-1])
-        results.append(result)
-        right = "right" if result["right"] else "WRONG"
-        print(f"{name:20} {result['cause']:9} {right}  predicted {result['predicted']}  measured {result['measured']}")
-        print(f"{'':20} {'; '.join(result['found'])}")
+    for load in (0, LOAD) if given.load is None else (given.load,):
+        for name in given.only or CASES:
+            say(f"diagnosis: {name}, beside {load} busy processes")
+            result = measure(name, load, quick=given.quick)
+            results.append(result)
+            right = "right" if result["right"] else "WRONG"
+            numbers = f"predicted {result['predicted']}  measured {result['measured']}"
+            print(f"{name:20} load {load}  {result['cause']:9} {right}  {numbers}", flush=True)
+            print(f"{'':20} {'; '.join(result['found'])}\n{'':20} {result['verdict']}", flush=True)
+        own = [result["right"] for result in results if result["busy_processes"] == load]
+        print(f"beside {load} busy processes: {sum(own)} of {len(own)} right")
     default = Path("build/quick" if given.quick else Path(__file__).parent / "results") / "diagnosis.json"
     out = given.out or default
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
-GUIDES = sorted((ROOT / "docs").glob("*.md"))
+GUIDES = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", *GUIDES]
-ALL_PAGES = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "ARCHITECTURE.md", ROOT / "benchmarks" / "README.md"]
+_COMMUNITY = ("CONTRIBUTING.md", "ARCHITECTURE.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
+ALL_PAGES = [*PAGES, *(ROOT / name for name in (*_COMMUNITY, "benchmarks/README.md", "examples/README.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
 
 

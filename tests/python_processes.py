@@ -15,7 +15,9 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
+
+from typing_extensions import Self
 
 # A program runs in a grandchild of this process, and ends as Python ends it: with its exit handlers, its error and its
 # exit code. The child between them sends the grandchild's number and how it ended.
@@ -162,8 +164,10 @@ class Ended(NamedTuple):
     stderr: str
 
 
-def run(source: str, *arguments: Any, environment: Mapping[str, str] | None = None) -> Ended:
-    """Run a program to its end."""
-    with Program(source, *arguments, environment=environment) as program:
+def run(
+    source: str, *arguments: Any, environment: Mapping[str, str] | None = None, folder: Path | None = None
+) -> Ended:
+    """Run a program to its end, in a folder; None: in this one."""
+    with Program(source, *arguments, environment=environment, folder=folder) as program:
         out, error = program.communicate()
         return Ended(program.wait(), out, error)

@@ -5,8 +5,10 @@ import json
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,12 @@ from PIL import Image
 from tests import python_processes
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "train.py"
-_RUN = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+_RUN = """
+import pathlib, runpy, sys
+del sys.argv[0]
+sys.path.insert(0, str(pathlib.Path(sys.argv[0]).parent))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 def demo_run(test: Callable[..., None]) -> Callable[..., None]:
@@ -23,8 +30,15 @@ def demo_run(test: Callable[..., None]) -> Callable[..., None]:
     return pytest.mark.slow(pytest.mark.timeout(400)(test))
 
 
-def run(*arguments: str, script: Path = SCRIPT) -> python_processes.Ended:
-    return python_processes.run(_RUN, script, *arguments)
+def run(*arguments: object, script: Path = SCRIPT, folder: Path | None = None) -> python_processes.Ended:
+    return python_processes.run(_RUN, script, *arguments, folder=folder)
+
+
+def output_of(script: str, *arguments: object, folder: Path) -> str:
+    """Run an example in a folder to its end, and return what it prints."""
+    done = run(*arguments, script=SCRIPT.parent / script, folder=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -113,18 +127,104 @@ def test_data_parallel_learns() -> None:
     assert len(losses) == 3 and losses[2] < 0.1 * losses[0] and "\ndevice   " in done.stdout
 
 
+RECIPE = "--epochs 2 --batch-size 8 --workers 2 --model shufflenet_v2_x0_5 --crop 32 --lr 0.05 --ema-decay 0.5"
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_the_reference_recipe_runs_to_its_end(tmp_path) -> None:
+def test_imagenet_stops_and_continues_behind_the_last_checkpoint(tmp_path) -> None:
+    bright_and_dark(tmp_path)
+    given = [tmp_path, "--device", "cpu", *RECIPE.split(), "--checkpoint", tmp_path / "run.pt", "--save-every", 2]
+    command = "import sys; from penstock.cli import main; sys.exit(main())"
+    stopped = python_processes.run(command, "run", "--steps", 3, SCRIPT.with_name("imagenet.py"), *given)
+    assert stopped.returncode == 0 and "epoch" not in stopped.stdout, stopped.stderr
+    out = output_of("imagenet.py", *given, "--bf16", folder=tmp_path)
+    assert out.startswith("continues in epoch 1 behind 2 of 4 steps\n")
+    epochs = re.findall(r"^epoch (\d): mean loss [\d.]+, validation accuracy [\d.]+%$", out, re.MULTILINE)
+    assert epochs == ["1", "2"]
+    assert "native   augment TrivialAugmentWide" in out
+    assert "so far   48 samples in 6 batches" in out  # of 8: two of the first epoch were those of the other run
+    assert output_of("imagenet.py", *given, folder=tmp_path).startswith(
+        "continues in epoch 3 behind 0 of 4 steps\nplan "
+    )
+
+
+def test_the_tutorials_files_train_and_their_files_are_read_natively(tmp_path) -> None:
+    given = ["--samples", 256, "--epochs", 1]
+    first, second = (output_of("tutorial/main.py", *given, folder=tmp_path) for _ in range(2))
+    assert first.startswith("There is no folder data: 256 random samples are written there.\nepoch 1: validation")
+    assert second.startswith("epoch 1: validation accuracy ")
+    assert "torch.load: 192 answered natively" in second
+    assert len(list((tmp_path / "data").iterdir())) == 256
+
+
+def test_cifar10_says_that_its_images_are_made_up(tmp_path) -> None:
+    out = output_of("cifar10.py", "--seconds", 1, "--samples", 1000, folder=tmp_path)
+    assert out.startswith("There is no CIFAR10 in data: made-up images stand in for it.")
+    assert re.search(r"^test accuracy [\d.]+% on 200 images$", out, re.MULTILINE)
+    assert "native   gather  1,000 images of 32x32 in memory" in out
+
+
+@pytest.mark.timeout(200)
+def test_lightning_continues_behind_the_batch_where_it_stopped(tmp_path) -> None:
+    pytest.importorskip("lightning", reason="lightning is not installed: pip install lightning")
+    out = output_of("lightning_resume.py", folder=tmp_path)
+    assert "stopped behind 4 of 10 steps: 256 samples" in out
+    assert "resumed: 384 samples; each of 640 came once: True" in out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_trainer_continues_with_the_batches_of_a_run_that_did_not_stop(tmp_path) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")
+    out = output_of("hf_trainer.py", folder=tmp_path)
+    assert "resumed behind step 5, trained to step 16" in out
+    assert "the batches are those of a run that did not stop: True" in out
+
+
+@pytest.mark.timeout(200)
+def test_timm_trains_and_its_evaluation_is_read_natively(tmp_path) -> None:
+    pytest.importorskip("timm", reason="timm is not installed: pip install timm")
+    out = output_of("timm_train.py", "--epochs", 1, folder=tmp_path)
+    assert re.search(r"^epoch 1: loss [\d.]+, accuracy [\d.]+%$", out, re.MULTILINE)
+    assert "plan     2 native threads fill batches of 16 in place, in order" in out.split("\n\n")[-1]
+
+
+@pytest.mark.timeout(300)
+def test_the_notebook_runs_and_its_pictures_are_inside(tmp_path) -> None:
+    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed: pip install nbclient ipykernel")
+    pytest.importorskip("ipykernel", reason="ipykernel is not installed: pip install nbclient ipykernel")
+    nbformat = pytest.importorskip("nbformat")
+    notebook = nbformat.read(SCRIPT.with_name("first_look.ipynb"), 4)
+    kept = [printed(cell) for cell in notebook.cells]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of Jupyter's packages
+        nbclient.NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert [printed(cell) for cell in notebook.cells] == kept
+
+
+def test_the_notebook_holds_its_pictures() -> None:
+    cells = json.loads(SCRIPT.with_name("first_look.ipynb").read_text())["cells"]
+    assert any("image/jpeg" in output.get("data", {}) for cell in cells for output in cell.get("outputs", []))
+    assert all(cell.get("outputs") or "print" not in "".join(cell["source"]) for cell in cells)
+
+
+def printed(cell: Any) -> str:
+    """Return what a cell has printed, without figures of speed, of explain() its first line, and whether it drew."""
+    shown = []
+    for output in cell.get("outputs", []):
+        text = output.get("text") or " ".join(sorted({"image" for kind in output.data if kind.startswith("image/")}))
+        shown += [re.sub(r"[\d,.]+ (?=photos a second|s for)|(?<=Penstock) +[\d,]+", "", text)]
+    text = "".join(shown)
+    return text.partition("\n")[0] if "explain()" in cell.source else text
+
+
+def bright_and_dark(root: Path) -> None:
+    """Write photos of two classes for training and validation."""
     draw = np.random.default_rng(0)
-    for number in range(16):
+    for number in range(32):
         for part in ("train", "val"):
-            path = tmp_path / part / ("bright" if number % 2 else "dark") / f"{number:02}.jpg"
+            path = root / part / ("bright" if number % 2 else "dark") / f"{number:02}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)
             noise = draw.integers(0, 90, (40, 50, 3), dtype=np.uint8)
             Image.fromarray(noise + np.uint8(150 * (number % 2))).save(path)
-    given = "--epochs 2 --batch-size 8 --workers 2 --model shufflenet_v2_x0_5 --crop 32 --lr 0.05 --ema-decay 0.5"
-    done = run(str(tmp_path), "--device", "cpu", *given.split(), script=SCRIPT.with_name("imagenet.py"))
-    assert done.returncode == 0, done.stderr
-    epochs = re.findall(r"^epoch (\d): mean loss [\d.]+, validation accuracy [\d.]+%$", done.stdout, re.MULTILINE)
-    assert epochs == ["1", "2"]
-    assert "native   augment TrivialAugmentWide" in done.stdout

@@ -203,6 +203,6 @@ def test_ids_are_the_sources_own(records: Records) -> None:
     assert catalogue(ConcatDataset([records, records])).texts()[24] == b"1/record-0"
     state = penstock.DataLoader(records, batch_size=4, seed=7).state_dict()
     fewer = penstock.DataLoader(Subset(records, range(23)), batch_size=4, seed=7)
-    told = r"it had 24 samples and has 23 \(-1\); its IDs, or their order, are others"
+    told = r"it had 24 samples and has 23 \(-1\); its IDs, or their order, have changed"
     with pytest.raises(penstock.DatasetChanged, match=told):
         fewer.load_state_dict(state)

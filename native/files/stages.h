@@ -3,8 +3,8 @@
 //
 // A reading of the clock costs about 25 ns. A file's sample reads it once a stage, which no open() or
 // decoder notices; samples in memory, which cost little more than such a reading, are counted one by one and timed a
-// batch at a time. The thread's processor time, a call of the system of up to 1 us, is read at one sample in 256, of samples in memory at
-// one batch in 256: its share of the time of these stands for all.
+// batch at a time. Where that time goes, which takes calls of the system, is read of one sample, or of one batch of
+// samples in memory, in 20 ms: its shares stand for all.
 //
 // Threads: StageCounters are written by one thread at a time and read by any, at any time, without a lock; merge() may
 // be called by any thread. A StageClock belongs to one thread. Memory: plain numbers; counters fill cache lines of
@@ -17,11 +17,11 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <ctime>
 #include <numeric>
 #include <string_view>
 #include <utility>
 
+#include "files/thread_clock.h"
 
 namespace penstock {
 
@@ -45,11 +45,11 @@ class alignas(64) StageCounters {
  public:
   struct Count {
     std::uint64_t nanoseconds = 0, samples = 0, bytes = 0;
-    std::uint64_t metered = 0, running = 0;  // nanoseconds of the metered samples, and of these on a processor
+    std::uint64_t metered = 0, running = 0, ready = 0;  // nanoseconds of the metered samples; on, and for, a processor
 
     Count& operator+=(const Count& other) noexcept {
       nanoseconds += other.nanoseconds, samples += other.samples, bytes += other.bytes;
-      metered += other.metered, running += other.running;
+      metered += other.metered, running += other.running, ready += other.ready;
       return *this;
     }
 
@@ -57,6 +57,11 @@ class alignas(64) StageCounters {
     [[nodiscard]] double running_seconds() const noexcept {
       const double share = metered == 0 ? 1 : std::min(1.0, static_cast<double>(running) / static_cast<double>(metered));
       return static_cast<double>(nanoseconds) / 1e9 * share;
+    }
+
+    // The seconds in which it was ready to run and no processor was free, about.
+    [[nodiscard]] double ready_seconds() const noexcept {
+      return metered == 0 ? 0 : static_cast<double>(nanoseconds) / 1e9 * static_cast<double>(ready) / static_cast<double>(metered);
     }
   };
 
@@ -68,10 +73,11 @@ class alignas(64) StageCounters {
   }
 
   // The same for what was metered of this time.
-  void add_metered(Stage stage, std::uint64_t nanoseconds, std::uint64_t running) noexcept {
+  void add_metered(Stage stage, std::uint64_t nanoseconds, std::uint64_t running, std::uint64_t ready) noexcept {
     Counter& counter = counters_[static_cast<std::size_t>(stage)];
     increase(counter.metered, nanoseconds);
     increase(counter.running, running);
+    increase(counter.ready, ready);
   }
 
   // The same for the bytes of a sample.
@@ -91,6 +97,7 @@ class alignas(64) StageCounters {
       counters_[i].bytes.fetch_add(count.bytes, std::memory_order_relaxed);
       counters_[i].metered.fetch_add(count.metered, std::memory_order_relaxed);
       counters_[i].running.fetch_add(count.running, std::memory_order_relaxed);
+      counters_[i].ready.fetch_add(count.ready, std::memory_order_relaxed);
     }
   }
 
@@ -98,13 +105,13 @@ class alignas(64) StageCounters {
     const Counter& counter = counters_[static_cast<std::size_t>(stage)];
     return {counter.nanoseconds.load(std::memory_order_relaxed), counter.samples.load(std::memory_order_relaxed),
             counter.bytes.load(std::memory_order_relaxed), counter.metered.load(std::memory_order_relaxed),
-            counter.running.load(std::memory_order_relaxed)};
+            counter.running.load(std::memory_order_relaxed), counter.ready.load(std::memory_order_relaxed)};
   }
 
  private:
   using Number = std::atomic<std::uint64_t>;
   struct Counter {
-    Number nanoseconds{0}, samples{0}, bytes{0}, metered{0}, running{0};
+    Number nanoseconds{0}, samples{0}, bytes{0}, metered{0}, running{0}, ready{0};
   };
 
   static void increase(Number& number, std::uint64_t by) noexcept {
@@ -126,15 +133,13 @@ class StageClock {
   void start() noexcept {
     if (counters_ == nullptr) return;
     last_ = now();
-    metered_ = meters(starts_++);
-    if (metered_) ran_ = running();
+    meter();
   }
 
-  // A sample begins, whose stages call lap(): all of the first samples are metered, then one in so many.
+  // A sample begins, whose stages call lap().
   void begin_sample() noexcept {
     if (counters_ == nullptr) return;
-    metered_ = meters(begun_++);
-    if (metered_) ran_ = running();
+    meter();
   }
 
   // A sample has gone through this stage: the time since the last call is counted for it.
@@ -143,7 +148,9 @@ class StageClock {
     const std::uint64_t nanoseconds = elapsed();
     counters_->add(stage, nanoseconds, 1);
     ++timed_[static_cast<std::size_t>(stage)];
-    if (metered_) counters_->add_metered(stage, nanoseconds, ran());
+    if (!metered_) return;
+    const ThreadClock::Lap spent = thread_.lap(nanoseconds);
+    counters_->add_metered(stage, nanoseconds, spent.running, spent.ready);
   }
 
   // So many bytes were read from a file at this stage.
@@ -164,15 +171,20 @@ class StageClock {
       deferred[i] = counters_->count(static_cast<Stage>(i)).samples - timed_[i];
     const std::uint64_t samples = std::accumulate(deferred.begin(), deferred.end(), std::uint64_t{0});
     if (samples == 0) return;
-    const double each = static_cast<double>(elapsed()) / static_cast<double>(samples);
-    const double ran_each = metered_ ? static_cast<double>(ran()) / static_cast<double>(samples) : 0;
+    const std::uint64_t whole = elapsed();
+    const double each = static_cast<double>(whole) / static_cast<double>(samples);
+    const ThreadClock::Lap spent = metered_ ? thread_.lap(whole) : ThreadClock::Lap{};
     for (std::size_t i = 0; i < deferred.size(); ++i) {
       if (deferred[i] == 0) continue;
       const auto count = static_cast<double>(deferred[i]);
       const auto nanoseconds = static_cast<std::uint64_t>(each * count);
       counters_->add(static_cast<Stage>(i), nanoseconds, 0);
-      if (metered_)
-        counters_->add_metered(static_cast<Stage>(i), nanoseconds, static_cast<std::uint64_t>(ran_each * count));
+      if (metered_) {
+        const double share = count / static_cast<double>(samples);
+        counters_->add_metered(static_cast<Stage>(i), nanoseconds,
+                               static_cast<std::uint64_t>(static_cast<double>(spent.running) * share),
+                               static_cast<std::uint64_t>(static_cast<double>(spent.ready) * share));
+      }
       timed_[i] += deferred[i];
     }
   }
@@ -188,28 +200,19 @@ class StageClock {
     return static_cast<std::uint64_t>(std::chrono::nanoseconds(since).count());
   }
 
-  // Nanoseconds that the calling thread was on a processor so far.
-  static std::uint64_t running() noexcept {
-    timespec now{};
-    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
+  // What begins now is metered, where the last that was lies so many nanoseconds back.
+  void meter() noexcept {
+    metered_ = last_ >= next_;
+    if (!metered_) return;
+    next_ = last_ + kEach;
+    thread_.start();
   }
 
-  // Of these, the ones since the last call.
-  std::uint64_t ran() noexcept {
-    const std::uint64_t before = std::exchange(ran_, running());
-    return ran_ - before;
-  }
-
-  static constexpr std::uint32_t kFirst = 16, kEvery = 256;
-  [[nodiscard]] static constexpr bool meters(std::uint32_t number) noexcept {
-    return number < kFirst || number % kEvery == 0;
-  }
+  static constexpr std::uint64_t kEach = 20'000'000;
 
   StageCounters* counters_;
-  std::uint64_t last_ = 0;
-  std::uint64_t ran_ = 0;
-  std::uint32_t starts_ = 0, begun_ = 0;
+  std::uint64_t last_ = 0, next_ = 0;
+  ThreadClock thread_;
   bool metered_ = false;
   std::array<std::uint64_t, kStages.size()> timed_{};  // samples whose time is counted
 };

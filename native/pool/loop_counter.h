@@ -4,10 +4,9 @@
 // Python's lock puts in turn. Memory: plain numbers; a CallerClock shares its LoopCounter.
 #pragma once
 
-#include <time.h>
-
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <chrono>
 #include <cstddef>
@@ -16,6 +15,8 @@
 #include <mutex>
 #include <optional>
 #include <utility>
+
+#include "files/thread_clock.h"
 
 namespace penstock {
 
@@ -31,13 +32,16 @@ class LoopCounter {
     std::array<std::uint64_t, kWaitClasses> waits{};
   };
 
-  // What passes in the caller's thread spent in one stage, in seconds. Of some of the work its CPU time was read too.
+  // What passes in the caller's thread spent in one stage, in seconds. Some of the work was looked at more closely.
   struct Stage {
-    double seconds = 0, looked = 0, cpu = 0;
+    double seconds = 0, looked = 0;
+    ThreadClock::Lap spent;  // of what was looked at
     std::uint64_t samples = 0;
 
-    // Returns the CPU time of all the work, by its share of the work that was looked at.
-    [[nodiscard]] double cpu_seconds() const noexcept { return looked > 0 ? seconds * std::min(1.0, cpu / looked) : 0; }
+    // Returns what all the work came to, by its share of the work that was looked at.
+    [[nodiscard]] double of_all(std::uint64_t part) const noexcept {
+      return looked > 0 ? seconds / looked * static_cast<double>(part) : 0;
+    }
   };
 
   // What passes in the caller's thread do: they read samples and collate them, or go through an iterable dataset.
@@ -69,7 +73,8 @@ class LoopCounter {
     Stage& total = direct_.stages[name];
     total.seconds += work.seconds;
     total.looked += work.looked;
-    total.cpu += work.cpu;
+    total.spent.running += work.spent.running, total.spent.ready += work.spent.ready;
+    total.spent.bytes += work.spent.bytes;
     total.samples += work.samples;
   }
 
@@ -85,6 +90,13 @@ class LoopCounter {
     const Stage &read = direct_.stages[kRead], &iterated = direct_.stages[kIterate];
     const double taken = read.seconds + iterated.seconds;
     return 0 < taken && taken < seconds * static_cast<double>(read.samples + iterated.samples);
+  }
+
+  // Returns whether the batch that is begun at this time, in seconds, is to be looked at: one in kEach seconds.
+  bool looks(double now) noexcept {
+    if (now < next_look_.load(std::memory_order_relaxed)) return false;
+    next_look_.store(now + kEach, std::memory_order_relaxed);
+    return true;
   }
 
   [[nodiscard]] Counts counts() const noexcept {
@@ -113,7 +125,11 @@ class LoopCounter {
     ++counts_.waits[std::min(kWaitClasses - 1, length)];
   }
 
+  // Where the time of a batch goes takes up to 30 us to read.
+  static constexpr double kEach = 0.02;
+
   mutable std::mutex lock_;
+  std::atomic<double> next_look_{0};
   Counts counts_;
   Direct direct_;
 };
@@ -123,34 +139,31 @@ class LoopCounter {
 class CallerClock {
  public:
   // Counts into `counter`.
-  explicit CallerClock(std::shared_ptr<LoopCounter> counter) noexcept
-      : counter_(std::move(counter)), made_(counter_->direct().batches) {}
+  explicit CallerClock(std::shared_ptr<LoopCounter> counter) noexcept : counter_(std::move(counter)) {}
 
   // next() is called.
   void called() noexcept {
-    looks_ = made_ % kEach == 0;
     called_ = now();
-    if (looks_) called_cpu_ = thread_cpu();
+    looks_ = counter_->looks(called_);
+    if (looks_) thread_.start();
   }
 
   // The samples of the batch are there.
   void read() noexcept {
     read_ = now();
-    if (looks_) read_cpu_ = thread_cpu();
+    if (looks_) reading_ = spent(read_ - called_);
   }
 
   // The batch is made. `iterated`: all its time went through an iterable dataset; else it was read, then collated.
   void made(std::uint64_t samples, bool iterated) noexcept {
     samples_ = samples;
     end_ = now();
-    const double cpu = looks_ ? thread_cpu() : 0;
     if (iterated) {
-      add(LoopCounter::kIterate, end_ - called_, cpu - called_cpu_);
+      add(LoopCounter::kIterate, end_ - called_, spent(end_ - called_));
     } else {
-      add(LoopCounter::kRead, read_ - called_, read_cpu_ - called_cpu_);
-      add(LoopCounter::kCollate, end_ - read_, cpu - read_cpu_);
+      add(LoopCounter::kRead, read_ - called_, reading_);
+      add(LoopCounter::kCollate, end_ - read_, spent(end_ - read_));
     }
-    ++made_;
   }
 
   // Batch `number` of the pass, from 1 on, is handed out: a second call for the same batch counts nothing. Returns
@@ -184,26 +197,24 @@ class CallerClock {
   [[nodiscard]] std::uint64_t samples() const noexcept { return samples_; }
 
  private:
-  // Of so many batches one is looked at for its CPU time, which takes some 300 ns to read.
-  static constexpr std::uint64_t kEach = 16;
+  void add(LoopCounter::StageName name, double seconds, ThreadClock::Lap spent) noexcept {
+    counter_->add_stage(name, {seconds, looks_ ? seconds : 0, spent, samples_});
+  }
 
-  void add(LoopCounter::StageName name, double seconds, double cpu) noexcept {
-    counter_->add_stage(name, {seconds, looks_ ? seconds : 0, looks_ ? cpu : 0, samples_});
+  // Returns where so many seconds up to now went, of a batch that is looked at.
+  ThreadClock::Lap spent(double seconds) noexcept {
+    return looks_ ? thread_.lap(static_cast<std::uint64_t>(1e9 * seconds)) : ThreadClock::Lap{};
   }
 
   static double now() noexcept {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
 
-  static double thread_cpu() noexcept {
-    timespec ran{};
-    return clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ran) == 0 ? double(ran.tv_sec) + 1e-9 * double(ran.tv_nsec) : 0;
-  }
-
   const std::shared_ptr<LoopCounter> counter_;
-  double called_ = 0, read_ = 0, end_ = 0, called_cpu_ = 0, read_cpu_ = 0, looked_ = 0;
+  ThreadClock thread_;
+  ThreadClock::Lap reading_;
+  double called_ = 0, read_ = 0, end_ = 0, looked_ = 0;
   std::optional<double> left_;  // when the loop got its latest batch, or an error in its place
-  std::uint64_t made_;          // batches, with those of the passes before
   std::uint64_t handed_ = 0, samples_ = 0;
   bool looks_ = false;
 };

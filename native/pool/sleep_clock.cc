@@ -1,14 +1,8 @@
 #include "pool/sleep_clock.h"
 
-#include <fcntl.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
-#include <array>
-#include <cstdio>
-#include <ctime>
-
-#include "files/unique_fd.h"
+#include "files/thread_clock.h"
 
 namespace penstock {
 namespace {
@@ -22,17 +16,9 @@ long sleeps_so_far() noexcept {
 }
 
 // The seconds that the calling thread has run, or was ready to run, so far. On a busy machine a thread waits for a
-// processor for longer than for a disk. Source: the second number of schedstat (the kernel's sched-stats.rst), where it
-// keeps one.
+// processor for longer than for a disk.
 double awake_so_far() noexcept {
-  timespec ran{};
-  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ran);
-  const UniqueFd statistics(::open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC));
-  std::array<char, 80> text{};
-  unsigned long long running = 0, ready = 0;
-  if (::pread(statistics.get(), text.data(), text.size() - 1, 0) > 0)
-    if (std::sscanf(text.data(), "%llu %llu", &running, &ready) != 2) ready = 0;
-  return static_cast<double>(ran.tv_sec) + (static_cast<double>(ran.tv_nsec) + static_cast<double>(ready)) / 1e9;
+  return static_cast<double>(ThreadClock::running_now() + ThreadClock::ready_now()) / 1e9;
 }
 
 }  // namespace

@@ -5,9 +5,9 @@ what is done to the bytes. The plan decides who does each step. Workers fill eac
 The loader wires these together.
 """
 
+from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING
 
-import penstock.system.locks  # noqa: F401  notes a fork before the loader is imported
 from penstock import errors
 from penstock.errors import *  # noqa: F403
 from penstock.system.deferred import attributes_of as _attributes_of
@@ -55,6 +55,13 @@ _MODULES = {
     "state.substitutes": ("Replace",),
     "stats": ("Stats",),
 }
+if _find_spec("penstock._native") is None:
+    from penstock import without_native
+
+    _MODULES = {"without_native": tuple(name for names in _MODULES.values() for name in names)}
+    without_native.warn()
+else:
+    import penstock.system.locks  # noqa: F401  notes a fork before the loader is imported
 __all__ = sorted(name for names in _MODULES.values() for name in names)
 __all__ += errors.__all__
 

@@ -464,6 +464,18 @@ Failure = tuple[int, int, str, int, str | None, str, tuple[int, ...]]
 def count_stages(enabled: bool) -> None:
     """Set whether pools that are made from now on count what their stages take: for benchmarks of the count itself."""
 
+def ready_seconds() -> float:
+    """Return how long the calling thread has waited for a CPU so far, ready to run; 0.0: the kernel does not tell."""
+
+class ThreadClock:
+    """Where the time of the thread that makes it goes, from then on."""
+
+    def __init__(self) -> None: ...
+    def lap(self, nanoseconds: int) -> tuple[int, int, int]:
+        """Return, of the time since the last call, which took so long: (nanoseconds on a CPU, nanoseconds ready to run,
+        bytes that storage gave). The last two are 0 where the thread was off the CPU for less than 50 us.
+        """
+
 class LoopCounter:
     """What the loop over a loader's batches does with its time, added up. Any thread may call any method."""
 
@@ -483,8 +495,8 @@ class LoopCounter:
     def counts(self) -> tuple[int, int, float, float, float, float, tuple[int, ...]]:
         """Return (batches, in_flight, waited, first_waited, worked, longest_wait, waits): see LoopTimes."""
 
-    def direct(self) -> tuple[int, int, tuple[tuple[float, int, float], ...]]:
-        """Return what passes in the caller's thread counted: batches, samples, and (seconds, samples, CPU seconds) of
+    def direct(self) -> tuple[int, int, tuple[tuple[float, int, float, int, float], ...]]:
+        """Return what passes in the caller's thread counted: batches, samples, and the fields of observe.StageTime for
         each stage in observe.CALLER_STAGES.
         """
 
@@ -718,8 +730,8 @@ class TorchLoader:
     number of threads may use one loader at once; Python's lock is let go while a file is read and parsed.
 
     Args:
-        api: torch.Tensor.__dlpack_c_exchange_api__.
-        dtypes: torch's, in the order of DType in native/tensor/dtype.h.
+        api: torch.Tensor.__dlpack_c_exchange_api__, or torch's function that makes a tensor of a DLPack capsule.
+        dtypes: torch's, in the order of DType in native/tensor/dtype.h; None for one that it lacks.
         view: called as view(bytes, dtype, offset, size, stride) for a tensor that is not all of its storage.
         parameter: torch._utils._rebuild_parameter.
         size: torch.Size.
@@ -734,7 +746,7 @@ class TorchLoader:
     def __init__(
         self,
         api: object,
-        dtypes: list[torch.dtype],
+        dtypes: Sequence[torch.dtype | None],
         view: Callable[..., torch.Tensor],
         parameter: Callable[..., torch.Tensor],
         size: type,

@@ -27,6 +27,12 @@ from penstock.system.words import and_join, counted
 
 #: How many datasets of a ConcatDataset are looked at: they are alike as a rule.
 _ALIKE = 8
+#: What reads the files natively for which a dataset of a user's own calls these functions, and its page.
+_SOURCES = {
+    "torch.load": ("penstock.TensorFolder", "docs/tensors.md"),
+    "numpy.load": ("penstock.TensorFolder with suffix='.npy'", "docs/tensors.md"),
+    "PIL.Image": ("penstock.Images or ImageFolder", "docs/images.md"),
+}
 
 
 @dataclass(frozen=True)
@@ -60,11 +66,11 @@ class Explained:
             described = self.executors.caches.describe() if plan.assisted or plan.filled else None
             yield f"cache    {described or 'nothing is kept: Python reads the files'}"
             if self.executors.caches.decoded and described and plan.filled is None:
-                yield "cache    files as they are: Python calls the transforms, or a part of them, on each image"
+                yield "cache    files unchanged: Python calls some transforms on each image"
         yield from self._of_python(plan, threads=bool(self.settings.num_workers) and threads)
         yield from self._bad_samples_and_device()
         yield from self._measured(stats)
-        yield f"advice   with {self._remedies(plan)} the native core could read it"
+        yield f"advice   {self._remedy(plan, stats)}"
         yield from self._advice()
 
     def _native(self, plan: NativePlan, stats: Stats) -> Iterator[str]:
@@ -85,7 +91,7 @@ class Explained:
             for step in leaf.steps:
                 yield f"{step.who:<8} {step.what}"
         pinned = can_pin(settings, sends=self.sends)
-        memory = "page-locked, from torch's host allocator" if pinned else "pageable, recycled when you let go"
+        memory = "page-locked, from torch's host allocator" if pinned else "pageable, reused after you drop the batch"
         memory = "new for each batch, of the rows that torch gathers" if rows else memory
         yield f"buffers  {memory}"
         if (caches := self.executors.caches) is not None and not self._fillers():
@@ -113,7 +119,7 @@ class Explained:
         if stats.reading.deepest:
             yield (
                 f"reading  up to {counted(stats.reading.deepest, 'reader thread')}, because reads block: "
-                f"{counted(stats.reading.ahead + stats.reading.awaited, 'sample')} brought ahead of the workers"
+                f"{counted(stats.reading.ahead + stats.reading.awaited, 'sample')} read ahead of the workers"
             )
         yield from _calls(stats)
 
@@ -131,8 +137,8 @@ class Explained:
         composes = settings.method is not Method.PROCESS and plan.filled is None
         if composes and (places := _composes_in(settings.dataset)):
             yield (
-                f"native   the Compose at {and_join(places)}, where the dataset calls it on a PIL image, as far as its "
-                "transforms are known: same elements, same draws"
+                f"native   the known transforms of the Compose at {and_join(places)}, when the dataset calls it on a "
+                "PIL image: same pixels, same random draws"
             )
         if threads:
             yield describe_copies(
@@ -142,7 +148,7 @@ class Explained:
         if seeded:
             yield (
                 "random   torchvision's RandomResizedCrop, RandomCrop and flips are functions of (seed, epoch, sample, "
-                "position), whoever calls them"
+                "position), in your own code too"
             )
         if threads and (draws := executors.global_draws(settings, plan)):
             yield (
@@ -155,13 +161,21 @@ class Explained:
         if seeded and (held := missed(settings.dataset, shared=threads and settings.share_dataset)):
             yield f"random   seed= does not reach {', '.join(held)}, which the dataset keeps"
 
-    def _remedies(self, refused: PythonPlan) -> str:
+    def _remedy(self, refused: PythonPlan, stats: Stats) -> str:
         """Return what would make the plan native: of the arguments, and then of the dataset, where both refuse."""
-        remedies = [refused.reason.remedy]
+        reasons = [refused.reason]
         by_itself = plan(self.settings.dataset, batched=True, collate_fn=None, worker_init_fn=None)
         if isinstance(by_itself, PythonPlan) and by_itself.reason != refused.reason:
-            remedies.append(by_itself.reason.remedy)
-        return ", and ".join(remedies)
+            reasons.append(by_itself.reason)
+        if all(reason.remedy for reason in reasons):
+            return f"with {', and '.join(reason.remedy for reason in reasons)}, the native core could read it"
+        name = reasons[-1].what
+        for function, (source, page) in _SOURCES.items():
+            if any(called.startswith(function) for called in stats.calls):
+                return (
+                    f"{name} calls {function}: where a file is a sample, the native core reads it by {source} ({page})"
+                )
+        return f"{name} is Python code: more workers (num_workers=) call it at the same time (docs/workers.md)"
 
     def _bad_samples_and_device(self) -> Iterator[str]:
         if self.executors.register is not None:
@@ -184,7 +198,7 @@ class Explained:
         settings = self.settings
         if not BatchOrder(settings).cuts_itself():
             name = type(settings.sampler if settings.batch_size is not None else settings.batch_sampler).__name__
-            when = "" if reads_ahead(settings) else ", asked for one batch at a time; with num_workers= given, ahead"
+            when = "" if reads_ahead(settings) else ", one batch at a time; num_workers= reads ahead"
             return f"by {name}{when}"
         if isinstance(settings.sampler, KeyedSampler):
             return f"by {type(settings.sampler).__name__}, any position at once"
@@ -196,13 +210,13 @@ class Explained:
             return f"shuffled by (seed {settings.seed}, epoch){within}, any position at once"
         if within:
             return f"shuffled{within} by a seed that torch's generator gives, any position at once"
-        return "shuffled as torch's loader would, evaluated as far as needed"
+        return "shuffled in the order that torch's loader would use"
 
     def _share_name(self) -> str:
         share = BatchOrder(self.settings).share()
         if share is None or share.world == 1:
             return ""
-        drop = "the last ones dropped" if self.settings.drop_last else "the last ones padded where they do not go round"
+        drop = "the last ones dropped" if self.settings.drop_last else "the last one padded to equal parts"
         return f"; rank {share.rank} of {share.world} gets its part of each global batch, {drop}"
 
 
@@ -221,7 +235,7 @@ def _given_on(settings: Settings, *, unseen: bool) -> str:
     if settings.collate_fn is default_collate:
         return ""
     if not unseen:
-        return ", of which collate_fn is given the samples"
+        return ", whose samples collate_fn gets"
     return ", which default_collate returns inside collate_fn"
 
 

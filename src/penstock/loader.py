@@ -41,6 +41,7 @@ from penstock.stats import Stats
 from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import CacheOption, caches_of
 from penstock.system.deferred import deferred
+from penstock.system.tracebacks import shortens
 
 if TYPE_CHECKING:
     from penstock import explain
@@ -87,7 +88,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     Raises:
         InvalidOption: seed together with generator, an unknown worker_method, share_dataset or on_error or device,
             share_dataset=True without threads, on_error="replace" or shard= for an iterable dataset, shard= with a
-            shuffle without seed= or with a sampler of one's own; from iter(), a device that is not there, and a dataset
+            shuffle without seed= or with your own sampler; from iter(), a device that is not there, and a dataset
             of threads that holds an open file or a lock.
         TooManyBadSamples: more samples are bad than on_error=Replace(max_share=) allows (while iterating).
         WorkerDied, WorkerStuck: a worker ended, or gave nothing for `timeout` seconds (while iterating).
@@ -108,6 +109,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     _device_feed: DeviceFeed | None = None
     _recording: LoaderLedger | None = None
 
+    @shortens
     def __init__(
         self,
         dataset: Dataset[T_co],
@@ -233,6 +235,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     # --- passes -----------------------------------------------------------------------------------------------------
 
+    @shortens
     def __iter__(self) -> Any:
         feed = target = stream = None
         if self.device is not None or self._device_feed is not None:
@@ -345,6 +348,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     # --- the state --------------------------------------------------------------------------------------------------
 
+    @shortens
     def state_dict(self) -> dict[str, Any]:
         """Return where the latest pass is, as its user sees it: JSON-able, under 1 KB, or 5 KB with a generator.
 
@@ -355,6 +359,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         kept = self._iterator is not None and self.persistent_workers
         return self._checkpoint.state_dict(self._settings(), iterator_kept=kept)
 
+    @shortens
     def load_state_dict(self, state: Mapping[str, Any], on_change: OnChange = "raise") -> None:
         """Let the next pass go on where state_dict() was taken, with any number of ranks, workers and any batch size.
 
@@ -372,6 +377,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         self._checkpoint.load_state_dict(self._settings(), state, on_change)
 
+    @shortens
     def ids(
         self, epoch: int, step: int, rank: int | None = None, *, state: Mapping[str, Any] | None = None
     ) -> list[str]:
@@ -393,6 +399,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         return self._checkpoint.ids(self._settings(), epoch, step, rank, state)
 
+    @shortens
     def batch_at(
         self, epoch: int, step: int, rank: int | None = None, *, state: Mapping[str, Any] | None = None
     ) -> Any:

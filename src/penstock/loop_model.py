@@ -4,34 +4,37 @@ The loop works for `work` seconds a step while workers make the next batch, whic
 them, together, `busy` seconds, of which they run on a CPU for `cpu`. A step takes as long as the slowest of
 
 - the loop's own work,
-- the workers: busy / workers,
+- the workers: (busy + what they waited for a CPU) / workers,
 - the CPUs: the CPU time of the whole process / CPUs that others leave to it,
 - Python's lock, which one thread holds at a time: cpu, where threads run Python,
 
 plus what a batch costs beside its samples, which is what the measured step has beyond that. Without workers the loop
-makes each batch itself, and a step takes work + busy. A prediction is the same model with one of its numbers changed.
+makes each batch itself, and a step takes work + busy. A prediction is the same model with one of its numbers changed,
+and without the wait for a CPU: other programs that take the CPUs now hinder a loop in the same way after the change.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from penstock.loop_times import LoopTimes
 from penstock.observe import StageTime
+from penstock.system.versions import StrEnum
 
 #: Nothing is said of fewer steps, or of a shorter time in seconds.
 LEAST_STEPS, LEAST_SECONDS = 10, 1.0
 #: The CPUs, or Python's lock, are the limit where they are taken for this share of a step.
 SATURATED = 0.85
+#: Threads of which so many run at once, though more could, hinder each other by Python's lock.
+LOCKED = 0.25, 1.25
 #: Batches that are waited for this many times as long as the median one, and at least so many seconds, stand out.
 OUTLYING, OUTLYING_SECONDS = 8, 1e-3
-#: A thread that could run takes up to so many times its CPU time where all CPUs are taken.
-CROWDED = 4
+#: A dataset's own code that sleeps waits for files where storage gives it at least so many bytes a sample.
+STORED = 512
 
 
-class Workers(enum.StrEnum):
+class Workers(StrEnum):
     """Who makes the batches of a loader."""
 
     CALLER = "the caller's thread"
@@ -41,7 +44,7 @@ class Workers(enum.StrEnum):
     FILLERS = "fillers of a cluster"
 
 
-class Cause(enum.StrEnum):
+class Cause(StrEnum):
     """What holds a loop up."""
 
     COMPUTE = "compute"
@@ -50,8 +53,9 @@ class Cause(enum.StrEnum):
     TRANSFORM = "transform"
     COPY = "copy"
     PYTHON = "python"
+    BLOCKED = "blocked"
     LOCK = "lock"
-    CPUS = "cpus"
+    QUEUE = "run queue"
     OVERHEAD = "overhead"
     OUTLIERS = "outliers"
 
@@ -90,6 +94,10 @@ class Measured:
     """Of all workers together, by what they did."""
     cpu: Mapping[Cause, float]
     """Of these, on a CPU."""
+    queued: float = 0.0
+    """Of all workers together, in the run queue: they could run, and no CPU was free."""
+    loop_queued: float = 0.0
+    """The same of the loop's thread, but for the samples that it makes."""
     other_cpu: float = 0.0
     """CPU time of the process beside that: of the loop and what it calls."""
     foreign_cpus: float = 0.0
@@ -106,6 +114,13 @@ class Measured:
     """What the device that batches go to had nothing to do in, by its own clock; of the wait."""
     cacheable: bool = False
     """A cache= could keep the files, and there is none."""
+    code: str = ""
+    """The dataset's own method that makes the samples; empty: Penstock does."""
+
+    def named(self, cause: Cause) -> str:
+        """Return a cause, with the method whose time it is."""
+        own = self.code and cause in (Cause.PYTHON, Cause.BLOCKED, Cause.READ)
+        return f"{cause} in {self.code}" if own else str(cause)
 
     @property
     def step(self) -> float:
@@ -122,40 +137,53 @@ class Measured:
         """Seconds of all workers on a CPU."""
         return sum(self.cpu.values())
 
-    @property
-    def modelled(self) -> float:
-        """What a step takes by the model, in seconds, without the cost of a batch beside its samples."""
-        if self.kind is Workers.CALLER:
-            return self.work + self.total_busy
+    def _takes(self, queued: float) -> float:
+        """Return what a step takes by the model. queued: seconds that its workers wait for a CPU."""
         if self.kind is Workers.FILLERS:  # what they have at once, and the network, is not modelled
             return self.step
         cpus = (self.total_cpu + self.other_cpu) / self.free_cpus
-        lock = self.total_cpu if self.locked else 0.0
-        return max(self.work, self.total_busy / max(1, self.workers), cpus, lock)
+        if self.kind is Workers.CALLER:
+            return max(self.work + self.total_busy + queued, cpus)
+        if self.locked and not queued:
+            return max(self.work, cpus, self.total_cpu)
+        return max(self.work, (self.total_busy + queued) / max(1, self.workers), cpus)
+
+    @property
+    def modelled(self) -> float:
+        """What a step takes by the model, in seconds, without a wait for a CPU and the cost of a batch."""
+        return self._takes(0.0)
 
     @property
     def overhead(self) -> float:
         """What a batch costs beside its samples: the part of a step that the model does not explain."""
-        return max(0.0, self.step - self.modelled)
+        return max(0.0, self.step - self.wait_queued - self._takes(self.queued))
+
+    @property
+    def wait_queued(self) -> float:
+        """What of `loop_queued` was a wait for a batch: its share of the time, or half, as of a loop that sleeps."""
+        return min(self.wait, self.loop_queued * max(0.5, self.wait / self.step)) if self.step else 0.0
 
     @property
     def free_cpus(self) -> float:
-        """CPUs that other processes leave to this one."""
-        return max(0.01, min(self.cpus, max(self.cpus, self.host_cpus) - self.foreign_cpus))
+        """CPUs that this process gets beside others: what they leave, its workers' share, or at least what it had."""
+        running = 1 if self.locked else max(1, self.workers)
+        share = self.cpus * running / (running + self.foreign_cpus)
+        had = (self.total_cpu + self.other_cpu) / self.step if self.step else 0.0
+        return min(self.cpus, max(0.01, had, share, max(self.cpus, self.host_cpus) - self.foreign_cpus))
 
     @property
     def locked(self) -> bool:
         """Whether threads that run Python do together what one could: one at a time holds Python's lock."""
-        if self.kind is not Workers.THREADS or self.workers < 2:
+        if self.kind is not Workers.THREADS or self.workers < 2 or self.cpus < 2 or not self.total_busy:
             return False
-        running = self.total_cpu / self.step if self.step else 0.0
-        return SATURATED <= running <= 2 - SATURATED and self.cpus >= 2
+        at_once = self.workers * self.total_cpu / self.total_busy  # of threads that sleep: next to none
+        return self.total_cpu + self.queued >= SATURATED * self.step and LOCKED[0] <= at_once <= LOCKED[1]
 
     def gain(self, **changed: object) -> float:
         """Return how many times as fast the loop would be by the model, with these fields changed."""
         other = replace(self, **changed)  # type: ignore[arg-type]
         after = other.modelled + self.overhead
-        return self.step / after if after > 0 else 1.0
+        return min(self.step, self.modelled + self.overhead) / after if after > 0 else 1.0
 
 
 def measured(
@@ -168,6 +196,7 @@ def measured(
     cpus: float,
     host_cpus: int = 0,
     cacheable: bool = False,
+    code: str = "",
 ) -> Measured | None:
     """Return what passes have shown, or None: they were too short to tell.
 
@@ -176,7 +205,7 @@ def measured(
         samples: in all batches.
         workers: of the loader; 0: the caller's thread.
         kind: who they are.
-        cpus, host_cpus, cacheable: as in Measured.
+        cpus, host_cpus, cacheable, code: as in Measured.
     """
     steps = sum(loop.waits)
     if steps < LEAST_STEPS or loop.steady_waited + loop.worked < LEAST_SECONDS:
@@ -185,35 +214,40 @@ def measured(
     own = loop.cpu_seconds + (in_workers if kind is Workers.PROCESSES and workers else 0.0)
     whole = loop.steady_waited + loop.worked
     foreign = max(0.0, loop.machine_cpu_seconds - own) / whole
-    used = own / whole
-    contended = used > SATURATED * cpus or used + foreign > SATURATED * max(cpus, host_cpus)
+    kind = Workers.CALLER if workers == 0 else kind
     elsewhere = kind is Workers.FILLERS  # where the stages ran, and on whose CPUs
-    busy, cpu = dict.fromkeys(Cause, 0.0), dict.fromkeys(Cause, 0.0)
+    busy, cpu, queued = dict.fromkeys(Cause, 0.0), dict.fromkeys(Cause, 0.0), 0.0
     share = 1 / max(1, loop.batches)  # workers made the first batch of each pass too
+    # A native stage is too short to be split exactly: all together wait for files, or for a CPU.
+    native = [time for stage, time in stages.items() if _STAGES.get(stage, Cause.PYTHON) is not Cause.PYTHON]
+    starved = sum(2 * time.queued_seconds + time.cpu_seconds - time.seconds for time in native) > 0
     for stage, time in stages.items():
         if (cause := _STAGES.get(stage)) is None:
             continue
-        ran = time.cpu_seconds
-        # Who is not on a CPU waits: for one, where they are all taken; else for files or another machine, or for
-        # Python's lock where threads run Python.
-        crowded = contended and not elsewhere and cause is not Cause.READ
-        queued = max(0.0, min(time.seconds - ran, (CROWDED - 1) * ran)) if crowded else 0.0
+        off = max(0.0, time.seconds - time.cpu_seconds)
+        ready = min(time.queued_seconds, off)
+        if starved and cause is not Cause.PYTHON:
+            ready = off
+        # Python's own code that neither runs nor could is blocked, but for threads, which wait for Python's lock too.
         asleep = cause is Cause.PYTHON and kind is not Workers.THREADS
-        blocked = max(0.0, time.seconds - queued - ran) if asleep else 0.0
-        busy[cause] += (time.seconds - queued - blocked) * share
-        busy[Cause.READ] += blocked * share
-        cpu[cause] += 0.0 if elsewhere else ran * share
+        blocked = off - ready if asleep else 0.0
+        busy[cause] += (time.seconds - ready - blocked) * share
+        busy[Cause.READ if time.bytes >= STORED * time.samples else Cause.BLOCKED] += blocked * share
+        cpu[cause] += 0.0 if elsewhere else time.cpu_seconds * share
+        queued += ready * share
     outlying, outlying_wait = outliers(loop)
     return Measured(
         steps=steps,
         wait=loop.steady_waited / steps,
         work=loop.worked / steps,
         workers=workers,
-        kind=Workers.CALLER if workers == 0 else kind,
+        kind=kind,
         cpus=max(cpus, 0.01),
         batch_size=samples / max(1, loop.batches),
         busy={cause: seconds for cause, seconds in busy.items() if seconds > 0},
         cpu={cause: seconds for cause, seconds in cpu.items() if seconds > 0},
+        queued=queued,
+        loop_queued=max(0.0, loop.queued_seconds / steps - (0.0 if workers else queued)),
         other_cpu=max(0.0, loop.cpu_seconds / steps - (0 if kind is Workers.PROCESSES else sum(cpu.values()))),
         foreign_cpus=foreign,
         host_cpus=host_cpus,
@@ -223,6 +257,7 @@ def measured(
         longest_wait=loop.longest_wait,
         device_idle=loop.device_idle / steps,
         cacheable=cacheable,
+        code=code,
     )
 
 

@@ -38,6 +38,8 @@ class LoopTimes:
     """CPU time of this process, in all of its threads, from the first batch of each pass to its end."""
     machine_cpu_seconds: float = 0.0
     """CPU time of all processes of the machine meanwhile; 0.0 where it is not known."""
+    queued_seconds: float = 0.0
+    """Seconds that the loop's thread was in the run queue meanwhile: it could run, and other threads had the CPUs."""
     device_idle: float = 0.0
     """Of the time waited, what the device that batches go to had nothing to do in, by its own clock; 0.0 where batches
     stay on the host, or the device has no such clock. The latest batches are not in it yet."""
@@ -91,12 +93,12 @@ class LoopMeter:
     def __init__(self, counter: _native.LoopCounter | None = None) -> None:
         self._lock = threading.RLock()  # a garbage collection in any line may log the verdict of a loader
         self._counter = counter or _native.LoopCounter()
-        self._cpu = self._machine_cpu = self._idle = 0.0
+        self._cpu = self._machine_cpu = self._queued = self._idle = 0.0
         self.passes = self.failed = 0
         self.latest: Callable[[], LoopClock | None] = lambda: None
         self.looked = 0.0
         self.follows: Callable[[float], None] | None = None
-        self._ran = 0.0, 0.0  # of the process and the machine, then
+        self._ran = 0.0, 0.0, 0.0  # of the process and the machine, and in the run queue of the loop's thread, then
         # Batch by batch they are counted natively: behind a batch's samples Python's code has left the CPU's caches.
         self.add, self.add_work = self._counter.add, self._counter.add_work
 
@@ -116,11 +118,13 @@ class LoopMeter:
         if (now := perf_counter()) - self.looked < SHORT_PASS:
             return
         with self._lock:
-            before, self._ran, self.looked = self._ran, (process_time(), machine_cpu_seconds()), now
+            passed, self.looked = now - self.looked, now
+            before, self._ran = self._ran, (process_time(), machine_cpu_seconds(), _native.ready_seconds())
             if not begins:
-                process, machine = map(operator.sub, self._ran, before)
+                process, machine, queued = map(operator.sub, self._ran, before)
                 self._cpu += process
                 self._machine_cpu += machine
+                self._queued += min(max(0.0, queued), passed)  # another thread may have gone on with the loop
         if self.follows is not None:
             self.follows(now)
 
@@ -128,7 +132,7 @@ class LoopMeter:
         """Return the times so far."""
         batches, in_flight, waited, first_waited, worked, longest_wait, waits = self._counter.counts()
         with self._lock:
-            cpu = (self._cpu, self._machine_cpu, self._idle)
+            cpu = (self._cpu, self._machine_cpu, self._queued, self._idle)
         return LoopTimes(batches, waited, first_waited, worked, longest_wait, *cpu, waits, in_flight)
 
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partialmethod
-from time import perf_counter, thread_time
+from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 import penstock._native as _native
@@ -150,7 +150,9 @@ class StageTime(NamedTuple):
     """Of the seconds, those in which the worker ran on a CPU: in the others it waited for files, for Python's lock or
     for a CPU. The share is that of some of the samples."""
     bytes: int = 0
-    """Bytes that the stage read from files."""
+    """Bytes that the stage read from files; of Python's stages, about what storage gave: not what lies in memory."""
+    queued_seconds: float = 0.0
+    """Of the seconds, those in the run queue: the worker could run, and other threads had the CPUs. As cpu_seconds."""
 
 
 #: A stage's name and the fields of its StageTime, all or the first ones.
@@ -218,16 +220,17 @@ class ReadMeter:
 
 
 class Instant(NamedTuple):
-    """A moment by the clocks of a thread, in seconds."""
+    """A moment of a thread."""
 
     time: float
-    cpu_time: float
-    """What the thread has run on a CPU until then."""
+    """By perf_counter()."""
+    clock: _native.ThreadClock
+    """Knows where the thread's time goes from then on."""
 
     @classmethod
     def now(cls) -> Instant:
         """Return this moment, of the calling thread."""
-        return cls(perf_counter(), thread_time())
+        return cls(perf_counter(), _native.ThreadClock())
 
 
 class SpanSink(Protocol):
@@ -307,8 +310,9 @@ class Meter:
 
     def add(self, stage: str, begun: Instant, samples: int) -> float:
         """Count work of the calling thread, which began then and ends now; return the seconds that it took."""
-        seconds, cpu_seconds = perf_counter() - begun.time, thread_time() - begun.cpu_time
-        self._finished.append((stage, seconds, samples, cpu_seconds))
+        seconds = perf_counter() - begun.time
+        on_cpu, queued, read = begun.clock.lap(int(1e9 * seconds))
+        self._finished.append((stage, seconds, samples, on_cpu / 1e9, read, queued / 1e9))
         self.tell(stage, begun.time, begun.time + seconds, samples)
         if len(self._finished) > _UNCOUNTED:
             self._count_finished()

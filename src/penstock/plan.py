@@ -234,12 +234,12 @@ def plan(
     look_again()
     foreign = dataset, type(dataset)
     if isinstance(dataset, IterableDataset):
-        why = Refusal(type(dataset).__name__, "an iterable dataset makes its own order", "a map-style dataset")
+        why = Refusal(type(dataset).__name__, "an iterable dataset makes its own order", "")
         return PythonPlan(why, foreign=foreign)
     refusal = _refuse_options(batched, collate_fn, worker_init_fn)
     kept = Kept(caches, indexes)
     if processes:
-        by_name = Refusal("worker_method='process'", "worker processes are asked for", "worker_method=None")
+        by_name = Refusal("worker_method='process'", "it asks for worker processes", "worker_method=None")
         return PythonPlan(refusal or by_name, foreign=foreign)
     if is_foreign(dataset):
         return PythonPlan(refusal or unknown(dataset), foreign=foreign)
@@ -294,16 +294,16 @@ def fills_batches(collate_fn: object) -> bool:
 
 def _refuse_options(batched: bool, collate_fn: object, worker_init_fn: object) -> Refusal | None:
     if not batched:
-        return Refusal("batch_size=None", "samples are handed out as the dataset returns them", "a batch size")
+        return Refusal("batch_size=None", "samples are not batched", "a batch size")
     if collate_fn is not None and collate_fn is not default_collate:
-        return Refusal("collate_fn", "a function of one's own makes the batches", "the default collate_fn")
+        return Refusal("collate_fn", "your own function makes the batches", "the default collate_fn")
     if (replaced := replaced_in_collating()) is not None:
         return replaced
     if not collates_as_torch():
-        why = "a function of one's own collates tensors or tuples"
+        why = "your own function collates tensors or tuples"
         return Refusal("default_collate_fn_map", why, "torch's own map")
     if worker_init_fn is not None and not _only_seeds(worker_init_fn):
-        return Refusal("worker_init_fn", "it is called in worker processes", "seed= in its place")
+        return Refusal("worker_init_fn", "it is called in worker processes", "seed= instead")
     return None
 
 

@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import default_collate
 
 from penstock.showing import shown_lines
+from penstock.system.versions import write_note
 
 #: Characters of an index or another value in a note.
 _TEXT = 100
@@ -28,7 +29,7 @@ def add_note(error: BaseException, text: str) -> None:
     text = shown_lines(text)
     with contextlib.suppress(Exception):  # of an exception of the user's that takes no notes
         if text not in getattr(error, "__notes__", ()):
-            error.add_note(text)
+            write_note(error, text)
 
 
 def note_sample(error: BaseException, index: Any) -> None:

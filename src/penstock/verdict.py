@@ -13,16 +13,18 @@ from typing import Any
 from penstock.loop_model import SATURATED, Cause, Measured, Workers
 from penstock.system.words import counted, duration
 
+#: The page that says what the words of a verdict mean.
+PAGE = "docs/waiting.md"
 #: A loop that waits for less than this share of its time is not held up by its batches.
 WAITING = 0.05
 #: A change that would make the loop faster by less is not worth a word.
-WORTH = 1.05
+WORTH = 1.1
 #: Batches that stand out are few: at most this share of the batches; and most of the wait is for them.
 FEW, MOST = 0.05, 0.5
 #: What a cache is given to try it out: files that do not fit are read as before.
 ROOM = "1GiB"
 #: Workers that are advised at the most, where there are no more CPUs: each process takes memory.
-MOST_WORKERS = 16
+MOST_WORKERS = 8
 #: CPUs that are advised at the most: so many times those that there are.
 MOST_CPUS = 4
 #: A loop that took more seconds, waited a larger share of them, and could be so many times as fast is warned of.
@@ -46,7 +48,7 @@ class Finding:
 
 def findings(found: Measured) -> list[Finding]:
     """Return what holds a loop up, what would help most first."""
-    if found.wait < WAITING * found.step:
+    if found.wait - found.wait_queued < WAITING * found.step:
         evidence = f"The loop worked for {duration(found.work)} of the {duration(found.step)} that a step takes."
         return [Finding(Cause.COMPUTE, evidence, "", 1.0)]
     made: list[Finding] = []
@@ -58,13 +60,20 @@ def findings(found: Measured) -> list[Finding]:
     return sorted(made, key=lambda finding: -finding.gain)
 
 
-def _largest(busy: Mapping[Cause, float], *but: Cause) -> Cause:
-    return max((cause for cause in busy if cause not in but), key=lambda cause: busy[cause], default=Cause.OVERHEAD)
+def _largest(busy: Mapping[Cause, float]) -> Cause:
+    return max(busy, key=lambda cause: busy[cause], default=Cause.OVERHEAD)
+
+
+def _straggles(found: Measured) -> bool:
+    """Return whether most of the wait is for a few batches, and not for a CPU for the loop itself."""
+    outlying = found.outlying_wait
+    few = found.workers > 0 and found.outlying_batches <= FEW
+    return few and outlying >= MOST * found.wait and found.loop_queued < MOST * outlying
 
 
 def _outliers(found: Measured) -> Iterator[Finding]:
     """Yield the finding of a few batches that most of the wait is for."""
-    if found.outlying_batches > FEW or found.outlying_wait < MOST * found.wait or not found.workers:
+    if not _straggles(found):
         return
     depth = min(64, math.ceil(found.longest_wait / max(found.work, 1e-6) / found.workers) + 2)
     gain = found.step / max(found.step - found.outlying_wait, found.modelled)
@@ -79,7 +88,8 @@ def _outliers(found: Measured) -> Iterator[Finding]:
 
 def _overhead(found: Measured) -> Iterator[Finding]:
     """Yield the finding that the cost of each batch, beside its samples, is the limit. Larger ones train otherwise."""
-    if found.overhead - found.outlying_wait >= MOST * found.wait:
+    outlying = found.outlying_wait if _straggles(found) else 0.0
+    if found.overhead - outlying >= MOST * (found.wait - found.wait_queued):
         evidence = (
             f"A batch of {found.batch_size:.3g} samples costs {duration(found.overhead)} beside the work on its "
             f"samples, which takes {duration(found.modelled)} of the {duration(found.step)} a step."
@@ -113,7 +123,8 @@ def _lock(found: Measured) -> Iterator[Finding]:
 def _cpus(found: Measured) -> Iterator[Finding]:
     """Yield the finding that the CPUs are the limit."""
     running = found.total_cpu + found.other_cpu
-    if running < SATURATED * found.free_cpus * found.step or found.kind is Workers.CALLER or found.locked:
+    wanted = running + (found.queued if found.total_cpu > MOST * found.total_busy else 0.0)  # by those that mostly run
+    if wanted < SATURATED * found.cpus * found.step or found.kind is Workers.CALLER or found.locked:
         return
     quota = found.host_cpus > found.cpus
     most = found.host_cpus if quota else MOST_CPUS * found.cpus
@@ -128,13 +139,13 @@ def _cpus(found: Measured) -> Iterator[Finding]:
     largest = _largest(found.cpu)
     evidence = (
         f"The process ran for {duration(running)} a step, {running / found.step:.3g} of {found.cpus:.3g} CPUs, most "
-        f"of it for {largest}."
+        f"of it for {found.named(largest)}, and its workers waited {duration(found.queued)} for a free one."
     )
     if found.foreign_cpus > 0.1:
         evidence += f" Other processes took {found.foreign_cpus:.2g} CPUs."
     if quota:
         evidence += f" Its cgroup leaves it {found.cpus:.3g} of {found.host_cpus} CPUs."
-        yield Finding(Cause.CPUS, evidence, f"a CPU limit of {found.cpus + more:.3g} CPUs", gain)
+        yield Finding(Cause.QUEUE, evidence, f"a CPU limit of {found.cpus + more:.3g} CPUs", gain)
     else:
         yield Finding(largest, evidence, counted(more, "more core"), gain)
 
@@ -145,15 +156,16 @@ def _workers(found: Measured) -> Iterator[Finding]:
         return
     numbers = range(found.workers + 1, max(MOST_WORKERS, math.ceil(found.cpus)) + 1)
     kind = Workers.PROCESSES if found.kind is Workers.CALLER else found.kind
-    best, gain = _fewest(numbers, lambda workers: found.gain(workers=workers, kind=kind))
-    if gain < WORTH:
+    best, _ = _fewest(numbers, lambda workers: found.gain(workers=workers, kind=kind, foreign_cpus=0.0))
+    if not best or (gain := found.gain(workers=best, kind=kind)) < WORTH:
         return
     who = f"{counted(found.workers, 'worker')} " if found.workers else "the loop itself "
+    largest = _largest(found.busy)
     evidence = (
-        f"The batches kept {who}busy for {duration(found.total_busy)} a step, of which {duration(found.total_cpu)} "
-        f"on a CPU; {found.cpus:.3g} CPUs may be used."
+        f"The batches kept {who}busy for {duration(found.total_busy)} a step, most of it with {found.named(largest)}, "
+        f"{duration(found.total_cpu)} on a CPU; {found.cpus:.3g} CPUs may be used."
     )
-    yield Finding(_largest(found.busy), evidence, f"num_workers={best}", gain, {"num_workers": best})
+    yield Finding(largest, evidence, f"num_workers={best}", gain, {"num_workers": best})
 
 
 def _reads(found: Measured) -> Iterator[Finding]:
@@ -176,15 +188,14 @@ def verdict(found: Measured) -> str:
     text = f"Your loop waited {share:.0%} of the time ({duration(found.wait)} a step{idle})"
     if share < WAITING:
         return f"{text}: its own work, {duration(found.work)} a step, is what takes the time."
-    parts = dict(found.busy)
-    if found.overhead > 0:
-        parts[Cause.OVERHEAD] = found.overhead * max(1, found.workers)
-    whole = sum(parts.values())
-    shown = sorted(((seconds, cause) for cause, seconds in parts.items() if seconds >= 0.05 * whole), reverse=True)
-    if shown:
-        text += (
-            ": " + ", ".join(f"{cause} {duration(found.wait * seconds / whole)}" for seconds, cause in shown) + " of it"
-        )
+    parts, each = dict(found.busy), max(1, found.workers)
+    parts[Cause.OVERHEAD] = found.overhead * each
+    parts[Cause.QUEUE] = found.queued + found.wait_queued * each
+    whole, largest = sum(parts.values()), _largest(found.busy)
+    shown = [(time, cause) for cause, time in parts.items() if time >= 0.05 * whole or cause is largest]
+    if whole > 0:
+        words = (f"{found.named(cause)} {duration(found.wait * time / whole)}" for time, cause in sorted(shown)[::-1])
+        text += f": {', '.join(words)} of it"
     useful = [finding for finding in findings(found) if finding.change and finding.gain >= WORTH][:2]
     if not useful:
         return f"{text}."

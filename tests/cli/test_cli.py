@@ -99,9 +99,9 @@ def test_no_manifest(action: str, tmp_path: Path, capsys: Captured) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name, words in {
         "none.jsonl": "No such file or directory",
-        "": "no regular file",
+        "": "not a regular file",
         "a.png": "is no manifest of bad samples",
-        "pipe": "no regular file",
+        "pipe": "not a regular file",
         "half.jsonl": "holds no bad sample that can be read: .* line 1 ",
         "a.png/bad.jsonl": "Not a directory",
         "n" * 300: "File name too long",
@@ -232,8 +232,8 @@ def test_retry(tmp_path: Path, capsys: Captured) -> None:
         "code.pt": "CorruptSample: .* cannot be read as a tensor",
         "objects.npy": "CorruptSample: .* cannot be read as a tensor",
         "words.txt": "CorruptSample: image .* is not an image",
-        "folder.jpg": "UnreadableSample: .* is no regular file",
-        "pipe.pt": "UnreadableSample: .* is no regular file",
+        "folder.jpg": "UnreadableSample: .* is not a regular file",
+        "pipe.pt": "UnreadableSample: .* is not a regular file",
         "gone.pt": "MissingSample: .* No such file",
         "nul": "ValueError: ",
     }.items():

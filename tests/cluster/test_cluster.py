@@ -77,7 +77,10 @@ def test_loaders_that_no_filler_can_work_for(dataset: Any, workers: int | None, 
 
 def test_explain_says_what_will_be_asked_of_ray() -> None:
     native: Any = penstock.DataLoader(rows(), 4, num_workers=3, worker_method=Ray(cpus=2))
-    asked = "3 fillers will be asked of Ray when a pass begins; each takes CPU 2; at most 512 MiB of batches in flight"
+    asked = (
+        "3 fillers will be requested from Ray when a pass begins; each takes CPU 2; at most 512 MiB of batches in "
+        "flight"
+    )
     first = "plan     3 fillers of a Ray cluster fill batches of 4 in place, in order"
     assert native.explain().splitlines()[:2] == [first, f"ray      {asked}"]
     own: Any = penstock.DataLoader(Made(), 4, num_workers=1, worker_method="ray")

@@ -106,11 +106,11 @@ def test_prefetch_around_a_loader_counts_once(options: dict[str, Any]) -> None:
 
 def test_explain_counts_one_as_one() -> None:
     loader = penstock.DataLoader(Numbers({1}, 3), 3, on_error=penstock.Replace(max_share=0.5))
-    assert "bad      0 bad samples, good ones stand in for them;" in loader.explain()
+    assert "bad      0 bad samples, replaced by good ones;" in loader.explain()
     list(loader)
     lines = loader.explain().splitlines()
     assert [line.partition(";")[0] for line in lines if line.startswith(("bad", "so far"))] == [
-        "bad      1 bad sample, a good one stands in for it",
+        "bad      1 bad sample, replaced by good ones",
         "so far   3 samples in 1 batch",
     ]
     one: Any = penstock.DataLoader(Made(size=1))

@@ -369,7 +369,7 @@ def test_a_pass_can_be_closed_while_it_is_waited_for(root, monkeypatch):
         waiting = threads.submit(next, batches)
         assert begun.wait(30)
         batches.close()
-        with pytest.raises(RuntimeError, match=r"^the loader's iterator was closed while a batch was waited for$"):
+        with pytest.raises(RuntimeError, match=r"^the loader's iterator was closed while it waited for a batch$"):
             waiting.result(30)
         go_on.set()
     wait_until(lambda: not reading_threads())

@@ -341,7 +341,7 @@ def test_what_prefetch_is_given_replaces_what_a_feed_says() -> None:
 
 
 def test_without_an_accelerator_cuda_is_the_cpu_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: None)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     with pytest.warns(UserWarning, match="no cuda device is available, so that batches stay on the CPU"):
         (batch,) = prefetch([torch.ones(2)], "cuda:3")
     assert batch.is_cpu
@@ -349,7 +349,8 @@ def test_without_an_accelerator_cuda_is_the_cpu_with_a_warning(monkeypatch: pyte
 
 @pytest.mark.parametrize(("rank", "index"), [(None, 1), ("3", 3), ("9", 1), ("x", 1)])
 def test_cuda_is_the_ranks_own(monkeypatch: pytest.MonkeyPatch, rank: str | None, index: int) -> None:
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 1)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
@@ -578,7 +579,7 @@ def test_a_forked_child_is_told(late: list[LateStream]) -> None:
     next(feeding)
 
     def check() -> None:
-        with pytest.raises(RuntimeError, match="forked off"):
+        with pytest.raises(RuntimeError, match="parent process of this fork"):
             next(feeding)
 
     assert_in_child(check)

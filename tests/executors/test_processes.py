@@ -550,5 +550,5 @@ def test_the_indices_of_a_batch_are_noted_one_by_one() -> None:
             assert [board.progress(0).index for _ in each(iter(range(3)))] == [0, 1, 2]
 
         assert_in_child(check)
-        counted = {str(stage): samples for stage, _, samples, _ in board.stages()}
+        counted = {str(stage): samples for stage, _, samples, *_ in board.stages()}
         assert counted["getitem"] == 10

@@ -327,7 +327,7 @@ def test_a_fork_while_readers_work(way, slow, folder):
 
     def check():
         assert_same(list(way.loader(folder)), expected)
-        with pytest.raises(RuntimeError, match="another process" if way is NATIVE else "forked"):
+        with pytest.raises(RuntimeError, match="another process" if way is NATIVE else "of this fork"):
             next(batches)
 
     assert_in_child(check)

@@ -41,8 +41,8 @@ def fill(pool, size, spec=SPEC, names=None, fields=1):
 
 def samples(pool):
     found = pool.stages()
-    assert all(seconds >= on_cpu >= 0 for _, seconds, _, on_cpu, _ in found)
-    return {name: count for name, _, count, _, _ in found}
+    assert all(seconds >= on_cpu >= 0 for _, seconds, _, on_cpu, *_ in found)
+    return {name: count for name, _, count, *_ in found}
 
 
 def files(folder, images):

@@ -11,6 +11,7 @@ import torch
 import torch.utils.data as tud
 
 import penstock
+from penstock.executors import collating
 from penstock.executors.buffers import Buffers
 from penstock.executors.collating import Build, layout_of
 from penstock.executors.workers import loading
@@ -35,7 +36,10 @@ def tensor(shape: tuple[int, ...], form: str, start: int = 0) -> torch.Tensor:
     [(2, 3, 4, 5), (2, 1, 4, 5), (1, 3, 4, 5), (2, 3, 1, 1), (2, 3, 4, 5, 6), (0, 3, 4, 5), (3, 4, 5), (4, 5)],
     ids=str,
 )
-def test_a_build_is_a_contiguous_stack(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("by_torch", [False, True])
+def test_a_build_is_a_contiguous_stack(shape: tuple[int, ...], by_torch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if by_torch:  # as with torch before 2.10
+        monkeypatch.setattr(collating, "_STACKER", None)
     forms = ["plain", "turned", "moved", *(["last"] if len(shape) in FORMATS else [])]
     for count in (1, 2, 3):
         for given in itertools.product(forms, repeat=count):

@@ -585,7 +585,7 @@ def test_objects_that_copy_themselves_do() -> None:
 
 
 def test_explain_says_whose_dataset_it_is() -> None:
-    assert "copies   each thread has the dataset's Python objects" in in_threads(Counted()).explain()
+    assert "copies   each thread has its own copy of the dataset's Python objects" in in_threads(Counted()).explain()
     assert "shared   all threads use the one dataset" in in_threads(Counted(), share_dataset=True).explain()
 
 

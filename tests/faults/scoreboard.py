@@ -58,7 +58,7 @@ def write_results(reports: Iterable[pytest.TestReport]) -> None:
         elif report.when == "call":
             row["cases"] += sum(int(str(count)) for name, count in report.user_properties if name == "cases") or 1
     if ran:
-        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
+        now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
         facts = machine.describe()
         where = {name: facts[name] for name in ("cpu", "cores_usable", "kernel", "python", "packages")}
         held.update({number: {"date": now, "machine": where, **row} for number, row in ran.items()})

@@ -117,7 +117,7 @@ def test_replaced(made: tuple[Kind, set[int]], tmp_path: Path) -> None:
                     assert [a for a, b in zip(got, wanted, strict=True) if b not in bad] == [
                         b for b in wanted if b not in bad
                     ]
-        assert f"bad      {len(bad)} bad samples, good ones stand in for them" in loader.explain()
+        assert f"bad      {len(bad)} bad samples, replaced by good ones" in loader.explain()
         listed = [json.loads(line)["id"] for line in manifest.read_text().splitlines()]
         assert sorted(listed) == sorted(names[number] for number in bad)
         first = first or found

@@ -22,6 +22,7 @@ from tests.sample_datasets import tensor_files
 PROGRAM = """
 import code, contextlib, gc, json, os, random, signal, sys, threading, time
 import torch, penstock
+from penstock.sample_notes import add_note
 
 options, native, tries, root = json.loads(sys.argv[1])
 gate, chance, sent, pids, at_fork, fork = threading.Event(), random.Random(14), [], set(), [], os.fork
@@ -176,7 +177,7 @@ for number in range(tries):
             try:
                 attempt(moment, twice)
             except BaseException as error:
-                error.add_note(f"{moment.__name__}, {'twice' if twice else 'once'}, number {number}")
+                add_note(error, f"{moment.__name__}, {'twice' if twice else 'once'}, number {number}")
                 raise
 print(2 * len(moments) * tries)
 """

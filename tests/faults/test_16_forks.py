@@ -61,7 +61,7 @@ def go_on(batches: Any, number: int) -> None:
     try:
         assert_right(batches, number)
     except RuntimeError as error:
-        assert re.search("forked|another process", str(error)), error
+        assert re.search("of this fork|another process", str(error)), error
 
 
 @pytest.mark.timeout(900)

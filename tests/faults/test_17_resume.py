@@ -192,7 +192,7 @@ def test_the_difference_is_said(tmp_path: Path) -> None:
     labels = dict.fromkeys(names, 1)
     state = loader(folder_of(tmp_path, names, labels)).state_dict()
     loader(folder_of(tmp_path, names, labels)).load_state_dict(state)
-    others = "its IDs, or their order, are others;"
+    others = "its IDs, or their order, have changed;"
     cases: list[tuple[list[str], dict[str, Any], str]] = [
         ([*names, "id-8"], {"id-8": 0}, rf"had 8 samples and has 9 \(\+1\); {others}"),
         (names[:-1], {}, rf"has 7 \(-1\); {others}"),

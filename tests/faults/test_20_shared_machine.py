@@ -133,7 +133,7 @@ def test_files_of_others(cache: Cache, tmp_path: Path, cases: Callable[[int], No
         try:
             assert cache.read(home) == cache.wanted
         except penstock.UnsafeCache as error:
-            assert cache.given and f"{path.name!r} in the cache folder is no file of this user" in str(error)
+            assert cache.given and f"{path.name!r} in the cache folder is not a file of this user" in str(error)
         gc.collect()  # the pass that ended by an error
         assert not path.exists() or path.stat().st_uid != STRANGER or path.read_bytes() == held
         path.unlink(missing_ok=True)

@@ -117,7 +117,7 @@ def test_one_rank_goes_on_where_two_stopped(two: Any, name: str, step: int) -> N
 
 
 def test_a_prepared_loader_refuses_other_processes(two: Any) -> None:
-    said = r"a state of processes=2, .* cannot go on with processes=1, .*shard='auto'"
+    said = r"a state of processes=2, .* cannot continue with processes=1, .*shard='auto'"
     with pytest.raises(InvalidOption, match=said):
         SEEDED.gone_on(two[0] / "seeded" / str(STEPS[0]))
 
@@ -209,9 +209,9 @@ def test_an_order_that_is_drawn_anew_is_not_registered(own: Any) -> None:
         (
             lambda: prepared_alone(**{**SHUFFLED, "batch_size": 3}),
             InvalidOption,
-            r"batch_size=4.* cannot go on with .*batch_size=3",
+            r"batch_size=4.* cannot continue with .*batch_size=3",
         ),
-        (lambda: prepared_alone(**{**SHUFFLED, "seed": 6}), InvalidOption, "seed=5 cannot go on with seed=6"),
+        (lambda: prepared_alone(**{**SHUFFLED, "seed": 6}), InvalidOption, "seed=5 cannot continue with seed=6"),
         (lambda: prepared_alone(size=9, **SHUFFLED), DatasetChanged, None),
     ],
 )

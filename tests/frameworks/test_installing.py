@@ -110,7 +110,7 @@ def test_somebody_elses_exchange_is_not_lost(monkeypatch: pytest.MonkeyPatch) ->
     ours = torch.utils.data.DataLoader.__init__
     with monkeypatch.context() as patch:
         patch.setattr(torch.utils.data.DataLoader, "__init__", lambda *arguments, **named: ours(*arguments, **named))
-        with pytest.raises(RuntimeError, match="exchanged by other code"):
+        with pytest.raises(RuntimeError, match="replaced by other code"):
             penstock.uninstall()
         assert type(ImportedBefore(ROWS)) is penstock.DataLoader
     penstock.uninstall()

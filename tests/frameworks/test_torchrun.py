@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from tests.frameworks.launching import TORCHRUN, needs_gloo, run
+from tests.test_examples import RECIPE, bright_and_dark
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "ddp.py"
 SAMPLES = 26
@@ -44,3 +45,15 @@ def test_each_rank_sees_what_its_sampler_says(output: str, epoch: int, rank: int
     sampler: DistributedSampler[torch.Tensor] = DistributedSampler(TensorDataset(torch.arange(SAMPLES)), 2, rank)
     sampler.set_epoch(epoch)
     assert seen(output, epoch, rank) == list(sampler)
+
+
+@pytest.mark.slow
+def test_imagenet_trains_on_two_ranks_and_continues_from_its_checkpoint(tmp_path: Path) -> None:
+    bright_and_dark(tmp_path)
+    script, checkpoint = str(SCRIPT.with_name("imagenet.py")), str(tmp_path / "run.pt")
+    given = [str(tmp_path), "--device", "cpu", *RECIPE.split(), "--checkpoint", checkpoint]
+    first, second = (run(*TORCHRUN, script, *given) for _ in range(2))
+    assert re.findall(r"^epoch (\d): mean loss", first, re.MULTILINE) == ["1", "2"]
+    assert "rank 0 of 2 gets its part of each global batch" in first
+    assert "so far   32 samples in 4 batches" in first  # half of 32 photos, twice
+    assert second.count("continues in epoch 3 behind 0 of 2 steps\n") == 2

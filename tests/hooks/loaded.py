@@ -16,8 +16,10 @@ from penstock.hooks.loads import Refused, load_torch as load
 DTYPES = [
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,
     torch.bfloat16, torch.bool, torch.complex64, torch.complex128, torch.uint16, torch.uint32, torch.uint64,
-    torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
+    torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
 ]  # fmt: skip
+if hasattr(torch, "float8_e8m0fnu"):  # of torch 2.7
+    DTYPES.append(torch.float8_e8m0fnu)
 
 
 class Pairs:

@@ -185,7 +185,7 @@ COUNTED_WAYS = options(
     "caller", "caller, seed", "caller, fed", "threads, 2", "threads, caller", "processes, 2", "processes, persistent",
     "processes, out of order",
 )  # fmt: skip
-ARCHIVE = "an .npz archive, whose arrays numpy reads when they are asked for"
+ARCHIVE = "an .npz archive, whose arrays numpy reads one by one on demand"
 
 
 class Files(tud.Dataset[Any]):

@@ -83,10 +83,10 @@ def test_the_command(tmp_path: Path, capsys: Captured) -> None:
     [
         ("", "give --measured or --cpu-ms"),
         ("--measured nowhere.json", "nowhere.json: No such file"),
-        ("--cpu-ms -1", "no number above 0"),
-        ("--cpu-ms nan", "no number above 0"),
+        ("--cpu-ms -1", "not a number above 0"),
+        ("--cpu-ms nan", "not a number above 0"),
         ("--cpu-ms 1 --gpus 0", "0 is too few"),
-        ("--cpu-ms 1 --rate 0", "no number above 0"),
+        ("--cpu-ms 1 --rate 0", "not a number above 0"),
         ("--cpu-ms 1 --stored -1", "a size in bytes"),
         ("--cpu-ms 1 --cache big", "a size in bytes"),
     ],

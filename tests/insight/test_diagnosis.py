@@ -143,17 +143,25 @@ def test_the_command_measures_a_loop(module: str, capsys: Captured) -> None:
         ("own_loop:dataset --step step", "a function is named by its module"),
         ("own_loop:dataset --step own_loop:steps", "own_loop has no 'steps'"),
         ("own_loop:dataset --step own_loop:number", "it is an object of type int"),
-        ("own_loop:dataset --seconds 0", "no number above 0"),
-        ("own_loop:dataset --seconds soon", "no number above 0"),
+        ("own_loop:dataset --seconds 0", "not a number above 0"),
+        ("own_loop:dataset --seconds soon", "not a number above 0"),
         ("own_loop:dataset --batch-size 0", "0 is too few"),
-        ("own_loop:dataset --num-workers -1", "no whole number of 0 or more"),
+        ("own_loop:dataset --num-workers -1", "not a whole number of 0 or more"),
     ],
 )
 def test_wrong_arguments(arguments: str, message: str, capsys: Captured) -> None:
     assert message in one_line(capsys, "doctor", *arguments.split())
 
 
-def test_a_dataset_that_fails_is_unknown(module: str, capsys: Captured) -> None:
-    main(["doctor", f"{module}:bad", "--seconds", "0.1"])
+def test_a_dataset_that_fails_is_bad(module: str, capsys: Captured) -> None:
+    assert main(["doctor", f"{module}:bad", "--seconds", "0.1"]) == 1
     out = capsys.readouterr().out
-    assert "unknown" in out and "the loop" in out and "KeyError: 'no such sample'" in out
+    (line,) = [line for line in out.splitlines() if "KeyError: 'no such sample'" in line]
+    assert line.split()[:3] == ["bad", "the", "loop"] and "sample 0)" in line
+
+
+def test_a_dataset_that_is_too_small_is_unknown(user_module: Callable[[str, str], str], capsys: Captured) -> None:
+    name = user_module("own_rows", "from tests.sample_datasets import rows\ndataset = rows(8)\n")
+    main(["doctor", f"{name}:dataset", "--seconds", "0.1", "--batch-size", "8"])
+    out = capsys.readouterr().out
+    assert any(line.startswith("unknown") and "too few batches" in line for line in out.splitlines())

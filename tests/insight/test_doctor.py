@@ -125,7 +125,7 @@ def test_a_folder_of_tensors_really_measured(folder: Path, capsys: Captured) -> 
         ("quiet", 0, []),
         ("make", 0, []),
         ("opened", 1, ["own_train:opened: 1 remark of the lint", "Noisy (own_train.py:6)"]),
-        ("lengthless", 0, ["unknown  dataset files  what was looked at raised OSError: the list of files is gone"]),
+        ("lengthless", 0, ["unknown  dataset files  what was checked raised OSError: the list of files is gone"]),
     ],
 )
 def test_an_object_of_a_module(name: str, code: int, words: list[str], capsys: Captured) -> None:
@@ -147,3 +147,17 @@ def test_wrong_datasets(capsys: Captured) -> None:
     }.items():
         code, out, err = run(capsys, name)
         assert (code, out, err.count("\n")) == (2, "", 1) and words in err, err
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_folder_of_photos_is_measured_with_a_transform(
+    flat: bool, folder: Path, monkeypatch: pytest.MonkeyPatch, healthy: list[Any], capsys: Captured
+) -> None:
+    for module in ("loop_model", "insight.diagnosis"):
+        monkeypatch.setattr(f"penstock.{module}.LEAST_SECONDS", 0.05)
+    photo_files(folder / "photos", 64)
+    given = "photos/class0" if flat else "photos"
+    assert main(["doctor", given, "--seconds", "0.1", "--batch-size", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "Resize(256), CenterCrop(224), ToTensor(), the default transform" in out and "stage decode" in out
+    assert "What the words mean: docs/waiting.md" in out

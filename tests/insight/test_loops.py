@@ -56,7 +56,7 @@ class Stream(sample_datasets.Stream):
 @pytest.fixture
 def loops() -> Iterator[Recording]:
     before = surroundings()
-    found = Recording(detail=False, torch=True)
+    found = Recording(detail=False)
     found.begin()
     yield found
     found.end()
@@ -232,7 +232,7 @@ def test_an_error_of_observation_is_logged(
 @pytest.mark.parametrize("kind", [DataLoader, penstock.DataLoader])
 def test_steps_end_the_program(kind: Any) -> None:
     seen: list[Any] = []
-    loops = Recording(detail=False, torch=True, steps=4)
+    loops = Recording(detail=False, steps=4)
     loops.begin()
     with pytest.raises(SystemExit) as stop:
         seen.extend(itertools.chain.from_iterable(kind(ROWS, 4) for _ in range(5)))
@@ -244,7 +244,7 @@ def test_report(loops: Recording) -> None:
     def lines() -> list[str]:
         return RunReport(2.5, loops.loops()).lines()
 
-    assert lines() == ["no DataLoader was used, in 2.5 s"]
+    assert lines() == ["no loop over a DataLoader was seen, in 2.5 s"]
     failing, place = DataLoader(BAD, 8), here()
     with pytest.raises(LookupError):
         next(iter(failing))
@@ -255,11 +255,13 @@ def test_report(loops: Recording) -> None:
     (line,) = lines()
     assert line.startswith("Your loop took 1 batch in 1 pass, ") and line.endswith(f"num_workers=0) at {place}")
     list(loader)
-    (line,) = lines()
+    line, gain = lines()
     assert "% of the time (" in line and "4 batches in 2 passes" in line
+    assert "native threads would fill the batches" in gain and place in gain
+    assert RunReport(2.5, loops.loops()).lines(whole=False) == [line]
     for size in range(1, 13):
         list(DataLoader(ROWS, size))
-    assert len(lines()) == 11 and lines()[-1] == "and 3 loaders more, for which it waited less"
+    assert len(lines()) == 12 and lines()[-2] == "and 3 loaders more, for which it waited less"
 
 
 def test_durations() -> None:

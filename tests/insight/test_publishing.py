@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.utils.data
 
 import penstock
 from penstock.errors import PenstockError
-from penstock.insight import live_files, publish, publishing
+from penstock.insight import live_files, publish, publishing, record
 from penstock.insight.live_files import Job, ProcessName, job_of, jobs, machine, read_all, started_at, this_process
 from penstock.system.words import compact
 from tests.forking import assert_in_child, begin_in_child
@@ -66,7 +67,7 @@ def test_a_recording_says_what_the_loader_does(folder: Path) -> None:
     assert (job.name, job.host, job.summary[2], job.ended) == (this_process(), os.uname().nodename, "Numbers", False)
     assert job.lines[1] == "loader 1: Numbers, batches of 4, no workers, read by Python"
     assert job.lines[2].startswith("  rate ") and job.lines[2].endswith("; 3 batches in 1 pass")
-    assert "! errors    1 came in the place of a batch" in job.lines and job.patience >= 5
+    assert "! errors    1 came instead of a batch" in job.lines and job.patience >= 5
     assert any("getitem" in line for line in job.lines)
 
 
@@ -250,9 +251,21 @@ def test_damaged_files_are_left_out(folder: Path) -> None:
         assert jobs(folder) == []
 
 
+def test_a_loader_of_torchs_that_is_recorded_can_be_watched(folder: Path) -> None:
+    loader = torch.utils.data.DataLoader(Numbers(), batch_size=4)
+    list(loader)
+    assert jobs(folder) == []
+    with record():
+        batches = iter(loader)
+        next(batches), next(batches)
+        job = read(folder)
+        assert job.lines[1] == "loader 1: Numbers, batch_size=4, no workers, read by the caller's thread"
+        assert job.lines[2].endswith("; 2 batches in 1 pass") and job.summary[2] == "Numbers" and job.patience >= 5
+
+
 def test_rates_are_those_of_the_loop(folder: Path) -> None:
     loader = penstock.DataLoader(rows())
-    followed = publishing._Followed(loader, 1)
+    followed = publishing._followed(loader)
     list(loader)
     loop, samples = loader.stats().loop, loader.stats().samples
     _, (waiting, rate, _), _ = followed.lines(10.0, 0.5) or ([], "???", 0)

@@ -16,6 +16,7 @@ import penstock
 from penstock.insight import record, recording
 from penstock.insight.loop_rows import Rows, WorkSpans, column
 from penstock.insight.recording import Recording
+from penstock.insight.run_report import advice, import_line
 from penstock.observe import Delivery
 from tests.forking import assert_in_child
 from tests.sample_datasets import Made, Stream, rows
@@ -98,16 +99,43 @@ def test_each_way_to_read_is_recorded(way: str) -> None:
     assert loader._executors.counters.meter.sinks == ()
 
 
-def test_loaders_of_torch_are_recorded_where_that_is_asked_for() -> None:
-    made = Recording(torch=True)
-    made.begin()
+def test_loaders_of_torch_are_recorded() -> None:
+    before = vars(torch.utils.data.DataLoader)["__iter__"]
+    first, second = record(), record()
+    made, other = first.__enter__(), second.__enter__()
     for _ in range(2):  # loaders of one line are one
         assert len(list(torch.utils.data.DataLoader(Made(), batch_size=4))) == 6
-    made.end()
+    first.__exit__(None, None, None)
+    list(torch.utils.data.DataLoader(Made(), batch_size=4))
+    second.__exit__(None, None, None)
+    assert vars(torch.utils.data.DataLoader)["__iter__"] is before
+    assert [one.times.batches for one in other.all_loops()] == [12, 6]
     (recorded,) = made.all_loops()
     assert (recorded.loaders, recorded.passes, recorded.read_by) == (2, 2, "the caller's thread")
     assert sums(recorded.rows.table(), "batches", "samples") == [12, recorded.samples] == [12, 46]
     assert sums(recorded.rows.table(), "waited") == [pytest.approx(recorded.times.waited)]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "collate_fn", "instead"),
+    [
+        (rows(), None, "native threads would fill the batches"),
+        (rows(), lambda batch: torch.utils.data.default_collate(batch), "native code would fill the batches that your"),
+        (Made(), None, ""),
+    ],
+    ids=["native", "functions", "unknown"],
+)
+def test_what_the_native_core_would_do_for_torchs_loader(dataset: Any, collate_fn: Any, instead: str) -> None:
+    with record() as made:
+        list(torch.utils.data.DataLoader(dataset, batch_size=4, collate_fn=collate_fn))
+    (recorded,) = made.all_loops()
+    assert recorded.instead.startswith(instead) and bool(recorded.instead) is bool(instead)
+    recorded.meter.add(1.0, None, 0)  # a long wait
+    assert import_line(recorded).startswith('with "from penstock import DataLoader"') is bool(instead)
+    assert "penstock run --compare" in advice(recorded)
+    for _ in range(50):
+        recorded.meter.add_work(1.0)
+    assert import_line(recorded) == "" and advice(recorded).startswith("nothing: ")
 
 
 def test_threads_record_their_work() -> None:
@@ -144,14 +172,14 @@ def test_two_recordings_at_once_and_loops_in_loops(monkeypatch: pytest.MonkeyPat
         assert sum(one.samples for one in spans) == 2 * 53 * passes  # rows are read, and a batch is made of them
     monkeypatch.setattr(recording, "MOST_LOOPS", 2)
     with record() as made:  # where further loaders are counted
-        loaders = [penstock.DataLoader(rows(), batch_size=32) for _ in range(4)]
+        loaders = [penstock.DataLoader(rows(), batch_size=32 + number) for number in range(4)]
         for loader in loaders:
             list(loader)
     assert (len(made.all_loops()), made.unrecorded) == (2, 2)
 
 
 def test_a_recording_keeps_no_loader_and_no_sample() -> None:
-    made = Recording(torch=True)
+    made = Recording()
     made.begin()
     for kind in (penstock.DataLoader, torch.utils.data.DataLoader):
         loader = kind(Made(lambda index: torch.zeros(2)), batch_size=4)
@@ -174,7 +202,7 @@ def test_a_forked_child_leaves_the_recording_alone(tmp_path: Path) -> None:
         block.__exit__(None, None, None)
         assert not file.exists() and everything.all_loops() == made.all_loops() == []
 
-    file, everything = tmp_path / "trace.json", Recording(torch=True)
+    file, everything = tmp_path / "trace.json", Recording()
     block = record(trace=file)
     made = block.__enter__()
     everything.begin()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shutil
 import subprocess
@@ -10,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch.utils.data
 
 import penstock
 from penstock.insight import record
 from penstock.insight.loop_rows import Rows
 from penstock.insight.recording import Loop, Recording
-from penstock.insight.report import page, time_shares
+from penstock.insight.report import page, smoothed, time_shares
 from penstock.observe import Delivery
 from tests.insight.html_pages import Page
 from tests.sample_datasets import Made, rows
@@ -56,6 +58,26 @@ def test_the_page_says_what_was_recorded(report: str) -> None:
         assert words in text
 
 
+def test_the_page_begins_with_what_to_do(report: str) -> None:
+    todo = Page(report).text.partition("What to do")[2].partition("Loader 1: ")[0]
+    lines = re.findall(r"^(tests/insight/test_report\.py:\d+): .+\.$", todo, re.MULTILINE)
+    assert len(set(lines)) == 2
+    with record() as made:
+        loader, line = torch.utils.data.DataLoader(rows(), 4), inspect.currentframe().f_lineno  # type: ignore[union-attr]
+        list(loader)
+    text = Page(page(made, {})).text
+    assert f"tests/insight/test_report.py:{line}: " in text.partition("What to do")[2]
+
+
+def test_text_keeps_its_size_on_a_phone(report: str) -> None:
+    tags = Page(report).tags
+    assert {found["preserveaspectratio"] for tag, found in tags if tag == "svg"} == {"none"}
+    assert "text" not in {tag for tag, _ in tags}  # in a chart it would shrink
+    assert min(map(int, re.findall(r"font(?:-size)?: (\d+)px", report))) >= 12
+    assert "white-space: pre-wrap" in report and ".table { overflow-x: auto; }" in report
+    assert "width=device-width" in report and "prefers-color-scheme: dark" in report
+
+
 def test_a_run_without_loaders_has_a_report(tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     with record(report=file):
@@ -64,7 +86,7 @@ def test_a_run_without_loaders_has_a_report(tmp_path: Path) -> None:
     assert "no batch came from penstock.DataLoader(TensorDataset" in text
     with record(report=file):
         pass
-    assert "No loader was gone through" in file.read_text(encoding="utf-8")
+    assert "No loop over a loader was seen" in file.read_text(encoding="utf-8")
 
 
 def recorded_rows(*made: tuple[Any, ...]) -> Loop:
@@ -97,6 +119,16 @@ def test_passes_side_by_side_keep_their_sums() -> None:
     shares = time_shares(recorded_rows(*made), 0.0, 100.0, 7)
     assert (shares.waited.sum(), shares.worked.sum()) == pytest.approx((50, 150))
     assert shares.samples.sum() == 200
+
+
+def test_rates_are_smoothed_where_the_loop_runs() -> None:
+    seconds = np.repeat([0.0, 0.1, 0.0], [50, 100, 50])
+    amounts = np.where(np.arange(200) % 10 == 3, 8.0, 0.0) * (seconds > 0)  # a batch in ten parts, each of 0.1 s
+    rates = smoothed(amounts, seconds, 0.1)
+    assert (rates[seconds == 0] == 0).all() and rates[60:140] == pytest.approx(8.0, rel=0.2)
+    steady = np.full(200, 8.0)
+    assert smoothed(steady, np.full(200, 0.1), 0.1) == pytest.approx(80.0)
+    assert (smoothed(np.zeros(200), np.zeros(200), 0.1) == 0).all()
 
 
 def test_odd_numbers_make_no_odd_page() -> None:

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ import torch
 import penstock
 from penstock.cli import run as verb
 from penstock.insight.program_loaders import facts_of
-from penstock.insight.recording import Loop
+from penstock.insight.recording import Loop, Recording
 from penstock.insight.run_report import LiveLine
 from tests.frameworks.launching import TORCHRUN, run as launched
 from tests.insight.penstock_processes import Ended, penstock_command, written
@@ -81,13 +82,48 @@ def test_report_and_unchanged_output(tmp_path: Path, penstock_run: Any, workers:
     [
         (TRAIN, "--replace --after-only train.py 2", r"\w+ penstock\.loader\n", REPLACED),
         (TRAIN.replace("range(2)", "range(10**9)"), "--steps 6 train.py 0", "", "; 6 batches in 2 passes"),
-        ("print(1)", "--json none/out.json train.py", r"1\n", "\npenstock: none/out.json: No such file or directory\n"),
     ],
-    ids=["replaced in place", "steps", "figures that cannot be written"],
+    ids=["replaced in place", "steps"],
 )
 def test_options(penstock_run: Any, text: str, arguments: str, out: str, err: str) -> None:
     ended = penstock_run(text, *arguments.split())
     assert ended.code == 0 and re.fullmatch(out, ended.out) and err in ended.err, ended
+
+
+@pytest.mark.parametrize("option", ["--json", "--trace", "--report"])
+@pytest.mark.parametrize("more", [[], ["--compare"]])
+def test_files_are_checked_before_the_program_runs(penstock_run: Any, option: str, more: list[str]) -> None:
+    ended = penstock_run("print(1)", *more, option, "none/file", "train.py")
+    assert (ended.code, ended.out, ended.err.count("\n")) == (2, "", 1)
+    assert f"{option[2:]}='none/file': there is no folder " in ended.err
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("print(1)", 1),
+        ("import sys; sys.exit(0)", 1),
+        ("import sys; sys.exit(5)", 5),
+        ("import torch.utils.data as data; list(data.DataLoader([1]))", 0),
+        (
+            "import threading, torch.utils.data as data\n"
+            "main = threading.main_thread()\n"
+            "threading.Thread(target=lambda: main.join() or list(data.DataLoader([1]))).start()",
+            0,
+        ),
+    ],
+    ids=["nothing", "exits", "fails", "a loop", "a loop of a thread that is left"],
+)
+def test_a_recording_of_no_loop_is_a_failure(text: str, code: int, tmp_path: Path, penstock_run: Any) -> None:
+    ended = penstock_run(text, "--report", "report.html", "--trace", "trace.json", "train.py")
+    assert ended.code == code, ended.err
+    assert ("no loop over a DataLoader was seen" in ended.err) is bool(code)
+    assert ("the report is in report.html, and shows nothing" in ended.err) is bool(code)
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert bool(events) is (not code) and (tmp_path / "report.html").stat().st_size > 1000
+    if not code:
+        assert "DataLoader(list, batch_size=1, num_workers=0)" in (tmp_path / "report.html").read_text()
+        assert {"wait", "loop"} <= {one["name"] for one in events} | {one["args"].get("name") for one in events}
 
 
 def test_a_report_of_a_program_that_fails(tmp_path: Path, penstock_run: Any) -> None:
@@ -126,7 +162,7 @@ def test_replace(tmp_path: Path, penstock_run: Any) -> None:
     [
         ("import sys; sys.exit(5)", 5, "ended with exit code 5"),
         ("import os; os.kill(os.getpid(), 9)", 137, "ended with exit code 137"),
-        ("import os; os._exit(0)", 0, "left no figures"),
+        ("import os; os._exit(0)", 1, "left no figures"),
     ],
 )
 def test_a_first_run_that_fails_is_the_last(text: str, code: int, why: str, tmp_path: Path, capfd: Any) -> None:
@@ -148,10 +184,74 @@ def test_signals_while_a_child_runs(tmp_path: Path) -> None:
     assert verb.run_child([sys.executable, "-c", waits], str(tmp_path / "none")).code == 143
 
 
+@pytest.mark.timeout(300)
+def test_compare(tmp_path: Path, penstock_run: Any) -> None:
+    endless = TRAIN.replace("range(2)", "range(10**9)")
+    ended = penstock_run(endless, "--compare", "6", "--json", "both.json", "train.py", "0")
+    assert ended.code == 0 and ended.out == "", ended.err
+    both = json.loads((tmp_path / "both.json").read_text())
+    loops = [both[run]["loops"][0] for run in ("before", "after")]
+    assert [(loop["batches"], loop["penstock"]) for loop in loops] == [(6, False), (6, True)]
+    assert re.match(r"penstock: Penstock: [\d.]+ times the samples/s \([\d,]+ -> [\d,]+\) of the loop ", ended.said[-1])
+    fails = "import sys, torch.utils.data as data\nassert type(data.DataLoader([1])).__module__[0] == 't'\n"
+    ended = penstock_run(fails, "--compare", "train.py")
+    assert ended.code == 1 and "AssertionError" in ended.program_err
+    why = "as the run with Penstock's in its place ended with exit code 1, and the run before it did not"
+    assert ended.said[-1] == f"penstock: nothing is compared, {why}"
+    assert "there is nothing to compare" in penstock_run("", "--compare", "train.py").said[-1]
+    assert "at least 1" in penstock_run("", "--compare", "0", "train.py").err
+
+
+@pytest.mark.parametrize(
+    ("more", "end"),
+    [
+        ({"steady_waited": 0.1}, '. Write "from penstock import DataLoader" in the place of torch\'s'),
+        ({"steady_waited": 3.0}, ". Keep torch's loader here"),
+        ({"worked": 1.05}, ". Changing the import line gives nothing here"),
+        (
+            {"worked": 3.0, "steady_waited": 0.5},
+            "Not the wait but the work changed: compare once more while nothing else runs",
+        ),
+        ({"penstock": False}, "had the same loader in both runs: Loader is a class of its own, which is not replaced"),
+        ({"place": "a.py:7"}, "there is nothing to compare"),
+    ],
+)
+def test_what_the_import_line_gives(more: dict[str, Any], end: str) -> None:
+    loop = {**LOOP, "place": "a.py:1", "steady_waited": 1.0, "waits": [4, 5], "name": "Loader", "penstock": True}
+    short = {**loop, "place": "a.py:9", "worked": 0.1, "waited": 0.1}
+    said = verb.gained({"loops": [short, loop]}, {"loops": [{**loop, **more}, short][: 1 + ("place" not in more)]})
+    assert said.endswith(end) and ("a.py:1" in said or "place" in more)
+
+
+def test_limits_of_a_comparison(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(facts_of(torch.utils.data.DataLoader([1])), 1)  # type: ignore[arg-type]
+    for waited, worked in ((20.0, None), (15.0, 5.0), (5.0, 5.0)):
+        loop.meter.add(waited, worked, 0)
+    assert not Recording(steps=4, seconds=30.5).is_over(loop) and Recording(seconds=30.0).is_over(loop)
+    assert Recording(steps=3, seconds=90.0).is_over(loop) and not Recording().is_over(loop)
+    read = iter([0, 1 << 20, 1 << 20, 1 << 20])
+    monkeypatch.setattr("resource.getrusage", lambda _: SimpleNamespace(ru_inblock=next(read)))
+    monkeypatch.setattr(verb, "COMMAND", (sys.executable, "-c", WRITES))
+    parser = argparse.ArgumentParser()
+    verb.add_parser(parser.add_subparsers())
+    arguments = parser.parse_args(["run", "--compare", "x.py"])
+    assert arguments.execute(arguments) == 1
+    said = capsys.readouterr().err
+    assert "the first run read 512 MiB from disks, the second 0.0 KiB" in said and "compare once more" in said
+
+
+WRITES = """
+import sys, json
+json.dump({"seconds": 1.0, "loops": []}, open(sys.argv[sys.argv.index("--json") + 1], "w"))
+assert sys.argv[1:5] == ["--steps", "200", "--seconds", "30"]
+"""
+LOOP = {"dataset": "Photos", "batching": "batch_size=4", "batches": 10, "samples": 40, "wait_share": 0.5}
+LOOP |= {"waited": 1.0, "worked": 1.0, "steady_waited": 0.0, "waits": [0]}
+
+
 def test_comparison_of_different_loops() -> None:
     def loop(place: str, **more: Any) -> dict[str, Any]:
-        known = {"dataset": "Photos", "batching": "batch_size=4", "batches": 10, "samples": 40, "wait_share": 0.5}
-        return {**known, "waited": 1.0, "worked": 1.0, "place": place, **more}
+        return {**LOOP, "place": place, **more}
 
     before = {"seconds": 4.0, "loops": [loop("a.py:1"), loop("a.py:2"), loop("a.py:1", samples=0)]}
     after = {"seconds": 2.0, "loops": [loop("a.py:1", waited=0.0, batches=20, wait_share=0.0), loop("a.py:3")]}

@@ -335,3 +335,14 @@ def test_a_read_only_file_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "a.png").chmod(0o400)
     with pytest.raises(PermissionError):
         write_sheet(SMALL, tmp_path / "a.png")
+
+
+def test_cells_of_a_page_are_as_wide_as_their_names() -> None:
+    ids = ["cats/a.jpg", "dogs/" + 30 * "b", 90 * "c", "d"]
+    page = html_of(contact_sheet([IMAGES, torch.arange(4)], ids, columns=3))
+    assert "repeat(auto-fill, minmax(min(100%, 328px), 1fr))" in page and "calc(3 * (328px" in page
+    assert (
+        "cats/<wbr>a.jpg</p>" in page and f"dogs/<wbr>{30 * 'b'}</p>" in page and "prefers-color-scheme: dark" in page
+    )
+    assert "minmax(min(100%, 225px)" in html_of(contact_sheet([IMAGES, torch.arange(4)], ["dogs/" + 30 * "b"] * 4))
+    Page(page)

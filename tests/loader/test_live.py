@@ -148,7 +148,11 @@ def subset(kind: Any) -> Any:
 
 SUBSET_CHANGES: dict[str, Change] = {
     "other indices": lambda d: put(d, indices=list(range(500, 500 + SAMPLES))),
-    "indices in place": lambda d: operator.setitem(d.indices, slice(None), torch.arange(700, 700 + SAMPLES)),
+    "indices in place": lambda d: operator.setitem(
+        d.indices,
+        slice(None),
+        torch.arange(700, 700 + SAMPLES) if isinstance(d.indices, torch.Tensor) else range(700, 700 + SAMPLES),
+    ),
     "other dataset": lambda d: put(d, dataset=TensorDataset(torch.arange(1000) * 2, torch.arange(1000.0) * 3)),
     "a mask in place": lambda d: operator.setitem(d.indices, 30, True),
     "fewer indices": lambda d: put(d, indices=d.indices[:20]),

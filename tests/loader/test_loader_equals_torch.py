@@ -297,7 +297,7 @@ except penstock.InvalidOption as error:
 print(sum(int(x) for (x,) in penstock.DataLoader(penstock.Arrays(np.arange(9)), num_workers=2)))
 """
     done = run_script(script)
-    assert done.stdout.startswith("num_workers=5000: the system has not so many threads"), done.stderr
+    assert done.stdout.startswith("num_workers=5000: the system cannot start so many threads"), done.stderr
     assert done.stdout.endswith("\n36\n")
 
 

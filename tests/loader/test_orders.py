@@ -160,9 +160,9 @@ def test_a_state_goes_on_at_any_position_and_refuses_another_window() -> None:
     begun, second = resumed(first, loader(batch_size=5), 7)
     assert flat(begun) + flat(second) == flat(loader())
     state = first.state_dict()
-    with pytest.raises(penstock.InvalidOption, match=r"windows of 3 .* cannot go on shuffled in windows of 4"):
+    with pytest.raises(penstock.InvalidOption, match=r"windows of 3 .* cannot continue shuffled in windows of 4"):
         loader(InShards(4)).load_state_dict(state)
-    with pytest.raises(penstock.InvalidOption, match="cannot go on shuffled"):
+    with pytest.raises(penstock.InvalidOption, match="cannot continue shuffled"):
         loader(InShards(SHARDS)).load_state_dict(state)
 
 

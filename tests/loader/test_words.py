@@ -169,7 +169,7 @@ def test_what_could_be_is_advice_at_the_end(options: dict[str, Any], advice: lis
     kinds, lines = zip(*words(loader), strict=True)
     first = kinds.index("advice")
     assert "native" not in kinds and "because" in kinds and set(kinds[first:]) == {"advice"}
-    assert lines[first].startswith("advice   with ") and lines[first].endswith(" the native core could read it")
+    assert lines[first].startswith("advice   Made is Python code: ") and "Folder" not in lines[first]
     assert list(lines[first + 1 :]) == advice
 
 
@@ -188,7 +188,7 @@ def test_only_a_dataset_that_shows_a_compose_gets_a_line_on_it() -> None:
     compose = transforms.Compose([transforms.ToTensor()])
     assert line(numbers()) == line(numbers(transform=transforms.ToTensor())) == []
     (shown,) = line(numbers(transform=compose))
-    assert shown.startswith("native   the Compose at .transform, where the dataset calls it on a PIL image")
+    assert shown.startswith("native   the known transforms of the Compose at .transform, when the dataset calls it")
     held = numbers(aug=v2.Compose([v2.ToImage()]), mask=compose)
     datasets: list[Any] = [held, Subset(Subset(held, range(4)), range(2)), ConcatDataset([numbers(), held])]
     for dataset in datasets:

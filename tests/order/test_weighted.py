@@ -122,10 +122,10 @@ BAD_WEIGHTS: list[tuple[Any, str]] = [
     ([[1, 2], [3]], "weights are not of one dimension"),
     (3.0, r"weights are of shape \(\)"),
     ([1, 10**400], "too large for a float"),
-    ([1, "a"], r"weights\[1\] is 'a', which is no number"),
-    ([1, None], r"weights\[1\] is None, which is no number"),
-    ([1, 2j], r"weights\[1\] is 2j, which is no number"),
-    (torch.tensor([1j]), r"weights\[0\] is .*, which is no number"),
+    ([1, "a"], r"weights\[1\] is 'a', which is not a number"),
+    ([1, None], r"weights\[1\] is None, which is not a number"),
+    ([1, 2j], r"weights\[1\] is 2j, which is not a number"),
+    (torch.tensor([1j]), r"weights\[0\] is .*, which is not a number"),
 ]
 BAD: list[tuple[Any, str]] = [
     *((lambda weights=weights: Weighted(weights), words) for weights, words in BAD_WEIGHTS),
@@ -141,6 +141,6 @@ BAD: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("call", "words"), BAD)
 def test_bad_arguments(call: Any, words: str) -> None:
-    with pytest.raises(TypeError if "no number" in words or "must be" in words else InvalidOption, match=words):
+    with pytest.raises(TypeError if "not a number" in words or "must be" in words else InvalidOption, match=words):
         call()
     Weighted([1, 2, 3]).check_size(3)

@@ -180,7 +180,7 @@ def test_damaged_archives(tmp_path: Path) -> None:
     with pytest.raises(penstock.CorruptShards, match="damaged at byte 1,536"):
         index(tmp_path)
     path.write_bytes(b"")
-    with pytest.raises(penstock.CorruptShards, match="no plain tar archive"):
+    with pytest.raises(penstock.CorruptShards, match="not a plain tar archive"):
         index(tmp_path)
 
 

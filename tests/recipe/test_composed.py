@@ -254,7 +254,7 @@ def test_threads_run_it_natively(tmp_path: Any) -> None:
     assert runs(dataset.transform) == [(0, 3)]
     for images, (expected, _) in zip(found, TorchDataLoader(dataset, batch_size=4), strict=True):
         assert torch.equal(images, expected)
-    assert "native   the Compose at .transform, where the dataset calls it on a PIL image" in loader.explain()
+    assert "native   the known transforms of the Compose at .transform, when the dataset calls it" in loader.explain()
 
 
 def test_a_thread_leaves_the_filters_of_warnings_alone() -> None:

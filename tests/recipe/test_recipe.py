@@ -378,7 +378,8 @@ def replaced():
 
 
 def reversed_range():
-    with warnings.catch_warnings(action="ignore"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         return v1.RandomResizedCrop(8, scale=(1.0, 0.5))
 
 
@@ -387,9 +388,9 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "normalise that adds channels": (v2.Compose([*FLOATS, v2.Normalize(MEAN, STD)]), "number of channels", "L"),
     "reversed range": (v1.Compose([reversed_range(), v1.ToTensor()]), ""),
     "no transform": (None, "PIL images cannot be collated"),
-    "a function": (lambda image: image, "does not know it"),
+    "a function": (lambda image: image, "Penstock has no native form of it"),
     "a subclass": (OwnToTensor(), "a subclass of ToTensor"),
-    "unknown": (v1.Compose([v1.ElasticTransform(), v1.ToTensor()]), "does not know it"),
+    "unknown": (v1.Compose([v1.ElasticTransform(), v1.ToTensor()]), "Penstock has no native form of it"),
     "not a tensor": (v2.Compose([v2.Resize(8)]), "ends in a PIL image"),
     "hooks": (v1.Compose([hooked(), v1.ToTensor()]), "hooks"),
     "replaced": (v1.Compose([replaced(), v1.ToTensor()]), "replaced"),

@@ -33,17 +33,17 @@ LEFT: dict[str, tuple[Callable[[], Any], str]] = {
     "nulls in lists": (lambda: torchs(x=[[1.0, None]] * 4), "it holds nulls"),
     "texts": (lambda: torchs(x=["a", "b"], y=[1, 2]), "elements of type string"),
     "lists of lists": (lambda: torchs(x=[[[1, 2], [3, 4]]] * 5), "elements of type list"),
-    "lists as objects": (lambda: from_columns(x=[[1, 2]] * 5), "what becomes no plain tensor"),
+    "lists as objects": (lambda: from_columns(x=[[1, 2]] * 5), "a value that does not become a plain tensor"),
     "lists of truth values": (lambda: torchs(x=[[True, False]] * 5), "lists of truth values"),
     "dictionaries": (lambda: torchs(x=[{"a": 1}] * 5), "elements of type struct"),
     "a transform": (lambda: from_columns(x=[1, 2]).with_transform(lambda rows: rows), "its function makes the samples"),
     "a dtype": (lambda: simple().with_format("torch", dtype=torch.float16), "which become float16"),
-    "an option": (lambda: simple().with_format("torch", requires_grad=False), "the format is Python's"),
-    "numpy's options": (lambda: simple().with_format("numpy", dtype=np.float64), "the format is Python's"),
+    "an option": (lambda: simple().with_format("torch", requires_grad=False), "Python makes this format"),
+    "numpy's options": (lambda: simple().with_format("numpy", dtype=np.float64), "Python makes this format"),
     "no rows": (lambda: simple().select([]), "it has no rows"),
     "a subclass": (
         lambda: changed("__class__", type("Own", (datasets.Dataset,), {})),
-        "a subclass of Dataset may read otherwise",
+        "a subclass of Dataset may read differently",
     ),
     "a method": (
         lambda: changed("__getitems__", lambda indices: [{"x": index} for index in indices]),
@@ -88,7 +88,7 @@ def test_lists_of_different_lengths() -> None:
 def test_tensors_that_come_otherwise_than_expected() -> None:
     loader = penstock.DataLoader(simple(), BATCH)
     with torch.device("meta"):
-        assert "no plain tensor in host memory" in loader.explain()
+        assert "not become a plain tensor in host memory" in loader.explain()
     assert "gather" in loader.explain()
 
 

@@ -255,7 +255,7 @@ def test_loaders_of_ones_own(tmp_path):
     dataset = folder(tmp_path)
     for loader in (red, datasets.folder.accimage_loader):
         dataset.loader = loader
-        assert "a loader of one's own" in penstock.DataLoader(dataset, batch_size=2).explain()
+        assert "Python calls your own loader" in penstock.DataLoader(dataset, batch_size=2).explain()
     dataset.loader = red
     ours, theirs = loaders(dataset, dataset)
     assert_same(list(ours), list(theirs))

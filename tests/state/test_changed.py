@@ -108,7 +108,7 @@ def test_image_folders_go_on_wherever_they_lie(kind: Any, tmp_path: Path) -> Non
     assert listed(loaded(made("b"), state)) == rest, "nothing has changed but where it lies"
     (tmp_path / "b" / "cat" / "3.png").unlink()
     images(tmp_path / "b", {"cat/30.png": 30})
-    with changed("its IDs, or their order, are others"):
+    with changed("its IDs, or their order, have changed"):
         made("b").load_state_dict(state)
 
 
@@ -122,7 +122,7 @@ def test_parts_of_a_concatenation_grow() -> None:
         return ConcatDataset([TensorDataset(NUMBERS[:first]), named, Subset(TensorDataset(NUMBERS + 900), [3, 1])])
 
     state, now = state_of(loader(joined(20, 30)), 6), joined(25, 33)
-    with changed(r"52 samples and has 60 \(\+8\); its IDs, or their order, are"):
+    with changed(r"52 samples and has 60 \(\+8\); its IDs, or their order, have changed"):
         loader(now).load_state_dict(state)
     assert catalogue(now).texts() == [id_of(now, index).encode() for index in range(len(now))]
     assert [id_of(now, index) for index in (25, 58, 59)] == ["1/n0", "2/3", "2/1"]

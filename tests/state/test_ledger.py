@@ -136,12 +136,12 @@ def test_places_where_no_ledger_can_be(tmp_path: Path) -> None:
     for name, opened, words, read_error in (
         ("none/a", FileNotFoundError, "No such file", FileNotFoundError),
         ("", IsADirectoryError, "Is a directory", InvalidOption),
-        ("pipe", InvalidOption, "no regular file, and so no ledger", InvalidOption),
+        ("pipe", InvalidOption, "not a regular file, so it cannot be a ledger", InvalidOption),
     ):
         with pytest.raises(opened, match=words) as caught:
             Ledger(tmp_path / name, run=RUN)
         assert str(tmp_path) in str(caught.value)
-        with pytest.raises(read_error, match="No such file" if name == "none/a" else "no regular file"):
+        with pytest.raises(read_error, match="No such file" if name == "none/a" else "not a regular file"):
             read(tmp_path / name)
 
 
@@ -219,7 +219,7 @@ def test_torn_at_every_byte(zeros: int, tmp_path: Path) -> None:
     for size in range(len(whole)):
         path.write_bytes(whole[:size] + bytes(zeros))
         if size < header:
-            with pytest.raises(InvalidOption, match="is no ledger"):
+            with pytest.raises(InvalidOption, match="is not a ledger"):
                 read(path)
             path.write_bytes(whole[:size])
         else:
@@ -234,11 +234,11 @@ def test_files_that_are_no_ledger(tmp_path: Path) -> None:
     path = tmp_path / "a"
     step = b"0 0 4 0123456789abcdef\n"
     for content, words in (
-        (b"", "is no ledger: it is empty"),
-        (b'{"id": "a"}\n', r"is no ledger: it begins with b'\{\"id\""),
+        (b"", "is not a ledger: it is empty"),
+        (b'{"id": "a"}\n', r"is not a ledger: it begins with b'\{\"id\""),
         (b"penstock-ledger 1 00000000 {}\n", "of format 1, and this Penstock reads format 2; read it with the version"),
         (b"penstock-ledger 2 {\n", "first line of this ledger is damaged"),
-        (b"penstock-ledger 2\n", "is no ledger"),
+        (b"penstock-ledger 2\n", "is not a ledger"),
         (b"penstock-ledger 2 {}\n" + step + b"0 1 4 0123456789abcdeg\n" + step, "damaged: line 3 of 4 is no step"),
         (b"penstock-ledger 2 {}\n0 -1 4 0123456789abcdef\n", "line 2 of 2 is no step; take the line out"),
         (b"penstock-ledger 2 {}\n" + bytes(4096) + b"\n", "line 2 of 2 is no step"),
@@ -370,14 +370,14 @@ def test_diff_of_equal_ones_and_prefixes(two: tuple[str, str], tmp_path: Path, c
     assert run(capsys, "diff", nothing, nothing) == (0, ["equal: 0 steps"], "")
     for count, words in ((0, "0 steps"), (1, "1 step")):
         short = write(tmp_path / f"{count}", TEN[:count])
-        line = f"equal as far as {short} goes: {words}; {a} goes on with epoch 0 step {count}"
+        line = f"equal up to the end of {short}: {words}; {a} continues with epoch 0 step {count}"
         assert run(capsys, "diff", a, short) == run(capsys, "diff", short, a) == (0, [line], "")
 
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_diff_where_one_begins_later(swapped: bool, two: tuple[str, str], tmp_path: Path, capsys: Captured) -> None:
     """A run that was resumed with a new file."""
-    right = f"equal as far as {tmp_path / 'right'} goes: 1 step; {two[0]} goes on with epoch 1 step 2"
+    right = f"equal up to the end of {tmp_path / 'right'}: 1 step; {two[0]} continues with epoch 1 step 2"
     wrong = "parted at epoch 1 step 1, after 0 steps in which they are equal"
     for name, ids, first in (("right", TEN[6][2], right), ("wrong", ("another",), wrong)):
         both = [two[0], write(tmp_path / name, [(1, 1, ids)])]
@@ -427,7 +427,7 @@ def test_show_little(tmp_path: Path, capsys: Captured) -> None:
         ("diff A", "required: B"),
         ("diff A A A", "unrecognized arguments: {folder}/A"),
         ("diff A none", "{folder}/none: No such file or directory"),
-        ("diff A text", "'{folder}/text' is no ledger: it begins with b'text'"),
+        ("diff A text", "'{folder}/text' is not a ledger: it begins with b'text'"),
         ("diff A other", "cannot be compared: rank is 0 and 5"),
         ("diff '' A", ": No such file or directory"),
         ("show", "required: FILE"),
@@ -436,8 +436,8 @@ def test_show_little(tmp_path: Path, capsys: Captured) -> None:
         ("show A --epoch 2", "holds no step of epoch 2; it holds epochs 0 to 1"),
         ("show A --epoch -1", "holds no step of epoch -1"),
         ("show nothing --epoch 0", "holds no step of epoch 0; it holds no step at all"),
-        ("show folder", "'{folder}/folder' is no regular file, and so no ledger"),
-        ("show text", "is no ledger"),
+        ("show folder", "'{folder}/folder' is not a regular file, so it cannot be a ledger"),
+        ("show text", "is not a ledger"),
     ],
 )
 def test_wrong_arguments(arguments: str, words: str, tmp_path: Path, capsys: Captured) -> None:

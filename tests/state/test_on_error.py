@@ -199,13 +199,13 @@ def test_a_manifest_of_another_dataset_is_warned_of(folder: Path, manifest: Path
     words = r"sample '0.' is the file '.*/tensors/0..pt', and in this dataset '.*/moved/0"
     with pytest.warns(UserWarning, match=words):
         loader = replacing(tensors(tmp_path / "moved"), 8, on_error=how)
-    assert "bad      4 bad samples, good ones stand in for them; more than 40 end" in loader.explain()
+    assert "bad      4 bad samples, replaced by good ones; more than 40 end" in loader.explain()
 
 
 def test_one_bad_sample_is_not_plural() -> None:
     loader = replacing(numbers(3))
     list(loader)
-    assert "bad      1 bad sample, a good one stands in for it; more than 40 end the run" in loader.explain()
+    assert "bad      1 bad sample, replaced by good ones; more than 40 end the run" in loader.explain()
 
 
 @pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 1}, {"worker_method": "thread"}], ids=str)
@@ -225,7 +225,7 @@ def test_a_run_that_replaces_says_so_when_it_begins_and_at_its_end(
 
     assert run() == []
     begins, ends = run(17, 3)
-    assert begins.startswith("on_error='replace': from here on good samples stand in for bad ones, first for '3' (")
-    assert ends.startswith("on_error='replace': good samples stood in for 2 bad samples of 40; they are listed in ")
+    assert begins.startswith("on_error='replace': good samples replace bad ones from here on, beginning with '3' (")
+    assert ends.startswith("on_error='replace': good samples replaced 2 bad samples of 40; they are listed in ")
     begins, ends = run(17, 3)
-    assert "first for 2 samples of the manifest" in begins and "for 2 bad samples of 40" in ends
+    assert "beginning with 2 samples of the manifest" in begins and "replaced 2 bad samples of 40" in ends

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ def test_replace_keeps_what_it_is_given(path: Path) -> None:
     ("options", "words"),
     [
         *(
-            ({"max_share": share}, re.escape(repr(share)) + ".* is no share: give a number from 0 to 1")
+            ({"max_share": share}, re.escape(repr(share)) + ".* is not a share: give a number from 0 to 1")
             for share in (-0.1, 1.1, float("nan"), float("inf"), True, "0.1", None, 1j)
         )
     ],
@@ -95,10 +95,10 @@ def test_entry_says_what_was_met(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     file = tmp_path / "a.pt"
     file.write_bytes(b"12345")
     monkeypatch.chdir(tmp_path)
-    before = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")  # time.gmtime() lags a tick
+    before = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")  # time.gmtime() lags a tick
     for path in (file, "a.pt"):
         entry = BadSample.of("a", path, RuntimeError("first line\nsecond"), 7)
-        after = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        after = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         assert before <= entry.time <= after
         assert list(json.loads(entry.line()).items()) == list(asdict(entry).items()) == [
             ("id", "a"), ("path", str(file)), ("error", "RuntimeError: first line"), ("size", 5),
@@ -291,8 +291,8 @@ def test_no_place_for_a_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     check("none/bad.jsonl", "cannot be written: No such file")
     check("n" * 300, "cannot be written: File name too long")
     check("/proc/self/bad.jsonl", "cannot be written: No such file")
-    check("/dev/null", "no regular file")
-    check("pipe", "no regular file")
+    check("/dev/null", "not a regular file")
+    check("pipe", "not a regular file")
     with unprivileged():
         check("closed/bad.jsonl", "cannot be written: Permission denied; name a file that")
     monkeypatch.setattr(os, "open", raising(errno.EROFS))

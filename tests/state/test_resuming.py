@@ -186,6 +186,18 @@ class Counting(Made):
         self.read = state["read"]
 
 
+class AsksMore(Rewinding):
+    """As MosaicML's StreamingDataset: its state_dict() needs what its own loader counts."""
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:  # type: ignore[override]
+        raise AssertionError("this loader does not know these arguments")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_state_dict_with_arguments_is_not_called(workers: int) -> None:
+    assert flat(penstock.DataLoader(AsksMore(), batch_size=5, num_workers=workers)) == list(range(SIZE))
+
+
 def stop_and_go(make: Any, stop: int) -> tuple[list[Any], list[Any], Any]:
     """Return what is left of a pass behind `stop` batches, what a new loader gives that goes on there, and that one."""
     _, state, batches = stopped(make(), stop)
@@ -230,7 +242,7 @@ def test_states_of_other_numbers_of_workers() -> None:
     with refused(r"1 worker has read cannot .*=2: give num_workers=1 or 0$"):
         penstock.DataLoader(Counting(), 3, num_workers=2).load_state_dict(state)
     threads: Any = penstock.DataLoader(Counting(), 3, num_workers=2, worker_method="thread")
-    with pytest.warns(UserWarning, match=r"worker threads share it. The dataset goes on as it is"):
+    with pytest.warns(UserWarning, match=r"worker threads share it. The dataset continues unchanged"):
         threads.load_state_dict(state)
     next(iter(threads))
     with pytest.warns(UserWarning, match=r"Counting has a state_dict\(\), and worker threads share the dataset"):
@@ -294,7 +306,7 @@ def test_a_sampler_goes_on_where_it_says(own: dict[str, Any], size: int | None, 
 
 def test_a_samplers_state_needs_a_sampler_that_takes_it() -> None:
     _, state, _ = stopped(numbers(4, sampler=Stated()), 1)
-    with refused("list has no load_state_dict"):
+    with refused("list cannot load: it has no load_state_dict"):
         flat(loaded(numbers(4, sampler=list(range(SIZE))), state))
 
 
@@ -366,7 +378,7 @@ def test_a_distributed_sampler_of_other_ranks_is_refused() -> None:
 
     _, state, _ = stopped(make(0, 2), 1)
     assert flat(loaded(make(1, 2), state)) == list(range(1, SIZE, 2))[2:], "both ranks have taken as many steps"
-    with refused(r"DistributedSampler of 2 ranks cannot go on with 3: give shard="):
+    with refused(r"DistributedSampler of 2 ranks cannot continue with 3: give shard="):
         make(0, 3).load_state_dict(state)
 
 

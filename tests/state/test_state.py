@@ -155,9 +155,9 @@ def test_states_that_are_none(state: Any) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        ({}, {"seed": 8}, "seed=7 cannot go on with seed=8"),
-        ({}, {"shuffle": False}, "an epoch shuffled cannot go on in sequence"),
-        ({"shuffle": None, "sampler": [1, 2, 3]}, {}, "by a sampler cannot go on shuffled"),
+        ({}, {"seed": 8}, "seed=7 cannot continue with seed=8"),
+        ({}, {"shuffle": False}, "an epoch shuffled cannot continue in sequence"),
+        ({"shuffle": None, "sampler": [1, 2, 3]}, {}, "by a sampler cannot continue shuffled"),
     ],
 )
 def test_a_state_of_another_seed_or_order(before: Any, after: Any, words: str) -> None:
@@ -415,5 +415,5 @@ def test_any_batch_of_a_pass_that_went_on_can_be_made_again() -> None:
             assert ranks[0].ids(0, step, rank, state=state) == list(map(str, batch[0].tolist()))
     with pytest.raises(IndexError):
         ranks[0].ids(0, 7, state=state)
-    with pytest.raises(penstock.InvalidOption, match="of epoch 0 says nothing of epoch 1"):
+    with pytest.raises(penstock.InvalidOption, match="of epoch 0 does not cover epoch 1"):
         ranks[0].batch_at(1, 0, state=state)

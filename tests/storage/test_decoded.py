@@ -119,7 +119,7 @@ def test_elements_are_torchs(name: str, folder: str, tiers: str, workers: int, p
     dataset, size = FOLDERS[folder](photos, compose(STILL[name])), 1 if name == "v1 larger" else 4
     wanted = torchs(dataset, size)
     loader = made(dataset, batch_size=size, num_workers=workers, cache=TIERS[tiers](tmp_path))
-    assert "files as they are" not in loader.explain(), loader.explain()
+    assert "files unchanged" not in loader.explain(), loader.explain()
     assert_same(list(loader), wanted)
     spoil(photos)
     assert_passes(loader, wanted)
@@ -222,7 +222,7 @@ def test_where_files_are_kept_as_they_are(steps: list[Any], why: str, photos: Pa
     dataset = ImageFolder(photos, compose([*steps, *last]))
     loader = made(dataset, batch_size=1, seed=1, cache=tmp_path / "cache")
     wanted = list(DataLoader(dataset, seed=1))
-    assert f"files as they are: {why}" in loader.explain()
+    assert f"files unchanged: {why}" in loader.explain()
     assert not (tmp_path / "cache").exists(), "explain() makes nothing"
     assert_same(list(loader), wanted)
     spoil(photos)
@@ -233,19 +233,19 @@ def test_where_files_are_kept_as_they_are(steps: list[Any], why: str, photos: Pa
 @pytest.mark.parametrize("decoded", [False, True])
 def test_other_samples_than_images_for_the_native_core(decoded: bool, tmp_path: Path) -> None:
     loader = checked(TensorFolder(tensor_files(tmp_path / "tensors", 6)), 1, cache="1MiB", cache_decoded=decoded)
-    assert ("files as they are: the samples are no images" in loader.explain()) is decoded
+    assert ("files unchanged: the samples are not images" in loader.explain()) is decoded
     assert (counts_of(loader).samples, counts_of(loader).decoded) == (6, 0)
     others: Any = {"the dataset has no files": penstock.Arrays(np.zeros((4, 2))), "Python reads the files": range(9)}
     for why, dataset in others.items():
         loader = made(dataset, cache="1MiB", cache_decoded=decoded)
         assert list(loader)
-        assert f"nothing is kept: {why}" in loader.explain() and "files as they are" not in loader.explain()
+        assert f"nothing is kept: {why}" in loader.explain() and "files unchanged" not in loader.explain()
 
 
 def test_a_transform_that_python_calls(photos: Path, tmp_path: Path) -> None:
     steps = [v1.Resize(26), v1.Lambda(np.array), v1.Lambda(lambda pixels: pixels[:8, :8])]
     loader = checked(ImageFolder(photos, compose(steps)), cache=tmp_path / "cache")
-    assert "files as they are: Python calls the transforms" in loader.explain()
+    assert "files unchanged: Python calls some transforms" in loader.explain()
     assert counts_of(loader).samples and not counts_of(loader).decoded
 
 

@@ -29,19 +29,19 @@ CORES = "CPU cores"
 def add_parser(verbs: Any) -> None:
     """Add this verb to the command line."""
     plan = add_verb(verbs, "plan-capacity", _run, description=_DESCRIPTION)
-    plan.add_argument("--gpus", type=positive, required=True, metavar="N", help="of the whole job")
-    plan.add_argument("--rate", type=number, required=True, metavar="R", help="samples a second that a GPU takes")
+    plan.add_argument("--gpus", type=positive, required=True, metavar="N", help="GPUs of the whole job")
+    plan.add_argument("--rate", type=number, required=True, metavar="R", help="samples per second that one GPU takes")
     plan.add_argument("--measured", metavar="FILE", help="what `penstock doctor DATASET --json` printed")
-    plan.add_argument("--cpu-ms", type=number, metavar="MS", help="CPU time of a sample, in place of the measured one")
-    plan.add_argument("--stored", type=_size, metavar="SIZE", help="of a sample in its file (measured)")
-    plan.add_argument("--batched", type=_size, metavar="SIZE", help="of a sample in its batch, such as 600KB")
-    plan.add_argument("--dataset", type=_size, metavar="SIZE", help="of all files")
+    plan.add_argument("--cpu-ms", type=number, metavar="MS", help="CPU milliseconds per sample (measured)")
+    plan.add_argument("--stored", type=_size, metavar="SIZE", help="bytes of a sample in its file (measured)")
+    plan.add_argument("--batched", type=_size, metavar="SIZE", help="bytes of a sample in its batch, such as 600KB")
+    plan.add_argument("--dataset", type=_size, metavar="SIZE", help="bytes of all files")
     there = plan.add_argument_group("what there is")
-    there.add_argument("--nodes", type=positive, default=1, metavar="N", help="of the job (1)")
-    there.add_argument("--cores", type=number, metavar="N", help="of a node, for data")
-    there.add_argument("--storage", type=_size, metavar="SIZE", help="that a node reads in a second, such as 2GB")
-    there.add_argument("--network", type=_size, metavar="SIZE", help="that a node receives in a second")
-    there.add_argument("--cache", type=_size, metavar="SIZE", help="of a node, for cache=")
+    there.add_argument("--nodes", type=positive, default=1, metavar="N", help="nodes of the job (1)")
+    there.add_argument("--cores", type=number, metavar="N", help="CPU cores of a node for data loading")
+    there.add_argument("--storage", type=_size, metavar="SIZE", help="bytes that a node reads per second, such as 2GB")
+    there.add_argument("--network", type=_size, metavar="SIZE", help="bytes that a node receives per second")
+    there.add_argument("--cache", type=_size, metavar="SIZE", help="bytes of a node for cache=")
     plan.add_argument("--json", action="store_true", help="print a JSON object instead of a table")
 
 
@@ -59,7 +59,7 @@ def _run(arguments: argparse.Namespace) -> int:
         cpu, stored = measured_costs(Path(given.measured).read_text(encoding="utf-8"))
     cpu = cpu if given.cpu_ms is None else given.cpu_ms / 1e3
     if cpu is None:
-        raise InvalidOption("nothing says what a sample costs: give --measured or --cpu-ms")
+        raise InvalidOption("the cost of a sample is unknown: give --measured or --cpu-ms")
     needs = list(_needs(given, cpu, given.stored or stored))
     known = [one for one in needs if one.there is not None and not one.optional]
     weakest = min(known, key=lambda one: one.share, default=None)
@@ -134,7 +134,7 @@ def _needs(job: argparse.Namespace, cpu_seconds: float, stored: float | None) ->
 def _sentence(rate: float, weakest: Need | None) -> str:
     """Return the weakest link, and what would help."""
     if weakest is None or weakest.there is None:
-        return "weakest link: unknown, for nothing says what the nodes have (--cores, --storage, --network, --cache)"
+        return "weakest link: unknown: say what the nodes have (--cores, --storage, --network, --cache)"
     if weakest.share >= 1:
         return f"enough of all; the nearest to its limit is {weakest.name}, of which {1 / weakest.share:.0%} is taken"
     missing = weakest.needed - weakest.there

@@ -16,19 +16,19 @@ from penstock.errors import InvalidOption
 from penstock.insight.diagnosis import Diagnosis, diagnose, loader_maker
 from penstock.insight.lint import Remark, lint
 from penstock.insight.machine import Check, DatasetFiles, State, dataset_files, examine
-from penstock.insight.targets import DATASET, function, target
+from penstock.insight.targets import DATASET, default_transform, function, target
+from penstock.insight.view import sentence
 from penstock.loop_model import Cause
 from penstock.system.words import counted, duration, size_of
-from penstock.verdict import WORTH
+from penstock.verdict import PAGE, WORTH
 
 _DESCRIPTION = (
-    "Without DATASET: checks what this machine gives to a loader: CPUs, memory, limits. With DATASET: checks also what "
-    "concerns the dataset, and looks at the dataset's own state for what costs time or memory, or fails, in workers; "
-    "then measures a loop over it, in its parts, and says what holds it up and what would help. Exit code 1: something "
-    "is bad."
+    "Without DATASET: checks this machine's CPUs, memory and limits. With DATASET: also checks the dataset's files and "
+    "its Python objects for what would cost time or memory, or fail, in workers; then measures a loop over it by "
+    "stages, and names what limits it and what would help. Exit code 1: something is bad."
 )
 _STEP = "what the loop does with a batch: it is called with one, and must not leave work behind on an accelerator"
-_APPLY = "make the changes that arguments of the loader make, and measure them too"
+_APPLY = "also measure the changes that arguments of the loader make"
 #: Arguments that are of a measured loop.
 _MEASURING = ("step", "apply", "batch_size", "num_workers", "no_measure")
 
@@ -41,10 +41,10 @@ def add_parser(verbs: Any) -> None:
     loop = doctor.add_argument_group("a loop over DATASET is measured in its parts")
     loop.add_argument("--step", metavar="MODULE:FUNCTION", help=_STEP)
     loop.add_argument("--apply", action="store_true", help=_APPLY)
-    loop.add_argument("--seconds", type=number, default=3.0, help="for each part (3)")
-    said = "of the loader (32, or that of a given loader)"
+    loop.add_argument("--seconds", type=number, default=3.0, help="seconds for each part (3)")
+    said = "samples of a batch (32, or the batch size of a given loader)"
     loop.add_argument("--batch-size", type=positive, metavar="N", help=said)
-    loop.add_argument("--num-workers", type=count, metavar="N", help="of the loader (as a loader chooses)")
+    loop.add_argument("--num-workers", type=count, metavar="N", help="workers of the loader (default: its own choice)")
     loop.add_argument("--no-measure", action="store_true", help="check and lint only: no sample is read")
 
 
@@ -76,21 +76,26 @@ def _dataset(arguments: argparse.Namespace) -> Report:
     """Return what was found about a dataset. Raises InvalidOption, OSError, CorruptShards."""
     failed: list[Check] = []
 
-    def tried(name: str, look: Callable[[], Any], otherwise: Any) -> Any:
+    def tried(name: str, look: Callable[[], Any], otherwise: Any, state: State = State.UNKNOWN) -> Any:
         try:
             return look()
-        except Exception as error:  # of the dataset's own code; or there are too few samples
-            words = f"what was looked at raised {type(error).__name__}: {error}"
-            failed.append(Check(name, State.UNKNOWN, words))
-            return otherwise
+        except InvalidOption as error:  # too few samples
+            failed.append(Check(name, State.UNKNOWN, str(error)))
+        except Exception as error:  # of the dataset's own code
+            failed.append(Check(name, state, f"what was checked raised {sentence(error)}"))
+        return otherwise
 
     # What the user's own modules print is kept out of the command's output.
     with contextlib.nullcontext() if sys.stderr is None else contextlib.redirect_stdout(sys.stderr):
         found = target(arguments.dataset)
         step = None if arguments.step is None else function(arguments.step)
-        checks = list(examine(tried("dataset files", lambda: dataset_files(found), DatasetFiles())))
+        transform = default_transform(arguments.dataset, found)
+        checks = [Check("transform", State.OK, transform)] if transform else []
+        checks += examine(tried("dataset files", lambda: dataset_files(found), DatasetFiles()))
         remarks = tried("lint", lambda: lint(found), ())
-        measured = None if arguments.no_measure else tried("the loop", lambda: _measured(found, step, arguments), None)
+        measured = None
+        if not arguments.no_measure:
+            measured = tried("the loop", lambda: _measured(found, step, arguments), None, State.BAD)
     return Report([*checks, *failed], arguments.dataset, remarks, measured)
 
 
@@ -147,7 +152,7 @@ def _text(report: Report) -> list[str]:
     if (found := report.diagnosis) is not None:
         lines += ["", "the loop, measured", *_table(_parts(found))]
         lines += ["", "findings, the one that would help most first", *_table(_findings(found))]
-        lines += ["", found.verdict]
+        lines += ["", f"{found.verdict} What the words mean: {PAGE}"]
     states = report.states
     return [*lines, "", ", ".join(f"{states.count(state):,} {state.value}" for state in State if state in states)]
 

@@ -14,16 +14,16 @@ from penstock.system.words import counted
 
 def add_parser(verbs: Any) -> None:
     """Add this verb to the command line."""
-    description = "Looks into ledgers, the files that record which samples each step of a run was given."
+    description = "Shows and compares ledgers, the files that record which samples each step of a run was given."
     actions = add_actions(verbs, "ledger", description)
     diff = add_verb(
         actions,
         "diff",
         _diff,
-        "say at which step two runs parted",
-        " Exit code 0: they did not, as far as the shorter one goes; 1: they parted; 2: they cannot be read, or not be "
-        "compared: the ranks, the number of ranks or the batch sizes are not the same, or no step is in both. "
-        "What a resumed run had left behind is not looked at.",
+        "print the step at which two runs parted",
+        " Exit code 0: they are equal up to the end of the shorter one; 1: they parted; 2: they cannot be read, or not "
+        "be compared, because their ranks, numbers of ranks or batch sizes differ, or because no step is in both. "
+        "Steps that a resumed run left behind are ignored.",
     )
     diff.add_argument("a", metavar="A", help="the ledger of one run")
     diff.add_argument("b", metavar="B", help="the ledger of the other")
@@ -56,7 +56,7 @@ def _verdict(found: Comparison, a: LedgerFile, names: tuple[str, str]) -> str:
     if found.ended is None:
         return f"parted at {_place(found.at)}, after {steps} in which they are equal"
     short, long = names[found.ended], names[1 - found.ended]
-    return f"equal as far as {short} goes: {steps}; {long} goes on with {_place(found.at)}"
+    return f"equal up to the end of {short}: {steps}; {long} continues with {_place(found.at)}"
 
 
 def _show(arguments: argparse.Namespace) -> int:

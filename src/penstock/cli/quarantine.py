@@ -30,7 +30,7 @@ _TENSOR_MAGIC = (b"PK\x03\x04", b"\x80", b"\x93NUMPY")  # torch.save, its old fo
 
 def add_parser(verbs: Any) -> None:
     """Add this verb to the command line."""
-    description = "Looks after a manifest of bad samples, the file that on_error=Replace(manifest=FILE) keeps."
+    description = "Works on a manifest of bad samples, the file that on_error=Replace(manifest=FILE) keeps."
     actions = add_actions(verbs, "quarantine", description)
     listing = add_verb(actions, "list", _list, "print the bad samples as a table")
     retry = add_verb(
@@ -38,8 +38,8 @@ def add_parser(verbs: Any) -> None:
         "retry",
         _retry,
         "read each sample's file again and take the good ones out",
-        " Images are read by Pillow, tensors by torch.load(weights_only=True) or numpy. What is good to read is tried "
-        "by the next run, which judges its shape and label too. Exit code 1: some are still bad.",
+        " Images are read by Pillow, tensors by torch.load(weights_only=True) or numpy. The next run tries the "
+        "good ones again, and checks their shapes and labels too. Exit code 1: some are still bad.",
     )
     export = add_verb(actions, "export", _export, "write the bad samples in another format")
     for parser in (listing, retry, export):
@@ -124,7 +124,7 @@ def _try(id: str, path: str) -> Exception | None:
     """Read a sample's file by the reference; return what is wrong with it."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # a named pipe or a device would be read for ever
-            return UnreadableSample(f"sample {id!r} ({path}) is no regular file; replace it, or leave it out")
+            return UnreadableSample(f"sample {id!r} ({path}) is not a regular file; replace it, or leave it out")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's and torch's, of files that they read
             if _is_tensor(path):

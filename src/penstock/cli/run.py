@@ -1,6 +1,6 @@
 """``penstock run SCRIPT``: a user's program unchanged, with the time measured that its loops wait for their batches.
 
-With ``--replace`` it runs in two child processes, with torch's loader and Penstock's, side by side.
+With ``--replace`` or ``--compare`` it runs in two child processes, with torch's loader and Penstock's.
 """
 
 from __future__ import annotations
@@ -10,38 +10,47 @@ import atexit
 import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple, TextIO
 
 import penstock
-from penstock.cli.terminal import add_verb, positive, say, say_last, shown, table
+from penstock.cli.terminal import add_verb, number, positive, say, say_last, shown, table
 from penstock.errors import PenstockError
 from penstock.insight.program import NoSuchProgram, Program, run
 from penstock.insight.recording import Recording, recorded
 from penstock.insight.run_report import LiveLine, RunReport
 from penstock.system.launched import rank_here
-from penstock.system.words import duration
+from penstock.system.output_files import OutputFile, output_files
+from penstock.system.words import duration, size_of
+
+#: What `--compare` runs of a program where nothing else is said: steps of a loop, or seconds.
+STEPS, SECONDS = 200, 30
+#: Options that name the file of a recording.
+RECORDINGS = ("trace", "report")
 
 _DESCRIPTION = """
 Runs a program in this process as "python SCRIPT" or "python -m MODULE" does, and says on stderr how long its loops
 waited for the batches of each DataLoader, torch's and Penstock's. While it runs, a line on the terminal shows how fast
 batches come. Options for Penstock stand before SCRIPT; all words behind it are the program's. The exit code is the
-program's; 2: there is no such program. Under torchrun (torchrun --no-python penstock run SCRIPT) the report is that of
-rank 0. torch is imported before the program begins: what it reads from the environment then, such as OMP_NUM_THREADS,
-is to be set outside of the program.
+program's; 2: there is no such program, or a file that is named cannot be written; 1, where the program's is 0: no
+loop was seen for a recording or a comparison. Under torchrun (torchrun --no-python penstock run SCRIPT) the report is
+that of rank 0. torch is imported before the program begins: what it reads from the environment then, such as
+OMP_NUM_THREADS, is to be set outside of the program.
 """
 
 
 def add_parser(verbs: Any) -> None:
     """Add this verb to the command line."""
     parser = add_verb(verbs, "run", None, description=_DESCRIPTION)
-    parser.usage = "penstock run [options] (SCRIPT | -m MODULE) [args ...]"
+    parser.usage = "penstock run [options] [--compare [N]] (SCRIPT | -m MODULE) [args ...]"
     parser.add_argument("-m", dest="is_module", action="store_true", help="run a module, as python -m does")
     parser.add_argument("--quiet", action="store_true", help="show no line while the program runs")
     parser.add_argument(
@@ -51,14 +60,20 @@ def add_parser(verbs: Any) -> None:
         "--steps",
         type=positive,
         metavar="N",
-        help="end the program, as sys.exit() in its main thread does, where it goes on behind N batches of one loader",
+        help="end the program, as sys.exit() in its main thread does, when it continues after N batches of one loader",
     )
+    parser.add_argument("--seconds", type=number, metavar="S", help="the same behind S seconds of one loop")
     parser.add_argument(
         "--replace",
         action="store_true",
         help="run the program twice, each time in a new process: with torch's loader, then with Penstock's in its "
         "place (penstock.install()), and compare. What the program does (its checkpoints, its logs, what it reads from "
         "stdin) is done twice",
+    )
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help=f"as --replace, for the first N steps of a loop (default: {STEPS}, or {SECONDS} seconds of it)",
     )
     parser.add_argument(
         "--after-only",
@@ -78,17 +93,23 @@ def add_parser(verbs: Any) -> None:
         help="write one HTML page: waiting and work over time, throughput, the share of each stage; '{rank}' as above",
     )
     parser.add_argument("script", metavar="SCRIPT", help="a file, a folder or zip file with a __main__.py, or a module")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="args", help="of the program")
-    parser.set_defaults(execute=_execute)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="args", help="arguments of the program")
+    parser.set_defaults(execute=lambda arguments: _execute(parser, arguments))
 
 
-def _execute(arguments: argparse.Namespace) -> int:
+def _execute(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    if arguments.compare and arguments.script.isdecimal():  # --compare N
+        parser.parse_args(["--steps", arguments.script, *arguments.arguments], arguments)
     program = Program(arguments.script, tuple(arguments.arguments), arguments.is_module)
     if arguments.after_only and not arguments.replace:
-        return _refuse("--after-only says how --replace is done, and needs it")
-    if arguments.replace and not arguments.after_only:
-        return _run_twice(arguments, program)
-    return _run_here(arguments, program)
+        return _refuse("--after-only needs --replace")
+    try:
+        files = output_files(**{name: getattr(arguments, name) for name in (*RECORDINGS, "json")})
+    except PenstockError as error:
+        return _refuse(str(error))
+    if arguments.compare or (arguments.replace and not arguments.after_only):
+        return _run_twice(arguments, program, files)
+    return _run_here(arguments, program, files)
 
 
 def _refuse(why: str) -> int:
@@ -99,17 +120,16 @@ def _refuse(why: str) -> int:
 # --- once, in this process ----------------------------------------------------------------------------------------
 
 
-def _run_here(arguments: argparse.Namespace, program: Program) -> int:
+def _run_here(arguments: argparse.Namespace, program: Program, files: Mapping[str, OutputFile]) -> int:
     """Run a program; its report comes behind all that Python does at the end: its last line, its error, its threads."""
     stream = sys.stderr
     live = LiveLine(stream) if _shows_live(arguments, stream) else None
-    files = _recorded(arguments)
-    loops = Recording(detail=bool(files), torch=True, progress=live, steps=arguments.steps)
+    wanted = [what for what in RECORDINGS if what in files]
+    loops = Recording(
+        detail=bool(wanted), progress=live, steps=arguments.steps, seconds=arguments.seconds, printed=True
+    )
     recording = contextlib.ExitStack()
-    try:
-        recording.enter_context(recorded(loops, arguments.trace, arguments.report))
-    except (PenstockError, OSError) as error:
-        return _refuse(str(error))
+    recording.enter_context(recorded(loops, files))
     if arguments.replace:
         recording.enter_context(penstock.install())
     began, process = time.perf_counter(), os.getpid()
@@ -122,13 +142,20 @@ def _run_here(arguments: argparse.Namespace, program: Program) -> int:
         seconds = time.perf_counter() - began
         recording.close()
         found = RunReport(seconds, loops.loops(), loops.without_batches())
-        lines = [f"the {what} is in {path}" for what, path in files]
-        if arguments.json is not None:
-            lines += _write_json(arguments.json, found)
+        empty = "" if loops.all_loops() else ", and shows nothing"
+        lines = [f"the {what} is in {getattr(arguments, what)}{empty}" for what in wanted]
+        if "json" in files and ("{rank}" in arguments.json or not rank_here()):
+            lines += _write(files["json"], found.as_json())
         if rank_here() == 0:
             with contextlib.suppress(Exception):  # what the program has replaced it by
                 sys.stdout.flush()
-            say_last(stream, [f"penstock: {shown(line)}" for line in [*found.lines(), *lines]])
+            say_last(
+                stream,
+                [
+                    f"penstock: {shown(line)}"
+                    for line in [*found.lines(whole=arguments.steps is arguments.seconds is None), *lines]
+                ],
+            )
 
     atexit.register(report)
     try:
@@ -137,16 +164,14 @@ def _run_here(arguments: argparse.Namespace, program: Program) -> int:
         atexit.unregister(report)
         recording.close()
         return _refuse(str(error))
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
     finally:
         if live is not None:
             live.clear()
-    return 0
-
-
-def _recorded(arguments: argparse.Namespace) -> list[tuple[str, str]]:
-    """Return the files that are asked for, with the names of their options."""
-    named = (("trace", arguments.trace), ("report", arguments.report))
-    return [(what, path) for what, path in named if path is not None]
+    threads = [one for one in threading.enumerate() if not one.daemon and one is not threading.current_thread()]
+    return int(bool(wanted) and not threads and not loops.all_loops())
 
 
 def _shows_live(arguments: argparse.Namespace, stream: TextIO | None) -> bool:
@@ -155,19 +180,13 @@ def _shows_live(arguments: argparse.Namespace, stream: TextIO | None) -> bool:
     return stream.isatty() and rank_here("LOCAL_RANK") == 0
 
 
-def _write_json(path: str, report: RunReport) -> list[str]:
-    """Write the figures of this rank to its file, of rank 0 to a file for all; return a line where that fails."""
-    if "{rank}" not in path and rank_here():
-        return []
-    return _write(path.replace("{rank}", str(rank_here())), report.as_json())
-
-
-def _write(path: str, text: str) -> list[str]:
+def _write(file: OutputFile, text: str) -> list[str]:
+    """Write a text to a file; return a line where that fails."""
     try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
+        with file.opened() as opened:
+            opened.write(text.encode())
     except OSError as error:
-        return [f"{path}: {error.strerror}"]
+        return [f"{file.path}: {error.strerror}"]
     return []
 
 
@@ -176,6 +195,9 @@ def _write(path: str, text: str) -> list[str]:
 
 #: The words that start a child's `penstock run`.
 COMMAND = (sys.executable, "-m", "penstock", "run")
+
+#: Loops that are as fast as each other, by how many times as fast one is.
+_SAME = (0.95, 1.05)
 
 Row = tuple[str, str, str, str]
 #: The loops over one loader in one run, by the fields of a run's figures; None: that run had no such loop.
@@ -189,16 +211,20 @@ class Ended(NamedTuple):
     """Its exit code, as a shell has it: 128 and the number of the signal that ended it."""
     figures: Mapping[str, Any]
     """What it wrote (RunReport.as_json, parsed); empty: it wrote nothing."""
+    read: int = 0
+    """Bytes that it and its children read from disks."""
 
 
-def _run_twice(arguments: argparse.Namespace, program: Program) -> int:
+def _run_twice(arguments: argparse.Namespace, program: Program, files: Mapping[str, OutputFile]) -> int:
     """Run a program with torch's loader, then with Penstock's in its place, and compare."""
     if int(os.environ.get("WORLD_SIZE", "1") or 1) > 1:
         return _refuse("--replace runs a program twice, which the ranks of one job cannot do: give --after-only too")
     options = ["--quiet"] if arguments.quiet else []
-    if arguments.steps is not None:
-        options += ["--steps", str(arguments.steps)]
-    replaced = [word for what, path in _recorded(arguments) for word in (f"--{what}", path)]
+    if arguments.compare and arguments.steps is arguments.seconds is None:
+        arguments.steps, arguments.seconds = STEPS, SECONDS
+    limits = {"--steps": arguments.steps, "--seconds": arguments.seconds}
+    options += [word for name, limit in limits.items() if limit is not None for word in (name, str(limit))]
+    replaced = [word for what in RECORDINGS if what in files for word in (f"--{what}", getattr(arguments, what))]
     replaced += ["--replace", "--after-only"]
     runs: list[Ended] = []
     with tempfile.TemporaryDirectory(prefix="penstock-run-") as folder:
@@ -208,18 +234,21 @@ def _run_twice(arguments: argparse.Namespace, program: Program) -> int:
             ended = run_child([*COMMAND, *options, *more, "--json", path, *program.words], path)
             if ended.code or not ended.figures:
                 why = f"ended with exit code {ended.code}" if ended.code else "ended by os._exit() and left no figures"
-                say(f"penstock: nothing is compared, as this run {why}")
-                return ended.code
+                before = ", and the run before it did not" if runs else ""
+                say(f"penstock: nothing is compared, as the run with {words} {why}{before}")
+                return ended.code or 1
             runs.append(ended)
-    before, after = runs
-    lines = compared(before.figures, after.figures)
-    lines.append("the second run may have found in memory what the first one read from disks: compare once more to see")
-    if arguments.json is not None:
-        both = {"before": before.figures, "after": after.figures}
-        lines += _write(arguments.json, json.dumps(both, indent=1) + "\n")
+    first, second = runs
+    lines = [*compared(first.figures, second.figures), gained(first.figures, second.figures)]
+    if first.read > 2 * second.read + (16 << 20):
+        read = f"the first run read {size_of(first.read)} from disks, the second {size_of(second.read)}"
+        lines.append(f"{read}, as the files were in memory by then: compare once more to see")
+    if "json" in files:
+        both = {"before": first.figures, "after": second.figures}
+        lines += _write(files["json"], json.dumps(both, indent=1) + "\n")
     for line in lines:
         say(f"penstock: {shown(line)}")
-    return 0
+    return 0 if first.figures["loops"] and second.figures["loops"] else 1
 
 
 def run_child(command: Sequence[str], figures: str) -> Ended:
@@ -235,6 +264,7 @@ def run_child(command: Sequence[str], figures: str) -> Ended:
             child.terminate()
 
     before = {number: signal.signal(number, wait_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    blocks = resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock
     try:
         child = subprocess.Popen(command)
         code = child.wait()
@@ -244,7 +274,8 @@ def run_child(command: Sequence[str], figures: str) -> Ended:
     found: Mapping[str, Any] = {}
     with contextlib.suppress(OSError, ValueError), open(figures, encoding="utf-8") as file:
         found = json.load(file)
-    return Ended(128 - code if code < 0 else code, found)
+    blocks = resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock - blocks
+    return Ended(128 - code if code < 0 else code, found, 512 * blocks)
 
 
 # --- the comparison ---------------------------------------------------------------------------------------------------
@@ -293,8 +324,45 @@ def _rows(before: Loop, after: Loop) -> Iterator[Row]:
     yield "  waited", f"{100 * before['wait_share']:.0f} %", f"{100 * after['wait_share']:.0f} %", ""
     for what, form in (("batches", ".1f"), ("samples", ".0f")):
         if before[what] and after[what]:
-            rates = before[what] / max(one, 1e-9), after[what] / max(other, 1e-9)
+            rates = _rate(before, what), _rate(after, what)
             yield f"  {what}/s", f"{rates[0]:,{form}}", f"{rates[1]:,{form}}", f"{rates[1] / rates[0]:.2f}x"
+
+
+def _step(loop: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the seconds that a step waited and worked, without the first batch of each pass where there are others."""
+    steady = sum(loop["waits"])
+    waited = loop["steady_waited"] / steady if steady else loop["waited"] / loop["batches"]
+    return waited, loop["worked"] / loop["batches"]
+
+
+def _rate(loop: Mapping[str, Any], what: str) -> float:
+    """Return a loop's "batches" or "samples" a second, of such steps."""
+    return float(loop[what] / loop["batches"] / max(sum(_step(loop)), 1e-9))
+
+
+def gained(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Return the sentence that says what Penstock's loader gives: of the loop that took longest with torch's."""
+    pairs = [(one, other) for one, other in _pairs(before["loops"], after["loops"]) if one and other]
+    if not pairs:
+        return "no loop over a DataLoader was seen in both runs: there is nothing to compare"
+    one, other = max(pairs, key=lambda pair: pair[0]["waited"] + pair[0]["worked"])
+    loop = f"the loop over {one['dataset']} at {one['place']}" if one["place"] else f"the loop over {one['dataset']}"
+    if not other["penstock"]:
+        return f"{loop} had the same loader in both runs: {one['name']} is a class of its own, which is not replaced"
+    what = "samples" if one["samples"] and other["samples"] else "batches"
+    rates, (waits, works) = [_rate(each, what) for each in (one, other)], zip(_step(one), _step(other), strict=True)
+    times = rates[1] / rates[0]
+    said = (
+        f"Penstock: {times:.3g} times the {what}/s ({rates[0]:,.0f} -> {rates[1]:,.0f}) of {loop}; a step waited "
+        f"{duration(waits[0])} -> {duration(waits[1])} and worked {duration(works[0])} -> {duration(works[1])}"
+    )
+    if _SAME[0] <= times <= _SAME[1]:
+        return f"{said}. Changing the import line gives nothing here"
+    if (times > 1) is not (waits[1] < waits[0]):  # other programs, or a warm cache of the CPU, may be the reason
+        return f"{said}. Not the wait but the work changed: compare once more while nothing else runs"
+    if times < 1:
+        return f"{said}. Keep torch's loader here"
+    return f'{said}. Write "from penstock import DataLoader" in the place of torch\'s'
 
 
 def _times(name: str, before: float, after: float) -> Row:

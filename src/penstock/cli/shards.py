@@ -22,24 +22,30 @@ def add_parser(verbs: Any) -> None:
     packing = add_verb(verbs, "pack", _pack, description=_PACK)
     packing.add_argument("source", metavar="SOURCE", help="an image folder (class/name.jpg), or .pt or .npy files")
     packing.add_argument(
-        "out", metavar="OUT", help="the folder of the shards, or s3://, gs://, az://; the same command goes on"
+        "out", metavar="OUT", help="the folder of the shards, or s3://, gs://, az://; the same command continues"
     )
     packing.add_argument("--split", default=SPLIT, metavar="NAME", help=f"the name of the split (default: {SPLIT})")
-    packing.add_argument("--shard-size", default=SHARD_SIZE, metavar="BYTES", help=f"default: {SHARD_SIZE}")
+    packing.add_argument(
+        "--shard-size", default=SHARD_SIZE, metavar="BYTES", help=f"bytes of a shard (default: {SHARD_SIZE})"
+    )
     packing.add_argument("--max-side", type=int, metavar="N", help="resize JPEGs whose longer side has more pixels")
-    packing.add_argument("--quality", type=int, metavar="Q", help=f"of these JPEGs, 1 to 100 (default: {QUALITY})")
+    packing.add_argument(
+        "--quality", type=int, metavar="Q", help=f"quality of these JPEGs, 1 to 100 (default: {QUALITY})"
+    )
     packing.add_argument("--decoded", action="store_true", help="store pixels: more bytes, and no decoding")
     packing.add_argument("--states", action="store_true", help="keep JPEG decoder states, which speed up crops")
-    packing.add_argument("--workers", type=int, metavar="N", help="threads (default: one a core), or packers")
+    packing.add_argument(
+        "--workers", type=int, metavar="N", help="threads (default: one per core), or packers of --engine"
+    )
     packing.add_argument(
         "--engine", choices=["ray"], help="actors of a Ray cluster write the shards to a shared folder"
     )
-    packing.add_argument("--address", metavar="HOST:PORT", help="of the Ray cluster (default: the one of this machine)")
+    packing.add_argument("--address", metavar="HOST:PORT", help="address of the Ray cluster (default: this machine's)")
     packing.add_argument("--restart", action="store_true", help="remove the files of an unfinished packing first")
     indexing = add_verb(verbs, "index", _index, description=_INDEX)
     indexing.add_argument("tars", metavar="FOLDER_OR_TARS", nargs="+", help="a folder of .tar files, or such files")
     indexing.add_argument("--split", default=SPLIT, metavar="NAME", help=f"the name of the split (default: {SPLIT})")
-    indexing.add_argument("--workers", type=int, metavar="N", help="threads (default: one a core)")
+    indexing.add_argument("--workers", type=int, metavar="N", help="threads (default: one per core)")
     checking = add_verb(verbs, "verify", _verify, description=_VERIFY)
     checking.add_argument("--decode", action="store_true", help="decode every sample too")
     unpacking = add_verb(verbs, "unpack", _unpack, description=_UNPACK)

@@ -20,7 +20,7 @@ Run = Callable[[argparse.Namespace], int]
 #: The verbs: the module of penstock.cli that adds each, and what it does.
 VERBS = {
     "ledger": ("ledger", "look into the ledgers of runs"),
-    "quarantine": ("quarantine", "look after a manifest of bad samples"),
+    "quarantine": ("quarantine", "list, retry or export the bad samples of a manifest"),
     "run": ("run", "run a program, and say how long it waits for its data"),
     "pack": ("shards", "pack a dataset into tar shards"),
     "index": ("shards", "index tar files in WebDataset's naming, once"),
@@ -61,7 +61,7 @@ def add_actions(verbs: Any, name: str, description: str) -> Any:
 def count(text: str) -> int:
     """Return a whole number of 0 or more."""
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
     return int(text)
 
 
@@ -79,7 +79,7 @@ def number(text: str) -> float:
     except ValueError:
         found = math.nan
     if not 0 < found < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return found
 
 

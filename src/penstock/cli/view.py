@@ -12,7 +12,7 @@ from penstock.cli.terminal import add_verb, count, positive, shown, write_lines
 from penstock.errors import InvalidOption
 from penstock.insight.pictures import Normalisation
 from penstock.insight.sheet import MOST, SIDE, check_suffix, write_sheet
-from penstock.insight.targets import DATASET, target
+from penstock.insight.targets import DATASET, default_transform, target
 from penstock.insight.view import BATCH_SIZE, sheet_of
 from penstock.system.words import counted
 
@@ -30,17 +30,21 @@ def add_parser(verbs: Any) -> None:
     said = f"a .png or .html file, which is written over (default: {_OUT})"
     parser.add_argument("-o", "--output", default=_OUT, metavar="FILE", help=said)
     parser.add_argument("--batch", type=count, default=0, metavar="N", help="the batch, counted from 0 (default: 0)")
-    parser.add_argument("--batch-size", type=positive, metavar="N", help=f"of a dataset (default: {BATCH_SIZE})")
-    parser.add_argument("--shuffle", action="store_true", help="of a dataset: in random order")
-    parser.add_argument("--seed", type=count, metavar="SEED", help="of a dataset: of the order and the random draws")
-    parser.add_argument("--split", metavar="NAME", help="of packed shards: the split, where the folder holds several")
-    parser.add_argument("--max", type=positive, default=MOST, metavar="N", help=f"samples (default: {MOST})")
+    parser.add_argument(
+        "--batch-size", type=positive, metavar="N", help=f"samples of a batch, for a dataset (default: {BATCH_SIZE})"
+    )
+    parser.add_argument("--shuffle", action="store_true", help="take a dataset in random order")
+    parser.add_argument("--seed", type=count, metavar="SEED", help="seed of a dataset's order and random draws")
+    parser.add_argument("--split", metavar="NAME", help="the split of packed shards, where the folder holds several")
+    parser.add_argument(
+        "--max", type=positive, default=MOST, metavar="N", help=f"the most samples shown (default: {MOST})"
+    )
     parser.add_argument("--columns", type=positive, metavar="N", help="samples in a row (default: as many as rows)")
     said = f"pixels of a picture's side (default: {SIDE})"
     parser.add_argument("--side", type=positive, default=SIDE, metavar="N", help=said)
     parser.add_argument("--mean", type=_numbers, metavar="M,M,M", help="undo a normalisation: one mean a channel")
     parser.add_argument("--std", type=_numbers, metavar="S,S,S", help="undo a normalisation: one deviation a channel")
-    parser.add_argument("--as-is", action="store_true", help="undo no normalisation of the dataset's transform")
+    parser.add_argument("--as-is", action="store_true", help="keep the normalisation of the dataset's transform")
 
 
 def _view(arguments: argparse.Namespace) -> int:
@@ -50,8 +54,9 @@ def _view(arguments: argparse.Namespace) -> int:
     if not os.path.isdir(folder):
         raise FileNotFoundError(errno.ENOENT, "there is no such folder for the sheet", folder)
     undo = _normalisation(given.mean, given.std, given.as_is)
+    dataset = target(given.dataset, given.split)
     sheet = sheet_of(
-        target(given.dataset, given.split),
+        dataset,
         given.batch,
         batch_size=given.batch_size,
         shuffle=given.shuffle,
@@ -62,7 +67,9 @@ def _view(arguments: argparse.Namespace) -> int:
         columns=given.columns,
     )
     write_sheet(sheet, out, given.side)
-    write_lines([f"{shown(out)}: {sheet.title}", *(f"  {note}" for note in sheet.notes)])
+    transform = default_transform(given.dataset, dataset)
+    notes = [*sheet.notes, *([f"transform: {transform}"] if transform else [])]
+    write_lines([f"{shown(out)}: {sheet.title}", *(f"  {note}" for note in notes)])
     return 0
 
 
@@ -76,7 +83,7 @@ def _normalisation(mean: tuple[float, ...] | None, std: tuple[float, ...] | None
     if len(mean) != len(std) and 1 not in (len(mean), len(std)):
         raise InvalidOption(f"--mean has {counted(len(mean), 'number')} and --std {len(std)}: give one a channel")
     if 0 in std:
-        raise InvalidOption("--std holds 0, by which nothing was divided")
+        raise InvalidOption("--std holds 0: give the values that the transform divides by")
     return Normalisation(mean, std)
 
 

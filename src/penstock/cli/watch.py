@@ -25,8 +25,8 @@ except ImportError:
 _EVERY = 0.5
 
 _HOW = (
-    "no process of this user goes through penstock loaders now. One that does can be watched a second after its first "
-    "batch, from any terminal: python train.py, with penstock.DataLoader in it, or penstock run train.py"
+    "no process of this user reads from a penstock loader now. Start one, python train.py with penstock.DataLoader in "
+    "it, or penstock run train.py, and watch it from any terminal a second after its first batch"
 )
 
 
@@ -34,13 +34,13 @@ def add_parser(verbs: Any) -> None:
     """Add this verb to the command line."""
     description = (
         "Shows what the loaders of a running process do: batches and samples a second, the share of the time that the "
-        "loop waits, the stages of the workers, and how long no batch has come. Without PID: of the only process there "
-        "is, or a table of all. On a terminal the view goes on until the process ends or Ctrl-C; elsewhere, or with "
+        "loop waits, the stages of the workers, and how long no batch has come. Without PID: of the only process, "
+        "or a table of all. On a terminal the view lasts until the process ends or Ctrl-C; elsewhere, or with "
         "--once, it is printed once. Exit code 1: there is no such process."
     )
     verb = add_verb(verbs, "watch", _run, description=description)
-    verb.add_argument("pid", nargs="?", type=int, metavar="PID", help="of the process")
-    verb.add_argument("--once", action="store_true", help="print what there is now, and end")
+    verb.add_argument("pid", nargs="?", type=int, metavar="PID", help="ID of the process")
+    verb.add_argument("--once", action="store_true", help="print the state now, and exit")
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -146,7 +146,7 @@ class Crew:
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:
-            raise RuntimeError(f"the {self._what}s answer to the process that this one was forked off from")
+            raise RuntimeError(f"the {self._what}s belong to the parent process of this fork")
         if self._closed or not self._ray.is_initialized():  # asked now, Ray would start a cluster
             raise ClusterError(f"the {self._what}s were ended, or the connection to Ray")
 

@@ -27,7 +27,7 @@ class CopyStream:
 
     def current(self) -> AbstractContextManager[Any]:
         """Return what makes the device the current one, for the calling thread: page-locked memory is a device's."""
-        return torch.accelerator.device_index(self.device.index)
+        return torch.get_device_module(self.device).device(self.device.index)  # type: ignore[no-any-return]
 
     def working(self) -> AbstractContextManager[Any]:
         """Return what makes this copy stream the current one, for the calling thread."""

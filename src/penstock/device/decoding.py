@@ -115,7 +115,7 @@ class DecodingFiller(Filler):
         if not self._readers.wait(batch, self.resources.timeout):
             raise WorkerStuck(
                 f"DataLoader timed out after {self.resources.timeout} seconds: {self.workers} threads read image "
-                "files. Raise timeout= if they may take as long, else look at the file system they lie on."
+                "files. Raise timeout= if they may take that long; else check their file system."
             )
         return batch
 

@@ -78,7 +78,7 @@ class Feed:
         device = _parsed(self.device)
         if device.type == "cpu":
             return torch.device("cpu")
-        present = torch.accelerator.current_accelerator(check_available=True)
+        present = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         if present is None or present.type != device.type:
             warn_user(
                 f"device={str(self.device)!r}: no {device.type} device is available, so that batches stay on the CPU"

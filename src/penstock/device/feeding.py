@@ -27,8 +27,10 @@ from penstock.executors.iterator import Pass
 from penstock.executors.workers.worker_thread import JOIN_SECONDS, context_here, leave_behind
 from penstock.observe import Delivery, Observers, observed
 from penstock.order.batches import length
+from penstock.sample_notes import add_note
 from penstock.stats import Counters
 from penstock.system.modes import outside_inference
+from penstock.system.tracebacks import shortens
 
 T = TypeVar("T")
 
@@ -72,7 +74,7 @@ class ThreadSender:
     def next(self) -> Any:
         """Return what was sent next: a Moved, the source's error in its place, or _END."""
         if os.getpid() != self._pid:
-            raise RuntimeError("the thread of this iterator is in the process that this one was forked off from")
+            raise RuntimeError("the thread of this iterator is in the parent process of this fork")
         with self._starting:
             if self._thread.ident is None:
                 self._thread.start()
@@ -217,6 +219,7 @@ class Feeding(Generic[T]):
     def __iter__(self) -> Feeding[T]:
         return self
 
+    @shortens
     def __next__(self) -> T:
         return observed(self.observers, self._next_batch)  # type: ignore[no-any-return]
 
@@ -238,8 +241,7 @@ class Feeding(Generic[T]):
         try:
             batch = self._mover.receive(sent)
         except Exception as error:
-            with contextlib.suppress(Exception):  # an exception of the user's that takes no notes
-                error.add_note(f"while batch {number} of this pass went to its device")
+            add_note(error, f"while batch {number} of this pass went to its device")
             raise
         if self._idle is not None:
             self._idle.end(idle_since)

@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from penstock.device.moving import leaves, map_leaves
 from penstock.errors import InvalidOption, OutOfMemory
+from penstock.sample_notes import add_note
 from penstock.system.limits import available_bytes
 
 R = TypeVar("R")
@@ -47,7 +48,7 @@ def release_memory() -> None:
     gc.collect()
     if torch.accelerator.is_available():
         try:
-            torch.accelerator.memory.empty_cache()
+            torch.get_device_module().empty_cache()
         except RuntimeError as error:  # short of memory, even this has been seen to fail
             if not is_out_of_memory(error):
                 raise
@@ -151,7 +152,7 @@ def _run_parts(step: Step[R], samples: Samples, size: int, known: int, undo: Cal
                 _remember(step, size)
             continue
         if end - done == 1:
-            error.add_note(f"Sample {done} of a batch of {samples.number} does not fit into memory on its own.")
+            add_note(error, f"Sample {done} of a batch of {samples.number} does not fit into memory on its own.")
             raise error
         del error
         size = (end - done + 1) // 2
@@ -170,7 +171,7 @@ def _try_size(step: Step[object], samples: Samples, size: int) -> BaseException 
 
 def _try(step: Step[R], batch: Callable[[], object], share: float, results: list[R]) -> BaseException | None:
     """Add what a step gives for a batch to the results; return its out-of-memory error, which holds no tensors."""
-    outer = sys.exception()
+    outer = sys.exc_info()[1]
     named = {"share": share} if _takes_share(step) else {}
     try:
         results.append(step(batch(), **named))

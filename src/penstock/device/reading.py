@@ -98,7 +98,7 @@ class Readers:
                 self._threads.append(thread)
         except RuntimeError as error:
             self.close()
-            raise InvalidOption(f"num_workers={threads}: the system has not so many threads ({error})") from error
+            raise InvalidOption(f"num_workers={threads}: the system cannot start so many threads ({error})") from error
 
     def submit(self, batch: Batch) -> None:
         """Begin to read a batch."""
@@ -113,7 +113,7 @@ class Readers:
     def wait(self, batch: Batch, timeout: float) -> bool:
         """Wait until a batch is read; return whether it was within `timeout` seconds (0: no limit)."""
         if os.getpid() != self._pid:
-            raise RuntimeError("the threads of this iterator are in the process that this one was forked off from")
+            raise RuntimeError("the threads of this iterator are in the parent process of this fork")
         if not self._threads and batch.unfinished:
             for position in range(len(batch.indices)):
                 self.prepare(batch, position)
@@ -121,7 +121,7 @@ class Readers:
         with self._changed:
             self._changed.wait_for(lambda: self._closed or not batch.unfinished, timeout or None)
             if batch.unfinished and self._closed:
-                raise RuntimeError("the loader's iterator was closed while a batch was waited for")
+                raise RuntimeError("the loader's iterator was closed while it waited for a batch")
             return not batch.unfinished
 
     def close(self) -> None:

@@ -203,11 +203,11 @@ def available(device: torch.device) -> int | None:
     if device.type == "cpu":
         return None
     try:
-        free, _ = torch.accelerator.get_memory_info(device)
-        reserved, used = torch.accelerator.memory_reserved(device), torch.accelerator.memory_allocated(device)
-    except (RuntimeError, NotImplementedError):
+        module = torch.get_device_module(device)
+        free: int = module.mem_get_info(device)[0]
+        return free + int(module.memory_reserved(device) - module.memory_allocated(device))
+    except (RuntimeError, NotImplementedError, AttributeError):
         return None
-    return free + reserved - used
 
 
 def _refused(why: str, remedy: str = "more memory, or less data") -> Refusal:

@@ -24,7 +24,8 @@ from penstock.recipe.collate_fn import Collated
 from penstock.sample_notes import collated, note_batch
 
 # torch.stack takes a microsecond or two a tensor, apart from copying it.
-_STACKER = _native.Stacker(torch.Tensor, torch.Tensor.__dlpack_c_exchange_api__)
+_EXCHANGE = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)  # of torch 2.10
+_STACKER = _native.Stacker(torch.Tensor, _EXCHANGE) if _EXCHANGE else None
 _requires_grad = operator.attrgetter("requires_grad")
 _is_neg = operator.methodcaller("is_neg")  # negated lazily
 
@@ -199,7 +200,8 @@ def collate_in(memory: BatchMemory, given: Any, samples: Any) -> Any:
 
 
 def _stack_tensors(rows: torch.Tensor, values: Sequence[Any], begin: int) -> bool:
-    if not rows.is_complex() and _STACKER.stack(rows, begin, list(values)):  # complex ones may be conjugated lazily
+    stacker = None if rows.is_complex() else _STACKER  # complex ones may be conjugated lazily
+    if stacker is not None and stacker.stack(rows, begin, list(values)):
         return not any(map(_requires_grad, values)) and not any(map(_is_neg, values))
     rows = rows[begin : begin + len(values)]
     try:

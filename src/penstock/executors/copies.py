@@ -167,11 +167,11 @@ class Snapshot(pickle.Pickler):
             _is_found(value)
             or (isinstance(value, (bytearray, array.array)) and len(value) * value[:1].__sizeof__() > SCRATCH_BYTES)
             or (isinstance(value, Image.Image) and getattr(value, "fp", None) is None)
-            or kind.__module__.startswith(_SHARING)  # shared by processes, too
+            or str(kind.__module__).startswith(_SHARING)  # shared by processes, too
             or (isinstance(value, _CTYPES) and hasattr(value, "_wrapper"))
         ):
             return value, None
-        if kind.__module__.partition(".")[0] == "pandas" and hasattr(kind, "iloc"):
+        if str(kind.__module__).partition(".")[0] == "pandas" and hasattr(kind, "iloc"):
             return _columns_of(value), _columns_of
         if hasattr(kind, "__deepcopy__"):
             self.kinds.add(kind)

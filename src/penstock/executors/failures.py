@@ -52,8 +52,8 @@ def why_stuck(plan: NativePlan, crew: NativeCrew, pool: _native.Pool, timeout: f
             lines.append(f"sample {name!r} ({path or 'in memory'}) is being read {how} since {seconds:.1f} s")
     return (
         f"DataLoader timed out after {timeout} seconds: no batch came from {threads} native threads. "
-        "Raise timeout= if samples may take as long, else look at the file system they lie on.\n"
-        + "\n".join(lines or ["No thread is at work."])
+        "Raise timeout= if samples may take that long; else check their file system.\n"
+        + "\n".join(lines or ["No thread is working."])
     )
 
 

@@ -226,7 +226,7 @@ class Fetch:
                     raise
                 replacing.found_bad(candidate, error)
                 last = error
-        raise last or LookupError(f"no good sample can stand in for sample {index!r}, which the manifest calls bad")
+        raise last or LookupError(f"no good sample can replace sample {index!r}, which the manifest lists as bad")
 
     def collate(self, task: Task, samples: Any) -> Any:
         """Return the collated samples."""
@@ -274,7 +274,7 @@ class Fetch:
                 reseed(pipeline, key)
 
     def renew(self) -> None:
-        """Look at the dataset anew, behind a worker_init_fn."""
+        """Look at the dataset again, behind a worker_init_fn."""
         if isinstance(self._read, Assisted):
             self._read.renew()
 

@@ -214,7 +214,7 @@ class FillerReport:
         nodes = Counter(list(self.places.values()))
         each = f"each takes {cluster.demand()}; at most {size_of(cluster.limit)} of batches in flight"
         if not nodes:
-            return [f"ray      {counted(wanted, 'filler')} will be asked of Ray when a pass begins; {each}"]
+            return [f"ray      {counted(wanted, 'filler')} will be requested from Ray when a pass begins; {each}"]
         where = ", ".join(f"{count} on {place}" for place, count in sorted(nodes.items()))
         when = "at work" if self.running else "in the latest pass"
         missing = self.wanted - len(self.places)
@@ -222,7 +222,7 @@ class FillerReport:
         lines = [f"ray      {counted(len(self.places), 'filler')} {when}: {where}{late}", f"ray      {each}"]
         if self.lost:
             again = counted(self.again, "batch", "batches")
-            lines.append(f"ray      {counted(self.lost, 'filler')} lost; {again} asked for again elsewhere")
+            lines.append(f"ray      {counted(self.lost, 'filler')} lost; {again} requested again from other fillers")
         return lines
 
 

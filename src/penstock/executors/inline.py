@@ -30,6 +30,7 @@ from penstock.state.progress import Progress
 from penstock.state.streams import Streams, restore_dataset, restore_fetcher, state_of, with_first_drawn
 from penstock.stats import Counters, samples_in
 from penstock.system.deferred import deferred
+from penstock.system.tracebacks import shorten
 from penstock.system.warn_user import warn_user
 
 if TYPE_CHECKING:
@@ -113,7 +114,11 @@ class InlinePass(_SingleProcessDataLoaderIter):
 
     def __next__(self) -> Any:
         if _profiles() and not self._profiled:
-            return self._profiled_next()
+            try:
+                return self._profiled_next()
+            except Exception as error:
+                shorten(error)
+                raise
         try:
             if self._counted is None:
                 return observed(self._observers, self._delivery)
@@ -137,6 +142,7 @@ class InlinePass(_SingleProcessDataLoaderIter):
                 self._before += 1
                 for observer in self._observers:
                     observer.failed(error)
+            shorten(error)
             raise
         except BaseException:  # Ctrl-C in any line: what was begun is not known
             self._sampler_iter = iter(_interrupted, None)

@@ -19,6 +19,7 @@ from penstock.executors.filler import Batch, Filler, PassInput
 from penstock.executors.job import Job
 from penstock.observe import Delivery, Observers, observed
 from penstock.order.schedule import Arrivals
+from penstock.system.tracebacks import shorten
 
 INTERRUPTED = (
     "This iterator was interrupted (Ctrl-C) in the middle of next(), and what it had begun is lost. Make a new "
@@ -183,7 +184,8 @@ class Pass(_BaseDataLoaderIter):
     def __next__(self) -> Any:
         try:
             return observed(self.observers, self._one)
-        except Exception:
+        except Exception as error:
+            shorten(error)
             raise
         except BaseException:  # Ctrl-C in any line: what was begun is not known
             self._open, self._interrupted = False, True

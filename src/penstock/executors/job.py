@@ -152,7 +152,9 @@ def can_pin(settings: Settings, *, sends: bool) -> bool:
     """Return whether batches are page-locked."""
     if sends:
         return True
-    device = torch.accelerator.current_accelerator(check_available=True) if settings.pin_memory else None
+    if not settings.pin_memory or not torch.accelerator.is_available():
+        return False
+    device = torch.accelerator.current_accelerator()
     return device is not None and device.type != "mps"  # where torch's loader does not pin either
 
 

@@ -98,7 +98,7 @@ def choose(found: Measurement, workers: int, size: int, samples: int | None, *, 
         why += f"; an epoch of {samples:,} samples takes {epochs[0]:.2g} s and {epochs[1]:.2g} s so"
     if ratio >= WORTH_THREADS:
         return Choice(Method.THREAD, f"threads: {why}; threads are {ratio:.1f} times as fast")
-    return Choice(Method.PROCESS, f"processes: {why}; threads pay from {WORTH_THREADS} times as fast on")
+    return Choice(Method.PROCESS, f"processes: {why}; threads are used where they are {WORTH_THREADS} times as fast")
 
 
 def try_out(settings: Settings, fetch: Fetch, samples: int | None) -> Choice:
@@ -113,7 +113,7 @@ def try_out(settings: Settings, fetch: Fetch, samples: int | None) -> Choice:
     """
     dataset, workers, size = settings.dataset, settings.num_workers, settings.batch_size or 1
     if isinstance(dataset, IterableDataset):
-        return Choice(Method.PROCESS, "processes: an iterable dataset cannot be tried without going through it")
+        return Choice(Method.PROCESS, "processes: an iterable dataset cannot be tried without reading it")
     if workers == 0:
         return Choice(Method.THREAD, "the caller's thread, as num_workers=0 says")
     if multiprocessing.current_process().daemon:
@@ -180,7 +180,7 @@ def _apart(work: Callable[[], T], seconds: float) -> T | None:
             return None
         found, error = reader.recv()
     except (EOFError, OSError):
-        raise _Failed("the process that tried them ended without a word") from None
+        raise _Failed("the process that tried them ended without an answer") from None
     finally:
         reader.close()
         for kill in (os.killpg, os.kill):  # processes that the dataset has started too

@@ -264,7 +264,7 @@ class NativeFiller(Filler):
             elif state == "timeout":
                 raise WorkerStuck(why_stuck(self._plan, self._crew, self._pool, self.resources.timeout, self.workers))
             else:
-                raise RuntimeError("the loader's iterator was closed while a batch was waited for")
+                raise RuntimeError("the loader's iterator was closed while it waited for a batch")
 
     def assemble(self, batch: NativeBatch) -> Any:
         if batch.other is not None:

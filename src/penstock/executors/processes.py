@@ -8,6 +8,7 @@ A worker that dies, or does not deliver within timeout=, becomes an error that s
 from __future__ import annotations
 
 import errno
+import inspect
 import multiprocessing.util
 import os
 import queue
@@ -51,15 +52,19 @@ from penstock.executors.workers.tasks import (
 )
 from penstock.observe import Delivery, Observers, observed
 from penstock.order.schedule import Arrivals
+from penstock.sample_notes import add_note
 from penstock.settings import Method
 from penstock.sources.naming import name_of
 from penstock.state.delivery import Delivered, Task
 from penstock.state.manifest import BadSample
 from penstock.state.streams import End, StatefulStream
 from penstock.stats import samples_given, samples_in
+from penstock.system.tracebacks import shorten
 
 _profiles = torch._C._autograd._profiler_enabled
 _PINNED_SLICE = 0.05  # seconds between looks at the processes while torch's thread pins batches
+_NAMES_WORKER = "worker_idx" in inspect.signature(_MultiProcessingDataLoaderIter._process_data).parameters
+"""torch says which worker a batch is of, as it does from 2.7 on."""
 _DYING = 1.0  # seconds between a worker's connections and the worker itself being gone
 
 
@@ -89,6 +94,7 @@ class ProcessPass(_MultiProcessingDataLoaderIter):
         self._owner = os.getpid()
         self._sizes: dict[int, int] = {}  # what the sampler gave, by the number of the task
         self._size = 0  # of the batch that came last
+        self._workers_of: dict[int, int] = {}  # by the number of the task, where torch does not say it
         self._follow(job)
         self._given_base = job.progress.drawn.get("base")
         self._bad: Sequence[BadSample] = ()  # samples that were found bad in the batch that came last
@@ -209,6 +215,8 @@ class ProcessPass(_MultiProcessingDataLoaderIter):
             next(self._worker_queue_idx_cycle)
             self._turn -= 1
         super()._try_put_index()
+        if not _NAMES_WORKER and (put := self._task_info.get(self._send_idx - 1)):
+            self._workers_of[self._send_idx - 1] = put[0]
 
     def _next_index(self) -> Any:
         index = super()._next_index()  # type: ignore[no-untyped-call]
@@ -228,15 +236,16 @@ class ProcessPass(_MultiProcessingDataLoaderIter):
 
     def __next__(self) -> Any:
         if os.getpid() != self._owner:
-            raise RuntimeError("the workers of this iterator are of the process that this one was forked off from")
+            raise RuntimeError("the workers of this iterator belong to the parent process of this fork")
         thread = threading.get_ident()
         if thread in self._inside:  # an interrupt reaches the workers too: what they did with their batches is unknown
             raise RuntimeError(INTERRUPTED)
         self._inside[thread] = True
         try:
             batch = observed(self.observers, self._delivery)
-        except Exception:
+        except Exception as error:
             del self._inside[thread]
+            shorten(error)
             raise
         except BaseException:
             self._shutdown_workers()  # a notebook keeps the traceback, and with it this pass
@@ -275,8 +284,9 @@ class ProcessPass(_MultiProcessingDataLoaderIter):
                 pass
             return batch
 
-    def _process_data(self, data: Any, worker_idx: int) -> Any:
-        batch = super()._process_data(data, worker_idx)  # type: ignore[no-untyped-call]
+    def _process_data(self, data: Any, *worker: int) -> Any:
+        (worker_idx,) = worker or (self._workers_of.pop(self._rcvd_idx - 1 if self._in_order else self._came),)
+        batch = super()._process_data(data, *worker)  # type: ignore[no-untyped-call]
         needed, state = 0, None
         while isinstance(batch, Delivered):
             if batch.calls:
@@ -338,7 +348,7 @@ class ProcessPass(_MultiProcessingDataLoaderIter):
                     raise self._died() from error
             if error is not None:
                 if isinstance(error, OSError) and error.errno == errno.EMFILE:
-                    error.add_note("Raise the limit of open files in the shell: `ulimit -n 65535`.")
+                    add_note(error, "Raise the limit of open files in the shell: `ulimit -n 65535`.")
                 raise error
             if over:
                 return False, None

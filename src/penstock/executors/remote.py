@@ -166,7 +166,7 @@ class RemoteFiller(Filler):
             if wait <= 0:
                 raise WorkerStuck(
                     f"DataLoader timed out after {timeout} seconds: no batch came from {self.workers} fillers "
-                    f"of a Ray cluster. Raise timeout= if samples may take as long."
+                    f"of a Ray cluster. Raise timeout= if samples may take that long."
                 )
 
     def _came(self, batch: FillerBatch) -> bool:
@@ -229,7 +229,7 @@ class RemoteExecutor(FillerExecutor):
         if job.streams is not None:
             raise InvalidOption(
                 f"worker_method='ray' cannot keep the state_dict() of a {type(settings.dataset).__name__}: each filler "
-                "has a copy of the dataset, and what a lost one did is done again elsewhere"
+                "has a copy of the dataset, and another filler repeats what a lost one did"
             )
         ray = connected(settings.cluster)  # what is missing here is said before the dataset is pickled
         job_bytes = pickled(_fill_job(job), settings.dataset)

@@ -118,6 +118,7 @@ class Executors:
         self._workers = 0, Workers.CALLER  # how many made the latest pass, and who they are
         self._cluster: Ray | None = None  # whose fillers made it
         self._files = False  # a cache could keep the files of that pass
+        self._code = ""  # the dataset's own method that made its samples
         self._logs = False  # why the loop waited is logged when the loader is gone
         self._job: Job | None = None  # what the passes have in common, while settings and plan are what they were
         self._executor: Executor | None = None  # that makes them
@@ -152,6 +153,7 @@ class Executors:
             cpus=min(host_cpus(), cpu_quota() or math.inf),
             host_cpus=host_cpus(),
             cacheable=self._files and self.caches is None,
+            code=self._code,
         )
 
     # --- making a pass ----------------------------------------------------------------------------------------------
@@ -177,7 +179,10 @@ class Executors:
         in_threads = not native and self.in_threads(settings, chosen)
         kind = Workers.NATIVE if native else Workers.THREADS if in_threads else Workers.PROCESSES
         kind = kind if settings.cluster is None else Workers.FILLERS
-        self._workers, self._cluster = (settings.num_workers, kind), settings.cluster
+        rows = self.register is None and gathers_rows(settings, chosen)
+        self._workers, self._cluster = (0 if rows else settings.num_workers, kind), settings.cluster
+        own = isinstance(chosen, PythonPlan) and chosen.filled is None
+        self._code = f"{type(settings.dataset).__name__}.{'__iter__' if settings.iterable else '__getitem__'}" * own
         if isinstance(chosen, NativePlan):
             self._files = any(leaf.files is not None for leaf in chosen.leaves)
         else:

@@ -87,7 +87,7 @@ class Staging:
         if here:
             submit(batch)
         elif self._closed:
-            raise RuntimeError("the loader's iterator was closed while a batch was waited for")
+            raise RuntimeError("the loader's iterator was closed while it waited for a batch")
         else:
             missing = "; ".join(text for leaf in self._leaves if (text := leaf.stage.missing()))
             raise WorkerStuck(

@@ -83,7 +83,8 @@ class ThreadFiller(Filler):
         try:
             self._crew.start()
         except RuntimeError as error:
-            raise InvalidOption(f"num_workers={self.workers}: the system has not so many threads ({error})") from error
+            why = f"the system cannot start so many threads ({error})"
+            raise InvalidOption(f"num_workers={self.workers}: {why}") from error
 
     def open(self, pass_input: PassInput) -> None:
         super().open(pass_input)
@@ -134,7 +135,7 @@ class ThreadFiller(Filler):
 
     def prepare(self, queue: deque[FetchedBatch]) -> None:
         if os.getpid() != self._pid:
-            raise RuntimeError("the threads of this iterator are in the process that this one was forked off from")
+            raise RuntimeError("the threads of this iterator are in the parent process of this fork")
 
     def begin(self, batch: FetchedBatch) -> None:
         assert batch.given is not None
@@ -195,10 +196,10 @@ class ThreadFiller(Filler):
             return failed
         batch = self._crew.wait(batches, timeout)
         if batch is None:
-            doing = "\n".join(self._crew.describe()) or "No worker thread is at work."
+            doing = "\n".join(self._crew.describe()) or "No worker thread is working."
             raise WorkerStuck(
                 f"DataLoader timed out after {timeout} seconds: no batch came from {workers} worker "
-                f"threads. Raise timeout= if samples may take as long.\n{doing}"
+                f"threads. Raise timeout= if samples may take that long.\n{doing}"
             )
         return batch
 

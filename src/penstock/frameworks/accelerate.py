@@ -56,7 +56,7 @@ def keep_loaders(accelerator: AcceleratorT) -> AcceleratorT:
     theirs: Any = accelerator
     if theirs.use_stateful_dataloader:
         raise InvalidOption(
-            "use_stateful_dataloader=True puts torchdata's StatefulDataLoader in the place of a penstock loader; "
+            "use_stateful_dataloader=True replaces a penstock loader by torchdata's StatefulDataLoader; "
             "leave it False, and give what prepare returns to accelerator.register_for_checkpointing: save_state and "
             "load_state then go on in the middle of an epoch"
         )
@@ -310,8 +310,8 @@ class Prepared:
                 ", ".join(f"{name}={value}" for name, value in cut.items()) for cut in (state["cut"], self._cut)
             )
             raise InvalidOption(
-                f"a state of {was} cannot go on with {now}. On other processes a loader with shard='auto' goes on that "
-                "is given to accelerator.register_for_checkpointing and not prepared"
+                f"a state of {was} cannot continue with {now}. On other processes give "
+                "a loader with shard='auto' to accelerator.register_for_checkpointing, without preparing it"
             )
         self._loader.load_state_dict(state["loader"], on_change)
         self._adapter.iteration = state["loader"]["epoch"]

@@ -54,7 +54,7 @@ def uninstall() -> None:
             raise RuntimeError("penstock.uninstall() without an install() before it")
         if _depth == 1:
             if getattr(_Torchs.__init__, "__wrapped__", None) is not _original:
-                raise RuntimeError("torch.utils.data.DataLoader.__init__ was exchanged by other code since install()")
+                raise RuntimeError("torch.utils.data.DataLoader.__init__ was replaced by other code since install()")
             _Torchs.__init__ = _original
         _depth -= 1
 

@@ -57,7 +57,7 @@ def _asking(answer: Callable[..., Any], function: str, original: Any) -> Callabl
         try:
             found = answer(*arguments, **named)
         except TypeError:  # of arguments that the original says more about
-            found = Refused("it is called with other arguments")
+            found = Refused("it has other arguments")
         if type(found) is not Refused:
             call_counts.answered(function)
             return found

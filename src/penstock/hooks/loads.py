@@ -21,9 +21,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.serialization import config
 
 from penstock import _native
+
+config: Any
+try:
+    from torch.utils.serialization import config
+except ImportError:  # torch 2.6, which has no such setting
+    config = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +89,14 @@ def load_torch(
     looked up or called.
     """
     if pickle_module is not None or pickle_load_args:
-        return Refused("it is told how to unpickle")
+        return Refused("it has arguments for unpickling")
     anywhere = map_location is not None
     if anywhere and not _is_cpu(map_location):
-        return Refused("it is told a device")
+        return Refused("its map_location= names a device")
     if not (weights_only is True or (weights_only is None and _by_default)) or _FORCED in _environment:
         return Refused("it may unpickle any object (weights_only=False)")
     if mmap is not None and mmap is not False:
-        return Refused("it is told to map the file (mmap=)")
+        return Refused("it maps the file (mmap=)")
     why = _unusual()
     if why is not None:
         return Refused(why)
@@ -114,7 +119,7 @@ def _is_cpu(location: Any) -> bool:
 def _unusual() -> str | None:
     """Return what of torch's state would make torch.load do something else, or None."""
     if _function_modes() or _dispatch_modes():
-        return "a mode of torch's is on"
+        return "one of torch's modes is on"
     if _tracing() is not None or _inference():
         return "torch traces, or is in inference mode"
     if _local.skip_data:
@@ -132,9 +137,9 @@ class _Settings:
 def look_at_settings() -> None:
     """Take note of how torch is set to load. Reading a setting takes as long as a tenth of a file."""
     _Settings.unusual = None
-    if config.load.endianness is not None:
+    if torch.serialization.get_default_load_endianness() is not None:
         _Settings.unusual = "torch.serialization.set_default_load_endianness was called"
-    elif config.load.mmap:
+    elif config is not None and config.load.mmap:
         _Settings.unusual = "torch.utils.serialization.config.load.mmap is on"
 
 
@@ -144,8 +149,8 @@ def _view(base: torch.Tensor, dtype: torch.dtype, offset: int, size: tuple[int, 
 
 
 _torch = _native.TorchLoader(
-    torch.Tensor.__dlpack_c_exchange_api__,
-    [getattr(torch, name) for name in _native.DTYPES],
+    getattr(torch.Tensor, "__dlpack_c_exchange_api__", torch._C._from_dlpack),  # the latter before torch 2.10
+    [getattr(torch, name, None) for name in _native.DTYPES],
     _view,
     torch._utils._rebuild_parameter,
     torch.Size,
@@ -172,9 +177,9 @@ def load_numpy(
     A file object is left where numpy.load leaves it; one of a refusal is where it was.
     """
     if mmap_mode is not None:
-        return Refused("it is told to map the file (mmap_mode=)")
+        return Refused("it maps the file (mmap_mode=)")
     if fix_imports is not True or encoding != "ASCII" or max_header_size != 10000:
-        return Refused("it is told how to read")
+        return Refused("it has arguments for reading")
     if allow_pickle is not False and allow_pickle is not True:
         return Refused("its allow_pickle is not a bool")
     content = _content_of(file)

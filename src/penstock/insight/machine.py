@@ -203,10 +203,10 @@ def check_memory(found: HostMemory) -> Check:
     limit = "no cgroup limit" if found.limit is None else f"a cgroup limit of {size_of(found.limit)}"
     words = f"{size_of(found.available)} available of {size_of(found.total)}, {limit}"
     if found.oom_kills:
-        words += f"; the kernel has ended {counted(found.oom_kills, 'process', 'processes')} of the group so far"
+        words += f"; the kernel has killed {counted(found.oom_kills, 'process', 'processes')} of the group so far"
     change = ""
     if found.available < LEAST:
-        change = "End what else takes memory, or raise the limit: workers are killed where memory runs out."
+        change = "End other programs that take memory, or raise the limit: workers are killed where memory runs out."
     elif found.oom_kills:
         change = "Raise the limit, or lower num_workers=, prefetch_factor= or batch_size=."
     elif found.available < FEW:

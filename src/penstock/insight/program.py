@@ -85,7 +85,7 @@ def _set_first_path(folder: str, *, always: bool = False) -> None:
 
     always: under ``python -P`` too, where no folder has been put before the others.
     """
-    if not sys.flags.safe_path and sys.path:
+    if not getattr(sys.flags, "safe_path", False) and sys.path:
         sys.path[0] = folder
     elif always:
         sys.path.insert(0, folder)

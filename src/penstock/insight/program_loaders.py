@@ -27,8 +27,9 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleP
 
 from penstock.insight import program
 from penstock.loader import DataLoader
-from penstock.observe import Delivery, Harmless, Observer, Watcher
+from penstock.observe import Delivery, Observers, watching
 from penstock.stats import samples_in
+from penstock.system.locks import ProcessLock
 from penstock.system.warn_user import PACKAGE
 
 #: Code between the line that makes a loader and torch's __init__.
@@ -125,77 +126,87 @@ _log = logging.getLogger("penstock")
 class _Observation:
     """What is known of a pass that is observed. Its methods are called for each batch, and cost a few microseconds."""
 
-    __slots__ = ("begun", "observer", "samples", "shown")
+    __slots__ = ("begun", "observers", "samples", "shown")
 
-    def __init__(self, observer: Observer, loader: Any, seconds: float) -> None:
-        self.observer = Harmless(observer)
+    def __init__(self, observers: Observers, loader: Any, seconds: float) -> None:
+        self.observers = observers
         self.begun = seconds  # that the start of the pass took; it is part of the wait for the first batch
         batches = loader.batch_sampler
         self.samples = loader.batch_size or (batches.batch_size if type(batches) is BatchSampler else 0)
         self.shown = batches is not None and loader.collate_fn is default_collate
 
-    def delivered(self, batch: Any, waited: float, in_flight: int) -> None:
-        """Let the observer know of a batch: its samples are what it shows, or batch_size; 0: not known."""
-        samples = self.samples
+    def delivery(self, batch: Any, waited: float, in_flight: int) -> Delivery:
+        """Return what observers are told of a batch: its samples are what it shows, or batch_size; 0: not known."""
+        samples, begun, self.begun = self.samples, self.begun, 0.0
         if self.shown:
             with contextlib.suppress(Exception):  # of a batch of the user's own kind
                 samples = samples_in(batch, samples, iterable=True, stacks=True)
-        self.observer.delivered(Delivery(batch, samples, waited + self.begun, in_flight=in_flight))
-        self.begun = 0.0
+        return Delivery(batch, samples, waited + begun, in_flight=in_flight)
 
 
-def watch_torch(watcher: Watcher, made: Callable[[Any], None]) -> Callable[[], None]:
-    """Have a watcher called for each pass of torch's own loaders that begins; return what ends that.
+Made = Callable[[Any], None]
+_made: list[Made] = []
+_exchanged: list[tuple[Any, str, Any, Any]] = []
+_lock = ProcessLock()
 
-    Passes of penstock.DataLoader are not among them: see penstock.observe.watch. What the watcher, its observers and
-    `made` raise is logged, and never reaches the program.
+
+def watch_torch(made: Made) -> Callable[[], None]:
+    """Have penstock.observe.watching() observe passes of torch's own loaders too; return what ends that.
+
+    Several may ask for it at the same time: each pass is observed once. What `made` raises is logged.
 
     Args:
-        watcher: returns the observer of a pass of the loader that it is given, or None.
         made: called with each loader that has been made, Penstock's too.
     """
-    exchanged: list[tuple[Any, str, Any, Any]] = []
-
-    def exchange(kind: Any, name: str, wrap: Callable[[Any], Any]) -> None:
-        original = vars(kind)[name]
-        wrapped = functools.wraps(original)(wrap(original))
-        setattr(kind, name, wrapped)
-        exchanged.append((kind, name, original, wrapped))
-
-    exchange(_LOADER, "__init__", functools.partial(_making, made))
-    exchange(_LOADER, "__iter__", functools.partial(_beginning, watcher))
-    for kind in _KINDS:
-        exchange(kind, "_next_data", _delivering)
+    with _lock:
+        _made.append(made)
+        if len(_made) == 1:
+            _exchange(_LOADER, "__init__", _making)
+            _exchange(_LOADER, "__iter__", _beginning)
+            for kind in _KINDS:
+                _exchange(kind, "_next_data", _delivering)
 
     def end() -> None:
-        for kind, name, original, wrapped in reversed(exchanged):
-            if vars(kind)[name] is wrapped:  # else other code has exchanged it since
-                setattr(kind, name, original)
-        exchanged.clear()
+        with _lock, contextlib.suppress(ValueError):
+            _made.remove(made)
+            if _made:
+                return
+            for kind, name, original, wrapped in reversed(_exchanged):
+                if vars(kind)[name] is wrapped:  # else other code has exchanged it since
+                    setattr(kind, name, original)
+            _exchanged.clear()
 
     return end
 
 
-def _making(made: Callable[[Any], None], original: Any) -> Any:
+def _exchange(kind: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+    original = vars(kind)[name]
+    wrapped = functools.wraps(original)(wrap(original))
+    setattr(kind, name, wrapped)
+    _exchanged.append((kind, name, original, wrapped))
+
+
+def _making(original: Any) -> Any:
     def __init__(self: Any, *arguments: Any, **named: Any) -> None:
         original(self, *arguments, **named)
-        try:
-            made(self)
-        except Exception:
-            _log.exception("the place where a loader was made is not known")
+        for made in tuple(_made):
+            try:
+                made(self)
+            except Exception:
+                _log.exception("the place where a loader was made is not known")
 
     return __init__
 
 
-def _beginning(watcher: Watcher, original: Any) -> Any:
+def _beginning(original: Any) -> Any:
     def __iter__(self: Any) -> Any:
         began = time.perf_counter()
         batches = original(self)
         seconds = time.perf_counter() - began
         if isinstance(batches, _KINDS) and not hasattr(batches, "observers"):  # as a penstock.DataLoader's has
             try:
-                observer = watcher(self)
-                vars(batches)[_OBSERVATION] = None if observer is None else _Observation(observer, self, seconds)
+                observers = watching(self)
+                vars(batches)[_OBSERVATION] = _Observation(observers, self, seconds) if observers else None
             except Exception:
                 _log.exception("a pass of torch's loader is not observed")
         return batches
@@ -212,12 +223,17 @@ def _delivering(original: Any) -> Any:
         try:
             batch = original(self)
         except StopIteration:
-            observation.observer.ended()
+            for observer in observation.observers:
+                observer.ended()
             raise
         except Exception as error:
-            observation.observer.failed(error)
+            for observer in observation.observers:
+                observer.failed(error)
             raise
-        observation.delivered(batch, time.perf_counter() - began, getattr(self, "_tasks_outstanding", 0))
+        waited = time.perf_counter() - began
+        delivery = observation.delivery(batch, waited, getattr(self, "_tasks_outstanding", 0))
+        for observer in observation.observers:
+            observer.delivered(delivery)
         return batch
 
     return _next_data

@@ -36,8 +36,9 @@ from penstock.insight.live_files import (
     this_process,
     write,
 )
+from penstock.insight.program_loaders import LoaderFacts
 from penstock.loader import DataLoader
-from penstock.stats import Stats
+from penstock.loop_times import LoopMeter
 from penstock.system.words import compact, counted
 from penstock.verdict import WAITING
 
@@ -58,17 +59,15 @@ _log = logging.getLogger("penstock")
 
 
 class _Followed:
-    """A loader that a live file tells of."""
+    """A loader that a live file tells of. read: a bound method, alive while the loader or one of its passes is."""
 
-    def __init__(self, loader: DataLoader[Any], number: int) -> None:
-        self.number, self.loops = number, loader.loop_meter
-        # Alive while the loader or one of its passes is.
-        self.read_stats: Callable[[], Callable[[], Stats] | None] = weakref.WeakMethod(loader.stats_reader())
+    def __init__(self, loader: tuple[str, str, int, str], loops: LoopMeter, read: Callable[[], Any]) -> None:
+        self.number, self.loops = 0, loops
+        self.read_stats: Callable[[], Callable[[], Any] | None] = weakref.WeakMethod(read)
         self._history: list[tuple[float, int, int, float, float]] = []  # the time, and sums since the loader was made
-        self._dataset, size = type(loader.dataset).__name__, loader.batch_size
-        batches = "batches by batch_sampler" if size is None else f"batches of {size:,}"
-        workers = counted(loader.num_workers, "worker") if loader.num_workers else "no workers"
-        self._about = f"{self._dataset}, {batches}, {workers}, read by {loader.read_by}"
+        self._dataset, batches, number, who = loader
+        workers = counted(number, "worker") if number else "no workers"
+        self._about = f"{self._dataset}, {batches}, {workers}, read by {who}"
 
     def lines(self, wall: float, every: float) -> tuple[list[str], list[str], float] | None:
         """Return the loader's lines, its summary and its patience, as Job has them; None: it is gone.
@@ -90,14 +89,21 @@ class _Followed:
             f"  rate      {compact(batches / spent)} batches/s, {compact(samples / spent)} samples/s; "
             f"{counted(stats.batches, 'batch', 'batches')} in {counted(loops.passes, 'pass', 'passes')}",
             f"{'! ' if waiting > WAITING else '  '}waiting   {waiting:.0%} of the time",
-            *([f"! errors    {loops.failed:,} came in the place of a batch"] if loops.failed else []),
+            *([f"! errors    {loops.failed:,} came instead of a batch"] if loops.failed else []),
             *_stage_lines(stats),
         ]
         patience = max(_STILL_SECONDS, _STILL_STEPS * step, 3 * every) if loops.open else 0.0
         return lines, [f"{waiting:.0%}", compact(samples / spent), self._dataset], patience
 
 
-def _stage_lines(stats: Stats) -> Iterator[str]:
+def _followed(loader: DataLoader[Any]) -> _Followed:
+    size = loader.batch_size
+    batches = "batches by batch_sampler" if size is None else f"batches of {size:,}"
+    about = type(loader.dataset).__name__, batches, loader.num_workers, loader.read_by
+    return _Followed(about, loader.loop_meter, loader.stats_reader())
+
+
+def _stage_lines(stats: Any) -> Iterator[str]:
     total = sum(one.seconds for one in stats.stages.values())
     most = sorted(stats.stages.items(), key=lambda item: -item[1].seconds)[:_MOST_STAGES]
     for place, (name, one) in enumerate(most):
@@ -121,18 +127,20 @@ class Publisher:
         self._lock = threading.Lock()
         self._writing = threading.Lock()
 
-    def begins(self, loader: DataLoader[Any]) -> None:
-        """Follow a loader of which a pass begins, but not in the workers of another one."""
-        if get_worker_info() is not None or self._pid != os.getpid() or loader.loop_meter.follows == self._looked:
+    def begins(self, loops: LoopMeter, follow: Callable[[], _Followed]) -> None:
+        """Follow the loops over a loader of which a pass begins, but not in the workers of another one."""
+        if get_worker_info() is not None or self._pid != os.getpid() or loops.follows == self._looked:
             return
+        followed = follow()
         with self._lock:
             self._count += 1
+            followed.number = self._count
             self._loaders = [one for one in self._loaders if one.read_stats() is not None]
-            self._loaders.append(_Followed(loader, self._count))
+            self._loaders.append(followed)
             if self._began is None:
                 self._began = wall_clock()
                 self._due = perf_counter() + FIRST_AFTER
-        loader.loop_meter.follows = self._looked
+        loops.follows = self._looked
 
     def _looked(self, now: float) -> None:
         if now >= self._due:
@@ -187,13 +195,20 @@ class Publisher:
 _publisher: Publisher | None = None
 
 
-def begins(loader: DataLoader[Any]) -> None:
-    """Take note that a pass of a loader begins."""
+def begins(loader: Any) -> None:
+    """Take note that a pass of a loader begins. Of torch's own a Recording tells: see `begins_torch`."""
     try:
-        if _publisher is not None:
-            _publisher.begins(loader)
+        if _publisher is not None and isinstance(loader, DataLoader):
+            _publisher.begins(loader.loop_meter, lambda: _followed(loader))
     except Exception:  # of a derived class of the user's
         _log.exception("penstock watch cannot see a loader")
+
+
+def begins_torch(loader: LoaderFacts, loops: LoopMeter, read: Callable[[], Any]) -> None:
+    """Take note that a pass of torch's own loader begins. read: returns batches, samples, loop and stages, as Stats."""
+    if _publisher is not None:
+        about = loader.dataset, loader.batching, loader.workers, loader.method
+        _publisher.begins(loops, lambda: _Followed(about, loops, read))
 
 
 def publish(enabled: bool = True) -> None:

@@ -7,28 +7,31 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter, time as wall_clock
+from types import SimpleNamespace
 from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from penstock.errors import InvalidOption
 from penstock.insight.live_files import program_name
 from penstock.insight.loop_rows import Rows, WorkSpans
 from penstock.insight.program_loaders import LoaderFacts, facts_of, place_of, watch_torch
+from penstock.insight.publishing import begins_torch
 from penstock.loader import DataLoader
 from penstock.loop_times import LoopClock, LoopMeter, LoopTimes
 from penstock.observe import Delivery, Observer, watch
+from penstock.plan import NativePlan, plan
 from penstock.showing import shown
 from penstock.stats import Stats
-from penstock.system.output_files import OutputFile
+from penstock.system.output_files import OutputFile, output_files
 
 #: Seconds between two readings of stats(), at the least.
 EVERY = 0.5
@@ -57,6 +60,7 @@ class Loop:
             a batch's place, and its type.
         explained: what explain() said last.
         stats: what stats() of the latest penstock.DataLoader said last.
+        instead: of torch's loader, what the native core would do for penstock.DataLoader; empty: nothing that is known.
     """
 
     def __init__(self, loader: LoaderFacts, number: int) -> None:
@@ -69,10 +73,12 @@ class Loop:
         self.errors: list[tuple[float, str]] = []
         self.explained = ""
         self.stats: Stats | None = None
+        self.instead = ""
         self.lock = threading.RLock()  # a garbage collection in any line may end a pass
         self._first: Stats | None = None  # what stats() said when the first pass of the latest loader began
         self._read_stats: Callable[[], Callable[[], Stats] | None] = lambda: None  # alive while that loader is
         self._loader: Callable[[], Any] = lambda: None
+        self._planned = False
         self._ends: list[Callable[[], None]] = []
 
     def begin(self, loader: Any, *, new: bool, detail: bool) -> None:
@@ -80,6 +86,8 @@ class Loop:
         with self.lock:
             self.passes += 1
             self.loaders += new
+            if not isinstance(loader, DataLoader):
+                begins_torch(self.loader, self.meter, self._counts)
             if not new:
                 return
             self._loader = weakref.ref(loader)
@@ -98,9 +106,29 @@ class Loop:
                 with contextlib.suppress(Exception):  # of a dataset of the user's, which has changed
                     self.explained = loader.explain()
 
+    def _counts(self) -> SimpleNamespace:
+        return SimpleNamespace(batches=(times := self.times).batches, samples=self.samples, loop=times, stages={})
+
+    def plan(self) -> None:
+        """Find out, once, what the native core would do for a loader of torch's, while it is there."""
+        loader = self._loader()
+        if self._planned or self.loader.penstock or loader is None:
+            return
+        self._planned = True
+        with contextlib.suppress(Exception):  # of a dataset of the user's
+            options = {"collate_fn": loader.collate_fn, "worker_init_fn": loader.worker_init_fn}
+            found = plan(loader.dataset, batched=loader.batch_sampler is not None, **options)
+            if isinstance(found, NativePlan):
+                self.instead = "native threads would fill the batches"
+            elif found.filled is not None:
+                self.instead = "native code would fill the batches that your functions get"
+            elif found.assisted is not None:
+                self.instead = "native code would read the samples that your functions get"
+
     def end(self) -> None:
         """Record no more of the work of threads."""
         self.read(last=True)
+        self.plan()
         while self._ends:
             self._ends.pop()()
 
@@ -137,7 +165,7 @@ class _PassRecorder(Observer):
     def delivered(self, delivery: Delivery) -> None:
         """Record a batch. Raises SystemExit behind the last step that is wanted."""
         recording, loop, main = self._recording, self._loop, threading.get_ident() == self._main
-        if recording.steps is not None and main and loop.times.batches >= recording.steps:
+        if main and recording.is_over(loop):
             self.ended()
             raise SystemExit(0)
         now = perf_counter()
@@ -170,17 +198,21 @@ class _PassRecorder(Observer):
         if self._recording.detail and (worked := self._clock.worked) is not None:
             self._loop.rows.add(perf_counter(), (0.0, 0.0, worked, 0, 0), self._number, self._done)
         self._recording.read(self._loop)
+        self._loop.plan()
 
 
 class Recording:
-    """Records the loops over loaders of this process between begin() and end(). Any thread may call any method.
+    """Records the loops over loaders of this process, torch's and Penstock's, between begin() and end().
+
+    Any thread may call any method.
 
     Args:
         detail: each batch and each piece of work is recorded, for a trace and a report.
-        torch: loops over torch's own loaders are recorded too, and where the program made each loader.
         progress: called at each batch.
         steps: the program ends by SystemExit where a loop of the main thread continues behind so many batches of one
-            loader; None: it does not.
+            loader, or when that loop has taken so many seconds; None: it does not.
+        seconds: see steps.
+        printed: the caller prints what held each loop up, and Penstock's loaders do not log it.
 
     Attributes:
         began, began_at: when, by time.perf_counter() and by time.time().
@@ -190,14 +222,20 @@ class Recording:
     """
 
     def __init__(
-        self, *, detail: bool = True, torch: bool = False, progress: Progress | None = None, steps: int | None = None
+        self,
+        *,
+        detail: bool = True,
+        progress: Progress | None = None,
+        steps: int | None = None,
+        seconds: float | None = None,
+        printed: bool = False,
     ) -> None:
-        self.detail, self.progress, self.steps = detail, progress, steps
+        self.detail, self.progress, self.steps, self.seconds = detail, progress, steps, seconds
         self.began, self.began_at = perf_counter(), wall_clock()
         self.ended: float | None = None
         self.pid = os.getpid()
         self.unrecorded = 0
-        self._torch, self._folder = torch, ""
+        self._printed, self._folder = printed, ""
         with contextlib.suppress(FileNotFoundError):  # it was removed
             self._folder = os.path.join(os.getcwd(), "")
         self._due = 0.0
@@ -210,9 +248,7 @@ class Recording:
     def begin(self) -> None:
         """Record each pass that begins from now on."""
         self.began, self.began_at = perf_counter(), wall_clock()
-        self._ends.append(watch(self.observe))
-        if self._torch:
-            self._ends.append(watch_torch(self.observe, self._note))
+        self._ends += [watch(self.observe), watch_torch(self._note)]
 
     def end(self) -> None:
         """Record no pass that begins from now on, and read stats() and explain() for the last time."""
@@ -250,7 +286,11 @@ class Recording:
         with self._lock:
             found, known = self._of.get(loader), loader in self._of
             if found is None:
-                facts = facts_of(loader, self._places.get(loader, ""))
+                try:
+                    facts = facts_of(loader, self._places.get(loader, ""))
+                except Exception:  # of a class of the user's
+                    _log.exception("a pass of a loader is not recorded")
+                    return None
                 found = next((one for one in self._loops if facts.place and one.loader == facts), None)
                 if found is None and self.detail and len(self._loops) >= MOST_LOOPS:
                     self.unrecorded += 1
@@ -260,9 +300,16 @@ class Recording:
                     self._loops.append(found)
                 self._of[loader] = found
             found.begin(loader, new=not known, detail=self.detail)
-            if isinstance(loader, DataLoader) and self._torch:
+            if isinstance(loader, DataLoader) and self._printed:
                 loader.log_nothing()
             return _PassRecorder(self, found)
+
+    def is_over(self, loop: Loop) -> bool:
+        """Return whether a loop has done as many steps, or taken as many seconds, as are wanted."""
+        if self.steps is None and self.seconds is None:
+            return False
+        times, seconds = loop.times, self.seconds or math.inf
+        return times.batches >= (self.steps or math.inf) or times.steady_waited + times.worked >= seconds
 
     def look(self, now: float) -> None:
         """Read stats() of all loaders where that is due."""
@@ -281,7 +328,7 @@ class Recording:
 def record(
     trace: str | os.PathLike[str] | None = None, report: str | os.PathLike[str] | None = None
 ) -> Iterator[Recording]:
-    """Record the penstock.DataLoaders of this process while a block of code runs: a context manager.
+    """Record the loops over DataLoaders, torch's and Penstock's, while a block of code runs: a context manager.
 
     Passes that begin in the block are recorded; no sample, ID or file name is. The files are written when the block
     ends, also by an exception or Ctrl-C; one that cannot be written then is logged, and nothing is raised.
@@ -293,22 +340,17 @@ def record(
     Raises:
         InvalidOption: a file that cannot be written, or the same one for both.
     """
-    with recorded(Recording(), trace, report) as recording:
+    with recorded(Recording(), output_files(trace=trace, report=report)) as recording:
         yield recording
 
 
 @contextmanager
-def recorded(
-    recording: Recording, trace: str | os.PathLike[str] | None, report: str | os.PathLike[str] | None
-) -> Iterator[Recording]:
-    """Record by a given recording: see `record`."""
+def recorded(recording: Recording, files: Mapping[str, OutputFile]) -> Iterator[Recording]:
+    """Record by a given recording, and write its "trace" and "report" at the end: see `record`."""
     # When they are asked for: `import penstock` does not load them.
     from penstock.insight import report as reports, trace as traces  # noqa: PLC0415
 
-    named = {"trace": trace, "report": report}
-    files = {what: OutputFile(path, what) for what, path in named.items() if path is not None}
-    if len(paths := {file.path for file in files.values()}) < len(files):
-        raise InvalidOption(f"trace and report are the same file, {paths.pop()}: give each its own")
+    writers = {"trace": traces.write_trace, "report": reports.write_report}
     recording.begin()
     try:
         yield recording
@@ -316,8 +358,9 @@ def recorded(
         recording.end()
         if recording.pid == os.getpid():  # not in a child that was forked off in the block
             facts = {"program": program_name(), "host": os.uname().nodename, "process": str(recording.pid)}
-            for what, file in files.items():
+            for what in writers.keys() & files.keys():
+                file = files[what]
                 try:
-                    (traces.write_trace if what == "trace" else reports.write_report)(recording, file, facts)
+                    writers[what](recording, file, facts)
                 except Exception as error:  # the run is over, and its own result counts
                     _log.error("%s could not be written: %s", shown(file.path), shown(str(error)))

@@ -11,20 +11,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from markupsafe import Markup
 
 from penstock.insight.loop_rows import Numbers, column
 from penstock.insight.recording import Loop, Recording
-from penstock.insight.run_report import plain_sentence
+from penstock.insight.run_report import advice, plain_sentence
 from penstock.insight.templates import page_of
-from penstock.showing import shown
 from penstock.system.output_files import OutputFile
 from penstock.system.words import compact, counted
 
 #: Parts that the time of a chart is cut into.
 PARTS = 200
-#: Of a chart, in units of its viewBox.
-_WIDTH, _HEIGHT = 896, 120
+#: The share of the time that rates are averaged over, and the batches of it at the least.
+_SMOOTH, _BATCHES = 0.03, 5
 
 #: Layers of the chart of the loop's time, by the classes of their colours.
 _KEYS = (("worked", "worked"), ("waited", "waited"), ("waited for the first batch of a pass", "first"))
@@ -62,16 +60,19 @@ def _of_loop(loop: Loop, begin: float, end: float) -> dict[str, Any]:
     failed, kinds = loop.meter.failed, ", ".join(sorted({kind for _, kind in loop.errors}))
     return {
         "number": loop.number,
-        "title": str(loop.loader),
+        "title": loop.loader.place or loop.loader.dataset,
+        "kind": str(loop.loader),
+        "waited": loop.times.waited,
+        "advice": advice(loop),
         "verdict": plain_sentence(loop),
         "done": ", ".join(done),
-        "errors": f"{counted(failed, 'error')} came in the place of a batch: {kinds}" if failed else "",
+        "errors": f"{counted(failed, 'error')} came instead of a batch: {kinds}" if failed else "",
         "charts": list(_charts(loop, begin, end)) if loop.times.batches else [],
         "stages": [
             (name, f"{s / total:.1%}", compact(s), f"{n:,}", compact(s / n * 1e6), 100 * s / total)
             for name, (s, n) in stages
         ],
-        "explained": Markup("\n").join(map(shown, loop.explained.splitlines())),
+        "explained": loop.explained.splitlines(),
     }
 
 
@@ -79,13 +80,13 @@ def _of_loop(loop: Loop, begin: float, end: float) -> dict[str, Any]:
 
 
 class Chart(NamedTuple):
-    """A chart of time, as the template draws it: lengths are in units of its viewBox."""
+    """A chart of time, as the template draws it: lengths are shares of its own."""
 
     title: str
     top: str
     """What is at its top; 0 is at its bottom."""
-    times: list[tuple[float, str, str]]
-    """Along its foot: the place, the text, and how the text lies there."""
+    times: list[str]
+    """Along its foot, as far from each other."""
     bars: list[tuple[str, float, float, float, float, str]]
     """The class, place, size and text of each."""
 
@@ -97,23 +98,36 @@ def _charts(loop: Loop, begin: float, end: float) -> Iterator[Chart]:
     yield _stacked("What the loop did", layers, shares.edges, "%", 100.0)
     # The samples of batches that go to a device are not known.
     what, amounts = ("samples", shares.samples) if loop.samples else ("batches", shares.batches)
-    yield _stacked(f"{what.capitalize()} a second", [amounts / length], shares.edges, f"{what}/s")
+    rates = smoothed(amounts, shares.waited + shares.first_waited + shares.worked, length)
+    yield _stacked(f"{what.capitalize()} a second", [rates], shares.edges, f"{what}/s")
+
+
+def smoothed(amounts: Numbers, seconds: Numbers, length: float) -> Numbers:
+    """Return the (n,) rates of amounts that a loop got, which ran so many seconds of each part of this length.
+
+    Around each part so many are taken together as hold some batches; 0 where the loop did not run.
+    """
+    running = seconds > 0.01 * length
+    each = int(running.sum()) / max(1, int((amounts > 0).sum()))  # parts from one amount to the next
+    window = np.ones(2 * min(len(amounts) // 8, round(max(_SMOOTH * len(amounts), _BATCHES * each) / 2)) + 1)
+    whole, ran = (np.convolve(values, window, "same") for values in (amounts, seconds))
+    rates: Numbers = np.where(running, whole / np.maximum(ran, length), 0.0)
+    return rates
 
 
 def _stacked(title: str, layers: Sequence[Numbers], edges: Numbers, unit: str, top: float = 0.0) -> Chart:
     """Return a chart of (n,) values over time that lie on each other, a layer for each of _KEYS."""
     bars = []
     floor = np.zeros(len(edges) - 1)
-    step, top = _WIDTH / len(floor), top or max(float(layers[0].max()), 1e-9)
+    step, top = 1 / len(floor), top or max(float(layers[0].max()), 1e-9)
     for (name, kind), values in zip(_KEYS, layers, strict=False):
         for place in np.flatnonzero(values > 1e-4 * top).tolist():
             low, high = (min(1.0, float(value) / top) for value in (floor[place], floor[place] + values[place]))
             said = f"{name}: {compact(values[place])} {unit}" if len(layers) > 1 else f"{compact(values[place])} {unit}"
             words = f"{said}, {compact(edges[place] - edges[0])} s after the beginning"
-            bars.append((kind, place * step, _HEIGHT * (1 - high), step + 0.1, _HEIGHT * (high - low), words))
+            bars.append((kind, place * step, 1 - high, 1.1 * step, high - low, words))
         floor += values
-    places = ((0.0, "start"), (0.25, "middle"), (0.5, "middle"), (0.75, "middle"), (1.0, "end"))
-    times = [(_WIDTH * share, f"{compact((edges[-1] - edges[0]) * share)} s", anchor) for share, anchor in places]
+    times = [f"{compact((edges[-1] - edges[0]) * share)} s" for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
     return Chart(title, f"{compact(top)} %" if unit == "%" else compact(top), times, bars)
 
 

@@ -31,17 +31,17 @@ class RunReport:
     without_batches: Sequence[LoaderFacts] = ()
     """The loaders that gave no batch."""
 
-    def lines(self) -> list[str]:
-        """Return the lines that are printed."""
+    def lines(self, *, whole: bool = True) -> list[str]:
+        """Return the lines that are printed. whole: the program was not cut short, and the last one says what helps."""
         if not self.loops:
             none = [f"no batch came from {loader}" for loader in self.without_batches[:_SAID]] or [
-                "no DataLoader was used"
+                "no loop over a DataLoader was seen"
             ]
             return [f"{line}, in {duration(self.seconds)}" for line in none]
         lines = [plain_sentence(one) for one in self.loops[:_SAID]]
         if (more := len(self.loops) - _SAID) > 0:
             lines.append(f"and {counted(more, 'loader')} more, for which it waited less")
-        return lines
+        return [*lines, *[*filter(None, map(import_line, self.loops))][:whole]]
 
     def as_json(self) -> str:
         """Return the figures: {"seconds": ..., "loops": [...]}, and in each loop its numbers and its loader's."""
@@ -51,6 +51,35 @@ class RunReport:
             steady = {"steady_waited": one.times.steady_waited, "wait_share": one.times.wait_share}
             loops.append({**asdict(one.loader), **counts, **asdict(one.times), **steady})
         return json.dumps({"seconds": self.seconds, "loops": loops}, indent=1) + "\n"
+
+
+def waits(loop: Loop) -> bool:
+    """Return whether a loop waits for its batches, by more than a little."""
+    return loop.times.waited >= WAITING * max(loop.times.waited + loop.times.worked, 1e-9)
+
+
+def import_line(loop: Loop) -> str:
+    """Return what changing the import line would give for a loop over torch's loader that waits; empty: not known."""
+    if not (loop.instead and waits(loop)):
+        return ""
+    at = f" at {loop.loader.place}" if loop.loader.place else ""
+    return (
+        f'with "from penstock import DataLoader" as the import line, {loop.instead} for the loop over '
+        f"{loop.loader.dataset}{at}: penstock run --compare measures what that gives"
+    )
+
+
+def advice(loop: Loop) -> str:
+    """Return what to do about a loop: measured changes, else what may be tried."""
+    if loop.stats is not None and loop.stats.verdict:
+        return loop.stats.verdict
+    if not loop.times.batches:
+        return "no batch came."
+    if not waits(loop):
+        return "nothing: the loop does not wait for its batches."
+    if loop.loader.penstock:
+        return "run it for longer: there were too few steps to tell what would help."
+    return f"{import_line(loop) or 'penstock run --compare measures what changing the import line gives'}."
 
 
 def plain_sentence(loop: Loop) -> str:

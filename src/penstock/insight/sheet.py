@@ -264,6 +264,7 @@ def _pictures(samples: Sequence[Fields], undo: Normalisation | None) -> tuple[li
 _SMALL = 96  # pixels of a side up to which pictures are enlarged, by a whole factor
 _GAP, _LINE, _LETTER = 8, 16, 7  # pixels between cells, of a line's height, and of a letter's width, about
 _LEAST_WIDTHS = (120, 280)  # of a cell, so that its text can be read: beside pictures, of text only
+_WIDEST = 320  # pixels of a cell on a page that its ID alone may take
 _LEAST_SHEET = 480  # pixels of a sheet's width
 _LINES = 6  # of text below the ID of a cell
 _MOST_PIXELS = 100_000_000  # of a sheet; viewers and Pillow itself refuse much larger ones
@@ -312,14 +313,18 @@ def _tiles(sheet: Sheet, side: int) -> tuple[list[list[Image.Image]], int, list[
 def html_of(sheet: Sheet, side: int = SIDE) -> str:
     """Return a sheet as an HTML page. side: the most pixels of a side of a picture; larger pictures are reduced."""
     tiles, zoom, notes = _tiles(sheet, side)
-    cells = []
+    cells, width = [], _LEAST_WIDTHS[not all(tiles)]
     for cell, row in zip(sheet.cells, tiles, strict=True):
+        parts = cell.id.split("/")  # a line may end behind a folder's name, and within none that fits into it
+        name = _LETTER * (1 + max(map(len, parts)))
+        width = max(width, min(name, _WIDEST), sum(zoom * tile.width + _GAP for tile in row))
         pictures = [
             (f"{cell.id} {one.name}".strip(), base64.b64encode(_png(tile)).decode(), *(zoom * n for n in tile.size))
             for one, tile in zip(cell.pictures, row, strict=True)
         ]
-        cells.append((cell, pictures))
-    return page_of("sheet.html", title=sheet.title, columns=sheet.columns, notes=notes, cells=cells)
+        cells.append((cell, parts, pictures))
+    sizes = {"columns": sheet.columns, "width": width + _GAP}
+    return page_of("sheet.html", title=sheet.title, notes=notes, cells=cells, **sizes)
 
 
 def image_of(sheet: Sheet, side: int = SIDE) -> Image.Image:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import re
@@ -10,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.errors import InvalidOption
-from penstock.sources.image_folder import ImageFolder
+from penstock.sources.image_folder import IMG_EXTENSIONS, ImageFolder, Images, ImageTable
 from penstock.sources.shards import Shards
 from penstock.sources.tensor_folder import TensorFolder
 from penstock.storage import description
@@ -18,8 +19,9 @@ from penstock.storage.objects import is_url
 
 #: What DATASET may be, for --help.
 DATASET = (
-    "a folder of images (class/name.jpg), of .pt or .npy files or of packed shards, or module:object: a dataset, a "
-    "loader, or a function without arguments that returns one; modules are looked for in the current folder too"
+    "a folder of images (class/name.jpg or name.jpg), of .pt or .npy files or of packed shards, or module:object: a "
+    "dataset, a loader, or a function without arguments that returns one; modules are looked for in the current folder "
+    "too"
 )
 _TENSORS = (".pt", ".pth", ".npy")
 _OBJECT = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -28,9 +30,10 @@ _OBJECT = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 def target(text: str, split: str | None = None) -> Any:
     """Return the dataset or loader that a command's DATASET names.
 
-    A path that exists is a folder of packed shards, of .pt, .pth or .npy files, or of images in one folder a class; a
-    URL is one of packed shards. `module:object` is an object of a module, which is imported with the current folder on
-    Python's path: a dataset or loader, or a function or class that returns one when called without arguments.
+    A path that exists is a folder of packed shards, of .pt, .pth or .npy files, or of images, in one folder a class or
+    all in it, which get the transform of `default_transform`; a URL is one of packed shards. `module:object` is an
+    object of a module, which is imported with the current folder on Python's path: a dataset or loader, or a function
+    or class that returns one when called without arguments.
 
     split: of packed shards with several splits. Raises InvalidOption where the text names no dataset, and OSError.
     """
@@ -42,7 +45,29 @@ def target(text: str, split: str | None = None) -> Any:
     if split is not None:
         why = f"{text} has no {description.FILE}" if there else f"{text} is an object of a Python module"
         raise InvalidOption(f"--split is of a folder of packed shards; {why}")
-    return folder_dataset(text) if there else _object(text)
+    return _with_transform(text) if there else _object(text)
+
+
+def default_transform(text: str, dataset: Any) -> str:
+    """Return what is said of the transform of a folder's images, where DATASET is one; empty: it is not."""
+    if not os.path.isdir(text) or not isinstance(dataset, ImageTable) or dataset.transform is None:
+        return ""
+    said = "Resize(256), CenterCrop(224), ToTensor(), the default transform for a folder of images"
+    return f"{said}; name a dataset as module:object to have its own"
+
+
+def _with_transform(path: str) -> Any:
+    """Return the dataset of a folder, whose images become tensors of one size."""
+    names = sorted(os.listdir(path)) if os.path.isdir(path) else []
+    images = [name for name in names if name.lower().endswith(IMG_EXTENSIONS)]
+    flat = images and not any(os.path.isdir(os.path.join(path, name)) for name in names)
+    found = Images(images, root=path) if flat else folder_dataset(path)
+    if isinstance(found, ImageTable):
+        with contextlib.suppress(ImportError):  # without torchvision the samples are PIL images
+            from torchvision.transforms import CenterCrop, Compose, Resize, ToTensor  # noqa: PLC0415  optional
+
+            found.transform = Compose([Resize(256), CenterCrop(224), ToTensor()])
+    return found
 
 
 def folder_dataset(path: str) -> Any:

@@ -106,7 +106,7 @@ def batch_of(
     except PenstockError:
         raise
     except Exception as error:  # of the user's sampler, dataset or loader
-        raise InvalidOption(f"batch {number:,} of a {_name_of(given)} failed: {_sentence(error)}") from error
+        raise InvalidOption(f"batch {number:,} of a {_name_of(given)} failed: {sentence(error)}") from error
 
 
 def _of_loader(loader: Any, number: int, *, listed: bool = False) -> Batch:
@@ -155,7 +155,7 @@ def _too_few(loader: Any, number: int, count: int) -> InvalidOption:
     return InvalidOption(f"there is no batch {number:,}: a {_name_of(loader)} has {counted(count, 'batch', 'batches')}")
 
 
-def _sentence(error: BaseException) -> str:
+def sentence(error: BaseException) -> str:
     """Return the type of an error, its message, and Penstock's notes, which name the sample, in one line."""
     lines = str(error).splitlines()
     if lines and lines[0].startswith("Caught "):  # in a worker process, as torch says it: behind its traceback

@@ -136,9 +136,7 @@ class BatchOrder:
         """
         seed = self.settings.seed
         if seed is None or not self.cuts_itself():
-            raise InvalidOption(
-                "the order is a function of (seed, epoch) with seed= and without a sampler of one's own"
-            )
+            raise InvalidOption("the order is a function of (seed, epoch) with seed= and without your own sampler")
         share = self.share() or Share()
         if rank is not None:
             if not 0 <= rank < share.world:
@@ -200,12 +198,12 @@ class BatchOrder:
             share_of(self.settings.shard)
         inner = self.innermost()
         if self.settings.iterable:
-            raise InvalidOption("shard= needs a map-style dataset: an iterable one is cut by itself")
+            raise InvalidOption("shard= needs a map-style dataset: an iterable one cuts itself")
         if isinstance(inner, DistributedSampler):
             return  # its share is respected, and not cut a second time
         if not self.settings.own_order and not isinstance(inner, KeyedSampler):
             raise InvalidOption(
-                "shard= cuts the loader's own order: give shuffle= in place of the sampler, or shard=None"
+                "shard= cuts the loader's own order: give shuffle= instead of the sampler, or shard=None"
             )
         drawn = inner.random if isinstance(inner, KeyedSampler) else isinstance(inner, RandomSampler)
         if drawn and self.settings.seed is None:

@@ -203,7 +203,7 @@ def _checked(parts: object) -> dict[str, tuple[Any, Any]]:
 
 def _fraction(name: str, share: object) -> Fraction:
     if isinstance(share, bool) or not isinstance(share, Real):
-        raise TypeError(f"the share of {name!r} is {share!r}, which is no number")
+        raise TypeError(f"the share of {name!r} is {share!r}, which is not a number")
     if not (isinstance(share, Rational) or math.isfinite(share)) or share <= 0:
         raise InvalidOption(f"the share of {name!r} is {share}: shares are positive and finite")
     if isinstance(share, Rational):

@@ -90,7 +90,7 @@ class Weighted(KeyedSampler):
         """
         column = checked_column("labels", labels)
         if column.dtype.kind == "f" and np.isnan(column).any():
-            raise InvalidOption(f"labels[{int(np.isnan(column).argmax())}] is NaN, which is no class")
+            raise InvalidOption(f"labels[{int(np.isnan(column).argmax())}] is NaN, which is not a class")
         if column.dtype.kind == "O":
             numbers: dict[Any, int] = {}
             column = np.array([numbers.setdefault(label, len(numbers)) for label in column], dtype=np.int64)
@@ -175,7 +175,7 @@ def _checked(weights: Any) -> NDArray[np.float64]:
     if given.dtype.kind not in "biuf":
         for i, weight in enumerate(weights):  # as given: numpy makes strings of a mixture
             if not isinstance(weight, Real):
-                raise TypeError(f"weights[{i}] is {weight!r}, which is no number")
+                raise TypeError(f"weights[{i}] is {weight!r}, which is not a number")
     try:
         checked = given.astype(np.float64, copy=False)
     except OverflowError as error:

@@ -233,7 +233,7 @@ def read_whole(descriptor: int, name: str) -> bytes:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise InvalidOption(f"{name} is no regular file: leave it out, or put a file in its place")
+            raise InvalidOption(f"{name} is not a regular file: leave it out, or put a file in its place")
         data = os.read(descriptor, status.st_size)
         while len(data) < status.st_size and (more := os.read(descriptor, status.st_size - len(data))):
             data += more

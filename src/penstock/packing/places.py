@@ -48,7 +48,7 @@ def check_shards(place: Place, split: Split) -> None:
     for shard in split.shards:
         size = there.get(shard.name)
         if size != shard.bytes:
-            found = "is missing" if size is None else "is no regular file" if size < 0 else f"has {size:,} bytes"
+            found = "is missing" if size is None else "is not a regular file" if size < 0 else f"has {size:,} bytes"
             raise CorruptShards(
                 f"{place.path}/{shard.name} {found}, and dataset.json says {shard.bytes:,} bytes: remove the split's "
                 "files, and pack again"
@@ -248,7 +248,7 @@ class BucketPlace:
         if not self._store.put_new(name, data):
             raise InvalidOption(
                 f"another process packs into {self.path} now, or has just begun to: wait for it, or give another URL; "
-                "the same command goes on where that one stops"
+                "the same command continues where that one stops"
             )
 
     @contextmanager

@@ -129,8 +129,8 @@ def check_same(stored: Plan, fresh: Plan, out: str) -> None:
         names = {**stored.options, **fresh.options}
         wrong = [name for name in names if stored.options.get(name) != fresh.options.get(name)] or ["version"]
         raise InvalidOption(
-            f"{out} holds an unfinished packing with other options ({', '.join(wrong)}): give the same ones to go on "
-            "with it, or restart (restart=True, --restart) to remove its files and begin anew"
+            f"{out} holds an unfinished packing with other options ({', '.join(wrong)}): give the same ones to "
+            "continue, or restart (restart=True, --restart) to remove its files and begin again"
         )
     if stored.ends != fresh.ends or stored.digest != fresh.digest:
         raise DatasetChanged(

@@ -101,7 +101,7 @@ def _part(transform: Any, part: Any, reader: Any) -> Augmentation:
     if known is None or known.describe is None:
         refuse(transform, f"{type(part).__name__} in it is no augmentation that the native core knows", "others")
     if (why := changed(part)) is not None:
-        refuse(part, why, "the class as it is")
+        refuse(part, why, "the unmodified class")
     return known.describe(part, reader)  # type: ignore[no-any-return]
 
 

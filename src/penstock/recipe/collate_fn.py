@@ -12,6 +12,7 @@ import contextlib
 import dis
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 #: Names by which a function may look at its own variables.
 _LOOKING = {"locals", "vars", "eval", "exec", "dir", "_getframe", "currentframe", "stack"}
 _NEVER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+_CALLS = ("CALL", "CALL_FUNCTION", "CALL_METHOD")  # the latter two are of Python 3.10
 _JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
 
 
@@ -31,7 +33,11 @@ def only_collates(collate_fn: object) -> bool:
     if function is None:
         return False
     code = function.__code__
-    if position >= code.co_argcount or code.co_flags & _NEVER or code.co_exceptiontable:
+    if (
+        position >= code.co_argcount
+        or code.co_flags & _NEVER
+        or (sys.version_info >= (3, 11) and code.co_exceptiontable)
+    ):
         return False
     name = code.co_varnames[position]
     if name in code.co_cellvars or not _LOOKING.isdisjoint(code.co_names):
@@ -66,11 +72,12 @@ def _only_collated(function: types.FunctionType, name: str) -> bool:
     if first + 2 >= len(steps) or not steps[first].opname.startswith("LOAD_FAST") or _is_pair(steps[first]):
         return False
     load, call, after = steps[first : first + 3]
-    if call.opname != "CALL" or call.arg != 1 or _before(function, steps[:first]) is not default_collate:
+    if call.opname not in _CALLS or call.arg != 1 or _before(function, steps[:first]) is not default_collate:
         return False
     rebinds = after.opname.startswith("STORE_FAST") and name == (after.argval[0] if _is_pair(after) else after.argval)
     looped = any(step.opcode in _JUMPS and step.offset > load.offset >= step.argval for step in steps)
-    return not looped and (rebinds or len(mentions) == 1)
+    tries = any(step.opname.startswith("SETUP_") for step in steps)  # in Python 3.10, which has no table of exceptions
+    return not (looped or tries) and (rebinds or len(mentions) == 1)
 
 
 def _is_pair(step: dis.Instruction) -> bool:

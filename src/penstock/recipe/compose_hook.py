@@ -289,7 +289,7 @@ def _reread(entry: _Entry, compose: Any, parts: Sequence[Any]) -> KnownTransform
     if isinstance(parts, list | tuple) and not parts:
         return None  # version 2 raises an error of its own for an empty list
     if parts[0] is not compose and not (type(compose) in classes("Compose") and type(parts) in (list, tuple)):
-        return None  # a subclass may do otherwise
+        return None  # a subclass may behave differently
     Debt.images += _IMAGES_PER_READING
     entry.known, entry.calls = KnownTransforms(parts), 0
     return entry.known

@@ -140,7 +140,7 @@ def refuse_pixels(batch: Any) -> None:
     first = batch[0] if isinstance(batch, list) else batch
     if isinstance(first, torch.Tensor) and first.dtype == torch.uint8:
         raise InvalidOption(
-            "the dataset's transform now gives pixels another conversion than the one that the device was told of when "
+            "the dataset's transform now gives pixels another conversion than the one that the device got when "
             "this pass began; begin a new pass after such a change, or give device=None"
         )
 
@@ -156,7 +156,7 @@ def _preset(reader: Any, transform: Any) -> None:
     for name, arguments in _steps_of(transform):
         kind: Any = next(iter(classes(name, V1)), None)
         if kind is None:
-            refuse(transform, f"{V1}.{name} was replaced", "the class as it is")
+            refuse(transform, f"{V1}.{name} was replaced", "the unmodified class")
         if reader.is_pil() or name != "PILToTensor":
             reader.add(run(transform, lambda make: make(), partial(kind, **arguments)))
 

@@ -49,7 +49,15 @@ HOOKED = Refusal("torch.nn.Module", "it has hooks for the modules of all classes
 
 def hooked() -> bool:
     """Return whether hooks are called with every torch.nn.Module."""
-    return bool(torch.nn.modules.module._has_any_global_hook())  # type: ignore[no-untyped-call]
+    module = torch.nn.modules.module
+    return any(
+        (
+            module._global_backward_pre_hooks,
+            module._global_backward_hooks,
+            module._global_forward_pre_hooks,
+            module._global_forward_hooks,
+        )
+    )
 
 
 def replaced_in_opening() -> Refusal | None:
@@ -124,7 +132,7 @@ def _replaced(holders: Iterable[Any], names: Sequence[str]) -> Refusal | None:
 
 
 def _refusal(name: str, value: object) -> Refusal:
-    return Refusal(name, f"it was replaced by {_described(value)}", "the function as it is")
+    return Refusal(name, f"it was replaced by {_described(value)}", "the unmodified function")
 
 
 def _is_foreign(value: Any, module: str, name: str) -> bool:
@@ -154,7 +162,7 @@ def _root(module: str) -> str:
 def _described(value: Any) -> str:
     value = getattr(value, "__func__", value)
     if type(value) is FunctionType:
-        return f"{value.__globals__.get('__name__', '?')}.{value.__code__.co_qualname}"
+        return f"{value.__globals__.get('__name__', '?')}.{getattr(value.__code__, 'co_qualname', value.__qualname__)}"
     return f"a {type(value).__module__}.{type(value).__qualname__}"
 
 

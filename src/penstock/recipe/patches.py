@@ -44,7 +44,7 @@ def standing_in(
         co_filename=theirs.co_filename,
         co_firstlineno=theirs.co_firstlineno,
         co_name=theirs.co_name,
-        co_qualname=theirs.co_qualname,
+        **({"co_qualname": theirs.co_qualname} if sys.version_info >= (3, 11) else {}),
     )
     made = FunctionType(code, original.__globals__, original.__name__, None, made.__closure__)
     _originals[id(made)] = made, original

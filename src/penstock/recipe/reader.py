@@ -126,7 +126,7 @@ class Reader:
         if known is None:
             raise Refused(unknown(transform))
         if (why := changed(transform)) is not None:
-            refuse(transform, why, "the class as it is")
+            refuse(transform, why, "the unmodified class")
         known.add(self, transform)
 
     def known(self, transform: Any) -> Known | None:
@@ -161,7 +161,7 @@ class Reader:
                 list(zip(self.fill_pixels, elements[1:], strict=True)),
             )
         except ValueError as error:
-            raise Refused(Refusal("transform", str(error), "another one")) from error
+            raise Refused(Refusal("transform", str(error), "another transform")) from error
         if table is not None:
             self.steps.append(Step(f"send    uint8, 1 byte in place of {name}'s {ramp.element_size()}", "native"))
         if self.pointwise_names:
@@ -269,11 +269,9 @@ def unknown(transform: object) -> Refusal:
     """Return why a transform of another class is left to Python."""
     name = type(transform).__name__
     if type(transform) in classes("Compose"):
-        why = changed(transform) or "its transforms are no list of them"
-        return Refusal(name, why, "the class as it is")
+        why = changed(transform) or "its transforms are not a list"
+        return Refusal(name, why, "the unmodified class")
     for base in type(transform).__mro__[1:]:
         if base in known_transforms() or base in classes("Compose"):
-            return Refusal(name, f"a subclass of {base.__name__} may do otherwise", f"{base.__name__} itself")
-    known = ", ".join(TRANSFORMS)
-    remedy = f"torchvision's {known}, on their own or in a Compose"
-    return Refusal(name, "the native core does not know it", remedy)
+            return Refusal(name, f"a subclass of {base.__name__} may behave differently", f"{base.__name__} itself")
+    return Refusal(name, "Penstock has no native form of it", f"a transform of docs/images.md instead of {name}")

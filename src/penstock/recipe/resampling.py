@@ -61,7 +61,7 @@ def _resizes_bytes(transform: Any, name: str) -> bool:
     geometry = sys.modules["torchvision.transforms.v2.functional._geometry"]
     decide = getattr(geometry, "_do_native_uint8_resize_on_cpu", None)
     if decide is None:
-        refuse(transform, "this torchvision decides otherwise how to resize", "the resize before the conversion")
+        refuse(transform, "this torchvision resizes differently", "the resize before the conversion")
     return bool(decide(geometry.InterpolationMode(name)))
 
 

@@ -32,7 +32,7 @@ class Refusal:
     why: str
     """Why the native core does not take it."""
     remedy: str
-    """What would make it native; reads after 'with'."""
+    """What would make it native; reads after 'with'. Empty: nothing is known to."""
 
 
 @dataclass(frozen=True)

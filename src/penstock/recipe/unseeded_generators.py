@@ -71,7 +71,7 @@ class SeedWarnings:
         if drawn := generators_drawn_from(before):
             warn_user(
                 f"seed= does not reach the order of {type(sampler).__name__}, which draws from the global generator "
-                f"of {' and '.join(drawn)}: two runs have one order, and a resumed one goes on in it, only if that "
+                f"of {' and '.join(drawn)}: two runs have one order, and a resumed one continues in it, only if that "
                 "generator is set before each pass. Give the sampler one of its own, set in its set_epoch()"
             )
         if first is not _END:

@@ -77,7 +77,7 @@ class Arrays(Dataset[tuple[Any, ...]]):
             if size < needed:
                 return CorruptSample(
                     f"{path} was cut off: it has {counted(size, 'byte')} now, and {needed:,} are needed. Write it "
-                    "again, and make the dataset anew; replace such a file by renaming another to its name, not by "
+                    "again, and make the dataset again; replace such a file by renaming another to its name, not by "
                     "writing into it",
                     sample_id=path,
                     path=path,
@@ -232,7 +232,7 @@ def _not_gatherable(tensor: torch.Tensor) -> str | None:
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
         return "it is not a plain dense tensor"
     if tensor.requires_grad:
-        return "it requires grad, which its batches would have to carry on"
+        return "it requires grad, which its batches would need too"
     if tensor.ndim - 1 > _native.MAX_DIMS or str(tensor.dtype).removeprefix("torch.") not in _native.DTYPES:
         return f"dtype {tensor.dtype} or its {tensor.ndim} dimensions are not native"
     if len(tensor) > 0 and not tensor[0].is_contiguous():

@@ -60,7 +60,7 @@ def describe_decoded(leaves: Sequence[NativeSource], caches: Caches) -> list[str
         return []
     each = [kept.pixels for kept in _chosen(leaves, caches)]
     words = (
-        f"files as they are: {one}" if isinstance(one, str) else f"pixels as {one.after} leaves them" for one in each
+        f"files unchanged: {one}" if isinstance(one, str) else f"pixels as {one.after} leaves them" for one in each
     )
     return list(dict.fromkeys(words))
 
@@ -125,10 +125,10 @@ class KeptPixels:
 def kept_pixels(recipe: Recipe | None) -> KeptPixels | str:
     """Return which pixels of its images a cache keeps for a recipe, or why it keeps their files.
 
-    recipe: None where the samples are no images.
+    recipe: None where the samples are not images.
     """
     if recipe is None:
-        return "the samples are no images"
+        return "the samples are not images"
     operations = recipe.operations[: recipe.leading]
     if not any(one["op"] in ("CenterCrop", "Resize") for one in operations):
         return "no step before the first draw or conversion sets the size of the images, which take more as pixels"

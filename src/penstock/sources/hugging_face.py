@@ -76,12 +76,14 @@ def _refused(dataset: Any) -> Refusal | None:
         return Refusal("Dataset.set_transform", "its function makes the samples", remedy)
     if kind not in (None, "numpy", "torch") or options.keys() - ({"device", "dtype"} if kind == "torch" else set()):
         what = f"with_format({kind!r}{f', {options}' if options else ''})"
-        return Refusal(what, "the format is Python's", "with_format('torch')")
+        return Refusal(what, "Python makes this format", "with_format('torch')")
     if "_getitem" in vars(dataset):
-        return Refusal(type(dataset).__name__, "its _getitem was replaced", "the class as it is")
+        return Refusal(type(dataset).__name__, "its _getitem was replaced", "the unmodified class")
     decoding = [type(one).__module__ for one in dataset._info.features.values() if hasattr(one, "decode_example")]
     if not all(module.startswith("datasets.") for module in decoding):
-        return Refusal(type(dataset).__name__, "a feature of one's own may decode samples", "the package's features")
+        return Refusal(
+            type(dataset).__name__, "a feature class of your own may decode samples", "the package's features"
+        )
     names = dataset._data.column_names
     if not len(dataset) or not names or len(set(names)) < len(names):
         return Refusal(type(dataset).__name__, "it has no rows or no columns of different names", "rows and columns")
@@ -92,7 +94,7 @@ def _field(column: Column, first: Any) -> Field:
     """Return the field of a column in batches, of which this is the first row. Raises NotNumbers."""
     plain = type(first) is torch.Tensor and first.device.type == "cpu" and not first.requires_grad
     if not plain or first.shape != (1, *column.shape):
-        raise NotNumbers("what becomes no plain tensor in host memory")
+        raise NotNumbers("a value that does not become a plain tensor in host memory")
     dtype = str(first.dtype).removeprefix("torch.")
     if dtype not in column.fillers:
         spec = _native.Spec(dtype, list(column.shape))

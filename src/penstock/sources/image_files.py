@@ -178,7 +178,7 @@ def spec_of(recipe: Recipe) -> _native.Spec | None:
 
 
 def _read_step(dataset: Any, how: str = "") -> Step:
-    what = f"{counted(len(dataset), 'image file')} in {dataset.root}; JPEG decoded{how} as far as needed"
+    what = f"{counted(len(dataset), 'image file')} in {dataset.root}; JPEG decoded{how} (only the pixels used)"
     return Step(f"read    {what}, other formats by Pillow", "native")
 
 
@@ -190,7 +190,7 @@ def _transform_steps(transform: Any) -> tuple[Step, ...]:
         return recipe.steps
     names = ", ".join(map(function_name, flatten(transform)))
     why = f"{recipe.what}: {recipe.why}"
-    return (Step(f"call    {names}, on each PIL image ({why}); what is known of them natively", "Python"),)
+    return (Step(f"call    {names}, on each PIL image ({why}); the known ones run natively", "Python"),)
 
 
 class ImageTableSource(Source):

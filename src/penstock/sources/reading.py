@@ -135,7 +135,7 @@ def _check_npy_size(file: BinaryIO) -> None:
     shape, _, dtype = header(file)
     begin, end = file.tell(), file.seek(0, os.SEEK_END)
     if math.prod(shape) * dtype.itemsize > end - begin and not dtype.hasobject:
-        raise ValueError(f"its header speaks of {shape} {dtype}, and {end - begin:,} bytes follow it")
+        raise ValueError(f"its header says {shape} {dtype}, and {end - begin:,} bytes follow it")
     file.seek(0)
 
 
@@ -157,7 +157,8 @@ def errors_named(file: BinaryIO, sample_id: str, path: str, explain: Callable[[E
         try:
             if not isinstance(file, io.BytesIO) and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise UnreadableSample(
-                    f"sample {sample_id!r} ({path}) cannot be read: it is no regular file; replace it, or leave it out",
+                    f"sample {sample_id!r} ({path}) cannot be read: it is not a regular file; replace it, or leave it "
+                    "out",
                     sample_id=sample_id,
                     path=path,
                 )
@@ -327,7 +328,7 @@ def read_mapping(file: BinaryIO, sample_id: str, path: str) -> dict[str, torch.T
 def _load_npz(file: BinaryIO) -> dict[str, torch.Tensor]:
     arrays = np.load(file, allow_pickle=False)
     if not isinstance(arrays, np.lib.npyio.NpzFile):
-        raise ValueError("it is no archive of arrays")
+        raise ValueError("it is not an archive of arrays")
     return {name: tensor_of_array(arrays[name]) for name in arrays.files}
 
 

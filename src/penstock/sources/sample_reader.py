@@ -338,7 +338,7 @@ class Assisted:
         self.gains = self._reader.gains
 
     def renew(self) -> None:
-        """Look at the dataset anew: a worker_init_fn may have changed it, and its class, before the first sample."""
+        """Look at the dataset again: a worker_init_fn may have changed it, and its class, before the first sample."""
         self._reader = self._reader_of(self.dataset)
         if self._caches is not None:
             folders = [folder for folder in self._reader.folders() if folder.files and len(folder.dataset)]

@@ -99,7 +99,7 @@ class Shards(Dataset[Any]):
         labels: the labels, a sequence that reads them when they are taken; None without labels.
 
     Raises:
-        FileNotFoundError: path is no folder of packed shards.
+        FileNotFoundError: path is not a folder of packed shards.
         CorruptShards: the index or a shard is not what dataset.json says.
         InvalidOption: there is no such split, or several and none is named; the window does not fit into the cache.
         StorageError: an object store lacks the bucket or the object, refuses, or does not answer; the cache folder is
@@ -258,7 +258,7 @@ class Shards(Dataset[Any]):
     def _shard(self, row: Any) -> int:
         shard = int(row["shard"])
         if shard >= len(self.files.shards):
-            raise CorruptShards(f"{self.index.path} is damaged: it speaks of shard {shard:,}, which dataset.json lacks")
+            raise CorruptShards(f"{self.index.path} is damaged: it names shard {shard:,}, which dataset.json lacks")
         return shard
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Shards:
@@ -282,7 +282,7 @@ class Shards(Dataset[Any]):
         self.__dict__.update(state)
         self._open(self.split)
         if self.description.fingerprint != fingerprint:
-            raise DatasetChanged(f"{self.root} was packed again since this dataset was made: make the dataset anew")
+            raise DatasetChanged(f"{self.root} was packed again since this dataset was made: make the dataset again")
 
     def __repr__(self) -> str:
         shards = counted(len(self.files.shards), "shard")

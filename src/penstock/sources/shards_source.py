@@ -67,7 +67,7 @@ class ShardsSource(Source):
         )
         if isinstance(native, Refusal):
             return native
-        step = self._read_step("; JPEG decoded natively as far as needed, other formats by Pillow")
+        step = self._read_step("; JPEG decoded natively (only the pixels used), other formats by Pillow")
         return replace(native, steps=(step, *native.steps[1:]))
 
     def _pixels(self, raw: bool) -> NativeSource | Refusal:

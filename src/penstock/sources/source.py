@@ -159,7 +159,7 @@ def native_of(source: Source, raw: bool) -> NativeSource | Refusal:
         base = next((base.__name__ for base in kind.__mro__[1:] if base in source.kinds()), None)
         if base is None:
             return unknown(dataset)
-        return Refusal(kind.__name__, f"a subclass of {base} may read otherwise", f"{base} itself")
+        return Refusal(kind.__name__, f"a subclass of {base} may read differently", f"{base} itself")
     if (refusal := replaced(dataset)) is not None:
         return refusal
     try:
@@ -185,7 +185,7 @@ def native_of(source: Source, raw: bool) -> NativeSource | Refusal:
         )
         return native if native.table is None else _giving_pixels(native, Inverse(native.table))
     except Exception as error:  # a dataset in an unusual state is torch's to read, or to refuse
-        return Refusal(kind.__name__, f"planning raised {type(error).__name__}: {error}", "the class as it is")
+        return Refusal(kind.__name__, f"planning raised {type(error).__name__}: {error}", "the unmodified class")
 
 
 def _reads_as_known(source: Source) -> bool:
@@ -213,17 +213,13 @@ def sample_reader_of(source: Source) -> SampleReader:
 
 def unknown(dataset: object) -> Refusal:
     """Return why a dataset of a class that no adapter stands for is not native."""
-    return Refusal(
-        type(dataset).__name__,
-        "its samples are made by its own Python code",
-        "penstock.TensorFolder, ImageFolder or Arrays over the same files, if they hold the samples as they are",
-    )
+    return Refusal(type(dataset).__name__, "Penstock does not know this class, so Python reads it", "")
 
 
 def replaced(dataset: object) -> Refusal | None:
     """Return which method that a dataset's samples come from was replaced, on the object or its class, or None."""
     if {"__getitem__", "__getitems__"} & vars(dataset).keys():
-        return Refusal(type(dataset).__name__, "its __getitem__ was replaced", "the class as it is")
+        return Refusal(type(dataset).__name__, "its __getitem__ was replaced", "the unmodified class")
     return replaced_in_class(type(dataset), READING)
 
 
@@ -231,7 +227,7 @@ def own_transform(dataset: Any) -> Refusal | None:
     """Return why the tensors of a dataset that has a transform are not native, or None."""
     if dataset.transform is None:
         return None
-    what, why = f"{type(dataset).__name__}.transform", "a function on tensors is Python's"
+    what, why = f"{type(dataset).__name__}.transform", "Python calls your function on each tensor"
     return Refusal(what, why, "the function applied to the batch instead")
 
 
@@ -257,7 +253,7 @@ def _giving_pixels(native: NativeSource, inverse: Inverse) -> NativeSource:
             sample_id, path = native.identify(position)
             raise CorruptSample(
                 f"sample {sample_id!r} ({path or 'in memory'}): its transform gave {error}, other than what the "
-                "device was told. Was the transform changed during the pass?",
+                "device expects. Was the transform changed during the pass?",
                 sample_id=sample_id,
                 path=path,
             ) from error

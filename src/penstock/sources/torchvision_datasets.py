@@ -108,7 +108,7 @@ def _foreign(dataset: Any) -> Refusal | None:
     loader = vars(dataset).get("loader")  # None: the class itself calls Image.open
     own = ("default_loader", "pil_loader")
     if loader is not None and not any(is_original(loader, "torchvision.datasets.folder", name) for name in own):
-        return Refusal(f"{type(dataset).__name__}(loader=)", "a loader of one's own is Python's", "the default loader")
+        return Refusal(f"{type(dataset).__name__}(loader=)", "Python calls your own loader", "the default loader")
     if (refusal := foreign_decoder()) is not None:
         return refusal
     if not _opens_by_pillow():

@@ -131,7 +131,7 @@ class Checkpoint:
         if settings.iterable and state["batches"] and not restored:
             warn_user(
                 f"{type(settings.dataset).__name__} has no state_dict() and load_state_dict() that its workers could "
-                f"call: {counted(state['batches'], 'batch', 'batches')} will be read and dropped to go on behind them"
+                f"call: {counted(state['batches'], 'batch', 'batches')} will be read and dropped to continue after them"
             )
         self.epochs.number = state["epoch"]
         self.resume, self.progress = state, None
@@ -142,7 +142,7 @@ class Checkpoint:
             raise InvalidOption(f"on_change={on_change!r}: it is 'raise' or 'continue'")
         state = checked_state(state)
         if state.get("seed") != settings.seed:
-            raise InvalidOption(f"a state of seed={state.get('seed')} cannot go on with seed={settings.seed}")
+            raise InvalidOption(f"a state of seed={state.get('seed')} cannot continue with seed={settings.seed}")
         self._check_changes(settings, state, on_change)
         self._own(settings).check(state)
         if state["position"] and not _draws_independently(settings):
@@ -162,13 +162,13 @@ class Checkpoint:
         before, order = str(state.get("order")), BatchOrder(settings).kind()
         kind = order.partition(" ")[0]
         if before != order and (not isinstance(settings.sampler, KeyedSampler) or before.partition(" ")[0] != kind):
-            raise InvalidOption(f"a state of an epoch {before} cannot go on {order}")
+            raise InvalidOption(f"a state of an epoch {before} cannot continue {order}")
         then, now = state["data"], self.fingerprint(settings)
         changes = _differences(then, now) if then else ""
         if changes:
             changes = f"the dataset is not what it was when the state was taken: {changes}"
         elif before != order:
-            changes = f"{kind} is not what it was when the state was taken: it draws otherwise"
+            changes = f"{kind} is not what it was when the state was taken: it draws differently"
         if not changes:
             return
         same_ids = all(then.get(name) == now.get(name) for name in ("size", "ids"))
@@ -180,7 +180,8 @@ class Checkpoint:
             )
             raise (InvalidOption if on_change == "continue" else DatasetChanged)(changes)
         if on_change == "raise":
-            raise DatasetChanged(f"{changes}; load_state_dict(state, on_change='continue') goes on with what it is now")
+            remedy = "load_state_dict(state, on_change='continue') continues with the present dataset"
+            raise DatasetChanged(f"{changes}; {remedy}")
 
     def ids(
         self, settings: Settings, epoch: int, step: int, rank: int | None, state: Mapping[str, Any] | None
@@ -196,7 +197,7 @@ class Checkpoint:
             return BatchOrder(settings).indices_at(epoch, step, rank)
         state = self._checked(settings, state, "raise")
         if state["epoch"] != epoch:
-            raise InvalidOption(f"a state of epoch {state['epoch']} says nothing of epoch {epoch}")
+            raise InvalidOption(f"a state of epoch {state['epoch']} does not cover epoch {epoch}")
         return BatchOrder(settings).indices_at(epoch, step, rank, left_of(state))
 
     def next_progress(self, settings: Settings) -> Progress:
@@ -283,6 +284,6 @@ def _differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if had != has:
         found.append(f"it had {counted(had, 'sample')} and has {has:,} ({has - had:+,})")
     if then.get("ids") != now.get("ids"):
-        found.append("its IDs, or their order, are others")
+        found.append("its IDs, or their order, have changed")
     found += [f"its {name} are others" for name in ("labels", "sizes") if not found and then.get(name) != now.get(name)]
     return "; ".join(found)

@@ -85,7 +85,7 @@ def read(path: str | os.PathLike[str]) -> LedgerFile:
     """Read a ledger. It may be in use. Raises InvalidOption: no ledger, of another version, or damaged. OSError."""
     place = os.fspath(path)
     if not stat.S_ISREG(os.stat(place).st_mode):  # a named pipe would be waited for
-        raise InvalidOption(f"{place!r} is no regular file, and so no ledger")
+        raise InvalidOption(f"{place!r} is not a regular file, so it cannot be a ledger")
     with open(place, "rb") as file:
         return _parsed(place, file.read())
 
@@ -100,7 +100,7 @@ def _parsed(path: str, data: bytes) -> LedgerFile:
     words = first.split(b" ", 2)
     if not data.startswith(_MAGIC) or len(words) < 3:
         what = f"it begins with {data[:16]!r}" if data else "it is empty"
-        raise InvalidOption(f"{path!r} is no ledger: {what}")
+        raise InvalidOption(f"{path!r} is not a ledger: {what}")
     if words[1] != b"%d" % _VERSION:
         raise InvalidOption(
             f"{path!r} is a ledger of format {words[1].decode('ascii', 'replace')}, and this Penstock reads format "
@@ -196,7 +196,7 @@ class Ledger:
         run: facts that make this run what it is, as JSON; by custom seed, data, rank, world, batch_size.
 
     Raises:
-        InvalidOption: the file is no ledger, or damaged, or of a run with other facts, or another process writes it.
+        InvalidOption: the file is not a ledger, or damaged, or of a run with other facts, or another process writes it.
         OSError: it cannot be opened or written.
     """
 
@@ -213,7 +213,7 @@ class Ledger:
 
     def _lock(self) -> None:
         if not stat.S_ISREG(os.fstat(self._file.descriptor).st_mode):
-            raise InvalidOption(f"{self.path!r} is no regular file, and so no ledger")
+            raise InvalidOption(f"{self.path!r} is not a regular file, so it cannot be a ledger")
         try:
             lock_file(self._file.descriptor, self.path, fcntl.LOCK_EX, LOCK_SECONDS, required=False)
         except TimeoutError:

@@ -13,7 +13,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import get_type_hints
 
 from penstock.errors import InvalidOption
@@ -53,7 +53,7 @@ class BadSample:
     ) -> BadSample:
         """Return the entry for an error met now. The path is made absolute; a long message is cut, names never."""
         place = None if path is None else os.path.abspath(path)
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         return cls(id, place, _describe(error), file_size(place), now, index)
 
     def line(self) -> bytes:
@@ -182,7 +182,7 @@ class Manifest:
             descriptor = os.open(os.path.realpath(self.path), flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
             try:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    raise InvalidOption(f"{self.path!r} is no regular file; a manifest is a file of JSON lines")
+                    raise InvalidOption(f"{self.path!r} is not a regular file; a manifest is a file of JSON lines")
                 try:
                     # Without locks reading does no harm.
                     lock_file(descriptor, self.path, operation, LOCK_SECONDS, required=operation == fcntl.LOCK_EX)

@@ -18,7 +18,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from copy import deepcopy
-from inspect import isgeneratorfunction
+from functools import lru_cache
+from inspect import isgeneratorfunction, signature
 from itertools import chain, islice
 from typing import Any
 
@@ -190,8 +191,25 @@ def _source(generator: Source) -> torch.Generator:
 
 
 def is_stateful(of: Any) -> bool:
-    """Return whether an object has a state that can be loaded: torchdata's Stateful protocol."""
-    return callable(getattr(of, "state_dict", None)) and callable(getattr(of, "load_state_dict", None))
+    """Return whether an object has a state that can be loaded: torchdata's Stateful protocol.
+
+    The state_dict() of MosaicML's and LitData's StreamingDataset takes arguments that only their own loaders know.
+    """
+    method = getattr(of, "state_dict", None)
+    if not callable(method) or not callable(getattr(of, "load_state_dict", None)):
+        return False
+    return _needs_no_argument(getattr(method, "__func__", method), hasattr(method, "__self__"))
+
+
+@lru_cache(maxsize=64)
+def _needs_no_argument(function: Any, bound: bool) -> bool:
+    try:
+        signature(function).bind(*[None] * bound)
+    except TypeError:
+        return False
+    except ValueError:  # of a function that has no signature in Python
+        return True
+    return True
 
 
 def saved(**owners: Any) -> dict[str, Any]:
@@ -203,7 +221,7 @@ def restore(one: Any, state: Any) -> None:
     """Load a state. Raises InvalidOption."""
     if not is_stateful(one):
         raise InvalidOption(
-            f"the state holds what state_dict() said, and {type(one).__name__} has no load_state_dict() to be told"
+            f"the state holds a state_dict(), which {type(one).__name__} cannot load: it has no load_state_dict()"
         )
     one.load_state_dict(deepcopy(state))
 

@@ -19,6 +19,7 @@ from torch.utils.data import IterableDataset, IterDataPipe
 from penstock.errors import InvalidOption
 from penstock.state.delivery import Delivered
 from penstock.state.samplers import is_stateful, restore, saved
+from penstock.system.tracebacks import shorten, shortens
 
 Entry = Mapping[str, Any]
 """The state of one worker. "dataset", "iterator": of their state_dict(); "ended": the worker has come to its end;
@@ -96,7 +97,7 @@ class Streams:
         self._read.append((worker, state, True))
 
     def failed(self) -> None:
-        """Note that an error came in the place of a batch."""
+        """Note that an error came instead of a batch."""
         self._read.append(None)
 
     def taken(self) -> None:
@@ -150,7 +151,7 @@ def check_streams(given: Any, workers: int) -> None:
         if len(states) == 1:
             readers, remedy = "1 worker has read", "num_workers=1 or 0"
         raise InvalidOption(
-            f"a state of a dataset that {readers} cannot go on with num_workers={workers}: give {remedy}"
+            f"a state of a dataset that {readers} cannot continue with num_workers={workers}: give {remedy}"
         )
 
 
@@ -216,6 +217,7 @@ class StatefulStream(IterableDataset[Any]):
         self._given = streams.states()
         self._keep = keep
 
+    @shortens
     def __iter__(self) -> StatefulStream:
         given, self._given[self.worker] = self._given[self.worker], None  # for the first pass
         restore_dataset(self.dataset, given)
@@ -235,11 +237,15 @@ class StatefulStream(IterableDataset[Any]):
                 # As many as make a batch that torch's fetcher does not leave out.
                 stateful = is_stateful(self._iterator) or is_stateful(self.dataset)
                 self._ends = max(1, self._keep) if stateful else 0
+            except Exception as error:
+                shorten(error)
+                raise
         if not self._ends:
             raise StopIteration
         self._ends -= 1
         return End()
 
+    @shortens
     def collate(self, samples: Any) -> Any:
         """Return the user's batch with the state of the dataset behind it."""
         if isinstance(samples[-1] if self._keep else samples, End):

@@ -56,7 +56,7 @@ class Replace:
         given: object = self.max_share
         share = float(given) if isinstance(given, numbers.Real) and not isinstance(given, bool) else math.nan
         if not 0 <= share <= 1:
-            raise InvalidOption(f"max_share={given!r} is no share: give a number from 0 to 1, such as 0.001")
+            raise InvalidOption(f"max_share={given!r} is not a share: give a number from 0 to 1, such as 0.001")
         object.__setattr__(self, "max_share", share)
         if not isinstance(self.manifest, str | os.PathLike | None):
             raise InvalidOption(f"manifest={self.manifest!r}: it is the path of a file, or None")
@@ -105,7 +105,7 @@ class Quarantine:
                 except (OSError, InvalidOption) as error:
                     warn_user(
                         f"bad sample {bad.id!r} could not be written to the manifest {self.manifest.path!r}: {error}; "
-                        "it is replaced all the same, and a later run finds it anew",
+                        "it is replaced nevertheless, and a later run finds it again",
                         RuntimeWarning,
                     )
         self._check_limit()
@@ -204,8 +204,8 @@ class Register(Observer):
             size = len(dataset)
         except TypeError:
             raise InvalidOption(
-                f"on_error='replace' needs a dataset with a length: {type(dataset).__name__} has no __len__, and what "
-                "share of its samples is bad cannot be told"
+                f"on_error='replace' needs a dataset with a length: {type(dataset).__name__} has no __len__, and the "
+                "share of bad samples is unknown without"
             ) from None
         self.quarantine = Quarantine(how, size)
         bad = indices_of_entries(dataset, self.quarantine.entries)
@@ -225,8 +225,8 @@ class Register(Observer):
             self._said = True
             first = ", ".join(f"{one.id!r} ({one.error!r})" for one in news[:1])
             _log.warning(
-                "on_error='replace': from here on good samples stand in for bad ones, first for %s; how many there "
-                "were is said at the end",
+                "on_error='replace': good samples replace bad ones from here on, beginning with %s; their number "
+                "is logged at the end",
                 first or f"{counted(len(known), 'sample')} of the manifest",
             )
             weakref.finalize(self, _log_count, self.quarantine, os.getpid())
@@ -234,8 +234,7 @@ class Register(Observer):
     def explain(self) -> str:
         """Return its state in a line."""
         known, limit = len(self.quarantine.known), self.quarantine.limit
-        stands_in = "a good one stands in for it" if known == 1 else "good ones stand in for them"
-        return f"bad      {counted(known, 'bad sample')}, {stands_in}; more than {limit:,} end the run"
+        return f"bad      {counted(known, 'bad sample')}, replaced by good ones; more than {limit:,} end the run"
 
 
 def _log_count(quarantine: Quarantine, process: int) -> None:
@@ -243,7 +242,7 @@ def _log_count(quarantine: Quarantine, process: int) -> None:
     if os.getpid() == process:
         bad, kept = counted(len(quarantine.known), "bad sample"), quarantine.manifest
         listed = "" if kept is None else f"; they are listed in {kept.path!r}"
-        _log.warning("on_error='replace': good samples stood in for %s of %s%s", bad, f"{quarantine.size:,}", listed)
+        _log.warning("on_error='replace': good samples replaced %s of %s%s", bad, f"{quarantine.size:,}", listed)
 
 
 def register_of(on_error: object, dataset: Any) -> Register | None:
@@ -254,7 +253,7 @@ def register_of(on_error: object, dataset: Any) -> Register | None:
     if not isinstance(how, Replace):
         raise InvalidOption(f"on_error={on_error!r}: it is 'raise', 'replace' or a penstock.Replace")
     if isinstance(dataset, IterableDataset):
-        raise InvalidOption("on_error='replace' needs a map-style dataset: in an iterable one no sample can stand in")
+        raise InvalidOption("on_error='replace' needs a map-style dataset: an iterable one has no other sample to take")
     return Register(how, dataset)
 
 

@@ -160,18 +160,18 @@ class UserStates:
             check_streams(own, settings.num_workers)
         elif any(each is not None for each in own.get("states", ())):
             warn_user(
-                f"the state holds what {type(settings.dataset).__name__}.state_dict() said, and nobody can be told: it "
-                "has no load_state_dict(), or worker threads share it. The dataset goes on as it is"
+                f"the state holds what {type(settings.dataset).__name__}.state_dict() returned, and it is not loaded: "
+                "the dataset has no load_state_dict(), or worker threads share it. The dataset continues unchanged"
             )
         size = own.get("batch_size", settings.batch_size)
         if settings.iterable and not self.can_restore(own) and size != settings.batch_size:
             raise InvalidOption(
-                f"a state of an iterable dataset that does not say where it is, read in batches of {size}, cannot go "
-                f"on with batch_size={settings.batch_size}"
+                f"a state of an iterable dataset that does not say where it is, read in batches of {size}, cannot "
+                f"continue with batch_size={settings.batch_size}"
             )
         if left_of(state).early and "samples" in own and not self.order.counts_samples():
             raise InvalidOption(
-                "a state whose batches came out of order, cut by the loader, cannot go on with a batch_sampler"
+                "a state whose batches came out of order, cut by the loader, cannot continue with a batch_sampler"
             )
         if "place" not in own:
             return
@@ -185,8 +185,8 @@ class UserStates:
             )
         if world != place.world:
             raise InvalidOption(
-                f"a state of a DistributedSampler of {world} ranks cannot go on with {place.world}: give shard= in its "
-                "place, whose order does not depend on the ranks"
+                f"a state of a DistributedSampler of {world} ranks cannot continue with {place.world}: give shard= "
+                "instead, whose order does not depend on the ranks"
             )
 
     def can_restore(self, own: Mapping[str, Any]) -> bool:

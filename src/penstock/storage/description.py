@@ -107,8 +107,8 @@ def load(folder: str) -> dict[str, Split]:
     except FileNotFoundError as error:
         why = "there is no such folder" if not os.path.isdir(folder) else f"it has no {FILE}"
         raise CorruptShards(
-            f"{folder} is no folder of packed shards: {why}. `penstock pack` makes one of a dataset, `penstock index` "
-            "of tar files in WebDataset's naming"
+            f"{folder} is not a folder of packed shards: {why}. `penstock pack` makes one of a dataset, `penstock "
+            "index` of tar files in WebDataset's naming"
         ) from error
     return parse(text, path)
 
@@ -150,7 +150,7 @@ def _split(values: dict[str, Any]) -> Split:
         raise ValueError(f"pair is {split.pair!r}")
     for file in split.files:
         if not file or "/" in file or "\0" in file or file in (".", ".."):
-            raise ValueError(f"{file!r} is no name of a file in the folder")
+            raise ValueError(f"{file!r} is not the name of a file in the folder")
     if split.kind not in KINDS or not split.parts or type(split.samples) is not int or split.samples < 0:
         raise ValueError(f"kind {split.kind!r} with {len(split.parts)} fields and {split.samples!r} samples")
     return split

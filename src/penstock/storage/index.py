@@ -84,7 +84,7 @@ class Index:
             or (split.label is None) != (label is None)
             or (fixed is not None and label != fixed)
         ):
-            raise CorruptShards(f"{path} holds rows {dtype}, other than dataset.json says. Pack the dataset again")
+            raise CorruptShards(f"{path} holds rows {dtype}, which differs from dataset.json. Pack the dataset again")
         if count != split.samples or start + count * dtype.itemsize != split.index.bytes:
             raise CorruptShards(
                 f"{path} holds {count:,} rows, and dataset.json speaks of {split.samples:,} samples: it is the index "
@@ -143,9 +143,7 @@ class Index:
         return np.concatenate(parts) if parts else np.empty(0, self.dtype[name])
 
     def _foreign_id(self) -> CorruptShards:
-        return CorruptShards(
-            f"{self._ids_path} does not hold the IDs that {self.path} speaks of. Pack the dataset again"
-        )
+        return CorruptShards(f"{self._ids_path} does not hold the IDs that {self.path} names. Pack the dataset again")
 
     def close(self) -> None:
         """Close the file of IDs; rows are closed with the object."""
@@ -178,7 +176,7 @@ def npy_header(file: BinaryIO, path: str) -> tuple[int, int, np.dtype[Any]]:
         if len(shape) != 1:
             raise ValueError(f"its shape is {shape}")
     except Exception as error:  # NumPy and the tokenizer raise many kinds
-        raise CorruptShards(f"{path} is no index of packed shards: {error}. Pack the dataset again") from error
+        raise CorruptShards(f"{path} is not an index of packed shards: {error}. Pack the dataset again") from error
     return shape[0], file.tell(), dtype
 
 
@@ -196,7 +194,7 @@ def opened(path: str, column: Column, *, verify: bool) -> BinaryIO:
     if size != column.bytes or (verify and crc32c_of(file, 0, size) != column.crc32c):
         file.close()
         raise CorruptShards(
-            f"{path} is not the file that dataset.json speaks of: it is cut off, damaged, or of another dataset. "
+            f"{path} is not the file that dataset.json names: it is cut off, damaged, or of another dataset. "
             "Copy the whole folder again, or pack the dataset again"
         )
     return file
@@ -207,7 +205,7 @@ def open_regular(path: str) -> BinaryIO:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError as error:
-        raise CorruptShards(f"{path} is missing, and dataset.json speaks of it. Copy the whole folder again") from error
+        raise CorruptShards(f"{path} is missing, and dataset.json names it. Copy the whole folder again") from error
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
@@ -216,7 +214,7 @@ def open_regular(path: str) -> BinaryIO:
         ) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise CorruptShards(f"{path} is no regular file: put the file of that name back in its place")
+        raise CorruptShards(f"{path} is not a regular file: put the file of that name back in its place")
     return os.fdopen(descriptor, "rb", buffering=0)
 
 

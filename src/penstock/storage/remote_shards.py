@@ -84,13 +84,16 @@ class Download:
         url, size = self.shard.url, self.shard.size
         try:
             for _ in range(2):
+                parts = [
+                    asyncio.create_task(self._fetch_part(part, begin, min(begin + PART_BYTES, size), requests))
+                    for begin in range(0, size, PART_BYTES)
+                ]
                 try:
-                    async with asyncio.TaskGroup() as group:
-                        for begin in range(0, size, PART_BYTES):
-                            end = min(begin + PART_BYTES, size)
-                            group.create_task(self._fetch_part(part, begin, end, requests))
-                except* OSError as failed:
-                    raise failed.exceptions[0] from None
+                    await asyncio.gather(*parts)
+                finally:  # the first error ends the others
+                    for one in parts:
+                        one.cancel()
+                    await asyncio.gather(*parts, return_exceptions=True)
                 if await asyncio.to_thread(_is_whole, part, self.shard):
                     self.traffic.shards += 1
                     return await asyncio.to_thread(self.cache.finish, self.shard, part)

@@ -71,7 +71,7 @@ class TarMember(NamedTuple):
 def members(path: str) -> Iterator[TarMember]:
     """Yield the regular files of an archive, in order; folders are passed over.
 
-    Raises CorruptShards for what is no plain tar archive or is cut off, OutsideRoot for a member that leaves the
+    Raises CorruptShards for what is not a plain tar archive or is cut off, OutsideRoot for a member that leaves the
     folder that the archive would be unpacked to, a link or a device among them.
     """
     size = os.stat(path).st_size
@@ -94,7 +94,7 @@ def members(path: str) -> Iterator[TarMember]:
                         check_member(info, path)
                         yield TarMember(info.name.removeprefix("./"), info.offset_data, info.size)
         except tarfile.TarError as error:
-            raise CorruptShards(f"{path} is no plain tar archive, or is damaged: {error}") from error
+            raise CorruptShards(f"{path} is not a plain tar archive, or is damaged: {error}") from error
         file.seek(end + padding(end))
         if file.read(BLOCK) != bytes(BLOCK):  # tarfile takes a damaged header for the end
             raise CorruptShards(

@@ -43,12 +43,14 @@ class OutputFile:
         text = text.replace("{rank}", str(rank_here()))
         if not text or text.endswith(os.sep) or os.path.isdir(text):
             raise InvalidOption(f"{option}={text!r}: it is a folder, or empty: name a file")
-        self.path = os.path.realpath(text)  # of a symbolic link the file behind it; a program may change its folder
+        special = (mode := _mode_of(text)) is not None and not stat.S_ISREG(mode)  # "/dev/stdout" may be a pipe
+        # Of a symbolic link the file behind it; a program may change its folder.
+        self.path = os.path.abspath(text) if special else os.path.realpath(text)
         folder = os.path.dirname(self.path)
         if not os.path.isdir(folder):
-            raise InvalidOption(f"{option}={text!r}: there is no folder {folder}")
+            raise InvalidOption(f"{option}={text!r}: there is no folder {folder}; make it, or name a file elsewhere")
         if not os.access(folder if _mode_of(self.path) is None else self.path, os.W_OK):
-            raise InvalidOption(f"{option}={text!r}: this user may not write there")
+            raise InvalidOption(f"{option}={text!r}: this user may not write there; name a file elsewhere")
 
     @contextmanager
     def opened(self) -> Iterator[IO[bytes]]:
@@ -59,6 +61,14 @@ class OutputFile:
                 return
             with gzip.GzipFile(fileobj=file, mode="wb", mtime=0, filename="") as packed:
                 yield packed  # type: ignore[misc]
+
+
+def output_files(**named: str | os.PathLike[str] | None) -> dict[str, OutputFile]:
+    """Return the files that options name, by the options. Raises InvalidOption: see OutputFile; or two are the same."""
+    files = {option: OutputFile(path, option) for option, path in named.items() if path is not None}
+    if len({file.path for file in files.values()}) < len(files):
+        raise InvalidOption(f"two of {', '.join(files)} name the same file: give each its own")
+    return files
 
 
 def _mode_of(path: str) -> int | None:

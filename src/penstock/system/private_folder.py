@@ -60,7 +60,7 @@ def open_own_file(flags: int, name: str, folder: int) -> int | None:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         os.close(descriptor)
-        raise UnsafeCache(f"{name!r} in the cache folder is no file of this user: remove it", url=name)
+        raise UnsafeCache(f"{name!r} in the cache folder is not a file of this user: remove it", url=name)
     return descriptor
 
 

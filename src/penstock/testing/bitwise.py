@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
 import hashlib
 import struct
@@ -153,9 +154,9 @@ def _parts(value: Any) -> Mapping[str, Any] | None:
         return {f".{field.name}": getattr(value, field.name) for field in dataclasses.fields(value)}
     if getattr(type(value), "__eq__", None) is not object.__eq__ or isinstance(value, type):
         return None
-    state: Any = object.__getstate__(value)
-    held = state if isinstance(state, tuple) else (state,)  # attributes; those, and what is in __slots__
-    return None if state is None else {f".{name}": part for one in held for name, part in (one or {}).items()}
+    slots = (name for name in copyreg._slotnames(type(value)) if hasattr(value, name))  # type: ignore[attr-defined]
+    held = {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in slots}}
+    return {f".{name}": part for name, part in held.items()} or None
 
 
 def _leaf(value: Any) -> Any:

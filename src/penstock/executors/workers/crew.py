@@ -119,7 +119,7 @@ class ThreadCrew:
         with self._lock:
             while (found := next((batch for batch in batches if batch.done), None)) is None:
                 if self.closed:
-                    raise RuntimeError("the loader's iterator was closed while a batch was waited for")
+                    raise RuntimeError("the loader's iterator was closed while it waited for a batch")
                 remaining = deadline - time.monotonic()
                 if timeout and remaining <= 0:
                     return None

@@ -31,6 +31,7 @@ from penstock.state.manifest import BadSample
 from penstock.state.substitutes import Substitutes
 from penstock.storage.tiers import Caches
 from penstock.system.randomness import seed_process
+from penstock.system.tracebacks import shorten
 
 
 @dataclass(frozen=True)
@@ -163,6 +164,7 @@ class FillerActor:
 
     def _failure(self, error: Exception) -> Filled:
         """Return an error in the place of a batch: itself, or one of the same words, where it cannot be pickled."""
+        shorten(error)
         text = "".join(traceback.format_exception(error))
         told: Exception = error
         try:

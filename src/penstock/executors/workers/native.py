@@ -92,7 +92,7 @@ class NativeCrew:
             readers = (READERS if threads else 0) if readers is None else readers
             self.pool = _native.Pool(plan.program, threads, readers, read_ahead_bytes(), recorded)
         except RuntimeError as error:
-            raise InvalidOption(f"num_workers={threads}: the system has not so many threads ({error})") from error
+            raise InvalidOption(f"num_workers={threads}: the system cannot start so many threads ({error})") from error
         self._meter, self._stages, self._reading_counts = meter, self.pool.stages, self.pool.reading
         meter.open(self._stages)
         if any(leaf.memory is None for leaf in plan.leaves):  # else all of it is memory

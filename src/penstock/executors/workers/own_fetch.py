@@ -144,7 +144,7 @@ def _is_mapped(base: Any) -> bool:
 def _refuse_handles(kinds: Iterable[type]) -> None:
     """Raise NotCopied for an open file or connection in an attribute of classes, which copies of objects share."""
     for owner in {base for kind in kinds for base in kind.__mro__}:
-        if owner.__module__.partition(".")[0] in _KNOWN:
+        if str(owner.__module__).partition(".")[0] in _KNOWN:
             continue
         for name, value in tuple(vars(owner).items()):
             if name.startswith("__") or hasattr(type(value), "__get__"):
@@ -175,5 +175,6 @@ def describe_copies(fetch: Fetch, init: Init | None, *, shared: bool) -> str:
     except NotCopied as error:
         return f"refused  {error}"
     return (
-        "copies   each thread has the dataset's Python objects and transforms for itself; tensors and arrays are shared"
+        "copies   each thread has its own copy of the dataset's Python objects and transforms; tensors and arrays are "
+        "shared"
     )

@@ -18,6 +18,7 @@ from typing import Any
 
 from penstock.executors.workers.progress import Board, WorkerProgress, WorkerStage
 from penstock.executors.workers.queues import Results
+from penstock.sample_notes import add_note
 from penstock.system.limits import group_memory
 from penstock.system.words import size_of
 
@@ -67,7 +68,7 @@ def note_space(error: Exception) -> None:
     if isinstance(error, RuntimeError) and "shared memory(shm)" in str(error):
         with contextlib.suppress(OSError):  # there is no such folder
             found = os.statvfs(FOLDER)
-            error.add_note(f"{FOLDER} has {size_of(found.f_bavail * found.f_frsize)} free. {REMEDY}")
+            add_note(error, f"{FOLDER} has {size_of(found.f_bavail * found.f_frsize)} free. {REMEDY}")
 
 
 def reap(process: Any) -> Death | None:
@@ -233,7 +234,7 @@ class WorkerWatch:
                 f"{', and is stopped by a signal' if worker in stopped else ''}."
             )
             if number < _STACKS_TOLD:
-                lines += _stack_lines(stacks.get(worker, "")) or ["  (its Python stack could not be had)"]
+                lines += _stack_lines(stacks.get(worker, "")) or ["  (its Python stack could not be read)"]
         lines.append("Look at that sample or function, or raise timeout= if it is only slow.")
         return "\n".join(lines)
 

@@ -11,7 +11,6 @@ descriptors are inherited by a forked worker and sent to a spawned one.
 from __future__ import annotations
 
 import contextlib
-import enum
 import faulthandler
 import mmap
 import multiprocessing.process
@@ -32,12 +31,14 @@ from typing import Any
 
 from torch.utils.data._utils import signal_handling
 
+import penstock._native as _native
 from penstock.call_counts import CallRow
 from penstock.executors.fetch import Note
 from penstock.observe import StageCount
+from penstock.system.versions import StrEnum
 
 
-class WorkerStage(enum.StrEnum):
+class WorkerStage(StrEnum):
     """What a worker process is at; by the words that Fetch.note is called with, where it is Fetch that does it."""
 
     STARTING = "starting"
@@ -69,9 +70,9 @@ _WORD = struct.Struct("=q")
 _ANSWERS_AT = _RECORD.size  # 1: the worker writes its stacks when it is asked
 _LENGTH_AT = _ANSWERS_AT + _WORD.size  # of the text of an index
 _TEXT_AT = _LENGTH_AT + _WORD.size
-# One a stage: nanoseconds, samples, and of the nanoseconds those on a CPU.
-_SPENT = struct.Struct("=qqq")
-_REGION = 512  # bytes a worker
+# One a stage: nanoseconds, samples, of the nanoseconds those on a CPU and in the run queue, and bytes from storage.
+_SPENT = struct.Struct("=qqqqq")
+_REGION = 640  # bytes a worker
 _SPENT_AT = _REGION - len(_STAGES) * _SPENT.size
 _TEXT_MAX = _SPENT_AT - _TEXT_AT
 #: The stages of stages(). A worker does not report when it takes the next sample of an iterable dataset.
@@ -132,16 +133,16 @@ class Board:
         assert self._memory is not None
         region, offset = self._memory, worker * _REGION
         record = memoryview(region)[offset : offset + _RECORD.size].cast("q")
-        pack, now, running = _RECORD.pack_into, time.monotonic_ns, time.thread_time_ns
+        pack, now, lap = _RECORD.pack_into, time.monotonic_ns, _native.ThreadClock().lap
         codes = {str(stage): code for code, stage in enumerate(_STAGES)}
-        stage, samples, since, ran = 0, 0, now(), running()
-        spent = [(0, 0, 0)] * len(codes)
+        stage, samples, since = 0, 0, now()
+        spent = [(0,) * 5] * len(codes)
 
         def begin(name: str, index: Any, size: int = 1) -> None:
-            nonlocal stage, samples, since, ran
-            (began, since), (ran_before, ran) = (since, now()), (ran, running())
-            taken, count, on_cpu = spent[stage]
-            spent[stage] = of_stage = taken + since - began, count + samples, on_cpu + ran - ran_before
+            nonlocal stage, samples, since
+            began, since = since, now()
+            more = since - began, samples, *lap(since - began)
+            spent[stage] = of_stage = tuple(map(operator.add, spent[stage], more))
             _SPENT.pack_into(region, offset + _SPENT_AT + stage * _SPENT.size, *of_stage)
             stage, samples = codes[name], size
             name_sample(index, since)
@@ -209,7 +210,10 @@ class Board:
                 for number, stage in enumerate(_STAGES)
                 if stage in _COUNTED
             ]
-            self._spent = [(stage, taken / 1e9, samples, on_cpu / 1e9) for stage, taken, samples, on_cpu in found]
+            self._spent = [
+                (stage, taken / 1e9, samples, on_cpu / 1e9, read, queued / 1e9)
+                for stage, taken, samples, on_cpu, queued, read in found
+            ]
         return self._spent
 
     def calls(self) -> list[CallRow]:

@@ -36,6 +36,7 @@ from penstock.sources.tree import remote_leaves
 from penstock.sources.unchanged import collates_as_torch
 from penstock.state.delivery import Delivered, Task
 from penstock.state.streams import StatefulStream, restore_dataset, state_of
+from penstock.system.tracebacks import shorten, shortens
 
 Batches = Callable[[int, int], Iterator[tuple[Any, Positions]]]
 MakeStaging = Callable[[int, int], Staging]
@@ -173,8 +174,9 @@ class TaskDataset:
         task = Task(*message)
         try:
             batch = self.fetch.load(task) if self._memory is None else self._packed(task, self._memory)
-        except Exception:  # which torch sends; what else is raised ends the process here
+        except Exception as error:  # which torch sends; what else is raised ends the process here
             self.begin(WorkerStage.DONE, None)
+            shorten(error)
             raise
         self.begin(WorkerStage.DONE, None)
         bad = [] if self.fetch.replacing is None else self.fetch.replacing.take_news()
@@ -220,6 +222,7 @@ class StreamBatches:
         self._collate_fn = collate_fn
         self._memory = WorkerBuffers() if packs else None
 
+    @shortens
     def __call__(self, samples: Any) -> Any:
         """Return the batch, as it is sent."""
         memory = self._memory
@@ -248,6 +251,7 @@ class WorkerStart:
     init: Callable[[int], Any] | None
     composes: bool
 
+    @shortens
     def __call__(self, worker: int) -> None:
         release_interrupt()
         if self.composes:

@@ -1,0 +1,61 @@
+"""What the package gives where its native core is not built (macOS, Windows): torch's loader as DataLoader."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import warnings
+from typing import Any, NoReturn
+
+import torch.utils.data
+
+from penstock.errors import InvalidOption
+
+_NEEDS = (
+    "needs the native core of Penstock (penstock._native), which runs on Linux and is not installed here "
+    f"({sys.platform})"
+)
+#: The values of options that torch's loader does as well. cache= and cache_decoded= change no batch.
+_ACCEPTED: dict[str, tuple[Any, ...]] = {
+    "seed": (None,),
+    "worker_method": (None, "process", "multiprocessing"),
+    "share_dataset": (False,),
+    "on_error": ("raise",),
+    "device": (None, "cpu", torch.device("cpu")),
+    "shard": (None,),
+    "ledger": (None,),
+}
+
+
+def warn() -> None:
+    """Warn once a program, not in its worker processes, that DataLoader is torch's."""
+    if multiprocessing.parent_process() is None:
+        warnings.warn(f"Penstock {_NEEDS}: penstock.DataLoader is torch's own loader.", RuntimeWarning, stacklevel=3)
+
+
+class DataLoader(torch.utils.data.DataLoader[Any]):
+    """torch.utils.data.DataLoader, which takes those options of Penstock's that change no batch.
+
+    Raises:
+        InvalidOption: an option that needs the native core.
+    """
+
+    def __init__(self, *args: Any, num_workers: int | None = None, **options: Any) -> None:
+        for name, accepted in _ACCEPTED.items():
+            if (value := options.pop(name, accepted[0])) not in accepted:
+                raise InvalidOption(f"{name}={value!r} {_NEEDS}: leave it out, or run this program on Linux")
+        for name in ("cache", "cache_decoded", "snapshot_every_n_steps"):
+            options.pop(name, None)
+        if num_workers is not None:
+            options["num_workers"] = num_workers
+        super().__init__(*args, **options)
+
+    def explain(self) -> str:
+        """Return the plan as text."""
+        return f"torch's loader: Penstock {_NEEDS}"
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise ImportError(f"penstock.{name} {_NEEDS}", name=f"penstock.{name}")
