@@ -51,7 +51,7 @@ bool NpyFile::read_guessed(int fd, std::uint64_t start, std::uint8_t* room) noex
 const char* NpyFile::parse(std::span<const std::uint8_t> head, std::size_t size) noexcept {
   if constexpr (std::endian::native != std::endian::little) return "a big-endian machine";
   const std::string_view text(reinterpret_cast<const char*>(head.data()), head.size());
-  if (text.starts_with("PK")) return "an .npz archive, whose arrays numpy reads when they are asked for";
+  if (text.starts_with("PK")) return "an .npz archive, whose arrays numpy reads one by one on demand";
   if (!text.starts_with(kNpyMagic)) return "not an .npy file";
   if (const char* reason = read_npy_header(text, header_)) return reason;
   std::int64_t total = 0;

@@ -157,7 +157,7 @@ def test_a_folder_of_photos_is_measured_with_a_transform(
         monkeypatch.setattr(f"penstock.{module}.LEAST_SECONDS", 0.05)
     photo_files(folder / "photos", 64)
     given = "photos/class0" if flat else "photos"
-    assert main(["doctor", given, "--seconds", "0.1", "--batch-size", "2"]) == 0
+    assert main(["doctor", given, "--seconds", "0.5", "--batch-size", "2"]) == 0
     out = capsys.readouterr().out
     assert "Resize(256), CenterCrop(224), ToTensor(), the default transform" in out and "stage decode" in out
     assert "What the words mean: docs/waiting.md" in out
