@@ -197,7 +197,20 @@ def test_waits_for_a_cpu_are_no_stragglers_and_no_cost_of_a_batch() -> None:
     given: dict[str, Any] = {"outlying_batches": 0.005, "outlying_wait": 0.49 * MS, "longest_wait": 24 * MS}
     rows = case(wait=0.5, work=0.1, busy={Cause.COPY: 0.004}, batch_size=1, **given)
     assert [one.cause for one in findings(rows)] == [Cause.OUTLIERS]
-    assert [one.cause for one in findings(replace(rows, loop_queued=0.48 * MS))] == [Cause.OVERHEAD]
+    waits = [0] * WAIT_CLASSES
+    waits[4], waits[15] = 9950, 50  # up to 16 us, up to 33 ms
+    loop = LoopTimes(batches=10_001, waited=5.0, worked=1.0, longest_wait=0.024, waits=tuple(waits))
+    assert outliers(loop)[0] == 50
+    assert outliers(replace(loop, queued_seconds=4.8))[0] == 0
+    queued = replace(rows, outlying_batches=0.0, outlying_wait=0.0, loop_queued=0.48 * MS)
+    assert [one.cause for one in findings(queued)] == [Cause.OVERHEAD]
+
+
+def test_a_straggling_sample_beside_a_load() -> None:
+    """As measured beside 8 busy processes: the loop's thread waits for a CPU in each step, and 0.3 s for one sample."""
+    given: dict[str, Any] = {"outlying_batches": 0.005, "outlying_wait": 3 * MS, "longest_wait": 0.3}
+    found = case(wait=6.9, work=5, busy={Cause.BLOCKED: 1.8}, batch_size=16, loop_queued=4.7 * MS, **given)
+    assert next(iter(findings(found))).cause is Cause.OUTLIERS
 
 
 def test_threads_that_hold_pythons_lock_in_turn_beside_a_load() -> None:

@@ -30,6 +30,8 @@ SATURATED = 0.85
 LOCKED = 0.25, 1.25
 #: Batches that are waited for this many times as long as the median one, and at least so many seconds, stand out.
 OUTLYING, OUTLYING_SECONDS = 8, 1e-3
+#: Where the loop's thread waits for a CPU for this share of its time, one wait for a CPU can take so many seconds.
+QUEUEING, QUEUEING_SECONDS = 0.05, 0.05
 #: A dataset's own code that sleeps waits for files where storage gives it at least so many bytes a sample.
 STORED = 512
 
@@ -264,11 +266,12 @@ def measured(
 def outliers(loop: LoopTimes) -> tuple[int, float]:
     """Return how many batches were waited for much longer than the median one, and for how long together.
 
-    Waits are known by classes, each twice as long as the one before: a class counts with three quarters of its upper
-    bound, all classes together with what was waited.
+    A wait that a busy machine's run queue explains does not stand out. Waits are known by classes, each twice as long
+    as the one before: a class counts with three quarters of its upper bound, all classes together with what was waited.
     """
     lengths = [0.75 * 2**number * 1e-6 for number in range(len(loop.waits))]
-    bound = max(OUTLYING * 0.75 * loop.wait_quantile(0.5), OUTLYING_SECONDS)
+    queueing = loop.queued_seconds > QUEUEING * (loop.steady_waited + loop.worked)
+    bound = max(OUTLYING * 0.75 * loop.wait_quantile(0.5), QUEUEING_SECONDS if queueing else OUTLYING_SECONDS)
     counts = [(count, length) for count, length in zip(loop.waits, lengths, strict=True) if count]
     whole = sum(count * length for count, length in counts)
     beyond = [(count, length) for count, length in counts if length > bound]

@@ -56,7 +56,7 @@ def findings(found: Measured) -> list[Finding]:
         made += [*_outliers(found), *_overhead(found), *_lock(found), *_cpus(found), *_workers(found), *_reads(found)]
     if not made:
         evidence = f"The loop waited for {duration(found.wait)} of the {duration(found.step)} that a step takes."
-        return [Finding(_largest(found.busy), evidence, "", 1.0)]
+        return [Finding(_largest({**found.busy, Cause.OVERHEAD: found.overhead * found.workers}), evidence, "", 1.0)]
     return sorted(made, key=lambda finding: -finding.gain)
 
 
@@ -65,10 +65,9 @@ def _largest(busy: Mapping[Cause, float]) -> Cause:
 
 
 def _straggles(found: Measured) -> bool:
-    """Return whether most of the wait is for a few batches, and not for a CPU for the loop itself."""
-    outlying = found.outlying_wait
+    """Return whether most of the wait, but for that for a CPU for the loop itself, is for a few batches."""
     few = found.workers > 0 and found.outlying_batches <= FEW
-    return few and outlying >= MOST * found.wait and found.loop_queued < MOST * outlying
+    return few and found.outlying_wait >= MOST * (found.wait - found.wait_queued) > 0
 
 
 def _outliers(found: Measured) -> Iterator[Finding]:
