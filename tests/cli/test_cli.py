@@ -238,8 +238,8 @@ def test_retry(tmp_path: Path, capsys: Captured) -> None:
         "nul": "ValueError: ",
     }.items():
         assert re.match(f"still bad   {id}: {words}", said[id]), said[id]
-    assert said["nowhere"] == "left        nowhere: no file is known"
-    assert said["outside"].startswith("left        outside: it led out of its root")
+    assert said["nowhere"] == "left        nowhere: its file is not known"
+    assert said["outside"].startswith("left        outside: its file lay outside of its root")
     wanted = f"{len(GOOD)} good again ({{}}), {len(bad) - len(GOOD) - 2} still bad, 2 left without a try, in {manifest}"
     assert counts == wanted.format(f"{len(GOOD)} taken out")
     assert dry_counts == wanted.format("they stay: a dry run")

@@ -77,18 +77,18 @@ def _tars(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tu
             names = sorted(name for name in os.listdir(given) if name.endswith(".tar") and not name.startswith("."))
             if not names:
                 packed = any(re.search(r"\.(tar\.\w+|tgz)$", name) for name in os.listdir(given))
-                hint = "; of compressed ones no sample can be read without all before it" if packed else ""
-                raise InvalidOption(f"{given} holds no file *.tar{hint}")
+                hint = "; a sample of a compressed tar file cannot be read by itself" if packed else ""
+                raise InvalidOption(f"{given} contains no .tar file{hint}")
             return given, names
         paths = [given]
     else:
         paths = [os.path.abspath(os.fspath(one)) for one in path]
     folders = {os.path.dirname(one) for one in paths}
     if len(folders) != 1:
-        raise InvalidOption(f"tar files of one folder can be indexed together, not of {len(folders)}")
+        raise InvalidOption(f"all tar files must lie in one folder; these lie in {len(folders)}")
     for one in paths:
         if not os.path.exists(one):
-            raise InvalidOption(f"{one} does not exist: give a folder of .tar files, or such files")
+            raise InvalidOption(f"{one} does not exist: give a folder of .tar files, or the files themselves")
     return folders.pop(), [os.path.basename(one) for one in paths]
 
 

@@ -104,8 +104,8 @@ def _write(root: int, target: str, name: str, data: bytes, made: set[str], datas
 
 def _conflict(what: str, dataset: Shards) -> Exception:
     return CorruptShards(
-        f"{dataset.root} {what}, which cannot be files of one folder. Nothing was written. Make the shards anew, with "
-        "other names"
+        f"{dataset.root} {what}, which cannot both be files of one folder. Nothing was written. Make the shards again, "
+        "with other names"
     )
 
 

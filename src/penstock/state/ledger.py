@@ -142,9 +142,9 @@ class Comparison:
     """What compare() found."""
 
     equal: int
-    """Steps that both hold, with equal samples, before they parted."""
+    """Steps that both hold, with equal samples, before they diverged."""
     at: tuple[int, int] | None
-    """Epoch and step: the first at which they parted, or that only the longer one has; None when they are equal."""
+    """Epoch and step: the first at which they diverged, or that only the longer one has; None when they are equal."""
     a: Record | None
     """What a holds of that step; None: nothing."""
     b: Record | None
@@ -158,7 +158,7 @@ class Comparison:
 
 
 def compare(a: LedgerFile, b: LedgerFile) -> Comparison:
-    """Return at which step two runs parted first, from where both have begun.
+    """Return at which step two runs diverged first, from where both have begun.
 
     Raises InvalidOption where they cannot be compared: a fact of STEP_FACTS is not the same, or they have no step in
     common.
