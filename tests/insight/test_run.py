@@ -212,7 +212,7 @@ def test_compare(tmp_path: Path, penstock_run: Any) -> None:
             {"worked": 3.0, "steady_waited": 0.5},
             "The work changed, not the wait: compare once more while nothing else runs",
         ),
-        ({"penstock": False}, "had the same loader in both runs: Loader is a class of its own, which is not replaced"),
+        ({"penstock": False}, "had the same loader in both runs: Loader is a derived class, which is not replaced"),
         ({"place": "a.py:7"}, "there is nothing to compare"),
     ],
 )

@@ -240,7 +240,7 @@ def test_files_that_are_no_ledger(tmp_path: Path) -> None:
         (b"penstock-ledger 2 {\n", "first line of this ledger is damaged"),
         (b"penstock-ledger 2\n", "is not a ledger"),
         (b"penstock-ledger 2 {}\n" + step + b"0 1 4 0123456789abcdeg\n" + step, "damaged: line 3 of 4 is no step"),
-        (b"penstock-ledger 2 {}\n0 -1 4 0123456789abcdef\n", "line 2 of 2 is no step; take the line out"),
+        (b"penstock-ledger 2 {}\n0 -1 4 0123456789abcdef\n", "line 2 of 2 is not a step; remove the line"),
         (b"penstock-ledger 2 {}\n" + bytes(4096) + b"\n", "line 2 of 2 is no step"),
     ):
         path.write_bytes(content)
@@ -433,9 +433,9 @@ def test_show_little(tmp_path: Path, capsys: Captured) -> None:
         ("show", "required: FILE"),
         ("show A --epo 1", "unrecognized arguments: --epo 1"),
         ("show A --epoch x", "argument --epoch: invalid int value: 'x'"),
-        ("show A --epoch 2", "holds no step of epoch 2; it holds epochs 0 to 1"),
-        ("show A --epoch -1", "holds no step of epoch -1"),
-        ("show nothing --epoch 0", "holds no step of epoch 0; it holds no step at all"),
+        ("show A --epoch 2", "contains no step of epoch 2; it contains epochs 0 to 1"),
+        ("show A --epoch -1", "contains no step of epoch -1"),
+        ("show nothing --epoch 0", "contains no step of epoch 0; it contains no step at all"),
         ("show folder", "'{folder}/folder' is not a regular file, so it cannot be a ledger"),
         ("show text", "is not a ledger"),
     ],

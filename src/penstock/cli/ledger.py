@@ -88,7 +88,7 @@ def _epoch(file: LedgerFile, epoch: int) -> list[str]:
     steps = [step for step in file if step.epoch == epoch]
     if not steps:
         others = f"epochs {_range(_epochs(file))}" if file.steps else "no step at all"
-        raise InvalidOption(f"{file.path!r} holds no step of epoch {epoch}; it holds {others}")
+        raise InvalidOption(f"{file.path!r} contains no step of epoch {epoch}; it contains {others}")
     rows = [("STEP", "SAMPLES", "HASH")]
     rows += [(f"{step.step:,}", f"{step.samples:,}", step.hash) for step in steps]
     return table(rows, right=(0, 1))

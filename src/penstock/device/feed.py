@@ -105,7 +105,7 @@ def explain_feed(feed: Feed, device: torch.device) -> str:
         way = "by plain copies"
     else:
         ahead = f"{feed.depth} batch{'es' * (feed.depth > 1)} ahead"
-        way = f"one copy a field, from page-locked memory, on a stream of its own, {ahead}"
+        way = f"one copy a field, from page-locked memory, on a separate stream, {ahead}"
     return f"device   {device}: {way}"
 
 

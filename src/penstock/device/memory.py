@@ -295,7 +295,7 @@ def _number_of_samples(batch: object) -> int:
             shapes.setdefault(leaf.shape[0], tuple(leaf.shape))
         elif not isinstance(leaf, torch.Tensor | type) and callable(getattr(leaf, "to", None)):
             raise ValueError(
-                f"a {type(leaf).__name__} holds tensors of its own and cannot be cut along dimension 0; give a step "
+                f"a {type(leaf).__name__} holds tensors and cannot be cut along dimension 0; give a step "
                 "that takes these tensors in a tuple, dict or dataclass"
             )
     # A batch without tensors, of strings for example, is as long as the lists and tuples that hold them.

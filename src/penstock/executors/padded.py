@@ -81,7 +81,7 @@ class Padded:
                 where = "" if field is None else f" in field {field!r}"
                 raise ShapeMismatch(
                     f"sample {number} of a batch of {counted(len(values), 'sample')} has shape {shapes[number]}{where},"
-                    f" and sample 0 {shapes[0]}: padded sequences differ in their first dimension alone"
+                    f" and sample 0 {shapes[0]}: padded sequences may differ only in their first dimension"
                 )
         lengths = torch.tensor([len(sequence) for sequence in sequences], dtype=torch.int64)
         return PaddedSequences(pad_sequence(sequences, batch_first=True, padding_value=self.value), lengths)

@@ -136,8 +136,8 @@ def _skip(skip: Callable[..., Any], dataloader: Any, num_batches: int = 0) -> An
         return skip(dataloader, num_batches)
     if ours.resumes:
         raise InvalidOption(
-            "a state was loaded, and the next pass goes on behind the batches that were handed out before: go through "
-            "the loader itself, without skip_first_batches"
+            "a state was loaded, and the next pass continues after the batches that were handed out before: iterate "
+            "over the loader itself, without skip_first_batches"
         )
     if ours is dataloader:
         return _with_ours(ours, skip(_as_torchs(ours), num_batches))

@@ -113,7 +113,7 @@ def _contents(leaves: list[Leaf], numbers: NDArray[np.int32], local: NDArray[np.
         if (other.kind, other.label, other.fields, other.pair) != (first.kind, first.label, first.fields, first.pair):
             raise InvalidOption(
                 f"the parts of the dataset differ: one holds {first.kind} with labels {first.label}, another "
-                f"{other.kind} with labels {other.label}. Pack each as a split of its own: split="
+                f"{other.kind} with labels {other.label}. Pack each part as its own split: split="
             )
     names = [os.fsencode(name) for name in ids]
     _check_names(names)

@@ -115,7 +115,7 @@ def _parsed(path: str, data: bytes) -> LedgerFile:
     for number, line in enumerate(lines, 2):
         if (found := _LINE.fullmatch(line)) is None:
             raise InvalidOption(
-                f"{path!r} is damaged: line {number:,} of {len(lines) + 1:,} is no step; take the line out, or name "
+                f"{path!r} is damaged: line {number:,} of {len(lines) + 1:,} is not a step; remove the line, or name "
                 "another file"
             )
         step = Record(int(found[1]), int(found[2]), int(found[3]), found[4].decode())
@@ -219,7 +219,7 @@ class Ledger:
         except TimeoutError:
             raise InvalidOption(
                 f"the ledger {self.path!r} is written by another process, or open in this one; "
-                "give each rank and each run a file of its own"
+                "give each rank and each run its own file"
             ) from None
 
     def _take_up(self, header: bytes) -> None:

@@ -185,7 +185,7 @@ def chosen(splits: Mapping[str, Split], split: str | None, folder: str) -> str:
     if split is None:
         raise InvalidOption(f"{folder} holds several splits: give split=, one of {names}")
     if split not in splits:
-        raise InvalidOption(f"{folder} holds no split {split!r}; it holds {names or 'none'}")
+        raise InvalidOption(f"{folder} contains no split {split!r}; it holds {names or 'none'}")
     return split
 
 
