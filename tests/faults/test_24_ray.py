@@ -224,7 +224,7 @@ def test_a_stranger_at_the_address(says: bytes | None, monkeypatch: pytest.Monke
         stranger = threading.Thread(target=answer, args=(server,))
         stranger.start()
         begun = time.monotonic()
-        with pytest.raises(penstock.ClusterUnreachable, match=f"the Ray cluster {address} is not there"):
+        with pytest.raises(penstock.ClusterUnreachable, match=f"no Ray cluster answers at {address}"):
             connection.connected(penstock.Ray(address))
         assert time.monotonic() - begun < 2
         stranger.join()

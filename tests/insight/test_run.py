@@ -196,7 +196,7 @@ def test_compare(tmp_path: Path, penstock_run: Any) -> None:
     fails = "import sys, torch.utils.data as data\nassert type(data.DataLoader([1])).__module__[0] == 't'\n"
     ended = penstock_run(fails, "--compare", "train.py")
     assert ended.code == 1 and "AssertionError" in ended.program_err
-    why = "as the run with Penstock's in its place ended with exit code 1, and the run before it did not"
+    why = "because the run with Penstock's in its place ended with exit code 1, and the run before it did not"
     assert ended.said[-1] == f"penstock: nothing is compared, {why}"
     assert "there is nothing to compare" in penstock_run("", "--compare", "train.py").said[-1]
     assert "at least 1" in penstock_run("", "--compare", "0", "train.py").err

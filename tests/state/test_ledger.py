@@ -239,9 +239,9 @@ def test_files_that_are_no_ledger(tmp_path: Path) -> None:
         (b"penstock-ledger 1 00000000 {}\n", "of format 1, and this Penstock reads format 2; read it with the version"),
         (b"penstock-ledger 2 {\n", "first line of this ledger is damaged"),
         (b"penstock-ledger 2\n", "is not a ledger"),
-        (b"penstock-ledger 2 {}\n" + step + b"0 1 4 0123456789abcdeg\n" + step, "damaged: line 3 of 4 is no step"),
+        (b"penstock-ledger 2 {}\n" + step + b"0 1 4 0123456789abcdeg\n" + step, "damaged: line 3 of 4 is not a step"),
         (b"penstock-ledger 2 {}\n0 -1 4 0123456789abcdef\n", "line 2 of 2 is not a step; remove the line"),
-        (b"penstock-ledger 2 {}\n" + bytes(4096) + b"\n", "line 2 of 2 is no step"),
+        (b"penstock-ledger 2 {}\n" + bytes(4096) + b"\n", "line 2 of 2 is not a step"),
     ):
         path.write_bytes(content)
         with pytest.raises(InvalidOption, match=words) as caught:
