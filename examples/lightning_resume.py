@@ -54,7 +54,7 @@ def main() -> None:
     options = parser.parse_args()
 
     stopped, kept = trained(options.folder, 4)
-    print(f"stopped behind 4 of 10 steps: {len(stopped.seen)} samples")
+    print(f"stopped after 4 of 10 steps: {len(stopped.seen)} samples")
     resumed, _ = trained(options.folder, 10, kept.best_model_path)
     seen = sorted(stopped.seen + resumed.seen)
     print(f"resumed: {len(resumed.seen)} samples; each of 640 came once: {seen == list(range(640))}")

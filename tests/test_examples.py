@@ -169,7 +169,7 @@ def test_cifar10_says_that_its_images_are_made_up(tmp_path) -> None:
 def test_lightning_continues_behind_the_batch_where_it_stopped(tmp_path) -> None:
     pytest.importorskip("lightning", reason="lightning is not installed: pip install lightning")
     out = output_of("lightning_resume.py", folder=tmp_path)
-    assert "stopped behind 4 of 10 steps: 256 samples" in out
+    assert "stopped after 4 of 10 steps: 256 samples" in out
     assert "resumed: 384 samples; each of 640 came once: True" in out
 
 

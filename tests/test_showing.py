@@ -117,6 +117,6 @@ def test_the_secrets_of_a_url_open_the_store_and_are_seen_nowhere(tmp_path: Path
         with pytest.raises(penstock.StorageError) as caught:
             penstock.Shards(url, cache_folder=tmp_path)
         assert clean("".join(traceback.format_exception(caught.value, limit=0)))
-    with pytest.raises(penstock.InvalidOption, match="shards are written to a folder") as refused:
+    with pytest.raises(penstock.InvalidOption, match="shards are written to a local folder") as refused:
         penstock.pack(TensorDataset(torch.zeros(3)), url)
     assert clean(text_of(refused.value))

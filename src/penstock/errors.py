@@ -56,7 +56,7 @@ __all__ = [
 
 
 class PenstockError(Exception):
-    """Base of every exception that Penstock raises of its own.
+    """Base of every exception class of Penstock.
 
     Whatever names and URLs a message holds, it has no control characters, and no user, password or query of a URL.
     """
@@ -78,7 +78,7 @@ class InvalidOption(PenstockError, ValueError):
 
 
 class DatasetChanged(PenstockError, ValueError):
-    """A dataset is not what it was when a loader's state was taken."""
+    """A dataset has changed since a loader's state was taken."""
 
 
 class CorruptShards(PenstockError, RuntimeError):
@@ -107,7 +107,7 @@ class TooManyBadSamples(PenstockError, RuntimeError):
 
 
 class StorageError(PenstockError, OSError):
-    """An object store, or the local cache of its shards, does not do what it must.
+    """An object store, or the local cache of its shards, failed.
 
     Attributes:
         url: of the object, or the path of the cache folder.
@@ -127,11 +127,11 @@ class MissingObject(StorageError, FileNotFoundError):
 
 
 class MissingCredentials(StorageError, PermissionError):
-    """No credentials are configured, and the store does not answer without."""
+    """No credentials are configured, and the store needs them."""
 
 
 class AccessRefused(StorageError, PermissionError):
-    """The store refuses the credentials, or refuses access without."""
+    """The store refuses the credentials, or access without credentials."""
 
 
 class StoreFull(StorageError, OutOfSpace):
@@ -143,11 +143,11 @@ class StoreUnreachable(StorageError, ConnectionError):
 
 
 class ChangedObject(StorageError):
-    """An object is not what it was when the dataset was opened."""
+    """An object has changed since the dataset was opened."""
 
 
 class CorruptDownload(StorageError):
-    """The bytes of an object are not those that its checksum was made of."""
+    """The bytes of a downloaded object do not match its checksum."""
 
 
 class UnsafeCache(StorageError, PermissionError):
@@ -155,11 +155,11 @@ class UnsafeCache(StorageError, PermissionError):
 
 
 class ClusterError(PenstockError, RuntimeError):
-    """A Ray cluster, or a node of it, cannot do its part."""
+    """A Ray cluster, or a node of it, cannot do its work."""
 
 
 class ClusterUnreachable(ClusterError, ConnectionError):
-    """No Ray cluster is there, or it does not answer."""
+    """There is no Ray cluster, or it does not answer."""
 
 
 class WorkerDied(PenstockError, RuntimeError):

@@ -57,18 +57,18 @@ _CHOOSING = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "dr
 class DataLoader(torch.utils.data.DataLoader[T_co]):
     """torch.utils.data.DataLoader, with batches filled by native threads where the dataset is recognised.
 
-    All arguments are torch's and mean what they mean there, with these additions; docs/options.md says more of each.
+    It takes torch's arguments with torch's meaning, and those below; docs/options.md describes each in detail.
 
     Args:
         num_workers: native threads, or workers of `worker_method` where Python reads the dataset. None (the default):
             as many threads as CPUs this process may use, and 0 worker processes, as in torch. 0: the caller's thread.
         seed: makes the order a function of (seed, epoch), and every random draw one of (seed, epoch, sample, position),
             where position is the sample's place in the epoch's order: the same batches for any number of workers and
-            ranks and after any resume. What of the dataset's draws it does not reach is warned of. None: order and
-            draws follow torch's global generator, or `generator`, as in torch's loader; native random transforms are
-            functions of a seed drawn for the pass.
-        worker_method: who reads a dataset that only Python can read. None: torch's worker processes, with what is known
-            of its transforms done natively. "process": the same, with nothing native. "thread": threads of this
+            ranks and after any resume. A warning names draws of the dataset that the seed does not reach. None: order
+            and draws follow torch's global generator, or `generator`, as in torch's loader; native random transforms
+            are functions of a seed drawn for the pass.
+        worker_method: who reads a dataset that only Python can read. None: torch's worker processes, with
+            known transforms done natively. "process": the same, with nothing native. "thread": threads of this
             process, each with a copy of the dataset's Python objects; tensors and arrays are shared. "auto": the faster
             of the two, by a short trial. "ray", or a penstock.Ray: actors of a Ray cluster make all batches.
         share_dataset: True: all threads use the one dataset object, whose code must be safe for that.
@@ -76,22 +76,22 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             sample, a function of (seed, epoch, sample, position), stands in for it.
         device: where batches arrive, a few ahead of the one in use: "cuda" (cuda:LOCAL_RANK under torchrun), or a
             penstock.Feed. None: they stay in host memory.
-        shard: which of several ranks this is: (rank, ranks), or "auto", which asks torch.distributed, or torchrun's
-            variables, when a pass begins. Each global batch of one order is cut among the ranks; all deliver as many
-            batches. None, or a DistributedSampler: as torch's loader.
-        ledger: a file that each batch handed out is written to, as a hash over its IDs. "{rank}" in it is the rank's.
+        shard: this rank and the number of ranks: (rank, ranks), or "auto", which takes them from torch.distributed, or
+            torchrun's variables, when a pass begins. Each global batch of one order is divided among the ranks, and
+            all ranks get the same number of batches. None, or a DistributedSampler: as in torch's loader.
+        ledger: a file with a line for each batch handed out: a hash over its IDs. "{rank}" in it is the rank's number.
         cache: where the bytes of recognised files are kept for later epochs: memory of this process ("8GiB"), a folder
             ("/dev/shm/penstock"), a folder with its limit (("/nvme/penstock", "500GiB")), or a list of these, in order.
-        cache_decoded: True: of images, the cache keeps the pixels that the first transforms make, where that pays.
-        snapshot_every_n_steps: of torchdata's StatefulDataLoader, for its programs. It changes nothing.
+        cache_decoded: True: the cache keeps images as pixels after the first transforms, where that saves time.
+        snapshot_every_n_steps: an argument of torchdata's StatefulDataLoader, accepted without effect.
 
     Raises:
         InvalidOption: seed together with generator, an unknown worker_method, share_dataset or on_error or device,
             share_dataset=True without threads, on_error="replace" or shard= for an iterable dataset, shard= with a
-            shuffle without seed= or with your own sampler; from iter(), a device that is not there, and a dataset
-            of threads that holds an open file or a lock.
+            shuffle without seed= or with your own sampler; from iter(), a device that does not exist, and threads
+            with a dataset that holds an open file or a lock.
         TooManyBadSamples: more samples are bad than on_error=Replace(max_share=) allows (while iterating).
-        WorkerDied, WorkerStuck: a worker ended, or gave nothing for `timeout` seconds (while iterating).
+        WorkerDied, WorkerStuck: a worker ended, or no batch came within `timeout` seconds (while iterating).
         ValueError: arguments that torch refuses.
     """
 
@@ -343,7 +343,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @property
     def padded(self) -> int:
-        """How many samples at the end of the latest batch repeat others, so that all ranks have as many."""
+        """How many samples at the end of the latest batch repeat others, to give all ranks the same number."""
         return self._checkpoint.padded
 
     # --- the state --------------------------------------------------------------------------------------------------
@@ -361,7 +361,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @shortens
     def load_state_dict(self, state: Mapping[str, Any], on_change: OnChange = "raise") -> None:
-        """Let the next pass go on where state_dict() was taken, with any number of ranks, workers and any batch size.
+        """Let the next pass continue from a state_dict(), with any number of ranks and workers and any batch size.
 
         What was read before is not read again. No sample is read by this call.
 
@@ -403,7 +403,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def batch_at(
         self, epoch: int, step: int, rank: int | None = None, *, state: Mapping[str, Any] | None = None
     ) -> Any:
-        """Return a batch as a pass would give it, in host memory, without going through what comes before it.
+        """Return a batch as a pass would give it, in host memory, without reading the batches before it.
 
         Args, Raises: as `ids`; and what reading the samples raises.
         """

@@ -239,7 +239,7 @@ def plan(
     refusal = _refuse_options(batched, collate_fn, worker_init_fn)
     kept = Kept(caches, indexes)
     if processes:
-        by_name = Refusal("worker_method='process'", "it asks for worker processes", "worker_method=None")
+        by_name = Refusal("worker_method='process'", "it requests worker processes", "worker_method=None")
         return PythonPlan(refusal or by_name, foreign=foreign)
     if is_foreign(dataset):
         return PythonPlan(refusal or unknown(dataset), foreign=foreign)

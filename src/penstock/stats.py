@@ -71,7 +71,7 @@ class FillerCounts:
     lost: int
     """Fillers that were lost, with their process or their node."""
     again: int
-    """Batches that were asked for again, because their filler was lost."""
+    """Batches that were requested again, because their filler was lost."""
     batches: int
     """Batches that came from fillers, errors in their place included."""
     bytes: int
@@ -98,7 +98,7 @@ class Stats:
     buffers_free: int
     """Batch buffers kept for the next batches."""
     buffers_created: int
-    """Batch buffers made since the loader was: what recycling could not serve."""
+    """Batch buffers that were created, because no free one was left."""
     stages: dict[str, StageTime]
     """What the workers spent in each stage, in seconds of all of them together, and its samples. Native threads: open,
     read, check (of a file's CRC), decode, resize, convert, gather, write, and wait (for a reader). Reader threads:
@@ -117,11 +117,11 @@ class Stats:
     loop: LoopTimes
     """What the loops over the loader's batches did with their time."""
     measured: Measured | None
-    """What the passes have shown of why their loops wait; None: they were too short to tell."""
+    """Why the loops wait, as far as the passes show it; None: they were too short to tell."""
     jpeg_index: IndexCounts | None = None
-    """What is known of JPEG files whose rows above a crop need not be decoded; None: no pass had any use of it."""
+    """Decoder states of JPEG files, which save decoding rows above a crop; None: no pass used any."""
     fillers: FillerCounts | None = None
-    """What fillers of a Ray cluster did; None: worker_method= asks for none. Their stages are in `stages`."""
+    """What fillers of a Ray cluster did; None: worker_method= names no cluster. Their stages are in `stages`."""
 
     @property
     def verdict(self) -> str:

@@ -100,7 +100,7 @@ def test_no_manifest(action: str, tmp_path: Path, capsys: Captured) -> None:
     for name, words in {
         "none.jsonl": "No such file or directory",
         "": "not a regular file",
-        "a.png": "is no manifest of bad samples",
+        "a.png": "is not a manifest of bad samples",
         "pipe": "not a regular file",
         "half.jsonl": "holds no bad sample that can be read: .* line 1 ",
         "a.png/bad.jsonl": "Not a directory",
@@ -238,11 +238,11 @@ def test_retry(tmp_path: Path, capsys: Captured) -> None:
         "nul": "ValueError: ",
     }.items():
         assert re.match(f"still bad   {id}: {words}", said[id]), said[id]
-    assert said["nowhere"] == "left        nowhere: no file is known"
-    assert said["outside"].startswith("left        outside: it led out of its root")
+    assert said["nowhere"] == "left        nowhere: its file is not known"
+    assert said["outside"].startswith("left        outside: its file lay outside of its root")
     wanted = f"{len(GOOD)} good again ({{}}), {len(bad) - len(GOOD) - 2} still bad, 2 left without a try, in {manifest}"
     assert counts == wanted.format(f"{len(GOOD)} taken out")
-    assert dry_counts == wanted.format("they stay: a dry run")
+    assert dry_counts == wanted.format("not taken out: a dry run")
     kept = Manifest(manifest).read()
     assert kept == {entry.id: entry for entry in bad if entry.id not in GOOD}  # what stays has its old error
 

@@ -88,7 +88,7 @@ def test_explain_says_what_will_be_asked_of_ray() -> None:
 
 
 def test_an_engine_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(penstock.InvalidOption, match="engine='spark': it is 'ray'"):
+    with pytest.raises(penstock.InvalidOption, match="engine='spark': it must be 'ray'"):
         penstock.pack(rows(), tmp_path / "out", engine="spark")  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()
 
@@ -113,7 +113,7 @@ def test_no_cluster_answers(work: str, tmp_path: Path, monkeypatch: pytest.Monke
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     monkeypatch.setenv("RAY_ADDRESS", address)  # nobody listens there any more
-    with pytest.raises(penstock.ClusterUnreachable, match=f"the Ray cluster {address} is not there") as caught:
+    with pytest.raises(penstock.ClusterUnreachable, match=f"no Ray cluster answers at {address}") as caught:
         begin(work, tmp_path)
     assert isinstance(caught.value, ConnectionError)
     with pytest.raises(penstock.ClusterUnreachable):

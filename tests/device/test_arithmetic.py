@@ -292,5 +292,5 @@ def test_elements_that_two_pixels_share_cannot_become_pixels() -> None:
     table[1, 7] = table[1, 200]
     with pytest.raises(ValueError, match="two pixel values"):
         Inverse(table)
-    with pytest.raises(ValueError, match="stands for no pixels"):
+    with pytest.raises(ValueError, match="no pixel values are known"):
         Inverse(table.to(torch.int32))

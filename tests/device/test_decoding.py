@@ -434,7 +434,7 @@ def test_an_error_keeps_no_memory(tmp_path):
         ([v1.Resize(20), v1.ToTensor(), v1.ConvertImageDtype(torch.int16)], "converted in a way"),
         ([v1.RandomPerspective(), *END], "Python reads"),
         ([v1.RandomRotation(3), *END], "no device does RandomRotation"),
-        (None, "no folder of image files"),
+        (None, "not a folder of image files"),
     ],
 )
 def test_what_stays_on_the_host(root, transform, why):

@@ -63,7 +63,7 @@ def permuted(samples: list[int]) -> Any:
 def test_a_collate_fn_that_draws_in_threads_is_warned_of(dataset: Any) -> None:
     """Threads share what it draws from; what it raises is raised at its batch."""
     loader: Any = penstock.DataLoader(dataset, 3, collate_fn=permuted, num_workers=2, worker_method="thread", seed=1)
-    with pytest.warns(UserWarning, match="seed= does not reach what the dataset draws, or the collate_fn, from"):
+    with pytest.warns(UserWarning, match="seed= does not reach the draws of the dataset or the collate_fn from"):
         batches = iter(loader)
     with nullcontext() if dataset == range(9) else pytest.raises(TypeError):
         assert sorted(flat(batches)) == list(range(9))

@@ -1,6 +1,6 @@
 """Row 1: `kill -9` while packing, at random times, and at every write, rename and fsync in turn.
 
-The same call goes on to the same bytes; a reader finds the whole dataset or none; no temporary file stays.
+The same call continues and writes the same bytes; a reader finds the whole dataset or none; no temporary file stays.
 """
 
 from __future__ import annotations

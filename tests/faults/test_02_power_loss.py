@@ -1,7 +1,7 @@
 """Row 2: power loss after any system call of a packing.
 
-Every state that the disk may hold then opens as the dataset before or the one after; packing goes on from each to the
-same bytes; what `pack` has returned is not lost.
+Every state that the disk may hold then opens as the dataset before or after; packing continues from each and writes the
+same bytes; a dataset that `pack` has returned is not lost.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Row 3: a full disk, EIO and short writes, at the n-th call and for all n: packing, cache, manifest, ledger.
 
-One error with path and errno, and finished shards stay; packing goes on when there is space; a cache that cannot be
-written changes no batch; a good file is never replaced by half a one.
+One error with path and errno, and finished shards stay; packing continues when there is space; a cache that cannot be
+written changes no batch; a good file is never replaced by a part of one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Row 4: one flipped bit anywhere in a shard, its index or description, a loose `.pt` file, a cached copy or a ledger.
 
-Each is detected, with the name of shard, file or sample, or lies where no reader looks; never wrong data. It is on by
-default; `Shards(verify=False)` and `TensorFolder(verify=False)` switch it off.
+Each is detected, with the name of shard, file or sample, or lies where no reader looks; never wrong data. This check is
+on by default; `Shards(verify=False)` and `TensorFolder(verify=False)` switch it off.
 """
 
 from __future__ import annotations

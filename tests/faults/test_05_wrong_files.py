@@ -1,6 +1,6 @@
 """Row 5: a shard, an index file or the description that is cut off, empty, grown, of another dataset, or missing.
 
-It is refused when the dataset is opened, before the first batch, with its name, and of a shard both sizes.
+It is refused when the dataset is opened, before the first batch; the error has its name and, for a shard, both sizes.
 """
 
 from __future__ import annotations

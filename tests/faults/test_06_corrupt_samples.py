@@ -1,8 +1,8 @@
 """Row 6: corrupt samples: bad JPEGs and tensors, wrong shapes and dtypes, NaN labels, classes out of range; one in 100.
 
-Each is raised at its batch, which the error names; under `on_error=` exactly the bad ones are replaced, in batches of
-the same size and order on each rank, the same ones by any worker; `explain()` counts them, the manifest lists them, and
-one more than `max_share` ends the run.
+Each is an error at its batch, which the error names; with `on_error=` exactly the bad samples are replaced, in batches
+of the same size and order on each rank, by the same samples in any worker; `explain()` counts them, the manifest lists
+them, and one more than `max_share` ends the run.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Row 7: a 60,000 x 60,000 PNG of a few KB, a JPEG whose header lies, a zip of 1000:1, records of 2^62 bytes.
+"""Row 7: a 60,000 x 60,000 PNG of a few KB, a JPEG with a false header, a zip of 1000:1, records of 2^62 bytes.
 
-Each is refused before memory is allocated for it: within a second, and with less than 64 MB more memory.
+Each is refused before memory is allocated for it, within a second and with less than 64 MB more memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Row 8: names with `../`, absolute, of 4 KB, with NUL, twice, case twins; links, FIFOs, devices in a sample's place.
+"""Row 8: names with `../` or NUL, absolute, of 4 KB, twice, or equal but for case; links, FIFOs, devices as samples.
 
 They are refused in ID lists, tar files, shards, manifests and image folders; nothing is created outside the root;
 nothing hangs.

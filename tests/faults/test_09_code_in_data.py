@@ -1,6 +1,6 @@
 """Row 9: code in data: pickles in `.pt` files, object arrays in `.npy`, members of shards, states and manifests.
 
-A canary never runs at any entry point, and no reader falls back to one that would run it.
+The code never runs at any entry point, and no reader falls back to another reader that would run it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Row 10: fuzzed files: `.pt`, `.npy`, JPEG, index and states of shards, caches, descriptions, manifests and ledgers.
 
-From a corpus of 222 files, changed in their structure with checksums set right, under AddressSanitizer and
+From a corpus of 222 files, changed in their structure with correct checksums, under AddressSanitizer and
 UndefinedBehaviorSanitizer: no crash, no input over 2 s of processor time, no allocation over 16 MB and twice the file.
 """
 

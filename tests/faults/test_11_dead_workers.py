@@ -1,6 +1,6 @@
 """Row 11: a worker that is killed (SIGKILL, SIGSEGV), ends (`os._exit`) or lacks memory, at a random moment.
 
-A named error within a second each time: worker, signal, samples in flight, memory; no process is left.
+An error within a second each time, with worker, signal, samples in flight and memory; no process is left.
 """
 
 from __future__ import annotations

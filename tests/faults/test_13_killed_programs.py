@@ -1,7 +1,7 @@
 """Row 13: the program is killed (SIGKILL, SIGTERM) at any moment or while its loop stalls, a torchrun rank is killed.
 
-No process, entry of /dev/shm, semaphore or temporary file is left after 5 s: worker processes end with the sample that
-they are at. A live recording and the files of a cache stay, for the next program.
+No process, entry of /dev/shm, semaphore or temporary file is left after 5 s: worker processes end after
+their present sample. A live recording and the files of a cache stay, for the next program.
 """
 
 from __future__ import annotations

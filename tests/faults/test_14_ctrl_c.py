@@ -1,7 +1,7 @@
 """Row 14: Ctrl-C, once and twice: at the start, in a steady loop, in a stalled one, with a hung worker, while closing.
 
-The program has its KeyboardInterrupt back within a second; no process, thread or /dev/shm entry is left, also where a
-notebook keeps the traceback; and the same loader makes whole passes in the same process.
+The program gets KeyboardInterrupt within a second; no process, thread or /dev/shm entry is left, also where a notebook
+keeps the traceback; and the same loader makes whole passes in the same process.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Row 15: /dev/shm of 8 and 64 MB, `ulimit -n 64`, memory that may be locked of 64 KB.
 
-The right batches, or an error that says what is needed and what there is; never SIGBUS, and nothing is left.
+The right batches, or an error with what is needed and what is available; never SIGBUS, and nothing is left.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Row 16: a fork amid passes, after OpenMP and OpenCV have started threads; spawn, forkserver; nested loaders.
 
-No deadlock: loaders that a child has from its parent work there, and an open pass goes on or says that the process was
-forked.
+No deadlock: loaders that a child inherits work there, and an open pass continues or raises an error that names the
+fork.
 """
 
 from __future__ import annotations

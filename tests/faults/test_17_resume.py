@@ -1,7 +1,7 @@
 """Row 17: a run that stops anywhere and resumes with any ranks, workers, threads or processes, batch size and tail.
 
-As many ranks get bitwise the batches of a run that did not stop, with any workers; other ranks and batch sizes get each
-remaining sample once, bitwise; a state is refused by another dataset, with what differs.
+The same number of ranks gets the batches of a run that did not stop, bit for bit, with any workers; other numbers of
+ranks and batch sizes get each remaining sample once, bit for bit; another dataset refuses the state, with what differs.
 
 Plans are native (tensors in memory, tensors in files, images that are cropped at random) and Python's (in the caller's
 thread; by worker threads; by worker processes). Each stop draws one of four epochs and a place in it, and has the next

@@ -1,7 +1,7 @@
 """Row 18: a soak: thousands of small epochs, early breaks, errors, states, and loaders made anew, for eight minutes.
 
-The slopes of memory, descriptors, threads, processes, maps and /dev/shm entries are zero: by Theil-Sen, behind a
-warm-up, less than 1 MB of memory, and less than one of the others, in 1,000 epochs.
+The slopes of memory, descriptors, threads, processes, maps and /dev/shm entries are zero: by Theil-Sen, after a
+warm-up, less than 1 MB of memory, and less than one of each of the others, in 1,000 epochs.
 """
 
 from __future__ import annotations

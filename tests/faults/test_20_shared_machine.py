@@ -1,6 +1,6 @@
 """Row 20: a machine shared with others: umask 000, symbolic links and files that others have put into caches and /tmp.
 
-What Penstock keeps for itself has mode 0700 and 0600 under any umask; no link is followed, nothing of another user is
+Penstock's own folders and files have mode 0700 and 0600 under any umask; no link is followed, no other user's file is
 read or written, and the batches are right, or UnsafeCache says why. Nothing listens on the network.
 """
 

@@ -1,8 +1,8 @@
-"""Row 21: the memory of batches, by random datasets, options and loops (tests/differential) of which batches are kept,
-changed, shared, sent, forked and pinned by a stand-in.
+"""Row 21: the memory of batches: random datasets, options and loops (tests/differential) that keep, change, share, send
+and fork batches, and pin them by a stand-in.
 
-No difference from torch's loader, no batch that changes after it was handed out, no more memory than is stated: of
-worker processes a block for each batch in flight and six more; of threads what is lent and in flight, and two more.
+No difference from torch's loader, no batch that changes after it was handed out, no more memory than is stated: for
+worker processes a block for each batch in flight and six more; for threads the blocks lent and in flight, and two more.
 """
 
 from __future__ import annotations

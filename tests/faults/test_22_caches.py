@@ -1,7 +1,7 @@
 """Row 22: cache tiers and index files: `kill -9` at every write, power loss after any system call, several processes at
 once, a disk that is full, flipped bytes, files that are cut off, grown, exchanged or gone, also while they are read.
 
-Never wrong data, never a signal: what is damaged is read from its source again.
+Never wrong data, never a signal: damaged data is read from its source again.
 """
 
 from __future__ import annotations

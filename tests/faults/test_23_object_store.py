@@ -1,7 +1,7 @@
-"""Row 23: an object store that delays, resets, cuts, flips bytes, refuses, fails, redirects, or is gone for a minute.
+"""Row 23: an object store that delays, resets, cuts, flips bytes, refuses, fails, redirects, or is away for a minute.
 
 The same batches after retries, or one error with bucket, key and cause, and without credentials; never wrong data. A
-wait ends within a bound that is documented, and `timeout=` says which shards are missing.
+wait ends within a documented bound, and the error of `timeout=` names the missing shards.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ WORDS: dict[str, tuple[type[Exception], str]] = {
     "401": (penstock.AccessRefused, "the store refuses access with these credentials"),
     "403": (penstock.AccessRefused, "the store refuses access with these credentials"),
     "echo": (penstock.AccessRefused, r"x-amz-security-token: \*\*\* "),
-    "404": (penstock.MissingObject, "there is no such object"),
+    "404": (penstock.MissingObject, "the object does not exist"),
     "301": (penstock.StoreUnreachable, "an incorrectly configured region"),
     "500": (penstock.StoreUnreachable, "500 Internal Server Error"),
     "503": (penstock.StoreUnreachable, r"requests in a row for its bytes from .* brought none for 0 s; .* 503 Service"),

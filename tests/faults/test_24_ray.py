@@ -1,7 +1,7 @@
-"""Row 24: a filler of a Ray cluster that is killed, cut off or slow, its node gone, the driver killed, strangers.
+"""Row 24: a filler of a Ray cluster that is killed, cut off or slow, its node lost, the driver killed; unknown clients.
 
 The same bytes, or one named error; nothing is left after 10 s. Without Ray, forked processes stand in for its actors;
-with it, a cluster's nodes and two machines (namespaces) do it too. Penstock itself listens at no port.
+with it, a cluster's nodes and two machines (namespaces) run it too. Penstock itself listens on no port.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def test_a_stranger_at_the_address(says: bytes | None, monkeypatch: pytest.Monke
         stranger = threading.Thread(target=answer, args=(server,))
         stranger.start()
         begun = time.monotonic()
-        with pytest.raises(penstock.ClusterUnreachable, match=f"the Ray cluster {address} is not there"):
+        with pytest.raises(penstock.ClusterUnreachable, match=f"no Ray cluster answers at {address}"):
             connection.connected(penstock.Ray(address))
         assert time.monotonic() - begun < 2
         stranger.join()

@@ -1,7 +1,7 @@
 """Row 25: Trainer, Accelerate, Lightning, timm, MONAI, PyG under `penstock.install()`: train, stop in an epoch, resume.
 
-The losses are those with torch's loader, to the bit: of a run that does not stop, and of one that stops in the middle
-of an epoch and is resumed as its framework does it, or by the loader's state.
+The losses equal those with torch's loader, bit for bit, in a run that does not stop, and in one that stops in the
+middle of an epoch and is resumed by its framework or by the loader's state.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ def test_a_prepared_loader_ends_with_its_last_name(accelerator: Any) -> None:
 def test_a_stateful_loader_is_refused(accelerator: Any) -> None:
     accelerator.dataloader_config = DataLoaderConfiguration()
     accelerator.dataloader_config.use_stateful_dataloader = True
-    with pytest.raises(InvalidOption, match="use_stateful_dataloader=True replaces a penstock loader by torchdata's"):
+    with pytest.raises(InvalidOption, match="use_stateful_dataloader=True replaces a Penstock loader by torchdata's"):
         keep_loaders(accelerator)
 
 

@@ -178,7 +178,7 @@ def test_the_epoch_after_skipped_batches_is_another() -> None:
 @pytest.mark.parametrize("name", ["seeded", "not prepared"])
 def test_skipping_what_a_state_skips_is_refused(tmp_path: Path, name: str) -> None:
     accelerator, loader = going_on(tmp_path, CASES[name])
-    with pytest.raises(InvalidOption, match="go through the loader itself, without skip_first_batches"):
+    with pytest.raises(InvalidOption, match="iterate over the loader itself, without skip_first_batches"):
         keep_loaders(accelerator).skip_first_batches(loader, 3)
 
 

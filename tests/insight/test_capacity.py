@@ -38,7 +38,7 @@ def test_each_need_is_its_formula(capsys: Captured) -> None:
     [
         ("--nodes 2 --cores 4 --storage 1GB", "CPU cores", 500, "8 cores more are needed, such as 8 fillers"),
         ("--nodes 2 --cores 8 --storage 100MB", "storage bandwidth", 250, "each GPU gets 250 of 1,000 samples/s"),
-        ("--nodes 2 --cores 16 --storage 4GB --cache 1", "CPU cores", 1000, "CPU cores, of which 50% is taken"),
+        ("--nodes 2 --cores 16 --storage 4GB --cache 1", "CPU cores", 1000, "CPU cores, of which 50% is used"),
         ("", None, None, "unknown"),
     ],
 )

@@ -41,7 +41,7 @@ def test_numbers_of_a_loader(tmp_path: Path) -> None:
 
 
 def test_every_name_is_in_the_table(tmp_path: Path) -> None:
-    rows = " ".join(row[0] for row in rows_of(ROOT / "docs" / "metrics.md", "name, behind the prefix"))
+    rows = " ".join(row[0] for row in rows_of(ROOT / "docs" / "metrics.md", "name, after the prefix"))
     names = loader_of(tmp_path / "data").stats().metrics("")
     known = set(re.findall(r"`([^`]+)`", rows))
     assert {re.sub("^stage/[a-z_]+/", "stage/NAME/", name) for name in names} == known

@@ -162,7 +162,7 @@ def test_replace(tmp_path: Path, penstock_run: Any) -> None:
     [
         ("import sys; sys.exit(5)", 5, "ended with exit code 5"),
         ("import os; os.kill(os.getpid(), 9)", 137, "ended with exit code 137"),
-        ("import os; os._exit(0)", 1, "left no figures"),
+        ("import os; os._exit(0)", 1, "without figures"),
     ],
 )
 def test_a_first_run_that_fails_is_the_last(text: str, code: int, why: str, tmp_path: Path, capfd: Any) -> None:
@@ -196,7 +196,7 @@ def test_compare(tmp_path: Path, penstock_run: Any) -> None:
     fails = "import sys, torch.utils.data as data\nassert type(data.DataLoader([1])).__module__[0] == 't'\n"
     ended = penstock_run(fails, "--compare", "train.py")
     assert ended.code == 1 and "AssertionError" in ended.program_err
-    why = "as the run with Penstock's in its place ended with exit code 1, and the run before it did not"
+    why = "because the run with Penstock's in its place ended with exit code 1, and the run before it did not"
     assert ended.said[-1] == f"penstock: nothing is compared, {why}"
     assert "there is nothing to compare" in penstock_run("", "--compare", "train.py").said[-1]
     assert "at least 1" in penstock_run("", "--compare", "0", "train.py").err
@@ -210,9 +210,9 @@ def test_compare(tmp_path: Path, penstock_run: Any) -> None:
         ({"worked": 1.05}, ". Changing the import line gives nothing here"),
         (
             {"worked": 3.0, "steady_waited": 0.5},
-            "Not the wait but the work changed: compare once more while nothing else runs",
+            "The work changed, not the wait: compare once more while nothing else runs",
         ),
-        ({"penstock": False}, "had the same loader in both runs: Loader is a class of its own, which is not replaced"),
+        ({"penstock": False}, "had the same loader in both runs: Loader is a derived class, which is not replaced"),
         ({"place": "a.py:7"}, "there is nothing to compare"),
     ],
 )

@@ -112,7 +112,7 @@ def test_names_that_are_refused(names: list[str], error: type[Exception], words:
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(penstock.InvalidOption, match=r"no file \*\.tar"):
+    with pytest.raises(penstock.InvalidOption, match=r"contains no \.tar file"):
         index(tmp_path)
     write_tar(tmp_path / "a.tar", {"README": b""})
     (tmp_path / "b.tar").symlink_to(tmp_path / "a.tar")
@@ -163,7 +163,7 @@ def test_compressed_archives(tmp_path: Path, mode: Any) -> None:
     with pytest.raises(penstock.CorruptShards, match="is compressed"):
         index(tmp_path)
     (tmp_path / "a.tar").rename(tmp_path / "a.tar.gz")
-    with pytest.raises(penstock.InvalidOption, match=r"no file \*\.tar; of compressed ones"):
+    with pytest.raises(penstock.InvalidOption, match=r"contains no \.tar file; a sample of a compressed tar file"):
         index(tmp_path)
 
 

@@ -122,7 +122,7 @@ def test_datasets_of_ones_own(root: Path, tmp_path: Path) -> None:
     assert mixed[1] == {"json": {"n": 1}, "name.txt": paths[1].name}
     assert mixed[2] == {"json": {"n": 2}, "name.txt": paths[2].name, "raw": b"\0\1"}
     for wrong in (None, {}, {"jpg": 3}, {"a/b": b""}):
-        with pytest.raises(penstock.InvalidOption, match="to_bytes gave"):
+        with pytest.raises(penstock.InvalidOption, match="to_bytes returned"):
             penstock.pack(own, tmp_path / "wrong", to_bytes=lambda _, wrong=wrong: wrong)  # type: ignore[misc]
 
 

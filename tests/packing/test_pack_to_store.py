@@ -178,9 +178,9 @@ def test_an_upload_that_is_interrupted(s3: S3, photos: Any, monkeypatch: pytest.
 
 
 def test_what_is_refused_before_anything_is_sent(s3: S3, photos: Any) -> None:
-    elsewhere = "shards are written to a folder by its path, or to URLs of"
+    elsewhere = "shards are written to a local folder or to a URL with"
     wrong: list[tuple[str, dict[str, Any], Any, str]] = [
-        (f"{s3.url}/states", {"states": True}, penstock.InvalidOption, "are made of shards that lie in a folder"),
+        (f"{s3.url}/states", {"states": True}, penstock.InvalidOption, "states=True needs shards in a local folder"),
         ("https://host/folder", {}, penstock.InvalidOption, elsewhere),
         ("file:///folder", {}, penstock.InvalidOption, elsewhere),
         ("s3://nowhere/out", {}, penstock.MissingBucket, "the bucket does not exist"),

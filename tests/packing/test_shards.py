@@ -164,7 +164,7 @@ def test_no_shards_there(tmp_path: Path, packed: Path) -> None:
     for folder in (tmp_path / "none", tmp_path):
         with pytest.raises(FileNotFoundError, match="penstock pack"):
             penstock.Shards(folder)
-    with pytest.raises(penstock.InvalidOption, match="holds no split 'train'; it holds 'data'"):
+    with pytest.raises(penstock.InvalidOption, match="contains no split 'train'; it holds 'data'"):
         penstock.Shards(packed, "train")
 
 

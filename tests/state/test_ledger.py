@@ -1,4 +1,4 @@
-"""Ledgers: what is written is read, whatever ends the writer; and two of them tell where their runs parted."""
+"""Ledgers: what is written is read, whatever ends the writer; and two of them tell where their runs diverged."""
 
 from __future__ import annotations
 
@@ -239,9 +239,9 @@ def test_files_that_are_no_ledger(tmp_path: Path) -> None:
         (b"penstock-ledger 1 00000000 {}\n", "of format 1, and this Penstock reads format 2; read it with the version"),
         (b"penstock-ledger 2 {\n", "first line of this ledger is damaged"),
         (b"penstock-ledger 2\n", "is not a ledger"),
-        (b"penstock-ledger 2 {}\n" + step + b"0 1 4 0123456789abcdeg\n" + step, "damaged: line 3 of 4 is no step"),
-        (b"penstock-ledger 2 {}\n0 -1 4 0123456789abcdef\n", "line 2 of 2 is no step; take the line out"),
-        (b"penstock-ledger 2 {}\n" + bytes(4096) + b"\n", "line 2 of 2 is no step"),
+        (b"penstock-ledger 2 {}\n" + step + b"0 1 4 0123456789abcdeg\n" + step, "damaged: line 3 of 4 is not a step"),
+        (b"penstock-ledger 2 {}\n0 -1 4 0123456789abcdef\n", "line 2 of 2 is not a step; remove the line"),
+        (b"penstock-ledger 2 {}\n" + bytes(4096) + b"\n", "line 2 of 2 is not a step"),
     ):
         path.write_bytes(content)
         with pytest.raises(InvalidOption, match=words) as caught:
@@ -354,7 +354,7 @@ def test_diff(two: tuple[str, str], tmp_path: Path, capsys: Captured) -> None:
     a, b = two
     last = write(tmp_path / "last", [*TEN[:9], (*TEN[9][:2], ("x",))])
     lines = [
-        "parted at epoch 1 step 1, after 6 steps in which they are equal",
+        "diverged at epoch 1 step 1, after 6 steps in which they are equal",
         f"  {a}: 2 samples, hash {recorded(TEN)[6].hash}",
         f"  {b}: 3 samples, hash {read(b).steps[6].hash}",
         f'host: not said in {a}, "b" in {b}',
@@ -378,7 +378,7 @@ def test_diff_of_equal_ones_and_prefixes(two: tuple[str, str], tmp_path: Path, c
 def test_diff_where_one_begins_later(swapped: bool, two: tuple[str, str], tmp_path: Path, capsys: Captured) -> None:
     """A run that was resumed with a new file."""
     right = f"equal up to the end of {tmp_path / 'right'}: 1 step; {two[0]} continues with epoch 1 step 2"
-    wrong = "parted at epoch 1 step 1, after 0 steps in which they are equal"
+    wrong = "diverged at epoch 1 step 1, after 0 steps in which they are equal"
     for name, ids, first in (("right", TEN[6][2], right), ("wrong", ("another",), wrong)):
         both = [two[0], write(tmp_path / name, [(1, 1, ids)])]
         code, lines, err = run(capsys, "diff", *(reversed(both) if swapped else both))
@@ -433,9 +433,9 @@ def test_show_little(tmp_path: Path, capsys: Captured) -> None:
         ("show", "required: FILE"),
         ("show A --epo 1", "unrecognized arguments: --epo 1"),
         ("show A --epoch x", "argument --epoch: invalid int value: 'x'"),
-        ("show A --epoch 2", "holds no step of epoch 2; it holds epochs 0 to 1"),
-        ("show A --epoch -1", "holds no step of epoch -1"),
-        ("show nothing --epoch 0", "holds no step of epoch 0; it holds no step at all"),
+        ("show A --epoch 2", "contains no step of epoch 2; it contains epochs 0 to 1"),
+        ("show A --epoch -1", "contains no step of epoch -1"),
+        ("show nothing --epoch 0", "contains no step of epoch 0; it contains no step at all"),
         ("show folder", "'{folder}/folder' is not a regular file, so it cannot be a ledger"),
         ("show text", "is not a ledger"),
     ],
@@ -453,7 +453,7 @@ def test_wrong_arguments(arguments: str, words: str, tmp_path: Path, capsys: Cap
     assert err.startswith("penstock") and words.format(folder=tmp_path) in err
 
 
-@pytest.mark.parametrize(("action", "words"), [([], "parted"), (["diff"], "Exit code 0"), (["show"], "--epoch")])
+@pytest.mark.parametrize(("action", "words"), [([], "diverged"), (["diff"], "Exit code 0"), (["show"], "--epoch")])
 def test_help(action: list[str], words: str, capsys: Captured) -> None:
     code, lines, err = run(capsys, *action, "--help")
     assert (code, err) == (0, "") and words in "\n".join(lines)

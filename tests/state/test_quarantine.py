@@ -263,7 +263,7 @@ def test_any_bytes_behind_the_first_line(pieces: list[bytes]) -> None:
 def test_other_kind_of_file(content: bytes, path: Path) -> None:
     path.write_bytes(content)
     for act in (Manifest(path).check, Manifest(path).read, lambda: Quarantine(Replace(manifest=path), 10)):
-        with pytest.raises(InvalidOption, match="is no manifest of bad samples"):
+        with pytest.raises(InvalidOption, match="is not a manifest of bad samples"):
             act()
     assert path.read_bytes() == content
 

@@ -86,7 +86,7 @@ def test_batches_that_came_out_of_order_come_once(order: dict[str, Any]) -> None
         assert sorted(got + flat(again)) == list(range(SIZE)), (workers, in_order)
         assert sorted(flat(again)) == list(range(SIZE)), "the next epoch is whole"
     for size in (5, None) if state["dataset"] is not None and "ahead" in state["dataset"][0] else ():
-        with refused("with in_order=False and batches of 2 goes on there only"):
+        with refused("with in_order=False and batches of 2 continues only there"):
             loaded(numbers(size, **order), state)
 
 
@@ -108,12 +108,12 @@ def test_a_gap_of_one_rank_is_that_ranks_own() -> None:
     loader, got, state, _ = begun_out_of_order(seed=7, shuffle=True, shard=(0, 1))
     loader.dataset.gate.set()
     assert sorted(got + flat(loaded(numbers(2, seed=7, shuffle=True), state))) == list(range(SIZE))
-    with refused("goes on there only, not on rank 0 of 2"):
+    with refused("continues only there, not on rank 0 of 2"):
         loaded(numbers(2, seed=7, shuffle=True, shard=(0, 2)), state)
     mine = numbers(2, num_workers=2, worker_method="thread", in_order=False, seed=7, shard=(0, 2))
     first, state, _ = stopped(mine, 1)
     for size, shard in ((2, (1, 2)), (2, (0, 3)), (3, (0, 2))):
-        with refused("rank 0 of 2 with in_order=False.*goes on there only"):
+        with refused("rank 0 of 2 with in_order=False.*continues only there"):
             loaded(numbers(size, seed=7, shard=shard), state)
     again = loaded(numbers(2, seed=7, shard=(0, 2)), state)
     assert len(flat(first)) + len(flat(again)) == SIZE // 2

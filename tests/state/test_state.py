@@ -65,7 +65,7 @@ def test_auto_asks_torchruns_variables_before_the_group_is_made(monkeypatch: pyt
     assert share_of("auto") == Share(4, 5)
 
 
-@pytest.mark.filterwarnings("ignore:seed= does not reach what the dataset draws")
+@pytest.mark.filterwarnings("ignore:seed= does not reach the draws of the dataset")
 @executors("native, caller", "native, 2", "caller", "processes, 2", "threads, 2")
 @pytest.mark.parametrize("world", [2, 3])
 def test_the_order_does_not_depend_on_the_ranks(executor: Executor, world: int) -> None:

@@ -63,7 +63,7 @@ def test_objects_and_ranges_of_s3(bucket: str) -> None:
     assert pickle.loads(pickle.dumps(store)).read("x.bin") == b"0123456789"
     with pytest.raises(errors.StorageError, match=r"s3://packed/folder/x.bin: the object has 10 bytes"):
         run_alone(store.read_part("x.bin", 8, 12, 12))
-    with pytest.raises(errors.MissingObject, match=r"s3://packed/folder/y.bin: there is no such object"):
+    with pytest.raises(errors.MissingObject, match=r"s3://packed/folder/y.bin: the object does not exist"):
         store.read("y.bin")
     with pytest.raises(errors.MissingBucket, match=r"s3://no-such-bucket/folder/y.bin: the bucket does not exist"):
         ObjectStore("s3://no-such-bucket/folder").read("y.bin")

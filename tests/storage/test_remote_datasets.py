@@ -294,7 +294,7 @@ except KeyboardInterrupt:
 def test_what_is_wrong_is_said_at_the_opening(server: ObjectServer, far: Any, tmp_path: Path) -> None:
     small = r"does not hold a window of 8 shards and the next one.*lower window"
     wrong: list[tuple[str, dict[str, Any], Any, str]] = [
-        ("/nothing", {}, MissingObject, r"nothing/dataset.json: there is no such object"),
+        ("/nothing", {}, MissingObject, r"nothing/dataset.json: the object does not exist"),
         ("", {"cache_limit": 300_000}, penstock.InvalidOption, small),
         *(
             ("", options, penstock.InvalidOption, next(iter(options)))

@@ -129,7 +129,7 @@ def test_samples_that_depend_on_what_was_read_before() -> None:
     dataset, where = Counting(), r"epoch 0, step \d+, rank 0, sample 17: "
     with wrong(where + r"with 1 worker.*: batch\[1\]\[\d, 2\] is \d+, and \d+ with 0 workers"):
         assert_worker_invariant(partial(loader, dataset, worker_method="thread"))
-    with wrong(where + "stopped behind step 0 with 1 rank, 0 workers, and gone on with 1 rank"):
+    with wrong(where + "stopped after step 0 with 1 rank, 0 workers, and continued with 1 rank"):
         assert_resume_exact(partial(loader, dataset), stops=[0], workers=(0,))
 
 
@@ -208,7 +208,7 @@ class OtherOrder(penstock.DataLoader[Any]):
 
 
 TWICE = (
-    "epoch 0, stopped behind step 3 with 1 rank, 0 workers, and gone on with 2 ranks, 0 workers: sample "
+    "epoch 0, stopped after step 3 with 1 rank, 0 workers, and continued with 2 ranks, 0 workers: sample "
     f"{numbers(loader().batch_at(0, 2))[-1]} came 2 times: step 2, rank 0 before the stop; step 0, rank 0 after it"
 )
 
@@ -216,7 +216,7 @@ TWICE = (
 @pytest.mark.parametrize(
     ("kind", "options", "words"),
     [
-        (COUNTS_AHEAD, {}, r"epoch 0, step 3, rank 0, sample \d+: stopped behind step 3 .* is \d+, and"),
+        (COUNTS_AHEAD, {}, r"epoch 0, step 3, rank 0, sample \d+: stopped after step 3 .* is \d+, and"),
         (COUNTS_ITSELF, {"ranks": (2,)}, "rank 1 has another state than rank 0"),
         (NO_JSON, {}, r"the state cannot be written as JSON: .*Tensor"),
         (OtherOrder, {"ranks": (1, 2)}, TWICE),

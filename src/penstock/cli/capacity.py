@@ -19,9 +19,9 @@ from penstock.loop_model import SATURATED
 from penstock.system.words import bytes_in, compact, size_of
 
 _DESCRIPTION = (
-    "Computes what a job needs of its nodes from measured rates, and prints each need with its formula, what there is, "
-    "and the weakest link. The costs of a sample are those that `penstock doctor DATASET --json` measured, or given. "
-    "Exit code 1: something is not enough."
+    "Computes what a job needs of its nodes from measured rates, and prints each need with its formula, the given "
+    "amount, and the weakest link. `penstock doctor DATASET --json` measures the costs of a sample, or they are given. "
+    "Exit code 1: an amount is too small."
 )
 CORES = "CPU cores"
 
@@ -31,12 +31,12 @@ def add_parser(verbs: Any) -> None:
     plan = add_verb(verbs, "plan-capacity", _run, description=_DESCRIPTION)
     plan.add_argument("--gpus", type=positive, required=True, metavar="N", help="GPUs of the whole job")
     plan.add_argument("--rate", type=number, required=True, metavar="R", help="samples per second that one GPU takes")
-    plan.add_argument("--measured", metavar="FILE", help="what `penstock doctor DATASET --json` printed")
+    plan.add_argument("--measured", metavar="FILE", help="a file with the output of `penstock doctor DATASET --json`")
     plan.add_argument("--cpu-ms", type=number, metavar="MS", help="CPU milliseconds per sample (measured)")
     plan.add_argument("--stored", type=_size, metavar="SIZE", help="bytes of a sample in its file (measured)")
     plan.add_argument("--batched", type=_size, metavar="SIZE", help="bytes of a sample in its batch, such as 600KB")
     plan.add_argument("--dataset", type=_size, metavar="SIZE", help="bytes of all files")
-    there = plan.add_argument_group("what there is")
+    there = plan.add_argument_group("what the nodes have")
     there.add_argument("--nodes", type=positive, default=1, metavar="N", help="nodes of the job (1)")
     there.add_argument("--cores", type=number, metavar="N", help="CPU cores of a node for data loading")
     there.add_argument("--storage", type=_size, metavar="SIZE", help="bytes that a node reads per second, such as 2GB")
@@ -116,17 +116,17 @@ def _needs(job: argparse.Namespace, cpu_seconds: float, stored: float | None) ->
     if job.dataset:  # a cache that holds a part of the dataset spares storage that part
         held = min(1.0, (job.cache or 0.0) / job.dataset)
         formula = (
-            f"{job.nodes:,} nodes x {size_of(int(job.dataset))}: then storage is read in the first epoch alone, "
-            "for each node comes to read each sample"
+            f"{job.nodes:,} nodes x {size_of(int(job.dataset))}: then storage is read only in the first epoch; "
+            "every node reads every sample in time"
         )
         yield Need("cache", formula, job.dataset * job.nodes, of_all(job.cache), "bytes", optional=True)
     if stored is not None:
-        kept = f" x {1 - held:.0%} that caches do not hold" if held > 0 else ""
+        kept = f" x {1 - held:.0%} outside of the caches" if held > 0 else ""
         formula = f"{gpus} x {size_of(int(stored))}{kept}"
         yield Need("storage bandwidth", formula, samples * stored * (1 - held), of_all(job.storage))
     if job.batched is not None:
         elsewhere = max(0.0, 1 - cores.share)
-        formula = f"{gpus} x {size_of(int(job.batched))} x {elsewhere:.0%} that is filled on other nodes"
+        formula = f"{gpus} x {size_of(int(job.batched))} x {elsewhere:.0%} of the batches, filled on other nodes"
         needed = samples * job.batched * elsewhere
         yield Need("network for fillers", formula, needed, of_all(job.network), optional=cores.there is None)
 
@@ -134,9 +134,9 @@ def _needs(job: argparse.Namespace, cpu_seconds: float, stored: float | None) ->
 def _sentence(rate: float, weakest: Need | None) -> str:
     """Return the weakest link, and what would help."""
     if weakest is None or weakest.there is None:
-        return "weakest link: unknown: say what the nodes have (--cores, --storage, --network, --cache)"
+        return "weakest link: unknown: give what the nodes have (--cores, --storage, --network, --cache)"
     if weakest.share >= 1:
-        return f"enough of all; the nearest to its limit is {weakest.name}, of which {1 / weakest.share:.0%} is taken"
+        return f"nothing is short; the nearest to its limit is {weakest.name}, of which {1 / weakest.share:.0%} is used"
     missing = weakest.needed - weakest.there
     said = (
         f"weakest link: {weakest.name}; each GPU gets {compact(rate * weakest.share)} of {compact(rate)} samples/s. "
@@ -158,9 +158,9 @@ def measured_costs(text: str) -> tuple[float, float | None]:
         read = max((stage["bytes"] / stage["samples"] for stage in stages), default=0.0)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidOption(
-            f"this is not what `penstock doctor DATASET --json` prints of a measured loop ({type(error).__name__}: "
-            f"{error}): write its output to a file, and give that"
+            f"this is not the output of `penstock doctor DATASET --json` with a measured loop ({type(error).__name__}: "
+            f"{error}): write that output to a file, and give the file"
         ) from error
     if not cpu > 0:
-        raise InvalidOption("the doctor's loop counted no CPU time: measure for longer, by its --seconds")
+        raise InvalidOption("the doctor's loop measured no CPU time: measure for longer, with --seconds")
     return cpu, read or None

@@ -37,5 +37,5 @@ def _info(arguments: argparse.Namespace) -> int:
             ("fingerprint", split.fingerprint),
         ]
         lines += [f"{head:<11}  {shown(text)}" for head, text in rows] + [""]
-    write_lines(lines[:-1] if lines else [f"{shown(arguments.shards)} holds no split"])
+    write_lines(lines[:-1] if lines else [f"{shown(arguments.shards)} contains no split"])
     return 0

@@ -20,9 +20,9 @@ def add_parser(verbs: Any) -> None:
         actions,
         "diff",
         _diff,
-        "print the step at which two runs parted",
-        " Exit code 0: they are equal up to the end of the shorter one; 1: they parted; 2: they cannot be read, or not "
-        "be compared, because their ranks, numbers of ranks or batch sizes differ, or because no step is in both. "
+        "print the step at which two runs diverged",
+        " Exit code 0: they are equal up to the end of the shorter one; 1: they diverged; 2: they cannot be read or "
+        "compared, because their ranks, numbers of ranks or batch sizes differ, or because no step is in both. "
         "Steps that a resumed run left behind are ignored.",
     )
     diff.add_argument("a", metavar="A", help="the ledger of one run")
@@ -36,9 +36,9 @@ def _diff(arguments: argparse.Namespace) -> int:
     a, b = read(arguments.a), read(arguments.b)
     found = compare(a, b)
     names = shown(a.path), shown(b.path)
-    parted = found.at is not None and found.ended is None
+    diverged = found.at is not None and found.ended is None
     lines = [_verdict(found, a, names)]
-    if parted:
+    if diverged:
         lines += [f"  {name}: {_step(record)}" for name, record in zip(names, (found.a, found.b), strict=True)]
     if found.since is not None:
         lines.append(f"compared from {_place(found.since)}, where one of them begins")
@@ -46,7 +46,7 @@ def _diff(arguments: argparse.Namespace) -> int:
         f"{shown(name)}: {shown(one)} in {names[0]}, {shown(two)} in {names[1]}" for name, one, two in found.facts
     ]
     write_lines(lines)
-    return 1 if parted else 0
+    return 1 if diverged else 0
 
 
 def _verdict(found: Comparison, a: LedgerFile, names: tuple[str, str]) -> str:
@@ -54,7 +54,7 @@ def _verdict(found: Comparison, a: LedgerFile, names: tuple[str, str]) -> str:
     if found.at is None:
         return f"equal: {steps}, to {_place(a.steps[-1][:2])}" if a.steps else f"equal: {steps}"
     if found.ended is None:
-        return f"parted at {_place(found.at)}, after {steps} in which they are equal"
+        return f"diverged at {_place(found.at)}, after {steps} in which they are equal"
     short, long = names[found.ended], names[1 - found.ended]
     return f"equal up to the end of {short}: {steps}; {long} continues with {_place(found.at)}"
 
@@ -88,7 +88,7 @@ def _epoch(file: LedgerFile, epoch: int) -> list[str]:
     steps = [step for step in file if step.epoch == epoch]
     if not steps:
         others = f"epochs {_range(_epochs(file))}" if file.steps else "no step at all"
-        raise InvalidOption(f"{file.path!r} holds no step of epoch {epoch}; it holds {others}")
+        raise InvalidOption(f"{file.path!r} contains no step of epoch {epoch}; it contains {others}")
     rows = [("STEP", "SAMPLES", "HASH")]
     rows += [(f"{step.step:,}", f"{step.samples:,}", step.hash) for step in steps]
     return table(rows, right=(0, 1))

@@ -48,7 +48,7 @@ def add_parser(verbs: Any) -> None:
     retry.add_argument("--dry-run", action="store_true", help="change nothing")
     export.add_argument("--format", choices=("csv", "json", "ids", "paths"), default="csv", help="default: csv")
     export.add_argument("--null", action="store_true", help="end each of ids and paths by NUL, not by a newline")
-    export.add_argument("--output", metavar="FILE", default="-", help="default: -, which is stdout")
+    export.add_argument("--output", metavar="FILE", default="-", help="the file to write (default: -, which is stdout)")
     export.add_argument("--force", action="store_true", help="overwrite FILE")
 
 
@@ -96,15 +96,15 @@ def _retry(arguments: argparse.Namespace) -> int:
     with Bar("reading") as bar:
         for number, bad in enumerate(entries, 1):
             if bad.path is None:
-                left.append((bad, "no file is known"))
+                left.append((bad, "its file is not known"))
             elif bad.error.startswith("OutsideRoot:"):
-                left.append((bad, "it led out of its root folder, which only a run knows"))
+                left.append((bad, "its file lay outside of its root folder, which only a run knows"))
             elif (error := _try(bad.id, bad.path)) is None:
                 good.append((bad, f"was {bad.error}"))
             else:
                 still.append((bad, BadSample.of(bad.id, bad.path, error).error))
             bar.update(number, len(entries))
-    taken = "they stay: a dry run"
+    taken = "not taken out: a dry run"
     if not arguments.dry_run:
         taken = f"{manifest.remove(bad.id for bad, _ in good):,} taken out"
     lines = [

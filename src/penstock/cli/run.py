@@ -37,13 +37,13 @@ STEPS, SECONDS = 200, 30
 RECORDINGS = ("trace", "report")
 
 _DESCRIPTION = """
-Runs a program in this process as "python SCRIPT" or "python -m MODULE" does, and says on stderr how long its loops
+Runs a program in this process as "python SCRIPT" or "python -m MODULE" does, and prints on stderr how long its loops
 waited for the batches of each DataLoader, torch's and Penstock's. While it runs, a line on the terminal shows how fast
-batches come. Options for Penstock stand before SCRIPT; all words behind it are the program's. The exit code is the
-program's; 2: there is no such program, or a file that is named cannot be written; 1, where the program's is 0: no
-loop was seen for a recording or a comparison. Under torchrun (torchrun --no-python penstock run SCRIPT) the report is
-that of rank 0. torch is imported before the program begins: what it reads from the environment then, such as
-OMP_NUM_THREADS, is to be set outside of the program.
+batches come. Penstock's options come before SCRIPT; all words after it are the program's. The exit code is the
+program's; 2: there is no such program, or a named file cannot be written; 1, where the program's is 0: a
+recording or a comparison saw no loop. Under torchrun (torchrun --no-python penstock run SCRIPT) the report is
+that of rank 0. torch is imported before the program begins: set environment variables that it reads then,
+such as OMP_NUM_THREADS, outside of the program.
 """
 
 
@@ -62,7 +62,7 @@ def add_parser(verbs: Any) -> None:
         metavar="N",
         help="end the program, as sys.exit() in its main thread does, when it continues after N batches of one loader",
     )
-    parser.add_argument("--seconds", type=number, metavar="S", help="the same behind S seconds of one loop")
+    parser.add_argument("--seconds", type=number, metavar="S", help="the same after S seconds of one loop")
     parser.add_argument(
         "--replace",
         action="store_true",
@@ -84,7 +84,7 @@ def add_parser(verbs: Any) -> None:
     group.add_argument(
         "--trace",
         metavar="FILE",
-        help="write what the loops and the workers did, slice by slice, for ui.perfetto.dev; compressed where FILE "
+        help="write a trace of the loops and the workers for ui.perfetto.dev; compressed where FILE "
         "ends in .gz. '{rank}' in FILE is torchrun's RANK",
     )
     group.add_argument(
@@ -233,16 +233,16 @@ def _run_twice(arguments: argparse.Namespace, program: Program, files: Mapping[s
             path = os.path.join(folder, str(len(runs)))
             ended = run_child([*COMMAND, *options, *more, "--json", path, *program.words], path)
             if ended.code or not ended.figures:
-                why = f"ended with exit code {ended.code}" if ended.code else "ended by os._exit() and left no figures"
+                why = f"ended with exit code {ended.code}" if ended.code else "ended by os._exit() without figures"
                 before = ", and the run before it did not" if runs else ""
-                say(f"penstock: nothing is compared, as the run with {words} {why}{before}")
+                say(f"penstock: nothing is compared, because the run with {words} {why}{before}")
                 return ended.code or 1
             runs.append(ended)
     first, second = runs
     lines = [*compared(first.figures, second.figures), gained(first.figures, second.figures)]
     if first.read > 2 * second.read + (16 << 20):
         read = f"the first run read {size_of(first.read)} from disks, the second {size_of(second.read)}"
-        lines.append(f"{read}, as the files were in memory by then: compare once more to see")
+        lines.append(f"{read}, because the files were in memory by then: compare once more")
     if "json" in files:
         both = {"before": first.figures, "after": second.figures}
         lines += _write(files["json"], json.dumps(both, indent=1) + "\n")
@@ -344,11 +344,11 @@ def gained(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """Return the sentence that says what Penstock's loader gives: of the loop that took longest with torch's."""
     pairs = [(one, other) for one, other in _pairs(before["loops"], after["loops"]) if one and other]
     if not pairs:
-        return "no loop over a DataLoader was seen in both runs: there is nothing to compare"
+        return "no loop over a DataLoader ran in both runs: there is nothing to compare"
     one, other = max(pairs, key=lambda pair: pair[0]["waited"] + pair[0]["worked"])
     loop = f"the loop over {one['dataset']} at {one['place']}" if one["place"] else f"the loop over {one['dataset']}"
     if not other["penstock"]:
-        return f"{loop} had the same loader in both runs: {one['name']} is a class of its own, which is not replaced"
+        return f"{loop} had the same loader in both runs: {one['name']} is a derived class, which is not replaced"
     what = "samples" if one["samples"] and other["samples"] else "batches"
     rates, (waits, works) = [_rate(each, what) for each in (one, other)], zip(_step(one), _step(other), strict=True)
     times = rates[1] / rates[0]
@@ -359,7 +359,7 @@ def gained(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     if _SAME[0] <= times <= _SAME[1]:
         return f"{said}. Changing the import line gives nothing here"
     if (times > 1) is not (waits[1] < waits[0]):  # other programs, or a warm cache of the CPU, may be the reason
-        return f"{said}. Not the wait but the work changed: compare once more while nothing else runs"
+        return f"{said}. The work changed, not the wait: compare once more while nothing else runs"
     if times < 1:
         return f"{said}. Keep torch's loader here"
     return f'{said}. Write "from penstock import DataLoader" in the place of torch\'s'

@@ -22,7 +22,7 @@ def add_parser(verbs: Any) -> None:
     packing = add_verb(verbs, "pack", _pack, description=_PACK)
     packing.add_argument("source", metavar="SOURCE", help="an image folder (class/name.jpg), or .pt or .npy files")
     packing.add_argument(
-        "out", metavar="OUT", help="the folder of the shards, or s3://, gs://, az://; the same command continues"
+        "out", metavar="OUT", help="the folder of the shards, or a URL: s3://, gs://, az://; the same command continues"
     )
     packing.add_argument("--split", default=SPLIT, metavar="NAME", help=f"the name of the split (default: {SPLIT})")
     packing.add_argument(
@@ -43,7 +43,7 @@ def add_parser(verbs: Any) -> None:
     packing.add_argument("--address", metavar="HOST:PORT", help="address of the Ray cluster (default: this machine's)")
     packing.add_argument("--restart", action="store_true", help="remove the files of an unfinished packing first")
     indexing = add_verb(verbs, "index", _index, description=_INDEX)
-    indexing.add_argument("tars", metavar="FOLDER_OR_TARS", nargs="+", help="a folder of .tar files, or such files")
+    indexing.add_argument("tars", metavar="FOLDER_OR_TARS", nargs="+", help="a folder of .tar files, or the files")
     indexing.add_argument("--split", default=SPLIT, metavar="NAME", help=f"the name of the split (default: {SPLIT})")
     indexing.add_argument("--workers", type=int, metavar="N", help="threads (default: one per core)")
     checking = add_verb(verbs, "verify", _verify, description=_VERIFY)

@@ -19,16 +19,16 @@ Run = Callable[[argparse.Namespace], int]
 
 #: The verbs: the module of penstock.cli that adds each, and what it does.
 VERBS = {
-    "ledger": ("ledger", "look into the ledgers of runs"),
+    "ledger": ("ledger", "show or compare the ledgers of runs"),
     "quarantine": ("quarantine", "list, retry or export the bad samples of a manifest"),
-    "run": ("run", "run a program, and say how long it waits for its data"),
+    "run": ("run", "run a program, and print how long it waits for its data"),
     "pack": ("shards", "pack a dataset into tar shards"),
     "index": ("shards", "index tar files in WebDataset's naming, once"),
     "verify": ("shards", "compare shards with their checksums"),
     "unpack": ("shards", "write the packed files to a folder"),
     "info": ("info", "print what a folder of shards holds"),
     "doctor": ("doctor", "check the machine, or a dataset on it, for what slows loading down"),
-    "plan-capacity": ("capacity", "compute what a job of many GPUs needs of its machines"),
+    "plan-capacity": ("capacity", "compute the cores, bandwidths and cache that a job of many GPUs needs"),
     "view": ("view", "draw a batch as pictures, with IDs and labels"),
     "watch": ("watch", "show what the loaders of a running process do"),
 }
@@ -68,7 +68,7 @@ def count(text: str) -> int:
 def positive(text: str) -> int:
     """Return a whole number of 1 or more."""
     if (number := count(text)) == 0:
-        raise argparse.ArgumentTypeError("0 is too few: at least 1")
+        raise argparse.ArgumentTypeError("0 is too few: give at least 1")
     return number
 
 

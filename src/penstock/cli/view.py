@@ -18,7 +18,7 @@ from penstock.system.words import counted
 
 _OUT = "penstock-view.png"
 _MORE = (
-    " The batch is read as the model gets it, by the dataset's and the loader's own code. What is known of a "
+    " The batch is read as the model gets it, by the dataset's and the loader's own code. A known "
     "normalisation is undone; the sheet says how values became pixels."
 )
 
@@ -27,7 +27,7 @@ def add_parser(verbs: Any) -> None:
     """Add the verb to the command line."""
     parser = add_verb(verbs, "view", _view, description=_MORE)
     parser.add_argument("dataset", metavar="DATASET", help=DATASET)
-    said = f"a .png or .html file, which is written over (default: {_OUT})"
+    said = f"a .png or .html file, which is overwritten (default: {_OUT})"
     parser.add_argument("-o", "--output", default=_OUT, metavar="FILE", help=said)
     parser.add_argument("--batch", type=count, default=0, metavar="N", help="the batch, counted from 0 (default: 0)")
     parser.add_argument(
@@ -93,5 +93,5 @@ def _numbers(text: str) -> tuple[float, ...]:
     except ValueError:
         numbers = (math.nan,)
     if not all(map(math.isfinite, numbers)):
-        raise argparse.ArgumentTypeError(f"{text!r}: numbers with commas between them, such as 0.485,0.456,0.406")
+        raise argparse.ArgumentTypeError(f"{text!r}: give numbers with commas between them, such as 0.485,0.456,0.406")
     return numbers

@@ -25,7 +25,7 @@ except ImportError:
 _EVERY = 0.5
 
 _HOW = (
-    "no process of this user reads from a penstock loader now. Start one, python train.py with penstock.DataLoader in "
+    "no process of this user reads from a Penstock loader now. Start one, python train.py with penstock.DataLoader in "
     "it, or penstock run train.py, and watch it from any terminal a second after its first batch"
 )
 
@@ -68,8 +68,8 @@ def _missing(pid: int) -> str:
     if not os.path.exists(f"/proc/{pid}"):
         return f"there is no process {pid}"
     return (
-        f"process {pid} has no live recording of this user's: it has gone through no penstock loader for a second yet, "
-        "has ended its loops, or could not write the recording"
+        f"process {pid} has no live recording of this user's: it has not yet run a loop over a Penstock "
+        "loader for a second, has ended its loops, or could not write the recording"
     )
 
 

@@ -75,14 +75,14 @@ def connected(cluster: Ray) -> Any:
     address, what = cluster.address or os.environ.get("RAY_ADDRESS") or "auto", "no Ray cluster runs on this machine"
     try:
         address = _of_this_machine() if address == "auto" else address
-        what = f"the Ray cluster {address} is not there"
+        what = f"no Ray cluster answers at {address}"
         host, _, port = address.rpartition(":")
         if host and port.isdecimal():  # Ray itself tries for minutes
             with socket.create_connection((host, int(port)), _ANSWER) as stream:
                 if os.environ.get("RAY_USE_TLS", "0").lower() in ("0", "", "false"):
                     stream.sendall(_PREFACE)
                     if stream.recv(9, socket.MSG_WAITALL)[3:4] != b"\4":
-                        raise ConnectionError("what answers at the port is not Ray")
+                        raise ConnectionError("the server at this port is not Ray")
         ray.init(address=address, configure_logging=False)
     except (OSError, RuntimeError, ValueError, SystemExit) as error:  # SystemExit by Ray
         said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
@@ -120,7 +120,7 @@ def check(found: Facts, who: str) -> None:
             f"{who} on {found.place} has other versions than this process: {said}. Install the same on every node"
         )
     if found.missing:
-        more = f", and {len(found.missing) - 1} more of those that were looked at" if len(found.missing) > 1 else ""
+        more = f", and {len(found.missing) - 1} more of the files that were checked" if len(found.missing) > 1 else ""
         raise ClusterError(
             f"{who} on {found.place} does not see the files of this process: {found.missing[0]}{more}. Give a dataset "
             "on a file system that all nodes share, under one path, or shards in an object store"
@@ -173,7 +173,7 @@ def pickled(value: Any, dataset: Any) -> bytes:
         raise ClusterError(
             f"{type(dataset).__qualname__}, or what is given with it, cannot be pickled ({type(error).__name__}: "
             f"{error}), and a cluster's nodes get a pickle of it: open files and locks where they are first used, in "
-            "__getitem__, or leave them out of the pickle by a __getstate__ of its own"
+            "__getitem__, or leave them out of the pickle by a __getstate__ method"
         ) from error
 
 
@@ -184,7 +184,7 @@ def stored(ray: Any, value: Any) -> Any:
     except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
         size = getattr(value, "nbytes", None) or len(value)
         raise ClusterError(
-            f"what the nodes are sent has {size_of(size)}, and the object store of Ray on this node is full: leave "
+            f"the pickle for the nodes has {size_of(size)}, and the object store of Ray on this node is full: leave "
             "arrays in files, or start Ray with a larger --object-store-memory"
         ) from error
 

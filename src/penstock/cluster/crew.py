@@ -94,7 +94,7 @@ class Crew:
             if live and time.monotonic() > (deadline := deadline or time.monotonic() + _OTHERS):
                 warn_user(
                     f"{live} of {counted(self._count, self._what)} started: each needs {self._cluster.demand()} of "
-                    "the Ray cluster, and the others will begin when it has so much free"
+                    "the Ray cluster, and the others will start when the cluster has that much free"
                 )
                 return
             self.take(_LOOK)

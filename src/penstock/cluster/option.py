@@ -20,11 +20,10 @@ class Ray:
     Args:
         address: of the cluster, "HOST:PORT". None: the one that this program is connected to, else that of RAY_ADDRESS,
             else the one that runs on this machine. No cluster is started.
-        cpus: CPUs that each filler or packer takes of Ray; a filler of a native plan has as many threads, rounded down.
-        resources: other Ray resources that each one takes, such as {"filler": 1}: they place it on nodes that have
-            them.
-        bytes_in_flight: bytes of the batches that are asked for and not handed out yet, as a number or a text; one
-            batch at least.
+        cpus: Ray CPUs of each filler or packer; a filler of a native plan has the same number of threads, rounded down.
+        resources: other Ray resources of each one, such as {"filler": 1}: Ray places it on nodes that have them.
+        bytes_in_flight: the most bytes of batches that are requested and not handed out yet, as a number or a text;
+            at least one batch is requested.
         start_timeout: seconds until a filler or packer must have started.
 
     Raises:
@@ -39,19 +38,21 @@ class Ray:
 
     def __post_init__(self) -> None:
         if not _above_zero(self.cpus):
-            raise InvalidOption(f"Ray(cpus={self.cpus!r}): it is a number above 0")
+            raise InvalidOption(f"Ray(cpus={self.cpus!r}): it must be a number above 0")
         if not _above_zero(self.start_timeout):
-            raise InvalidOption(f"Ray(start_timeout={self.start_timeout!r}): it is a number of seconds above 0")
+            raise InvalidOption(f"Ray(start_timeout={self.start_timeout!r}): it must be a number of seconds above 0")
         address: Any = self.address
         if address is not None and (type(address) is not str or "://" in address):
             raise InvalidOption(
-                f"Ray(address={self.address!r}): it is 'HOST:PORT' of a cluster that this machine is a node of"
+                f"Ray(address={self.address!r}): it must be 'HOST:PORT' of a cluster that this machine belongs to"
             )
         for name, amount in (self.resources or {}).items():
             if type(name) is not str or not _above_zero(amount):
-                raise InvalidOption(f"Ray(resources={self.resources!r}): it is a dict from names to numbers above 0")
+                raise InvalidOption(
+                    f"Ray(resources={self.resources!r}): it must be a dict from names to numbers above 0"
+                )
         if self.limit < 1:
-            raise InvalidOption(f"Ray(bytes_in_flight={self.bytes_in_flight!r}): it is 1 byte or more")
+            raise InvalidOption(f"Ray(bytes_in_flight={self.bytes_in_flight!r}): it must be 1 byte or more")
 
     @property
     def limit(self) -> int:

@@ -44,7 +44,7 @@ def refusal(plan: Plan, *, replaces: bool = False) -> Refusal | None:
         return Refusal(what, "Python reads the dataset", folders)
     for leaf in plan.leaves:
         if leaf.images is None or leaf.recipe is None or not leaf.images.encoded:
-            return Refusal(what, "the dataset is no folder of image files", folders)
+            return Refusal(what, "the dataset is not a folder of image files", folders)
         why = obstacle(leaf.recipe)
         if why is not None:
             return Refusal(

@@ -37,7 +37,7 @@ class Feed:
         device: "cuda" means cuda:LOCAL_RANK where torchrun sets that, else the current device. Where this machine has
             no accelerator of that kind, batches stay on the CPU, with a warning. "cpu": they stay there.
         depth: batches that are copied ahead of the one in use.
-        dtype: of floating-point tensors, converted on the device; None: as they are.
+        dtype: of floating-point tensors, converted on the device; None: unchanged.
         channels_last: 4-d tensors get torch.channels_last strides, on the device.
         transform: called with each batch on the device, on the stream of the copies and under torch.no_grad(); returns
             the batch that the loop gets. It may be an nn.Module or transforms of torchvision.
@@ -47,7 +47,7 @@ class Feed:
             augmented there, equal to the host's. Where they do not fit they stay on the host.
 
     Raises:
-        InvalidOption: a device that torch does not know or that is not there, and values out of range.
+        InvalidOption: a device that torch does not know or that does not exist, and values out of range.
     """
 
     device: Device = "cuda"
@@ -105,7 +105,7 @@ def explain_feed(feed: Feed, device: torch.device) -> str:
         way = "by plain copies"
     else:
         ahead = f"{feed.depth} batch{'es' * (feed.depth > 1)} ahead"
-        way = f"one copy a field, from page-locked memory, on a stream of its own, {ahead}"
+        way = f"one copy a field, from page-locked memory, on a separate stream, {ahead}"
     return f"device   {device}: {way}"
 
 

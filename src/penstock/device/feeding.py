@@ -316,17 +316,17 @@ def prefetch(
 ) -> Prefetch[T]:
     """Return the batches of any iterable, on a device, each copied while the ones before it are in use.
 
-    The iterable may be a torch.utils.data.DataLoader or anything else that gives batches. A thread goes through it, but
-    for loaders with num_workers=0, which read in the thread that asks. NVIDIA Apex's data_prefetcher did this for pairs
-    of tensors.
+    The iterable may be a torch.utils.data.DataLoader or any other iterable of batches. A thread iterates over it, but
+    loaders with num_workers=0 read in the thread that calls next(). NVIDIA Apex's data_prefetcher did this for pairs of
+    tensors.
 
     Args:
         batches: gives tensors, or tuples, dicts, dataclasses and objects with .to() that hold them, to any depth.
         device: as in `Feed`, or a Feed.
-        transform, dtype, channels_last, depth: as in `Feed`; what is given here replaces what a Feed says of it.
+        transform, dtype, channels_last, depth: as in `Feed`; a value given here replaces that of the Feed.
 
     Raises:
-        InvalidOption: from the call, and from iter() where the device is not there.
+        InvalidOption: from the call, and from iter() where the device does not exist.
         TypeError: batches is not iterable.
     """
     iter_of = getattr(batches, "__iter__", None) or getattr(batches, "__getitem__", None)

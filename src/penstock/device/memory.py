@@ -118,19 +118,20 @@ def run_within_memory(
     same step each time, not a new lambda. A loss that is a mean over the batch must be weighted: where step has a
     parameter share besides the batch, it gets the samples of the micro-batch over those of the batch.
 
-    undo= takes back what a failed try did, and the whole batch is run again then. Results are kept until the last part
-    is done: return loss.item(). Under DistributedDataParallel a rank must not split on its own: use find_batch_size().
+    undo= reverts the effects of a failed try, and then the whole batch is run again. Results are kept until the last
+    part is done: return loss.item(). Under DistributedDataParallel one rank alone must not split: use
+    find_batch_size().
 
     Args:
         step: called as step(batch) or step(batch, share=...), with the batch itself or with views of its tensors.
         batch: as for find_batch_size().
         start: samples of the largest micro-batch to begin with; None: the size that worked before, else all.
-        undo: takes back what step has done since this call began, such as optimizer.zero_grad.
+        undo: reverts the effects of step since this call began, such as optimizer.zero_grad.
 
     Raises:
         ValueError: the batch is empty, or its tensors disagree about the number of samples, or it cannot be cut.
         InvalidOption: start below 1.
-        Exception: what step raises, among that the out-of-memory error of a sample that does not fit alone.
+        Exception: the step's own errors, and the out-of-memory error of a single sample that does not fit.
     """
     samples = Samples(batch)
     known = _remembered(step) or samples.number
@@ -294,7 +295,7 @@ def _number_of_samples(batch: object) -> int:
             shapes.setdefault(leaf.shape[0], tuple(leaf.shape))
         elif not isinstance(leaf, torch.Tensor | type) and callable(getattr(leaf, "to", None)):
             raise ValueError(
-                f"a {type(leaf).__name__} holds tensors of its own and cannot be cut along dimension 0; give a step "
+                f"a {type(leaf).__name__} holds tensors and cannot be cut along dimension 0; give a step "
                 "that takes these tensors in a tuple, dict or dataclass"
             )
     # A batch without tensors, of strings for example, is as long as the lists and tuples that hold them.

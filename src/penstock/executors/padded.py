@@ -15,7 +15,7 @@ from penstock.system.words import counted
 
 
 class PaddedSequences(NamedTuple):
-    """Sequences of a batch, padded behind their ends."""
+    """The sequences of a batch, padded to one length, with their lengths."""
 
     values: torch.Tensor
     """Shape (samples, longest length, *), of the dtype of the sequences."""
@@ -26,12 +26,12 @@ class PaddedSequences(NamedTuple):
 class Padded:
     """A collate_fn that pads sequences to the longest of their batch: as torch's pad_sequence(batch_first=True).
 
-    Sequences, which become `PaddedSequences`, are tensors and arrays of one dimension or more, which differ in the
-    first alone, and lists of numbers. All else in samples, and the samples themselves, are collated as
-    torch's default_collate does it. A recognised dataset is read natively before.
+    Sequences, which become `PaddedSequences`, are lists of numbers, and tensors and arrays of one dimension or more
+    that differ only in the first one. torch's default_collate collates everything else. Native threads still read a
+    recognised dataset.
 
     Args:
-        value: what is put behind the end of a sequence.
+        value: the padding after the end of a sequence.
         fields: which fields of a sample are sequences: keys of a dictionary, positions of a tuple; None: all that can
             be.
 
@@ -81,7 +81,7 @@ class Padded:
                 where = "" if field is None else f" in field {field!r}"
                 raise ShapeMismatch(
                     f"sample {number} of a batch of {counted(len(values), 'sample')} has shape {shapes[number]}{where},"
-                    f" and sample 0 {shapes[0]}: padded sequences differ in their first dimension alone"
+                    f" and sample 0 {shapes[0]}: padded sequences may differ only in their first dimension"
                 )
         lengths = torch.tensor([len(sequence) for sequence in sequences], dtype=torch.int64)
         return PaddedSequences(pad_sequence(sequences, batch_first=True, padding_value=self.value), lengths)

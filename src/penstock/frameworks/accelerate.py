@@ -41,7 +41,7 @@ _MARK = "_by_penstock"
 
 
 def keep_loaders(accelerator: AcceleratorT) -> AcceleratorT:
-    """Make an accelerate.Accelerator say early what cannot be kept or saved. Loaders are kept without this call too.
+    """Make an accelerate.Accelerator raise at once for loaders that it cannot keep or save. This call is optional.
 
     `prepare`, `prepare_data_loader` and `skip_first_batches` return Accelerate's own adapters with a
     penstock.DataLoader inside. A prepared loader that is given to `accelerator.register_for_checkpointing` is saved by
@@ -51,14 +51,14 @@ def keep_loaders(accelerator: AcceleratorT) -> AcceleratorT:
         accelerator: of Accelerate 1.8 or newer; it is changed in place and returned.
 
     Raises:
-        InvalidOption: use_stateful_dataloader=True, which asks for torchdata's loader.
+        InvalidOption: use_stateful_dataloader=True, which requests torchdata's loader.
     """
     theirs: Any = accelerator
     if theirs.use_stateful_dataloader:
         raise InvalidOption(
-            "use_stateful_dataloader=True replaces a penstock loader by torchdata's StatefulDataLoader; "
+            "use_stateful_dataloader=True replaces a Penstock loader by torchdata's StatefulDataLoader; "
             "leave it False, and give what prepare returns to accelerator.register_for_checkpointing: save_state and "
-            "load_state then go on in the middle of an epoch"
+            "load_state then continue in the middle of an epoch"
         )
     meet_accelerate()
     if getattr(theirs.register_for_checkpointing, "func", None) is not _register:
@@ -136,8 +136,8 @@ def _skip(skip: Callable[..., Any], dataloader: Any, num_batches: int = 0) -> An
         return skip(dataloader, num_batches)
     if ours.resumes:
         raise InvalidOption(
-            "a state was loaded, and the next pass goes on behind the batches that were handed out before: go through "
-            "the loader itself, without skip_first_batches"
+            "a state was loaded, and the next pass continues after the batches that were handed out before: iterate "
+            "over the loader itself, without skip_first_batches"
         )
     if ours is dataloader:
         return _with_ours(ours, skip(_as_torchs(ours), num_batches))

@@ -28,8 +28,8 @@ _COPIES_LOADERS = "accelerate.data_loader"
 def install() -> ExitStack:
     """Make every torch.utils.data.DataLoader that is built from now on, by any code, a penstock.DataLoader.
 
-    Objects of classes derived from torch's stay what they are: their code knows torch's class. `with
-    penstock.install():` ends it behind the block. Calls may be nested: each needs its uninstall().
+    Objects of classes derived from torch's do not change, because their code relies on torch's class. `with
+    penstock.install():` ends with the block. Calls may be nested: each needs its uninstall().
     """
     global _original, _depth
     with _lock:
@@ -43,7 +43,7 @@ def install() -> ExitStack:
 
 
 def uninstall() -> None:
-    """Undo an install(). Loaders that were made meanwhile stay Penstock's.
+    """Undo an install(). Loaders made in between remain Penstock's.
 
     Raises:
         RuntimeError: nothing is installed, or other code has exchanged torch's __init__ since.

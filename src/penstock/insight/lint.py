@@ -68,9 +68,9 @@ _CLOSED = (*_PLAIN, type(None), torch.Tensor, np.ndarray, type, types.ModuleType
 def lint(dataset: Any) -> list[Remark]:
     """Return remarks on a dataset's state: what fails first, then what costs.
 
-    Objects of the user's own classes are looked at, also as transforms, in a Subset, ConcatDataset or any other object
-    that the dataset holds; those of libraries are not. Nothing of the dataset's code is called. A loader stands for its
-    dataset.
+    It examines objects of the user's own classes, also as transforms, in a Subset, a ConcatDataset or any other object
+    that the dataset holds, but not those of libraries. No code of the dataset is called. Of a loader its dataset is
+    examined.
     """
     root = dataset.dataset if issubclass(type(dataset), DataLoader) else dataset
     held = list(held_objects(root))

@@ -212,9 +212,9 @@ def begins_torch(loader: LoaderFacts, loops: LoopMeter, read: Callable[[], Any])
 
 
 def publish(enabled: bool = True) -> None:
-    """Write the live file of this process, or (False) write none and remove what was written.
+    """Turn the live file of this process on, or (False) off; turning it off removes the file.
 
-    A process publishes by itself from its first pass on. In a child that is forked off the choice holds too.
+    A process writes the file without this call. A forked child keeps the setting.
     """
     global _publisher
     if _publisher is not None:

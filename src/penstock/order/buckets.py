@@ -37,11 +37,12 @@ _GROWTH = 9, 8
 
 
 class Buckets(Sampler[list[int]]):
-    """A batch sampler that puts samples of like length together, in batches that hold a budget of tokens when padded.
+    """A batch sampler of samples of similar length, in batches that stay within a budget of tokens when padded.
 
     With a loader's ``seed=`` the batches are a function of (seed, epoch), ``shard=`` gives each rank other batches of
-    one order, and a state goes on with any number of ranks. Where the batches do not go round among the ranks, the last
-    ones repeat: ``padded`` says how many samples. An epoch's first batch takes O(N) time, and about 20 bytes a sample.
+    one order, and a state continues with any number of ranks. Where the number of batches is not a multiple of the
+    ranks, the last ones repeat: ``padded`` counts their samples. An epoch's first batch takes O(N) time, and about 20
+    bytes a sample.
 
     Args:
         lengths: of each sample, shape (N,), whole numbers of 0 or more.

@@ -46,7 +46,7 @@ _PARTS: Final = 1 << 31
 
 
 class Mix(ConcatDataset[T_co]):
-    """Several datasets, drawn from by proportions.
+    """A dataset that mixes several datasets in given proportions.
 
     As a dataset it is torch's ConcatDataset, so that a sample keeps its name. The proportions are in the order.
     ``penstock.DataLoader(mix, shuffle=...)`` takes `sampler()` by itself; torch's loader is refused without it, because
@@ -56,9 +56,9 @@ class Mix(ConcatDataset[T_co]):
     from n * share by less than `bound`: 1 for two datasets, at most 2 for three, and below 3 for all of the 20,000
     lists of up to 16 shares that were tried. Any position is found at once, in constant memory.
 
-    Each dataset is gone through in rounds: every sample once, by a permutation keyed by (seed, dataset, round) or in
-    sequence. Epochs of one seed go on where the epoch before stopped; where each pass has another seed, as with
-    seed=None, each pass has permutations of its own.
+    Each dataset is read in rounds: every sample once, by a permutation keyed by (seed, dataset, round) or in sequence.
+    Epochs of one seed continue where the epoch before stopped; where each pass has another seed, as with seed=None,
+    each pass has its own permutations.
 
     Args:
         parts: by name, in order: (dataset, share). A float means the decimal fraction that it prints as: 0.7, 0.2 and

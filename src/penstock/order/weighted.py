@@ -35,8 +35,8 @@ class Weighted(KeyedSampler):
     With replacement, the draw at any position is a function of (seed, epoch, position), made in O(log N) from a table
     of 8 bytes a weight: it is the same for any number of ranks and workers. Without replacement, the first draw of an
     epoch takes O(N log N), and 16 bytes a weight, for all draws of the epoch; the order is that of successive draws
-    from what is left. Source: Efraimidis and Spirakis, "Weighted random sampling with a reservoir", Information
-    Processing Letters 97 (2006).
+    from the remaining samples. Source: Efraimidis and Spirakis, "Weighted random sampling with a reservoir",
+    Information Processing Letters 97 (2006).
 
     Args:
         weights: numbers of any sum, shape (N,); a weight of 0 is never drawn. Weights are rounded to multiples of 2^-62

@@ -87,7 +87,7 @@ def contents_of(dataset: Any, to_bytes: Callable[[Any], Any] | None) -> Contents
     an ID that is no name inside a folder, or that two samples have.
     """
     if len(dataset) == 0:
-        raise InvalidOption(f"{type(dataset).__name__} holds no sample: there is nothing to pack")
+        raise InvalidOption(f"{type(dataset).__name__} has no samples: there is nothing to pack")
     if to_bytes is not None:
         leaf = _own(dataset, to_bytes)
         count = len(dataset)
@@ -113,7 +113,7 @@ def _contents(leaves: list[Leaf], numbers: NDArray[np.int32], local: NDArray[np.
         if (other.kind, other.label, other.fields, other.pair) != (first.kind, first.label, first.fields, first.pair):
             raise InvalidOption(
                 f"the parts of the dataset differ: one holds {first.kind} with labels {first.label}, another "
-                f"{other.kind} with labels {other.label}. Pack each as a split of its own: split="
+                f"{other.kind} with labels {other.label}. Pack each part as its own split: split="
             )
     names = [os.fsencode(name) for name in ids]
     _check_names(names)
@@ -128,13 +128,13 @@ def _check_names(names: list[bytes]) -> None:
     bad = _native.first_bad_name(b"\0".join(names) + b"\0")
     if bad is not None or len(set(names)) != len(names):
         if bad is not None:
-            wrong, why = names[bad], "is no name inside a folder"
+            wrong, why = names[bad], "is not a name inside a folder"
         else:
             wrong = Counter(names).most_common(1)[0][0]
             why = "belongs to two samples"
         raise InvalidOption(
-            f"ID {os.fsdecode(wrong)!r} {why}, and each sample is packed under its ID: give a dataset whose IDs are "
-            "relative names, each once"
+            f"ID {os.fsdecode(wrong)!r} {why}; each sample is packed under its ID: give a dataset whose IDs are "
+            "relative names, each for one sample"
         )
 
 
@@ -159,7 +159,7 @@ def label_kind(values: Sequence[Any]) -> str:
     listed = ", ".join(sorted(kind.__name__ for kind in kinds))
     raise InvalidOption(
         f"labels of type {listed} cannot be packed: they must be Python's int (of 64 bits), float or str, one type for "
-        "all samples. Give to_bytes=, which makes files of a sample, labels among them"
+        "all samples. Or give to_bytes=, a function that makes the files of a sample, with its label"
     )
 
 
@@ -184,9 +184,8 @@ def _known(source: Source) -> Leaf:
         if type(dataset) is Arrays or name == "TensorDataset":
             return _rows(dataset)
     raise InvalidOption(
-        f"{name} is no dataset that Penstock can take apart: give to_bytes=, a function that makes bytes, or "
-        f"a dict from "
-        "file suffix to bytes, of a sample; or pack an image folder, a folder of tensors or arrays"
+        f"Penstock cannot pack the samples of a {name} by itself: give to_bytes=, a function that returns the bytes of "
+        "a sample, or a dict from file suffix to bytes; or pack an image folder, a folder of tensors, or arrays"
     )
 
 
@@ -233,14 +232,14 @@ def read_whole(descriptor: int, name: str) -> bytes:
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise InvalidOption(f"{name} is not a regular file: leave it out, or put a file in its place")
+            raise InvalidOption(f"{name} is not a regular file: leave it out, or replace it by a file")
         data = os.read(descriptor, status.st_size)
         while len(data) < status.st_size and (more := os.read(descriptor, status.st_size - len(data))):
             data += more
     except OSError as error:
         raise system_error(error.errno or 0, name, name) from error
     if len(data) != status.st_size or os.fstat(descriptor).st_mtime_ns != status.st_mtime_ns:
-        raise DatasetChanged(f"{name} was changed while it was packed: run the same again when nobody writes it")
+        raise DatasetChanged(f"{name} was changed while it was packed: pack again when no program writes it")
     return data
 
 
@@ -259,7 +258,7 @@ def _pixels(dataset: Any) -> Leaf:
 def _rows(dataset: Any) -> Leaf:
     first = dataset[0]
     if getattr(dataset, "transform", None) is not None:
-        raise InvalidOption(f"{type(dataset).__name__} has a transform, which is not packed: pack it without")
+        raise InvalidOption(f"{type(dataset).__name__} has a transform, which is not packed: remove the transform")
     fields, label, labels = len(first), None, None
     if fields == 2 and first[1].ndim == 0 and first[1].dtype in _LABELS:
         fields, label, labels = 1, "tensor", dataset.tensors[1].detach()
@@ -313,8 +312,8 @@ def _own(dataset: Any, to_bytes: Callable[[Any], Any]) -> Leaf:
             return ((next((suffix for magic, suffix in _MAGIC.items() if data.startswith(magic)), ".bin"), data),)
         if not isinstance(made, dict) or not made or not all(_is_file(*item) for item in made.items()):
             raise InvalidOption(
-                f"to_bytes gave {_shown(made)} for sample {index}: it must give bytes, or a dict from the suffix of a "
-                "file, such as 'jpg', to its bytes"
+                f"to_bytes returned {_shown(made)} for sample {index}: it must return bytes, or a dict from the suffix "
+                "of a file, such as 'jpg', to its bytes"
             )
         return tuple((f".{suffix.removeprefix('.')}", bytes(data)) for suffix, data in made.items())
 

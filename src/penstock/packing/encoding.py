@@ -25,7 +25,7 @@ _SHAPE = re.compile(rb"'shape': \((\d+), (\d+)")
 
 @dataclass(frozen=True)
 class Encoding:
-    """What becomes of each image.
+    """How each image is packed.
 
     Raises InvalidOption for values out of range.
     """
@@ -38,9 +38,9 @@ class Encoding:
 
     def __post_init__(self) -> None:
         if self.max_side is not None and self.max_side < 1:
-            raise InvalidOption(f"max_side must be a number of pixels, at least 1, not {self.max_side}")
+            raise InvalidOption(f"max_side must be at least 1 pixel, not {self.max_side}")
         if not 1 <= self.quality <= 100:
-            raise InvalidOption(f"quality must be from 1 to 100, as Pillow's for JPEG, not {self.quality}")
+            raise InvalidOption(f"quality must be from 1 to 100, as Pillow's quality of JPEG files, not {self.quality}")
 
     @property
     def changes(self) -> bool:

@@ -77,18 +77,18 @@ def _tars(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tu
             names = sorted(name for name in os.listdir(given) if name.endswith(".tar") and not name.startswith("."))
             if not names:
                 packed = any(re.search(r"\.(tar\.\w+|tgz)$", name) for name in os.listdir(given))
-                hint = "; of compressed ones no sample can be read without all before it" if packed else ""
-                raise InvalidOption(f"{given} holds no file *.tar{hint}")
+                hint = "; a sample of a compressed tar file cannot be read by itself" if packed else ""
+                raise InvalidOption(f"{given} contains no .tar file{hint}")
             return given, names
         paths = [given]
     else:
         paths = [os.path.abspath(os.fspath(one)) for one in path]
     folders = {os.path.dirname(one) for one in paths}
     if len(folders) != 1:
-        raise InvalidOption(f"tar files of one folder can be indexed together, not of {len(folders)}")
+        raise InvalidOption(f"all tar files must lie in one folder; these lie in {len(folders)}")
     for one in paths:
         if not os.path.exists(one):
-            raise InvalidOption(f"{one} does not exist: give a folder of .tar files, or such files")
+            raise InvalidOption(f"{one} does not exist: give a folder of .tar files, or the files themselves")
     return folders.pop(), [os.path.basename(one) for one in paths]
 
 
@@ -127,7 +127,7 @@ def _samples(path: str) -> list[tuple[str, dict[str, TarMember]]]:
         if not samples or samples[-1][0] != key:
             samples.append((key, {}))
         if suffix in samples[-1][1]:
-            raise CorruptShards(f"{path} holds {member.name!r} twice in one sample: make the archive anew")
+            raise CorruptShards(f"{path} contains {member.name!r} twice in one sample: make the archive again")
         samples[-1][1][suffix] = member
     return samples
 
@@ -135,12 +135,12 @@ def _samples(path: str) -> list[tuple[str, dict[str, TarMember]]]:
 def _write(folder: str, split: str, found: list[_Indexed]) -> Packed:
     keys = [key for one in found for key in one.keys]
     if not keys:
-        raise InvalidOption(f"the tar files of {folder} hold no file with a suffix: there is no sample in them")
+        raise InvalidOption(f"the tar files of {folder} contain no file with a suffix, and so no sample")
     if len(set(keys)) != len(keys):
         twice = next(key for key, after in zip(sorted(keys), sorted(keys)[1:], strict=False) if key == after)
         raise CorruptShards(
-            f"key {os.fsdecode(twice)!r} belongs to two samples of {folder}: WebDataset gives each sample a key of its "
-            "own, and its files follow each other"
+            f"key {os.fsdecode(twice)!r} belongs to two samples of {folder}: each sample needs its own key, and its "
+            "files must follow each other"
         )
     at = 0
     for one in found:

@@ -71,7 +71,7 @@ def pack(
 ) -> Packed:
     """Pack a map-style dataset into tar shards, with an index beside them, for penstock.Shards.
 
-    The same call after a crash goes on where it stopped, and gives the same bytes. docs/shards.md describes the files.
+    After a crash the same call continues where it stopped, and writes the same bytes. docs/shards.md has the format.
 
     Args:
         dataset: a dataset that Penstock knows (penstock.ImageFolder, TensorFolder and Arrays, torchvision's
@@ -80,12 +80,12 @@ def pack(
         out: the folder, which is made, or the URL of one in an object store (s3://, gs://, az://); it is empty, or
             holds other splits.
         split: the name of the split, which the files begin with.
-        shard_size: bytes of a shard at the most, as a number or a text such as "256MiB".
-        max_side: JPEGs with a longer side are resized, so that it has so many pixels.
-        quality: Pillow's, of these JPEGs (90).
+        shard_size: the most bytes of a shard, as a number or a text such as "256MiB".
+        max_side: JPEG files whose longer side has more pixels are resized to this length.
+        quality: Pillow's quality of the resized JPEG files (90).
         decoded: images become arrays of uint8, which take more bytes and no decoding.
         states: the decoder states of JPEGs are kept beside the index, so that crops need not decode the rows above them
-            from the first epoch on. Each JPEG is decoded for it once, but for its pixels.
+            from the first epoch on. For that each JPEG is read once, without computing its pixels.
         to_bytes: called with a sample; returns bytes, or a dict from the suffix of a file ("jpg") to its bytes.
         workers: threads; None: one a core, or a single one where the dataset is not Penstock's. With engine= packers,
             None: as many as the cluster has free.
@@ -114,10 +114,10 @@ def pack(
     if encoding.changes and contents.first.kind != "images":
         raise InvalidOption(f"max_side and decoded are for images in files; the dataset holds {contents.first.kind}")
     if states and (decoded or contents.first.kind != "images"):
-        raise InvalidOption("states are those of JPEGs that stay encoded; the shards would hold none")
+        raise InvalidOption("states=True is for JPEG files that stay encoded; these shards would have none")
     place = _place(out, split)
     if states and isinstance(place, BucketPlace):
-        raise InvalidOption("states are made of shards that lie in a folder: pack into one, and copy it to the store")
+        raise InvalidOption("states=True needs shards in a local folder: pack into one, and copy it to the store")
     with place.alone():
         job = _Job(place, contents, encoding, restart, states=states)
         return job.run(size, writes, on_measured, Progress(contents.size, on_progress))
@@ -127,7 +127,7 @@ def _place(out: str | os.PathLike[str], split: str) -> Place:
     if not is_url(out):
         return FolderPlace(os.path.abspath(out), split)
     if out.partition("://")[0].lower() in ("http", "https", "memory", "file"):
-        raise InvalidOption(f"{out}: shards are written to a folder by its path, or to URLs of s3://, gs:// and az://")
+        raise InvalidOption(f"{out}: shards are written to a local folder or to a URL with s3://, gs:// or az://")
     return BucketPlace(out.rstrip("/"), split)
 
 
@@ -138,13 +138,13 @@ def _engine(engine: object, dataset: Any, to_bytes: Callable[[Any], Any] | None,
     if cluster is not None:
         return PackerEngine(cluster, dataset, to_bytes, workers)
     if engine is not None:
-        raise InvalidOption(f"engine={engine!r}: it is 'ray', a penstock.Ray, or None for threads of this process")
+        raise InvalidOption(f"engine={engine!r}: it must be 'ray', a penstock.Ray, or None for threads of this process")
     return ThreadEngine(workers)
 
 
 def _encoding(max_side: int | None, quality: int | None, decoded: bool) -> Encoding:
     if quality is not None and max_side is None:
-        raise InvalidOption("quality is that of JPEGs which max_side makes smaller: give max_side too")
+        raise InvalidOption("quality is for JPEG files that max_side makes smaller: give max_side too")
     return Encoding(max_side, QUALITY if quality is None else quality, decoded)
 
 

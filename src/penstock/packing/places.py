@@ -50,8 +50,8 @@ def check_shards(place: Place, split: Split) -> None:
         if size != shard.bytes:
             found = "is missing" if size is None else "is not a regular file" if size < 0 else f"has {size:,} bytes"
             raise CorruptShards(
-                f"{place.path}/{shard.name} {found}, and dataset.json says {shard.bytes:,} bytes: remove the split's "
-                "files, and pack again"
+                f"{place.path}/{shard.name} {found}, and dataset.json says {shard.bytes:,} bytes: remove the files "
+                "of the split, and pack again"
             )
 
 
@@ -174,7 +174,7 @@ class FolderPlace:
         """
         path = self._file(name)
         if os.path.islink(path):
-            raise CorruptShards(f"{path} is a symbolic link, which is not written through: remove it")
+            raise CorruptShards(f"{path} is a symbolic link, and pack() writes through no link: remove it")
         os.makedirs(self._kept, exist_ok=True)
         with durably(path, os.path.join(self._kept, f"{os.path.basename(name)}{attempt}.partial")) as file:
             yield file

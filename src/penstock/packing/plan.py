@@ -135,7 +135,7 @@ def check_same(stored: Plan, fresh: Plan, out: str) -> None:
     if stored.ends != fresh.ends or stored.digest != fresh.digest:
         raise DatasetChanged(
             f"the source has changed since this packing to {out} began (names, labels, sizes or times of files): "
-            "restore it, or restart (restart=True, --restart) to remove the unfinished files and begin anew"
+            "restore it, or restart (restart=True, --restart) to remove the unfinished files and begin again"
         )
 
 

@@ -185,7 +185,7 @@ class ShardWork:
         planned = self.stamps[sample]
         if planned[1] and self.contents.stamp(sample) != (planned[0], planned[1]):
             name = os.fsdecode(self.contents.ids[sample])
-            raise DatasetChanged(f"{name} was changed while it was packed: run the same again when nobody writes it")
+            raise DatasetChanged(f"{name} was changed while it was packed: pack again when no program writes it")
 
 
 class _Archive:

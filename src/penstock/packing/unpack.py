@@ -69,7 +69,7 @@ def _check_names(dataset: Shards) -> None:
         if _native.first_bad_name(os.fsencode(name) + b"\0") is not None:
             raise OutsideRoot(
                 f"member {name!r} of {dataset.root} is refused: its name leads out of the folder that it is unpacked "
-                "to. Make the shards anew, from a source that you trust",
+                "to. Make the shards again, from a source that you trust",
                 sample_id=name,
                 path=dataset.root,
             )
@@ -104,8 +104,8 @@ def _write(root: int, target: str, name: str, data: bytes, made: set[str], datas
 
 def _conflict(what: str, dataset: Shards) -> Exception:
     return CorruptShards(
-        f"{dataset.root} {what}, which cannot be files of one folder. Nothing was written. Make the shards anew, with "
-        "other names"
+        f"{dataset.root} {what}, which cannot both be files of one folder. Nothing was written. Make the shards again, "
+        "with other names"
     )
 
 

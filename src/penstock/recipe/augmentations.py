@@ -26,9 +26,9 @@ Augmentation = dict[str, Any]
 def add(reader: Any, transform: Any) -> None:
     """Add an augmentation of a known class to what a Reader has. Raises Refused."""
     if not reader.is_pil():
-        refuse(transform, "the native core has it for PIL images alone", "it before the conversion to a tensor")
+        refuse(transform, "the native core has it only for PIL images", "it before the conversion to a tensor")
     if not installed.draws_alike():
-        refuse(transform, "this torch draws in another way", "another torch")
+        refuse(transform, "this torch draws random numbers differently", "another torch")
     described = reader.known(transform).describe(transform, reader)
     reader.add_operation(transform, "augment", op="Augment", name=type(transform).__name__, augmentation=described)
     if reader.drawn_by_python:
@@ -40,7 +40,7 @@ def look_of(transform: Any, reader: Any) -> dict[str, Any]:
     name = interpolation_of(transform)
     name = "nearest" if name == "nearest-exact" else name
     if name not in ("nearest", "bilinear", "bicubic"):
-        refuse(transform, f"Pillow moves pixels by no {name} filter", "another interpolation")
+        refuse(transform, f"Pillow has no {name} filter for this transform", "another interpolation")
     require(transform, f"affine {name}")
     fill = transform.fill
     if isinstance(fill, dict):
@@ -55,7 +55,7 @@ def require(transform: Any, *names: str) -> None:
     """Refuse a transform unless the installed Pillow has these effects as the native core does."""
     for name in names:
         if not installed.effect_alike(name):
-            refuse(transform, f"the effect {name!r} of this Pillow is not reproduced natively", "another Pillow")
+            refuse(transform, f"the native core does not reproduce {name!r} of this Pillow", "another Pillow")
 
 
 # --- effects that a picture gets with a probability, and colours ------------------------------------------------------
@@ -99,7 +99,7 @@ def _apply(transform: Any, reader: Any) -> Augmentation:
 def _part(transform: Any, part: Any, reader: Any) -> Augmentation:
     known = reader.known(part)
     if known is None or known.describe is None:
-        refuse(transform, f"{type(part).__name__} in it is no augmentation that the native core knows", "others")
+        refuse(transform, f"{type(part).__name__} is not an augmentation that the native core knows", "others")
     if (why := changed(part)) is not None:
         refuse(part, why, "the unmodified class")
     return known.describe(part, reader)  # type: ignore[no-any-return]
@@ -114,7 +114,7 @@ def _pair_or_none(transform: Any, name: str) -> tuple[float, float] | None:
 
 def _rotation(transform: Any, reader: Any) -> Augmentation:
     if transform.expand:
-        refuse(transform, "expand=True gives each picture a size of its own", "expand=False")
+        refuse(transform, "expand=True gives each image another size", "expand=False")
     return _warp(transform, reader, rotates=True)
 
 
@@ -146,21 +146,21 @@ def _erasing(reader: Any, transform: Any) -> None:
     """Add a RandomErasing, which has one value a channel, and is the last step but for conversions."""
     dot = reader.dot()
     if not isinstance(dot, torch.Tensor):
-        refuse(transform, "the native core erases parts of tensors alone", "it after the conversion to a tensor")
+        refuse(transform, "the native core erases parts only of tensors", "it after the conversion to a tensor")
     if not installed.draws_alike():
-        refuse(transform, "this torch draws in another way", "another torch")
+        refuse(transform, "this torch draws random numbers differently", "another torch")
     given = transform.value
     if given is None or isinstance(given, str):
-        refuse(transform, "it draws a number for each pixel", "value= a number, or one a channel")
+        refuse(transform, "it draws a number for each pixel", "one number as value=, or one for each channel")
     if not isinstance(transform.p, int | float):
         refuse(transform, f"p={transform.p!r} is not a number", "a number")
     values = torch.tensor([float(one) for one in (given if isinstance(given, list | tuple) else [given])])
     if len(values) not in (1, len(dot)):
-        refuse(transform, f"value={given!r} for {len(dot)} channels", "one value, or one a channel")
+        refuse(transform, f"value={given!r} for {len(dot)} channels", "one value, or one for each channel")
     functional: Any = sys.modules[f"torchvision.transforms.{'' if is_v1(transform) else 'v2.'}functional"]
     erased = run(transform, lambda picture: functional.erase(picture, 0, 0, 1, 1, values[:, None, None]), dot)
     if type(erased) is not type(dot):
-        refuse(transform, f"it makes a {type(erased).__name__} of a {type(dot).__name__}", "a plain tensor")
+        refuse(transform, f"it returns a {type(erased).__name__} for a {type(dot).__name__}", "a plain tensor")
     scale, ratio = low_high(transform, "scale"), low_high(transform, "ratio")
     reader.add_operation(
         transform,

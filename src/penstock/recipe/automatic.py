@@ -63,7 +63,7 @@ def _choices(transform: Any, bins: int) -> dict[str, dict[str, Any]]:
             sides = {"TranslateX": (48, 331), "TranslateY": (32, 224)}.get(name, ())
             linear = [torch.linspace(0.0, share * side, bins).tolist() for side in sides]
             if linear != [space[name][0] for space in spaces] or not installed.magnitudes_alike(share, bins):
-                refuse(transform, f"the magnitudes of {name} are not reproduced natively", "another torchvision")
+                refuse(transform, f"the native core does not reproduce the magnitudes of {name}", "another torchvision")
             magnitudes = []
         choices[name] = {"operation": name, "magnitudes": magnitudes, "share": share, "signed": bool(signed)}
     return choices
@@ -108,7 +108,7 @@ def _auto_augment(transform: Any, reader: Any) -> dict[str, Any]:
 
     given: Sequence[Any] = transform.policies if is_v1(transform) else transform._policies
     if not all(len(policy) == 2 for policy in given):
-        refuse(transform, "a policy has not two steps", "torchvision's policies")
+        refuse(transform, "a policy does not have two steps", "torchvision's policies")
     policies = [tuple(step(*one) for one in policy) for policy in given]
     return _automatic(transform, reader, "policies", bins, policies=policies)
 

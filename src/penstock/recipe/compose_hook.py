@@ -161,7 +161,7 @@ class KnownTransforms:
         return now is not None and all(one is other for one, other in zip(parts, now, strict=True))
 
     def run_first(self, parts: Sequence[Any], value: Any) -> Any:
-        """Return what the known transforms at the start of the parts make of a value; or REFUSED."""
+        """Return the value after the known transforms at the start of the parts; or REFUSED."""
         run = self._run_from(0, parts, value)
         return REFUSED if run is None else run(value, parts[: run.length])
 
@@ -195,7 +195,7 @@ def _may_go_on(value: Any, several: int) -> bool:
 
 
 def _why_left(transform: Any, foreign: bool, run: Run | None, image: Any) -> str:
-    """Return why a transform of an image is called as it is."""
+    """Return why Python calls a transform of an image."""
     name = transform.__qualname__ if type(transform) is FunctionType else type(transform).__qualname__
     if foreign:
         return f"{name} has no native form"
@@ -206,7 +206,7 @@ def _why_left(transform: Any, foreign: bool, run: Run | None, image: Any) -> str
         image = inside
     if image.mode not in ("RGB", "L"):
         return f"the image is of mode {image.mode}"
-    return f"{name} alone gains nothing" if run is None else "the native core refuses images of this size"
+    return f"{name} by itself gains nothing natively" if run is None else "the native core refuses images of this size"
 
 
 def _is_known(transform: Any, known: Mapping[type, Any]) -> bool:

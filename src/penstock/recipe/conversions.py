@@ -62,9 +62,9 @@ def pointwise(reader: Any, transform: Any) -> None:
     """Add a transform that makes an element of each value: what it makes of all of them is looked up."""
     statistics = [getattr(transform, name) for name in ("mean", "std") if hasattr(transform, name)]
     if any(run(transform, torch.as_tensor, numbers).ndim > 1 for numbers in statistics):
-        refuse(transform, "mean or std is not one number a channel", "a sequence of numbers")
+        refuse(transform, "mean or std does not have one number for each channel", "a sequence of numbers")
     if isinstance(getattr(transform, "dtype", None), dict) and reader.is_pil():
-        refuse(transform, "a dtype for each type of input, which may be any of Pillow's", "ToImage before it")
+        refuse(transform, "its dtype= depends on the type of the input", "ToImage before it")
     values = [run(transform, transform, value) for value in reader.values]
     for before, after in zip(reader.values, values, strict=True):
         same = isinstance(after, Image.Image) and isinstance(before, Image.Image) and after.mode == before.mode
@@ -80,7 +80,7 @@ def _grayscale(reader: Any, transform: Any) -> None:
         pointwise(reader, transform)
         return
     if not reader.is_pil() or wanted not in (1, 3):
-        refuse(transform, "only Pillow's grey is reproduced", "Grayscale before the conversion to a tensor")
+        refuse(transform, "the native core makes only Pillow's grey", "Grayscale before the conversion to a tensor")
     reader.add_operation(transform, "grey", op="Grayscale", channels=wanted)
     # From here on a value of the grey picture means itself; paddings so far are in the picture.
     mode = "L" if wanted == 1 else "RGB"
@@ -106,11 +106,11 @@ class Inverse:
 
     def __init__(self, table: torch.Tensor) -> None:
         if not table.is_floating_point() or table.element_size() not in _BITS:
-            raise ValueError(f"a table of {table.dtype} stands for no pixels")
+            raise ValueError(f"no pixel values are known for a table of {table.dtype}")
         self._dtype = table.dtype
         self._sorted, order = _bits(table).sort(dim=1)
         if (self._sorted[:, 1:] == self._sorted[:, :-1]).any():
-            raise ValueError("two pixel values become one element")
+            raise ValueError("two pixel values become the same element")
         self._pixels = order.to(torch.uint8)
 
     def __call__(self, elements: torch.Tensor) -> torch.Tensor:
@@ -126,7 +126,7 @@ class Inverse:
         bits = _bits(elements).reshape(channels, -1)
         places = torch.searchsorted(self._sorted, bits).clamp_(max=255)
         if not torch.equal(self._sorted.gather(1, places), bits):
-            raise ValueError("an element that no pixel value becomes")
+            raise ValueError("no pixel value becomes this element")
         return self._pixels.gather(1, places).reshape(elements.shape)
 
 

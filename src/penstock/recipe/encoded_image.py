@@ -136,7 +136,7 @@ def leave_encoded(image: Any) -> str | None:
     nothing was done.
     """
     if type(image) is not JpegImagePlugin.JpegImageFile:
-        return "no JPEG file"
+        return "the file is not a JPEG"
     if vars(image).get(PIXELS, image) is not None:
         return "the image was loaded before"
     found, file = _read(image), image.fp
@@ -185,7 +185,7 @@ def _read(image: Any) -> tuple[bytes, int] | str:
     if type(image.fp) is not io.BytesIO and type(raw) is not io.FileIO:
         return f"it reads from a {type(image.fp).__qualname__}"
     if not decoded_alike():
-        return "this Pillow decodes JPEG in another way"
+        return "this Pillow decodes JPEG files differently"
     replaced = replaced_in_opening()
     if replaced is not None:
         return f"{replaced.what} was replaced"

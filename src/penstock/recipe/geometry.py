@@ -46,7 +46,7 @@ def _resize(reader: Any, transform: Any) -> None:
     if not all(is_int(n) and n > 0 for n in [*sizes, 1 if longest is None else longest]):
         refuse(transform, f"size={given!r}, max_size={longest!r}", "positive whole numbers")
     if longest is not None and (len(sizes) == 2 or longest <= max(sizes, default=0)):
-        refuse(transform, "max_size contradicts size, torchvision raises", "max_size above the shorter edge's size")
+        refuse(transform, "max_size contradicts size: torchvision raises", "max_size above the shorter edge's size")
     reader.add_operation(
         transform,
         "resize",

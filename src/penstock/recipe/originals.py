@@ -44,7 +44,7 @@ def look_again() -> None:
         _answers.clear()
 
 
-HOOKED = Refusal("torch.nn.Module", "it has hooks for the modules of all classes", "no global module hooks")
+HOOKED = Refusal("torch.nn.Module", "torch has hooks for all modules", "no global module hooks")
 
 
 def hooked() -> bool:

@@ -64,13 +64,13 @@ def read(transform: object, *, mode: str, size: tuple[int, int] | None = None, r
 
 
 class Views:
-    """A transform that makes several views of an image, as SimCLR, DINO and their like train on.
+    """A transform that makes several views of an image, as SimCLR and DINO need them.
 
-    Called with an image it returns the list of what each of its transforms makes of that image. Where the native core
-    knows all of them, each image is decoded once for all its views, as far as they need it.
+    Called with an image it returns a list with the result of each of its transforms. Where the native core knows all of
+    them, each image is decoded once for all its views, and only the part that they need.
 
     Args:
-        transforms: called with the image, in turn; one may be there several times.
+        transforms: called with the image, in turn; a transform may be listed several times.
 
     Raises:
         InvalidOption: there is no transform.
@@ -146,7 +146,7 @@ class Reader:
             raise Refused(Refusal("transform", why, "ToTensor(), or another conversion to a tensor, at its end"))
         batch = default_collate([ramp, ramp])
         if type(batch) is not torch.Tensor or ramp.requires_grad:
-            why = f"its results collate to {type(batch).__name__}, not to a plain tensor without gradient"
+            why = f"its results collate to {type(batch).__name__}, not to a plain tensor without a gradient"
             raise Refused(Refusal("transform", why, "a pipeline that ends in a plain tensor"))
         table, values = self._unconverted() if raw else (None, self.values)
         name, sent = (str(tensor.dtype).removeprefix("torch.") for tensor in (ramp, values[0]))
@@ -165,7 +165,7 @@ class Reader:
         if table is not None:
             self.steps.append(Step(f"send    uint8, 1 byte in place of {name}'s {ramp.element_size()}", "native"))
         if self.pointwise_names:
-            how = "bytes as they are" if self.is_raw() else f"one table of 256 {name} a channel"
+            how = "bytes unchanged" if self.is_raw() else f"one table of 256 {name} a channel"
             what = f"convert {', '.join(self.pointwise_names)}: {how}"
             self.steps.append(Step(what, "native" if table is None else "device"))
         height, width = size or (0, 0)
@@ -223,7 +223,7 @@ class Reader:
         draw: has torchvision draw it where Python runs it.
         """
         if self.erases and operation["op"] != "RandomErasing":
-            refuse(transform, "it comes after RandomErasing", "RandomErasing as the last step but for conversions")
+            refuse(transform, "it comes after RandomErasing", "RandomErasing as the last step before conversions")
         try:
             _native.Recipe(self.source_channels, [operation], "uint8", "chw", None, [(b"", b"")] * len(self.values))
         except (ValueError, TypeError, RuntimeError) as error:

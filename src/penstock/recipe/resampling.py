@@ -42,14 +42,14 @@ def sampling_of(transform: Any, *, pil: bool, raw: bool) -> dict[str, Any]:
     elif raw:
         # torch's own vector code is reproduced, not what it does on other processors.
         if name != "nearest" and torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
-            why = "torch's resize is not reproduced on this processor"
+            why = "the native core does not reproduce torch's resize on this processor"
             refuse(transform, why, "the resize before the conversion")
         arithmetic = "torch_u8" if _resizes_bytes(transform, name) else "torch_f32"
     else:
         refuse(transform, "it resizes values that were converted before", "the resize before the conversion")
     if not reproduced(arithmetic, name, antialias):
         what = "Pillow" if pil else "torch"
-        why = f"the {name} resize of this {what} is not reproduced natively"
+        why = f"the native core does not reproduce the {name} resize of this {what}"
         refuse(transform, why, "bilinear or bicubic resizes before the conversion to a tensor")
     return {"filter": name, "arithmetic": arithmetic, "antialias": antialias}
 

@@ -39,7 +39,7 @@ class Known:
     """What is known of the transforms of one name, of both generations: a row of the table in their home."""
 
     add: Callable[[Any, Any], None]
-    """Adds a transform to what a Reader has. Raises Refused."""
+    """Adds a transform to a Reader. Raises Refused."""
     describe: Callable[[Any, Any], dict[str, Any]] | None = None
     """Returns an augmentation as the native core takes it (native/bind/augmentation.cc), for a transform and a Reader:
     alone or as a part of another one. Raises Refused."""
@@ -78,7 +78,7 @@ def changed(transform: object) -> str | None:
     """Return what makes a transform object do otherwise than its class, or None."""
     if isinstance(transform, torch.nn.Module):
         if transform._forward_hooks or transform._forward_pre_hooks:
-            return "it carries forward hooks"
+            return "it has forward hooks"
         if transform._compiled_call_impl is not None:
             return "it was compiled"
     if _OVERRIDES & getattr(transform, "__dict__", {}).keys():

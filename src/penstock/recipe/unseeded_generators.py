@@ -48,13 +48,13 @@ class SeedWarnings:
             also = " and others" if len(theirs) > 3 else ""
             warn_user(
                 f"seed= does not reach generators that the dataset keeps ({', '.join(theirs[:3])}{also}): their draws "
-                "depend on which worker reads what before. Draw from random, numpy.random or torch in worker "
-                "processes, or from torch.utils.data.get_worker_info().rng in threads"
+                "depend on the samples that a worker has read before. Draw from random, numpy.random or torch in "
+                "worker processes, or from torch.utils.data.get_worker_info().rng in threads"
             )
         drawn = draws() if draws is not None else ()
         if drawn:
             warn_user(
-                "seed= does not reach what the dataset draws, or the collate_fn, from the global generators of "
+                "seed= does not reach the draws of the dataset or the collate_fn from the global generators of "
                 f"{' and '.join(drawn)}: threads share them, and the draws depend on timing. Give worker_method=None "
                 "for worker processes, or draw from torch.random.thread_safe_generator() or "
                 "torch.utils.data.get_worker_info().rng"
@@ -71,8 +71,8 @@ class SeedWarnings:
         if drawn := generators_drawn_from(before):
             warn_user(
                 f"seed= does not reach the order of {type(sampler).__name__}, which draws from the global generator "
-                f"of {' and '.join(drawn)}: two runs have one order, and a resumed one continues in it, only if that "
-                "generator is set before each pass. Give the sampler one of its own, set in its set_epoch()"
+                f"of {' and '.join(drawn)}: two runs have the same order, and a resumed run continues it, only if that "
+                "generator is set before each pass. Give the sampler its own generator, set in its set_epoch()"
             )
         if first is not _END:
             yield first

@@ -226,7 +226,7 @@ def within_storage(tensor: torch.Tensor) -> bool:
 def _not_gatherable(tensor: torch.Tensor) -> str | None:
     """Return why the rows of a tensor cannot be copied as bytes, or None."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        return f"{type(tensor).__name__} is a tensor class of its own"
+        return f"{type(tensor).__name__} is a subclass of torch.Tensor"
     if tensor.device.type != "cpu":
         return f"it is on {tensor.device}"
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():

@@ -48,7 +48,7 @@ class HuggingFaceSource(Source):
                     raise NotNumbers("uint64 numbers as Python objects")
                 fields[name] = _field(column, first[name])
             except NotNumbers as why:
-                remedy = "columns of numbers alone, chosen by select_columns() or with_format('torch', columns=...),"
+                remedy = "only columns of numbers, chosen by select_columns() or with_format('torch', columns=...),"
                 return Refusal(f"column {name!r}", f"it holds {why}", remedy)
         specs = [(name, field.spec) for name, field in fields.items() if field.spec is not None]
         shapes = ", ".join(f"{name} {spec.dtype}{list(spec.shape)}" for name, spec in specs)

@@ -105,8 +105,8 @@ class ImageTable(Dataset[Any]):
 class Images(ImageTable):
     """Images that a list of files names, with their labels: ``Images(table["file"], table["label"], transform)``.
 
-    A sample is the image, a PIL image in mode RGB until a transform makes something else of it, or the pair (image,
-    label) when labels are given.
+    A sample is the image, a PIL image in mode RGB before the transform, or the pair (image, label) when labels are
+    given.
 
     Args:
         paths: the files: a list, a column of a DataFrame or an array, of strings or path objects. A relative one is
@@ -124,7 +124,7 @@ class Images(ImageTable):
     Raises:
         InvalidID: a path is empty or contains a NUL character.
         InvalidOption: there are not as many labels as paths.
-        TypeError: a path is no string.
+        TypeError: a path is not a string.
     """
 
     def __init__(

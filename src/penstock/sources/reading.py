@@ -121,7 +121,7 @@ def read_tensor(file: BinaryIO, sample_id: str, path: str) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.is_quantized:
         raise CorruptSample(
             f"sample {sample_id!r} ({path}) holds {_describe(tensor)}, not one dense tensor; "
-            "save the tensor alone, or use a Dataset of your own",
+            "save only the tensor, or write your own Dataset",
             sample_id=sample_id,
             path=path,
         )

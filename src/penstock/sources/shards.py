@@ -72,13 +72,13 @@ class ShardLabels(LazySequence[Any]):
 class Shards(Dataset[Any]):
     """A dataset that was packed into tar shards by `penstock pack`, or tar shards that `penstock index` indexed.
 
-    A sample is what the packed dataset gave: (image, label) of an image folder, a tensor or (tensor, label) of a folder
-    of tensors, the tuple of its rows of arrays. Of samples that are several files it is a dictionary from suffix
-    ("jpg", "json") to what the file holds: a PIL image, a tensor, an int (cls), a text (txt), what JSON says, or bytes.
+    A sample is that of the packed dataset: (image, label) of an image folder, a tensor or (tensor, label) of a folder
+    of tensors, the tuple of its rows of arrays. A sample of several files is a dictionary from suffix ("jpg", "json")
+    to the content of the file: a PIL image, a tensor, an int (cls), a text (txt), the value of a JSON file, or bytes.
     Opening takes the same time however many samples there are.
 
-    Shards in an object store come into a cache folder on this machine as they are needed, whole and ahead of need in
-    a loader's pass; of a shard of which few samples are wanted these are read alone. `shuffle=True` shuffles within a
+    Shards in an object store come into a cache folder on this machine ahead of need in a loader's pass, as
+    whole files; where a pass needs few samples of a shard, only these are read. `shuffle=True` shuffles within a
     window of shards.
 
     Args:

@@ -46,8 +46,8 @@ class TensorFolder(Dataset[Any]):
 
     A sample is the tensor, or the pair (tensor, label) when labels are given. Files hold one dense tensor as
     torch.save wrote it, or an array as numpy.save wrote it; nothing in them is executed. With a suffix that ends in
-    ``.safetensors`` or ``.npz`` a dictionary of tensors by name stands in the tensor's place: what
-    safetensors.torch.load_file gives, or numpy.load. Python reads these.
+    ``.safetensors`` or ``.npz`` a sample has a dictionary of tensors by name instead: the
+    result of safetensors.torch.load_file or numpy.load. Python reads these files.
 
     Args:
         root: the folder.
@@ -62,7 +62,7 @@ class TensorFolder(Dataset[Any]):
 
     Raises:
         InvalidID: an ID is empty, absolute or contains "..".
-        FileNotFoundError: root is no folder, or ids is None and it holds no file with this suffix.
+        FileNotFoundError: root is not a folder, or ids is None and the folder has no file with this suffix.
     """
 
     def __init__(

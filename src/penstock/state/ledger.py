@@ -115,7 +115,7 @@ def _parsed(path: str, data: bytes) -> LedgerFile:
     for number, line in enumerate(lines, 2):
         if (found := _LINE.fullmatch(line)) is None:
             raise InvalidOption(
-                f"{path!r} is damaged: line {number:,} of {len(lines) + 1:,} is no step; take the line out, or name "
+                f"{path!r} is damaged: line {number:,} of {len(lines) + 1:,} is not a step; remove the line, or name "
                 "another file"
             )
         step = Record(int(found[1]), int(found[2]), int(found[3]), found[4].decode())
@@ -142,9 +142,9 @@ class Comparison:
     """What compare() found."""
 
     equal: int
-    """Steps that both hold, with equal samples, before they parted."""
+    """Steps that both hold, with equal samples, before they diverged."""
     at: tuple[int, int] | None
-    """Epoch and step: the first at which they parted, or that only the longer one has; None when they are equal."""
+    """Epoch and step: the first at which they diverged, or that only the longer one has; None when they are equal."""
     a: Record | None
     """What a holds of that step; None: nothing."""
     b: Record | None
@@ -158,7 +158,7 @@ class Comparison:
 
 
 def compare(a: LedgerFile, b: LedgerFile) -> Comparison:
-    """Return at which step two runs parted first, from where both have begun.
+    """Return at which step two runs diverged first, from where both have begun.
 
     Raises InvalidOption where they cannot be compared: a fact of STEP_FACTS is not the same, or they have no step in
     common.
@@ -219,7 +219,7 @@ class Ledger:
         except TimeoutError:
             raise InvalidOption(
                 f"the ledger {self.path!r} is written by another process, or open in this one; "
-                "give each rank and each run a file of its own"
+                "give each rank and each run its own file"
             ) from None
 
     def _take_up(self, header: bytes) -> None:

@@ -204,7 +204,7 @@ class Manifest:
         """Raise InvalidOption for a file of another kind: it must be neither read as a manifest nor written to."""
         head = os.pread(descriptor, _HEAD_BYTES, 0).removeprefix(b"\xef\xbb\xbf").lstrip(b" \t\r\n\0")
         if b'"id"' not in head and not b'{"id"'.startswith(head):
-            raise InvalidOption(f"{self.path!r} is no manifest of bad samples: its beginning holds no entry")
+            raise InvalidOption(f"{self.path!r} is not a manifest of bad samples: it does not begin with an entry")
 
     def _warn(self, damaged: list[tuple[int, str]]) -> None:
         """Warn of the lines that are not entries."""

@@ -147,7 +147,7 @@ def check_streams(given: Any, workers: int) -> None:
     if not isinstance(states, list) or type(given.get("next")) is not int or not 0 <= given["next"] < len(states):
         raise InvalidOption("a state whose 'dataset' is not what state_dict() writes")
     if len(states) != max(1, workers) and not _alike(states):
-        readers, remedy = f"{len(states)} workers have read, each at a place of its own,", f"num_workers={len(states)}"
+        readers, remedy = f"{len(states)} workers have read to different places", f"num_workers={len(states)}"
         if len(states) == 1:
             readers, remedy = "1 worker has read", "num_workers=1 or 0"
         raise InvalidOption(

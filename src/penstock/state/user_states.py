@@ -179,8 +179,8 @@ class UserStates:
         place = self.place()
         if unordered and (rank, world, batch_size) != (place.rank, place.world, settings.batch_size):
             raise InvalidOption(
-                f"a state of rank {rank} of {world} with in_order=False and batches of {batch_size} goes on there "
-                f"only, not on rank {place.rank} of {place.world} with batch_size={settings.batch_size}: its batches "
+                f"a state of rank {rank} of {world} with in_order=False and batches of {batch_size} continues only "
+                f"there, not on rank {place.rank} of {place.world} with batch_size={settings.batch_size}: its batches "
                 "came out of order. Save the state of every rank, or give in_order=True"
             )
         if world != place.world:

@@ -78,7 +78,7 @@ class CacheFolder:
     def __init__(self, folder: str | os.PathLike[str] | None = None, limit: int = DEFAULT_LIMIT) -> None:
         path = folder_of("shards") if folder is None else Path(os.path.expanduser(os.fspath(folder)))
         if path is None:
-            raise InvalidOption("the user has no home folder to keep shards in: give cache_folder=")
+            raise InvalidOption("the user has no home folder, where shards would be kept: give cache_folder=")
         self.path = path.absolute()
         self.limit = limit
         opened = contextlib.ExitStack()

@@ -124,11 +124,11 @@ def parse(text: bytes, path: str) -> dict[str, Split]:
                 f"{path} is of version {held.get('version')!r} of the format; this Penstock reads version {VERSION}"
             )
         if held.get("crc32c", known := _crc32c(held["splits"])) != known:
-            raise ValueError("its checksum is that of another text")
+            raise ValueError("its checksum does not match")
         return {name: _split(values) for name, values in held["splits"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptShards(
-            f"{path} is damaged, or no description of shards: {type(error).__name__}: {error}. Pack the dataset again"
+            f"{path} is damaged, or does not describe shards: {type(error).__name__}: {error}. Pack the dataset again"
         ) from error
 
 
@@ -145,7 +145,7 @@ def _split(values: dict[str, Any]) -> Split:
     texts = [split.label, split.label_suffix, *(split.texts or ()), *(split.classes or ())]
     texts += [text for part in split.parts for text in (part.name, *part.suffixes)]
     if not all(text is None or isinstance(text, str) for text in (*texts, split.fingerprint, split.source)):
-        raise ValueError("a name or a label is no text")
+        raise ValueError("a name or a label is not a text")
     if type(split.pair) is not bool:
         raise ValueError(f"pair is {split.pair!r}")
     for file in split.files:
@@ -185,7 +185,7 @@ def chosen(splits: Mapping[str, Split], split: str | None, folder: str) -> str:
     if split is None:
         raise InvalidOption(f"{folder} holds several splits: give split=, one of {names}")
     if split not in splits:
-        raise InvalidOption(f"{folder} holds no split {split!r}; it holds {names or 'none'}")
+        raise InvalidOption(f"{folder} contains no split {split!r}; it holds {names or 'none'}")
     return split
 
 
@@ -218,7 +218,7 @@ class ShardFiles:
             if entry is None:
                 why = "is missing"
             elif not entry.is_file(follow_symlinks=False):
-                why = "is a symbolic link or no regular file"
+                why = "is a symbolic link, or not a regular file"
             elif (size := entry.stat(follow_symlinks=False).st_size) != shard.bytes:
                 why = f"has {size:,} bytes, and dataset.json says {shard.bytes:,}: it is cut off, or another file"
             if why is not None:

@@ -89,7 +89,7 @@ def out_of_space(folder: str, needed: int, *, about: str = "", code: int = errno
     lacking = f", so {missing:,} more are needed" if needed > free else f" on the disk ({os.strerror(code)})"
     error = OutOfSpace(
         f"{limit} of {folder} is full: {about}{needed:,} bytes ({size_of(needed)}) are yet to be written, {free:,} "
-        f"are free{lacking}. Free them, or give another folder, and run the same again: finished shards are kept",
+        f"are free{lacking}. Free that space, or give another folder, and pack again: finished shards are kept",
         missing=missing,
     )
     error.errno = code

@@ -84,7 +84,7 @@ class Index:
             or (split.label is None) != (label is None)
             or (fixed is not None and label != fixed)
         ):
-            raise CorruptShards(f"{path} holds rows {dtype}, which differs from dataset.json. Pack the dataset again")
+            raise CorruptShards(f"{path} holds rows {dtype}, which differ from dataset.json. Pack the dataset again")
         if count != split.samples or start + count * dtype.itemsize != split.index.bytes:
             raise CorruptShards(
                 f"{path} holds {count:,} rows, and dataset.json speaks of {split.samples:,} samples: it is the index "
@@ -210,7 +210,7 @@ def open_regular(path: str) -> BinaryIO:
         if error.errno != errno.ELOOP:
             raise
         raise CorruptShards(
-            f"{path} is a symbolic link, and packed shards are not read through links: put the file in its place"
+            f"{path} is a symbolic link, and packed shards are not read through links: replace the link by the file"
         ) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

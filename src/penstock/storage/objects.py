@@ -69,7 +69,7 @@ _MEANINGS: tuple[tuple[str, type[StorageError], str], ...] = (
     (
         r"507 |InsufficientStorage|StorageFull|QuotaExceeded|quotaExceeded",
         StoreFull,
-        "the store has no space, or no quota, for more; free some, and run the same again: what is finished is kept",
+        "the store has no space, or no quota, for more; free some, and pack again: finished shards are kept",
     ),
     (
         r"401 Unauthorized|403 Forbidden|AccessDenied|InvalidAccessKeyId|SignatureDoesNotMatch|PermissionDenied|"
@@ -77,7 +77,7 @@ _MEANINGS: tuple[tuple[str, type[StorageError], str], ...] = (
         AccessRefused,
         "the store refuses access with these credentials",
     ),
-    (r"404 Not Found|NotFound|No such file", MissingObject, "there is no such object"),
+    (r"404 Not Found|NotFound|No such file", MissingObject, "the object does not exist"),
     (
         r"HTTP error|error sending request|tcp connect|dns error|timed out|timeout|connection|5\d\d [A-Z]|429 |"
         r"error decoding response body|after \d+ retries",

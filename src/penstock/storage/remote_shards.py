@@ -252,7 +252,7 @@ class RemoteShards:
         came = self.traffic
         if not came.requests:
             return kept
-        alone = f" and {counted(came.ranges, 'sample')} alone" * bool(came.ranges)
+        alone = f" and {counted(came.ranges, 'single sample')}" * bool(came.ranges)
         shards, requests = counted(came.shards, "shard"), counted(came.requests, "request")
         return f"{kept}: {shards}{alone} fetched so far, {size_of(came.bytes)} in {requests}"
 

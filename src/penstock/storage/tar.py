@@ -78,8 +78,8 @@ def members(path: str) -> Iterator[TarMember]:
     with open(path, "rb") as file:
         if file.read(4).startswith(_COMPRESSED):
             raise CorruptShards(
-                f"{path} is compressed: a sample in it cannot be read without all before it. Unpack it to a plain .tar "
-                "and index that"
+                f"{path} is compressed: a sample in it cannot be read without all bytes before it. Unpack it to a "
+                "plain .tar and index that"
             )
         file.seek(0)
         end = 0
@@ -113,7 +113,7 @@ def check_member(info: tarfile.TarInfo, path: str) -> None:
     else:
         return
     raise OutsideRoot(
-        f"member {info.name!r} of {path} is refused: {why}. Make the archive anew without it, from a source that you "
+        f"member {info.name!r} of {path} is refused: {why}. Make the archive again without it, from a source that you "
         "trust",
         sample_id=info.name,
         path=path,

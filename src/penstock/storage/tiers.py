@@ -222,7 +222,7 @@ class Caches:
 def caches_of(option: CacheOption, decoded: bool = False) -> Caches | None:
     """Return the caches of the arguments cache= and cache_decoded=, None for cache=None. Raises InvalidOption."""
     if not isinstance(decoded, bool):
-        raise InvalidOption(f"cache_decoded={decoded!r}: it is True or False")
+        raise InvalidOption(f"cache_decoded={decoded!r}: it must be True or False")
     if option is None:
         if decoded:
             raise InvalidOption("cache_decoded=True says what a cache keeps: give cache=, which says where")
@@ -230,7 +230,7 @@ def caches_of(option: CacheOption, decoded: bool = False) -> Caches | None:
     several = isinstance(option, list) or (isinstance(option, tuple) and not _is_limited(option))
     tiers = tuple(_tier(one) for one in option) if several else (_tier(option),)  # type: ignore[union-attr]
     if not tiers:
-        raise InvalidOption("cache=[]: it names no tier")
+        raise InvalidOption("cache=[]: the list is empty; name a tier, or give None")
     names = [tier.name for tier in tiers]
     if len(set(names)) < len(names):
         raise InvalidOption(f"cache={option!r}: it names a tier twice")
@@ -259,7 +259,7 @@ def _tier(option: Any) -> Tier:
     size = _size(option)
     if size is not None and limit is None:
         if size <= 0:
-            raise InvalidOption(f"cache={option!r}: a tier in memory takes one byte at least")
+            raise InvalidOption(f"cache={option!r}: a tier in memory takes at least one byte")
         return MemoryTier(size)
     named = isinstance(option, str | os.PathLike) and os.fsdecode(option)
     if not named or (named[0].isdigit() and os.sep not in named):  # such as "8 gigs"

@@ -30,9 +30,9 @@ def assert_each_sample_once(
     epochs: int = 1,
     key: Key | None = None,
 ) -> None:
-    """Assert that the ranks together are handed each sample of the dataset once, padding left out.
+    """Assert that all ranks together get each sample of the dataset once, without padding.
 
-    With drop_last=True the samples of the last step that is not full may be missing, and no others.
+    With drop_last=True only the samples of the last, incomplete step may be missing.
 
     Args:
         make: returns the loader of one rank; see penstock.testing.
@@ -104,25 +104,25 @@ def assert_resume_exact(
     key: Key | None = None,
     seed: int = 0,
 ) -> None:
-    """Assert that a pass which stops anywhere is gone on with exactly, by new loaders from a JSON copy of the state.
+    """Assert that new loaders continue a pass exactly after any stop, from a JSON copy of the state.
 
-    As many ranks with other workers get batches that are bitwise those of a pass that did not stop. Other numbers of
-    ranks, and other batch sizes, get each remaining sample once, bitwise the one of a pass that did not stop.
+    The same number of ranks, with other workers, gets batches that are bitwise those of a pass that did not stop. Other
+    numbers of ranks, and other batch sizes, get each remaining sample once, bitwise as in a pass that did not stop.
 
     Args:
         make: returns the loader of one rank; see penstock.testing. With batch_sizes it takes batch_size= too.
-        stops: how many random places to stop at, in any of the epochs; or the numbers of batches to stop behind, in
+        stops: how many random places to stop at, in any of the epochs; or the numbers of batches to stop after, in
             epoch 0, at its end at the latest. Each stop has the next of the pairs of ranks and workers, in turn.
         workers: numbers of workers.
         ranks: numbers of ranks.
-        batch_sizes: those that passes go on with, beside the loader's own.
+        batch_sizes: other batch sizes that passes continue with, besides the loader's own.
         epochs: how many there are to stop in.
         key: returns what tells the samples of a batch apart, in the batch's order. None: their contents, by rows of the
             batch's tensors.
         seed: of the random places.
 
     Raises:
-        AssertionError: what came is not what should have.
+        AssertionError: a batch differs, or a sample is missing or came twice.
         TypeError: without a key: a batch is not made of rows.
     """
     cases = list(product(ranks, workers))
@@ -137,7 +137,7 @@ def assert_resume_exact(
         lengths = [len(one.batches) for one in passes(world)]
         epoch, stop = _place(number, lengths, seed) if isinstance(stops, int) else (0, min(stops[number], lengths[0]))
         whole, state = passes(world)[epoch], _stopped(make, world, before, epoch, stop)
-        stopped = f"stopped behind step {stop} with {_team(world, before)}, and gone on with "
+        stopped = f"stopped after step {stop} with {_team(world, before)}, and continued with "
         resumed = Ranks(make, world, workers=after, state=state)
         ours, theirs = stopped + _team(world, after), "without a stop"
         _compare(resumed, whole.batches[stop:], whole.team, ours, theirs, first=stop)

@@ -23,14 +23,14 @@ def fail(message: str) -> NoReturn:
 
 
 class Ranks:
-    """Some ranks, played in this process in lockstep.
+    """Several ranks, run in this process in lockstep.
 
     Args:
         make: returns the loader of one rank.
         ranks: how many.
         workers: num_workers= of each.
         epoch: of the next pass; None: as the loaders have it.
-        state: what state_dict() gave, for the loaders to go on from.
+        state: a state_dict() that the loaders continue from.
         options: further arguments of make.
 
     Attributes:
@@ -108,7 +108,7 @@ class Ranks:
 def simulate(
     make: Make, ranks: int, steps: int | None = None, *, workers: int = 0, epoch: int | None = None
 ) -> list[list[Any]]:
-    """Return the batches of some ranks, played in this process in lockstep: [step][rank].
+    """Return the batches of several ranks, run in this process in lockstep: [step][rank].
 
     Args:
         make: returns the loader of one rank; see penstock.testing.

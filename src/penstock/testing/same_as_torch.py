@@ -41,10 +41,10 @@ def assert_same_as_torch(
     worker_invariant: bool = False,
     **options: Any,
 ) -> None:
-    """Assert that a dataset gives the same with penstock.DataLoader as with torch's, for each kind of worker.
+    """Assert that penstock.DataLoader gives the same batches of a dataset as torch's, for each kind of worker.
 
     Compared are the length of the loader, batches (types, dtypes, shapes, strides, bits), classes and words of errors,
-    warnings in the caller's thread, and the states of the global generators behind the pass. Each pass begins with a
+    warnings in the caller's thread, and the states of the global generators after the pass. Each pass begins with a
     copy of the dataset, where it can be copied, and with the same global generators.
 
     With a seed there is no loader of torch's to compare with: the oracle is worker_method="process", where nothing is
@@ -56,7 +56,7 @@ def assert_same_as_torch(
         dataset: of the user's; any that torch's loader takes.
         batch_size: of the loaders.
         collate_fn: of the loaders.
-        samples: how many are looked at, spread evenly over the dataset; or their indices, in order; None: all. Where an
+        samples: how many are compared, spread evenly over the dataset; or their indices, in order; None: all. Where an
             option chooses samples (shuffle=, sampler=, batch_sampler=), and of an iterable dataset: the first so many.
         worker_methods: of penstock.DataLoader.
         num_workers: numbers of workers, with each method.

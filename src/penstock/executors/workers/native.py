@@ -198,7 +198,7 @@ class NativeCrew:
         if name not in _native.DTYPES or tensor.ndim > _native.MAX_DIMS:
             raise CorruptSample(
                 f"sample {sample_id!r} ({path or 'in memory'}) is a tensor of {tensor.dtype} with {tensor.ndim} "
-                f"dimensions; up to {_native.MAX_DIMS} are batched: reshape it, or use a Dataset of your own",
+                f"dimensions; up to {_native.MAX_DIMS} are batched: reshape it, or write your own Dataset",
                 sample_id=sample_id,
                 path=path,
             )

@@ -282,8 +282,8 @@ def _guard(start_method: str) -> str:
     """Return what to do where a worker has ended while it imported the program's main script."""
     return (
         f"With the start method {start_method!r} each worker imports the main script: put what the script runs under "
-        '`if __name__ == "__main__":`, for without it the import makes loaders and starts workers of its own. '
-        "Where that is so already, what the worker printed to stderr says which import failed, or why the dataset "
+        '`if __name__ == "__main__":`, else the import makes loaders and starts more workers. '
+        "Where the script does so already, the worker's output on stderr says which import failed, or why the dataset "
         "could not be unpickled."
     )
 
@@ -293,14 +293,12 @@ def _advice(death: Death, killed: int | None) -> str:
     if number == signal.SIGKILL and killed:
         return "Lower num_workers=, batch_size= or prefetch_factor=, or raise the memory limit."
     if number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        return "Look outside for who sent the signal: the job scheduler, a user, or the host's kernel (dmesg)."
+        return "Another program sent the signal: the job scheduler, a user's, or the host's kernel (see dmesg)."
     if number == signal.SIGBUS:
         return REMEDY
     if number > 0:
         return "The crash is in native code: read that sample alone, with num_workers=0, to repeat it."
-    return (
-        "Something in the worker ended the process: look for exit() in the dataset, or for what it printed to stderr."
-    )
+    return "Something in the worker ended the process: look for exit() in the dataset, and at its output on stderr."
 
 
 def _exists(pid: int) -> bool:
