@@ -20,18 +20,13 @@ from torch.utils.data import default_collate
 
 import penstock._native as _native
 from penstock.errors import InvalidOption
-from penstock.recipe import augmentations, automatic, conversions, geometry
+from penstock.recipe import augmentations, conversions, geometry
 from penstock.recipe.conversions import Inverse, bytes_of, channels_of, means_itself, plain, ramp_of
 from penstock.recipe.originals import HOOKED, hooked
 from penstock.recipe.steps import DRAWING, Recipe, Refusal, Step
 from penstock.recipe.torchvision import V2, Draw, Known, Refused, changed, classes, flatten, is_v1, refuse, run, shown
 
-TRANSFORMS: dict[str, Known] = {
-    **geometry.TRANSFORMS,
-    **augmentations.TRANSFORMS,
-    **automatic.TRANSFORMS,
-    **conversions.TRANSFORMS,
-}
+TRANSFORMS: dict[str, Known] = {**geometry.TRANSFORMS, **augmentations.TRANSFORMS, **conversions.TRANSFORMS}
 """The transforms that are known, by the names of torchvision's classes of both generations; each has one home."""
 #: Those of timm's, which convert.
 _OF_TIMM = ("MaybeToTensor", "MaybePILToTensor", "ToTensor")
