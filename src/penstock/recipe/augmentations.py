@@ -55,7 +55,7 @@ def look_of(transform: Any, reader: Any) -> dict[str, Any]:
 def require(transform: Any, *names: str) -> None:
     """Refuse a transform unless the installed Pillow has these effects as the native core does."""
     for name in names:
-        if not installed.effect_alike(name):
+        if name not in installed.effects_alike():
             refuse(transform, f"the effect {name!r} of this Pillow is not reproduced natively", "another Pillow")
 
 

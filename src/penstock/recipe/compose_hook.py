@@ -148,8 +148,10 @@ class KnownTransforms:
                 told = True
                 call_counts.refused(TRANSFORMS, _why_left(parts[begin], foreign, run, image))
             value, begin = called(parts[begin : begin + 1], value, several), begin + 1
-            if foreign and begin < len(parts) and not (self._are_still(parts, transforms) and _may_go_on(value, given)):
-                return called(parts[begin:], value, several)
+            if foreign and begin < len(parts):
+                as_many = not several or (type(value) is tuple and len(value) == given)
+                if not (as_many and self._are_still(parts, transforms)):
+                    return called(parts[begin:], value, several)
         return value
 
     def _are_still(self, parts: Sequence[Any], transforms: Sequence[Any]) -> bool:
@@ -189,13 +191,7 @@ def _picture_in(value: Any) -> Any:
     return None if found is None else found[0][found[2]]
 
 
-def _may_go_on(value: Any, several: int) -> bool:
-    """Return whether transforms that are called with so many values may go on with a value; 0: with one value."""
-    return not several or (type(value) is tuple and len(value) == several)
-
-
 def _why_left(transform: Any, foreign: bool, run: Run | None, image: Any) -> str:
-    """Return why a transform of an image is called as it is."""
     name = transform.__qualname__ if type(transform) is FunctionType else type(transform).__qualname__
     if foreign:
         return f"{name} has no native form"
@@ -335,7 +331,7 @@ def _call_of_one(original: Any) -> Any:
 
     def call(self: Any, *inputs: Any, **named: Any) -> Any:
         if len(inputs) == 1 and not named and is_encoded(inputs[0]):
-            found = _known_and_parts(self, _only)
+            found = _known_and_parts(self, lambda transform: (transform,))
             if found is not None:
                 known, parts = found
                 done = known.run_first(parts, inputs[0])
@@ -363,7 +359,3 @@ def find(patches: Patches) -> None:
     Passes.begun += 1
     look_again()
     add_methods(patches, _METHODS, works_here)
-
-
-def _only(transform: Any) -> tuple[Any]:
-    return (transform,)

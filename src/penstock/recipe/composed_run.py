@@ -49,7 +49,6 @@ class Run:
     """Known transforms that follow each other, on a PIL image."""
 
     parts: tuple[Part, ...]
-    """The transforms."""
     natives: dict[bool, _native.Recipe]
     """The native recipe, by whether the channels of the result lie side by side."""
     draws: tuple[Draw | None, ...]
@@ -73,7 +72,6 @@ class Run:
 
     @property
     def length(self) -> int:
-        """The number of transforms."""
         return len(self.parts)
 
     def __call__(self, image: Image.Image, transforms: Sequence[Any]) -> Any:
@@ -151,8 +149,10 @@ class Run:
         """Return whether the channels of the result lie side by side; None where the transforms must be called."""
         if self.mode is not None:
             # An image that nothing is done to is the result itself, with its file and all its attributes.
-            untouched = not self.remakes and len(set(sizes)) == 1 and not any(map(_acts, draws))
-            return None if untouched else True
+            if self.remakes or len(set(sizes)) != 1:
+                return True
+            acts = any(drawn is True or (isinstance(drawn, _native.Effects) and len(drawn) > 0) for drawn in draws)
+            return True if acts else None
         if key is not None:
             return self.learned.get(key)
         # The strides of sides of one pixel may be any.
@@ -189,11 +189,6 @@ def _transform(recipe: _native.Recipe, image: Image.Image, draws: Sequence[Any],
     if image.size != (width, height):  # images of some formats have their size only then
         raise ValueError(image.size)
     return _native.transform_image(recipe, schema, pixels, width, height, draws, out)
-
-
-def _acts(drawn: Any) -> bool:
-    """Return whether what was drawn changes a picture of which nothing is cropped."""
-    return drawn is True or (isinstance(drawn, _native.Effects) and len(drawn) > 0)
 
 
 def _compared(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:

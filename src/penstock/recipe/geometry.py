@@ -24,22 +24,18 @@ from penstock.recipe.torchvision import V1, V2, Known, classes, is_int, is_v1, l
 # --- what a Reader is given -------------------------------------------------------------------------------------------
 
 
-def scale_and_ratio(transform: Any) -> dict[str, tuple[float, float]]:
-    """Return the shares and the aspect ratios that a random crop is drawn from. Raises Refused."""
+def _resized_crop(reader: Any, transform: Any) -> None:
     scale, ratio = low_high(transform, "scale"), low_high(transform, "ratio")
     if not (0 <= scale[0] <= scale[1] and 0 < ratio[0] <= ratio[1]):
         refuse(transform, "scale or ratio is not (low, high)", "scale=(low, high), ratio=(low, high)")
-    return {"scale": scale, "ratio": ratio}
-
-
-def _resized_crop(reader: Any, transform: Any) -> None:
     reader.add_operation(
         transform,
         "resize",
         partial(_resized_crop_drawn_by_v1 if is_v1(transform) else _crop_drawn_by_v2, transform),
         op="RandomResizedCrop",
         size=pair(transform, transform.size),
-        **scale_and_ratio(transform),
+        scale=scale,
+        ratio=ratio,
         **sampling_of(transform, pil=reader.is_pil(), raw=reader.is_raw()),
     )
 

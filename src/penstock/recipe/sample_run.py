@@ -7,7 +7,6 @@ sample is the one that torchvision would make, after the same draws.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,9 +51,7 @@ def find_picture(value: Any) -> tuple[list[Any], Any, int] | None:
 def run_sample(run: Run, sample: Any, transforms: Sequence[Any]) -> Any:
     """Return the sample that the transforms make; or REFUSED, and torch's generator is as it was, as of a Run.
 
-    Args:
-        run: what is done to the image.
-        transforms: those that the run was read from.
+    transforms: those that the run was read from.
     """
     found = find_picture(sample)
     if found is None:
@@ -64,7 +61,6 @@ def run_sample(run: Run, sample: Any, transforms: Sequence[Any]) -> Any:
     sizes = run.sizes(image)
     if not sizes:
         return REFUSED
-    leaves = list(leaves)
     done, key = run.attempt(image, sizes, lambda: _drawn(run, leaves, place, sizes, transforms))
     if done is not REFUSED:
         leaves[place] = done
@@ -129,13 +125,6 @@ def read_sample_run(transforms: Sequence[Any], mode: str) -> Run | None:
 
     None where that gains nothing: they neither resize the image nor make a tensor of it.
     """
-    joint = _joint()
+    joint = {kind for name, known in TRANSFORMS.items() if known.joint for kind in classes(name, V2)}
     known = next((n for n, one in enumerate(transforms) if type(one) not in joint), len(transforms))
     return read_run(transforms[:known], mode) if known else None
-
-
-def _joint() -> set[type]:
-    """Return the classes of transforms that may be run on samples."""
-    if V2 not in sys.modules:
-        return set()
-    return {kind for name, known in TRANSFORMS.items() if known.joint for kind in classes(name, V2)}
