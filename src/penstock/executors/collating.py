@@ -48,7 +48,6 @@ class _Container:
     parts: tuple[_Stacked | _Container | None, ...]
 
     def fits(self, values: Sequence[Any]) -> bool:
-        """Return whether values are containers of these parts."""
         kind, size, keys = self.kind, len(self.parts), self.keys
         if any(type(value) is not kind or len(value) != size for value in values):  # len() of what is sure to have one
             return False

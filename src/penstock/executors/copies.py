@@ -310,7 +310,6 @@ def _fill_function(function: types.FunctionType, attributes: list[tuple[str, Any
 
 
 def _fill_cell(cell: types.CellType, contents: tuple[Any]) -> None:
-    """Give a cell that was made what functions find in it."""
     (cell.cell_contents,) = contents
 
 

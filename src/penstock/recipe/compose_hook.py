@@ -206,7 +206,6 @@ def _why_left(transform: Any, foreign: bool, run: Run | None, image: Any) -> str
 
 
 def _is_known(transform: Any, known: Mapping[type, Any]) -> bool:
-    """Return whether the class of a transform is known, and of all that it holds."""
     if type(transform) not in known and type(transform) not in classes("Compose"):
         return False
     held = vars(transform).get("transforms", getattr(transform, "transforms", ()))

@@ -235,7 +235,6 @@ def _is_limited(option: tuple[Any, ...]) -> bool:
 
 
 def _size(option: Any) -> int | None:
-    """Return the bytes that an option names, None where it names none."""
     if isinstance(option, bool) or not isinstance(option, str | int):
         return None
     try:

@@ -223,7 +223,6 @@ def _place(number: int, lengths: Sequence[int], seed: int) -> tuple[int, int]:
 
 
 def _stopped(make: Make, world: int, workers: int, epoch: int, stop: int) -> dict[str, Any]:
-    """Return the state behind some steps of a pass."""
     team = Ranks(make, world, workers=workers, epoch=epoch)
     steps = iter(team)
     for step in range(stop):

@@ -128,7 +128,6 @@ class _Check:
             fail(f"{subject}: the pass leaves the global generators of {names} in other states than {whose}")
 
     def compare_workers(self, first: int, workers: int, seed: int) -> None:
-        """Compare passes of the oracle with two numbers of workers."""
         ours, theirs = self._oracle(workers, seed), self._oracle(first, seed)
         subject = f"worker_method='process', num_workers={workers}, seed={seed}"
         self._compare_outcomes(subject, f"num_workers={first}", ours, theirs, loose=False)

@@ -163,7 +163,6 @@ class WorkerWatch:
 
     @property
     def watched(self) -> set[int]:
-        """The workers that are to stay."""
         return set(self._worker_of.values())
 
     def release(self, worker: int) -> None:
