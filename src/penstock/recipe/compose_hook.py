@@ -22,13 +22,12 @@ import torch
 from PIL import Image
 
 from penstock import call_counts
-from penstock.recipe.composed_run import REFUSED, Run, called, read_run
+from penstock.recipe.composed_run import REFUSED, Run, called, find_picture, read_run, read_sample_run, run_sample
 from penstock.recipe.conversions import PRESETS as KNOWN_PRESETS
 from penstock.recipe.encoded_image import is_encoded
 from penstock.recipe.originals import AttributeState, Row, add_methods, hooked, look_again, replaced_in_class
 from penstock.recipe.patches import Patches, works_here
 from penstock.recipe.reader import known_transforms
-from penstock.recipe.sample_run import find_picture, read_sample_run, run_sample
 from penstock.recipe.torchvision import PRESETS, V1, V2, changed, classes
 
 #: Under this name the images count whose transforms are run natively, in whole or in part, or not at all.
