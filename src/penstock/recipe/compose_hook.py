@@ -250,7 +250,7 @@ class _Entry:
 
 
 def _known_and_parts(
-    compose: Any, parts_of: Callable[[Any], Sequence[Any]]
+    compose: Any, parts_of: Callable[[Any], Sequence[Any]] = lambda transform: (transform,)
 ) -> tuple[KnownTransforms, Sequence[Any]] | None:
     """Return how a Compose (or one transform) is run, read anew where it was changed, and the list of its parts.
 
@@ -329,7 +329,7 @@ def _call_of_one(original: Any) -> Any:
 
     def call(self: Any, *inputs: Any, **named: Any) -> Any:
         if len(inputs) == 1 and not named and is_encoded(inputs[0]):
-            found = _known_and_parts(self, lambda transform: (transform,))
+            found = _known_and_parts(self)
             if found is not None:
                 known, parts = found
                 done = known.run_first(parts, inputs[0])
