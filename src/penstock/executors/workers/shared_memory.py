@@ -120,6 +120,9 @@ class Lease:
         if self.state in self._frees:
             self._free.append(self._block)
 
+    def __repr__(self) -> str:
+        return f"Lease(number={self.number}, block={self._block.number}, state={self.state.value})"
+
 
 class SharedBuffers:
     """The blocks of one loader, in the parent. A forked child begins with none of its parent's."""
