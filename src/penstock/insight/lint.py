@@ -191,7 +191,8 @@ def weight(value: Any, seen: set[int] | None = None, depth: int = _WEIGHED_DEPTH
 
     Of long containers some elements stand for all. Nothing of an object's class runs.
     """
-    seen, kind = set() if seen is None else seen, type(value)
+    seen = set() if seen is None else seen
+    kind = type(value)
     small = value is None or kind is bool or (kind is int and -5 <= value <= 256)
     if id(value) in seen or small or issubclass(kind, _NO_DATA):
         return 0.0
