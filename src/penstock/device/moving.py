@@ -288,9 +288,9 @@ def _rebuilt(value: Any, parts: list[Any]) -> Any:
         return items
     try:
         if isinstance(value, dict | UserDict):
-            clone = copy.copy(value)  # a defaultdict keeps its factory, a BatchEncoding its encodings
-            clone.update(items)
-            return clone
+            copied = copy.copy(value)  # a defaultdict keeps its factory, a BatchEncoding its encodings
+            copied.update(items)
+            return copied
         # Other mappings are not copied: a copy of one that wraps a dict would share that dict with the batch.
         return kind(items)
     except TypeError:  # its constructor takes no dict
