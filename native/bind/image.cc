@@ -1,5 +1,5 @@
 // Python's view of recipes: built from a plain description by src/penstock/recipe/reader.py. Batches are filled by the
-// pool; run_recipe() serves the comparison with Pillow and torch in src/penstock/recipe/resampling.py, and tests.
+// pool; run_recipe() serves the comparison with Pillow and torch in src/penstock/recipe/geometry.py, and tests.
 //
 // Threads: Python's lock is held. Memory: recipes are shared with the pool by shared_ptr; arrays are copied.
 #include <nanobind/nanobind.h>

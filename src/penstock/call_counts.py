@@ -114,7 +114,6 @@ class ThreadCalls:
         known[key] = before + calls, first
 
     def rows(self) -> list[CallRow]:
-        """Return the counts so far."""
         return [CallRow(*key, *counted) for key, counted in self._counts.copy().items()]
 
 
@@ -148,7 +147,6 @@ class CallMeter:
             self._finished.extend(read())
 
     def counts(self) -> dict[str, CallCounts]:
-        """Return the counts so far, by function."""
         total = ThreadCalls()
         now = (*(thread.rows for thread in list(self._threads.values())), *list(self._working))
         for row in chain(self._finished_rows(), *(read() for read in now)):

@@ -199,11 +199,7 @@ class _Pair(type):
     of: tuple[type[PenstockError], type[BaseException]]
 
 
-def _reduce_pair(made: _Pair) -> tuple[Any, ...]:
-    return pair, made.of
-
-
-copyreg.pickle(_Pair, _reduce_pair)
+copyreg.pickle(_Pair, lambda made: (pair, made.of))  # type: ignore[arg-type, return-value]
 _PAIRS: dict[tuple[Any, Any], Any] = {}
 
 

@@ -15,7 +15,6 @@ from penstock.executors.workers.own_fetch import describe_copies
 from penstock.order.batches import BatchOrder
 from penstock.order.permutations import KeyedSampler
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
-from penstock.recipe.steps import Step
 from penstock.recipe.torchvision import classes
 from penstock.recipe.unseeded_generators import missed
 from penstock.settings import Method, Settings
@@ -57,9 +56,12 @@ class Explained:
         threads = self.executors.in_threads(self.settings, plan)
         yield f"plan     {_readers(self.settings, in_threads=threads)}"
         yield from self._fillers()
-        for step in _steps(plan):
-            yield f"{step.who:<8} {step.what}"
+        if plan.filled is None and plan.assisted is not None:
+            yield from (f"{step.who:<8} {step.what}" for step in plan.assisted.steps)
         if plan.filled is not None:
+            for step in (step for leaf in plan.filled.leaves for step in leaf.steps):
+                what = step.what if step.who == "native" else "label   target_transform, on each label"
+                yield f"{step.who:<8} {what}"
             yield f"native   each batch in one piece{_given_on(self.settings, unseen=plan.unseen)}"
         yield f"because  {plan.reason.what}: {plan.reason.why}"
         if self.executors.caches is not None and not self._fillers():
@@ -218,16 +220,6 @@ class Explained:
             return ""
         drop = "the last ones dropped" if self.settings.drop_last else "the last one padded to equal parts"
         return f"; rank {share.rank} of {share.world} gets its part of each global batch, {drop}"
-
-
-def _steps(plan: PythonPlan) -> Iterator[Step]:
-    """Yield what is done natively for functions that Python calls."""
-    if plan.filled is not None:
-        for leaf in plan.filled.leaves:
-            for step in leaf.steps:
-                yield step if step.who == "native" else Step("label   target_transform, on each label", step.who)
-    elif plan.assisted is not None:
-        yield from plan.assisted.steps
 
 
 def _given_on(settings: Settings, *, unseen: bool) -> str:

@@ -34,6 +34,7 @@ from penstock.plan import NativePlan, Plan, plan
 from penstock.recipe.unseeded_generators import SeedWarnings
 from penstock.settings import Given, Method, Settings
 from penstock.sources.blocks import blocks_of
+from penstock.sources.naming import ids_of
 from penstock.state.checkpoint import Checkpoint, OnChange
 from penstock.state.ledger import LoaderLedger
 from penstock.state.substitutes import Replace, register_of
@@ -397,7 +398,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             DatasetChanged: the dataset is not that of the state.
             IndexError: there is no such step.
         """
-        return self._checkpoint.ids(self._settings(), epoch, step, rank, state)
+        indices, _ = self._checkpoint.replayed(self._settings(), epoch, step, rank, state)
+        return ids_of(self.dataset, indices.tolist())
 
     @shortens
     def batch_at(

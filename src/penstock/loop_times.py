@@ -83,7 +83,6 @@ class LoopMeter:
         counter: of the loader; None: one of its own.
 
     Attributes:
-        passes: that began.
         failed: errors that the loops got in a batch's place.
         latest: returns the clock of the pass that began last, while it is there.
         looked: when the CPU times were read, by time.perf_counter().
@@ -129,7 +128,6 @@ class LoopMeter:
             self.follows(now)
 
     def times(self) -> LoopTimes:
-        """Return the times so far."""
         batches, in_flight, waited, first_waited, worked, longest_wait, waits = self._counter.counts()
         with self._lock:
             cpu = (self._cpu, self._machine_cpu, self._queued, self._idle)
@@ -139,11 +137,7 @@ class LoopMeter:
 class LoopClock(Observer):
     """Measures the loop over one pass: the last of the observers of what its user gets.
 
-    Args:
-        meter: adds up the times.
-
-    Attributes:
-        over: the pass was gone through to its end.
+    over: the pass was gone through to its end.
     """
 
     over = False

@@ -203,7 +203,6 @@ class ReadMeter:
         self._finished: deque[Reading] = deque()
 
     def open(self, read: ReadingReader) -> None:
-        """Add the readers of a pass."""
         self._working.append(read)
 
     def close(self, read: ReadingReader) -> None:
@@ -215,7 +214,6 @@ class ReadMeter:
                 self._finished.append(sum((self._finished.popleft() for _ in range(_UNCOUNTED)), Reading()))
 
     def counts(self) -> Reading:
-        """Return the counts of all passes."""
         return sum((*self._finished, *(Reading(**read()) for read in list(self._working))), Reading())
 
 
@@ -324,7 +322,6 @@ class Meter:
             sink(stage, ended - begun, samples, ended)
 
     def stages(self) -> dict[str, StageTime]:
-        """Return the stages that had samples."""
         if self._native_spans and self._collecting.acquire(blocking=False):  # else another thread collects them
             try:
                 for collect in list(self._native_spans):

@@ -107,7 +107,6 @@ class NativePlan:
 
     @property
     def fields(self) -> int:
-        """Number of tensor fields of a sample."""
         return len(self.leaves[0].fields)
 
     @property
@@ -121,10 +120,12 @@ class NativePlan:
 
     def specs(self) -> list[_native.Spec | None]:
         """Return the row of each field as far as the plan knows it."""
-        columns = zip(*(leaf.fields for leaf in self.leaves), strict=True)
-        return [
-            column[0].spec if all(_same(column[0].spec, field.spec) for field in column) else None for column in columns
-        ]
+        found: list[_native.Spec | None] = []
+        for column in zip(*(leaf.fields for leaf in self.leaves), strict=True):
+            specs = [field.spec for field in column]
+            rows = {None if spec is None else (spec.dtype, tuple(spec.shape)) for spec in specs}
+            found.append(specs[0] if len(rows) == 1 else None)
+        return found
 
     def names(self, leaves: LeafNumbers | None, local: Indices) -> bytes | None:
         """Return the files of a batch, each followed by a NUL, where the sources have no table of their own."""
@@ -149,7 +150,6 @@ class NativePlan:
         return None if column is None else collated_labels(column)
 
     def label_column(self, leaves: LeafNumbers | None, local: Indices) -> LabelColumn | None:
-        """Return the labels of a batch, None for samples without."""
         if (first := self.leaves[0].labels) is None:
             return None
         if leaves is None:
@@ -163,7 +163,6 @@ class NativePlan:
         return values
 
     def leaf(self, leaves: LeafNumbers | None, position: int) -> NativeSource:
-        """Return the leaf of the sample at a position of a batch."""
         return self.leaves[0 if leaves is None else int(leaves[position])]
 
     def _parts(self, leaves: LeafNumbers | None, local: Indices) -> list[tuple[NativeSource, NDArray[np.int64]]]:
@@ -246,7 +245,9 @@ def plan(
     if refusal is None:
         found = _natively(dataset, raw, kept)
         return PythonPlan(found, assist(dataset, caches)) if isinstance(found, Refusal) else found
-    unseen = fills_batches(collate_fn)
+    # Whether the collate_fn leaves the samples to torch's default_collate, all of them as they are.
+    unseen = collate_fn is None or collate_fn is default_collate or only_collates(collate_fn)
+    unseen = unseen and replaced_in_collating() is None and collates_as_torch()
     filled = fill_plan(dataset, kept, unseen=unseen) if batched else None
     return PythonPlan(refusal, assist(dataset, caches), filled, unseen, kept)
 
@@ -285,13 +286,6 @@ def _natively(dataset: object, raw: bool, kept: Kept) -> NativePlan | Refusal:
     return NativePlan(dataset, root, tuple(leaves), program, kept)
 
 
-def fills_batches(collate_fn: object) -> bool:
-    """Return whether a loader's collate_fn leaves the samples to torch's default_collate, all of them as they are."""
-    if replaced_in_collating() is not None or not collates_as_torch():
-        return False
-    return collate_fn is None or collate_fn is default_collate or only_collates(collate_fn)
-
-
 def _refuse_options(batched: bool, collate_fn: object, worker_init_fn: object) -> Refusal | None:
     if not batched:
         return Refusal("batch_size=None", "samples are not batched", "a batch size")
@@ -318,7 +312,3 @@ def _only_seeds(worker_init_fn: object) -> bool:
         "lightning.fabric.utilities.seed.pl_worker_init_function",
         "lightning_fabric.utilities.seed.pl_worker_init_function",
     )
-
-
-def _same(a: _native.Spec | None, b: _native.Spec | None) -> bool:
-    return a is not None and b is not None and (a.dtype, a.shape) == (b.dtype, b.shape)

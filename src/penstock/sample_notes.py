@@ -33,7 +33,6 @@ def add_note(error: BaseException, text: str) -> None:
 
 
 def note_sample(error: BaseException, index: Any) -> None:
-    """Note that an error came from a sample."""
     with contextlib.suppress(Exception):  # a repr of the user's
         add_note(error, f"in __getitem__ of sample {_short(index)}")
 

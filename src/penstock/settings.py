@@ -76,7 +76,6 @@ class Settings:
     index_sampler: Any
     """What torch's loader goes through: the batch_sampler, or the sampler where batch_size is None."""
     batched: bool
-    """The loader makes batches."""
     noted_length: int | None
     """What len() of an iterable dataset was when len() of the loader was called."""
     method: Method | None
@@ -123,7 +122,6 @@ def settings_now(loader: Any, given: Given, sampler: Any, blocks: Any, kept: Set
     """Return the settings of a loader as it is now: `kept`, where nothing has changed since.
 
     Args:
-        loader, given: the loader, and what it was given.
         sampler: says which samples come.
         blocks: what the dataset is shuffled in.
         kept: of an earlier moment.

@@ -59,5 +59,4 @@ class StatusLine:
             self._terminal = None
 
     def end(self) -> None:
-        """Write no more."""
         self._terminal = None

@@ -215,7 +215,6 @@ class Counters(Observer):
 
 
 def samples_given(given: Any) -> int:
-    """Return the number of samples that a sampler gave for a batch."""
     return operator.length_hint(given, 1)
 
 

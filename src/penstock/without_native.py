@@ -51,7 +51,6 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         super().__init__(*args, **options)
 
     def explain(self) -> str:
-        """Return the plan as text."""
         return f"torch's loader: Penstock {_NEEDS}"
 
 

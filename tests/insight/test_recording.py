@@ -9,12 +9,13 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import penstock
 from penstock.insight import record, recording
-from penstock.insight.loop_rows import Rows, WorkSpans, column
+from penstock.insight.loop_rows import COLUMNS, Rows, WorkSpans, column
 from penstock.insight.recording import Recording
 from penstock.insight.run_report import advice, import_line
 from penstock.observe import Delivery
@@ -24,7 +25,12 @@ from tests.values import flat
 
 
 def table_of(recorded: Recording, number: int = 0) -> Any:
-    return recorded.all_loops()[number].rows.table()
+    return whole(recorded.all_loops()[number].rows)
+
+
+def whole(rows: Rows) -> Any:
+    """Return the rows of all passes, by COLUMNS."""
+    return np.concatenate([np.empty((0, len(COLUMNS))), *rows.passes()])
 
 
 def sums(table: Any, *names: str) -> list[float]:
@@ -38,7 +44,7 @@ def test_the_latest_rows_are_kept(count: int, passes: bool) -> None:
     for number in range(count):
         place = (number, 1) if passes else (1, number + 1)
         found.add(number + 0.75, (0.25, 0.0, 0.5, 4, 1), *place, number)
-    table = found.table()
+    table = whole(found)
     assert len(table) == count if count < 8 else 8 <= len(table) < 16
     assert column(table, "got").tolist() == [number + 0.75 for number in range(count - len(table), count)]
     assert column(table, "start").tolist() == list(range(count - len(table), count))
@@ -112,8 +118,8 @@ def test_loaders_of_torch_are_recorded() -> None:
     assert [one.times.batches for one in other.all_loops()] == [12, 6]
     (recorded,) = made.all_loops()
     assert (recorded.loaders, recorded.passes, recorded.read_by) == (2, 2, "the caller's thread")
-    assert sums(recorded.rows.table(), "batches", "samples") == [12, recorded.samples] == [12, 46]
-    assert sums(recorded.rows.table(), "waited") == [pytest.approx(recorded.times.waited)]
+    assert sums(whole(recorded.rows), "batches", "samples") == [12, recorded.samples] == [12, 46]
+    assert sums(whole(recorded.rows), "waited") == [pytest.approx(recorded.times.waited)]
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ CORES = "CPU cores"
 
 
 def add_parser(verbs: Any) -> None:
-    """Add this verb to the command line."""
     plan = add_verb(verbs, "plan-capacity", _run, description=_DESCRIPTION)
     plan.add_argument("--gpus", type=positive, required=True, metavar="N", help="GPUs of the whole job")
     plan.add_argument("--rate", type=number, required=True, metavar="R", help="samples per second that one GPU takes")
@@ -94,7 +93,6 @@ class Need(NamedTuple):
         return (self.there or 0.0) / self.needed if self.needed else math.inf
 
     def words(self, amount: float | None) -> str:
-        """Return an amount with its unit."""
         if amount is None:
             return "unknown"
         if self.unit == "cores":

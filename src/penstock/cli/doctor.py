@@ -34,7 +34,6 @@ _MEASURING = ("step", "apply", "batch_size", "num_workers", "no_measure")
 
 
 def add_parser(verbs: Any) -> None:
-    """Add this verb to the command line."""
     doctor = add_verb(verbs, "doctor", _run, description=_DESCRIPTION)
     doctor.add_argument("dataset", metavar="DATASET", nargs="?", help=DATASET)
     doctor.add_argument("--json", action="store_true", help="print a JSON object instead of tables")
@@ -60,7 +59,6 @@ class Report(NamedTuple):
 
     @property
     def states(self) -> list[State]:
-        """The state of each check and remark."""
         return [*(check.state for check in self.checks), *(remark.state for remark in self.remarks)]
 
 

@@ -12,7 +12,6 @@ from penstock.system.words import counted, size_of
 
 
 def add_parser(verbs: Any) -> None:
-    """Add this verb to the command line."""
     showing = add_verb(verbs, "info", _info)
     showing.add_argument("shards", metavar="SHARDS", help="the folder of the shards")
 

@@ -13,7 +13,6 @@ from penstock.system.words import counted
 
 
 def add_parser(verbs: Any) -> None:
-    """Add this verb to the command line."""
     description = "Shows and compares ledgers, the files that record which samples each step of a run was given."
     actions = add_actions(verbs, "ledger", description)
     diff = add_verb(
@@ -95,7 +94,6 @@ def _epoch(file: LedgerFile, epoch: int) -> list[str]:
 
 
 def _epochs(file: LedgerFile) -> list[int]:
-    """Return the epochs of which there are steps, in order."""
     return sorted({step.epoch for step in file})
 
 

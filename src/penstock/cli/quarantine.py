@@ -29,7 +29,6 @@ _TENSOR_MAGIC = (b"PK\x03\x04", b"\x80", b"\x93NUMPY")  # torch.save, its old fo
 
 
 def add_parser(verbs: Any) -> None:
-    """Add this verb to the command line."""
     description = "Works on a manifest of bad samples, the file that on_error=Replace(manifest=FILE) keeps."
     actions = add_actions(verbs, "quarantine", description)
     listing = add_verb(actions, "list", _list, "print the bad samples as a table")
@@ -155,10 +154,15 @@ def _export(arguments: argparse.Namespace) -> int:
         data = _json(entries)
     else:
         data = _names(entries, arguments.format, arguments.null)
-    if arguments.output == "-":
+    path = arguments.output
+    if path == "-":
         write(data)
-    else:
-        _write_file(arguments.output, data, arguments.manifest, arguments.force)
+        return 0
+    if os.path.exists(path) and os.path.samefile(path, arguments.manifest):
+        raise InvalidOption(f"{path} is the manifest itself; name another file")
+    if os.path.isfile(path) and not arguments.force:
+        raise InvalidOption(f"{path} exists; give --force to overwrite it")
+    write_whole(path, data)  # a pipe or a device is written to
     return 0
 
 
@@ -185,12 +189,3 @@ def _names(entries: list[BadSample], what: str, null: bool) -> bytes:
             remedy = "--format json" if null else "--null"
             raise InvalidOption(f"{name!r} holds the character that ends each name; use {remedy}")
     return raw("".join(name + end for name in names))
-
-
-def _write_file(path: str, data: bytes, manifest: str, force: bool) -> None:
-    """Write a new file, or over one when that is forced; a pipe or a device is written to."""
-    if os.path.exists(path) and os.path.samefile(path, manifest):
-        raise InvalidOption(f"{path} is the manifest itself; name another file")
-    if os.path.isfile(path) and not force:
-        raise InvalidOption(f"{path} exists; give --force to overwrite it")
-    write_whole(path, data)

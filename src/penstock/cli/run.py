@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import penstock
 from penstock.cli.terminal import add_verb, number, positive, say, say_last, shown, table
@@ -48,7 +48,6 @@ such as OMP_NUM_THREADS, outside of the program.
 
 
 def add_parser(verbs: Any) -> None:
-    """Add this verb to the command line."""
     parser = add_verb(verbs, "run", None, description=_DESCRIPTION)
     parser.usage = "penstock run [options] [--compare [N]] (SCRIPT | -m MODULE) [args ...]"
     parser.add_argument("-m", dest="is_module", action="store_true", help="run a module, as python -m does")
@@ -123,7 +122,9 @@ def _refuse(why: str) -> int:
 def _run_here(arguments: argparse.Namespace, program: Program, files: Mapping[str, OutputFile]) -> int:
     """Run a program; its report comes behind all that Python does at the end: its last line, its error, its threads."""
     stream = sys.stderr
-    live = LiveLine(stream) if _shows_live(arguments, stream) else None
+    live = None
+    if not arguments.quiet and stream is not None and os.environ.get("TERM", "dumb") != "dumb":
+        live = LiveLine(stream) if stream.isatty() and rank_here("LOCAL_RANK") == 0 else None
     wanted = [what for what in RECORDINGS if what in files]
     loops = Recording(
         detail=bool(wanted), progress=live, steps=arguments.steps, seconds=arguments.seconds, printed=True
@@ -172,12 +173,6 @@ def _run_here(arguments: argparse.Namespace, program: Program, files: Mapping[st
             live.clear()
     threads = [one for one in threading.enumerate() if not one.daemon and one is not threading.current_thread()]
     return int(bool(wanted) and not threads and not loops.all_loops())
-
-
-def _shows_live(arguments: argparse.Namespace, stream: TextIO | None) -> bool:
-    if arguments.quiet or stream is None or os.environ.get("TERM", "dumb") == "dumb":
-        return False
-    return stream.isatty() and rank_here("LOCAL_RANK") == 0
 
 
 def _write(file: OutputFile, text: str) -> list[str]:

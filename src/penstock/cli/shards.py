@@ -18,7 +18,6 @@ from penstock.system.words import counted, size_of
 
 
 def add_parser(verbs: Any) -> None:
-    """Add these verbs to the command line."""
     packing = add_verb(verbs, "pack", _pack, description=_PACK)
     packing.add_argument("source", metavar="SOURCE", help="an image folder (class/name.jpg), or .pt or .npy files")
     packing.add_argument(

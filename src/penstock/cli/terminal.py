@@ -73,7 +73,6 @@ def positive(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """Return a number above 0."""
     try:
         found = float(text)
     except ValueError:

@@ -24,7 +24,6 @@ _MORE = (
 
 
 def add_parser(verbs: Any) -> None:
-    """Add the verb to the command line."""
     parser = add_verb(verbs, "view", _view, description=_MORE)
     parser.add_argument("dataset", metavar="DATASET", help=DATASET)
     said = f"a .png or .html file, which is overwritten (default: {_OUT})"

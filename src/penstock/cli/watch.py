@@ -31,7 +31,6 @@ _HOW = (
 
 
 def add_parser(verbs: Any) -> None:
-    """Add this verb to the command line."""
     description = (
         "Shows what the loaders of a running process do: batches and samples a second, the share of the time that the "
         "loop waits, the stages of the workers, and how long no batch has come. Without PID: of the only process, "
@@ -48,7 +47,13 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.pid is not None:
         found = [job for job in found if job.name.pid == arguments.pid]
         if not found:
-            say(f"penstock watch: {_missing(arguments.pid)}")
+            why = f"there is no process {arguments.pid}"
+            if os.path.exists(f"/proc/{arguments.pid}"):
+                why = (
+                    f"process {arguments.pid} has no live recording of this user's: it has not yet run a loop over a "
+                    "Penstock loader for a second, has ended its loops, or could not write the recording"
+                )
+            say(f"penstock watch: {why}")
             return 1
     if not found:
         say(f"penstock watch: {_HOW}")
@@ -62,15 +67,6 @@ def _run(arguments: argparse.Namespace) -> int:
     with contextlib.suppress(KeyboardInterrupt):
         _follow(found[0])
     return 0
-
-
-def _missing(pid: int) -> str:
-    if not os.path.exists(f"/proc/{pid}"):
-        return f"there is no process {pid}"
-    return (
-        f"process {pid} has no live recording of this user's: it has not yet run a loop over a Penstock "
-        "loader for a second, has ended its loops, or could not write the recording"
-    )
 
 
 def _follow(job: Job) -> None:
@@ -109,7 +105,6 @@ def job_lines(job: Job, *, ended: bool = False) -> Iterator[tuple[str, str]]:
 
 
 def _table_of(found: Sequence[Job]) -> list[str]:
-    """Return the lines of a table of jobs."""
     rows = [("PID", "RANK", "FOR", "WAITING", "SAMPLES/S", "PROGRAM", "DATASET")]
     for job in found:
         waiting, rate, dataset = map(shown, job.summary)

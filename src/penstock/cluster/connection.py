@@ -43,7 +43,6 @@ class Facts:
 
     @property
     def place(self) -> str:
-        """Return the node as messages name it."""
         return f"node {self.node} ({self.host})"
 
 
@@ -58,12 +57,7 @@ def versions() -> dict[str, str]:
 
 
 def connected(cluster: Ray) -> Any:
-    """Return Ray's module, connected to a cluster.
-
-    Raises:
-        InvalidOption: Ray is not installed.
-        ClusterUnreachable: the cluster is not there, or does not answer.
-    """
+    """Return Ray's module, connected to a cluster. Raises InvalidOption without Ray, and ClusterUnreachable."""
     try:
         import ray  # noqa: PLC0415
     except ImportError as error:
@@ -226,7 +220,6 @@ class Pieces(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Return the bytes of all."""
         return len(self.pickled) + sum(buffer.nbytes for buffer in self.buffers)
 
 
@@ -263,7 +256,6 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _tensor_on(memory: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return a tensor on received memory."""
     empty: Any = torch.empty(0, dtype=dtype)
     made: torch.Tensor = empty.set_(memory.untyped_storage(), 0, shape)
     return made

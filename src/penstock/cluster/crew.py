@@ -45,8 +45,6 @@ class Crew:
         ray: Ray's module, connected.
         cluster: what each actor takes.
         kind: the class of the actors.
-        arguments: of `open`.
-        count: actors.
         what: an actor is called.
         doing: returns what an actor did with the task of a key, for the error of one that ends its actors.
         each: tasks that an actor has at a time.
@@ -84,7 +82,6 @@ class Crew:
 
     @property
     def at_work(self) -> list[Member]:
-        """Return the actors that have started."""
         return [member for member in self.members if member.facts is not None]
 
     def start(self) -> None:
@@ -122,7 +119,10 @@ class Crew:
         """
         self._check_open()
         while len(self.members) < self._count:
-            self._hire()
+            number = self._hired
+            self._hired += 1
+            actor = self._ray.remote(self._kind).options(**self._cluster.placement()).remote(number)
+            self.members.append(Member(number, actor, {actor.open.remote(*self._arguments): None}))
         asked = {reference: member for member in self.members for reference in member.asked}
         ready, _ = self._ray.wait(list(asked), num_returns=1, timeout=min(seconds, _LOOK)) if asked else ([], None)
         for reference in ready:
@@ -138,11 +138,6 @@ class Crew:
             self._closed = True
             for member in self.members:
                 self._kill(member)
-
-    def _hire(self) -> None:
-        self._hired += 1
-        actor = self._ray.remote(self._kind).options(**self._cluster.placement()).remote(self._hired - 1)
-        self.members.append(Member(self._hired - 1, actor, {actor.open.remote(*self._arguments): None}))
 
     def _check_open(self) -> None:
         if os.getpid() != self._pid:

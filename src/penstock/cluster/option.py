@@ -64,7 +64,6 @@ class Ray:
 
     @property
     def threads(self) -> int:
-        """Return the number of native threads of a filler."""
         return max(1, int(self.cpus))
 
     def placement(self) -> dict[str, Any]:

@@ -119,8 +119,7 @@ class TorchVision(_AllOrNothing):
 def decoder_for(device: torch.device) -> Decoder:
     """Return the first decoder that is installed and decodes a small file on this device as Pillow does.
 
-    Raises:
-        InvalidOption: there is none; the message says what was tried, and what to install.
+    Raises InvalidOption where there is none, with what was tried and what to install.
     """
     tried = []
     for kind in (NvImageCodec, TorchCodec, TorchVision) if device.type == "cuda" else ():

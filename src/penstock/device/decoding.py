@@ -61,10 +61,7 @@ class DecodingFiller(Filler):
     handed over to another stream as a copy of the copy stream is. Errors are those of the host's pass.
 
     Args:
-        plan: what is read.
         resources: how many threads read files, and from whom.
-        decoder: of the device.
-        device: where batches are made.
         stream: batches are made on it; None: on the calling thread's current one.
     """
 
@@ -216,10 +213,7 @@ def obstacle(recipe: Recipe) -> str | None:
 def transformed(picture: torch.Tensor, recipe: Recipe, drawn: Sequence[Any]) -> torch.Tensor:
     """Return a picture after a recipe's operations: uint8, or after a resize float32 that is not rounded yet.
 
-    Args:
-        picture: uint8 (channels, height, width).
-        recipe: one for which `obstacle` gives None.
-        drawn: what was drawn for each operation.
+    picture: uint8 (channels, height, width). recipe: one for which `obstacle` gives None. drawn: for each operation.
     """
     sizes = _native.sizes(recipe.native, picture.shape[2], picture.shape[1])
     for number, operation in enumerate(recipe.operations):
@@ -237,7 +231,6 @@ def transformed(picture: torch.Tensor, recipe: Recipe, drawn: Sequence[Any]) -> 
 
 
 def rounded(picture: torch.Tensor) -> torch.Tensor:
-    """Return a picture as pixels, uint8."""
     return picture.round().clamp(0, 255).to(torch.uint8) if picture.is_floating_point() else picture
 
 

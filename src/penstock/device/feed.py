@@ -97,18 +97,6 @@ class Feed:
         return device
 
 
-def explain_feed(feed: Feed, device: torch.device) -> str:
-    """Return how batches go to a device, for explain()."""
-    if device.type == "cpu":
-        way = "batches stay in host memory"
-    elif device.type == "mps":
-        way = "by plain copies"
-    else:
-        ahead = f"{feed.depth} batch{'es' * (feed.depth > 1)} ahead"
-        way = f"one copy a field, from page-locked memory, on a separate stream, {ahead}"
-    return f"device   {device}: {way}"
-
-
 def feed_of(device: Device | Feed | None) -> Feed | None:
     """Return what a loader's device= means. Raises InvalidOption."""
     return device if device is None or isinstance(device, Feed) else Feed(device)
@@ -186,7 +174,12 @@ class DeviceFeed:
         """
         target = self._quietly(feed)
         if feed is not None and target is not None:
-            yield explain_feed(feed, target.device)
+            if target.sends:
+                ahead = f"{feed.depth} batch{'es' * (feed.depth > 1)} ahead"
+                way = f"one copy a field, from page-locked memory, on a separate stream, {ahead}"
+            else:
+                way = "batches stay in host memory" if target.device.type == "cpu" else "by plain copies"
+            yield f"device   {target.device}: {way}"
             yield from target.explain(feed, plan, replaces=replaces)
 
     def sends(self, feed: Feed | None) -> bool:

@@ -55,8 +55,6 @@ class ThreadSender:
 
     Args:
         source: gives the batches; used in the thread only.
-        stream: copies the batches.
-        mover: begins their copies.
         depth: batches that are sent ahead of the one that is asked for.
     """
 
@@ -86,7 +84,6 @@ class ThreadSender:
         return sent
 
     def ahead(self) -> int:
-        """Return how many batches are on their way, or there."""
         return self._sent.qsize()
 
     def close(self, end_source: Callable[[], object] | None) -> None:
@@ -116,18 +113,15 @@ class ThreadSender:
     def _run(self) -> None:
         try:
             with self._stream.current():
-                self._send_all()
+                while self._room.acquire() and not self._closed:
+                    sent = _send_next(self._source, self._mover)
+                    if sent is _END:
+                        break
+                    self._sent.put(sent)
+                    del sent  # nothing is held while room is waited for
         except BaseException as error:  # of the device, not of a batch: nobody may wait for ever
             self._sent.put(error)
         self._sent.put(_END)
-
-    def _send_all(self) -> None:
-        while self._room.acquire() and not self._closed:
-            sent = _send_next(self._source, self._mover)
-            if sent is _END:
-                return
-            self._sent.put(sent)
-            del sent  # nothing is held while room is waited for
 
 
 class InlineSender:
@@ -147,11 +141,9 @@ class InlineSender:
         return self._sent[0] if self._sent[0] is _END else self._sent.popleft()
 
     def ahead(self) -> int:
-        """Return how many batches are on their way, or there."""
         return len(self._sent)
 
     def close(self, end_source: Callable[[], object] | None) -> None:
-        """Drop what was sent, and end the source."""
         self._sent = deque([_END])
         if end_source is not None:
             end_source()
@@ -177,8 +169,6 @@ class Feeding(Generic[T]):
     one. The pass ends when it is exhausted, closed or dropped.
 
     Args:
-        source: an iterator of batches.
-        feed: how they go to the device.
         device: where that is, resolved.
         stream: copies to the device; None: plain copies in the caller's thread.
         arithmetic: what is left to the device of what the loader's recipe does; None: nothing.

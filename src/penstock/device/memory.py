@@ -221,7 +221,6 @@ _sizes: weakref.WeakKeyDictionary[Any, dict[str, int]] = weakref.WeakKeyDictiona
 
 
 def _remembered(step: object) -> int | None:
-    """Return the size that worked for a step."""
     owner, name = _owner(step)
     try:
         return _sizes.get(owner, {}).get(name)
@@ -245,11 +244,7 @@ def _owner(step: object) -> tuple[object, str]:
 
 
 class Samples:
-    """A batch, as samples along dimension 0.
-
-    Attributes:
-        number: of samples, at least 1.
-    """
+    """A batch, as samples along dimension 0, of which there is at least one."""
 
     def __init__(self, batch: object) -> None:
         self._batch = batch
@@ -288,7 +283,8 @@ class Samples:
 
 def _number_of_samples(batch: object) -> int:
     shapes: dict[int, tuple[int, ...]] = {}
-    for leaf in leaves(batch, _is_packed):
+    # The tensors of a PackedSequence hold the samples interleaved.
+    for leaf in leaves(batch, lambda value: isinstance(value, PackedSequence)):
         if _has_samples(leaf):
             if isinstance(leaf, torch.Tensor) and leaf.layout != torch.strided:
                 raise ValueError(f"a tensor of layout {leaf.layout} cannot be cut along dimension 0; make it dense")
@@ -314,11 +310,6 @@ def _number_of_samples(batch: object) -> int:
 
 def _has_samples(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor | np.ndarray) and leaf.ndim > 0
-
-
-def _is_packed(value: object) -> bool:
-    """Return whether a value is a named tuple whose tensors hold the samples interleaved."""
-    return isinstance(value, PackedSequence)
 
 
 def _is_sequence(value: object, length: int | None = None) -> bool:

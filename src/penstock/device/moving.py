@@ -32,36 +32,27 @@ class Moved:
     """What was raised instead."""
 
 
+@dataclass(eq=False)
 class Mover:
-    """Moves batches: `send` begins, in any one thread; `receive` ends, in the thread that uses the batch.
+    """Moves batches: `send` begins, in any one thread; `receive` ends, in the thread that uses the batch."""
 
-    Args:
-        feed: what is asked for.
-        device: where to, resolved.
-        stream: copies to the device; None: `receive` does all, by plain copies.
-        arithmetic: what is left to the device of what the loader's recipe does; None: nothing.
-        meter: counts what moving a batch takes of the host's time, as stage "copy".
-    """
+    feed: Feed
+    device: torch.device
+    """Where to, resolved."""
+    stream: CopyStream | None
+    """Copies to the device; None: `receive` does all, by plain copies."""
+    arithmetic: Arithmetic | None = None
+    """What is left to the device of what the loader's recipe does; None: nothing."""
+    meter: Meter | None = None
+    """Counts what moving a batch takes of the host's time, as stage "copy"."""
 
-    def __init__(
-        self,
-        feed: Feed,
-        device: torch.device,
-        stream: CopyStream | None,
-        arithmetic: Arithmetic | None = None,
-        meter: Meter | None = None,
-    ) -> None:
-        self._feed = feed
-        self._device = device
-        self._stream = stream
-        self._arithmetic = arithmetic
-        self._meter = meter
-        converts = arithmetic is not None or feed.dtype is not None or feed.channels_last
-        self._idle = device.type == "cpu" and not converts and feed.transform is None
+    def __post_init__(self) -> None:
+        converts = self.arithmetic is not None or self.feed.dtype is not None or self.feed.channels_last
+        self._idle = self.device.type == "cpu" and not converts and self.feed.transform is None
 
     def send(self, batch: Any) -> Moved:
         """Begin to move a batch. What its own types, the device or the transform raise is raised by `receive`."""
-        stream = self._stream
+        stream = self.stream
         try:
             if stream is None or not _can_be_handed_over(batch):
                 return Moved(batch)  # moved when it is handed over
@@ -83,57 +74,54 @@ class Mover:
             if self._idle:
                 return moved.batch
             return self._moved(moved.batch, None)
-        assert self._stream is not None
-        self._stream.receive(moved.mark, moved.tensors)
+        assert self.stream is not None
+        self.stream.receive(moved.mark, moved.tensors)
         return moved.batch
 
     def _moved(self, batch: Any, stream: CopyStream | None) -> Any:
         """Return a batch on the device; stream: None for plain copies."""
         begun = Instant.now()
         moved = self._made(map_leaves(batch, lambda leaf: self._move(leaf, stream), _has_own_to))
-        if self._meter is not None:
-            self._meter.add("copy", begun, samples_in(batch, 1, iterable=True, stacks=True))
+        if self.meter is not None:
+            self.meter.add("copy", begun, samples_in(batch, 1, iterable=True, stacks=True))
         return moved
 
     def _move(self, leaf: Any, stream: CopyStream | None) -> Any:
         """Return a leaf on the device; stream: None for a plain copy."""
         if isinstance(leaf, torch.Tensor):
-            if leaf.device == self._device:
+            if leaf.device == self.device:
                 return leaf
-            return leaf.to(self._device) if stream is None else stream.copy(leaf)
+            return leaf.to(self.device) if stream is None else stream.copy(leaf)
         if not _has_own_to(leaf):
             return leaf
-        return _call_own_to(leaf if stream is None else stream.pin(leaf), self._device)
+        leaf = leaf if stream is None else stream.pin(leaf)
+        try:
+            return leaf.to(self.device, non_blocking=True)
+        except TypeError:  # it takes no such argument
+            return leaf.to(self.device)
 
     def _made(self, batch: Any) -> Any:
         """Return a batch on the device with what the recipe and the Feed want done to it there."""
-        if self._arithmetic is not None:
-            batch = finish(self._arithmetic, batch, self._feed)
-        if self._feed.dtype is not None or self._feed.channels_last:
+        if self.arithmetic is not None:
+            batch = finish(self.arithmetic, batch, self.feed)
+        if self.feed.dtype is not None or self.feed.channels_last:
             batch = map_leaves(batch, self._format, _has_own_to)
-        if self._feed.transform is not None:
+        if self.feed.transform is not None:
             with torch.no_grad():
-                batch = self._feed.transform(batch)
+                batch = self.feed.transform(batch)
         return batch
 
     def _format(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
             return leaf
-        dtype = self._feed.dtype if self._feed.dtype is not None and leaf.is_floating_point() else leaf.dtype
-        last = self._feed.channels_last and leaf.ndim == 4
+        dtype = self.feed.dtype if self.feed.dtype is not None and leaf.is_floating_point() else leaf.dtype
+        last = self.feed.channels_last and leaf.ndim == 4
         return leaf.to(dtype=dtype, memory_format=torch.channels_last if last else torch.preserve_format)
 
 
 def _has_own_to(value: Any) -> bool:
     """Return whether a value is of a type with a .to() of its own, such as PackedSequence or BatchEncoding."""
     return not isinstance(value, torch.Tensor | type) and callable(getattr(value, "to", None))
-
-
-def _call_own_to(value: Any, device: torch.device) -> Any:
-    try:
-        return value.to(device, non_blocking=True)
-    except TypeError:  # it takes no such argument
-        return value.to(device)
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -173,13 +161,8 @@ def _can_be_handed_over(batch: Any) -> bool:
 class Arithmetic:
     """Turns pixels into the elements that a table gives for them: they are looked up, on any device the same bits.
 
-    Any number of threads may call it, on any devices; it works on the current stream.
-
-    Args:
-        table: what each pixel value becomes: (channels, 256) of a floating-point dtype.
-
-    Raises:
-        ValueError: a table of another shape.
+    Any number of threads may call it, on any devices; it works on the current stream. Raises ValueError for a table
+    that is not of shape (channels, 256) of a floating-point dtype: what each pixel value becomes.
     """
 
     def __init__(self, table: torch.Tensor) -> None:
@@ -245,11 +228,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 # --- batches of any structure -----------------------------------------------------------------------------------------
 
 
-def _no_other(value: object) -> bool:
-    return False
-
-
-def map_leaves(batch: Any, function: Callable[[Any], Any], is_leaf: Callable[[Any], bool] = _no_other) -> Any:
+def map_leaves(batch: Any, function: Callable[[Any], Any], is_leaf: Callable[[Any], bool] = lambda value: False) -> Any:
     """Return the batch with function(leaf) in the place of each leaf; the batch itself is left as it is.
 
     Containers keep their types: tuples, named tuples, lists and their subclasses, mappings (a plain dict where the
@@ -257,7 +236,6 @@ def map_leaves(batch: Any, function: Callable[[Any], Any], is_leaf: Callable[[An
     not take are left to its __post_init__. All else is a leaf: tensors, arrays, numbers, strings, None, sets, objects.
 
     Args:
-        batch: of any structure.
         function: called once a leaf, in order.
         is_leaf: asked first about every value, the batch included; true for a container that is to be a leaf.
 
@@ -269,7 +247,7 @@ def map_leaves(batch: Any, function: Callable[[Any], Any], is_leaf: Callable[[An
     return _rebuilt(batch, [map_leaves(part, function, is_leaf) for part in parts])
 
 
-def leaves(batch: Any, is_leaf: Callable[[Any], bool] = _no_other) -> Iterator[Any]:
+def leaves(batch: Any, is_leaf: Callable[[Any], bool] = lambda value: False) -> Iterator[Any]:
     """Yield the leaves of a batch in the order of map_leaves."""
     if is_leaf(batch) or (parts := _parts(batch)) is None:
         yield batch
@@ -305,18 +283,15 @@ def _rebuilt(value: Any, parts: list[Any]) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value) if field.init]
         return dataclasses.replace(value, **dict(zip(names, parts, strict=True)))
-    return _rebuilt_mapping(value, dict(zip(value, parts, strict=True)))
-
-
-# Other mappings are not copied: a copy of one that wraps a dict would share that dict with the batch.
-def _rebuilt_mapping(value: Mapping[Any, Any], items: dict[Any, Any]) -> Mapping[Any, Any]:
-    if type(value) is dict:
+    items = dict(zip(value, parts, strict=True))
+    if kind is dict:
         return items
     try:
         if isinstance(value, dict | UserDict):
-            clone = copy.copy(value)  # a defaultdict keeps its factory, a BatchEncoding its encodings
-            clone.update(items)
-            return clone
-        return type(value)(items)  # type: ignore[call-arg]  # where its constructor takes one: else TypeError
-    except TypeError:
+            copied = copy.copy(value)  # a defaultdict keeps its factory, a BatchEncoding its encodings
+            copied.update(items)
+            return copied
+        # Other mappings are not copied: a copy of one that wraps a dict would share that dict with the batch.
+        return kind(items)
+    except TypeError:  # its constructor takes no dict
         return items

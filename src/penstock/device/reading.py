@@ -74,7 +74,6 @@ class Readers:
     """The threads of a pass. They hold the plan and the batches, never the pass, which can be collected.
 
     Args:
-        plan: what is read.
         pass_input: of the pass, for the key of its random draws.
         threads: 0 reads in the caller's thread, when a batch is waited for.
         meter: counts what reading takes.
@@ -101,7 +100,6 @@ class Readers:
             raise InvalidOption(f"num_workers={threads}: the system cannot start so many threads ({error})") from error
 
     def submit(self, batch: Batch) -> None:
-        """Begin to read a batch."""
         count, unread = len(batch.indices), cast(Sample, None)
         batch.samples, batch.unfinished = [unread] * count, count
         if not self._threads:
@@ -166,7 +164,6 @@ class Readers:
                     batch.failed_at, batch.error = position, error
 
     def _read(self, batch: Batch, position: int, trusted: bool) -> Sample:
-        """Read the sample at a position of a batch."""
         number, local = 0 if batch.leaves is None else int(batch.leaves[position]), int(batch.local[position])
         leaf, index, place = self._plan.leaves[number], int(batch.indices[position]), batch.positions[position]
         content: Encoded | torch.Tensor | str = self._encoded(number, local) if trusted else ""

@@ -38,14 +38,10 @@ _WORD = 0xFFFFFFFFFFFFFFFF
 
 
 class Rows:
-    """The rows of one field in the memory of a device.
+    """The rows of one field in the memory of a device. Raises torch.OutOfMemoryError where it has no room for them.
 
-    Args:
-        array: on the CPU: rows along dimension 0.
-        device: where to. They are copied piece by piece: a memory-mapped file is never in memory as a whole.
-
-    Raises:
-        torch.OutOfMemoryError: the device has no room for them.
+    array: on the CPU, rows along dimension 0. They are copied piece by piece: a memory-mapped file is never in memory
+    as a whole.
     """
 
     def __init__(self, array: torch.Tensor, device: torch.device) -> None:
@@ -73,7 +69,6 @@ def _host_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.devic
 
 
 def _send(array: NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Return a copy of an array on a device."""
     given = torch.from_numpy(array)
     return _host_memory(tuple(given.shape), given.dtype, device).copy_(given).to(device, non_blocking=True)
 
@@ -190,7 +185,6 @@ def refusal(plan: NativePlan, device: torch.device) -> Refusal | None:
 
 
 def explain(plan: NativePlan, device: torch.device) -> str:
-    """Return where batches of a plan are made, for explain()."""
     refused = refusal(plan, device)
     if refused is not None:
         return f"cache    not on {device}: {refused.why}; there with {refused.remedy}"

@@ -21,11 +21,7 @@ from penstock.system.modes import outside_inference
 
 
 class Target:
-    """The device of a loader, and what is found out about it for all passes. Not picklable.
-
-    Args:
-        device: where batches go, resolved.
-    """
+    """The device of a loader, and what is found out about it for all passes. Not picklable."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -41,17 +37,13 @@ class Target:
         return copy_stream_to(self.device)
 
     def current(self, stream: CopyStream | None) -> AbstractContextManager[Any]:
-        """Return what makes the device the current one, where there is a copy stream to it."""
         return nullcontext() if stream is None else stream.current()
 
     @outside_inference()  # what stays on the device outlives the mode
     def prepare(self, feed: Feed, plan: Plan, stream: CopyStream | None, *, replaces: bool) -> Executor | None:
         """Return what makes the batches of the pass that begins on the device; None: the host makes them.
 
-        replaces: bad samples are replaced.
-
-        Raises:
-            InvalidOption: decode="gpu", and nothing is installed that can.
+        replaces: bad samples are replaced. Raises InvalidOption where decode="gpu", and nothing is installed that can.
         """
         if stream is None or not isinstance(plan, NativePlan):
             return None

@@ -27,13 +27,6 @@ _RECYCLED = 64 << 10
 _CPU = torch.device("cpu")
 
 
-def torch_dtype(name: str) -> torch.dtype:
-    """Return the torch dtype of a native dtype name, such as "float32"."""
-    dtype = getattr(torch, name)
-    assert isinstance(dtype, torch.dtype)
-    return dtype
-
-
 class Field:
     """What one field of a sample looks like, in the terms of both sides."""
 
@@ -41,7 +34,7 @@ class Field:
 
     def __init__(self, spec: _native.Spec) -> None:
         self.spec = spec
-        self.dtype = torch_dtype(spec.dtype)
+        self.dtype: torch.dtype = getattr(torch, spec.dtype)
         self.shape = spec.shape
         self.nbytes = spec.nbytes
         #: Elements from one sample, row, column, ... to the next in a batch.
@@ -74,7 +67,6 @@ def bytes_in(tensor: torch.Tensor) -> NDArray[np.uint8]:
 def tensor_on(
     storage: torch.UntypedStorage, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, offset: int = 0
 ) -> torch.Tensor:
-    """Return a tensor on a storage, from an element on."""
     if dtype is torch.complex32:  # of which torch.empty warns
         whole = tensor_on(storage, (storage.nbytes(),), (1,), torch.uint8).view(dtype)
         return whole.as_strided(shape, strides, offset)

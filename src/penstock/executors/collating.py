@@ -48,18 +48,15 @@ class _Container:
     parts: tuple[_Stacked | _Container | None, ...]
 
     def fits(self, values: Sequence[Any]) -> bool:
-        """Return whether values are containers of these parts."""
         kind, size, keys = self.kind, len(self.parts), self.keys
         if any(type(value) is not kind or len(value) != size for value in values):  # len() of what is sure to have one
             return False
         return keys is None or all(tuple(value) == keys for value in values)
 
     def columns(self, values: Sequence[Any]) -> Iterable[tuple[Any, ...]]:
-        """Return the values of each part."""
         return zip(*(values if self.keys is None else [value.values() for value in values]), strict=True)
 
     def joined(self, columns: Sequence[Sequence[Any]]) -> list[Any]:
-        """Return containers of such columns."""
         joined = zip(*columns, strict=True)
         if self.keys is not None:
             return [dict(zip(self.keys, values, strict=True)) for values in joined]
@@ -82,7 +79,6 @@ class Layout:
 
 
 def layout_of(sample: Any) -> Layout:
-    """Return the layout of a sample."""
     fields: list[Field] = []
     return Layout(_template(sample, fields), tuple(fields))
 
@@ -141,7 +137,6 @@ class Build:
         self._samples: list[Any] = [None] * samples
 
     def take(self, samples: Sequence[Any], begin: int) -> None:
-        """Take in the samples from a position on."""
         self._samples[begin : begin + len(samples)] = self._stored(self._layout.template, samples, begin)
 
     def finish(self, given: Any) -> Any:
@@ -175,7 +170,6 @@ class Build:
         return rows.tensor if field.dtype is None else rows.memory.view(field.dtype).reshape(rows.tensor.shape)
 
     def _taken(self) -> list[Any]:
-        """Return the samples as they were."""
         return [self._value(self._layout.template, sample, number) for number, sample in enumerate(self._samples)]
 
     def _value(self, template: _Stacked | _Container | None, value: Any, position: int) -> Any:

@@ -250,7 +250,8 @@ class Snapshot(pickle.Pickler):
             return value
         if not 0 < len(memory) <= SCRATCH_BYTES:
             return value
-        block = next((one for one in self._blocks if _lies_in(memory, one)), None)
+        begin, size = memory.data_ptr(), len(memory)
+        block = next((one for one in self._blocks if 0 <= begin - one.data_ptr() <= len(one) - size), None)
         if block is None:
             block = memory
             self._blocks.append(block)
@@ -304,13 +305,11 @@ def _fill_object(made: Any, state: Any) -> None:
 
 
 def _fill_function(function: types.FunctionType, attributes: list[tuple[str, Any]]) -> None:
-    """Give a function that was made its attributes."""
     for name, value in attributes:
         setattr(function, name, value)
 
 
 def _fill_cell(cell: types.CellType, contents: tuple[Any]) -> None:
-    """Give a cell that was made what functions find in it."""
     (cell.cell_contents,) = contents
 
 
@@ -322,10 +321,6 @@ class _View:
 
     def __reduce__(self) -> Any:
         return _view, self._parts
-
-
-def _lies_in(part: torch.Tensor, memory: torch.Tensor) -> bool:
-    return 0 <= part.data_ptr() - memory.data_ptr() <= len(memory) - len(part)
 
 
 def _view(kind: type, block: torch.Tensor, dtype: Any, offset: int, shape: Any, strides: Any) -> Any:

@@ -64,8 +64,6 @@ def agreed_fields(
 
     Args:
         fields: those that the batch was filled by; None is one of unknown shape.
-        failures: of the batch.
-        samples: of the batch.
         lenient: bad samples are replaced: the shape that most samples of the first batch have is the right one.
     """
     if any(code != "mismatch" for _, _, code, *_ in failures):

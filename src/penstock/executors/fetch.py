@@ -54,7 +54,6 @@ class Fetch:
     Args:
         dataset: the user's, map-style.
         batched: a task holds the indices of a batch; False: it is one index.
-        collate_fn: the loader's.
         read: reads a sample in place of dataset[index]: called with (index, seed, epoch, position).
         seeded: the global generators are set for each sample; the caller must own them (a worker process does).
         keyed: torchvision's known random transforms draw by sample, in any thread.
@@ -118,7 +117,6 @@ class Fetch:
         return self._read is not None or _whole_batches(self.dataset) is None
 
     def load(self, task: Task) -> Any:
-        """Return the batch of a task."""
         filled = self.fill(task)
         return self.load_samples(task) if filled is None else self.collate_filled(task, filled)
 
@@ -174,7 +172,6 @@ class Fetch:
             yield
 
     def samples(self, task: Task) -> list[Any]:
-        """Return the samples of a batch."""
         whole = None if self._read is not None else _whole_batches(self.dataset)
         if whole is None:
             return self._as_torch(task.given) if self.plain else self._one_after_another(task)
@@ -229,7 +226,6 @@ class Fetch:
         raise last or LookupError(f"no good sample can replace sample {index!r}, which the manifest lists as bad")
 
     def collate(self, task: Task, samples: Any) -> Any:
-        """Return the collated samples."""
         self._note_collating(task, len(samples) if self.batched else 1)
         return collated(self.collate_fn, task.given, samples)
 

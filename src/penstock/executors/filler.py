@@ -28,7 +28,6 @@ _NONE: Indices = np.empty(0, dtype=np.int64)
 
 
 def no_indices() -> Indices:
-    """Return an empty array of indices."""
     return _NONE
 
 
@@ -47,7 +46,6 @@ class BatchShards:
         return all(ticket.wait(seconds) for ticket in self._tickets)
 
     def release(self) -> None:
-        """Let them go."""
         for ticket in self._tickets:
             ticket.release()
 
@@ -73,7 +71,6 @@ class Batch:
         return False
 
     def let_shards_go(self) -> None:
-        """Let the shards of the batch be deleted."""
         if self.shards is not None:
             self.shards.release()
             self.shards = None
@@ -111,7 +108,6 @@ class IndexedBatch(Batch):
 
     @property
     def count(self) -> int:
-        """Return the number of samples."""
         return len(self.indices if self.other is None else self.other)
 
     def begin(self, work: Callable[[], None]) -> None:
@@ -136,11 +132,6 @@ class IndexedBatch(Batch):
 IN_FLIGHT_BYTES = 16 << 20
 #: Batches in flight at the most, unless prefetch_factor= says otherwise.
 IN_FLIGHT = 8
-
-
-def batches_that_fit(size: int) -> int:
-    """Return how many batches of so many bytes are kept in flight."""
-    return IN_FLIGHT if size == 0 else max(3, min(IN_FLIGHT, IN_FLIGHT_BYTES // size))
 
 
 @dataclass(frozen=True)
@@ -293,7 +284,6 @@ class Filler:
     # --- batches ----------------------------------------------------------------------------------------------------
 
     def new_batch(self) -> Any:
-        """Return an empty Batch."""
         return Batch()
 
     def prepare(self, queue: deque[Any]) -> None:
@@ -321,7 +311,6 @@ class Filler:
         """Return a batch as its user gets it."""
 
     def delivery(self, batch: Any, out: Any) -> Delivery:
-        """Return the delivery of a batch."""
         return Delivery(out, batch.count, read_by_python=batch.rescued)
 
     def report(self, batch: Any | None, *, came: bool) -> None:
@@ -332,8 +321,9 @@ class Filler:
 
     def _in_flight_of(self, size: int) -> int:
         """Return how many batches of so many bytes are to be in flight."""
-        given = self.resources.in_flight
-        return batches_that_fit(size) if given is None else max(1, given)
+        if (given := self.resources.in_flight) is not None:
+            return max(1, given)
+        return IN_FLIGHT if size == 0 else max(3, min(IN_FLIGHT, IN_FLIGHT_BYTES // size))
 
 
 def pinned(batch: Any) -> Any:

@@ -71,7 +71,6 @@ class Filling:
     looked at before each batch, and planned anew where it has changed.
 
     Args:
-        dataset: the user's.
         kept: of its files.
         plan: of the dataset; None: one is made with the first batch.
         unseen: the samples are left to default_collate; else the user's code looks at them.
@@ -130,7 +129,6 @@ class Filling:
         return _Filler(self._plan)
 
     def of(self, dataset: Any) -> Filling:
-        """Return the same for a copy of the dataset."""
         return Filling(dataset, self._kept, unseen=self.unseen)
 
     def __reduce__(self) -> tuple[Any, ...]:

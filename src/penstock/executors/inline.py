@@ -199,7 +199,6 @@ class InlinePass(_SingleProcessDataLoaderIter):
             raise
 
     def _streamed(self, asked: Any) -> Any:
-        """Return a batch of an iterable dataset."""
         fetcher = self._dataset_fetcher
         batch = fetcher.fetch(asked)
         given = length_hint(asked, 1) if self._auto_collation else 1
@@ -317,10 +316,6 @@ def _is_plain(tensor: Any) -> bool:
     )
 
 
-def _unchanged(batch: Any) -> Any:
-    return batch
-
-
 class InlineExecutor:
     """Torch's own iterator: for what no other executor accepts.
 
@@ -336,7 +331,9 @@ class InlineExecutor:
         job.epochs.next(counted=True)
         # What torch's iterator sees otherwise than the loader has it.
         seen: dict[str, Any] = (
-            {"dataset": Rows(settings.dataset), "collate_fn": _unchanged, "num_workers": 0} if self._rows else {}
+            {"dataset": Rows(settings.dataset), "collate_fn": lambda batch: batch, "num_workers": 0}
+            if self._rows
+            else {}
         )
         made = InlinePass(
             view_of(job, **seen),

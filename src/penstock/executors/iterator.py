@@ -80,7 +80,6 @@ class Pass(_BaseDataLoaderIter):
         self._end: Callable[[], object] = weakref.finalize(self, filler.close)
 
     def _begin_with(self, pass_input: PassInput) -> None:
-        """Forget the batches in flight."""
         self._queue: deque[Any] = deque()
         self._input = pass_input
         self._asked = 0  # batches that the sampler has given
@@ -93,12 +92,6 @@ class Pass(_BaseDataLoaderIter):
 
     def _shutdown_workers(self) -> None:  # under the name that torch's iterator gives it, for programs that call it
         self.close()
-
-    def _end_pass(self) -> None:
-        if self._persistent_workers and self.filler.rest():
-            self._open = False
-        else:
-            self.close()
 
     @property
     def reusable(self) -> bool:
@@ -116,7 +109,10 @@ class Pass(_BaseDataLoaderIter):
             while batch is None:
                 self._refill(queue)
                 if not queue:
-                    self._end_pass()
+                    if self._persistent_workers and self.filler.rest():
+                        self._open = False
+                    else:
+                        self.close()
                     raise StopIteration
                 batch = filler.ready(queue)
             queue.remove(batch)
@@ -151,7 +147,6 @@ class Pass(_BaseDataLoaderIter):
         self.filler.report(batch, came=came)
 
     def _refill(self, queue: deque[Any]) -> None:
-        """Ask for batches ahead."""
         filler = self.filler
         filler.push(queue)
         while not self._exhausted and len(queue) < filler.depth(queue):
@@ -224,7 +219,6 @@ class FillerExecutor:
         """Return what makes the batches of a pass.
 
         Args:
-            job: the pass.
             held: of the pass before, whose iterator is kept; it may make this one too.
             drawn: returns what the pass goes through; it draws, and is called where nothing is refused any more.
         """

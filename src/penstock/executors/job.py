@@ -61,7 +61,6 @@ class Job:
     shared: Executors = field(init=False)
 
     def of_pass(self, **own: Any) -> Job:
-        """Return the job of a pass that begins: with these fields of its own."""
         job = object.__new__(Job)
         vars(job).update(vars(self), **own)  # a fifth of what copy() takes
         return job
@@ -149,7 +148,6 @@ def default_workers(dataset: object, chosen: Plan, method: Method | None) -> int
 
 
 def can_pin(settings: Settings, *, sends: bool) -> bool:
-    """Return whether batches are page-locked."""
     if sends:
         return True
     if not settings.pin_memory or not torch.accelerator.is_available():

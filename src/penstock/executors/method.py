@@ -75,7 +75,6 @@ def choose(found: Measurement, workers: int, size: int, samples: int | None, *, 
     """Return threads where they are so much faster that it pays, else processes, and the figures behind it.
 
     Args:
-        found: what the trial found.
         workers, size: of the loader, and of its batches.
         samples: of an epoch, for which workers are started anew; None: their start does not count.
         seeded: the loader has a seed, and global generators must be functions of the sample, which threads cannot give.
@@ -106,10 +105,7 @@ def try_out(settings: Settings, fetch: Fetch, samples: int | None) -> Choice:
 
     It takes at most LIMIT_SECONDS, and LIMIT_EACH_SECONDS more for each worker, whatever the samples take.
 
-    Args:
-        settings: of a loader.
-        fetch: what it fetches with.
-        samples: of an epoch, as `choose` takes them.
+    samples: of an epoch, as `choose` takes them.
     """
     dataset, workers, size = settings.dataset, settings.num_workers, settings.batch_size or 1
     if isinstance(dataset, IterableDataset):

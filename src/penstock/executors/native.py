@@ -45,7 +45,6 @@ class NativeFiller(Filler):
     """Fills the batches of one pass over the data of a native plan.
 
     Args:
-        plan: what fills the batches.
         resources: the threads are native ones.
         substitutes: how bad samples are replaced; None raises their errors.
         live: batches are what the dataset is when they are asked for, as in torch's loader without workers. Images in
@@ -197,13 +196,6 @@ class NativeFiller(Filler):
 
     # --- submitting -----------------------------------------------------------------------------------------
 
-    def _choose_target(self, samples: int) -> int:
-        """Return how many batches to keep in flight."""
-        known = [field for field in self._fields if field is not None]
-        if not self.reads_ahead or len(known) < len(self._fields):
-            return 1  # with rows of unknown shape, the first batch tells
-        return self._in_flight_of(samples * sum(field.nbytes for field in known))
-
     def _resolve(self, batch: NativeBatch) -> None:
         batch.leaves, batch.local = self._plan.root.resolve(batch.indices)
         batch.names = self._plan.names(batch.leaves, batch.local)
@@ -219,7 +211,9 @@ class NativeFiller(Filler):
             self._crew.prepare(batch)
         samples = len(batch.indices)
         if self._target == 1:
-            self._target = self._choose_target(samples)
+            known = [field for field in self._fields if field is not None]
+            if self.reads_ahead and len(known) == len(self._fields):  # rows of unknown shape: the first batch tells
+                self._target = self._in_flight_of(samples * sum(field.nbytes for field in known))
         batch.rescues_failed, batch.rescued = {}, []
         batch.fields, batch.rows, fields = [], [], []
         for field in self._fields:
@@ -249,7 +243,12 @@ class NativeFiller(Filler):
                 return None
             failures = self._pool.retire(batch.number)
             del self._crew.batches[batch.number]
-            if not failures or not (self._learn(batch, failures) or self._replace(batch, failures)):
+            if not failures:
+                return failures
+            # The samples may agree on another shape of the rows.
+            learned = agreed_fields(self._fields, failures, len(batch.indices), lenient=self._substitutes is not None)
+            self._fields = self._fields if learned is None else learned
+            if learned is None and not self._replace(batch, failures):
                 return failures
             self._submit(batch)
 
@@ -283,7 +282,6 @@ class NativeFiller(Filler):
         return self._plan.leaves[0].form.batch(fields)
 
     def _by_python(self, batch: NativeBatch, fetch: Fetch | None) -> Any:
-        """Return the batch that the dataset itself gives."""
         if fetch is None:
             out = torch_batch(self._plan.dataset, batch.other)
         else:
@@ -294,12 +292,6 @@ class NativeFiller(Filler):
         return pinned(out) if self._buffers.pinned else out
 
     # --- failures -------------------------------------------------------------------------------------------
-
-    def _learn(self, batch: NativeBatch, failures: list[_native.Failure]) -> bool:
-        """Take over the rows' shape from a batch whose samples agree on another one; False: they do not."""
-        learned = agreed_fields(self._fields, failures, len(batch.indices), lenient=self._substitutes is not None)
-        self._fields = self._fields if learned is None else learned
-        return learned is not None
 
     def _replace(self, batch: NativeBatch, failures: list[_native.Failure]) -> bool:
         """Put other samples in the places of those that failed; False: none are replaced, or no other one is good."""

@@ -47,7 +47,6 @@ class Padded:
         self.fields = None if fields is None else tuple(fields)
 
     def __call__(self, samples: Sequence[Any]) -> Any:
-        """Return the batch of some samples."""
         first = samples[0]
         if isinstance(first, Mapping):
             self._check(first)

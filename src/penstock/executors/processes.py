@@ -319,7 +319,11 @@ class ProcessPass(_MultiProcessingDataLoaderIter):
             raise RuntimeError("Pin memory thread exited unexpectedly")
         if not success:
             self._stuck = True
-            raise WorkerStuck(self._watch.why_stuck(self._timeout, self._owing()))
+            # The workers that the awaited batch is to come from.
+            awaited = self._task_info.get(self._rcvd_idx, ()) if self._in_order else ()
+            waiting = {info[0] for info in self._task_info.values() if len(info) == 1}
+            owing = set(awaited[:1]) or waiting or self._watch.watched
+            raise WorkerStuck(self._watch.why_stuck(self._timeout, owing))
         return data
 
     def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
@@ -359,12 +363,6 @@ class ProcessPass(_MultiProcessingDataLoaderIter):
         self._failure = next(iter(self._watch.deaths.values())).as_torch_says()
         self._shutdown_workers()
         return WorkerDied(text)
-
-    def _owing(self) -> set[int]:
-        """Return the workers that the awaited batch is to come from."""
-        awaited = self._task_info.get(self._rcvd_idx, ()) if self._in_order else ()
-        waiting = {info[0] for info in self._task_info.values() if len(info) == 1}
-        return set(awaited[:1]) or waiting or self._watch.watched
 
     def _shutdown_workers(self) -> None:
         """End the workers: by torch's protocol, or by signals where one is dead or stuck. No hang, no orphan."""

@@ -57,14 +57,6 @@ else:
     )
 
 
-def _is_native(job: Job) -> bool:
-    return isinstance(job.plan, NativePlan)
-
-
-def _in_processes(job: Job) -> bool:
-    return job.settings.num_workers > 0 and not job.in_threads
-
-
 def _in_threads(job: Job) -> bool:
     """Return whether threads read the dataset, or torch's own iterator could not seed or replace samples."""
     return not job.settings.iterable and (job.in_threads or not job.plain)
@@ -77,8 +69,8 @@ EXECUTORS: tuple[tuple[Callable[[Job], bool], Callable[[], Executor]], ...] = (
         lambda job: job.substitutes is None and gathers_rows(job.settings, job.plan),
         lambda: inline.InlineExecutor(rows=True),
     ),
-    (_is_native, lambda: native.NativeExecutor()),
-    (_in_processes, lambda: processes.ProcessExecutor()),
+    (lambda job: isinstance(job.plan, NativePlan), lambda: native.NativeExecutor()),
+    (lambda job: job.settings.num_workers > 0 and not job.in_threads, lambda: processes.ProcessExecutor()),
     (_in_threads, lambda: threads.ThreadExecutor()),
     (lambda job: True, lambda: inline.InlineExecutor()),
 )
@@ -197,14 +189,15 @@ class Executors:
         """Return the iterator of a pass: the one that is held, where it can make this pass too, or a new one.
 
         Args:
-            job: the pass.
             held: the iterator of the pass before, where it is kept; it is ended where it cannot make this one.
             on_device: makes the batches on the device; None: the host makes them.
         """
         settings, streams = job.settings, job.streams
         if locks.new_child:
             locks.new_child = False
-            _renew_thread_pool()
+            # Each thread's first operation uses torch's pool, and two at once may find none ("Invalid thread pool!"):
+            # it is made anew in a forked child, before threads are started.
+            torch.set_num_threads(torch.get_num_threads())
         if on_device is None and self._executor is None:
             self._executor = next(make() for accepts, make in EXECUTORS if accepts(job))
         executor: Any = on_device or self._executor
@@ -343,11 +336,3 @@ class Executors:
 # A child would wait for its parent's OpenMP threads in torch's next operation: where OpenMP has this, a fork ends them.
 if (_pause := getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)) is not None:
     os.register_at_fork(before=partial(_pause, 1))  # omp_pause_soft: they start anew when they are needed
-
-
-def _renew_thread_pool() -> None:
-    """Have torch make its thread pool anew in a forked child, before threads are started.
-
-    Each thread's first operation uses it, and two at once may find none ("Invalid thread pool!").
-    """
-    torch.set_num_threads(torch.get_num_threads())

@@ -29,7 +29,6 @@ class Staging:
     Of a shard of which the pass needs few samples only these are read, each by its range.
 
     Args:
-        dataset: where its samples lie.
         coming: called for each source, returns the indices of each batch of the pass from its first on; None: they are
             not known before a batch is begun.
         samples: of the pass, where they are known.
@@ -96,7 +95,6 @@ class Staging:
             )
 
     def close(self) -> None:
-        """End the downloads."""
         self._closed = True
         for leaf in self._leaves:
             leaf.stage.close()
@@ -124,7 +122,6 @@ class _Leaf:
         self.stage = ShardStage(remote.shards, None if coming is None else self._ahead(coming))
 
     def ticket(self, leaves: LeafNumbers | None, local: Indices) -> Ticket:
-        """Return the ticket of the next batch."""
         own = self._own(leaves, local)
         of_sample = self._remote.shard_of(own)
         shards, counts = np.unique(of_sample, return_counts=True)

@@ -36,7 +36,6 @@ class ThreadFiller(Filler):
     """Has Python threads fetch the samples of a dataset into the rows of the batches.
 
     Args:
-        fetch: calls the user's dataset.
         resources: the threads are Python's.
         seed: of worker 0, for get_worker_info().
         own: what each thread fetches with; None: all with `fetch`.
@@ -241,7 +240,7 @@ class ThreadExecutor(FillerExecutor):
             own = OwnFetches(fetch, settings.worker_init_fn, shared=settings.share_dataset or settings.num_workers == 0)
         except NotCopied:
             if isinstance(job.plan, PythonPlan) and job.plan.assisted is not None:
-                job.plan.assisted.read_directly()  # another executor may read by the same plan
+                job.plan.assisted.take_from(None)  # another executor may read by the same plan
             raise
         seed = worker_seed(drawn().seed, drawn().epoch)
         made = ThreadFiller(fetch, job.resources, seed, own=own, in_order=settings.in_order)

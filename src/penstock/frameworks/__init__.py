@@ -16,13 +16,11 @@ else:
     __getattr__ = attributes_of(__name__, {"accelerate": ("keep_loaders",)})
 
 
-def _meet_accelerate() -> bool:
-    return "accelerate.data_loader" in sys.modules and accelerate.meet_accelerate()
-
-
 watch(lambda loader: import_module("penstock.insight.publishing").begins(loader))  # of any loader, from the first pass
 # Without importing Accelerate.
-DataLoader.meet_accelerate = staticmethod(_meet_accelerate)  # type: ignore[method-assign]
+DataLoader.meet_accelerate = staticmethod(  # type: ignore[method-assign]
+    lambda: "accelerate.data_loader" in sys.modules and accelerate.meet_accelerate()
+)
 DataLoader._is_accelerate_prepared = property(lambda loader: accelerate.is_prepared(loader))  # type: ignore[attr-defined]
 
 __all__ = ["keep_loaders"]

@@ -206,7 +206,6 @@ class Seeded(Sampler[int]):
 
     Args:
         sampler: the loader's, of torch's making or keyed.
-        seed: the loader's.
         epoch: which one the passes are until set_epoch says another.
     """
 
@@ -296,7 +295,6 @@ class Prepared:
         """Let the next pass go on where state_dict() was taken, prepared in the same way. Skipped samples are not read.
 
         Args:
-            state: of state_dict().
             on_change: as of penstock.DataLoader.load_state_dict; "continue" at the beginning of an epoch only.
 
         Raises:

@@ -120,7 +120,6 @@ def loader_maker(dataset: Any, **options: Any) -> MakeLoader:
 
 
 def _arguments(loader: torch.utils.data.DataLoader[Any]) -> dict[str, Any]:
-    """Return the arguments that make a loader like a given one."""
     names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context")
     found = {name: getattr(loader, name) for name in (*names, "generator", *_OF_WORKERS)}
     if isinstance(loader, DataLoader):

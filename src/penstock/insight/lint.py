@@ -186,15 +186,12 @@ def _may_be_costly(value: Any) -> bool:
     return not _is_users(kind) if issubclass(kind, Dataset) else issubclass(kind, _CONTAINERS) or _is_table(value)
 
 
-def weight(value: Any) -> float:
+def weight(value: Any, seen: set[int] | None = None, depth: int = _WEIGHED_DEPTH) -> float:
     """Return about how many bytes of pages reading all Python objects of a value copies.
 
     Of long containers some elements stand for all. Nothing of an object's class runs.
     """
-    return _weigh(value, set(), _WEIGHED_DEPTH)
-
-
-def _weigh(value: Any, seen: set[int], depth: int) -> float:
+    seen = set() if seen is None else seen
     kind = type(value)
     small = value is None or kind is bool or (kind is int and -5 <= value <= 256)
     if id(value) in seen or small or issubclass(kind, _NO_DATA):
@@ -209,7 +206,7 @@ def _weigh(value: Any, seen: set[int], depth: int) -> float:
     bytes_ = float(bare_size(value) + _GC_BYTES)
     inside = _contents(value)
     if depth and len(inside):
-        sampled = [_weigh(one, seen, depth - 1) for one in inside[:: max(1, len(inside) // _SAMPLED)]]
+        sampled = [weight(one, seen, depth - 1) for one in inside[:: max(1, len(inside) // _SAMPLED)]]
         bytes_ += len(inside) / len(sampled) * sum(sampled)
     return bytes_
 

@@ -46,7 +46,6 @@ class ProcessName(NamedTuple):
 
     @property
     def file(self) -> str:
-        """Return the name of its file."""
         return f"{self.machine}-{self.pid}-{self.started}.json"
 
     def alive(self) -> bool | None:
@@ -81,7 +80,6 @@ def started_at(pid: int) -> int | None:
 
 
 def this_process() -> ProcessName:
-    """Return the name of this process."""
     pid = os.getpid()
     return ProcessName(machine(), pid, started_at(pid) or 0)
 

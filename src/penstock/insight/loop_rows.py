@@ -60,13 +60,8 @@ class Rows:
             found.append(np.column_stack([start, got, own[:, 1:]]))
         return found
 
-    def table(self) -> Numbers:
-        """Return the rows of all passes, by COLUMNS."""
-        return np.concatenate([np.empty((0, len(COLUMNS))), *self.passes()])
-
 
 def column(table: Numbers, name: str) -> Numbers:
-    """Return a column of a table of rows by its name."""
     return table[:, COLUMNS.index(name)]
 
 
@@ -74,7 +69,6 @@ class Work(NamedTuple):
     """A piece of work of a thread, by time.perf_counter()."""
 
     thread: str
-    """The thread's name."""
     stage: str
     begin: float
     end: float

@@ -145,7 +145,6 @@ class Processors(NamedTuple):
 
 
 def read_processors(membership: str = MEMBERSHIP, mount: str = MOUNT) -> Processors:
-    """Return the CPUs of this process."""
     return Processors(os.cpu_count() or 1, len(os.sched_getaffinity(0)), cpu_quota(membership, mount))
 
 
@@ -199,7 +198,6 @@ def read_memory(meminfo: str = "/proc/meminfo", membership: str = MEMBERSHIP, mo
 
 
 def check_memory(found: HostMemory) -> Check:
-    """Check that there is memory for workers and batches."""
     limit = "no cgroup limit" if found.limit is None else f"a cgroup limit of {size_of(found.limit)}"
     words = f"{size_of(found.available)} available of {size_of(found.total)}, {limit}"
     if found.oom_kills:

@@ -63,7 +63,6 @@ class LoaderFacts:
 
     @property
     def method(self) -> str:
-        """Who makes the batches."""
         if self.penstock:
             return "Penstock"
         return "worker processes" if self.workers else "the caller's thread"

@@ -52,7 +52,6 @@ class Loop:
     Attributes:
         loader: what tells these loaders from others.
         number: of the loop in its recording, from 1 on.
-        meter: the times.
         loaders, passes, samples: that made a pass; that began; of all batches, 0 where their number is not known.
         background: a thread beside the main one called next().
         read_by: who reads the dataset.
@@ -82,7 +81,6 @@ class Loop:
         self._ends: list[Callable[[], None]] = []
 
     def begin(self, loader: Any, *, new: bool, detail: bool) -> None:
-        """Count a pass of a loader."""
         with self.lock:
             self.passes += 1
             self.loaders += new
@@ -147,7 +145,6 @@ class Loop:
 
     @property
     def times(self) -> LoopTimes:
-        """What the loops did with their time."""
         return self.meter.times()
 
 
@@ -217,7 +214,6 @@ class Recording:
     Attributes:
         began, began_at: when, by time.perf_counter() and by time.time().
         ended: when end() was called, by time.perf_counter(); None before.
-        pid: the process that is recorded.
         unrecorded: how many passes of further loaders were not recorded.
     """
 

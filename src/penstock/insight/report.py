@@ -35,7 +35,6 @@ def write_report(recording: Recording, file: OutputFile, facts: Mapping[str, str
 
 
 def page(recording: Recording, facts: Mapping[str, str]) -> str:
-    """Return the page."""
     end = recording.began if recording.ended is None else recording.ended
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(recording.began_at))
     whole = {**facts, "began": began, "took": f"{compact(end - recording.began)} s"}

@@ -130,7 +130,12 @@ class LiveLine:
             return
         try:
             self._next, self._shown = now + EVERY, True
-            self._line.write(_rates(loop))
+            times, samples = loop.times, loop.samples
+            seconds = max(times.waited + times.worked, 1e-9)
+            parts = [f"{loop.loader.dataset}: {times.batches:,} batches", f"{times.batches / seconds:,.1f}/s"]
+            if samples:
+                parts.append(f"{samples / seconds:,.0f} samples/s")
+            self._line.write(", ".join([*parts, f"waited {100 * times.wait_share:.0f} % of the time"]))
         finally:
             self._lock.release()
 
@@ -145,12 +150,3 @@ class LiveLine:
         """Take the line off the terminal for good."""
         self.clear()
         self._line.end()
-
-
-def _rates(loop: Loop) -> str:
-    times, samples = loop.times, loop.samples
-    seconds = max(times.waited + times.worked, 1e-9)
-    parts = [f"{loop.loader.dataset}: {times.batches:,} batches", f"{times.batches / seconds:,.1f}/s"]
-    if samples:
-        parts.append(f"{samples / seconds:,.0f} samples/s")
-    return ", ".join([*parts, f"waited {100 * times.wait_share:.0f} % of the time"])

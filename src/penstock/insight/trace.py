@@ -50,7 +50,6 @@ class _LoopTrace:
         self._began = recording.began
 
     def events(self) -> Iterator[Event]:
-        """Yield all of them."""
         loop = self._loop
         yield self._metadata("process_name", 0, name=f"{shown(str(loop.loader))}, read by {loop.read_by}")
         yield self._metadata("process_sort_index", 0, sort_index=loop.number)

@@ -249,7 +249,6 @@ def order_of(
 
 
 def length(sampler: Any) -> int | None:
-    """Return the length of a sampler, None where it has none."""
     try:
         return len(sampler)
     except TypeError:

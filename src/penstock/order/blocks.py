@@ -40,7 +40,6 @@ class Blocks:
 
     Args:
         sizes: the number of samples in each block, int64.
-        window: how many blocks are shuffled together.
         members: the index of each sample, block after block; None: the samples are numbered block after block.
     """
 
@@ -55,7 +54,6 @@ class Blocks:
 
     @property
     def samples(self) -> int:
-        """Return the number of samples in all blocks."""
         return int(self.ends[-1]) if len(self.sizes) else 0
 
     @property
@@ -71,13 +69,11 @@ class Blocks:
         return f" in windows of {self.window} of {len(self.sizes)} shards ({cut})"
 
     def order(self, seed: int, epoch: int) -> Order:
-        """Return the order of an epoch."""
         if self.full:
             return KeyedShuffle(self.samples, seed, epoch)
         return BlockShuffle(self, seed, epoch)
 
     def of_samples(self, indices: Indices) -> NDArray[np.int64]:
-        """Return the block of each of these samples."""
         if self.members is None:
             return np.searchsorted(self.ends, indices, side="right")
         return self._block_of_sample[indices]
@@ -128,13 +124,10 @@ class BlockShuffle:
         filled = np.zeros(count - window + 1, dtype=np.int64)
         for chunk in range(window):
             of_chunk = sizes * (chunk + 1) // window - sizes * chunk // window
-            np.add.at(filled, self._slot(np.arange(count), chunk), of_chunk)
+            slots = np.clip(np.arange(count) + chunk - (window - 1), 0, count - window)  # of the chunk of each block
+            np.add.at(filled, slots, of_chunk)
         self._slot_ends = np.cumsum(filled)
         self._slots = lru_cache(_KEPT_SLOTS)(self._indices)
-
-    def _slot(self, place: NDArray[np.int64], chunk: int) -> NDArray[np.int64]:
-        """Return the slot of a chunk of the blocks at these places of the sequence."""
-        return np.clip(place + chunk - (self._blocks.window - 1), 0, len(self.sequence) - self._blocks.window)
 
     def take(self, begin: int, count: int) -> Indices:
         """Return the indices at positions begin to begin + count - 1. Raises IndexError."""
@@ -150,7 +143,6 @@ class BlockShuffle:
         return out
 
     def _indices(self, slot: int) -> Indices:
-        """Return the indices of a slot in their order."""
         window, last = self._blocks.window, len(self._slot_ends) - 1
         chunks = []
         for place in range(slot, slot + window):

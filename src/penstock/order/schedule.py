@@ -161,7 +161,6 @@ class BucketSchedule:
 
     @cached_property
     def _first(self) -> int:
-        """The first batch that is left."""
         return int(np.searchsorted(self._ends, self.start, side="right")) if self.start else 0
 
     @property
@@ -201,7 +200,6 @@ Steps = Schedule | BucketSchedule
 
 
 def indices_of(order: Order, part: Part) -> Indices:
-    """Return the dataset indices of a part."""
     if not part.padding:
         return order.take(part.begin, part.count)
     places = np.arange(part.begin - part.start, part.begin - part.start + part.count)

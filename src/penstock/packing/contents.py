@@ -70,12 +70,10 @@ class Contents:
     """The labels that are texts, by the numbers in `labels`."""
 
     def read(self, index: int) -> Encoded:
-        """Return the files of a sample."""
         leaf: Leaf = self.leaves[int(self.leaf[index])]
         return leaf.read(int(self.local[index]))
 
     def stamp(self, index: int) -> Stamp:
-        """Return the stamp of a sample."""
         leaf: Leaf = self.leaves[int(self.leaf[index])]
         return leaf.stamp(int(self.local[index]))
 
@@ -282,7 +280,6 @@ def _number(index: int) -> str:
 
 
 def npy_bytes(array: NDArray[Any]) -> bytes:
-    """Return an array as numpy.save writes it."""
     file = io.BytesIO()
     np.save(file, np.ascontiguousarray(array).reshape(array.shape), allow_pickle=False)
     return file.getvalue()
@@ -310,7 +307,12 @@ def _own(dataset: Any, to_bytes: Callable[[Any], Any]) -> Leaf:
         if isinstance(made, bytes | bytearray | memoryview):
             data = bytes(made)
             return ((next((suffix for magic, suffix in _MAGIC.items() if data.startswith(magic)), ".bin"), data),)
-        if not isinstance(made, dict) or not made or not all(_is_file(*item) for item in made.items()):
+        if not (
+            isinstance(made, dict)
+            and made
+            and all(isinstance(suffix, str) and suffix and "/" not in suffix for suffix in made)
+            and all(isinstance(data, bytes | bytearray) for data in made.values())
+        ):
             raise InvalidOption(
                 f"to_bytes returned {_shown(made)} for sample {index}: it must return bytes, or a dict from the suffix "
                 "of a file, such as 'jpg', to its bytes"
@@ -325,10 +327,6 @@ def _own(dataset: Any, to_bytes: Callable[[Any], Any]) -> Leaf:
         return found if named else _number(index)
 
     return Leaf("files", len(dataset), name, read, lambda _: (0, 0), safe=plain == "penstock")
-
-
-def _is_file(suffix: Any, data: Any) -> bool:
-    return isinstance(suffix, str) and bool(suffix) and "/" not in suffix and isinstance(data, bytes | bytearray)
 
 
 def _shown(value: Any) -> str:

@@ -44,7 +44,6 @@ class Encoding:
 
     @property
     def changes(self) -> bool:
-        """Whether any byte changes."""
         return self.max_side is not None or self.decoded
 
     def encoded(self, contents: Contents, index: int) -> Encoded:
@@ -55,15 +54,11 @@ class Encoding:
     def __call__(self, files: Encoded, name: str) -> Encoded:
         """Return what is packed of an image. Raises CorruptSample for one that cannot be decoded."""
         (suffix, data), *_ = files
-        if self.shrinks(data):
+        if self.max_side is not None and data.startswith(b"\xff\xd8\xff") and max(image_size(data)) > self.max_side:
             data = self.smaller(data, name)
         if not self.decoded:
             return ((suffix, data),)
         return ((".npy", npy_bytes(np.asarray(read_image(io.BytesIO(data), name)))),)
-
-    def shrinks(self, data: bytes) -> bool:
-        """Return whether an image is a JPEG with a longer side than `max_side`."""
-        return self.max_side is not None and data.startswith(b"\xff\xd8\xff") and max(image_size(data)) > self.max_side
 
     def smaller(self, data: bytes, name: str) -> bytes:
         """Return a JPEG, resized and encoded anew. Raises CorruptSample."""

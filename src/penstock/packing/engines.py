@@ -48,7 +48,6 @@ class Progress:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, samples: int, size: int) -> None:
-        """Count what was written."""
         with self._lock:
             self.samples += samples
             self.bytes += size

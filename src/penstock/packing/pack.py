@@ -173,7 +173,8 @@ class _Job:
         stored = planning.parse(place.read(unfinished(self._split)))
         splits = places.check_out(place)
         if self._restart and self._split not in splits:
-            self._remove_unfinished(stored)
+            self._place.remove(() if stored is None else names(self._split, stored))
+            places.remove_unfinished(self._place)
             stored = None
         plan = self._plan(size, splits.get(self._split), on_measured)
         if self._split in splits:
@@ -227,10 +228,6 @@ class _Job:
         places.remove_unfinished(self._place)
         shards = len(split.shards)
         return Packed(self._place.path, self._split, split.samples, shards, sum(s.bytes for s in split.shards), shards)
-
-    def _remove_unfinished(self, stored: Plan | None) -> None:
-        self._place.remove(() if stored is None else names(self._split, stored))
-        places.remove_unfinished(self._place)
 
     # --- shards
 

@@ -116,14 +116,12 @@ class FolderPlace:
     path: str
     """Absolute, as messages name it."""
     split: str
-    """The name of the split."""
 
     def _file(self, name: str) -> str:
         return os.path.join(self.path, name)
 
     @property
     def _kept(self) -> str:
-        """The folder of what is unfinished."""
         return self._file(FOLDER.format(self.split))
 
     @property
@@ -151,7 +149,6 @@ class FolderPlace:
         return found
 
     def read(self, name: str) -> bytes | None:
-        """Return a file, None where there is none."""
         try:
             return Path(self._file(name)).read_bytes()
         except (FileNotFoundError, NotADirectoryError):

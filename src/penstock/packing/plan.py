@@ -53,7 +53,6 @@ class Plan:
         return (0, *self.ends[:-1])
 
     def as_json(self) -> bytes:
-        """Return the plan as it is stored."""
         return json.dumps(asdict(self)).encode()
 
 
@@ -82,7 +81,10 @@ def make(contents: Contents, options: Mapping[str, Any], shard_size: int, share:
     keys = list(map(webdataset_key, contents.ids)) if contents.first.kind != "files" else []
     labelled = contents.labels is not None and None not in keys and len(set(keys)) == len(keys)
     suffixes = [suffix for suffix, _ in contents.read(0)]
-    sizes = _tar_bytes(contents, stamps[:, 0], share, suffixes, labelled)
+    others = 1024 * labelled + 512 * (len(suffixes) - 1)
+    names = (name.decode("utf-8", "surrogateescape") + suffixes[0] for name in contents.ids)
+    found = zip(names, stamps[:, 0].tolist(), strict=True)
+    sizes = [others + member_bytes(name, int(size * share)) for name, size in found]  # as far as known before
     ends, held = [], 0
     for number, size in enumerate(sizes):
         if held and held + size > shard_size:
@@ -94,13 +96,6 @@ def make(contents: Contents, options: Mapping[str, Any], shard_size: int, share:
     exact = share == 1 and contents.first.kind in ("images", "tensors") and bool(stamps[:, 1].all())
     total = sum(sizes) + 1024 * len(ends) if exact else None
     return Plan(options, tuple(ends), digest_of(contents, stamps), source, total, labelled)
-
-
-def _tar_bytes(contents: Contents, sizes: NDArray[Any], share: float, suffixes: list[str], labelled: bool) -> list[int]:
-    """Return how many bytes each sample takes in a shard, as far as that is known before."""
-    others = 1024 * labelled + 512 * (len(suffixes) - 1)
-    names = (name.decode("utf-8", "surrogateescape") + suffixes[0] for name in contents.ids)
-    return [others + member_bytes(name, int(size * share)) for name, size in zip(names, sizes.tolist(), strict=True)]
 
 
 def digest_of(contents: Contents, stamps: NDArray[Any]) -> str:
@@ -153,7 +148,6 @@ def rows_name(split: str, shard: int) -> str:
 
 
 def shard_name(split: str, shard: int) -> str:
-    """Return the name of a shard."""
     return f"{split}-{shard:06d}.tar"
 
 

@@ -53,7 +53,6 @@ class ShardRecord:
     """Whether each sample has a label; of samples that are files of any suffix, a file that holds a class number."""
 
     def write(self, file: BinaryIO) -> None:
-        """Write the record to a file."""
         held = {
             "shard": [self.shard.name, self.shard.bytes, self.shard.crc32c, self.shard.samples],
             "suffixes": self.suffixes,
@@ -76,11 +75,7 @@ class ShardRecord:
 
 
 class ShardRows:
-    """The rows of one shard, whose samples need not have the same files.
-
-    Args:
-        label: the dtype of the labels; None: there are none.
-    """
+    """The rows of one shard, whose samples need not have the same files. label: their dtype; None: without."""
 
     def __init__(self, label: str | None) -> None:
         self._label = label
@@ -94,7 +89,6 @@ class ShardRows:
         Args:
             head: id_offset, id_length, shard, width and height of its row.
             files: where each file lies, by suffix.
-            label: its label; None where it has none.
         """
         self._labelled &= label is not None
         self._suffixes += [suffix for suffix in files if suffix not in self._suffixes]
@@ -102,7 +96,6 @@ class ShardRows:
         self._rows.append(((*head, 0 if label is None else label) if self._label else head, placed))
 
     def record(self, shard: Shard) -> ShardRecord:
-        """Return what is kept of the shard."""
         absent = (0, 0, 0, ABSENT)
         places = range(len(self._suffixes))
         listed = [
@@ -137,7 +130,6 @@ class ShardWork:
     """Size and time of each sample's file, shape (samples, 2)."""
 
     def samples(self, shard: int) -> range:
-        """Return the samples of a shard."""
         return range(self.plan.begins[shard], self.plan.ends[shard])
 
     @cached_property
@@ -149,7 +141,6 @@ class ShardWork:
         """Write a shard and its rows; the rows get their final name first.
 
         Args:
-            shard: its number.
             after: called after each sample with the bytes that were added, and with none while the shard is sent
                 somewhere; may raise to stop.
             attempt: a part of the temporary names: who was given up may still write to the names of its own.
@@ -159,8 +150,10 @@ class ShardWork:
         """
         place, contents, samples = self.place, self.contents, self.samples(shard)
         name, id_offset = shard_name(place.split, shard), int(self._id_offsets[samples.start])
-        kind = contents.first.kind
-        rows = ShardRows("<i8" if kind == "files" else label_dtype(contents))
+        kind, dtype = contents.first.kind, "<i8" if contents.first.kind == "files" else None
+        if contents.labels is not None and dtype is None:
+            dtype = LABELS.get(contents.first.label or "", contents.labels.dtype.newbyteorder("<").str)
+        rows = ShardRows(dtype)
         with place.draft(name, attempt, after) as file:
             archive = _Archive(file.fileno())
             for sample in samples:
@@ -169,7 +162,10 @@ class ShardWork:
                 self._check_unchanged(sample)
                 places = archive.add(contents.ids[sample].decode("utf-8", "surrogateescape"), files)
                 if self.plan.labelled:
-                    archive.append(label_member(contents, sample))
+                    ending, text = label_file(contents, sample)
+                    key = webdataset_key(contents.ids[sample]) or contents.ids[sample]
+                    head = header(key.decode("utf-8", "surrogateescape") + ending, len(text))
+                    archive.append(head + text + bytes(padding(len(text))))
                 extent = image_size(files[0][1]) if kind in ("images", "pixels") else (0, 0)
                 label = class_number(dict(files).get(LABEL)) if contents.labels is None else contents.labels[sample]
                 rows.add((id_offset, length, shard, *extent), places, label)
@@ -189,11 +185,7 @@ class ShardWork:
 
 
 class _Archive:
-    """A tar archive that grows, with the CRC-32C of all its bytes. Its methods raise OSError.
-
-    Args:
-        descriptor: of an empty file, open for writing.
-    """
+    """A tar archive that grows in an empty file, with the CRC-32C of all its bytes. Its methods raise OSError."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -211,17 +203,9 @@ class _Archive:
         return places
 
     def append(self, data: bytes) -> None:
-        """Append bytes."""
         write_all(self._descriptor, data)
         self.size += len(data)
         self.crc32c = _native.crc32c(data, self.crc32c)
-
-
-def label_dtype(contents: Contents) -> str | None:
-    """Return the dtype of the labels in the index."""
-    if contents.labels is None:
-        return None
-    return LABELS.get(contents.first.label or "", contents.labels.dtype.newbyteorder("<").str)
 
 
 def label_file(contents: Contents, sample: int) -> tuple[str, bytes]:
@@ -231,14 +215,6 @@ def label_file(contents: Contents, sample: int) -> tuple[str, bytes]:
     if contents.texts is not None:
         return ".txt", contents.texts[int(value)].encode()
     return (".cls" if contents.labels.dtype.kind in "iu" else ".json"), repr(value.item()).encode()
-
-
-def label_member(contents: Contents, sample: int) -> bytes:
-    """Return the member that holds a label: header, data and padding."""
-    name = contents.ids[sample]
-    ending, data = label_file(contents, sample)
-    key = (webdataset_key(name) or name).decode("utf-8", "surrogateescape")
-    return header(key + ending, len(data)) + data + bytes(padding(len(data)))
 
 
 # --- the index ------------------------------------------------------------------------------------------------------

@@ -81,7 +81,6 @@ def _only_collated(function: types.FunctionType, name: str) -> bool:
 
 
 def _is_pair(step: dis.Instruction) -> bool:
-    """Return whether an instruction is of two variables."""
     return isinstance(step.argval, tuple)
 
 

@@ -22,13 +22,12 @@ import torch
 from PIL import Image
 
 from penstock import call_counts
-from penstock.recipe.composed_run import REFUSED, Run, called, read_run
+from penstock.recipe.composed_run import REFUSED, Run, called, find_picture, read_run, read_sample_run, run_sample
 from penstock.recipe.conversions import PRESETS as KNOWN_PRESETS
 from penstock.recipe.encoded_image import is_encoded
 from penstock.recipe.originals import AttributeState, Row, add_methods, hooked, look_again, replaced_in_class
 from penstock.recipe.patches import Patches, works_here
 from penstock.recipe.reader import known_transforms
-from penstock.recipe.sample_run import find_picture, read_sample_run, run_sample
 from penstock.recipe.torchvision import PRESETS, V1, V2, changed, classes
 
 #: Under this name the images count whose transforms are run natively, in whole or in part, or not at all.
@@ -148,8 +147,10 @@ class KnownTransforms:
                 told = True
                 call_counts.refused(TRANSFORMS, _why_left(parts[begin], foreign, run, image))
             value, begin = called(parts[begin : begin + 1], value, several), begin + 1
-            if foreign and begin < len(parts) and not (self._are_still(parts, transforms) and _may_go_on(value, given)):
-                return called(parts[begin:], value, several)
+            if foreign and begin < len(parts):
+                as_many = not several or (type(value) is tuple and len(value) == given)
+                if not (as_many and self._are_still(parts, transforms)):
+                    return called(parts[begin:], value, several)
         return value
 
     def _are_still(self, parts: Sequence[Any], transforms: Sequence[Any]) -> bool:
@@ -189,13 +190,7 @@ def _picture_in(value: Any) -> Any:
     return None if found is None else found[0][found[2]]
 
 
-def _may_go_on(value: Any, several: int) -> bool:
-    """Return whether transforms that are called with so many values may go on with a value; 0: with one value."""
-    return not several or (type(value) is tuple and len(value) == several)
-
-
 def _why_left(transform: Any, foreign: bool, run: Run | None, image: Any) -> str:
-    """Return why Python calls a transform of an image."""
     name = transform.__qualname__ if type(transform) is FunctionType else type(transform).__qualname__
     if foreign:
         return f"{name} has no native form"
@@ -210,7 +205,6 @@ def _why_left(transform: Any, foreign: bool, run: Run | None, image: Any) -> str
 
 
 def _is_known(transform: Any, known: Mapping[type, Any]) -> bool:
-    """Return whether the class of a transform is known, and of all that it holds."""
     if type(transform) not in known and type(transform) not in classes("Compose"):
         return False
     held = vars(transform).get("transforms", getattr(transform, "transforms", ()))
@@ -256,7 +250,7 @@ class _Entry:
 
 
 def _known_and_parts(
-    compose: Any, parts_of: Callable[[Any], Sequence[Any]]
+    compose: Any, parts_of: Callable[[Any], Sequence[Any]] = lambda transform: (transform,)
 ) -> tuple[KnownTransforms, Sequence[Any]] | None:
     """Return how a Compose (or one transform) is run, read anew where it was changed, and the list of its parts.
 
@@ -335,7 +329,7 @@ def _call_of_one(original: Any) -> Any:
 
     def call(self: Any, *inputs: Any, **named: Any) -> Any:
         if len(inputs) == 1 and not named and is_encoded(inputs[0]):
-            found = _known_and_parts(self, _only)
+            found = _known_and_parts(self)
             if found is not None:
                 known, parts = found
                 done = known.run_first(parts, inputs[0])
@@ -363,7 +357,3 @@ def find(patches: Patches) -> None:
     Passes.begun += 1
     look_again()
     add_methods(patches, _METHODS, works_here)
-
-
-def _only(transform: Any) -> tuple[Any]:
-    return (transform,)

@@ -1,4 +1,4 @@
-"""Known transforms of torchvision that follow each other, run together by the native core on a PIL image.
+"""Known transforms of torchvision that follow each other, run together by the native core on a PIL image or a sample.
 
 The result has the elements, strides and type that torchvision's would have, after the same draws from torch's
 generator, for torchvision's own code draws them.
@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 import penstock._native as _native
 from penstock.recipe import drawing
 from penstock.recipe.encoded_image import view_of
-from penstock.recipe.reader import Reader
-from penstock.recipe.torchvision import Draw, Refused, classes, flatten
+from penstock.recipe.reader import TRANSFORMS, Reader
+from penstock.recipe.torchvision import V2, Draw, Refused, classes, flatten
 
 #: What a run returns where torchvision must run the transforms.
 REFUSED = object()
@@ -49,7 +50,6 @@ class Run:
     """Known transforms that follow each other, on a PIL image."""
 
     parts: tuple[Part, ...]
-    """The transforms."""
     natives: dict[bool, _native.Recipe]
     """The native recipe, by whether the channels of the result lie side by side."""
     draws: tuple[Draw | None, ...]
@@ -73,7 +73,6 @@ class Run:
 
     @property
     def length(self) -> int:
-        """The number of transforms."""
         return len(self.parts)
 
     def __call__(self, image: Image.Image, transforms: Sequence[Any]) -> Any:
@@ -151,8 +150,10 @@ class Run:
         """Return whether the channels of the result lie side by side; None where the transforms must be called."""
         if self.mode is not None:
             # An image that nothing is done to is the result itself, with its file and all its attributes.
-            untouched = not self.remakes and len(set(sizes)) == 1 and not any(map(_acts, draws))
-            return None if untouched else True
+            if self.remakes or len(set(sizes)) != 1:
+                return True
+            acts = any(drawn is True or (isinstance(drawn, _native.Effects) and len(drawn) > 0) for drawn in draws)
+            return True if acts else None
         if key is not None:
             return self.learned.get(key)
         # The strides of sides of one pixel may be any.
@@ -189,11 +190,6 @@ def _transform(recipe: _native.Recipe, image: Image.Image, draws: Sequence[Any],
     if image.size != (width, height):  # images of some formats have their size only then
         raise ValueError(image.size)
     return _native.transform_image(recipe, schema, pixels, width, height, draws, out)
-
-
-def _acts(drawn: Any) -> bool:
-    """Return whether what was drawn changes a picture of which nothing is cropped."""
-    return drawn is True or (isinstance(drawn, _native.Effects) and len(drawn) > 0)
 
 
 def _compared(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
@@ -284,3 +280,120 @@ def _padding(operation: dict[str, Any]) -> tuple[int, int]:
 def _interleaved(image: torch.Tensor) -> bool:
     """Return whether the channels of a pixel lie side by side, as Pillow's and NumPy's do."""
     return image.stride(0) == 1
+
+
+# --- samples of an image and what lies in it, in version 2: masks, boxes, keypoints -----------------------------------
+
+# torchvision's own code draws the parameters of each transform, once for the whole sample, and changes everything but
+# the image by them. The image goes through all of the transforms at once, in the native core, by the same parameters.
+# So the sample is the one that torchvision would make, after the same draws.
+
+#: The packages whose values torchvision's kernels change without a program's own code.
+_KNOWN_PACKAGES = ("torch", "torchvision", "PIL", "numpy")
+
+
+_TV = "torchvision.tv_tensors"
+
+
+class _Unlike(Exception):
+    """torchvision would not do to the image what the run does."""
+
+
+def find_picture(value: Any) -> tuple[list[Any], Any, int] | None:
+    """Return a sample's values, what it is made of, and which of them is its image, a PIL image of mode RGB or L.
+
+    None: it has none, or a value of a class of a program's own that transforms may change.
+    """
+    leaves, spec = tree_flatten(value)
+    place = None
+    for number, leaf in enumerate(leaves):
+        if not isinstance(leaf, Image.Image | torch.Tensor):
+            continue
+        if type(leaf).__module__.partition(".")[0] not in _KNOWN_PACKAGES:
+            return None
+        if isinstance(leaf, Image.Image) and leaf.mode in ("RGB", "L"):
+            better = place is None or (leaves[place].mode == "L" and leaf.mode == "RGB")
+            place = number if better else place
+    return None if place is None else (leaves, spec, place)
+
+
+def run_sample(run: Run, sample: Any, transforms: Sequence[Any]) -> Any:
+    """Return the sample that the transforms make; or REFUSED, and torch's generator is as it was, as of a Run.
+
+    transforms: those that the run was read from.
+    """
+    found = find_picture(sample)
+    if found is None:
+        return REFUSED
+    leaves, spec, place = found
+    image = leaves[place]
+    sizes = run.sizes(image)
+    if not sizes:
+        return REFUSED
+    done, key = run.attempt(image, sizes, lambda: _drawn(run, leaves, place, sizes, transforms))
+    if done is not REFUSED:
+        leaves[place] = done
+        return tree_unflatten(leaves, spec)
+    if key is None:
+        return REFUSED
+    result = called(transforms, sample, type(sample) is tuple and len(sample) > 1)  # torchvision flattens both alike
+    run.learn(key, tree_flatten(result)[0][place])
+    return result
+
+
+def _drawn(run: Run, leaves: list[Any], place: int, sizes: Sequence[Any], transforms: Sequence[Any]) -> list[Any]:
+    """Draw for all operations on the image, and do the transforms to the other values of a sample in place."""
+    draws: list[Any] = []
+    for part, transform in zip(run.parts, transforms, strict=True):
+        transform.check_inputs(leaves)
+        if part.operation == "Augment":
+            own = run.draws[part.operations]
+            if own is None or any(map(_has_colours, leaves[:place] + leaves[place + 1 :])):
+                raise _Unlike
+            draws.append(own(*sizes[part.operations]))
+        elif part.operation == "RandomFlip":
+            draws.append(drawing.flips(transform.p))
+            if draws[-1]:
+                _change(transform, leaves, place)
+        else:
+            drawn = _change(transform, leaves, place)
+            if part.operation is not None:
+                draws.append(tuple(drawn[side] for side in ("top", "left", "height", "width")) if drawn else None)
+        leaves[place] = _stand_in(part.result, *sizes[part.operations + (part.operation is not None)])
+    return draws
+
+
+def _change(transform: Any, leaves: list[Any], place: int) -> Any:
+    """Do a transform to the values of a sample but for the image, and return the parameters that it has drawn."""
+    needed = transform._needs_transform_list(leaves)
+    if not needed[place]:
+        raise _Unlike
+    drawn = transform.make_params([leaf for leaf, need in zip(leaves, needed, strict=True) if need])
+    for number, need in enumerate(needed):
+        if need and number != place:
+            leaves[number] = transform.transform(leaves[number], drawn)
+    return drawn
+
+
+def _has_colours(value: Any) -> bool:
+    """Return whether a value beside the image is an image, too."""
+    return isinstance(value, Image.Image) or type(value) in classes("Image", _TV) + classes("Video", _TV)
+
+
+def _stand_in(like: Any, height: int, width: int) -> Any:
+    """Return an image of the class of another one and of this size, of which nobody may look at the pixels."""
+    if isinstance(like, Image.Image):
+        image = Image.Image()
+        image._mode, image._size = like.mode, (width, height)
+        return image
+    return torch.empty(1, device="cpu").expand(int(like.shape[0]), height, width).as_subclass(type(like))
+
+
+def read_sample_run(transforms: Sequence[Any], mode: str) -> Run | None:
+    """Return how the known ones among the first transforms are run together on samples with an image of a mode.
+
+    None where that gains nothing: they neither resize the image nor make a tensor of it.
+    """
+    joint = {kind for name, known in TRANSFORMS.items() if known.joint for kind in classes(name, V2)}
+    known = next((n for n, one in enumerate(transforms) if type(one) not in joint), len(transforms))
+    return read_run(transforms[:known], mode) if known else None

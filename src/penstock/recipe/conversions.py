@@ -97,11 +97,8 @@ _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 class Inverse:
     """Finds the pixel value of which a table makes each element. Any number of threads may call it.
 
-    Args:
-        table: what each pixel value becomes: (channels, 256) of a floating-point dtype of 2, 4 or 8 bytes, on the CPU.
-
-    Raises:
-        ValueError: another dtype, or two pixel values become one element.
+    table: what each pixel value becomes: (channels, 256) of a floating-point dtype of 2, 4 or 8 bytes, on the CPU.
+    Raises ValueError: another dtype, or two pixel values become one element.
     """
 
     def __init__(self, table: torch.Tensor) -> None:
@@ -116,8 +113,7 @@ class Inverse:
     def __call__(self, elements: torch.Tensor) -> torch.Tensor:
         """Return the pixels of elements of shape (channels, ...): uint8 of that shape.
 
-        Raises:
-            ValueError: another dtype or number of channels, or an element that the table does not make.
+        Raises ValueError: another dtype or number of channels, or an element that the table does not make.
         """
         channels = len(self._sorted)
         if elements.dtype != self._dtype or elements.ndim < 2 or len(elements) != channels:

@@ -104,7 +104,6 @@ def is_keyed() -> bool:
 
 
 def flips(p: float) -> bool:
-    """Return whether a random flip of probability p is done."""
     draws = _this_thread.draws
     return bool(torch.rand(1) < p) if draws is None else draws.flip(p)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import io
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,23 +32,15 @@ class _Content(io.BytesIO):
     """The bytes of a file that Pillow decodes now: leave_encoded() leaves files of another class than Python's own."""
 
 
+@dataclass(slots=True, eq=False)
 class Encoded:
-    """The bytes of a JPEG file, of which an image is made that somebody looks at.
+    """The bytes of a JPEG file, of which an image is made that somebody looks at: "RGB" or "L", (width, height)."""
 
-    Args:
-        data: the bytes of the file.
-        mode: of the image, "RGB" or "L".
-        size: (width, height).
-    """
-
-    __slots__ = ("data", "mode", "size", "views")
-
-    def __init__(self, data: bytes, mode: str, size: tuple[int, int]) -> None:
-        self.data = data
-        self.size = size
-        self.mode = mode
-        self.views = 0
-        """How many times the native core has decoded a part of the file, or the image was converted."""
+    data: bytes
+    mode: str
+    size: tuple[int, int]
+    views: int = 0
+    """How many times the native core has decoded a part of the file, or the image was converted."""
 
     def decode(self) -> Any:
         """Return the memory of the pixels, as Pillow decodes them."""

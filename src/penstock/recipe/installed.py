@@ -43,16 +43,12 @@ def noise(height: int, width: int, channels: int = 3) -> NDArray[np.uint8]:
     return (counter * 2654435761 >> 13).astype(np.uint8).reshape(height, width, channels)
 
 
-def effect_alike(effect: str) -> bool:
-    """Return whether the installed Pillow gives noise the same effect as the native core does.
-
-    effect: by its native name; of "affine", with the filter's after a space.
-    """
-    return effect in _effects_alike()
-
-
 @cache
-def _effects_alike() -> frozenset[str]:
+def effects_alike() -> frozenset[str]:
+    """Return the effects that the installed Pillow gives noise as the native core does.
+
+    By their native names; of "affine", with the filter's after a space.
+    """
     height, width = 37, 50
     rough = noise(height, width)
     smooth = (rough >> 3) + np.arange(width, dtype=np.uint8)[None, :, None] * 2 + 30

@@ -131,8 +131,13 @@ def _replaced(holders: Iterable[Any], names: Sequence[str]) -> Refusal | None:
     return None
 
 
-def _refusal(name: str, value: object) -> Refusal:
-    return Refusal(name, f"it was replaced by {_described(value)}", "the unmodified function")
+def _refusal(name: str, value: Any) -> Refusal:
+    value = getattr(value, "__func__", value)
+    by = f"a {type(value).__module__}.{type(value).__qualname__}"
+    if type(value) is FunctionType:
+        own = getattr(value.__code__, "co_qualname", value.__qualname__)
+        by = f"{value.__globals__.get('__name__', '?')}.{own}"
+    return Refusal(name, f"it was replaced by {by}", "the unmodified function")
 
 
 def _is_foreign(value: Any, module: str, name: str) -> bool:
@@ -157,13 +162,6 @@ def _is_foreign(value: Any, module: str, name: str) -> bool:
 
 def _root(module: str) -> str:
     return module.partition(".")[0]
-
-
-def _described(value: Any) -> str:
-    value = getattr(value, "__func__", value)
-    if type(value) is FunctionType:
-        return f"{value.__globals__.get('__name__', '?')}.{getattr(value.__code__, 'co_qualname', value.__qualname__)}"
-    return f"a {type(value).__module__}.{type(value).__qualname__}"
 
 
 # --- what the attributes of an object were, so that a later change of any of them is noticed --------------------------
@@ -221,7 +219,6 @@ class AttributeState:
         return {name: value for name, value in attributes.items() if name != self._without}
 
     def _note(self, value: Any) -> None:
-        """Note what a value is, and what is in it."""
         if isinstance(value, torch.Tensor):
             if value.is_inference():
                 self.fixed = False

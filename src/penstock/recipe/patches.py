@@ -94,8 +94,6 @@ class Patches:
         """Have a function in a class, or a static method, be another while a lease is open; only within `find`.
 
         Args:
-            owner: the class.
-            name: of the attribute.
             make: returns what is called in threads where `active()`, given the original.
         """
         attribute = vars(owner)[name]
@@ -191,13 +189,12 @@ class Patches:
 
         It is one step of the interpreter: no interrupt and no other thread comes between.
         """
-        now = [_attribute(*one) for one in zip(self._owners, self._names, strict=True)]
+        now = [
+            owner.__module__ if type(owner) is FunctionType else vars(owner).get(name)
+            for owner, name in zip(self._owners, self._names, strict=True)
+        ]
         expected = [one is value for one, value in zip(now, before, strict=True)]
         deque(map(setattr, *(compress(column, expected) for column in (self._owners, self._names, values))), maxlen=0)
-
-
-def _attribute(owner: Any, name: str) -> Any:
-    return owner.__module__ if type(owner) is FunctionType else vars(owner).get(name)
 
 
 class Lease:
@@ -252,8 +249,7 @@ def works_here() -> bool:
 def working(calls: CallMeter | None = None) -> Iterator[None]:
     """Let this thread work for a loader: calls are answered natively while a lease on the functions is open.
 
-    Args:
-        calls: counts them for the loader that the thread works for.
+    calls: counts them for that loader.
     """
     counting = call_counts.this_thread
     before, sink = this_thread.native, counting.sink

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -20,18 +21,13 @@ from torch.utils.data import default_collate
 
 import penstock._native as _native
 from penstock.errors import InvalidOption
-from penstock.recipe import augmentations, automatic, conversions, geometry
+from penstock.recipe import augmentations, conversions, geometry
 from penstock.recipe.conversions import Inverse, bytes_of, channels_of, means_itself, plain, ramp_of
 from penstock.recipe.originals import HOOKED, hooked
 from penstock.recipe.steps import DRAWING, Recipe, Refusal, Step
 from penstock.recipe.torchvision import V2, Draw, Known, Refused, changed, classes, flatten, is_v1, refuse, run, shown
 
-TRANSFORMS: dict[str, Known] = {
-    **geometry.TRANSFORMS,
-    **augmentations.TRANSFORMS,
-    **automatic.TRANSFORMS,
-    **conversions.TRANSFORMS,
-}
+TRANSFORMS: dict[str, Known] = {**geometry.TRANSFORMS, **augmentations.TRANSFORMS, **conversions.TRANSFORMS}
 """The transforms that are known, by the names of torchvision's classes of both generations; each has one home."""
 #: Those of timm's, which convert.
 _OF_TIMM = ("MaybeToTensor", "MaybePILToTensor", "ToTensor")
@@ -91,17 +87,6 @@ class Views:
         return f"Views([{lines}\n])"
 
 
-def read_views(views: Views, *, mode: str) -> tuple[Recipe, ...] | Refusal:
-    """Return the native recipe of each view, or why one of them has none. mode: as for reader.read()."""
-    recipes: list[Recipe] = []
-    for transform in views.transforms:
-        found = read(transform, mode=mode)
-        if isinstance(found, Refusal):
-            return found
-        recipes.append(found)
-    return tuple(recipes)
-
-
 class Reader:
     """Follows one pipeline from the PIL image to its end."""
 
@@ -130,7 +115,6 @@ class Reader:
         known.add(self, transform)
 
     def known(self, transform: Any) -> Known | None:
-        """Return what is known of a transform's class."""
         return known_transforms().get(type(transform))
 
     def finish_picture(self) -> tuple[_native.Recipe, str]:
@@ -148,7 +132,12 @@ class Reader:
         if type(batch) is not torch.Tensor or ramp.requires_grad:
             why = f"its results collate to {type(batch).__name__}, not to a plain tensor without a gradient"
             raise Refused(Refusal("transform", why, "a pipeline that ends in a plain tensor"))
-        table, values = self._unconverted() if raw else (None, self.values)
+        table: torch.Tensor | None = None
+        values = self.values
+        if raw:  # what pixel values become, and all values before that; no table where values would be lost
+            with suppress(ValueError):
+                inverse = Inverse(made := plain(ramp).reshape(-1, 256))
+                table, values = made, [inverse(value) for value in values]
         name, sent = (str(tensor.dtype).removeprefix("torch.") for tensor in (ramp, values[0]))
         elements = [bytes_of(value) for value in values]
         try:
@@ -195,15 +184,6 @@ class Reader:
         while count and self.operations[count - 1]["op"] == "Pad":
             count -= 1
         return count
-
-    def _unconverted(self) -> tuple[torch.Tensor | None, list[Any]]:
-        """Return what pixel values become, and all values before that; no table where values would be lost."""
-        table = plain(self.values[0]).reshape(-1, 256)
-        try:
-            inverse = Inverse(table)
-            return table, [inverse(value) for value in self.values]
-        except ValueError:
-            return None, self.values
 
     # ---- what the picture is at this point ----
 

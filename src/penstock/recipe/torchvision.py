@@ -59,19 +59,13 @@ class Refused(Exception):
 
 def flatten(transform: object) -> Iterator[object]:
     """Yield the parts of a transform in turn; a Compose is its parts."""
-    if _is_plain_compose(transform):
-        for step in transform.transforms:  # type: ignore[attr-defined]
+    plain = type(transform) in classes("Compose") and changed(transform) is None
+    parts = transform.transforms if plain else ()  # type: ignore[attr-defined]
+    if isinstance(parts, Sequence | torch.nn.ModuleList) and len(parts) > 0:
+        for step in parts:
             yield from flatten(step)
     else:
         yield transform
-
-
-def _is_plain_compose(transform: object) -> bool:
-    """Return whether calling a transform is calling its parts in turn."""
-    if type(transform) not in classes("Compose") or changed(transform) is not None:
-        return False
-    parts = transform.transforms  # type: ignore[attr-defined]
-    return isinstance(parts, Sequence | torch.nn.ModuleList) and len(parts) > 0
 
 
 def changed(transform: object) -> str | None:
@@ -96,17 +90,14 @@ def classes(name: str, *modules: str) -> list[type]:
 
 
 def shown(transform: object) -> str:
-    """Return the representation of a transform in one line."""
     return " ".join(repr(transform).split())
 
 
 def is_v1(transform: object) -> bool:
-    """Return whether a transform is one of the first generation."""
     return type(transform).__module__ in FIRST
 
 
 def refuse(transform: object, why: str, remedy: str) -> NoReturn:
-    """Raise Refused for a transform."""
     raise Refused(Refusal(type(transform).__name__, why, remedy))
 
 
@@ -128,7 +119,6 @@ def is_int(value: object) -> bool:
 
 
 def pair(transform: Any, size: Sequence[int]) -> tuple[int, int]:
-    """Return (height, width)."""
     if len(size) != 2 or not all(is_int(n) and n > 0 for n in size):
         refuse(transform, f"size={size!r}", "size=(height, width) in whole pixels")
     return (size[0], size[1])

@@ -174,7 +174,6 @@ def photos_of(size: int, name: Callable[[int], tuple[str, str | None]], packed_b
     """Return what tells a dataset's photos from another's; None: the dataset's own entries are not as they should be.
 
     Args:
-        size: the number of samples.
         name: returns (ID, file) of a sample.
         packed_bytes: of a photo in shards; None: each sample is a file of its own.
     """

@@ -52,20 +52,15 @@ class HuggingFaceSource(Source):
                 return Refusal(f"column {name!r}", f"it holds {why}", remedy)
         specs = [(name, field.spec) for name, field in fields.items() if field.spec is not None]
         shapes = ", ".join(f"{name} {spec.dtype}{list(spec.shape)}" for name, spec in specs)
-        numbers = None if mapping is None else column_of(mapping.table, "indices").joined()
+        chunks = [] if mapping is None else column_of(mapping.table, "indices").chunks
+        numbers = np.concatenate(chunks) if len(chunks) > 1 else next(iter(chunks), None)
         return NativeSource(
             fields=tuple(fields.values()),
             steps=(Step(f"gather  {counted(len(dataset), 'row')} of Arrow columns: {shapes}", "native"),),
-            rescue=_never_needed,
             form=Form(keys=tuple(fields)),
             rows=None if numbers is None else lambda positions: (numbers[positions] % table.num_rows).astype(np.int64),
             memory=Memory(reads_ahead=True),
         )
-
-
-def _never_needed(row: int) -> torch.Tensor:
-    """Rows of columns never fail: all have the shape that the plan has seen."""
-    raise AssertionError(row)
 
 
 def _refused(dataset: Any) -> Refusal | None:
@@ -133,10 +128,6 @@ class Column(NamedTuple):
     """Views of Arrow's buffers, of shape (rows, *shape); copies of truth values, which Arrow holds as bits."""
     fillers: dict[str, Field]
     """By the dtype that they convert to, those that were made."""
-
-    def joined(self) -> NDArray[Any]:
-        """Return all rows in one array."""
-        return self.chunks[0] if len(self.chunks) == 1 else np.concatenate(self.chunks)
 
 
 #: By the identity of a table, for as long as it lives: the table, and its columns that were read, or what they hold.

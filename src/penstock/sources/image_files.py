@@ -20,7 +20,7 @@ from penstock.recipe.composed_run import makes_plain_tensors
 from penstock.recipe.encoded_image import whole_image
 from penstock.recipe.installed import decoded_alike
 from penstock.recipe.originals import replaced_in_opening
-from penstock.recipe.reader import Views, read as read_recipe, read_views
+from penstock.recipe.reader import Views, read as read_recipe
 from penstock.recipe.steps import Recipe, Refusal, Step
 from penstock.recipe.torchvision import flatten
 from penstock.sources.image_folder import ImageFolder, Images, ImageTable
@@ -45,7 +45,6 @@ def native_images(
     """Return how the native core reads a folder of images, or why it cannot.
 
     Args:
-        dataset: the folder.
         raw: images stay pixels, where a recipe allows it.
         names: the table of the folder's files; None: `paths` names the files of each batch.
         packed_bytes, jpeg_index: of the ImageSteps.
@@ -71,9 +70,12 @@ def _native_views(
     dataset: Any, views: Views, names: _native.FileTable | None, own: dict[str, Any]
 ) -> NativeSource | Refusal:
     """Return how the native core reads a folder of images for several views; as native_images()."""
-    recipes = read_views(views, mode="RGB")
-    if isinstance(recipes, Refusal):
-        return recipes
+    recipes: list[Recipe] = []
+    for transform in views.transforms:
+        found = read_recipe(transform, mode="RGB")
+        if isinstance(found, Refusal):
+            return found
+        recipes.append(found)
     fillers = _native.view_fillers(names, [recipe.native for recipe in recipes], max_pixels())
     steps = [_read_step(dataset, " natively, once for all views,")]
     for number, recipe in enumerate(recipes, 1):
@@ -99,7 +101,6 @@ class ImageReader(FolderReader):
     """Opens single images from their bytes, and calls the dataset's transform, which is answered natively where known.
 
     Args:
-        dataset: a folder of images.
         paths: the table of the folder's files; None: there is none.
         located: returns the path and the label of the sample at a position; None for a path: the table has it, and
             the dataset's `path` says which it is.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -93,7 +94,6 @@ class ImageTable(Dataset[Any]):
         return image, label if self.target_transform is None else self.target_transform(label)
 
     def path(self, position: int) -> str:
-        """Return the file of the sample at a position."""
         return os.fsdecode(self.paths.path(position))
 
     def read(self, position: int, file: BinaryIO | None = None) -> Image.Image:
@@ -328,7 +328,8 @@ def _load(entry: Path, root: bytes) -> Scan | None:
         return None
     if not _native.folders_unchanged(root, arrays["folders"], arrays["stamps"], _THREADS):
         return None
-    cache_folder.used(entry)
+    with suppress(OSError):
+        os.utime(entry)  # of the cache's entries the newest used is the last to go
     return Scan(_native.PathTable(root, names), classes, counts)
 
 

@@ -56,7 +56,6 @@ def id_of(dataset: Any, index: Any) -> str:
 
 
 def ids_of(dataset: Any, indices: Iterable[Any]) -> list[str]:
-    """Return the ID of each of these samples."""
     return list(_found(dataset, indices, lambda prefix, source, number: prefix + source.id(number), _short))
 
 
@@ -93,7 +92,6 @@ class Catalogue:
     """The shapes of rows that lie in memory; sizes in bytes of the files that were looked at, -1 for a missing file."""
 
     def texts(self) -> list[bytes]:
-        """Return the ID of each sample."""
         if isinstance(self.ids, bytes):
             return self.ids.split(b"\0")[:-1]
         numbers: Iterable[int] = range(self.size) if self.ids is None else self.ids.tolist()

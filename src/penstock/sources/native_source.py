@@ -119,11 +119,11 @@ class NativeSource:
     """The fields of a sample, in order; at least one."""
     steps: tuple[Step, ...]
     """The steps that explain() shows, but for that of the labels, which `native_of` adds."""
-    rescue: Callable[..., Rescued]
+    rescue: Callable[..., Rescued] = _unknown
     """Reads the first field of one sample in Python: the decoded pixels of an image, else the tensor itself. Called
-    with the position; of `files` also with the sample's file, open over bytes from a cache, which it closes."""
+    with the position; of `files` also with the sample's file, open over bytes from a cache, which it closes. Rows of
+    columns never need it: all have the shape that the plan has seen."""
     size: int = 0
-    """The number of samples."""
     identify: Callable[[int], tuple[str, str | None]] = _unknown
     """Returns (ID, file) of a sample, for messages; the adapter's own `name`."""
     apply: Callable[[int], Any] = _unknown

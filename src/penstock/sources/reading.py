@@ -110,7 +110,8 @@ def read_tensor(file: BinaryIO, sample_id: str, path: str) -> torch.Tensor:
         tensor: Any
         magic = file.read(6)
         file.seek(0)
-        if _is_numpy(magic, path):
+        # numpy reads a file, or refuses it, by its first bytes, else by its name.
+        if magic and not magic.startswith((_ZIP, _PICKLE)) and (_NPY.startswith(magic) or path.endswith(".npy")):
             _check_npy_size(file)
             tensor = tensor_of_array(np.load(file, allow_pickle=False))
         else:
@@ -137,13 +138,6 @@ def _check_npy_size(file: BinaryIO) -> None:
     if math.prod(shape) * dtype.itemsize > end - begin and not dtype.hasobject:
         raise ValueError(f"its header says {shape} {dtype}, and {end - begin:,} bytes follow it")
     file.seek(0)
-
-
-def _is_numpy(magic: bytes, path: str) -> bool:
-    """Return whether numpy reads a file, or refuses it: by its first bytes, else by its name."""
-    if magic.startswith((_ZIP, _PICKLE)) or not magic:
-        return False
-    return _NPY.startswith(magic) or path.endswith(".npy")
 
 
 @contextmanager
@@ -322,14 +316,12 @@ def read_mapping(file: BinaryIO, sample_id: str, path: str) -> dict[str, torch.T
         return f"tensors by name: {first_line(error)}; write it again with {how}, or leave it out"
 
     with errors_named(file, sample_id, path, explain):
-        return _load_npz(file) if path.endswith(".npz") else _load_safetensors(file.read())
-
-
-def _load_npz(file: BinaryIO) -> dict[str, torch.Tensor]:
-    arrays = np.load(file, allow_pickle=False)
-    if not isinstance(arrays, np.lib.npyio.NpzFile):
-        raise ValueError("it is not an archive of arrays")
-    return {name: tensor_of_array(arrays[name]) for name in arrays.files}
+        if not path.endswith(".npz"):
+            return _load_safetensors(file.read())
+        arrays = np.load(file, allow_pickle=False)
+        if not isinstance(arrays, np.lib.npyio.NpzFile):
+            raise ValueError("it is not an archive of arrays")
+        return {name: tensor_of_array(arrays[name]) for name in arrays.files}
 
 
 def _load_safetensors(data: bytes) -> dict[str, torch.Tensor]:

@@ -35,9 +35,7 @@ class SampleFile(NamedTuple):
     """Which file of a dataset a sample is."""
 
     folder: int
-    """The number of the folder in the dataset."""
     position: int
-    """The position of the sample in the folder."""
     name: bytes | None
     """The path of the file; None: the native core has a table of the folder's files."""
 
@@ -70,7 +68,6 @@ class SampleReader:
         self.steps: tuple[Step, ...] = (Step(f"read    {type(dataset).__name__}, by its __getitem__", "Python"),)
 
     def folders(self) -> Iterator[FolderReader]:
-        """Yield the readers of the folders of files in the dataset."""
         return iter(())
 
     def locate(self, index: int) -> SampleFile | None:
@@ -86,7 +83,6 @@ class FolderReader(SampleReader):
     """Reads a folder of files, each of them one sample.
 
     Args:
-        dataset: the folder.
         filler: of its files, by the dataset's table of paths where it has one.
         still: whether the folder's transform is what it was; once it is not, the dataset reads its samples itself.
     """
@@ -102,9 +98,10 @@ class FolderReader(SampleReader):
     def __init__(self, dataset: Any, filler: Any, still: Unchanged) -> None:
         super().__init__(dataset)
         self._still = still
-        self._read_with(filler)
+        self.read_with(filler)
 
-    def _read_with(self, filler: Any) -> None:
+    def read_with(self, filler: Any) -> None:
+        """Read the files by a filler of theirs from here on."""
         self.filler = filler
         self._alone = _native.FileReaders(_native.Program([[filler]]), 0, 0)
 
@@ -122,12 +119,7 @@ class FolderReader(SampleReader):
         return SampleFile(self._number, position, name)
 
     def path(self, position: int) -> str:
-        """Return the file of the sample at a position."""
         raise NotImplementedError
-
-    def keep_in(self, cache: _native.SampleCache) -> None:
-        """Have a cache keep the bytes of the files from here on."""
-        self._read_with(self.filler.cached(cache) or self.filler)
 
     def read_from(self, ahead: ReadAhead | None, number: int) -> None:
         """Take files that readers have brought from here on. number: of this folder among those of the readers."""
@@ -175,7 +167,6 @@ def whole(index: object) -> int | None:
 
 
 def target_steps(target_transform: Callable[[Any], Any] | None) -> tuple[Step, ...]:
-    """Return the step of a dataset's target_transform, where it has one."""
     if target_transform is None:
         return ()
     return (Step(f"call    {function_name(target_transform)}, on each label", "Python"),)
@@ -209,9 +200,6 @@ class ReadAhead:
         locate: returns the file of the sample at an index; None: the sample is no file of these folders.
         readers: threads at the most.
         ahead_bytes: of files that are held ahead, at the most.
-
-    Attributes:
-        native: the readers.
     """
 
     def __init__(
@@ -235,7 +223,6 @@ class ReadAhead:
                 self._announced.pop(position & MASK, None)
 
     def clear(self) -> None:
-        """Forget all batches."""
         self._unannounced.clear()
         self._announced.clear()
 
@@ -311,15 +298,9 @@ class Assisted:
     made anew for each pass; once a transform is changed during a pass, the dataset reads its samples itself.
 
     Args:
-        dataset: the dataset.
         reader_of: returns what reads its samples as it is then; found by its name in another process.
         caches: keep the bytes of the files that are read natively.
         ahead: brings files before threads need them.
-
-    Attributes:
-        dataset: the dataset.
-        steps: who does what, for explain().
-        gains: whether any part of the dataset is read natively.
     """
 
     def __init__(
@@ -344,8 +325,8 @@ class Assisted:
             folders = [folder for folder in self._reader.folders() if folder.files and len(folder.dataset)]
             names = [SampleNames.of(len(folder.dataset), folder.path) for folder in folders]
             for folder, cache in zip(folders, self._caches.of(names), strict=True):
-                folder.keep_in(cache)
-        self._take_from(self._ahead)
+                folder.read_with(folder.filler.cached(cache) or folder.filler)
+        self.take_from(self._ahead)
 
     def __call__(self, index: Any, seed: int, epoch: int, position: int = 0) -> Any:
         """Return what ``dataset[index]`` returns; native random steps draw from (seed, epoch, index, position)."""
@@ -363,14 +344,11 @@ class Assisted:
         if not folders:
             return None
         program = _native.Program([[folder.filler] for folder in folders])
-        self._take_from(ReadAhead(program, self._locate, readers, ahead_bytes))
+        self.take_from(ReadAhead(program, self._locate, readers, ahead_bytes))
         return self._ahead
 
-    def read_directly(self) -> None:
-        """Have no files brought ahead any more."""
-        self._take_from(None)
-
-    def _take_from(self, ahead: ReadAhead | None) -> None:
+    def take_from(self, ahead: ReadAhead | None) -> None:
+        """Take files that readers have brought from here on; None: no files are brought ahead any more."""
         self._ahead = ahead
         for number, folder in enumerate(folder for folder in self._reader.folders() if not folder.remote):
             folder.read_from(ahead, number)
@@ -381,9 +359,6 @@ class Assisted:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _assisted, (self.dataset, self._reader_of, self._caches, os.getpid(), self._ahead)
-
-    def __repr__(self) -> str:
-        return f"Assisted({self.dataset!r})"
 
 
 def _assisted(

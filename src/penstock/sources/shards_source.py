@@ -72,7 +72,10 @@ class ShardsSource(Source):
 
     def _pixels(self, raw: bool) -> NativeSource | Refusal:
         dataset = self.dataset
-        mode = _mode_of_pixels(dataset)
+        # That of the first image, as its row of the index tells it. Images of another mode are read by Python.
+        row = dataset.index.rows([0])[0]
+        pixels = int(row["width"]) * int(row["height"])
+        mode = "L" if int(row["members"]["length"][0]) == _NPY_HEADER + pixels else "RGB"
         recipe = read_recipe(dataset.transform, mode=mode, raw=raw)
         if isinstance(recipe, Refusal):
             return recipe
@@ -153,13 +156,3 @@ class ShardsSource(Source):
 
 #: Bytes that numpy.save writes before the elements of an image.
 _NPY_HEADER = 128
-
-
-def _mode_of_pixels(dataset: Shards) -> str:
-    """Return the mode of the first decoded image, as its row of the index tells it: RGB or L.
-
-    Images of another mode are read by Python.
-    """
-    row = dataset.index.rows([0])[0]
-    pixels = int(row["width"]) * int(row["height"])
-    return "L" if int(row["members"]["length"][0]) == _NPY_HEADER + pixels else "RGB"

@@ -134,7 +134,6 @@ class Source:
         return samples if isinstance(first, tuple) and first and isinstance(first[0], str) else None
 
     def _ids(self) -> list[Any] | tuple[Any, ...] | None:
-        """Return the dataset's list of IDs, None without one."""
         for attribute in _ID_LISTS:
             ids = getattr(self.dataset, attribute, None)
             if isinstance(ids, (list, tuple)) and len(ids) == len(self.dataset):
@@ -173,7 +172,11 @@ def native_of(source: Source, raw: bool) -> NativeSource | Refusal:
             known = type(dataset) is kind and (exact or _reads_as_known(source))
             return known and state.holds() and unmoved() and more() and replaced(dataset) is None
 
-        labelled = () if native.labels is None else (_label_step(dataset.target_transform),)
+        labelled: tuple[Step, ...] = ()
+        if native.labels is not None and dataset.target_transform is None:
+            labelled = (Step("label   from an array", "native"),)
+        elif native.labels is not None:
+            labelled = (Step("label   target_transform, in the caller's thread", "Python"),)
         native = replace(
             native,
             size=len(dataset),
@@ -234,13 +237,6 @@ def own_transform(dataset: Any) -> Refusal | None:
 def label_reader(take: Callable[[Indices], LabelColumn], dataset: Any) -> Callable[[Indices], LabelColumn]:
     """Return what takes labels by their positions, and calls the dataset's target_transform."""
     return lambda positions: transformed(take(positions), dataset.target_transform)
-
-
-def _label_step(target_transform: object) -> Step:
-    """Return the step of a dataset's labels."""
-    if target_transform is None:
-        return Step("label   from an array", "native")
-    return Step("label   target_transform, in the caller's thread", "Python")
 
 
 def _giving_pixels(native: NativeSource, inverse: Inverse) -> NativeSource:

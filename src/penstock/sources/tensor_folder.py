@@ -140,7 +140,6 @@ class TensorFolder(Dataset[Any]):
         )
 
     def path(self, position: int) -> str:
-        """Return the file of the sample at a position."""
         return os.fsdecode(self.paths.path(position))
 
     def read(self, position: int, file: BinaryIO | None = None) -> Any:

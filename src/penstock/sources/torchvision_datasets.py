@@ -87,7 +87,8 @@ class TorchvisionFolderSource(Source):
 
 def _located(dataset: Any) -> Callable[[int], tuple[Any, Any]]:
     """Return a function that gives the file and the label at a position, of the lists as they are then."""
-    names = next(_LISTS[kind.__name__] for kind in type(dataset).__mro__ if _is_torchvisions(kind))
+    kinds = (kind for kind in type(dataset).__mro__ if kind.__module__.startswith("torchvision.datasets."))
+    names = next(_LISTS[kind.__name__] for kind in kinds if kind.__name__ in _LISTS)
     if len(names) == 1:
 
         def of_pair(position: int) -> tuple[Any, Any]:
@@ -97,10 +98,6 @@ def _located(dataset: Any) -> Callable[[int], tuple[Any, Any]]:
         return of_pair
     files, labels = names
     return lambda position: (getattr(dataset, files)[position], getattr(dataset, labels)[position])
-
-
-def _is_torchvisions(kind: type) -> bool:
-    return kind.__name__ in _LISTS and kind.__module__.startswith("torchvision.datasets.")
 
 
 def _foreign(dataset: Any) -> Refusal | None:
@@ -152,6 +149,8 @@ class ImageArraySource(Source):
             return recipe
         transform = dataset.target_transform
         alias = images.detach() if isinstance(images, torch.Tensor) else images
+        tensor = tensor_of(images) if isinstance(images, np.ndarray) else images
+        held = tensor if tensor.ndim == 4 else tensor.unsqueeze(-1)  # (images, height, width, channels)
         labels = partial(_labels, targets, mode == "L")
         what = f"{counted(len(images), 'image')} of {images.shape[1]}x{images.shape[2]} in memory"
         return NativeSource(
@@ -160,7 +159,7 @@ class ImageArraySource(Source):
             rescue=lambda position: dataset[position][0],
             labels=lambda positions: transformed(labels(positions), transform),
             images=ImageSteps((recipe,)),
-            memory=Memory(reads_ahead=True, held=(_as_images(images),)),
+            memory=Memory(reads_ahead=True, held=(held,)),
         )
 
 
@@ -175,12 +174,6 @@ def _laid_out_as_made(images: Any, mode: str) -> bool:
         return False
     planes = images.transpose(0, 3, 1, 2)
     return images.shape[3] == 3 and bool(images.flags.c_contiguous or planes.flags.c_contiguous)
-
-
-def _as_images(data: NDArray[np.uint8] | torch.Tensor) -> torch.Tensor:
-    """Return images as a tensor (images, height, width, channels) that shares their memory."""
-    tensor = tensor_of(data) if isinstance(data, np.ndarray) else data
-    return tensor if tensor.ndim == 4 else tensor.unsqueeze(-1)
 
 
 def _labels(targets: Any, as_integers: bool, positions: Indices) -> LabelColumn:

@@ -40,7 +40,6 @@ class Node(NamedTuple):
     """A dataset, or one in it, as it was when a plan was made."""
 
     size: int
-    """The number of samples."""
     resolve: Callable[[Indices], tuple[LeafNumbers | None, Indices]]
     """Returns the leaf of each index, None when it is leaf 0 for all, and the index into it.
 
@@ -67,7 +66,6 @@ class _Compound(Source):
 
     @property
     def inner(self) -> Sequence[Any]:
-        """The datasets in it."""
         raise NotImplementedError
 
     def find(self, index: int) -> tuple[int, int] | None:
@@ -83,7 +81,6 @@ class _Compound(Source):
         return all_of(DatasetState(self.dataset).holds, same_items(self.inner))
 
     def child(self, part: int) -> Source:
-        """Return the adapter of a dataset in it."""
         if part not in self._children:
             self._children[part] = source_of(self.inner[part])
         return self._children[part]

@@ -41,7 +41,6 @@ def always() -> bool:
 
 
 def all_of(*parts: Unchanged) -> Unchanged:
-    """Return whether all of these are unchanged."""
     if len(parts) == 1:
         return parts[0]
 

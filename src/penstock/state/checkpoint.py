@@ -11,7 +11,7 @@ from penstock.order.batches import BatchOrder
 from penstock.order.permutations import Epochs, Indices, KeyedSampler, Positions, checked_epoch
 from penstock.order.schedule import WHOLE, Arrivals, Share
 from penstock.settings import Settings
-from penstock.sources.naming import catalogue, ids_of
+from penstock.sources.naming import catalogue
 from penstock.state.progress import FORMAT, Progress, checked_state, left_of, own_of
 from penstock.state.samplers import SamplerStates
 from penstock.state.user_states import UserStates
@@ -25,7 +25,6 @@ class Checkpoint:
     """What a loader's state is made of: the epoch, what the latest pass has handed out, the state to go on from.
 
     Args:
-        seed: of the loader.
         in_threads: called with the loader's settings, returns whether Python threads of this process read its dataset.
     """
 
@@ -183,12 +182,6 @@ class Checkpoint:
             remedy = "load_state_dict(state, on_change='continue') continues with the present dataset"
             raise DatasetChanged(f"{changes}; {remedy}")
 
-    def ids(
-        self, settings: Settings, epoch: int, step: int, rank: int | None, state: Mapping[str, Any] | None
-    ) -> list[str]:
-        """Return what DataLoader.ids() returns."""
-        return ids_of(settings.dataset, self.replayed(settings, epoch, step, rank, state)[0].tolist())
-
     def replayed(
         self, settings: Settings, epoch: int, step: int, rank: int | None, state: Mapping[str, Any] | None
     ) -> tuple[Indices, Positions]:
@@ -202,7 +195,14 @@ class Checkpoint:
 
     def next_progress(self, settings: Settings) -> Progress:
         """Return the record of the pass that begins: from the start of the next epoch, or where a state was taken."""
-        self._warn_of_others(settings)
+        if settings.shard == "auto":
+            alone = (BatchOrder(settings).share() or Share()).world == 1
+            if self._was_alone and not alone:
+                warn_user(
+                    "shard='auto': an earlier pass of this loader read the whole dataset, because no process group ran "
+                    "and RANK and WORLD_SIZE were not set. Call init_process_group() before the first pass"
+                )
+            self._was_alone = alone
         before = self.progress
         if before is not None and before.named and not before.taken:
             self.epochs.number = before.epoch  # set_epoch() meant this pass, if nobody goes on with the one before
@@ -254,26 +254,12 @@ class Checkpoint:
                 streams.taken()
         return batches
 
-    def _warn_of_others(self, settings: Settings) -> None:
-        """Warn where shard="auto" found no other ranks in an earlier pass, and there are some now."""
-        if settings.shard != "auto":
-            return
-        alone = (BatchOrder(settings).share() or Share()).world == 1
-        if self._was_alone and not alone:
-            warn_user(
-                "shard='auto': an earlier pass of this loader read the whole dataset, because no process group ran and "
-                "RANK and WORLD_SIZE were not set. Call init_process_group() before the first pass"
-            )
-        self._was_alone = alone
-
 
 def _is_inside(state: Mapping[str, Any]) -> bool:
-    """Return whether a state is of the middle of an epoch."""
     return left_of(state) != WHOLE or bool(state["batches"])
 
 
 def _draws_independently(settings: Settings) -> bool:
-    """Return whether each draw of the sampler is independent of the others."""
     return isinstance(settings.sampler, KeyedSampler) and settings.sampler.independent
 
 

@@ -25,7 +25,6 @@ class Task(NamedTuple):
 
     @property
     def first(self) -> int:
-        """The position of the first sample."""
         return self.positions[0] if self.positions else 0
 
 

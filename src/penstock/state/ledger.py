@@ -55,7 +55,6 @@ class Record(NamedTuple):
     epoch: int
     step: int
     samples: int
-    """The number of samples."""
     hash: str
     """16 hexadecimal digits; a function of the samples' IDs."""
 
@@ -67,7 +66,6 @@ class LedgerFile:
     path: str
     """As it was given."""
     run: Mapping[str, Any]
-    """The facts of the run."""
     steps: Sequence[Record]
     """Those that were not abandoned."""
     abandoned: int

@@ -130,7 +130,14 @@ class Manifest:
                         damaged.append((number, found))
         except FileNotFoundError:
             return {}
-        self._warn(damaged)
+        if damaged:
+            listed = ", ".join(f"line {number} ({why})" for number, why in damaged[:5])
+            more = f" and {len(damaged) - 5:,} more" if len(damaged) > 5 else ""
+            warn_user(
+                f"the manifest {self.path!r} has damaged lines, which are skipped and stay: {listed}{more}; "
+                "mend them, or take them out",
+                RuntimeWarning,
+            )
         return entries
 
     def add(self, bad: BadSample) -> None:
@@ -205,18 +212,6 @@ class Manifest:
         head = os.pread(descriptor, _HEAD_BYTES, 0).removeprefix(b"\xef\xbb\xbf").lstrip(b" \t\r\n\0")
         if b'"id"' not in head and not b'{"id"'.startswith(head):
             raise InvalidOption(f"{self.path!r} is not a manifest of bad samples: it does not begin with an entry")
-
-    def _warn(self, damaged: list[tuple[int, str]]) -> None:
-        """Warn of the lines that are not entries."""
-        if not damaged:
-            return
-        listed = ", ".join(f"line {number} ({why})" for number, why in damaged[:5])
-        more = f" and {len(damaged) - 5:,} more" if len(damaged) > 5 else ""
-        warn_user(
-            f"the manifest {self.path!r} has damaged lines, which are skipped and stay: {listed}{more}; "
-            "mend them, or take them out",
-            RuntimeWarning,
-        )
 
 
 def append_line(descriptor: int, line: bytes) -> None:

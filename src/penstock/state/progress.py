@@ -38,7 +38,6 @@ class Progress(Observer):
     streams: Streams | None = None
     """The dataset's states in the workers, where it has any."""
     samplers: SamplerStates | None = None
-    """The states of a user's sampler."""
     origin: Origin | None = None
     """What the order is drawn from, where a user's sampler or generator draws it."""
     unit: int = 1
@@ -89,7 +88,6 @@ class Progress(Observer):
         return sorted(step - missing for step in (*early, *came) if step > missing)
 
     def delivered(self, delivery: Delivery) -> None:
-        """Count a batch that came."""
         self._took(handed=True)
         self.handed = self.taken
         if self.samplers is not None:
@@ -136,7 +134,6 @@ class PassBatches:
     native: bool
 
     def __call__(self, seed: int, epoch: int) -> Batches:
-        """Return the batches of the pass."""
         if self.order.cuts_itself():
             cut = self._cut(seed, epoch)
             return cut if self.native else ((indices.tolist(), positions) for indices, positions in cut)
@@ -269,7 +266,6 @@ def own_of(state: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def left_of(state: Mapping[str, Any]) -> Leftover:
-    """Return what is left of the epoch of a state."""
     return Leftover(state["position"], tuple(sorted(own_of(state).get("ahead", ()))))
 
 

@@ -204,8 +204,6 @@ class StatefulStream(IterableDataset[Any]):
     """An iterable dataset in a worker process, and its iterator: its batches come with the dataset's state.
 
     Args:
-        dataset: the user's.
-        collate_fn: the user's.
         streams: the states that the workers begin with.
         keep: the fewest samples that are a batch; fewer are left out at the end. 0: samples are not batched.
     """

@@ -157,7 +157,6 @@ class Substitutes:
         self._news: deque[BadSample] = deque()
 
     def is_bad(self, index: Any) -> bool:
-        """Return whether a sample is known as bad."""
         return bool(self._bad) and _key(index) in self._bad
 
     def learn(self, bad: BadSample) -> None:
@@ -166,7 +165,6 @@ class Substitutes:
             self._bad.add(bad.index)
 
     def found_bad(self, index: Any, error: BaseException) -> None:
-        """Take note of a bad sample."""
         name, path = name_of(self._dataset, index)
         if path is None and isinstance(getattr(error, "filename", None), str):
             path = error.filename  # type: ignore[attr-defined]
@@ -208,7 +206,10 @@ class Register(Observer):
                 "share of bad samples is unknown without"
             ) from None
         self.quarantine = Quarantine(how, size)
-        bad = indices_of_entries(dataset, self.quarantine.entries)
+        entries = self.quarantine.entries
+        whole = range(len(dataset) if entries else 0)
+        named = zip(whole, names_of(dataset, whole), strict=True)
+        bad = {index: name for index, (name, _) in named if name in entries}
         if self.quarantine.manifest is not None:
             _warn_of_other_dataset(self.quarantine.manifest.path, self.quarantine.entries, dataset, bad)
         self.quarantine.take_up(bad.values())
@@ -232,7 +233,6 @@ class Register(Observer):
             weakref.finalize(self, _log_count, self.quarantine, os.getpid())
 
     def explain(self) -> str:
-        """Return its state in a line."""
         known, limit = len(self.quarantine.known), self.quarantine.limit
         return f"bad      {counted(known, 'bad sample')}, replaced by good ones; more than {limit:,} end the run"
 
@@ -273,12 +273,6 @@ def population(sampler: Any, batch_sampler: Any, size: int) -> Sequence[Any] | N
     return range(min(size, len(source)))  # a sampler of fewer must not be given what it never draws
 
 
-def indices_of_entries(dataset: Any, entries: Mapping[str, BadSample]) -> dict[int, str]:
-    """Return index and ID of those samples of a dataset that a manifest names."""
-    whole = range(len(dataset) if entries else 0)
-    return {index: name for index, (name, _) in zip(whole, names_of(dataset, whole), strict=True) if name in entries}
-
-
 def _warn_of_other_dataset(
     manifest: str, entries: Mapping[str, BadSample], dataset: Any, bad: Mapping[int, str]
 ) -> None:
@@ -308,5 +302,4 @@ def _whole(index: Any) -> int | None:
 
 
 def _key(index: Any) -> Any:
-    """Return what stands for an index in a set."""
     return index if isinstance(index, (int, str, tuple)) else sample_number(index)

@@ -14,7 +14,6 @@ from penstock.errors import InvalidOption
 from penstock.order.batches import BatchOrder
 from penstock.order.permutations import KeyedSampler, draw_seed
 from penstock.order.schedule import Share
-from penstock.settings import Settings
 from penstock.state.progress import Progress, left_of, own_of
 from penstock.state.samplers import Origin, Source, between_passes, drawn_from, encoded, generator_copy
 from penstock.state.streams import Streams, check_streams, is_stateful_dataset, state_of
@@ -25,17 +24,11 @@ from penstock.system.warn_user import warn_user
 class UserStates:
     """Reads and writes the states that a loader's dataset and sampler have of their own.
 
-    Args:
-        order: of the loader.
-        in_threads: returns whether Python threads of this process read the dataset.
+    in_threads: returns whether Python threads of this process read the dataset.
     """
 
     order: BatchOrder
     in_threads: Callable[[], bool]
-
-    @property
-    def _settings(self) -> Settings:
-        return self.order.settings
 
     def has_none(self) -> bool:
         """Return whether the pass that begins has no state beside its numbers."""
@@ -53,7 +46,7 @@ class UserStates:
             now: what the numbers are taken from; another one than `progress` where no pass is under way.
             coming: what `foretold` returns of an order that is yet to be drawn.
         """
-        settings = self._settings
+        settings = self.order.settings
         own: dict[str, Any] = {}
         if (streams := self._streams_now(progress)) is not None:
             own.update(streams)
@@ -81,7 +74,7 @@ class UserStates:
 
     def _streams_now(self, progress: Progress | None) -> dict[str, Any] | None:
         """Return the dataset's state in each worker, None where it has none."""
-        settings = self._settings
+        settings = self.order.settings
         if progress is not None and progress.streams is not None:
             return progress.streams.as_state()
         if progress is not None or settings.num_workers or settings.iterable or not self.keeps_dataset_state():
@@ -91,7 +84,7 @@ class UserStates:
 
     def _sampler_now(self, progress: Progress | None, *, between: bool) -> dict[str, Any] | None:
         """Return the state of a user's sampler, None where it has none."""
-        settings = self._settings
+        settings = self.order.settings
         if settings.iterable or self.order.draws_itself():
             return None
         if progress is not None and progress.samplers is not None:
@@ -115,7 +108,7 @@ class UserStates:
             base: the base seed, where the pass draws none.
             begun: the pass has begun, and has drawn its base seed; else it would begin now.
         """
-        settings, copied = self._settings, cache(generator_copy)
+        settings, copied = self.order.settings, cache(generator_copy)
         drawn = {} if base is None else {"base": base}
         keyed = settings.seed is not None or isinstance(settings.dataset, IterDataPipe | MapDataPipe)
         if not (keyed or begun or drawn):
@@ -145,17 +138,16 @@ class UserStates:
 
     def _generators(self) -> tuple[Source, ...] | None:
         """Return the generators that the sampler is known to draw the order of a pass from; None: as in origin()."""
-        settings, seeded = self._settings, self._settings.seed is not None
+        settings, seeded = self.order.settings, self.order.settings.seed is not None
         follows = self.order.draws_itself() and (seeded or not isinstance(settings.sampler, KeyedSampler))
         return None if settings.iterable or follows else drawn_from(self._drawing(), keyed=seeded)
 
     def _drawing(self) -> Any:
-        """Return the sampler that draws the order."""
-        return self._settings.sampler if self.order.draws_itself() else self._settings.index_sampler
+        return self.order.settings.sampler if self.order.draws_itself() else self.order.settings.index_sampler
 
     def check(self, state: Mapping[str, Any]) -> None:
         """Raise InvalidOption where a state was cut otherwise than this loader cuts."""
-        settings, own = self._settings, own_of(state)
+        settings, own = self.order.settings, own_of(state)
         if "states" in own and self.keeps_dataset_state():
             check_streams(own, settings.num_workers)
         elif any(each is not None for each in own.get("states", ())):
@@ -198,7 +190,7 @@ class UserStates:
 
         Where worker threads share the dataset, no state of it belongs to a batch.
         """
-        settings = self._settings
+        settings = self.order.settings
         if settings.iterable:
             return not isinstance(settings.dataset, IterDataPipe)
         return is_stateful_dataset(settings.dataset) and not (settings.num_workers > 0 and self.in_threads())
@@ -211,7 +203,7 @@ class UserStates:
             before: of the latest pass.
             resumed: a state was loaded.
         """
-        settings = self._settings
+        settings = self.order.settings
         if not self.keeps_dataset_state():
             return None
         return Streams(

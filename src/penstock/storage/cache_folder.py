@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import InvalidOption, OutOfSpace
-from penstock.showing import shown
 from penstock.storage.durable import FULL, free_bytes
 from penstock.system.cache_folder import folder_of
 from penstock.system.locks import HeldFile as HeldFile, lock_file, unlock_file
@@ -52,7 +51,6 @@ class CachedShard:
 
     @property
     def file(self) -> str:
-        """Return the name of its file, without the ending."""
         key = f"{self.url}\n{self.size}\n{self.checksum}".encode()
         name = re.sub(r"[^A-Za-z0-9._-]", "_", self.url.rpartition("/")[2])[-80:] or "_"
         return f"{name}-{hashlib.sha256(key).hexdigest()[:32]}"
@@ -114,7 +112,6 @@ class CacheFolder:
         None: somebody else fetches it now. Shards that nobody holds are deleted for it, the least recently used first.
 
         Args:
-            shard: to be fetched.
             beyond: it is needed at once: where everything else is held, the limit is exceeded.
 
         Raises:
@@ -153,7 +150,6 @@ class CacheFolder:
         return held
 
     def is_coming(self, shard: CachedShard) -> bool:
-        """Return whether somebody fetches a shard now."""
         part = self._part(shard)
         if part is not None:
             self.discard(shard, part)
@@ -228,6 +224,3 @@ class CacheFolder:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CacheFolder, (str(self.path), self.limit)
-
-    def __repr__(self) -> str:
-        return f"<CacheFolder {shown(str(self.path))}: {size_of(self.held_bytes())} of {size_of(self.limit)}>"

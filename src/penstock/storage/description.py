@@ -90,12 +90,10 @@ class Split:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The files of the index."""
         return (self.index, self.ids) if self.states is None else (self.index, self.ids, self.states)
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The names of all files of the split."""
         return *(shard.name for shard in self.shards), *(column.name for column in self.columns)
 
 
@@ -190,19 +188,13 @@ def chosen(splits: Mapping[str, Split], split: str | None, folder: str) -> str:
 
 
 class ShardFiles:
-    """Shards in one local folder.
-
-    Attributes:
-        folder: where they lie.
-        shards: what dataset.json says of each.
-    """
+    """Shards in one local folder. shards: what dataset.json says of each."""
 
     def __init__(self, folder: str, shards: Sequence[Shard]) -> None:
         self.folder = folder
         self.shards = tuple(shards)
 
     def path(self, shard: int) -> str:
-        """Return the local file of a shard."""
         return os.path.join(self.folder, self.shards[shard].name)
 
     def place(self, shard: int) -> str:
@@ -231,12 +223,20 @@ class ShardFiles:
         """
         path, (offset, length, expected, _) = self.path(shard), member.item()
         try:
-            with open(path, "rb", opener=_no_link) as file:
+            with open(path, "rb", opener=lambda at, flags: os.open(at, flags | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
                 self._check_extent(os.fstat(file.fileno()).st_size, shard, offset, length, name)
                 file.seek(offset)
                 data = file.read(length)
         except OSError as error:
-            raise self._unreadable(error, name, path) from error
+            kind: Any = MissingSample if error.errno in (errno.ENOENT, errno.ENOTDIR) else UnreadableSample
+            why = "it is a symbolic link" if error.errno == errno.ELOOP else os.strerror(error.errno or errno.EIO)
+            made: UnreadableSample | MissingSample = kind(
+                f"sample {name!r} cannot be read from shard {path}: {why}. Put the shard back, or leave the sample out",
+                sample_id=name,
+                path=path,
+            )
+            made.errno = error.errno
+            raise made from error
         advice = "Copy the shard again, or pack the dataset again; `penstock verify` lists all damage"
         return verified(data, expected, name, path, f"shard {path}", advice) if verify else data
 
@@ -249,20 +249,6 @@ class ShardFiles:
             why = f"the shard has {size:,} bytes now, not {expected:,}: it is cut off, or another file"
         message = f"sample {name!r} in shard {path} cannot be read: {why}. Copy the shard again"
         raise CorruptSample(message, sample_id=name, path=path)
-
-    def _unreadable(self, error: OSError, name: str, path: str) -> UnreadableSample | MissingSample:
-        kind: Any = MissingSample if error.errno in (errno.ENOENT, errno.ENOTDIR) else UnreadableSample
-        why = "it is a symbolic link" if error.errno == errno.ELOOP else os.strerror(error.errno or errno.EIO)
-        message = (
-            f"sample {name!r} cannot be read from shard {path}: {why}. Put the shard back, or leave the sample out"
-        )
-        made: UnreadableSample | MissingSample = kind(message, sample_id=name, path=path)
-        made.errno = error.errno
-        return made
-
-
-def _no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def verified(data: bytes, expected: int, name: str, path: str, where: str, advice: str) -> bytes:

@@ -47,7 +47,6 @@ class Index:
     """The index of one split, open for reading. Any number of threads may call it, also in a forked process.
 
     Args:
-        folder: the folder of the shards.
         split: what dataset.json says of it.
         verify: the checksums of its files are compared: 75 ms a GB that is in memory.
 
@@ -70,8 +69,7 @@ class Index:
             self._ids = os.dup(file.fileno())
         self.states = _states(folder, split)
         # A file object warns where the garbage collector finds it open, as it does in a cycle of references.
-        self._close_ids = weakref.finalize(self, os.close, self._ids)
-        self._close_ids.atexit = False  # threads may be reading still
+        weakref.finalize(self, os.close, self._ids).atexit = False  # threads may be reading still
 
     def _header(self, file: BinaryIO) -> tuple[np.dtype[Any], int]:
         """Return the dtype of the rows, and where the first begins."""
@@ -106,13 +104,13 @@ class Index:
         return out.view(self.dtype).reshape(len(asked))
 
     def id(self, row: Any) -> bytes:
-        """Return the ID of the sample of a row."""
         offset, length = int(row["id_offset"]), int(row["id_length"])
-        if offset + length >= self._ids_bytes:
-            raise self._foreign_id()
-        text = os.pread(self._ids, length + 1, self._ids_start + offset)
+        inside = offset + length < self._ids_bytes
+        text = os.pread(self._ids, length + 1, self._ids_start + offset) if inside else b""
         if len(text) != length + 1 or text[-1] or b"\0" in text[:-1]:
-            raise self._foreign_id()
+            raise CorruptShards(
+                f"{self._ids_path} does not hold the IDs that {self.path} names. Pack the dataset again"
+            )
         return text[:-1]
 
     def table(self, shards: Sequence[tuple[str, int]], *, verify: bool, **most: int) -> _native.ShardTable:
@@ -137,18 +135,9 @@ class Index:
         return b"".join(parts)
 
     def column(self, name: str) -> NDArray[Any]:
-        """Return one column of all rows."""
         step, size = 1 << 16, len(self)
         parts = [self.rows(np.arange(at, min(at + step, size)))[name] for at in range(0, size, step)]
         return np.concatenate(parts) if parts else np.empty(0, self.dtype[name])
-
-    def _foreign_id(self) -> CorruptShards:
-        return CorruptShards(f"{self._ids_path} does not hold the IDs that {self.path} names. Pack the dataset again")
-
-    def close(self) -> None:
-        """Close the file of IDs; rows are closed with the object."""
-        self._ids = -1
-        self._close_ids()
 
 
 def _states(folder: str, split: Split) -> _native.JpegIndex | None:

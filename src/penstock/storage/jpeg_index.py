@@ -46,7 +46,6 @@ class Photos:
     """What tells the photos of one dataset from another's."""
 
     size: int
-    """The number of samples."""
     names: tuple[str, ...]
     """IDs and files of some samples, evenly spread."""
     paths: tuple[str, ...] = field(default=(), compare=False)
@@ -106,7 +105,6 @@ class JpegIndexes:
         return [None if held is None else held[0] for held in map(self._held.get, datasets)]
 
     def counts(self) -> IndexCounts | None:
-        """Return what the indexes hold, None where there are none."""
         each = [one.counts() for one in (*(held[0] for held in self._held.values() if held is not None), *self._own)]
         if not each:
             return None
@@ -132,7 +130,6 @@ def known_of(photos: int, known: int, where: str) -> str:
 
 
 def file_name(photos: Photos, slot: int) -> str:
-    """Return the name of a dataset's file."""
     named = [_VERSION, photos.size, photos.names, slot]
     return f"{hashlib.sha256(json.dumps(named).encode()).hexdigest()[:32]}.states"
 

@@ -137,7 +137,6 @@ def run_alone(work: Coroutine[Any, Any, T]) -> T:
 
 
 def is_url(path: object) -> TypeGuard[str]:
-    """Return whether a path is the URL of an object store."""
     return isinstance(path, str) and path.partition("://")[0].lower() in SCHEMES and "://" in path
 
 
@@ -169,7 +168,6 @@ class ObjectStore:
         return ObjectStore, (self._given,)
 
     def url_of(self, name: str) -> str:
-        """Return the URL of an object."""
         return f"{self.url}/{name}" if name else self.url
 
     @contextmanager
@@ -276,7 +274,6 @@ class ObjectStore:
         return data
 
     def _raise(self, error: Exception, name: str) -> NoReturn:
-        """Raise what an error of the client means."""
         if isinstance(error, StorageError):
             raise error
         url, said = self.url_of(name), _ECHOED.sub(r"\1\2***", str(error))

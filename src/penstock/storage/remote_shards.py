@@ -148,10 +148,6 @@ class RemoteShards:
     Args:
         store: of the folder that the shards lie in.
         shards: what dataset.json says of each.
-        cache: the folder on this machine.
-
-    Attributes:
-        traffic: what came from the store.
     """
 
     def __init__(self, store: ObjectStore, shards: Sequence[Shard], cache: CacheFolder) -> None:
@@ -169,7 +165,6 @@ class RemoteShards:
 
     @property
     def largest(self) -> int:
-        """Return the bytes of the largest shard."""
         return max((shard.bytes for shard in self.shards), default=0)
 
     def path(self, shard: int) -> str:
@@ -177,7 +172,6 @@ class RemoteShards:
         return self._files.path(shard)
 
     def place(self, shard: int) -> str:
-        """Return where a shard lies, for messages."""
         return self.cached[shard].url
 
     def read(self, shard: int, member: Any, name: str, *, verify: bool) -> bytes:
@@ -255,9 +249,6 @@ class RemoteShards:
         alone = f" and {counted(came.ranges, 'single sample')}" * bool(came.ranges)
         shards, requests = counted(came.shards, "shard"), counted(came.requests, "request")
         return f"{kept}: {shards}{alone} fetched so far, {size_of(came.bytes)} in {requests}"
-
-    def __repr__(self) -> str:
-        return f"<RemoteShards {self.store.url}: {len(self.shards):,} shards, {self.cache!r}>"
 
 
 def _is_whole(held: HeldFile, shard: CachedShard) -> bool:

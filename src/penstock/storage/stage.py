@@ -87,7 +87,6 @@ class ShardStage:
     """The shards that one pass needs. Any number of threads may call it.
 
     Args:
-        shards: of the dataset.
         coming: the shards of each batch of the pass from its first batch on, computed independently of the pass; None:
             they are not known before a ticket is taken.
     """
@@ -131,7 +130,6 @@ class ShardStage:
         return ticket
 
     def release(self, ticket: Ticket) -> None:
-        """Take a ticket back."""
         if os.getpid() != self._process:
             return
         with self.condition:
@@ -296,8 +294,3 @@ class ShardStage:
             self.condition.notify_all()
         assert self._work is not None
         self._work.set()
-
-    def __repr__(self) -> str:
-        with self.condition:
-            here = sum(need.held is not None for need in self.needs.values())
-            return f"<ShardStage: {here} of {len(self.needs)} shards here, {len(self._ahead)} batches ahead>"

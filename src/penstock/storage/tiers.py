@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import penstock._native as _native
 from penstock.errors import InvalidOption
@@ -35,42 +35,22 @@ _LEFT_OF_MEMORY = 0.2
 _LEFT = 0.05
 
 
-class Tier(Protocol):
-    """Where samples are kept; a tier is a class, and a line of `_tier`, which makes it of what the user gives."""
-
-    @property
-    def name(self) -> str:
-        """The tier, as messages and stats() name it."""
-
-    @property
-    def limit(self) -> int | None:
-        """Bytes that it may take; None: what is free, but for a small part."""
-
-    @property
-    def outlives(self) -> bool:
-        """Whether it outlives the process, and other processes share it."""
-
-    def open(self, key: str, samples: int, share: float) -> _native.CacheTier:
-        """Open the part of a dataset, by which the native core gets and puts samples, and which closes itself.
-
-        A part on a disk that is full keeps nothing, and its counts name the error. Raises UnsafeCache, OSError.
-
-        Args:
-            key: of the dataset.
-            samples: that it has.
-            share: of the tier's memory, that the dataset gets.
-        """
-
-
 @dataclass(frozen=True)
 class MemoryTier:
     """A tier in the memory of this process, which its forked children share."""
 
     limit: int
+    """Bytes that it may take."""
     name: str = field(default="memory", init=False)
+    """The tier, as messages and stats() name it."""
     outlives: bool = field(default=False, init=False)
+    """Whether it outlives the process, and other processes share it."""
 
     def open(self, key: str, samples: int, share: float) -> _native.CacheTier:
+        """Open the part of a dataset, by which the native core gets and puts samples, and which closes itself.
+
+        share: of the tier's memory, that the dataset gets.
+        """
         limit = min(self.limit, int(available_bytes() * (1 - _LEFT_OF_MEMORY)))
         return _native.CacheTier.in_memory(samples, int(limit * share))
 
@@ -90,6 +70,10 @@ class FolderTier:
         return str(self.folder)
 
     def open(self, key: str, samples: int, share: float) -> _native.CacheTier:
+        """As of a MemoryTier. On a disk that is full it keeps nothing, and its counts name the error.
+
+        Raises UnsafeCache, OSError.
+        """
         try:
             with private_folder(self.folder) as folder:
                 try:
@@ -123,12 +107,15 @@ class FolderTier:
         return max(0, free)
 
 
+Tier = MemoryTier | FolderTier
+"""Where samples are kept; a line of `_tier` makes it of what the user gives."""
+
+
 @dataclass(frozen=True)
 class SampleNames:
     """What tells one dataset's files from another's, and from what they were."""
 
     size: int
-    """The number of samples."""
     paths: tuple[str, ...]
     """The absolute paths of up to 64 files, evenly spread."""
     form: str = ""
@@ -153,9 +140,7 @@ class SampleNames:
 class Caches:
     """The caches of a loader's datasets, kept from pass to pass.
 
-    Args:
-        tiers: the nearest first.
-        decoded: pixels are kept in the place of files, where it pays.
+    tiers: the nearest first. decoded: pixels are kept in the place of files, where it pays.
     """
 
     def __init__(self, tiers: tuple[Tier, ...], decoded: bool = False) -> None:
@@ -215,8 +200,16 @@ class Caches:
 
     def describe(self) -> str:
         """Return the tiers, and what is in them by now, as one line."""
-        counts = self.counts()
-        return "; ".join(tier_words(tier.name, counts[tier.name], tier.limit) for tier in self.tiers)
+        counts, texts = self.counts(), []
+        for tier in self.tiers:
+            found = counts[tier.name]
+            limit = found.limit or tier.limit  # the given one, where nothing is known of it yet
+            most = "what is free" if limit is None else size_of(limit)
+            text = f"{tier.name}, up to {most}: {found.samples:,} samples ({size_of(found.bytes)}), {found.hits:,} hits"
+            if found.dropped:
+                text += f", {found.dropped:,} dropped as damaged or changed"
+            texts.append(text if found.error is None else f"{text}, no more after an error ({found.error})")
+        return "; ".join(texts)
 
 
 def caches_of(option: CacheOption, decoded: bool = False) -> Caches | None:
@@ -238,12 +231,10 @@ def caches_of(option: CacheOption, decoded: bool = False) -> Caches | None:
 
 
 def _is_limited(option: tuple[Any, ...]) -> bool:
-    """Return whether a tuple is a folder with its limit."""
     return len(option) == 2 and _size(option[0]) is None and _size(option[1]) is not None
 
 
 def _size(option: Any) -> int | None:
-    """Return the bytes that an option names, None where it names none."""
     if isinstance(option, bool) or not isinstance(option, str | int):
         return None
     try:
@@ -278,16 +269,6 @@ def _facts(path: str) -> tuple[int, int]:
     except (OSError, ValueError):  # ValueError: a NUL in the name
         return -1, -1
     return status.st_size, status.st_mtime_ns
-
-
-def tier_words(name: str, counts: TierCounts, limit: int | None = None) -> str:
-    """Return what a tier keeps, in words; limit: the one that it was given, where nothing is known of it yet."""
-    limit = counts.limit or limit
-    most = "what is free" if limit is None else size_of(limit)
-    text = f"{name}, up to {most}: {counts.samples:,} samples ({size_of(counts.bytes)}), {counts.hits:,} hits"
-    if counts.dropped:
-        text += f", {counts.dropped:,} dropped as damaged or changed"
-    return text if counts.error is None else f"{text}, no more after an error ({counts.error})"
 
 
 def _in_memory(folder: Path | int) -> bool:

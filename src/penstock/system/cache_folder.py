@@ -58,12 +58,6 @@ def load(path: Path) -> dict[str, NDArray[Any]] | None:
         return None
 
 
-def used(path: Path) -> None:
-    """Note that an entry was of use: the newest used is the last to go."""
-    with contextlib.suppress(OSError):
-        os.utime(path)
-
-
 @contextlib.contextmanager
 def alone(path: Path) -> Iterator[None]:
     """Hold the lock of an entry, so that of several processes one makes what the others then find.

@@ -38,7 +38,6 @@ def attributes_of(
     """Return the `__getattr__` of a package (PEP 562), which imports what is read of it for the first time.
 
     Args:
-        package: its name.
         modules: the names that each of its modules gives to it.
         submodules: modules that are attributes themselves.
     """

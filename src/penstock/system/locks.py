@@ -9,7 +9,6 @@ import threading
 import time
 import weakref
 from contextlib import suppress
-from types import TracebackType
 
 #: What flock says on file systems without locks.
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -66,9 +65,6 @@ class HeldFile:
         except Exception:
             pass
 
-    def __repr__(self) -> str:
-        return f"<HeldFile: {'closed' if self.descriptor < 0 else f'descriptor {self.descriptor}'}>"
-
 
 class ProcessLock:
     """A lock of this process: in a child that is forked off while another thread holds it, it is free."""
@@ -86,15 +82,12 @@ class ProcessLock:
         return True
 
     def release(self) -> None:
-        """Give the lock back."""
         self._taken.release()
 
     def __enter__(self) -> None:
         self.acquire()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
 

@@ -78,7 +78,6 @@ def files_in(folder: int, names: re.Pattern[str]) -> list[tuple[str, os.stat_res
 
 
 def has_name(descriptor: int, name: str, folder: int) -> bool:
-    """Return whether an open file still has its name in a folder."""
     try:
         now = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:

@@ -44,11 +44,6 @@ def seed_globals(seed: int, epoch: int, sample: int, position: int) -> None:
     torch.default_generator.manual_seed(torch_seed(key))
 
 
-def seed_process(base: int) -> None:
-    """Set the global generators of a process that is a worker of its own, from one number."""
-    seed_globals(base, 0, 0, 0)
-
-
 def torch_seed(key: bytes) -> int:
     """Return the seed that a digest gives torch: 63 bits, for datasets that return it, in tensors of int64."""
     return int.from_bytes(key[24:], "little") >> 1
@@ -59,15 +54,7 @@ States = tuple[Any, Any, torch.Tensor]
 
 
 def generator_states() -> States:
-    """Return the states of the global generators."""
     return random.getstate(), np.random.get_state(), torch.get_rng_state()
-
-
-def restore_generators(states: States) -> None:
-    """Set the states of the global generators."""
-    random.setstate(states[0])
-    np.random.set_state(states[1])
-    torch.set_rng_state(states[2])
 
 
 @contextmanager
@@ -77,7 +64,9 @@ def generators_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        restore_generators(before)
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])
 
 
 def generators_drawn_from(before: States, now: States | None = None) -> tuple[str, ...]:

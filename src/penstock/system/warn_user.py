@@ -19,7 +19,6 @@ def warn_user(message: str, category: type[Warning] = UserWarning, *, through: C
 
     Args:
         message: says what is wrong and what to do.
-        category: of the warning.
         through: packages by name whose lines are passed over too, because the user called them.
     """
     level, frame = 1, sys._getframe(1)

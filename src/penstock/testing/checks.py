@@ -171,7 +171,6 @@ class Tally:
         self._names.update(names)
 
     def add(self, keys: Iterable[Hashable], where: str) -> None:
-        """Count samples that came."""
         for key in keys:
             self._came.setdefault(key, []).append(where)
 
@@ -198,12 +197,7 @@ class Tally:
 
 
 class _Pass:
-    """A pass that did not stop.
-
-    Attributes:
-        team: the ranks that made it.
-        batches: [step][rank].
-    """
+    """A pass that did not stop, and its batches by [step][rank]."""
 
     def __init__(self, team: Ranks) -> None:
         self.team = team
@@ -229,7 +223,6 @@ def _place(number: int, lengths: Sequence[int], seed: int) -> tuple[int, int]:
 
 
 def _stopped(make: Make, world: int, workers: int, epoch: int, stop: int) -> dict[str, Any]:
-    """Return the state behind some steps of a pass."""
     team = Ranks(make, world, workers=workers, epoch=epoch)
     steps = iter(team)
     for step in range(stop):
@@ -276,7 +269,6 @@ def _team(ranks: int, workers: int) -> str:
 
 
 def _of_dataset(loader: DataLoader[Any], key: Key | None) -> dict[Hashable, str]:
-    """Return the key of each sample of the dataset, and its ID."""
     found: dict[Hashable, str] = {}
     at: dict[Hashable, int] = {}
     dataset: Any = loader.dataset

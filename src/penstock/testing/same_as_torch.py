@@ -91,12 +91,7 @@ def assert_same_as_torch(
 
 
 class _Check:
-    """Compares passes of one dataset.
-
-    Args:
-        passes: makes them.
-        workers: the first number of workers.
-    """
+    """Compares passes of one dataset."""
 
     def __init__(self, passes: Passes, workers: int) -> None:
         self._passes = passes
@@ -115,7 +110,10 @@ class _Check:
         whose = "torch's loader" if seed is None else "worker_method='process'"
         if in_threads:
             unreached = any(text.startswith("seed= does not reach") for _, text in ours.warned)  # draws
-            loose = unreached or self._depends_on_workers(workers, seed)
+            if not unreached and not self._passes.iterable:  # a sample may depend on which worker makes it, and when
+                loose = not theirs.same(self._oracle(0, seed))
+            else:
+                loose = unreached or self._draws(workers)
         else:
             loose = ours.native and seed is None and self._draws(workers)
         self._compare_outcomes(subject, whose, ours, theirs, loose=loose)
@@ -130,7 +128,6 @@ class _Check:
             fail(f"{subject}: the pass leaves the global generators of {names} in other states than {whose}")
 
     def compare_workers(self, first: int, workers: int, seed: int) -> None:
-        """Compare passes of the oracle with two numbers of workers."""
         ours, theirs = self._oracle(workers, seed), self._oracle(first, seed)
         subject = f"worker_method='process', num_workers={workers}, seed={seed}"
         self._compare_outcomes(subject, f"num_workers={first}", ours, theirs, loose=False)
@@ -139,12 +136,6 @@ class _Check:
         if seed is None:
             return self._passes.read(_TORCHS, draw, num_workers=workers)
         return self._passes.read(DataLoader, draw, num_workers=workers, worker_method="process", seed=seed)
-
-    def _depends_on_workers(self, workers: int, seed: int | None) -> bool:
-        """Return whether a sample depends on which worker makes it, and when: by its draws, say, or by counting."""
-        if self._passes.iterable:
-            return self._draws(workers)
-        return not self._oracle(workers, seed).same(self._oracle(0, seed))
 
     def _draws(self, workers: int) -> bool:
         """Return whether torch's batches depend on the states of the global generators before the pass."""
@@ -161,7 +152,6 @@ class _Check:
             fail(f"{subject}: there are {counts[0]} batches, and {counts[1]} with {whose}{self._advice()}")
 
     def _place(self, number: int, found: Difference) -> str:
-        """Return where a difference lies and what it is."""
         if number == 0:
             return f"the loader{found.path} {found.what}"
         indices: list[Any] = []
@@ -210,7 +200,6 @@ class Outcome(NamedTuple):
     """The class and words of the error that it raised, empty where it returned."""
 
     def difference(self, other: Outcome) -> Difference | None:
-        """Return the first difference to another outcome."""
         if not self.error and not other.error:
             return difference(self.value, other.value, layout=True)
         return None if self.error == other.error else Difference("", None, f"{self._said()}, and {other._said()}")

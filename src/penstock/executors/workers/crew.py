@@ -296,7 +296,6 @@ class Pace:
         self._samples = self._chunks = 0
 
     def did(self, samples: int, seconds: float) -> None:
-        """Count a chunk of work."""
         if self._threads == 1:
             return
         self._samples += samples

@@ -30,7 +30,7 @@ from penstock.sample_notes import add_note
 from penstock.state.manifest import BadSample
 from penstock.state.substitutes import Substitutes
 from penstock.storage.tiers import Caches
-from penstock.system.randomness import seed_process
+from penstock.system.randomness import seed_globals
 from penstock.system.tracebacks import shorten
 
 
@@ -88,11 +88,7 @@ class _Last(Observer):
 
 
 class FillerActor:
-    """The actor. Ray calls its methods one after the other, in the main thread of a process that is its own.
-
-    Args:
-        number: of the filler, from 0 on.
-    """
+    """The actor. Ray calls its methods one after the other, in the main thread of a process that is its own."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -111,13 +107,7 @@ class FillerActor:
         return facts
 
     def work(self, key: tuple[int, int], given: Any, positions: Any) -> Pieces:
-        """Return a batch, Filled, or its error.
-
-        Args:
-            key: seed and epoch of the pass.
-            given: by the sampler.
-            positions: of the samples in the order of the epoch.
-        """
+        """Return a batch, Filled, or its error. key: (seed, epoch); positions: in the order of the epoch."""
         filled = Filled()
         try:
             made = self._pass(key)
@@ -180,8 +170,7 @@ class FillerActor:
 class _Work:
     """What makes batches: a native pass, or one in the thread that calls next().
 
-    Raises:
-        ClusterError: a native plan whose pixels are for the trainer's device cannot be made here.
+    Raises ClusterError for a native plan whose pixels are for the trainer's device: they cannot be made here.
     """
 
     def __init__(self, job: FillJob, number: int, meter: Meter) -> None:
@@ -217,19 +206,15 @@ class _Work:
             made = NativeFiller(self._plan, self._resources, substitutes=job.substitutes, fetch=job.fetch)
         else:
             seed = worker_seed(pass_input.seed, pass_input.epoch) + self._number
-            if not self._begun:
-                self._begin_as_worker(seed)
+            if not self._begun:  # as torch's worker process begins before its first batch
+                seed_globals(seed, 0, 0, 0)
+                self._lease = Lease(WORKER_INFO)
+                set_for_this_thread(ThreadWorkerInfo(self._number, job.fillers, seed, job.dataset, "ray"))
+                if job.init is not None:
+                    job.init(self._number)
+                self._begun = True
             made = ThreadFiller(job.fetch(read=job.read), self._resources, seed)
         return Pass(made, pass_input)
-
-    def _begin_as_worker(self, seed: int) -> None:
-        """Do what torch's worker process does before its first batch."""
-        seed_process(seed)
-        self._lease = Lease(WORKER_INFO)
-        set_for_this_thread(ThreadWorkerInfo(self._number, self._job.fillers, seed, self._job.dataset, "ray"))
-        if self._job.init is not None:
-            self._job.init(self._number)
-        self._begun = True
 
     def news(self) -> list[BadSample]:
         """Return the samples that were found bad since the last call."""

@@ -39,7 +39,6 @@ class Activity:
         return max(0, len(self.part) - operator.length_hint(self.left) - 1)
 
     def sample(self) -> Any:
-        """Return the index of the sample that is being fetched."""
         return self.part[self.position()] if self.part else None
 
     def __str__(self) -> str:
@@ -64,7 +63,6 @@ class SampleRows:
         self._layout: Layout | None = None
 
     def build_for(self, batch: FetchedBatch, sample: Any) -> Build:
-        """Return what takes in the samples of a batch, of which this is one."""
         with self._lock:
             if batch.build is None:
                 count = len(batch.indices or ())
@@ -130,10 +128,8 @@ class FetchedBatch(Batch):
 
         Args:
             begin, end: of the part; of a task that is done in one go 0 and 1.
-            fetch: calls the dataset.
             rows: where samples are built; None: they are kept for collate_fn.
             generators: of the thread, for the task's seed.
-            activity: of the thread.
         """
         task = self.task
         assert task is not None
@@ -174,7 +170,6 @@ class FetchedBatch(Batch):
             activity.stage = ""
 
     def collate(self, fetch: Fetch, rows: SampleRows | None) -> None:
-        """Make the result of the samples."""
         if self.build is not None and rows is not None:
             self.result = rows.finish(self, self.build)
         else:

@@ -119,7 +119,6 @@ class NativeCrew:
         self.pool.add_python_server()
 
     def prepare(self, batch: NativeBatch) -> None:
-        """Let the readers know of a batch."""
         (seed, epoch), positions = batch.key, as_array(batch.positions)
         seed &= 0xFFFFFFFFFFFFFFFF
         batch.prepared = self.pool.prepare(
@@ -213,10 +212,7 @@ READ_IN_FLIGHT_BYTES = 64 << 20
 class MeteredReaders:
     """Readers of files whose counts the loader's meter knows.
 
-    Args:
-        native: the readers.
-        meter: of the loader.
-        ahead: knows the samples of batches in flight, where Python threads take the files.
+    ahead: knows the samples of batches in flight, where Python threads take the files.
     """
 
     def __init__(self, native: _native.FileReaders, meter: Meter, ahead: ReadAhead | None = None) -> None:

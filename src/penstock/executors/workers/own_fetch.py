@@ -35,7 +35,6 @@ class OwnFetches:
     Arrays that the copies share are read-only; whether tensors were written to is seen by their versions.
 
     Args:
-        fetch: the pass's.
         init: the loader's worker_init_fn: where it reaches the dataset, it gets the thread's own.
         shared: nothing is copied.
     """

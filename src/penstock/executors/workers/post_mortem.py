@@ -159,12 +159,10 @@ class WorkerWatch:
 
     @property
     def pids(self) -> list[int]:
-        """The process IDs, by worker."""
         return [process.pid or 0 for process in self._processes]
 
     @property
     def watched(self) -> set[int]:
-        """The workers that are to stay."""
         return set(self._worker_of.values())
 
     def release(self, worker: int) -> None:
@@ -216,7 +214,12 @@ class WorkerWatch:
             lines.append(f"The cgroup has {size_of(now.in_use)} of memory in use and {limit}{counted}.")
         starting = board.progress(next(iter(self.deaths))).stage == WorkerStage.STARTING
         if starting and first.code == 1 and start_method in ("spawn", "forkserver"):
-            lines.append(_guard(start_method))
+            lines.append(
+                f"With the start method {start_method!r} each worker imports the main script: put what the script runs "
+                'under `if __name__ == "__main__":`, else the import makes loaders and starts more workers. Where the '
+                "script does so already, the worker's output on stderr says which import failed, or why the dataset "
+                "could not be unpickled."
+            )
         else:
             lines.append(_advice(first, killed))
         return "\n".join(lines)
@@ -276,16 +279,6 @@ def _stack_lines(dump: str) -> list[str]:
     head, *frames = (found + stack).split("\n\n")[0].strip("\n").split("\n")
     way = (number for number, frame in enumerate(frames) if number and _MACHINERY.search(frame))
     return [f"  {line}" for line in (head, *frames[: min(next(way, _FRAMES_TOLD), _FRAMES_TOLD)]) if frames]
-
-
-def _guard(start_method: str) -> str:
-    """Return what to do where a worker has ended while it imported the program's main script."""
-    return (
-        f"With the start method {start_method!r} each worker imports the main script: put what the script runs under "
-        '`if __name__ == "__main__":`, else the import makes loaders and starts more workers. '
-        "Where the script does so already, the worker's output on stderr says which import failed, or why the dataset "
-        "could not be unpickled."
-    )
 
 
 def _advice(death: Death, killed: int | None) -> str:

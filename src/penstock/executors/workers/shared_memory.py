@@ -76,9 +76,7 @@ class State(Enum):
 class Lease:
     """The right to a block for one batch. Whoever may touch the memory holds it; with its end the block is free.
 
-    Args:
-        block: which nobody else has.
-        free: where the block goes then.
+    block: which nobody else has. free: where the block goes then.
     """
 
     _frees = frozenset({State.RESERVED, State.RECEIVED})  # when Python ends, a module's names go before its objects
@@ -184,19 +182,11 @@ class SharedBuffers:
         """Return how many blocks there are, and how many of them are free."""
         return len(self._blocks), len(self._free)
 
-    def __repr__(self) -> str:
-        blocks, free = self.counts()
-        return f"SharedBuffers(blocks={blocks}, free={free}, block_bytes={self.block_bytes})"
-
 
 _numbers = itertools.count()
 _leases: weakref.WeakValueDictionary[int, Lease] = weakref.WeakValueDictionary()
 _at_forks: list[list[Lease]] = []
 """The leases of each fork that is under way: none of them ends before it is noted."""
-
-
-def _before_fork() -> None:
-    _at_forks.append(list(_leases.values()))
 
 
 def _after_fork_in_parent() -> None:
@@ -209,7 +199,8 @@ def _after_fork_in_child() -> None:
     _leases.clear()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+os.register_at_fork(before=lambda: _at_forks.append(list(_leases.values())))
+os.register_at_fork(after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 def memory_file(nbytes: int) -> int:

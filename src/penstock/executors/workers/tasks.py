@@ -150,8 +150,6 @@ class TaskDataset:
     """What torch's worker takes for the dataset: indexed by the messages of tasks, it returns batches.
 
     Args:
-        fetch: makes them.
-        dataset: the user's.
         states: of the dataset in each worker as the pass begins; None: it has no state_dict().
         in_place: batches are built in shared memory.
     """
@@ -224,7 +222,6 @@ class StreamBatches:
 
     @shortens
     def __call__(self, samples: Any) -> Any:
-        """Return the batch, as it is sent."""
         memory = self._memory
         if memory is not None:
             memory.begin(None)

@@ -101,7 +101,6 @@ class WorkerBuffers:
         self._forks, self.needed, self.kept = _forks, 0, False
 
     def rows(self, samples: int, field: Field) -> Rows:
-        """Return uninitialised memory for a field of a batch."""
         shape, nbytes = (samples, *field.shape), samples * field.nbytes
         storage = self.storage(nbytes) if nbytes >= SHARED_BYTES else None
         if storage is None:

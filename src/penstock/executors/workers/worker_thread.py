@@ -39,11 +39,7 @@ Context = Callable[..., Any]
 
 
 class WorkerThread:
-    """A thread of a crew, which starts it.
-
-    Attributes:
-        info: what get_worker_info() returns in the thread.
-    """
+    """A thread of a crew, which starts it. info: what get_worker_info() returns in the thread."""
 
     def __init__(self, info: ThreadWorkerInfo, run: Callable[[WorkerThread], None]) -> None:
         self.info = info
