@@ -14,6 +14,7 @@ MINUTES ?= 10
 SEED ?= 1
 COUNT ?= 1000000
 CHECKED := $(wildcard src tests examples benchmarks tools)
+unexport PYTHONDONTWRITEBYTECODE  # the tests start hundreds of processes, each of which would compile the package
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

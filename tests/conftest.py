@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests import crash_reports
+from tests import crash_reports, huge_pages
 from tests.resources import collect
 
 
@@ -19,10 +19,22 @@ def _own_cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _short_waits() -> Iterator[None]:
+    """Have torch wait 1 s, not 5, for each worker of an iterator that the garbage collector finds: none of them ends.
+
+    The traceback of an error holds the iterator that raised it, so that only the collector finds it.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 1.0)
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _small_heap() -> None:
-    """Keep what was made before a module's tests out of their collections, which take seconds otherwise."""
+    """Keep what was made before a module's tests out of their collections and forks, which take long otherwise."""
     collect()
+    huge_pages.tidy()
     gc.freeze()
 
 
@@ -34,6 +46,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Have the stacks of a worker that crashes reported."""
     crash_reports.begin(session.config)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Collect no garbage while tests are collected: almost all of it is kept."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import inspect
 import io
 import json
 import os
@@ -13,20 +14,24 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from typing_extensions import Self
 
+from tests import huge_pages
+
 # A program runs in a grandchild of this process, and ends as Python ends it: with its exit handlers, its error and its
 # exit code. The child between them sends the grandchild's number and how it ended.
 _PARENT = """
-import gc, json, os, signal, socket, sys, types
+import gc, importlib, json, os, signal, socket, sys, types
 import numpy, torch
 import penstock
-
+for module in sys.argv[2:]:
+    importlib.import_module(module)
 gc.collect(), gc.freeze()  # what the import has made is no work for the end of each fork
+tidy()
 orders = socket.socket(fileno=int(sys.argv[1]))
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 while True:
@@ -39,6 +44,7 @@ while True:
         os.close(file)
 orders.close()
 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell has ignored in the background
 program = os.fork()
 if program:
     os.write(files[3], f"{program}\\n".encode())
@@ -62,21 +68,27 @@ exec(compile(job["source"], "<string>", "exec"), sys.modules["__main__"].__dict_
 
 
 @functools.cache
-def _parent() -> socket.socket:
-    """Return the socket of the process that programs are forked from: one for all tests of this process."""
+def _parent(*imported: str) -> socket.socket:
+    """Return the socket of the process that programs are forked from: one for all tests that have the same imported."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         number = theirs.fileno()
-        parent = subprocess.Popen([sys.executable, "-c", _PARENT, str(number)], pass_fds=[number])
+        source = inspect.getsource(huge_pages) + _PARENT
+        parent = subprocess.Popen([sys.executable, "-c", source, str(number), *imported], pass_fds=[number])
     atexit.register(parent.wait)
     atexit.register(ours.close)  # before it: the last one that is registered is called first
     return ours
+
+
+#: What programs that read photos import: a second of work.
+VISION = ("torchvision", "torchvision.transforms.v2")
 
 
 class Program:
     """A program that runs, in a process group of its own; as a subprocess.Popen, as far as the tests need one.
 
     Args:
+        imported: modules that are imported before it begins, beside numpy, torch and penstock.
         stderr: a file in the place of one of its own.
 
     Attributes:
@@ -90,6 +102,7 @@ class Program:
         environment: Mapping[str, str] | None = None,
         folder: Path | None = None,
         stderr: Path | None = None,
+        imported: Sequence[str] = (),
     ) -> None:
         (in_, stdin), (stdout, out), (end, status) = (os.pipe() for _ in range(3))
         # A terminal must not become the one that controls the tests.
@@ -100,7 +113,7 @@ class Program:
             "folder": os.getcwd() if folder is None else str(folder),
             "environment": {**os.environ, **(environment or {})},
         }
-        socket.send_fds(_parent(), [json.dumps(job).encode()], [in_, out, error, status])
+        socket.send_fds(_parent(*imported), [json.dumps(job).encode()], [in_, out, error, status])
         for file in (in_, out, status, *([] if stderr is None else [error])):
             os.close(file)
         self._error = os.fdopen(error) if stderr is None else io.StringIO()
@@ -164,10 +177,21 @@ class Ended(NamedTuple):
     stderr: str
 
 
-def run(
-    source: str, *arguments: Any, environment: Mapping[str, str] | None = None, folder: Path | None = None
-) -> Ended:
-    """Run a program to its end, in a folder; None: in this one."""
-    with Program(source, *arguments, environment=environment, folder=folder) as program:
+def run(source: str, *arguments: Any, **given: Any) -> Ended:
+    """Run a program to its end; what is given: as Program has it."""
+    with Program(source, *arguments, **given) as program:
         out, error = program.communicate()
         return Ended(program.wait(), out, error)
+
+
+_FILE = """
+import pathlib, runpy, sys
+del sys.argv[0]
+sys.path.insert(0, str(pathlib.Path(sys.argv[0]).parent))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def run_file(script: Path, *arguments: Any, **given: Any) -> Ended:
+    """Run a script to its end, as Python runs it by its path; what is given: as Program has it."""
+    return run(_FILE, script, *arguments, **given)

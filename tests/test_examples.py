@@ -3,8 +3,6 @@
 import importlib.util
 import json
 import re
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +15,6 @@ from PIL import Image
 from tests import python_processes
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "train.py"
-_RUN = """
-import pathlib, runpy, sys
-del sys.argv[0]
-sys.path.insert(0, str(pathlib.Path(sys.argv[0]).parent))
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 
 def demo_run(test: Callable[..., None]) -> Callable[..., None]:
@@ -31,7 +23,7 @@ def demo_run(test: Callable[..., None]) -> Callable[..., None]:
 
 
 def run(*arguments: object, script: Path = SCRIPT, folder: Path | None = None) -> python_processes.Ended:
-    return python_processes.run(_RUN, script, *arguments, folder=folder)
+    return python_processes.run_file(script, *arguments, folder=folder, imported=python_processes.VISION)
 
 
 def output_of(script: str, *arguments: object, folder: Path) -> str:
@@ -47,10 +39,9 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def demo(folder: Path) -> "subprocess.CompletedProcess[str]":
+def demo(folder: Path) -> python_processes.Ended:
     """What `make demo` runs, but for the place of the data and the device."""
-    command = [sys.executable, str(SCRIPT), "--data", str(folder), "--device", "cpu", "--workers", "2"]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return run("--data", folder, "--device", "cpu", "--workers", "2")
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,8 @@ BLOCKS = list(blocks_of(README))
 
 def ended(source: str, *arguments: Any, folder: Path, **environment: str) -> str:
     """Run a program in a folder, and return what it prints."""
-    done = python_processes.run(source, *arguments, folder=folder, environment=environment)
+    given = {"folder": folder, "environment": environment, "imported": python_processes.VISION}
+    done = python_processes.run(source, *arguments, **given)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -131,11 +131,12 @@ def test_a_browser_shows_every_page(site: Path, tmp_path: Path) -> None:
     wrong = []
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, Browser(program, tmp_path) as browser:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        for width in (1280, 390):
-            for scheme, name in (("light", "default"), ("dark", "slate")):
-                browser.look(width, scheme)
-                for page in sorted(site.rglob("*.html")):
-                    browser.open(f"http://127.0.0.1:{server.server_port}/{page.relative_to(site).as_posix()}")
+        for scheme, name in (("light", "default"), ("dark", "slate")):
+            for page in sorted(site.rglob("*.html")):
+                browser.look(1280, scheme)
+                browser.open(f"http://127.0.0.1:{server.server_port}/{page.relative_to(site).as_posix()}")
+                for width in (1280, 390):
+                    browser.look(width, scheme)
                     seen, widest, shown, smallest = browser.value(QUESTION)
                     what = f"{page.relative_to(site)} at {width} px, {scheme}"
                     wrong += [f"{what}: {error}" for error in browser.errors]

@@ -199,7 +199,8 @@ def one_huge(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_the_memory_of_one_huge_image(one_huge: Path, workers: int, called: str) -> None:
     """144 million bytes of pixels, and as many again for a step behind them, are not kept when it is done."""
-    done = python_processes.run(textwrap.dedent(HUGE), one_huge, workers, called)
+    vision = python_processes.VISION
+    done = python_processes.run(textwrap.dedent(HUGE), one_huge, workers, called, imported=vision)
     assert done.returncode == 0, done.stderr
     before, after = map(int, done.stdout.split())
     assert after - before < 100, (before, after)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import python_processes
 
 UNGUARDED = """
 import sys
@@ -23,8 +23,7 @@ except WorkerDied as error:
 def _run(tmp_path: Path, method: str, before: str = "") -> str:
     script = tmp_path / "train.py"
     script.write_text(UNGUARDED.format(method=method, before=before), encoding="utf-8")
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, check=False)
-    return done.stdout
+    return python_processes.run_file(script).stdout
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])

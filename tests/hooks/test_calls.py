@@ -8,7 +8,6 @@ import io
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from penstock import call_counts
 from penstock.call_counts import MOST_REASONS, OTHER_REASONS, CallCounts, CallMeter, RefusedCalls, this_thread
 from penstock.errors import WorkerDied
 from penstock.hooks.calls import example_of, natively
+from tests import python_processes
 from tests.executors_under_test import options
 from tests.photos import photo_files
 from tests.same import assert_passes
@@ -178,7 +178,7 @@ for values, sevens in penstock.DataLoader(Files(), 2): assert sevens.tolist() ==
 
 @pytest.mark.parametrize("code", [HELD, REPLACED_BEFORE], ids=["held", "replaced before"])
 def test_functions_of_programs(folder: Path, code: str) -> None:
-    subprocess.run([sys.executable, "-c", code, str(folder)], check=True, timeout=100)
+    assert python_processes.run(code, folder).returncode == 0
 
 
 COUNTED_WAYS = options(

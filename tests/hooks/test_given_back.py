@@ -206,5 +206,6 @@ for options in ({"num_workers": 0}, {"num_workers": 2, "worker_method": "thread"
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_what_is_exchanged(name: str, tmp_path: Path) -> None:
-    done = python_processes.run(BEGIN + SCRIPTS[name] + "\nprint('to the end')\n", tmp_path / "x.pt")
+    source = BEGIN + SCRIPTS[name] + "\nprint('to the end')\n"
+    done = python_processes.run(source, tmp_path / "x.pt", imported=python_processes.VISION)
     assert done.returncode == 0 and done.stdout.endswith("to the end\n"), (done.stdout[-2000:], done.stderr[-4000:])

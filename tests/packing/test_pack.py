@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 import tarfile
 import zlib
 from pathlib import Path
@@ -21,6 +19,7 @@ import penstock
 from penstock.packing import pack as pack_module
 from penstock.packing.engines import Packing
 from penstock.packing.unpack import unpack
+from tests import python_processes
 from tests.packing.packed import contents, interrupt_packing, plain, write_photos, write_tensors
 from tests.photos import in_memory
 from tests.same import assert_same
@@ -153,7 +152,7 @@ def test_webdataset_reads_the_shards(tmp_path: Path) -> None:
     penstock.pack(folder, tmp_path / "out", shard_size="8KiB")
     shards = [str(path) for path in sorted((tmp_path / "out").glob("*.tar"))]
     # In a process of its own: it leaves files open, which is a warning here.
-    found = subprocess.run([sys.executable, "-c", _WEBDATASET, *shards], check=True, capture_output=True, text=True)
+    found = python_processes.run(_WEBDATASET, *shards)
     expected = [f"{zlib.crc32(image.tobytes())} {label}" for image, label in (folder[i] for i in range(len(folder)))]
     assert found.stdout.split("\n")[:-1] == expected
 

@@ -215,10 +215,10 @@ def sample(request, tmp_path):
     }[request.param]()
 
 
-@pytest.mark.parametrize("offset", [0, 1, 255, len(CONTENT) - 1, len(CONTENT), len(CONTENT) + 1, 2**62])
 @pytest.mark.parametrize("rooms", [[0], [10], [1, 2, 3], [100, 0, 10_000], [2_000, 2_000, 2_000, 50_000]])
-def test_a_read_gives_what_lies_there_and_ends_with_the_sample(sample, rooms, offset):
-    assert sample.readv(rooms, offset) == CONTENT[offset : offset + sum(rooms)]
+def test_a_read_gives_what_lies_there_and_ends_with_the_sample(sample, rooms):
+    for offset in (0, 1, 255, len(CONTENT) - 1, len(CONTENT), len(CONTENT) + 1, 2**62):
+        assert sample.readv(rooms, offset) == CONTENT[offset : offset + sum(rooms)]
 
 
 @pytest.mark.parametrize("bytes", [0, 1, len(CONTENT), len(CONTENT) + 1, 100_000])

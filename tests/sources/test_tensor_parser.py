@@ -66,10 +66,9 @@ def check_file(file: bytes, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-@pytest.mark.parametrize("shape", [(), (0,), (7,), (3, 4), (2, 0, 3), (1, 5, 1), (2, 3, 1, 2, 1, 2, 1, 2)], ids=str)
-def test_every_dtype_of_torch(dtype: torch.dtype, shape: tuple[int, ...], tmp_path: Path) -> None:
-    count = int(np.prod(shape))
-    check_file(saved(filled(count, dtype).reshape(shape)), tmp_path)
+def test_every_dtype_of_torch(dtype: torch.dtype, tmp_path: Path) -> None:
+    for shape in ((), (0,), (7,), (3, 4), (2, 0, 3), (1, 5, 1), (2, 3, 1, 2, 1, 2, 1, 2)):
+        check_file(saved(filled(int(np.prod(shape)), dtype).reshape(shape)), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -100,13 +99,13 @@ def test_any_strides_and_offset(data: st.DataObject, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
 @pytest.mark.parametrize("descr", NPY_DTYPES)
-@pytest.mark.parametrize("shape", [(), (0,), (5,), (3, 4), (2, 0, 3), (2, 3, 4, 5)], ids=str)
-def test_every_dtype_of_npy(version: tuple[int, int], descr: str, shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_every_dtype_of_npy(version: tuple[int, int], descr: str, tmp_path: Path) -> None:
     dtype = np.dtype(descr)
-    count = int(np.prod(shape))
-    array = (np.arange(count * dtype.itemsize) * 37 % (2 if descr == "|b1" else 251)).astype(np.uint8).view(dtype)
-    check_file(npy(array.reshape(shape), version), tmp_path)
-    check_file(npy(np.asfortranarray(array.reshape(shape)), version), tmp_path)
+    for shape in ((), (0,), (5,), (3, 4), (2, 0, 3), (2, 3, 4, 5)):
+        count = int(np.prod(shape))
+        array = (np.arange(count * dtype.itemsize) * 37 % (2 if descr == "|b1" else 251)).astype(np.uint8).view(dtype)
+        check_file(npy(array.reshape(shape), version), tmp_path)
+        check_file(npy(np.asfortranarray(array.reshape(shape)), version), tmp_path)
 
 
 def test_npy_keys_in_any_order_and_bytes_after_the_data(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tests.accelerator import replaced_by_the_cpu
 from tests.native_testing import SlowTable
 from tests.packing.packed import start_readers
 from tests.photos import noise_image
-from tests.python_processes import Program
+from tests.python_processes import VISION, Program
 from tests.same import assert_passes, assert_same
 from tests.sample_datasets import tensor_files
 from tests.storage.test_tiers import TIERS, counts_of, spoil, torchs
@@ -290,12 +290,12 @@ def test_processes_and_recipes_share_a_folder(photos: Path, tmp_path: Path) -> N
     for size in (20, 24):
         dataset = ImageFolder(photos, v1.Compose([v1.Resize(26), v1.CenterCrop(size), v1.ToTensor()]))
         totals[size] = round(sum(dataset[index][0].double().sum().item() for index in range(18)), 3)
-    processes = [Program(READER, photos, folder, size) for size in (20, 24, 20)]
+    processes = [Program(READER, photos, folder, size, imported=VISION) for size in (20, 24, 20)]
     read = [process.communicate()[0].split() for process in processes]
     assert [(float(words[0]), words[3]) for words in read] == [(totals[size], "0") for size in (20, 24, 20)]
     spoil(photos)
     for size in (20, 24):
-        words = Program(READER, photos, folder, size).communicate()[0].split()
+        words = Program(READER, photos, folder, size, imported=VISION).communicate()[0].split()
         assert (float(words[0]), int(words[1])) == (totals[size], 18) and int(words[2]) >= 18
     assert len(list(folder.glob("*.index"))) == 2
 
