@@ -23,7 +23,7 @@ import numpy as np
 
 import penstock
 from penstock import _native
-from penstock.hooks.calls import Refused, load_numpy, load_torch
+from penstock.hooks.loads import Refused, load_numpy, load_torch
 from penstock.state import ledger
 from penstock.state.manifest import Manifest
 from penstock.storage import description

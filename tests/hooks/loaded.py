@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from penstock.hooks.calls import Refused, load_torch as load
+from penstock.hooks.loads import Refused, load_torch as load
 
 DTYPES = [
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,

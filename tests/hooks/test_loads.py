@@ -23,8 +23,9 @@ import pytest
 import torch
 
 from penstock import _native
-from penstock.hooks import calls
-from penstock.hooks.calls import Refused, load_numpy, load_torch as load, natively
+from penstock.hooks import loads
+from penstock.hooks.calls import natively
+from penstock.hooks.loads import Refused, load_numpy, load_torch as load
 from tests.corrupt import archive_of, npy, npy_with_header, saved
 from tests.forking import assert_in_child
 from tests.hooks.loaded import answered, answered_by, assert_equal, corpus, filled, random_object, refused, refused_by
@@ -293,7 +294,7 @@ def test_errors_while_objects_are_made(file: str) -> None:
 def by_capsules(dtypes: list[Any]) -> Any:
     """Return a loader as torch before 2.10 needs it."""
     made = (torch._utils._rebuild_parameter, torch.Size, OrderedDict, torch._C._increment_version, Refused)
-    return _native.TorchLoader(torch._C._from_dlpack, dtypes, calls._view, *made)
+    return _native.TorchLoader(torch._C._from_dlpack, dtypes, loads._view, *made)
 
 
 @pytest.mark.parametrize("name", CORPUS)
