@@ -21,7 +21,7 @@ from penstock.call_counts import CallCounts, CallMeter, RefusedCalls
 from penstock.hooks import opencv
 from penstock.hooks.calls import natively
 from tests.executors_under_test import options
-from tests.hooks.jpegs import FILES, encoded, jpeg, picture
+from tests.hooks.jpegs import FILES, PLAIN, encoded, jpeg, picture
 from tests.jpegs import PHOTOS, SAMPLINGS, damaged, encode, extreme
 from tests.sample_datasets import Made
 from tests.waiting import run_in_threads
@@ -29,7 +29,7 @@ from tests.waiting import run_in_threads
 cv2: Any = pytest.importorskip("cv2")
 pytestmark = pytest.mark.native
 
-FLAGS = (-1, 0, 1, 4, 256, 1 | 128, 2, 6, 0 | 128)
+FLAGS = (-1, 0, 1, 4, 1 | 128, 2, 6, 0 | 128, *([256] if hasattr(cv2, "IMREAD_COLOR_RGB") else []))
 SIZES = ((1, 1), (2, 3), (7, 9), (16, 16), (33, 17), (131, 83), (3, 260))
 
 
@@ -55,12 +55,14 @@ def outcome(call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
 
 def same_as_opencv(data: bytes, *flags: int) -> CallCounts:
     """Assert that files in memory are decoded as by OpenCV in our workers, and return who did it."""
-    meter = CallMeter()
+    meter, answered = CallMeter(), 0
     for one in flags or FLAGS:
         wanted = outcome(cv2.imdecode, row(data), one)
         with natively(meter):
             found = outcome(cv2.imdecode, row(data), one)
-        assert found == wanted, one
+        before, answered = answered, meter.counts()["cv2.imdecode"].answered
+        # OpenCV leaves the rows that a file lacks as it has found the memory.
+        assert found == wanted or (answered == before and found[:-1] == wanted[:-1]), one
     return meter.counts()["cv2.imdecode"]
 
 
@@ -86,9 +88,7 @@ def test_files_of_opencv(sampling: int) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_other_files(name: str) -> None:
-    if FILES[name]:
-        same_as_opencv(FILES[name])
-    assert outcome(cv2.imdecode, row(FILES[name]), 1) == natively_outcome(cv2, "imdecode", row(FILES[name]), 1)
+    assert bool(same_as_opencv(FILES[name]).answered) is (name in PLAIN)
 
 
 def natively_outcome(module: Any, name: str, *arguments: Any, **named: Any) -> Any:
@@ -135,7 +135,8 @@ def test_damaged_metadata() -> None:
         out[start + rng.randrange(80)] = rng.randrange(256)
         same_as_opencv(bytes(out), 1)
     two = encode(35, 22, "4:2:0", exif=exif_of(3))
-    segment = two[two.index(b"\xff\xe1") :][: int.from_bytes(two[two.index(b"\xff\xe1") + 2 :][:2]) + 2]
+    at = two.index(b"\xff\xe1")
+    segment = two[at : at + 2 + int.from_bytes(two[at + 2 : at + 4], "big")]
     for both in (data[:2] + segment + data[2:], data[: start - 4] + segment + data[start - 4 :]):
         same_as_opencv(both, 1)
 
