@@ -7,6 +7,7 @@ python_datasets.py.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
 from collections.abc import Callable
 from functools import partial
@@ -53,8 +54,8 @@ def opencv(setup: Setup) -> Any:
     """cv2.imread, cvtColor, and Albumentations' transforms to normalised float32."""
     os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # else it asks the network for a newer release
     import albumentations as A
-    import cv2
 
+    cv2: Any = importlib.import_module("cv2")
     names = sorted(str(path) for path in Path(setup.facts["photos"]).rglob("*.jpg"))
     size = (photos.SIZE, photos.SIZE)
     steps = [A.RandomResizedCrop(size), A.HorizontalFlip(), A.Normalize(*photos.CHANNELS), A.ToTensorV2()]
