@@ -24,7 +24,7 @@ using namespace nb::literals;
 namespace penstock {
 namespace {
 
-constexpr std::size_t kKeptScratch = 4u << 20;
+constexpr std::size_t kKept = 64u << 20;
 constexpr int kMaxPixels = 1 << 28;  // of the 2^30 that OpenCV takes
 
 // What libjpeg decodes OpenCV decodes by a libjpeg as fast.
@@ -33,8 +33,9 @@ struct PixelReader {
   JpegDecoder jpeg{JpegWay::own, *jpeg::kernels(jpeg::Instructions::best)};
 
   void trim() noexcept {
-    if (file.room() > kKeptScratch) file = Block();
-    if (jpeg.held() > 4 * kKeptScratch) jpeg.release();
+    if (held() <= kKept) return;
+    file = Block();
+    jpeg.release();
   }
   [[nodiscard]] std::size_t held() const { return jpeg.held() + file.room(); }
 };
