@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import pickle
 import random
-import sys
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,6 +25,7 @@ from tests.sample_datasets import Made
 from tests.waiting import run_in_threads
 
 cv2: Any = pytest.importorskip("cv2")
+imread = cv2.imread  # as a program has it that imports the function by name
 pytestmark = pytest.mark.native
 
 FLAGS = (-1, 0, 1, 4, 1 | 128, 2, 6, 0 | 128, *([256] if hasattr(cv2, "IMREAD_COLOR_RGB") else []))
@@ -233,23 +232,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Any:
-    """A module that has imported the function by name."""
-    module: Any = ModuleType(f"program of {request.node.name}")
-    module.read = cv2.imread
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    return module
-
-
 WAYS = options("caller", "threads, 2", "processes, 2")
 
 
 @WAYS
-def test_batches_are_torchs(folder: Path, program: Any, options: dict[str, Any]) -> None:
+def test_batches_are_torchs(folder: Path, options: dict[str, Any]) -> None:
     def read(index: int) -> Any:
         image = cv2.cvtColor(cv2.imread(f"{folder}/{index}.jpg"), cv2.COLOR_BGR2RGB)
-        return image, program.read(f"{folder}/{index}.jpg", 0), cv2.getNumThreads()
+        return image, imread(f"{folder}/{index}.jpg", 0), cv2.getNumThreads()
 
     theirs = list(tud.DataLoader(Made(read, SIZE), 4, num_workers=options.get("num_workers", 0)))
     loader: Any = penstock.DataLoader(Made(read, SIZE), 4, **options)
@@ -263,7 +253,7 @@ def test_batches_are_torchs(folder: Path, program: Any, options: dict[str, Any])
         "JPEG: progressive, in several scans, unusual or damaged": RefusedCalls(4, example(folder, 5)),
     }
     assert "calls    cv2.imread: 40 answered natively; 4 OpenCV's own (" in loader.explain()
-    assert cv2.imread is program.read and type(cv2.imread) is type(len)
+    assert cv2.imread is imread and type(cv2.imread) is type(len)
 
 
 def example(folder: Path, number: int) -> str:
