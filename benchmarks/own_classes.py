@@ -1,4 +1,4 @@
-"""Datasets that people write themselves, unchanged: torch.load, numpy.load, samples that cost nothing, pure Python.
+"""Datasets that people write themselves, unchanged: torch.load, numpy.load, OpenCV, samples in memory, pure Python.
 
 Worker processes are kept between epochs, torch's as Penstock's. A class that opens photos with Pillow is measured in
 python_datasets.py.
@@ -7,6 +7,8 @@ python_datasets.py.
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,17 +17,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import tensor_files
+from benchmarks import photos, tensor_files
 from benchmarks.contestants import Samples, epochs_of, penstock_persistent, torch_loader
 from benchmarks.python_datasets import arithmetic
 from benchmarks.question import Contestant, Options, Question, Role, Setup, Table, Target, made
 
 
 def prepare(options: Options) -> Setup:
-    """The files of the question `tensor_files`, and dict/ID.pt: two tensors of 24 KB and a number."""
+    """The files of `tensor_files` and `photos`, and dict/ID.pt: two tensors of 24 KB and a number."""
     setup = tensor_files.prepare(options)
     folder = made(options.cache / f"own_classes-{setup.samples}", partial(write_dicts, samples=setup.samples))
-    return dataclasses.replace(setup, facts={**setup.facts, "dicts": str(folder), "cheap": setup.samples // 10})
+    facts = {"dicts": str(folder), "cheap": setup.samples // 10, "photos": photos.prepare(options).data}
+    return dataclasses.replace(setup, facts={**setup.facts, **facts})
 
 
 def write_dicts(folder: Path, samples: int) -> None:
@@ -47,6 +50,24 @@ def dicts(setup: Setup) -> Any:
     return Samples(setup.samples, lambda index: torch.load(names[index]))
 
 
+def opencv(setup: Setup) -> Any:
+    """cv2.imread, cvtColor, and Albumentations' transforms to normalised float32."""
+    os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # else it asks the network for a newer release
+    import albumentations as A
+
+    cv2: Any = importlib.import_module("cv2")
+    names = sorted(str(path) for path in Path(setup.facts["photos"]).rglob("*.jpg"))
+    size = (photos.SIZE, photos.SIZE)
+    steps = [A.RandomResizedCrop(size), A.HorizontalFlip(), A.Normalize(*photos.CHANNELS), A.ToTensorV2()]
+    transform = A.Compose(steps)
+
+    def sample(index: int) -> Any:
+        image = cv2.cvtColor(cv2.imread(names[index]), cv2.COLOR_BGR2RGB)
+        return transform(image=image)["image"], index % 10
+
+    return Samples(len(names), sample)
+
+
 def held(kilobytes: int, setup: Setup) -> Any:
     """One tensor in memory, given for each sample."""
     sample = torch.randn(kilobytes * 256)
@@ -57,6 +78,7 @@ DATASETS: dict[str, Callable[[Setup], Any]] = {
     "tutorial": tensor_files.tutorial,
     "dicts": dicts,
     "arrays": arrays,
+    "opencv": opencv,
     "held_48": partial(held, 48),
     "held_600": partial(held, 600),
     "nothing_known": lambda setup: Samples(setup.facts["cheap"], arithmetic),
@@ -91,6 +113,9 @@ TABLES = (
     table("tutorial", "torch.load of ID.pt, 3x64x64 float32", 2.5, 8),
     table("dicts", "torch.load of a dict of two tensors of 24 KB and a number", 2, 5),
     table("arrays", "numpy.load of ID.npy, 3x64x64 float32", 2.5, 8),
+    table(
+        "opencv", "cv2.imread of a photo, cvtColor, Albumentations' RandomResizedCrop(224), flip, Normalize", 1.5, 1.5
+    ),
     table("held_48", "48 KB samples that cost nothing", 2),
     table("held_600", "600 KB samples that cost nothing", 2.5),
     table("nothing_known", "a millisecond of pure Python a sample", 0.98),

@@ -323,25 +323,25 @@ Outcome JpegDecoder::open(const std::uint8_t* data, std::size_t size, std::uint6
 }
 
 // By jpeg/. False: by libjpeg, from the start, which also says what is wrong with damaged data.
-bool JpegDecoder::decode_own(Box box, jpeg::RowStates* states) noexcept {
+bool JpegDecoder::decode_own(Box box, jpeg::RowStates* states, bool luma) noexcept {
   State& s = *state_;
   if (way_ == JpegWay::libjpeg || s.source.next_input_byte != data_ + head_) return false;
   s.crop_x = static_cast<JDIMENSION>(box.x0);
   s.crop_width = static_cast<JDIMENSION>(box.width());
   return s.reserve(kOwnRowOffset) && s.sequential.decode(s.cinfo, {data_ + head_, size_ - head_}, box, s.first_row,
-                                            static_cast<std::ptrdiff_t>(s.stride), states);
+                                            static_cast<std::ptrdiff_t>(s.stride), states, luma);
 }
 
 Outcome JpegDecoder::decode(Box box, const std::uint8_t*& pixels, std::ptrdiff_t& row_stride,
-                            jpeg::RowStates* states) noexcept {
+                            jpeg::RowStates* states, bool luma) noexcept {
   State& s = *state_;
   if (!s.opened) return Outcome::to_python("JPEG: no image is open");
   if (box.x0 < 0 || box.y0 < 0 || box.x0 >= box.x1 || box.y0 >= box.y1 || box.x1 > width_ || box.y1 > height_)
     return Outcome::to_python("box outside the image");
 
   s.box = box;
-  bool done = decode_own(box, states);
-  if (!done && way_ != JpegWay::own) {
+  bool done = decode_own(box, states, luma);
+  if (!done && way_ != JpegWay::own && !luma) {
     s.plan_columns();
     if (!s.reserve(kRowOffset)) {
       s.close();

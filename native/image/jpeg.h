@@ -59,9 +59,9 @@ class JpegDecoder {
   // may be read. The pixels are the decoder's, valid until the next open(), decode() or destruction.
   // Rows need not be aligned: libjpeg's are not, on purpose (see jpeg.cc).
   // `states` (or nullptr) are those of this image's rows known so far, which save decoding what is above the box; those of
-  // rows that are passed are added.
+  // rows that are passed are added. `luma`: of YCbCr the first component is decoded alone, as grey; only by jpeg/.
   [[nodiscard]] Outcome decode(Box box, const std::uint8_t*& pixels, std::ptrdiff_t& row_stride,
-                               jpeg::RowStates* states = nullptr) noexcept;
+                               jpeg::RowStates* states = nullptr, bool luma = false) noexcept;
 
   // Of the open image, which is closed by it: success promises that Pillow decodes the whole file without an error,
   // whatever its entropy-coded data hold. That is known of the common form alone: sequential, one scan, restart markers
@@ -79,7 +79,7 @@ class JpegDecoder {
  private:
   struct State;  // libjpeg's side; keeps jpeglib.h out of this header
 
-  [[nodiscard]] bool decode_own(Box box, jpeg::RowStates* states) noexcept;
+  [[nodiscard]] bool decode_own(Box box, jpeg::RowStates* states, bool luma) noexcept;
 
   std::unique_ptr<State> state_;
   JpegWay way_ = JpegWay::own_else_libjpeg;

@@ -47,6 +47,21 @@ Outcome read_segments(const std::uint8_t* data, std::size_t size, JpegSegments& 
   return Outcome::success();
 }
 
+std::string application_segments(const std::uint8_t* data, std::size_t size) {
+  std::string found;
+  bool has_app1 = false;
+  for (std::size_t at = 2; size - at >= 4;) {
+    while (data[at + 1] == 0xFF) ++at;
+    const std::uint8_t marker = data[at + 1];
+    const std::size_t length = 2 + (std::size_t{data[at + 2]} << 8 | data[at + 3]);
+    if (marker == 0xDA || length > size - at) break;
+    if (marker >= 0xE0 && marker <= 0xEF) found.append(reinterpret_cast<const char*>(data) + at, length);
+    has_app1 = has_app1 || marker == 0xE1;
+    at += length;
+  }
+  return has_app1 ? found : std::string();
+}
+
 bool has_end(const std::uint8_t* data, std::size_t size, std::size_t from) {
   for (std::size_t i = size - 1; i > from; --i)
     if (data[i] == 0xD9 && data[i - 1] == 0xFF) return true;

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "files/outcome.h"
 
@@ -18,6 +19,10 @@ struct JpegSegments {
 
 // Walks the segments up to the first SOS. Only the plain form passes: SOI, then segments without bytes between.
 [[nodiscard]] Outcome read_segments(const std::uint8_t* data, std::size_t size, JpegSegments& found);
+
+// The application segments (APPn) of a header that read_segments() has passed, as they lie in the file, where one of them
+// is APP1, which may hold the orientation of Exif; else nothing.
+[[nodiscard]] std::string application_segments(const std::uint8_t* data, std::size_t size);
 
 // True when an end-of-image marker follows: a file that was cut off is noticed, although the end of a file of one scan is
 // looked for by end_of_scan() and libjpeg finds that of others.

@@ -50,9 +50,11 @@ bool SequentialJpeg::read(const jpeg_decompress_struct& header) noexcept {
 }
 
 bool SequentialJpeg::decode(const jpeg_decompress_struct& header, std::span<const std::uint8_t> data, Box box,
-                            std::uint8_t* rgb, std::ptrdiff_t stride, jpeg::RowStates* states) noexcept {
+                            std::uint8_t* rgb, std::ptrdiff_t stride, jpeg::RowStates* states, bool luma) noexcept {
   image_.scan.data = data;
-  return read(header) && decoder_.begin(image_) &&
+  if (!read(header) || (luma && image_.colours != jpeg::Colours::ycc)) return false;
+  if (luma) image_.colours = jpeg::Colours::luma;
+  return decoder_.begin(image_) &&
          decoder_.decode({box.x0, box.y0, box.x1, box.y1}, rgb, stride, states);
 }
 

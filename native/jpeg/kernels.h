@@ -18,7 +18,7 @@ namespace penstock::jpeg {
 // libjpeg's: h2v1 has half the columns, h1v2 half the rows; both interpolate ("fancy upsampling").
 enum class Sampling : std::uint8_t { full, h2v1, h1v2, h2v2, doubled };  // doubled: half the columns, repeated
 
-enum class Colours : std::uint8_t { grey, ycc, rgb };
+enum class Colours : std::uint8_t { grey, ycc, rgb, luma };  // luma: ycc, of which only the first component is wanted, as grey
 
 // The samples of one row of pixels. Of the second and third component `nearest` is the row that lies nearest to it, and
 // `next` the one that interpolation adds (h1v2, h2v2). Where columns are halved `first` points at the first pixel of a

@@ -39,7 +39,7 @@ bool RegionDecoder::begin(const CodedImage& image) noexcept {
       return false;
   }
   image_ = image;
-  sampling_ = sampling_of(scan);
+  sampling_ = image.colours == Colours::luma ? Sampling::full : sampling_of(scan);
   return entropy_.begin(scan);
 }
 
@@ -144,6 +144,7 @@ bool RegionDecoder::decode_row(int row) noexcept {
   // Of a row that only chroma's interpolation needs, luma is not transformed.
   const int v = scan.components[0].v;
   const bool luma = (row + 1) * 8 * v > region_.y0 && row * 8 * v < region_.y1;
+  const int wanted = image_.colours == Colours::luma ? 1 : scan.component_count;
   std::array<CoefficientRow, 3> rows;
   std::int16_t* blocks = coefficients_.data();
   int block_count = 0;
@@ -157,7 +158,7 @@ bool RegionDecoder::decode_row(int row) noexcept {
     const int mcus = std::min(kChunk, end_mcu_ - mcu);
     std::memset(coefficients_.data(), 0, static_cast<std::size_t>(block_count) * 64 * sizeof(std::int16_t));
     if (!entropy_.decode(mcus, rows, 0)) return false;
-    for (int i = luma ? 0 : 1; i < scan.component_count; ++i) transform(i, row, mcu, mcus);
+    for (int i = luma ? 0 : 1; i < wanted; ++i) transform(i, row, mcu, mcus);
   }
   if (interpolates_columns(sampling_)) extend_edges(row);
   return true;
@@ -195,7 +196,7 @@ void RegionDecoder::convert(int y, std::uint8_t* rgb) const noexcept {
   std::uint8_t* const out = rgb - 3 * (region_.x0 - x0);
   SampleRow row;
   row.first = row_of(0, y) + (x0 - planes_[0].first);
-  if (image_.colours == Colours::grey) return kernels_->grey(row, pixels, out);
+  if (image_.colours == Colours::grey || image_.colours == Colours::luma) return kernels_->grey(row, pixels, out);
   for (std::size_t i = 0; i < 2; ++i) {
     const int component = static_cast<int>(i) + 1;
     const int column = (halved_columns ? x0 / 2 : x0) - planes_[component].first;

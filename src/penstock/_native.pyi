@@ -785,3 +785,26 @@ class NumpyLoader:
 
     def bytes(self, bytes: bytes, start: int) -> Any:
         """Return the same for a file in memory."""
+
+class OpenCvLoader:
+    """Makes the arrays of JPEG files that jpeg/ decodes, as OpenCV has them before it turns them.
+
+    Any number of threads may use one loader at once; Python's lock is let go while a file is read and decoded.
+
+    Args:
+        empty: numpy.empty, of bytes.
+        refused: makes of a reason, a str, what is returned for a file that is left to OpenCV.
+    """
+
+    def __init__(self, empty: Callable[..., Any], refused: Callable[[str], object]) -> None: ...
+    def path(self, path: str, channels: int, rgb: bool) -> Any:
+        """Return a refusal or (array, the application segments of the file where they may hold an orientation).
+
+        Args:
+            path: of the file.
+            channels: 1 (luma of a file in colours), 3, or 0: those of the file.
+            rgb: red comes first, not blue.
+        """
+
+    def bytes(self, bytes: NDArray[np.uint8], channels: int, rgb: bool) -> Any:
+        """Return the same for a file in memory."""

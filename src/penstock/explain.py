@@ -242,7 +242,7 @@ def _calls(stats: Stats) -> Iterator[str]:
 
 def _owner(function: str) -> str:
     package = re.split(r"[. ]", function)[0]
-    return {"PIL": "Pillow"}.get(package, package) + "'s"
+    return {"PIL": "Pillow", "cv2": "OpenCV"}.get(package, package) + "'s"
 
 
 def _quoted(example: str) -> str:

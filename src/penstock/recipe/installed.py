@@ -142,7 +142,7 @@ def decoded_alike() -> bool:
     Found out once in a process, in some milliseconds. False too where Pillow cannot write or read JPEG.
     """
     try:
-        return all(_pixels_alike(data) for data in _jpeg_files())
+        return all(_pixels_alike(data) for data in jpeg_files())
     except Exception:  # of a Pillow without JPEG
         return False
 
@@ -161,7 +161,7 @@ def _pixels_alike(data: bytes) -> bool:
     return True
 
 
-def _jpeg_files() -> Iterator[bytes]:
+def jpeg_files() -> Iterator[bytes]:
     """Yield JPEG files: each sampling of the chroma, grey, progressive, with restart markers, out of range."""
     y, x = np.mgrid[:_HEIGHT, :_WIDTH].astype(np.uint32)
     waves = np.stack([(x * x + 3 * y) >> 2, (x * 5 ^ y * 3), (x * y) >> 4], axis=2)

@@ -39,14 +39,15 @@ def standing_in(
     home: a module and the name that the function has there, where pickle finds it; None: that of the original.
     """
     made: Any = _choosing(original, instead, active, is_dynamo_compiling)
-    theirs = original.__code__
-    code = made.__code__.replace(
-        co_filename=theirs.co_filename,
-        co_firstlineno=theirs.co_firstlineno,
-        co_name=theirs.co_name,
-        **({"co_qualname": theirs.co_qualname} if sys.version_info >= (3, 11) else {}),
-    )
-    made = FunctionType(code, original.__globals__, original.__name__, None, made.__closure__)
+    if isinstance(original, FunctionType):  # else it has no source
+        theirs = original.__code__
+        code = made.__code__.replace(
+            co_filename=theirs.co_filename,
+            co_firstlineno=theirs.co_firstlineno,
+            co_name=theirs.co_name,
+            **({"co_qualname": theirs.co_qualname} if sys.version_info >= (3, 11) else {}),
+        )
+        made = FunctionType(code, original.__globals__, original.__name__, None, made.__closure__)
     _originals[id(made)] = made, original
     functools.update_wrapper(made, original)
     if home is not None:
@@ -109,13 +110,15 @@ class Patches:
         """Have a function of a module be another while a lease is open; only within `find`.
 
         Modules of programs that have imported it by any name are searched for. The module that defines it keeps it, and
-        the original is found there by pickle, as long as another stands where it says that it is from.
+        the original is found there by pickle, as long as another stands where it says that it is from. A builtin
+        function does not say where it is from.
 
         modules: of its own package, those that offer it.
         """
         if id(original) not in self._functions:
             self._functions[id(original)] = original, ours
-            self._add(original, "__module__", original.__module__, original.__globals__["__name__"])
+            if isinstance(original, FunctionType):
+                self._add(original, "__module__", original.__module__, original.__globals__["__name__"])
             for module in modules:
                 self._add(module, original.__name__, original, ours)
 

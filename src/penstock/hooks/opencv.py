@@ -1,0 +1,175 @@
+"""cv2.imread and cv2.imdecode of JPEG files, answered by the native core.
+
+An answer has the elements, shape, strides and flags of OpenCV's array, in memory of numpy's own. What OpenCV makes of
+the orientation in a file's metadata is seen in a tiny image that it decodes with the same metadata; its own functions
+turn the image. Refused is what OpenCV decodes as fast (progressive files, reduced sizes), and all that it treats in
+another way: other formats, CMYK, and damaged files, of which it warns.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import sys
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import PurePath
+from types import BuiltinFunctionType
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from penstock import _native
+from penstock.hooks.loads import Refused
+from penstock.recipe.installed import jpeg_files, noise
+from penstock.recipe.originals import is_original
+from penstock.recipe.patches import Patches, standing_in, stood_for, works_here
+
+# OpenCV's flags.
+_UNCHANGED, _GREY, _COLOUR, _ANY_COLOUR, _AS_STORED, _RGB = -1, 0, 1, 4, 128, 256
+_REDUCED = 16 | 32 | 64
+_loader = _native.OpenCvLoader(partial(np.empty, dtype=np.uint8), Refused)
+
+
+class _Originals:
+    """OpenCV's own functions, by name, as they were found."""
+
+    imdecode: Any = None
+    flip: Any = None
+    transpose: Any = None
+    takes: int = 0
+    """All flags that may be set."""
+
+
+def read_file(filename: Any, flags: Any = _COLOUR) -> Any:
+    """Return what cv2.imread returns for the same arguments, or Refused."""
+    path = str(filename) if isinstance(filename, PurePath) else filename
+    if type(path) is not str:
+        return Refused(f"it reads from a {type(filename).__qualname__}")
+    return _image(partial(_loader.path, path), flags)
+
+
+def decode_bytes(buf: Any, flags: Any) -> Any:
+    """Return what cv2.imdecode returns for the same arguments, or Refused."""
+    if type(buf) is not np.ndarray or buf.dtype != np.uint8 or buf.ndim != 1 or not buf.flags.c_contiguous:
+        return Refused("its buffer is not an array of one dimension of bytes")
+    return _image(partial(_loader.bytes, buf), flags)
+
+
+def _image(read: Callable[[int, bool], Any], flags: Any) -> Any:
+    if type(flags) is not int:
+        return Refused("its flags= are not an int")
+    if not decoded_alike():
+        return Refused("this OpenCV decodes JPEG in another way")
+    return _read(read, flags)
+
+
+def _read(read: Callable[[int, bool], Any], flags: int) -> Any:
+    if flags == _UNCHANGED:
+        found = read(0, False)  # the channels of the file
+        return found if type(found) is Refused else found[0]
+    if flags < 0 or flags & ~_Originals.takes or flags & 7 == 7 or flags & (_COLOUR | _RGB) == _COLOUR | _RGB:
+        return Refused("a reduced size" if flags & _REDUCED else f"its flags= are {flags}")
+    channels = 3 if flags & (_COLOUR | _RGB) else 0 if flags & _ANY_COLOUR else 1
+    found = read(channels, bool(flags & _RGB))
+    if type(found) is Refused:
+        return found
+    image, metadata = found
+    return image if flags & _AS_STORED or not metadata else _turned(image, metadata)
+
+
+# --- how OpenCV turns an image ----------------------------------------------------------------------------------------
+
+#: Whether rows become columns, and which way the image is then flipped by cv2.flip (None: it is not).
+_TURNS = tuple((transposed, flip) for transposed in (False, True) for flip in (None, 1, 0, -1))
+
+
+def _turned(image: Any, metadata: bytes) -> Any:
+    """Return an image as OpenCV turns it by the application segments of its file, or Refused."""
+    probe, turns = _probe()
+    seen = _Originals.imdecode(np.frombuffer(b"\xff\xd8" + metadata + probe, np.uint8), _GREY)
+    turn = None if seen is None else turns.get((seen.shape, seen.tobytes()))
+    return Refused("metadata that OpenCV does not read") if turn is None else _turn(image, *turn)
+
+
+def _turn(image: Any, transposed: bool, flip: int | None) -> Any:
+    if transposed:
+        image = _Originals.transpose(image)
+    return image if flip is None else _Originals.flip(image, flip, image)
+
+
+@cache
+def _probe() -> tuple[bytes, dict[tuple[tuple[int, ...], bytes], tuple[bool, int | None]]]:
+    """Return a tiny grey file without its first marker, and what it looks like turned in each way."""
+    file = io.BytesIO()
+    Image.fromarray(noise(8, 16, 1)[..., 0]).save(file, "JPEG", quality=90)
+    upright = _Originals.imdecode(np.frombuffer(file.getvalue(), np.uint8), _GREY)
+    looks = [_turn(upright.copy(), *turn) for turn in _TURNS]
+    return file.getvalue()[2:], {(look.shape, look.tobytes()): turn for look, turn in zip(looks, _TURNS, strict=True)}
+
+
+@cache
+def decoded_alike() -> bool:
+    """Return whether small images of all kinds that the native core takes have the pixels that OpenCV gives them.
+
+    Found out once in a process, in some milliseconds. False too where OpenCV takes no pathlib.Path, or its user has set
+    limits of sizes.
+    """
+    try:
+        sys.modules["cv2"].haveImageReader(PurePath(os.devnull))
+        limited = any(name.startswith("OPENCV_IO_MAX_IMAGE") for name in os.environ)
+        files = [np.frombuffer(data, np.uint8) for data in jpeg_files()]
+        kinds = (_UNCHANGED, _GREY, _COLOUR, _ANY_COLOUR, _RGB)
+        return not limited and all(_alike(data, flags) for data in files for flags in kinds)
+    except Exception:  # of an OpenCV that lacks something
+        return False
+
+
+def _alike(data: Any, flags: int) -> bool:
+    found, wanted = _read(partial(_loader.bytes, data), flags), _Originals.imdecode(data, flags)
+    return type(found) is Refused or (
+        np.array_equal(found, wanted) and (found.dtype, found.strides) == (wanted.dtype, wanted.strides)
+    )
+
+
+# --- what stands in the place of OpenCV's functions -------------------------------------------------------------------
+
+_ANSWERS: dict[str, Callable[..., Any]] = {"imread": read_file, "imdecode": decode_bytes}
+_OURS = "_in_workers"
+_made: dict[str, Any] = {}
+
+
+def find(patches: Patches, asking: Callable[[Callable[..., Any], str, Any], Callable[..., Any]]) -> None:
+    """Add OpenCV's functions where it is imported. One that a program has put in the place of another stays.
+
+    asking: returns a function that answers calls of another, of this name, or leaves them to it.
+    """
+    cv2: Any = sys.modules.get("cv2")
+    if not hasattr(cv2, "__path__"):  # while it is imported, the name stands for a module that it copies from
+        return
+    for name, answer in _ANSWERS.items():
+        original = getattr(cv2, name, None)
+        if not isinstance(original, BuiltinFunctionType) or not is_original(original, "cv2", name):
+            continue
+        if name not in _made:
+            instead = asking(answer, f"cv2.{name}", original)
+            _made[name] = standing_in(original, instead, works_here, (__name__, name + _OURS))
+            _Originals.imdecode, _Originals.flip, _Originals.transpose = cv2.imdecode, cv2.flip, cv2.transpose
+            _Originals.takes = 7 | _AS_STORED | (_RGB if hasattr(cv2, "IMREAD_COLOR_RGB") else 0)
+        if stood_for(_made[name]) is original:
+            patches.add_function(original, _made[name], cv2)
+
+
+def __getattr__(name: str) -> Any:
+    """Return a function to pickle, which finds OpenCV's own here during a pass, and else what stands in its place.
+
+    OpenCV's function does not say which module it is from: outside of passes pickle must not find it here.
+    """
+    original = name.removesuffix(_OURS)
+    if original not in _ANSWERS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module("cv2"), original)
+    theirs = stood_for(found) if name == original else None
+    return _made.get(original, found) if theirs is None else theirs
