@@ -72,7 +72,8 @@ class OpenCvLoader {
   // A refusal, or (the array, the file's application segments).
   template <class Find>
   nb::object make(int channels, bool rgb, const Find& find) const {
-    if (jpeg::kernels(jpeg::Instructions::best) == &jpeg::kPortableKernels) return refused_("a processor without vectors of 256 bits");
+    if (jpeg::kernels(jpeg::Instructions::best) == &jpeg::kPortableKernels)
+      return refused_("a processor without vectors of 256 bits");
     const Own<PixelReader> own;
     PixelReader& reader = *own;
     Found file;
@@ -88,7 +89,8 @@ class OpenCvLoader {
     if (height > kMaxPixels / width) return refused_("an image of that size");
     const bool luma = channels < components;
     const PixelBytes what = channels == 1 ? PixelBytes::first : rgb || components == 1 ? PixelBytes::rgb : PixelBytes::bgr;
-    const nb::object array = channels == 1 ? empty_(nb::make_tuple(height, width)) : empty_(nb::make_tuple(height, width, channels));
+    const nb::object array =
+        channels == 1 ? empty_(nb::make_tuple(height, width)) : empty_(nb::make_tuple(height, width, channels));
     std::uint8_t* const out = memory(array);
     {
       const GilReleased released;

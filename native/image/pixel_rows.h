@@ -12,6 +12,7 @@ namespace penstock {
 enum class PixelBytes : std::uint8_t { rgb, bgr, first };
 
 // height x width pixels of three bytes, whose rows are `stride` bytes apart, to out.
-void copy_rows(const std::uint8_t* rgb, std::ptrdiff_t stride, int height, int width, PixelBytes what, std::uint8_t* out) noexcept;
+void copy_rows(const std::uint8_t* rgb, std::ptrdiff_t stride, int height, int width, PixelBytes what,
+               std::uint8_t* out) noexcept;
 
 }  // namespace penstock
