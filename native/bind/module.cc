@@ -19,5 +19,6 @@ NB_MODULE(_native, m) {
   penstock::bind_collate(m);
   penstock::bind_torch_load(m);
   penstock::bind_numpy_load(m);
+  penstock::bind_wav(m);
   penstock::bind_shards(m);
 }

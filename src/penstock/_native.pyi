@@ -763,6 +763,9 @@ class TorchLoader:
     def bytes(self, bytes: bytes, start: int, anywhere: bool) -> tuple[Any, int]:
         """Return the same for a file in memory."""
 
+    def safetensors(self, path: str) -> Any:
+        """Return the dict of a .safetensors file, each tensor with a storage of its own, or a refusal."""
+
 class NumpyLoader:
     """Makes the arrays of .npy files, in one dimension and the order of the file.
 
@@ -785,3 +788,53 @@ class NumpyLoader:
 
     def bytes(self, bytes: bytes, start: int) -> Any:
         """Return the same for a file in memory."""
+
+    def part(self, path: str, dtype: np.dtype[Any], element: int, count: int, offset: int) -> Any:
+        """Return a refusal or the elements of a file from `offset` on, as numpy.fromfile does.
+
+        element: bytes of one. count: at most so many; -1: all.
+        """
+
+    def archive(self, fd: int) -> Any:
+        """Return a refusal or the NpzArchive of an open file, which the caller keeps open."""
+
+    def member(self, archive: NpzArchive, index: int) -> Any:
+        """Return a refusal or (array, shape, whether it is in Fortran's order) of a record of an archive."""
+
+class NpzArchive:
+    """Where the records of an .npz archive lie."""
+
+    def names(self) -> list[str]:
+        """Return the names of the records, in the order of the file."""
+
+class WavLoader:
+    """Reads ranges of WAV files. Any number of threads may use one at once; Python's lock is let go while it reads.
+
+    A file that is left to another library is a refusal. What is found in a file of a code that is not among those of
+    `trusted`, a mask, is the number of the code: an index of WavCode in native/tensor/wav_file.h.
+
+    Args:
+        numpy_empty: numpy.empty.
+        dtypes: numpy's for float64, float32, int32 and int16.
+        torch_empty: makes a tensor of float32 of a shape.
+        refused: makes of a reason, a str, what is returned for a file that is left to another library.
+    """
+
+    def __init__(
+        self,
+        numpy_empty: Callable[..., Any],
+        dtypes: list[np.dtype[Any]],
+        torch_empty: Callable[..., torch.Tensor],
+        refused: Callable[[str], object],
+    ) -> None: ...
+    def describe(self, path: str) -> Any:
+        """Return (frames, channels, frames a second, code) or a refusal."""
+
+    def array(self, path: str, start: int, stop: int, frames: int, value: int, always_2d: bool, trusted: int) -> Any:
+        """Return (array of shape (frames, channels) or (frames,), frames a second), a refusal or a code.
+
+        start, stop: as of a slice. frames: at most so many; negative: up to stop. value: an index of dtypes.
+        """
+
+    def tensor(self, path: str, start: int, frames: int, trusted: int) -> Any:
+        """Return (tensor of shape (channels, frames), frames a second), a refusal or a code; frames below 0: all."""

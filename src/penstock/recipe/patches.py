@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import compress
-from types import FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 from torch.compiler import is_dynamo_compiling
@@ -39,14 +39,15 @@ def standing_in(
     home: a module and the name that the function has there, where pickle finds it; None: that of the original.
     """
     made: Any = _choosing(original, instead, active, is_dynamo_compiling)
-    theirs = original.__code__
-    code = made.__code__.replace(
-        co_filename=theirs.co_filename,
-        co_firstlineno=theirs.co_firstlineno,
-        co_name=theirs.co_name,
-        **({"co_qualname": theirs.co_qualname} if sys.version_info >= (3, 11) else {}),
-    )
-    made = FunctionType(code, original.__globals__, original.__name__, None, made.__closure__)
+    if type(original) is FunctionType:
+        theirs = original.__code__
+        code = made.__code__.replace(
+            co_filename=theirs.co_filename,
+            co_firstlineno=theirs.co_firstlineno,
+            co_name=theirs.co_name,
+            **({"co_qualname": theirs.co_qualname} if sys.version_info >= (3, 11) else {}),
+        )
+        made = FunctionType(code, original.__globals__, original.__name__, None, made.__closure__)
     _originals[id(made)] = made, original
     functools.update_wrapper(made, original)
     if home is not None:
@@ -117,7 +118,9 @@ class Patches:
         """
         if id(original) not in self._functions:
             self._functions[id(original)] = original, ours
-            self._add(original, "__module__", original.__module__, original.__globals__["__name__"])
+            compiled = type(original) is BuiltinFunctionType
+            home = original.__self__.__name__ if compiled else original.__globals__["__name__"]
+            self._add(original, "__module__", original.__module__, home)
             for module in modules:
                 self._add(module, original.__name__, original, ours)
 
@@ -197,7 +200,7 @@ class Patches:
 
 
 def _attribute(owner: Any, name: str) -> Any:
-    return owner.__module__ if type(owner) is FunctionType else vars(owner).get(name)
+    return owner.__module__ if type(owner) in (FunctionType, BuiltinFunctionType) else vars(owner).get(name)
 
 
 class Lease:

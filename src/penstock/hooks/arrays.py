@@ -1,0 +1,106 @@
+"""numpy.fromfile, numpy.memmap and safetensors.torch.load_file, answered natively.
+
+An answer has the type, dtype, shape, order and values of the function's own. What is not read straight from the bytes
+of a regular file is refused: text, objects, file objects, files open for writing.
+
+h5py's datasets are h5py's: of the 207 us that ``h5py.File(path)["x"][i]`` takes for 48 KB, opening the file and finding
+the dataset take 190, and reading contiguous data by its offset was 1.0 to 1.15 times as fast.
+"""
+
+from __future__ import annotations
+
+import mmap
+import operator
+import os
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+
+from penstock.hooks.loads import Refused, is_cpu, numpy_loader, torch_loader, unusual
+
+_MODES = {"r": mmap.ACCESS_READ, "readonly": mmap.ACCESS_READ, "c": mmap.ACCESS_COPY, "copyonwrite": mmap.ACCESS_COPY}
+
+
+def path_of(file: Any) -> str | None:
+    """Return the path that a function was called with; None: it is something else."""
+    path = os.fspath(file) if isinstance(file, PurePath) else file
+    return path if type(path) is str else None
+
+
+def _plain(dtype: Any) -> np.dtype[Any] | None:
+    """Return a dtype whose elements are bytes of a file; None: it is another."""
+    kind = np.dtype(dtype)
+    return None if kind.hasobject or kind.subdtype is not None or not kind.itemsize else kind
+
+
+def from_file(file: Any, dtype: Any = float, count: Any = -1, sep: Any = "", offset: Any = 0, **named: Any) -> Any:
+    """Return what numpy.fromfile returns for the same arguments, or Refused."""
+    path, kind, count, offset = path_of(file), _plain(dtype), operator.index(count), operator.index(offset)
+    if path is None:
+        return Refused(f"it reads from a {type(file).__qualname__}")
+    if sep != "" or named or kind is None:
+        return Refused("it reads text or objects, or has a like=")
+    if count < -1 or count == 0 or not 0 <= offset < 1 << 62 or count >= 1 << 62:
+        return Refused("an unusual count or offset")
+    return numpy_loader.part(path, kind, kind.itemsize, count, offset)
+
+
+def map_file(
+    kind: Any,
+    filename: Any,
+    dtype: Any = np.uint8,
+    mode: Any = "r+",
+    offset: Any = 0,
+    shape: Any = None,
+    order: Any = "C",
+) -> Any:
+    """Return what numpy.memmap returns for the same arguments, or Refused: of a file opened without a file object."""
+    path, plain, access = path_of(filename), _plain(dtype), _MODES.get(mode)
+    if kind is not np.memmap or path is None or plain is None:
+        return Refused("it maps no file of a path, or objects")
+    if access is None:
+        return Refused("it maps the file to write to it (mode=)")
+    shape = (shape,) if type(shape) is int else shape
+    if (
+        type(offset) is not int
+        or offset
+        or not (shape is None or (type(shape) is tuple and all(type(n) is int for n in shape)))
+    ):
+        return Refused("it has an offset, or an unusual shape")
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return Refused("the file cannot be opened")
+    try:
+        size = os.fstat(fd).st_size
+        if shape is None:
+            shape = (size // plain.itemsize,) if size % plain.itemsize == 0 else (0,)
+        bytes_ = plain.itemsize
+        for extent in shape:
+            bytes_ *= extent
+        if not 0 < bytes_ <= size:
+            return Refused("a part of the file that is empty, or not there")
+        mapped = mmap.mmap(fd, bytes_, access=access)
+    except (OSError, ValueError):
+        return Refused("the file cannot be mapped")
+    finally:
+        os.close(fd)
+    made: Any = np.ndarray.__new__(np.memmap, shape, plain, mapped, 0, None, order)
+    made._mmap, made.offset, made.mode = mapped, 0, "r" if access == mmap.ACCESS_READ else "c"
+    made.filename = os.path.abspath(path) if type(filename) is str else filename.resolve()
+    return made
+
+
+def load_safetensors(filename: Any, device: Any = "cpu", **named: Any) -> Any:
+    """Return what safetensors.torch.load_file returns for the same arguments, or Refused.
+
+    Each tensor has a storage of its own, as from the library, in memory that is not mapped.
+    """
+    path = path_of(filename)
+    if path is None or named:
+        return Refused("it reads from no path, or has a backend=")
+    if type(device) is int or not is_cpu(device):
+        return Refused("its device= names a device")
+    why = unusual()
+    return torch_loader.safetensors(path) if why is None else Refused(why)
