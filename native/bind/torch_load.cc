@@ -5,7 +5,9 @@
 // cannot resize them, as it cannot those of torch.load.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -13,13 +15,14 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "bind/bind.h"
 #include "bind/exchange_api.h"
 #include "bind/gil_released.h"
 #include "bind/own.h"
-#include "tensor/safetensors_file.h"
+#include "files/read_at.h"
 #include "tensor/saved_file.h"
 
 namespace nb = nanobind;
@@ -254,28 +257,49 @@ class TorchLoader {
     return pair(make(anywhere, [&](SavedFile& file) { return file.read(rest); }), start);
   }
 
-  // A refusal or the dict of a .safetensors file, each tensor with a storage of its own.
-  nb::object safetensors(nb::handle path) const {
-    const nb::object encoded = nb::steal(PyUnicode_EncodeFSDefault(path.ptr()));
-    char* name = nullptr;
-    if (!encoded.is_valid() || PyBytes_AsStringAndSize(encoded.ptr(), &name, nullptr) != 0) {
-      PyErr_Clear();
-      return makers_.refused("a path that no file can have");
+  // A refusal or the tensors that lie one behind another in an open file, from `start` to its end; each (number of the
+  // dtype, shape, begin, end).
+  nb::object parts(int fd, std::uint64_t start, const nb::list& asked) const {
+    struct stat status {};
+    if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) return makers_.refused("not a regular file");
+    std::vector<std::pair<TensorSpec, SavedStorage>> tensors;
+    std::int64_t at = 0;
+    for (const nb::handle one : asked) {
+      const auto [dtype, shape, begin, end] =
+          nb::cast<std::tuple<std::size_t, std::vector<std::int64_t>, std::int64_t, std::int64_t>>(one);
+      if (dtype >= kDTypes.size() || shape.size() > kMaxDims) return makers_.refused("more than 8 dimensions");
+      auto& [spec, storage] = tensors.emplace_back();
+      spec.dtype = static_cast<DType>(dtype);
+      spec.ndim = static_cast<std::uint8_t>(shape.size());
+      std::copy(shape.begin(), shape.end(), spec.shape.begin());
+      std::int64_t bytes = 0;
+      if (!dlpack_type(spec.dtype) || !checked_bytes(spec, bytes) || bytes == 0 || begin != at || end < begin ||
+          end - begin != bytes)
+        return makers_.refused("tensors that are empty, or lie in another order");
+      storage.bytes = static_cast<std::size_t>(bytes);
+      at = end;
     }
-    const Own<SafetensorsFile> own;
-    const char* reason = nullptr;
+    const auto size = static_cast<std::uint64_t>(status.st_size);
+    if (size > kMaxWhole) return makers_.refused(kTooLarge);
+    if (start > size || size - start != static_cast<std::uint64_t>(at)) return makers_.refused("truncated, or longer");
     {
       const GilReleased released;
-      reason = (*own).read(name);
+      for (auto& [spec, storage] : tensors) {
+        std::uint64_t done = 0;
+        if (storage.block.allocate(storage.bytes) &&
+            read_at(fd, storage.block.bytes(), storage.bytes, start, done) && done == storage.bytes)
+          start += done;
+        else
+          storage.bytes = 0;
+      }
     }
-    if (reason != nullptr) return makers_.refused(reason);
-    nb::dict made;
-    for (SafeTensor& tensor : (*own).tensors()) {
+    nb::list made;
+    for (auto& [spec, storage] : tensors) {
+      if (storage.bytes == 0) return makers_.refused("the file cannot be read");
       std::array<std::int64_t, kMaxDims> stride{};
       std::int64_t apart = 1;
-      for (int d = tensor.spec.ndim - 1; d >= 0; apart *= tensor.spec.shape[d--]) stride[d] = apart;
-      made[nb::str(tensor.name.data(), tensor.name.size())] =
-          whole(makers_, tensor.storage, tensor.spec.shape, stride, tensor.spec.ndim, *dlpack_type(tensor.spec.dtype));
+      for (int d = spec.ndim - 1; d >= 0; apart *= spec.shape[d--]) stride[d] = apart;
+      made.append(whole(makers_, storage, spec.shape, stride, spec.ndim, *dlpack_type(spec.dtype)));
     }
     return made;
   }
@@ -329,7 +353,7 @@ void bind_torch_load(nb::module_& m) {
       .def("path", &TorchLoader::path, "path"_a, "anywhere"_a)
       .def("descriptor", &TorchLoader::descriptor, "fd"_a, "start"_a, "anywhere"_a)
       .def("bytes", &TorchLoader::bytes, "bytes"_a, "start"_a, "anywhere"_a)
-      .def("safetensors", &TorchLoader::safetensors, "path"_a);
+      .def("parts", &TorchLoader::parts, "fd"_a, "start"_a, "asked"_a);
 }
 
 }  // namespace penstock

@@ -59,9 +59,9 @@ class WavLoader {
   }
 
   // (tensor of shape (channels, frames), rate), or the number of a code that is not trusted.
-  nb::object tensor(nb::handle path, std::int64_t start, std::int64_t frames, unsigned trusted) const {
+  nb::object tensor(nb::handle path, std::int64_t start, std::int64_t frames, unsigned trusted, bool plain) const {
     const Own<WavFile> own;
-    if (const char* reason = open(*own, path, true)) return refused_(reason);
+    if (const char* reason = open(*own, path, plain)) return refused_(reason);
     const WavFormat& format = (*own).format();
     if ((trusted >> static_cast<unsigned>(format.code) & 1) == 0) return nb::int_(static_cast<int>(format.code));
     const auto all = static_cast<std::int64_t>(format.frames);
@@ -103,7 +103,7 @@ void bind_wav(nb::module_& m) {
            "torch_empty"_a, "refused"_a)
       .def("describe", &WavLoader::describe, "path"_a)
       .def("array", &WavLoader::array, "path"_a, "start"_a, "stop"_a, "frames"_a, "value"_a, "always_2d"_a, "trusted"_a)
-      .def("tensor", &WavLoader::tensor, "path"_a, "start"_a, "frames"_a, "trusted"_a);
+      .def("tensor", &WavLoader::tensor, "path"_a, "start"_a, "frames"_a, "trusted"_a, "plain"_a);
 }
 
 }  // namespace penstock

@@ -763,8 +763,12 @@ class TorchLoader:
     def bytes(self, bytes: bytes, start: int, anywhere: bool) -> tuple[Any, int]:
         """Return the same for a file in memory."""
 
-    def safetensors(self, path: str) -> Any:
-        """Return the dict of a .safetensors file, each tensor with a storage of its own, or a refusal."""
+    def parts(self, fd: int, start: int, asked: list[tuple[int, list[int], int, int]]) -> Any:
+        """Return the tensors that lie one behind another from `start` to the end of an open file, or a refusal.
+
+        asked: of each, the number of its dtype, its shape, and its begin and end behind `start`. Each has a storage of
+        its own.
+        """
 
 class NumpyLoader:
     """Makes the arrays of .npy files, in one dimension and the order of the file.
@@ -836,5 +840,8 @@ class WavLoader:
         start, stop: as of a slice. frames: at most so many; negative: up to stop. value: an index of dtypes.
         """
 
-    def tensor(self, path: str, start: int, frames: int, trusted: int) -> Any:
-        """Return (tensor of shape (channels, frames), frames a second), a refusal or a code; frames below 0: all."""
+    def tensor(self, path: str, start: int, frames: int, trusted: int, plain: bool) -> Any:
+        """Return (tensor of shape (channels, frames), frames a second), a refusal or a code; frames below 0: all.
+
+        plain: refuse what FFmpeg might read in another way: more than two channels, S/PDIF, DTS.
+        """

@@ -283,7 +283,7 @@ TENSORS = {
 
 @pytest.mark.parametrize("metadata", [None, {}, {"format": "pt", "more": "a,b: {c}"}])
 @pytest.mark.parametrize(
-    "tensors", [TENSORS, {"x": torch.tensor(2.5)}, {f"n{i}": torch.full((i + 1,), i) for i in range(100)}]
+    "tensors", [TENSORS, {"ä": torch.tensor(2.5)}, {f"n{i}": torch.full((i + 1,), i) for i in range(100)}]
 )
 def test_safetensors(tmp_path: Path, tensors: Any, metadata: Any) -> None:
     path = tmp_path / "ä.safetensors"
@@ -309,7 +309,7 @@ def test_safetensors_is_the_librarys_otherwise(tmp_path: Path) -> None:
         assert "modes" in refused_by(load_safetensors, path)
     assert_alike(lambda: safetensors.torch.load_file(path + "x"))
     assert_alike(lambda: safetensors.torch.load_file(path, nonsense=1))  # type: ignore[call-arg]
-    for tensors in ({"x": torch.empty(0)}, {"x": filled((4,), torch.float8_e5m2)}, {"ä": torch.ones(1)}):
+    for tensors in ({"x": torch.empty(0)}, {"x": filled((4,), torch.float8_e5m2)}):
         safetensors.torch.save_file(tensors, path)
         assert refused_by(load_safetensors, path)
         assert_alike(lambda: safetensors.torch.load_file(path))

@@ -30,6 +30,7 @@ _END = 1 << 62
 _loader = _native.WavLoader(
     np.empty, [np.dtype(name) for name in _DTYPES], partial(torch.empty, dtype=torch.float32, device="cpu"), Refused
 )
+_tensor = partial(_loader.tensor, plain=True)
 _alike: dict[tuple[int, int], bool] = {}
 """By kind of values asked for and in the file: whether the library's are the same."""
 
@@ -89,7 +90,7 @@ def load_torchaudio(
         return Refused("torchaudio before 2.9")
     if (why := unusual()) is not None:
         return Refused(why)
-    found = _answer(_TENSOR, partial(_loader.tensor, path, index(frame_offset), index(num_frames)))
+    found = _answer(_TENSOR, partial(_tensor, path, index(frame_offset), index(num_frames)))
     return found if type(found) is Refused or channels_first else (found[0].transpose(0, 1), found[1])
 
 
@@ -110,7 +111,7 @@ def _compare(kind: int, code: int) -> bool:
     try:
         os.write(descriptor, _small_file(code))
         if kind == _TENSOR:
-            ours, _ = _loader.tensor(path, 0, -1, 1 << code)
+            ours, _ = _tensor(path, 0, -1, 1 << code)
             theirs, _ = sys.modules["torchaudio"].load_with_torchcodec(path)
             return bool(ours.shape == theirs.shape and ours.numpy().tobytes() == theirs.numpy().tobytes())
         ours = _loader.array(path, 0, _END, -1, kind, True, 1 << code)
