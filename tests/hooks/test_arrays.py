@@ -15,9 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 
 from penstock.hooks.arrays import from_file, load_safetensors, map_file
 from penstock.hooks.calls import natively
@@ -25,6 +23,8 @@ from penstock.hooks.loads import NpzArchive, load_numpy
 from tests.hooks.loaded import answered_by, filled, refused_by
 from tests.same import assert_same, assert_same_outcome
 
+safetensors = pytest.importorskip("safetensors", reason="safetensors is not installed: pip install safetensors")
+pytest.importorskip("safetensors.torch")
 pytestmark = pytest.mark.native
 
 
@@ -358,7 +358,7 @@ def test_damaged_safetensors(tmp_path: Path) -> None:
     def read() -> Any:
         try:
             return safetensors.torch.load_file(path)
-        except SafetensorError as error:  # which names one of several tensors, in no order
+        except safetensors.SafetensorError as error:  # which names one of several tensors, in no order
             raise ValueError(str(error).partition("`")[0]) from error
 
     for one in damaged:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.io.wavfile
-import soundfile
 import torch
 
 import penstock
@@ -23,6 +22,7 @@ from penstock.hooks.loads import Refused
 from tests.hooks.loaded import answered_by, refused_by
 from tests.same import assert_same
 
+soundfile = pytest.importorskip("soundfile", reason="soundfile is not installed: pip install soundfile")
 pytestmark = pytest.mark.native
 
 RATE = 8000

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import soundfile
 import torch
 
 import penstock
 from penstock import AudioFolder
 from penstock.errors import CorruptSample, InvalidOption, MissingSample
 
+soundfile = pytest.importorskip("soundfile", reason="soundfile is not installed: pip install soundfile")
 pytestmark = pytest.mark.native
 RATE = 1000
 LENGTHS = (2000, 1500, 400, 1000)
