@@ -109,9 +109,9 @@ def by_torchaudio(setup: Setup) -> Any:
 
 
 def by_safetensors(setup: Setup) -> Any:
-    from safetensors.torch import load_file
+    import safetensors.torch
 
-    return packed("safetensors", lambda path: load_file(path), setup)
+    return packed("safetensors", lambda path: safetensors.torch.load_file(path), setup)
 
 
 def held(kilobytes: int, setup: Setup) -> Any:

@@ -14,6 +14,7 @@
 #include <span>
 #include <vector>
 
+#include "bind/arguments.h"
 #include "bind/bind.h"
 #include "bind/gil_released.h"
 #include "bind/own.h"
@@ -35,24 +36,6 @@ struct NpzArchive {
   std::vector<ZipRecord> records;
 };
 
-// The bytes of a file that some elements take.
-struct Part {
-  UniqueFd opened;
-  std::int64_t elements = 0;
-
-  // Opens a file and finds out how many elements there are from `offset` on, at most `count` where that is not -1.
-  const char* open(const char* path, std::int64_t count, std::uint64_t element, std::uint64_t offset) {
-    opened = open_for_loading(path);
-    struct stat status {};
-    if (!opened || ::fstat(opened.get(), &status) != 0 || !S_ISREG(status.st_mode)) return "the file cannot be opened";
-    const auto size = static_cast<std::uint64_t>(status.st_size);
-    if (offset > size) return "it begins behind the end of the file";
-    elements = static_cast<std::int64_t>((size - offset) / element);
-    if (count >= 0) elements = std::min(elements, count);
-    return nullptr;
-  }
-};
-
 class NumpyLoader {
  public:
   NumpyLoader(nb::object empty, std::vector<nb::object> dtypes, nb::object refused)
@@ -61,13 +44,9 @@ class NumpyLoader {
   }
 
   nb::object path(nb::handle path) const {
-    const nb::object encoded = nb::steal(PyUnicode_EncodeFSDefault(path.ptr()));
-    char* name = nullptr;
-    if (!encoded.is_valid() || PyBytes_AsStringAndSize(encoded.ptr(), &name, nullptr) != 0) {
-      PyErr_Clear();
-      return refused_("a path that no file can have");
-    }
-    return make([&](NpyFile& file, std::uint8_t* room) { return file.read(name, room); }, true);
+    const FilePath file_path(path);
+    if (file_path.name() == nullptr) return refused_(FilePath::kNone);
+    return make([&](NpyFile& file, std::uint8_t* room) { return file.read(file_path.name(), room); }, true);
   }
   nb::object descriptor(int fd, std::uint64_t start) const {
     return make([&](NpyFile& file, std::uint8_t* room) { return file.read(fd, start, room); }, true);
@@ -78,31 +57,29 @@ class NumpyLoader {
     return make([&](NpyFile& file, std::uint8_t*) { return file.read(rest); }, false);
   }
 
-  // A refusal or the elements of a file, as numpy.fromfile gives them.
+  // A refusal or the elements of a file from `offset` on, at most `count` where that is not -1, as numpy.fromfile has them.
   nb::object part(nb::handle path, const nb::object& dtype, std::size_t element, std::int64_t count,
                   std::uint64_t offset) const {
-    const nb::object encoded = nb::steal(PyUnicode_EncodeFSDefault(path.ptr()));
-    char* name = nullptr;
-    if (!encoded.is_valid() || PyBytes_AsStringAndSize(encoded.ptr(), &name, nullptr) != 0 || element == 0) {
-      PyErr_Clear();
-      return refused_("a path that no file can have");
-    }
-    Part part;
-    const char* reason = nullptr;
+    const FilePath file_path(path);
+    if (file_path.name() == nullptr || element == 0) return refused_(FilePath::kNone);
+    UniqueFd file;
+    struct stat status {};
     {
       const GilReleased released;
-      reason = part.open(name, count, element, offset);
+      file = open_for_loading(file_path.name());
+      if (!file || ::fstat(file.get(), &status) != 0) status = {};
     }
-    if (reason != nullptr) return refused_(reason);
-    nb::object array = empty_(part.elements, dtype);
-    std::uint64_t done = 0;
-    const std::uint64_t bytes = element * static_cast<std::uint64_t>(part.elements);  // at most the size of the file
+    const auto size = static_cast<std::uint64_t>(status.st_size);
+    if (!S_ISREG(status.st_mode) || offset > size) return refused_("not a regular file, or one that ends before");
+    std::uint64_t elements = (size - offset) / element, done = 0;
+    if (count >= 0) elements = std::min(elements, static_cast<std::uint64_t>(count));
+    nb::object array = empty_(elements, dtype);
     std::uint8_t* const to = memory(array);
     {
       const GilReleased released;
-      if (!read_at(part.opened.get(), to, bytes, offset, done)) done = 0;
+      if (!read_at(file.get(), to, elements * element, offset, done)) done = 0;
     }
-    return done == bytes ? array : refused_("the file cannot be read");
+    return done == elements * element ? array : refused_("the file cannot be read");
   }
 
   // A refusal or the arrays of an archive that are read one by one.

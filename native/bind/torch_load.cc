@@ -18,6 +18,7 @@
 #include <tuple>
 #include <vector>
 
+#include "bind/arguments.h"
 #include "bind/bind.h"
 #include "bind/exchange_api.h"
 #include "bind/gil_released.h"
@@ -240,13 +241,9 @@ class TorchLoader {
   }
 
   nb::object path(nb::handle path, bool anywhere) const {
-    const nb::object encoded = nb::steal(PyUnicode_EncodeFSDefault(path.ptr()));
-    char* name = nullptr;
-    if (!encoded.is_valid() || PyBytes_AsStringAndSize(encoded.ptr(), &name, nullptr) != 0) {
-      PyErr_Clear();
-      return makers_.refused("a path that no file can have");
-    }
-    return make(anywhere, [&](SavedFile& file) { return file.read(name); }).first;
+    const FilePath file_path(path);
+    if (file_path.name() == nullptr) return makers_.refused(FilePath::kNone);
+    return make(anywhere, [&](SavedFile& file) { return file.read(file_path.name()); }).first;
   }
   nb::tuple descriptor(int fd, std::uint64_t start, bool anywhere) const {
     return pair(make(anywhere, [&](SavedFile& file) { return file.read(fd, start); }), start);

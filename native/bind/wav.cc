@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "bind/arguments.h"
 #include "bind/bind.h"
 #include "bind/gil_released.h"
 #include "bind/own.h"
@@ -75,14 +76,10 @@ class WavLoader {
 
  private:
   static const char* open(WavFile& file, nb::handle path, bool plain) {
-    const nb::object encoded = nb::steal(PyUnicode_EncodeFSDefault(path.ptr()));
-    char* name = nullptr;
-    if (!encoded.is_valid() || PyBytes_AsStringAndSize(encoded.ptr(), &name, nullptr) != 0) {
-      PyErr_Clear();
-      return "a path that no file can have";
-    }
+    const FilePath file_path(path);
+    if (file_path.name() == nullptr) return FilePath::kNone;
     const GilReleased released;
-    const char* reason = file.open(name);
+    const char* reason = file.open(file_path.name());
     return reason == nullptr && plain ? file.plain() : reason;
   }
   static const char* read(WavFile& file, std::int64_t begin, std::int64_t count, WavValue value, bool planar, void* to) {

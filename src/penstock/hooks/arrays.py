@@ -10,6 +10,7 @@ the dataset take 190, and reading contiguous data by its offset was 1.0 to 1.15 
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import operator
 import os
@@ -64,12 +65,9 @@ def map_file(
     if access is None:
         return Refused("it maps the file to write to it (mode=)")
     shape = (shape,) if type(shape) is int else shape
-    if (
-        type(offset) is not int
-        or offset
-        or not (shape is None or (type(shape) is tuple and all(type(n) is int for n in shape)))
-    ):
-        return Refused("it has an offset, or an unusual shape")
+    numbers = (offset, *(shape if type(shape) is tuple else ()))
+    if {type(number) for number in numbers} != {int} or offset < 0 or type(shape) not in (tuple, type(None)):
+        return Refused("an unusual offset or shape")
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (OSError, ValueError):
@@ -77,19 +75,19 @@ def map_file(
     try:
         size = os.fstat(fd).st_size
         if shape is None:
-            shape = (size // plain.itemsize,) if size % plain.itemsize == 0 else (0,)
-        bytes_ = plain.itemsize
-        for extent in shape:
-            bytes_ *= extent
-        if not 0 < bytes_ <= size:
+            elements, behind = divmod(size - offset, plain.itemsize)
+            shape = (0 if behind else elements,)
+        begin = offset - offset % mmap.ALLOCATIONGRANULARITY
+        length = math.prod(shape) * plain.itemsize
+        if min(shape, default=1) < 1 or not 0 < length <= size - offset:
             return Refused("a part of the file that is empty, or not there")
-        mapped = mmap.mmap(fd, bytes_, access=access)
+        mapped = mmap.mmap(fd, offset + length - begin, access=access, offset=begin)
     except (OSError, ValueError):
         return Refused("the file cannot be mapped")
     finally:
         os.close(fd)
-    made: Any = np.ndarray.__new__(np.memmap, shape, plain, mapped, 0, None, order)
-    made._mmap, made.offset, made.mode = mapped, 0, "r" if access == mmap.ACCESS_READ else "c"
+    made: Any = np.ndarray.__new__(np.memmap, shape, plain, mapped, offset - begin, None, order)
+    made._mmap, made.offset, made.mode = mapped, offset, "r" if access == mmap.ACCESS_READ else "c"
     made.filename = os.path.abspath(path) if type(filename) is str else filename.resolve()
     return made
 

@@ -66,7 +66,8 @@ def _asking(answer: Callable[..., Any], function: str, original: Any) -> Callabl
         if type(found) is not Refused:
             call_counts.answered(function)
             return found
-        call_counts.refused(function, found.reason, next(filter(None, map(example_of, arguments[:2])), ""))
+        given = arguments[isinstance(arguments[0], type) :] if arguments else ()  # __new__ is given the class before
+        call_counts.refused(function, found.reason, example_of(given[0]) if given else "")
         return original(*arguments, **named)
 
     return load
