@@ -69,7 +69,7 @@ def fmt(channels: int = 2, bits: int = 16, tag: int = 1, mask: int | None = None
 DATA = chunk(b"data", random.Random(2).randbytes(400))
 INFO = chunk(b"LIST", b"INFO" + chunk(b"ISFT", b"made by hand\0\0") + chunk(b"INAM", b"odd"))
 LIST_OF_CUES = chunk(b"LIST", b"adtl" + chunk(b"labl", b"\1\0\0\0a\0"))
-FLOATS = chunk(b"data", np.float32([0.5, -2, np.inf, -np.inf, 1e-45, 3e38, np.nan, -0.0] * 12).tobytes())
+FLOATS = chunk(b"data", np.array([0.5, -2, np.inf, -np.inf, 1e-45, 3e38, np.nan, -0.0] * 12, np.float32).tobytes())
 
 
 def by_hand() -> dict[str, bytes]:
@@ -153,9 +153,9 @@ def outcome(call: Any) -> Any:
 
 
 def alike(ours: Any, theirs: Any) -> None:
-    assert_same(ours, theirs) if not isinstance(ours, tuple) else [
-        assert_same(*pair) for pair in zip(ours, theirs, strict=True)
-    ]
+    assert type(ours) is type(theirs)
+    for one, other in zip(ours, theirs, strict=True) if isinstance(ours, tuple) else [(ours, theirs)]:
+        assert_same(one, other)
 
 
 def within(call: Any) -> Any:
@@ -282,7 +282,7 @@ def test_calls_in_a_dataset(corpus: dict[str, str]) -> None:
             return soundfile.read(corpus["wave 2 1"], start=index, stop=index + 50, dtype="float32")
 
     for options in ({}, {"num_workers": 1}, {"num_workers": 2, "worker_method": "thread"}):
-        loader = penstock.DataLoader(Clips(), 4, **options)  # type: ignore[arg-type]
+        loader = penstock.DataLoader(Clips(), 4, **options)
         assert_same(list(loader), list(torch.utils.data.DataLoader(Clips(), 4)))
         assert "calls    soundfile.read: 8 answered natively" in loader.explain()
 

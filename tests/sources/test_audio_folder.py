@@ -79,7 +79,7 @@ def test_places_are_drawn_by_sample(root: Path, options: Any) -> None:
 
 
 def test_a_list_of_files(root: Path) -> None:
-    paths = [root / "cat" / "0.wav", str(root / "dog" / "2.wav")]
+    paths: list[Any] = [root / "cat" / "0.wav", str(root / "dog" / "2.wav")]
     assert [one.shape for one in AudioFolder(paths)] == [(2, 2000), (2, 400)]  # type: ignore[attr-defined]
     labelled = AudioFolder(paths, ["a", "b"], target_transform=str.upper)
     assert [label for _, label in labelled] == ["A", "B"]  # type: ignore[attr-defined]
@@ -87,7 +87,7 @@ def test_a_list_of_files(root: Path) -> None:
         AudioFolder(paths, [1])
     for wrong in ({"seconds": 0}, {"seconds": -1.0}, {"seconds": float("nan")}):
         with pytest.raises(InvalidOption, match="above zero"):
-            AudioFolder(paths, **wrong)  # type: ignore[arg-type]
+            AudioFolder(paths, **wrong)
     with pytest.raises(InvalidOption, match="a file at least"):
         AudioFolder([])
 

@@ -129,7 +129,7 @@ def _small_file(code: int) -> bytes:
     """Return a WAV file of two channels with values of all sizes."""
     width, is_float = (1, 2, 3, 4, 4)[code], code == 4
     if is_float:
-        data = np.float32([0.0, -0.0, 1.0, -1.0, 1e-45, 3e38, *np.linspace(-1.5, 1.5, 506)]).tobytes()
+        data = np.array([0.0, -0.0, 1.0, -1.0, 1e-45, 3e38, *np.linspace(-1.5, 1.5, 506)], np.float32).tobytes()
     else:
         extremes = b"".join(
             (b"\0" * width, b"\xff" * width, b"\0" * (width - 1) + b"\x80", b"\xff" * (width - 1) + b"\x7f")

@@ -230,6 +230,9 @@ numpy_loader = _native.NumpyLoader(
 class NpzArchive(np.lib.npyio.NpzFile):
     """A NpzFile whose uncompressed arrays the native core reads; zipfile opens the archive for all else."""
 
+    fid: Any
+    f: Any
+
     def __init__(self, file: io.BufferedReader, archive: Any, *, allow_pickle: bool) -> None:
         names = archive.names()
         self._archive, self._number = archive, {name: number for number, name in enumerate(names)}

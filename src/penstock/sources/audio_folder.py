@@ -144,8 +144,8 @@ def _about(path: str) -> tuple[int, int, int]:
     """Return (frames, channels, frames a second) of a file."""
     about = _wav.describe(path)
     if isinstance(about, str):
-        return _by_soundfile(path, about, lambda file: (file.frames, file.channels, file.samplerate))
-    frames, channels, rate, _ = about
+        about = _by_soundfile(path, about, lambda file: (file.frames, file.channels, file.samplerate))
+    frames, channels, rate = about[:3]
     return frames, channels, rate
 
 
@@ -159,7 +159,8 @@ def _read(path: str, start: int, frames: int) -> torch.Tensor:
         file.seek(start)
         return torch.from_numpy(file.read(frames, "float32", always_2d=True).T).contiguous()
 
-    return _by_soundfile(path, found, read)
+    decoded: torch.Tensor = _by_soundfile(path, found, read)
+    return decoded
 
 
 def _by_soundfile(path: str, why: str, work: Callable[[Any], Any]) -> Any:
