@@ -96,7 +96,7 @@ def range_of_sound(setup: Setup) -> Any:
         path = f"{setup.facts['sounds']}/10-{index % SOUNDS}.wav"
         return soundfile.read(path, start=start, stop=start + 3 * 44_100, dtype="float32")[0], index % 10
 
-    return Samples(setup.samples // 8, read)
+    return Samples(max(setup.samples // 8, 512), read)
 
 
 def by_torchaudio(setup: Setup) -> Any:
@@ -105,13 +105,17 @@ def by_torchaudio(setup: Setup) -> Any:
 
     names = [f"{setup.facts['sounds']}/1-{i}.wav" for i in range(SOUNDS)]
     torchaudio.load(names[0])  # raises where torchcodec or FFmpeg is missing
-    return Samples(setup.samples // 4, lambda index: (torchaudio.load(names[index % SOUNDS])[0], index % 10))
+    return Samples(max(setup.samples // 4, 512), lambda index: (torchaudio.load(names[index % SOUNDS])[0], index % 10))
 
 
 def by_safetensors(setup: Setup) -> Any:
     import safetensors.torch
 
-    return packed("safetensors", lambda path: safetensors.torch.load_file(path), setup)
+    def both(path: str) -> Any:
+        parts = safetensors.torch.load_file(path)
+        return parts["x"], parts["y"]
+
+    return packed("safetensors", both, setup)
 
 
 def held(kilobytes: int, setup: Setup) -> Any:
