@@ -1,4 +1,4 @@
-"""Datasets that people write themselves, unchanged: torch.load, numpy.load, OpenCV, samples in memory, pure Python.
+"""Datasets that people write themselves, unchanged: files of tensors, arrays, photos and sounds; samples in memory.
 
 Worker processes are kept between epochs, torch's as Penstock's. A class that opens photos with Pillow is measured in
 python_datasets.py.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
+import wave
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,10 +25,13 @@ from benchmarks.question import Contestant, Options, Question, Role, Setup, Tabl
 
 
 def prepare(options: Options) -> Setup:
-    """The files of `tensor_files` and `photos`, and dict/ID.pt: two tensors of 24 KB and a number."""
+    """The files of `tensor_files` and `photos`; dict/ID.pt and packed/ID.*: two tensors of 24 KB; sounds of noise."""
     setup = tensor_files.prepare(options)
     folder = made(options.cache / f"own_classes-{setup.samples}", partial(write_dicts, samples=setup.samples))
-    facts = {"dicts": str(folder), "cheap": setup.samples // 10, "photos": photos.prepare(options).data}
+    packed = made(options.cache / f"own_packed-{setup.samples}", partial(write_packed, samples=setup.samples))
+    sounds = made(options.cache / "own_sounds", write_sounds)
+    facts = {"dicts": str(folder), "packed": str(packed), "sounds": str(sounds), "cheap": setup.samples // 10}
+    facts["photos"] = photos.prepare(options).data
     return dataclasses.replace(setup, facts={**setup.facts, **facts})
 
 
@@ -36,6 +40,31 @@ def write_dicts(folder: Path, samples: int) -> None:
     for name in tensor_files.ids(samples):
         image, mask = torch.randn(2, 3, 32, 64, generator=generator).unbind(0)
         torch.save({"image": image.clone(), "mask": mask.clone(), "label": 1}, folder / f"{name}.pt")
+
+
+def write_packed(folder: Path, samples: int) -> None:
+    from safetensors.torch import save_file
+
+    generator = np.random.default_rng(0)
+    for name in tensor_files.ids(samples):
+        parts = dict(zip("xy", generator.standard_normal((2, 3, 32, 64), np.float32), strict=True))
+        np.savez(folder / f"{name}.npz", **parts)
+        save_file({key: torch.from_numpy(part) for key, part in parts.items()}, folder / f"{name}.safetensors")
+        np.stack([*parts.values()]).tofile(folder / f"{name}.bin")
+
+
+SOUNDS = 128
+"""Files of each length, whatever the number of samples: 10 s of two channels are 1.8 MB."""
+
+
+def write_sounds(folder: Path) -> None:
+    generator = np.random.default_rng(0)
+    for seconds, channels, rate in ((10, 2, 44_100), (1, 1, 16_000)):
+        for i in range(SOUNDS):
+            with wave.open(str(folder / f"{seconds}-{i}.wav"), "wb") as file:
+                file.setparams((channels, 2, rate, 0, "NONE", ""))
+                noise = generator.normal(0, 3000, seconds * rate * channels)
+                file.writeframes(noise.clip(-32768, 32767).astype("<i2").tobytes())
 
 
 def arrays(setup: Setup) -> Any:
@@ -68,6 +97,48 @@ def opencv(setup: Setup) -> Any:
     return Samples(len(names), sample)
 
 
+def packed(suffix: str, read: Callable[[str], Any], setup: Setup) -> Any:
+    """What is read of a file a sample."""
+    names = [f"{setup.facts['packed']}/{name}.{suffix}" for name in tensor_files.ids(setup.samples)]
+    return Samples(setup.samples, lambda index: (read(names[index]), index % 10))
+
+
+def both_of_npz(path: str) -> Any:
+    with np.load(path) as parts:
+        return parts["x"], parts["y"]
+
+
+def range_of_sound(setup: Setup) -> Any:
+    """soundfile.read of 3 s at a random place of 10 s."""
+    import soundfile
+
+    def read(index: int) -> Any:
+        start = int(torch.randint(7 * 44_100, ()))
+        path = f"{setup.facts['sounds']}/10-{index % SOUNDS}.wav"
+        return soundfile.read(path, start=start, stop=start + 3 * 44_100, dtype="float32")[0], index % 10
+
+    return Samples(max(setup.samples // 8, 512), read)
+
+
+def by_torchaudio(setup: Setup) -> Any:
+    """torchaudio.load of 1 s."""
+    import torchaudio
+
+    names = [f"{setup.facts['sounds']}/1-{i}.wav" for i in range(SOUNDS)]
+    torchaudio.load(names[0])  # raises where torchcodec or FFmpeg is missing
+    return Samples(max(setup.samples // 4, 512), lambda index: (torchaudio.load(names[index % SOUNDS])[0], index % 10))
+
+
+def by_safetensors(setup: Setup) -> Any:
+    import safetensors.torch
+
+    def both(path: str) -> Any:
+        parts = safetensors.torch.load_file(path)
+        return parts["x"], parts["y"]
+
+    return packed("safetensors", both, setup)
+
+
 def held(kilobytes: int, setup: Setup) -> Any:
     """One tensor in memory, given for each sample."""
     sample = torch.randn(kilobytes * 256)
@@ -79,6 +150,11 @@ DATASETS: dict[str, Callable[[Setup], Any]] = {
     "dicts": dicts,
     "arrays": arrays,
     "opencv": opencv,
+    "fromfile": partial(packed, "bin", lambda path: np.fromfile(path, np.float32)),
+    "npz": partial(packed, "npz", both_of_npz),
+    "safetensors": by_safetensors,
+    "sounds": range_of_sound,
+    "torchaudio": by_torchaudio,
     "held_48": partial(held, 48),
     "held_600": partial(held, 600),
     "nothing_known": lambda setup: Samples(setup.facts["cheap"], arithmetic),
@@ -116,6 +192,11 @@ TABLES = (
     table(
         "opencv", "cv2.imread of a photo, cvtColor, Albumentations' RandomResizedCrop(224), flip, Normalize", 1.5, 1.5
     ),
+    table("fromfile", "numpy.fromfile of 48 KB", 3, 4),
+    table("npz", "numpy.load of an .npz of two arrays of 24 KB", 3, 4),
+    table("safetensors", "safetensors.torch.load_file of two tensors of 24 KB", 3, 4),
+    table("sounds", "soundfile.read of 3 s of 10 s of 44.1 kHz stereo, PCM 16, as float32", 2, 6),
+    table("torchaudio", "torchaudio.load of 1 s of 16 kHz, PCM 16", 3, 8),
     table("held_48", "48 KB samples that cost nothing", 2),
     table("held_600", "600 KB samples that cost nothing", 2.5),
     table("nothing_known", "a millisecond of pure Python a sample", 0.98),

@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 import traceback
+import wave
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 #: Packages that a block may need, and that need not be installed.
 OPTIONAL = (
     "accelerate", "datasets", "ffcv", "grain", "lightning", "litdata", "nvidia.dali", "prometheus_client",
-    "spdl.pipeline", "streaming", "torchvision", "webdataset",
+    "soundfile", "spdl.pipeline", "streaming", "torchvision", "webdataset",
 )  # fmt: skip
 MISTAKES = "docs/mistakes.md"  # whose blocks raise what the page prints
 
@@ -52,20 +53,26 @@ class Signals(Made):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with the files that the pages speak of: data/ID.pt and photos/CLASS/N.jpg."""
+    """Return a folder with the files that the pages speak of: data/ID.pt, photos/CLASS/N.jpg, sounds/CLASS/N.wav."""
     folder = tmp_path_factory.mktemp("docs")
     tensor_files(folder / "data", 1200, name="id-{}")
     for kind in ("cat", "dog"):
         (folder / "photos" / kind).mkdir(parents=True)
         for i in range(3):
             Image.fromarray(np.full((60, 80, 3), i, dtype=np.uint8)).save(folder / "photos" / kind / f"{i}.jpg")
+    for kind in ("dog", "rain"):
+        (folder / "sounds" / kind).mkdir(parents=True)
+        for i in range(2):
+            with wave.open(str(folder / "sounds" / kind / f"{i}.wav"), "wb") as file:
+                file.setparams((1, 2, 1000, 0, "NONE", ""))
+                file.writeframes(bytes(2000))
     return folder
 
 
 @pytest.fixture
 def names(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Return the names that the pages speak of, in a working folder with their files."""
-    for folder in ("data", "photos"):
+    for folder in ("data", "photos", "sounds"):
         (tmp_path / folder).symlink_to(files / folder)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

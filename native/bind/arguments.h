@@ -48,6 +48,23 @@ inline void check_samples(const IndexArray& local, const Sources* source, std::s
       throw nanobind::index_error("no such source");
 }
 
+// A path as the system has it, held for as long as this lives.
+class FilePath {
+ public:
+  explicit FilePath(nanobind::handle path) : encoded_(nanobind::steal(PyUnicode_EncodeFSDefault(path.ptr()))) {
+    if (encoded_.is_valid() && PyBytes_AsStringAndSize(encoded_.ptr(), &name_, nullptr) == 0) return;
+    PyErr_Clear();
+    name_ = nullptr;
+  }
+  // nullptr: no file can have it.
+  [[nodiscard]] const char* name() const { return name_; }
+  static constexpr const char* kNone = "a path that no file can have";
+
+ private:
+  nanobind::object encoded_;
+  char* name_ = nullptr;
+};
+
 inline std::string text_of(const nanobind::bytes& bytes) { return {bytes.c_str(), bytes.size()}; }
 
 [[noreturn]] inline void raise_errno(int error) {

@@ -23,6 +23,7 @@ void bind_collate(nanobind::module_& m);
 void bind_torch_load(nanobind::module_& m);
 void bind_numpy_load(nanobind::module_& m);
 void bind_opencv_load(nanobind::module_& m);
+void bind_wav(nanobind::module_& m);
 void bind_shards(nanobind::module_& m);
 void bind_cache(nanobind::module_& m);
 

@@ -20,5 +20,6 @@ NB_MODULE(_native, m) {
   penstock::bind_torch_load(m);
   penstock::bind_numpy_load(m);
   penstock::bind_opencv_load(m);
+  penstock::bind_wav(m);
   penstock::bind_shards(m);
 }

@@ -1,11 +1,13 @@
-// torch.load: the objects of a torch.save file made in Python, their storages filled by the native core.
+// torch.load and safetensors.torch.load_file: the objects of a file made in Python, their storages filled natively.
 //
 // Threads: any number at once, each with a SavedFile of its own; Python's lock is let go while a file is read and parsed.
 // Memory: the bytes of a storage belong to the storage, which frees them; they are not of torch's allocator, and torch
 // cannot resize them, as it cannot those of torch.load.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -13,12 +15,15 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
+#include "bind/arguments.h"
 #include "bind/bind.h"
 #include "bind/exchange_api.h"
 #include "bind/gil_released.h"
 #include "bind/own.h"
+#include "files/read_at.h"
 #include "tensor/saved_file.h"
 
 namespace nb = nanobind;
@@ -67,6 +72,29 @@ struct Makers {
   std::vector<nb::object> dtypes;  // in the order of kDTypes; None: this torch lacks it
   nb::object view, parameter, size, ordered_dict, increment_version, refused;
 };
+
+// A tensor of all bytes of a storage, which from then on owns them.
+nb::object whole(const Makers& makers, SavedStorage& storage, const std::array<std::int64_t, kMaxDims>& shape,
+                 const std::array<std::int64_t, kMaxDims>& stride, int ndim, nb::dlpack::dtype type) {
+  Lent* const lent = new (storage.block.front()) Lent{};
+  std::uint8_t* const bytes = storage.block.bytes() + storage.offset;
+  lent->shape = shape;
+  lent->stride = stride;
+  const nb::dlpack::dltensor tensor{bytes, {nb::device::cpu::value, 0}, ndim, type, lent->shape.data(), lent->stride.data(), 0};
+  void* const block = storage.block.release();
+  // Where this fails nothing says whether torch has freed the memory: it is then lost rather than freed twice.
+  if (makers.api == nullptr) {
+    lent->capsuled = {tensor, block, [](CapsuledTensor* self) { std::free(self->context); }};  // what `self` is part of, too
+    return makers.from_capsule(nb::capsule(&lent->capsuled, "dltensor"));
+  }
+  lent->managed.major = kExchangeMajor;
+  lent->managed.context = block;
+  lent->managed.deleter = [](ManagedTensor* self) { std::free(self->context); };
+  lent->managed.tensor = tensor;
+  void* made = nullptr;
+  if (makers.api->to_object(&lent->managed, &made) != 0) throw nb::python_error();
+  return nb::steal(static_cast<PyObject*>(made));
+}
 
 // Makes the objects of one file, in their order. Python errors are thrown as nb::python_error.
 class Making {
@@ -165,13 +193,13 @@ class Making {
     const auto type = dlpack_type(view.spec.dtype);
     nb::object made;
     if (view.whole && storage.users == 1 && type) {
-      made = whole(file_.storages()[view.storage], view.spec.shape, view.stride, view.spec.ndim, *type);
+      made = whole(makers_, file_.storages()[view.storage], view.spec.shape, view.stride, view.spec.ndim, *type);
       uncounted_.append(made);
     } else {
       nb::object& base = bases_[view.storage];
       if (!base.is_valid()) {
         SavedStorage& bytes = file_.storages()[view.storage];
-        base = whole(bytes, {static_cast<std::int64_t>(bytes.bytes)}, {1}, 1, *dlpack_type(DType::u8));
+        base = whole(makers_, bytes, {static_cast<std::int64_t>(bytes.bytes)}, {1}, 1, *dlpack_type(DType::u8));
       }
       made = makers_.view(base, dtype(view.spec.dtype), view.storage_offset,
                           numbers(view.spec.shape, view.spec.ndim), numbers(view.stride, view.spec.ndim));
@@ -185,29 +213,6 @@ class Making {
     nb::object made = owned(PyTuple_New(count));
     for (int d = 0; d < count; ++d) check(PyTuple_SetItem(made.ptr(), d, owned(PyLong_FromLongLong(values[d])).release().ptr()));
     return made;
-  }
-
-  // A tensor of all bytes of a storage, which from then on owns them.
-  nb::object whole(SavedStorage& storage, const std::array<std::int64_t, kMaxDims>& shape,
-                   const std::array<std::int64_t, kMaxDims>& stride, int ndim, nb::dlpack::dtype type) {
-    Lent* const lent = new (storage.block.front()) Lent{};
-    std::uint8_t* const bytes = storage.block.bytes() + storage.offset;
-    lent->shape = shape;
-    lent->stride = stride;
-    const nb::dlpack::dltensor tensor{bytes, {nb::device::cpu::value, 0}, ndim, type, lent->shape.data(), lent->stride.data(), 0};
-    void* const block = storage.block.release();
-    // Where this fails nothing says whether torch has freed the memory: it is then lost rather than freed twice.
-    if (makers_.api == nullptr) {
-      lent->capsuled = {tensor, block, [](CapsuledTensor* self) { std::free(self->context); }};  // what `self` is part of, too
-      return makers_.from_capsule(nb::capsule(&lent->capsuled, "dltensor"));
-    }
-    lent->managed.major = kExchangeMajor;
-    lent->managed.context = block;
-    lent->managed.deleter = [](ManagedTensor* self) { std::free(self->context); };
-    lent->managed.tensor = tensor;
-    void* made = nullptr;
-    check(makers_.api->to_object(&lent->managed, &made));
-    return nb::steal(static_cast<PyObject*>(made));
   }
 
   // A tensor of torch.load was written once.
@@ -236,13 +241,9 @@ class TorchLoader {
   }
 
   nb::object path(nb::handle path, bool anywhere) const {
-    const nb::object encoded = nb::steal(PyUnicode_EncodeFSDefault(path.ptr()));
-    char* name = nullptr;
-    if (!encoded.is_valid() || PyBytes_AsStringAndSize(encoded.ptr(), &name, nullptr) != 0) {
-      PyErr_Clear();
-      return makers_.refused("a path that no file can have");
-    }
-    return make(anywhere, [&](SavedFile& file) { return file.read(name); }).first;
+    const FilePath file_path(path);
+    if (file_path.name() == nullptr) return makers_.refused(FilePath::kNone);
+    return make(anywhere, [&](SavedFile& file) { return file.read(file_path.name()); }).first;
   }
   nb::tuple descriptor(int fd, std::uint64_t start, bool anywhere) const {
     return pair(make(anywhere, [&](SavedFile& file) { return file.read(fd, start); }), start);
@@ -251,6 +252,53 @@ class TorchLoader {
     const std::span<const std::uint8_t> all(static_cast<const std::uint8_t*>(bytes.data()), bytes.size());
     const auto rest = all.subspan(std::min<std::uint64_t>(start, all.size()));
     return pair(make(anywhere, [&](SavedFile& file) { return file.read(rest); }), start);
+  }
+
+  // A refusal or the tensors that lie one behind another in an open file, from `start` to its end; each (number of the
+  // dtype, shape, begin, end).
+  nb::object parts(int fd, std::uint64_t start, const nb::list& asked) const {
+    struct stat status {};
+    if (::fstat(fd, &status) != 0 || !S_ISREG(status.st_mode)) return makers_.refused("not a regular file");
+    std::vector<std::pair<TensorSpec, SavedStorage>> tensors;
+    std::int64_t at = 0;
+    for (const nb::handle one : asked) {
+      const auto [dtype, shape, begin, end] =
+          nb::cast<std::tuple<std::size_t, std::vector<std::int64_t>, std::int64_t, std::int64_t>>(one);
+      if (dtype >= kDTypes.size() || shape.size() > kMaxDims) return makers_.refused("more than 8 dimensions");
+      auto& [spec, storage] = tensors.emplace_back();
+      spec.dtype = static_cast<DType>(dtype);
+      spec.ndim = static_cast<std::uint8_t>(shape.size());
+      std::copy(shape.begin(), shape.end(), spec.shape.begin());
+      std::int64_t bytes = 0;
+      if (!dlpack_type(spec.dtype) || !checked_bytes(spec, bytes) || bytes == 0 || begin != at || end < begin ||
+          end - begin != bytes)
+        return makers_.refused("tensors that are empty, or lie in another order");
+      storage.bytes = static_cast<std::size_t>(bytes);
+      at = end;
+    }
+    const auto size = static_cast<std::uint64_t>(status.st_size);
+    if (size > kMaxWhole) return makers_.refused(kTooLarge);
+    if (start > size || size - start != static_cast<std::uint64_t>(at)) return makers_.refused("truncated, or longer");
+    {
+      const GilReleased released;
+      for (auto& [spec, storage] : tensors) {
+        std::uint64_t done = 0;
+        if (storage.block.allocate(storage.bytes) &&
+            read_at(fd, storage.block.bytes(), storage.bytes, start, done) && done == storage.bytes)
+          start += done;
+        else
+          storage.bytes = 0;
+      }
+    }
+    nb::list made;
+    for (auto& [spec, storage] : tensors) {
+      if (storage.bytes == 0) return makers_.refused("the file cannot be read");
+      std::array<std::int64_t, kMaxDims> stride{};
+      std::int64_t apart = 1;
+      for (int d = spec.ndim - 1; d >= 0; apart *= spec.shape[d--]) stride[d] = apart;
+      made.append(whole(makers_, storage, spec.shape, stride, spec.ndim, *dlpack_type(spec.dtype)));
+    }
+    return made;
   }
 
  private:
@@ -301,7 +349,8 @@ void bind_torch_load(nb::module_& m) {
            "api"_a, "dtypes"_a, "view"_a, "parameter"_a, "size"_a, "ordered_dict"_a, "increment_version"_a, "refused"_a)
       .def("path", &TorchLoader::path, "path"_a, "anywhere"_a)
       .def("descriptor", &TorchLoader::descriptor, "fd"_a, "start"_a, "anywhere"_a)
-      .def("bytes", &TorchLoader::bytes, "bytes"_a, "start"_a, "anywhere"_a);
+      .def("bytes", &TorchLoader::bytes, "bytes"_a, "start"_a, "anywhere"_a)
+      .def("parts", &TorchLoader::parts, "fd"_a, "start"_a, "asked"_a);
 }
 
 }  // namespace penstock

@@ -16,6 +16,8 @@ constexpr std::uint64_t kEnd64Bytes = 56;
 constexpr std::uint64_t kEntryBytes = 46;
 constexpr std::uint64_t kLocalBytes = 30;
 constexpr std::uint64_t kMaxNameBytes = 511;  // miniz cuts longer names
+constexpr std::uint16_t kVersionNeeded = 63;  // zipfile reads archives up to version 6.3
+constexpr std::size_t kMaxRecords = 1000;
 constexpr std::uint16_t kAllowedFlags = 0x0808;  // sizes in a data descriptor; names in UTF-8
 constexpr std::uint32_t kSignatureEnd = 0x06054b50;
 constexpr std::uint32_t kSignatureLocator = 0x07064b50;
@@ -116,8 +118,7 @@ const char* read_entry(const std::uint8_t* p, std::uint64_t left, Entry& entry, 
   if (used > left) return "zip: bad central directory";
   if (le16(p + 10) != 0) return "zip: compressed record";
   if ((le16(p + 8) & ~kAllowedFlags) != 0) return "zip: encrypted or unusual record";
-  // Comment, disk, attributes: torch writes none (a directory bit would hide the contents from miniz).
-  if (le16(p + 32) != 0 || le16(p + 34) != 0 || le32(p + 38) != 0) return "zip: unusual record";
+  if (le16(p + 32) != 0 || le16(p + 34) != 0) return "zip: unusual record";  // comment, disk
   if (name == 0 || name > kMaxNameBytes) return "zip: record name too long";
   entry.crc = le32(p + 16);
   std::uint64_t packed = le32(p + 20);
@@ -143,6 +144,25 @@ const char* locate(SplitFile& file, const Entry& entry, std::uint64_t limit, Fil
   if (start > limit || entry.size > limit - start) return "zip: record outside the file";
   contents = {start, entry.size};
   return nullptr;
+}
+
+// Calls visit(entry, its bytes, directory) for each entry of the directory until it returns a reason.
+template <class Visit>
+const char* each_entry(SplitFile& file, const Visit& visit) {
+  Directory directory;
+  if (const char* reason = find_directory(file, directory)) return reason;
+  const std::uint8_t* p = file.at(directory.range.offset, directory.range.length);
+  if (!p) return kNotRead;
+  std::uint64_t left = directory.range.length;
+  for (std::uint64_t i = 0; i < directory.count; ++i) {
+    Entry entry;
+    std::uint64_t used = 0;
+    if (const char* reason = read_entry(p, left, entry, used)) return reason;
+    if (const char* reason = visit(entry, p, directory)) return reason;
+    p += used;
+    left -= used;
+  }
+  return left == 0 ? nullptr : "zip: bad central directory";
 }
 
 // Files one record under its name; `name` has lost the archive's prefix.
@@ -188,21 +208,12 @@ bool printable_ascii(std::string_view text) {
 }
 
 const char* read_zip_directory(SplitFile& file, TorchArchive& archive, StorageRecords& storages) {
-  Directory directory;
-  if (const char* reason = find_directory(file, directory)) return reason;
-  const std::uint8_t* p = file.at(directory.range.offset, directory.range.length);
-  if (!p) return kNotRead;
-
   archive = {};
   std::string_view prefix;  // of every record: the first one's name up to and with its first slash
-  std::uint64_t left = directory.range.length;
-  for (std::uint64_t i = 0; i < directory.count; ++i) {
-    Entry entry;
-    std::uint64_t used = 0;
-    if (const char* reason = read_entry(p, left, entry, used)) return reason;
-    p += used;
-    left -= used;
-    if (i == 0) {
+  const auto visit = [&](const Entry& entry, const std::uint8_t* p, const Directory& directory) -> const char* {
+    // Attributes: torch writes none (a directory bit would hide the contents from miniz).
+    if (le32(p + 38) != 0) return "zip: unusual record";
+    if (prefix.empty()) {
       const std::size_t slash = entry.name.find('/');
       if (slash == 0 || slash == entry.name.npos) return "zip: records are not in a folder, as torch.save has them";
       prefix = entry.name.substr(0, slash + 1);
@@ -213,13 +224,36 @@ const char* read_zip_directory(SplitFile& file, TorchArchive& archive, StorageRe
     if (!printable_ascii(name)) return "zip: bad record name";
     FileRange range;
     if (const char* reason = locate(file, entry, directory.range.offset, range)) return reason;
-    if (const char* reason = place(name, range, entry.crc, archive, storages)) return reason;
-  }
-  if (left != 0) return "zip: bad central directory";
+    return place(name, range, entry.crc, archive, storages);
+  };
+  if (const char* reason = each_entry(file, visit)) return reason;
   if (archive.pickle.offset == 0) return "zip: no data.pkl record";
   if (archive.version.offset == 0) return "zip: no version record";
   if (archive.pickle.length > kMaxPickleBytes) return "data.pkl over 1 MiB";
   return nullptr;
+}
+
+const char* list_zip_records(SplitFile& file, std::vector<ZipRecord>& records) {
+  std::uint64_t end = 0;
+  const auto visit = [&](const Entry& entry, const std::uint8_t* p, const Directory& directory) -> const char* {
+    end = directory.range.offset;
+    if (le16(p + 6) > kVersionNeeded || le16(p + 30) != 0) return "zip: unusual record";
+    if (!printable_ascii(entry.name)) return "zip: bad record name";
+    for (const ZipRecord& other : records)
+      if (other.name == entry.name) return "zip: two records of one name";
+    if (records.empty() ? entry.local != 0 : entry.local <= records.back().local) return "zip: records in another order";
+    if (!records.empty()) records.back().limit = entry.local;
+    if (records.size() == kMaxRecords) return "zip: more than 1,000 records";
+    records.push_back({std::string(entry.name), entry.local, 0, entry.size, entry.crc});
+    return nullptr;
+  };
+  if (const char* reason = each_entry(file, visit)) return reason;
+  records.back().limit = end;
+  return nullptr;
+}
+
+const char* locate_record(SplitFile& file, const ZipRecord& record, FileRange& contents) {
+  return locate(file, {record.name, record.bytes, record.local, record.crc}, record.limit, contents);
 }
 
 std::string_view contents(SplitFile& file, const FileRange& range, const char*& reason) {

@@ -1,4 +1,4 @@
-// The records of a torch.save archive: a zip file whose records are stored, not compressed.
+// The records of a torch.save archive, or of an .npz one: a zip file whose records are stored, not compressed.
 //
 // Format: PKWARE APPNOTE 6.3.9 (end records, central directory, local headers, zip64), as far as
 // torch.save writes it. Whatever torch's own reader (miniz) might read in another way is refused.
@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -92,6 +93,22 @@ using StorageRecords = std::vector<StorageRecord>;
 
 // Whether every byte is a printable ASCII character.
 [[nodiscard]] bool printable_ascii(std::string_view text);
+
+// A record of an archive that is not torch.save's.
+struct ZipRecord {
+  std::string name;
+  std::uint64_t local = 0;  // offset of its local header
+  std::uint64_t limit = 0;  // where the next record, or the directory, begins
+  std::uint64_t bytes = 0;
+  std::uint32_t crc = 0;
+};
+
+// Appends the records of an archive in which they lie one behind another from its first byte on, under names of printable
+// ASCII. nullptr, or why it is left to zipfile (a string with static storage duration). Throws std::bad_alloc.
+[[nodiscard]] const char* list_zip_records(SplitFile& file, std::vector<ZipRecord>& records);
+
+// Where the contents of such a record lie, by its local header; nullptr, or why it is left to zipfile.
+[[nodiscard]] const char* locate_record(SplitFile& file, const ZipRecord& record, FileRange& contents);
 
 // nullptr, or why the archive is left to torch.load (a string with static storage duration). `data/<key>` records are
 // appended to `storages`. Throws std::bad_alloc.

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.recipe.reader import Views as Views
     from penstock.sources import (
         Arrays as Arrays,
+        AudioFolder as AudioFolder,
         ImageFolder as ImageFolder,
         Images as Images,
         Shards as Shards,
@@ -51,7 +52,7 @@ _MODULES = {
     "order.weighted": ("Weighted",),
     "packing.pack": ("pack",),
     "recipe.reader": ("Views",),
-    "sources": ("Arrays", "ImageFolder", "Images", "Shards", "TensorFolder"),
+    "sources": ("Arrays", "AudioFolder", "ImageFolder", "Images", "Shards", "TensorFolder"),
     "state.substitutes": ("Replace",),
     "stats": ("Stats",),
 }

@@ -763,6 +763,13 @@ class TorchLoader:
     def bytes(self, bytes: bytes, start: int, anywhere: bool) -> tuple[Any, int]:
         """Return the same for a file in memory."""
 
+    def parts(self, fd: int, start: int, asked: list[tuple[int, list[int], int, int]]) -> Any:
+        """Return the tensors that lie one behind another from `start` to the end of an open file, or a refusal.
+
+        asked: of each, the number of its dtype, its shape, and its begin and end behind `start`. Each has a storage of
+        its own.
+        """
+
 class NumpyLoader:
     """Makes the arrays of .npy files, in one dimension and the order of the file.
 
@@ -786,6 +793,18 @@ class NumpyLoader:
     def bytes(self, bytes: bytes, start: int) -> Any:
         """Return the same for a file in memory."""
 
+    def part(self, path: str, dtype: np.dtype[Any], element: int, count: int, offset: int) -> Any:
+        """Return a refusal or the elements of a file from `offset` on, as numpy.fromfile does.
+
+        element: bytes of one. count: at most so many; -1: all.
+        """
+
+    def archive(self, fd: int) -> Any:
+        """Return a refusal or the NpzArchive of an open file, which the caller keeps open."""
+
+    def member(self, archive: NpzArchive, index: int) -> Any:
+        """Return a refusal or (array, shape, whether it is in Fortran's order) of a record of an archive."""
+
 class OpenCvLoader:
     """Makes the arrays of JPEG files that jpeg/ decodes, as OpenCV has them before it turns them.
 
@@ -808,3 +827,44 @@ class OpenCvLoader:
 
     def bytes(self, bytes: NDArray[np.uint8], channels: int, rgb: bool) -> Any:
         """Return the same for a file in memory."""
+
+class NpzArchive:
+    """Where the records of an .npz archive lie."""
+
+    def names(self) -> list[str]:
+        """Return the names of the records, in the order of the file."""
+
+class WavLoader:
+    """Reads ranges of WAV files. Any number of threads may use one at once; Python's lock is let go while it reads.
+
+    A file that is left to another library is a refusal. What is found in a file of a code that is not among those of
+    `trusted`, a mask, is the number of the code: an index of WavCode in native/tensor/wav_file.h.
+
+    Args:
+        numpy_empty: numpy.empty.
+        dtypes: numpy's for float64, float32, int32 and int16.
+        torch_empty: makes a tensor of float32 of a shape.
+        refused: makes of a reason, a str, what is returned for a file that is left to another library.
+    """
+
+    def __init__(
+        self,
+        numpy_empty: Callable[..., Any],
+        dtypes: list[np.dtype[Any]],
+        torch_empty: Callable[..., torch.Tensor],
+        refused: Callable[[str], object],
+    ) -> None: ...
+    def describe(self, path: str) -> Any:
+        """Return (frames, channels, frames a second, code) or a refusal."""
+
+    def array(self, path: str, start: int, stop: int, frames: int, value: int, always_2d: bool, trusted: int) -> Any:
+        """Return (array of shape (frames, channels) or (frames,), frames a second), a refusal or a code.
+
+        start, stop: as of a slice. frames: at most so many; negative: up to stop. value: an index of dtypes.
+        """
+
+    def tensor(self, path: str, start: int, frames: int, trusted: int, plain: bool) -> Any:
+        """Return (tensor of shape (channels, frames), frames a second), a refusal or a code; frames below 0: all.
+
+        plain: refuse what FFmpeg might read in another way: more than two channels, S/PDIF, DTS.
+        """

@@ -31,6 +31,8 @@ _SOURCES = {
     "torch.load": ("penstock.TensorFolder", "docs/tensors.md"),
     "numpy.load": ("penstock.TensorFolder with suffix='.npy'", "docs/tensors.md"),
     "PIL.Image": ("penstock.Images or ImageFolder", "docs/images.md"),
+    "soundfile": ("penstock.AudioFolder", "docs/audio.md"),
+    "torchaudio": ("penstock.AudioFolder", "docs/audio.md"),
 }
 
 

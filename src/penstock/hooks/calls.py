@@ -1,4 +1,4 @@
-"""Costly calls of a dataset's own code, answered natively in our workers: of torch.load, numpy.load, Pillow and OpenCV.
+"""Costly calls of a dataset's own code, answered natively in our workers: of torch, numpy, image and audio libraries.
 
 While a pass is open other functions stand in their place (patches.py), in the modules of programs too that have
 imported one by name; in any thread that is not a worker at work they do what they did. A function that a program has
@@ -11,9 +11,12 @@ decoded until something looks at its pixels; torchvision's transforms have the n
 from __future__ import annotations
 
 import io
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import PurePath
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -23,6 +26,8 @@ from PIL.JpegImagePlugin import JpegImageFile
 from penstock import call_counts
 from penstock.call_counts import CallMeter, ThreadCalls, count_in_this_process
 from penstock.hooks import opencv
+from penstock.hooks.arrays import from_file, load_safetensors, map_file
+from penstock.hooks.audio import load_torchaudio, read_from, read_sound
 from penstock.hooks.loads import Refused, load_numpy, load_torch, look_at_settings
 from penstock.recipe import compose_hook
 from penstock.recipe.encoded_image import converted_to_rgb, leave_encoded
@@ -62,21 +67,36 @@ def _asking(answer: Callable[..., Any], function: str, original: Any) -> Callabl
         if type(found) is not Refused:
             call_counts.answered(function)
             return found
-        call_counts.refused(function, found.reason, example_of(arguments[0]) if arguments else "")
+        given = arguments[isinstance(arguments[0], type) :] if arguments else ()  # __new__ is given the class before
+        call_counts.refused(function, found.reason, example_of(given[0]) if given else "")
         return original(*arguments, **named)
 
     return load
 
 
-def _standing_in(original: Any, home: str, answer: Callable[..., Any], function: str, name: str) -> Any:
-    """Return what answers for a function; None where a program has put another there before this was imported."""
-    if not is_original(original, home, "load"):
+def _standing_in(original: Any, home: str, answer: Callable[..., Any], function: str, name: str = "") -> Any:
+    """Return what answers for a function; None where a program has put another there before this was imported.
+
+    name: that it has in this module, where pickle finds it; empty: it is found as the function itself is.
+    """
+    if not is_original(original, home, function.rpartition(".")[2]):
         return None
-    return standing_in(original, _asking(answer, function, original), works_here, (__name__, name))
+    place = (__name__, name) if name else None
+    return standing_in(original, _asking(answer, function, original), works_here, place)
 
 
 load_of_torch = _standing_in(torch.load, "torch.serialization", load_torch, "torch.load", "load_of_torch")
 load_of_numpy = _standing_in(np.load, "numpy", load_numpy, "numpy.load", "load_of_numpy")
+fromfile_of_numpy = _standing_in(np.fromfile, "numpy", from_file, "numpy.fromfile", "fromfile_of_numpy")
+
+#: Functions of packages that a program may import: the module that offers them, their name, and what answers.
+_OF_PACKAGES: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+    ("safetensors.torch", "load_file", load_safetensors),
+    ("soundfile", "read", read_sound),
+    ("torchaudio", "load", load_torchaudio),
+)
+_of_packages: dict[str, tuple[Any, ModuleType]] = {}
+"""By the module that offers it: what answers for a function, or None, and the module."""
 
 
 def example_of(argument: Any) -> str:
@@ -104,12 +124,23 @@ def _converting(original: Any) -> Any:
     return convert
 
 
+#: Methods that are answered; each is given itself, or the class, as the first argument.
+_METHODS = (
+    ("PIL.Image", "Image", "convert", _converting),
+    ("numpy", "memmap", "__new__", partial(_asking, map_file, "numpy.memmap")),
+    ("soundfile", "SoundFile", "read", partial(_asking, read_from, "soundfile.SoundFile.read")),
+)
+
+
 def _find(patches: Patches) -> None:
     look_at_settings()
     compose_hook.find(patches)
-    add_methods(patches, (("PIL.Image", "Image", "convert", _converting),), works_here)
+    add_methods(patches, _METHODS, works_here)
     opencv.find(patches, _asking)
-    for ours, module in ((load_of_torch, torch), (load_of_numpy, np)):
+    for home, name, answer in _OF_PACKAGES:
+        if home not in _of_packages and (module := sys.modules.get(home)) is not None and hasattr(module, name):
+            _of_packages[home] = _standing_in(getattr(module, name), home, answer, f"{home}.{name}"), module
+    for ours, module in ((load_of_torch, torch), (load_of_numpy, np), (fromfile_of_numpy, np), *_of_packages.values()):
         if ours is not None:
             patches.add_function(stood_for(ours), ours, module)
 

@@ -4,15 +4,16 @@ An answer of torch.load has the same containers, values, dtypes, strides, storag
 storages own their memory, which the native core allocates; torch cannot resize them, as it cannot those of
 ``torch.load``. Everything but torch.save's zip archives of dense tensors and plain Python values is refused.
 
-An answer of numpy.load is an array of numpy's own memory, with the same dtype, order, flags and base. Refused are
-``.npz`` archives (what numpy returns is an open file), structured, big-endian and object arrays, strings and dates,
-mapped files, and all that is damaged.
+An answer of numpy.load is an array of numpy's own memory, with the same dtype, order, flags and base; of an ``.npz``
+archive it is a NpzFile that reads such arrays natively where they are stored uncompressed. Refused are structured,
+big-endian and object arrays, strings and dates, mapped files, and all that is damaged.
 """
 
 from __future__ import annotations
 
 import _io
 import builtins
+import functools
 import io
 import os
 from collections import OrderedDict
@@ -91,13 +92,13 @@ def load_torch(
     if pickle_module is not None or pickle_load_args:
         return Refused("it has arguments for unpickling")
     anywhere = map_location is not None
-    if anywhere and not _is_cpu(map_location):
+    if anywhere and not is_cpu(map_location):
         return Refused("its map_location= names a device")
     if not (weights_only is True or (weights_only is None and _by_default)) or _FORCED in _environment:
         return Refused("it may unpickle any object (weights_only=False)")
     if mmap is not None and mmap is not False:
         return Refused("it maps the file (mmap=)")
-    why = _unusual()
+    why = unusual()
     if why is not None:
         return Refused(why)
     content = _content_of(f)
@@ -105,18 +106,18 @@ def load_torch(
         return content
     where, start = content
     if isinstance(where, str):
-        return Refused("a safetensors file") if where.endswith(".safetensors") else _torch.path(where, anywhere)
-    found, end = (_torch.bytes if isinstance(where, bytes) else _torch.descriptor)(where, start, anywhere)
+        return Refused("a safetensors file") if where.endswith(".safetensors") else torch_loader.path(where, anywhere)
+    found, end = (torch_loader.bytes if isinstance(where, bytes) else torch_loader.descriptor)(where, start, anywhere)
     if type(found) is not Refused:
         f.seek(end)
     return found
 
 
-def _is_cpu(location: Any) -> bool:
+def is_cpu(location: Any) -> bool:
     return location == "cpu" if type(location) is str else type(location) is torch.device and location == _CPU
 
 
-def _unusual() -> str | None:
+def unusual() -> str | None:
     """Return what of torch's state would make torch.load do something else, or None."""
     if _function_modes() or _dispatch_modes():
         return "one of torch's modes is on"
@@ -148,7 +149,7 @@ def _view(base: torch.Tensor, dtype: torch.dtype, offset: int, size: tuple[int, 
     return torch.empty((0,), dtype=dtype).set_(base.untyped_storage(), offset, size, stride)
 
 
-_torch = _native.TorchLoader(
+torch_loader = _native.TorchLoader(
     getattr(torch.Tensor, "__dlpack_c_exchange_api__", torch._C._from_dlpack),  # the latter before torch 2.10
     [getattr(torch, name, None) for name in _native.DTYPES],
     _view,
@@ -187,9 +188,11 @@ def load_numpy(
         return content
     where, start = content
     if isinstance(where, str):
-        found = _numpy.path(where)
+        if where.endswith(".npz"):
+            return _open_npz(where, allow_pickle=allow_pickle)
+        found = numpy_loader.path(where)
     else:
-        found = (_numpy.bytes if isinstance(where, bytes) else _numpy.descriptor)(where, start)
+        found = (numpy_loader.bytes if isinstance(where, bytes) else numpy_loader.descriptor)(where, start)
     if type(found) is Refused:
         return found
     array, shape, fortran_order, end = found
@@ -217,8 +220,86 @@ def _assigns_shapes() -> bool:
 
 
 _assigns = _assigns_shapes()
-_numpy = _native.NumpyLoader(
+numpy_loader = _native.NumpyLoader(
     np.empty,
     [np.dtype(name) if name in np.sctypeDict else None for name in _native.DTYPES],  # None: in no .npy file
     Refused,
 )
+
+
+class NpzArchive(np.lib.npyio.NpzFile):
+    """A NpzFile whose uncompressed arrays the native core reads; zipfile opens the archive for all else."""
+
+    fid: Any
+    f: Any
+
+    def __init__(self, file: io.BufferedReader, archive: Any, *, allow_pickle: bool) -> None:
+        names = archive.names()
+        self._archive, self._number = archive, {name: number for number, name in enumerate(names)}
+        self._opened: Any = None
+        self.files = [name.removesuffix(".npy") for name in names]
+        self._files = dict(zip(self.files, names, strict=True)) | dict(zip(names, names, strict=True))
+        self.allow_pickle, self.max_header_size = allow_pickle, 10000
+        self.pickle_kwargs = {"encoding": "ASCII", "fix_imports": True}
+        self.f = _numpys["BagObj"](self)
+        self.fid = file
+
+    @property
+    def zip(self) -> Any:
+        """The ZipFile, which is made when something asks for it."""
+        if self._opened is None and self.fid is not None:
+            self._opened = _numpys["zipfile_factory"](self.fid)
+        return self._opened
+
+    @zip.setter
+    def zip(self, value: Any) -> None:
+        self._opened = value
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._opened is not None:
+            super().close()
+        elif self.fid is not None:
+            self.fid.close()
+            self.fid = self.f = None
+
+    def __getitem__(self, key: str) -> Any:
+        number = self._number.get(self._files.get(key, ""))
+        if number is not None and self.fid is not None and not self.fid.closed:
+            found = numpy_loader.member(self._archive, number)
+            if type(found) is not Refused:
+                return _shaped(*found)
+        return super().__getitem__(key)
+
+
+_numpys: dict[str, Any] = np.lib.npyio.NpzFile.__init__.__globals__
+
+
+@functools.cache
+def _npz_refused() -> Refused | None:
+    """Return why a NpzArchive would not be as this numpy's NpzFile, or None."""
+    file = io.BytesIO()
+    np.savez(file, x=np.zeros(1))
+    file.seek(0)
+    with np.lib.npyio.NpzFile(file) as theirs:
+        known = "_files files allow_pickle max_header_size pickle_kwargs zip f"
+        same = sorted(vars(theirs)) == sorted(known.split()) and vars(theirs)["_files"] == {
+            "x": "x.npy",
+            "x.npy": "x.npy",
+        }
+    return None if same else Refused("npz: a numpy whose NpzFile is another")
+
+
+def _open_npz(path: str, *, allow_pickle: bool) -> Any:
+    """Return what numpy.load returns for the path of an archive, or Refused."""
+    if (refused := _npz_refused()) is not None:
+        return refused
+    try:
+        file = open(path, "rb")  # noqa: SIM115
+    except (OSError, ValueError):
+        return Refused("the file cannot be opened")
+    archive = numpy_loader.archive(file.fileno())
+    if type(archive) is Refused:
+        file.close()
+        return archive
+    return NpzArchive(file, archive, allow_pickle=allow_pickle)

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import compress
-from types import FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 from torch.compiler import is_dynamo_compiling
@@ -39,7 +39,7 @@ def standing_in(
     home: a module and the name that the function has there, where pickle finds it; None: that of the original.
     """
     made: Any = _choosing(original, instead, active, is_dynamo_compiling)
-    if isinstance(original, FunctionType):  # else it has no source
+    if type(original) is FunctionType:  # else it has no source
         theirs = original.__code__
         code = made.__code__.replace(
             co_filename=theirs.co_filename,
@@ -111,14 +111,15 @@ class Patches:
 
         Modules of programs that have imported it by any name are searched for. The module that defines it keeps it, and
         the original is found there by pickle, as long as another stands where it says that it is from. A builtin
-        function does not say where it is from.
+        function may not say where it is from (its `__module__` is None).
 
         modules: of its own package, those that offer it.
         """
         if id(original) not in self._functions:
             self._functions[id(original)] = original, ours
-            if isinstance(original, FunctionType):
-                self._add(original, "__module__", original.__module__, original.__globals__["__name__"])
+            if original.__module__ is not None:
+                home = original.__globals__ if type(original) is FunctionType else vars(original.__self__)
+                self._add(original, "__module__", original.__module__, home["__name__"])
             for module in modules:
                 self._add(module, original.__name__, original, ours)
 
@@ -193,7 +194,7 @@ class Patches:
         It is one step of the interpreter: no interrupt and no other thread comes between.
         """
         now = [
-            owner.__module__ if type(owner) is FunctionType else vars(owner).get(name)
+            owner.__module__ if type(owner) in (FunctionType, BuiltinFunctionType) else vars(owner).get(name)
             for owner, name in zip(self._owners, self._names, strict=True)
         ]
         expected = [one is value for one, value in zip(now, before, strict=True)]

@@ -224,7 +224,7 @@ class ImageFolder(ImageTable):
                 raise
             said = f"{error.strerror}; root must be a folder with one folder for each class in it, as root/dog/1.jpg"
             raise type(error)(error.errno, said, folder) from None
-        _check(found, folder)
+        check_scan(found, folder, "ImageFolder", IMG_EXTENSIONS)
         self.paths, self.classes = found.paths, found.classes
         self.class_to_idx = {name: label for label, name in enumerate(found.classes)}
         self.labels: NDArray[np.int64] = np.repeat(np.arange(len(found.counts)), found.counts)
@@ -248,19 +248,19 @@ class ImageFolder(ImageTable):
         return f"ImageFolder({shown(str(self.root))!r}: {held})"
 
 
-def _check(found: Scan, folder: str) -> None:
+def check_scan(found: Scan, folder: str, kind: str, extensions: tuple[str, ...]) -> None:
     """Raise torchvision's errors for a tree without classes or with an empty one, and say what to do."""
     if not found.classes:
         raise FileNotFoundError(
             f"Couldn't find any class folder in {shown(folder)}. "
-            "ImageFolder needs one folder a class in it, as in root/dog/1.jpg and root/cat/2.jpg."
+            f"{kind} needs one folder a class in it, as in root/dog/1{extensions[0]} and root/cat/2{extensions[0]}."
         )
     empty = [name for name, count in zip(found.classes, found.counts, strict=True) if count == 0]
     if empty:
         raise FileNotFoundError(
             f"Found no valid file for the classes {shown(', '.join(empty))}. "
-            f"Supported extensions are: {', '.join(IMG_EXTENSIONS)}. "
-            f"Put images into these folders of {shown(folder)}, or move the folders out of it."
+            f"Supported extensions are: {', '.join(extensions)}. "
+            f"Put such files into these folders of {shown(folder)}, or move the folders out of it."
         )
 
 

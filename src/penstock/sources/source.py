@@ -216,7 +216,8 @@ def sample_reader_of(source: Source) -> SampleReader:
 
 def unknown(dataset: object) -> Refusal:
     """Return why a dataset of a class that no adapter stands for is not native."""
-    return Refusal(type(dataset).__name__, "Penstock does not know this class, so Python reads it", "")
+    why = getattr(dataset, "_read_by_python", "Penstock does not know this class, so Python reads it")
+    return Refusal(type(dataset).__name__, why, "")
 
 
 def replaced(dataset: object) -> Refusal | None:
