@@ -1,4 +1,4 @@
-"""Costly calls of a dataset's own code, answered natively in our workers: torch.load, numpy.load, Pillow's convert.
+"""Costly calls of a dataset's own code, answered natively in our workers: torch.load, numpy.load, Pillow, torchvision.
 
 While a pass is open other functions stand in their place (patches.py), in the modules of programs too that have
 imported one by name; in any thread that is not a worker at work they do what they did. A function that a program has
@@ -22,6 +22,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from penstock import call_counts
 from penstock.call_counts import CallMeter, ThreadCalls, count_in_this_process
+from penstock.hooks import images
 from penstock.hooks.loads import Refused, load_numpy, load_torch, look_at_settings
 from penstock.recipe import compose_hook
 from penstock.recipe.encoded_image import converted_to_rgb, leave_encoded
@@ -106,6 +107,7 @@ def _converting(original: Any) -> Any:
 def _find(patches: Patches) -> None:
     look_at_settings()
     compose_hook.find(patches)
+    images.find(patches, _asking)
     add_methods(patches, (("PIL.Image", "Image", "convert", _converting),), works_here)
     for ours, module in ((load_of_torch, torch), (load_of_numpy, np)):
         if ours is not None:

@@ -121,6 +121,10 @@ class Patches:
             for module in modules:
                 self._add(module, original.__name__, original, ours)
 
+    def add_value(self, owner: Any, name: str, theirs: Any, ours: Any) -> None:
+        """Have an attribute of a module be another object while a lease is open; only within `find`."""
+        self._add(owner, name, theirs, ours)
+
     def _add(self, owner: Any, name: str, theirs: Any, ours: Any) -> None:
         if (owner, name) not in self._added:
             self._added.add((owner, name))

@@ -18,13 +18,10 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from penstock.recipe import drawing
 from penstock.recipe.composed_run import REFUSED, Run, called, read_run
 from penstock.recipe.reader import TRANSFORMS
-from penstock.recipe.torchvision import V2, classes
+from penstock.recipe.torchvision import TV_TENSORS, V2, classes
 
 #: The packages whose values torchvision's kernels change without a program's own code.
 _KNOWN_PACKAGES = ("torch", "torchvision", "PIL", "numpy")
-
-
-_TV = "torchvision.tv_tensors"
 
 
 class _Unlike(Exception):
@@ -112,7 +109,7 @@ def _change(transform: Any, leaves: list[Any], place: int) -> Any:
 
 def _has_colours(value: Any) -> bool:
     """Return whether a value beside the image is an image, too."""
-    return isinstance(value, Image.Image) or type(value) in classes("Image", _TV) + classes("Video", _TV)
+    return isinstance(value, Image.Image) or type(value) in classes("Image", TV_TENSORS) + classes("Video", TV_TENSORS)
 
 
 def _stand_in(like: Any, height: int, width: int) -> Any:
