@@ -126,10 +126,7 @@ def test_a_prefix_is_native(images, folder, t):
     assert {image.size for image in seen} == {(30, 30)}
     who = [(step.who, step.what.split()[0]) for step in assisted.steps]
     assert who == [("native", "read"), ("Python", "call")]
-    assert (
-        "Lambda, PILToTensor" in assisted.steps[-1].what
-        and "Lambda: Penstock has no native form" in assisted.steps[-1].what
-    )
+    assert "Lambda, PILToTensor" in assisted.steps[-1].what and "Lambda: Penstock has no native form" in assisted.steps[-1].what
 
 
 PREFIXES: dict[str, Any] = {
