@@ -32,6 +32,7 @@ _SOURCES = {
     "torch.load": ("penstock.TensorFolder", "docs/tensors.md"),
     "numpy.load": ("penstock.TensorFolder with suffix='.npy'", "docs/tensors.md"),
     "PIL.Image": ("penstock.Images or ImageFolder", "docs/images.md"),
+    "torchvision.io": ("penstock.Images or ImageFolder", "docs/images.md"),
 }
 
 
