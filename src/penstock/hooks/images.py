@@ -37,7 +37,7 @@ class Standing(_Operator):  # type: ignore[misc]
     """Another operator in all but its calls in our workers, which `answer` gets."""
 
     def __init__(self, original: Any, answer: Callable[..., Any]) -> None:
-        vars(self).update(vars(original), original=original, answer=answer)
+        self.__dict__.update(vars(original), original=original, answer=answer)
 
     def __getattr__(self, key: str) -> Any:
         return getattr(self.original, key)

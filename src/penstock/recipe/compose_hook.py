@@ -203,7 +203,7 @@ def is_tensor_image(value: Any) -> bool:
 def lie_side_by_side(image: torch.Tensor) -> bool | None:
     """Return whether the three channels of each pixel lie side by side; None: they neither do nor lie in planes."""
     channels, height, width = image.shape
-    lies = {(1, width * channels, channels): True, (height * width, width, 1): False}
+    lies: dict[tuple[int, ...], bool] = {(1, width * channels, channels): True, (height * width, width, 1): False}
     return lies.get(image.stride()) if channels == 3 and min(height, width) > 1 else None
 
 

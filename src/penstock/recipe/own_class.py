@@ -47,7 +47,8 @@ def held_transform(value: Any) -> Any:
     if name in own or hasattr(kind, attribute) or kind.__getattribute__ is not object.__getattribute__:
         return None
     if module:
-        if kind.__call__ is not torch.nn.Module.__call__ or kind.__getattr__ is not torch.nn.Module.__getattr__:
+        found: Any = kind  # of a class that defines what it is not known to
+        if found.__call__ is not torch.nn.Module.__call__ or found.__getattr__ is not torch.nn.Module.__getattr__:
             return None
         return own.get(attribute, own.get("_modules", {}).get(attribute))
     return own.get(attribute)
