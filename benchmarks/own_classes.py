@@ -1,7 +1,7 @@
 """Datasets that people write themselves, unchanged: files of tensors, arrays, photos and sounds; samples in memory.
 
-Worker processes are kept between epochs, torch's as Penstock's. A class that opens photos with Pillow is measured in
-python_datasets.py.
+Others call a class of transforms, or are pure Python. Worker processes are kept between epochs, torch's as Penstock's.
+A class that opens photos with Pillow is measured in python_datasets.py.
 """
 
 from __future__ import annotations
@@ -139,6 +139,38 @@ def by_safetensors(setup: Setup) -> Any:
     return packed("safetensors", both, setup)
 
 
+def decoded(setup: Setup) -> Any:
+    """torchvision.io's decode_image(read_file(path)) and version 2's transforms of the tensor."""
+    from torchvision.io import decode_image, read_file
+    from torchvision.transforms import v2
+
+    names = [str(path) for path in sorted(Path(setup.facts["photos"]).rglob("*.jpg"))]
+    steps = [v2.RandomResizedCrop(photos.SIZE, antialias=True), v2.RandomHorizontalFlip()]
+    transform = v2.Compose([*steps, v2.ToDtype(torch.float32, scale=True), v2.Normalize(*photos.CHANNELS)])
+    return Samples(len(names), lambda index: (transform(decode_image(read_file(names[index]), "RGB")), index % 10))
+
+
+class Preset:
+    """torchvision's references/classification/presets.py: ClassificationPresetTrain as that of ResNet-50 calls it."""
+
+    def __init__(self) -> None:
+        from torchvision import transforms
+
+        steps = [transforms.RandomResizedCrop(photos.SIZE, antialias=True), transforms.RandomHorizontalFlip(0.5)]
+        conversions = [transforms.PILToTensor(), transforms.ConvertImageDtype(torch.float)]
+        self.transforms = transforms.Compose([*steps, *conversions, transforms.Normalize(*photos.CHANNELS)])
+
+    def __call__(self, img: Any) -> Any:
+        return self.transforms(img)
+
+
+def preset(setup: Setup) -> Any:
+    """torchvision's ImageFolder over a class that holds a Compose."""
+    from torchvision.datasets import ImageFolder
+
+    return ImageFolder(setup.facts["photos"], Preset())
+
+
 def held(kilobytes: int, setup: Setup) -> Any:
     """One tensor in memory, given for each sample."""
     sample = torch.randn(kilobytes * 256)
@@ -155,6 +187,8 @@ DATASETS: dict[str, Callable[[Setup], Any]] = {
     "safetensors": by_safetensors,
     "sounds": range_of_sound,
     "torchaudio": by_torchaudio,
+    "decode_image": decoded,
+    "preset": preset,
     "held_48": partial(held, 48),
     "held_600": partial(held, 600),
     "nothing_known": lambda setup: Samples(setup.facts["cheap"], arithmetic),
@@ -197,6 +231,10 @@ TABLES = (
     table("safetensors", "safetensors.torch.load_file of two tensors of 24 KB", 3, 4),
     table("sounds", "soundfile.read of 3 s of 10 s of 44.1 kHz stereo, PCM 16, as float32", 2, 6),
     table("torchaudio", "torchaudio.load of 1 s of 16 kHz, PCM 16", 3, 8),
+    table(
+        "decode_image", "decode_image(read_file(path)), v2 RandomResizedCrop(224), flip, ToDtype, Normalize", 2.2, 2.2
+    ),
+    table("preset", "ImageFolder with torchvision's ClassificationPresetTrain", 4.5),
     table("held_48", "48 KB samples that cost nothing", 2),
     table("held_600", "600 KB samples that cost nothing", 2.5),
     table("nothing_known", "a millisecond of pure Python a sample", 0.98),

@@ -153,6 +153,60 @@ nb::object transform_image(const Recipe& recipe, const nb::capsule& schema, cons
   });
 }
 
+nb::object transform_tensor(const Recipe& recipe, const nb::ndarray<const std::uint8_t, nb::ndim<3>, nb::device::cpu>& image,
+                            const nb::sequence& draws, const nb::ndarray<nb::c_contig, nb::device::cpu>& out) {
+  const std::int64_t channels = recipe.channels, height = static_cast<std::int64_t>(image.shape(1)),
+                     width = static_cast<std::int64_t>(image.shape(2));
+  const auto lies = [&](std::int64_t channel, std::int64_t row, std::int64_t column) {
+    return image.stride(0) == channel && image.stride(1) == row && image.stride(2) == column;
+  };
+  if (height <= 0 || width <= 0 || height > kMaxAxis || width > kMaxAxis) return nb::cast("an image of that size");
+  const bool interleaved = lies(1, width * channels, channels);
+  if (static_cast<std::int64_t>(image.shape(0)) != channels || channels == 1 ||
+      !(interleaved || lies(height * width, width, 1)))
+    return nb::cast("its pixels do not lie as expected");
+  const std::uint8_t* const pixels = image.data();
+  const int rows = static_cast<int>(height), columns = static_cast<int>(width);
+  return transformed(recipe, draws, out, [&](ImageScratch&, auto&& run_on) {
+    MemorySource source = interleaved ? MemorySource(pixels, rows, columns, recipe.channels)
+                                      : MemorySource::planar(pixels, rows, columns, recipe.channels);
+    return run_on(source);
+  });
+}
+
+nb::object decode_tensor(const nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& data,
+                         const nb::callable& room, bool grey, bool rgb) {
+  const Own<Scratch> own;
+  JpegDecoder& jpeg = (*own).part<ImageScratch>().jpeg;
+  Outcome outcome;
+  {
+    const GilReleased released;
+    outcome = jpeg.open(data.data(), data.size(), 0);
+  }
+  if (!outcome.ok()) return reason(outcome);
+  if (grey && jpeg.components() != 1) return nb::cast("JPEG: the grey of a colour image");
+  const std::size_t channels = jpeg.components() == 1 && !rgb ? 1 : 3;
+  const auto width = static_cast<std::size_t>(jpeg.width()), height = static_cast<std::size_t>(jpeg.height());
+  nb::object made = room(height, width, channels);
+  const auto out = nb::cast<nb::ndarray<std::uint8_t, nb::shape<-1, -1, -1>, nb::c_contig, nb::device::cpu>>(made);
+  if (out.shape(0) != height || out.shape(1) != width || out.shape(2) != channels) throw nb::value_error("room of another shape");
+  {
+    const GilReleased released;
+    const std::uint8_t* pixels = nullptr;
+    std::ptrdiff_t stride = 0;
+    outcome = jpeg.decode({0, 0, jpeg.width(), jpeg.height()}, pixels, stride);
+    std::uint8_t* row = out.data();
+    for (std::size_t y = 0; outcome.ok() && y < height; ++y, pixels += stride, row += width * channels) {
+      if (channels == 3) {
+        std::memcpy(row, pixels, width * channels);
+      } else {
+        for (std::size_t x = 0; x < width; ++x) row[x] = pixels[3 * x];
+      }
+    }
+  }
+  return outcome.ok() ? made : reason(outcome);
+}
+
 nb::object decode_jpeg(const nb::bytes& data, const std::optional<Corners>& box, std::uint64_t max_pixels) {
   const Own<Scratch> own;
   return decoded((*own).part<ImageScratch>().jpeg, data, box, max_pixels);
@@ -204,6 +258,8 @@ void bind_sample(nb::module_& m) {
   m.def("read_tensor", &read_tensor, "filler"_a, "local"_a, "out"_a, "spec"_a, "readers"_a.none() = nb::none(),
         "brought"_a.none() = nb::none());
   m.def("transform_image", &transform_image, "recipe"_a, "schema"_a, "array"_a, "width"_a, "height"_a, "draws"_a, "out"_a);
+  m.def("transform_tensor", &transform_tensor, "recipe"_a, "image"_a, "draws"_a, "out"_a);
+  m.def("decode_tensor", &decode_tensor, "data"_a, "room"_a, "grey"_a, "rgb"_a);
   m.def("decode_jpeg", &decode_jpeg, "data"_a, "box"_a = nb::none(), "max_pixels"_a = 0);
   m.def("certify_jpeg", &certify_jpeg, "data"_a);
   m.def("transform_jpeg", &transform_jpeg, "recipe"_a, "data"_a, "draws"_a, "out"_a);

@@ -401,6 +401,20 @@ def transform_image(
     undefined. Raises ValueError for draws that fit no operation.
     """
 
+def transform_tensor(recipe: Recipe, image: torch.Tensor, draws: Sequence[Any], out: torch.Tensor) -> bool | str:
+    """Write what the recipe makes of a uint8 tensor (channels, height, width) into `out`; else as transform_image().
+
+    Its channels lie side by side, or one behind the other.
+    """
+
+def decode_tensor(
+    data: torch.Tensor, room: Callable[[int, int, int], torch.Tensor], grey: bool, rgb: bool
+) -> torch.Tensor | str:
+    """Return what `room`, called with (height, width, channels), gave for the pixels of a JPEG file; or why not.
+
+    An image in grey has one channel, or three with `rgb`; others have three, and are left with `grey`.
+    """
+
 def certify_jpeg(data: bytes) -> tuple[int, int, int, int] | str:
     """Return (width, height, components, end) of a JPEG file that Pillow decodes without an error; or why not.
 

@@ -33,6 +33,7 @@ _SOURCES = {
     "PIL.Image": ("penstock.Images or ImageFolder", "docs/images.md"),
     "soundfile": ("penstock.AudioFolder", "docs/audio.md"),
     "torchaudio": ("penstock.AudioFolder", "docs/audio.md"),
+    "torchvision.io": ("penstock.Images or ImageFolder", "docs/images.md"),
 }
 
 

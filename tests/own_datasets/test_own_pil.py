@@ -181,6 +181,11 @@ def read_image(path: Path, index: int) -> Any:
     return READ_IMAGE(vision_io.read_image(str(path), vision_io.ImageReadMode.RGB)), index
 
 
+def decode_image(path: Path, index: int) -> Any:
+    image = vision_io.decode_image(vision_io.read_file(path), mode="RGB", apply_exif_orientation=True)
+    return READ_IMAGE(image), index
+
+
 def decode_jpeg(path: Path, index: int) -> Any:
     image = vision_io.decode_image(vision_io.read_file(str(path)), mode=vision_io.ImageReadMode.GRAY)
     return F.resize(image, [16, 16], antialias=True)
@@ -201,7 +206,7 @@ IMAGES: dict[str, tuple[Callable[[list[Path]], Any], int | None]] = {
     "convolved": (lambda paths: Photos(paths, CONVOLVED), 7),
     "jittered": (lambda paths: Photos(paths, JITTERED), 7),
     "automatic": (lambda paths: Photos(paths, AUTOMATIC), 7),
-    **{one.__name__: (read(one), 7) for one in (lazy_in_with, functional, read_image)},
+    **{one.__name__: (read(one), 7) for one in (lazy_in_with, functional, read_image, decode_image)},
     "with statement": (WithStatement, None),
     "kept handle": (KeptHandle, None),
     **{
@@ -211,6 +216,7 @@ IMAGES: dict[str, tuple[Callable[[list[Path]], Any], int | None]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:The image decoding and encoding:DeprecationWarning")  # of torchvision
 @pytest.mark.parametrize("name", IMAGES)
 def test_images(name: str, photos: list[Path]) -> None:
     make, seed = IMAGES[name]

@@ -25,7 +25,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from penstock import call_counts
 from penstock.call_counts import CallMeter, ThreadCalls, count_in_this_process
-from penstock.hooks import opencv
+from penstock.hooks import images, opencv
 from penstock.hooks.arrays import from_file, load_safetensors, map_file
 from penstock.hooks.audio import load_torchaudio, read_from, read_sound
 from penstock.hooks.loads import Refused, load_numpy, load_torch, look_at_settings
@@ -135,6 +135,7 @@ _METHODS = (
 def _find(patches: Patches) -> None:
     look_at_settings()
     compose_hook.find(patches)
+    images.find(patches, _asking)
     add_methods(patches, _METHODS, works_here)
     opencv.find(patches, _asking)
     for home, name, answer in _OF_PACKAGES:

@@ -117,9 +117,14 @@ def is_cpu(location: Any) -> bool:
     return location == "cpu" if type(location) is str else type(location) is torch.device and location == _CPU
 
 
+def modes_are_on() -> bool:
+    """Return whether one of torch's modes sees what this thread calls of it."""
+    return bool(_function_modes() or _dispatch_modes())
+
+
 def unusual() -> str | None:
     """Return what of torch's state would make torch.load do something else, or None."""
-    if _function_modes() or _dispatch_modes():
+    if modes_are_on():
         return "one of torch's modes is on"
     if _tracing() is not None or _inference():
         return "torch traces, or is in inference mode"

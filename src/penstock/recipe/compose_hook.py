@@ -1,10 +1,11 @@
 """torchvision's transforms, run natively where a dataset's own code calls them in one of our workers.
 
-A dataset that opens an image with Pillow and calls a Compose on it gets exactly what the Compose would return: the same
-elements, strides and type, after the same draws from torch's generator, for torchvision's own code draws them. Known
-transforms that follow each other are run together by the native core, on the memory of the PIL image: no image is made
-between them, and Python's lock is let go. Of an encoded image (encoded_image.py) no more is decoded than the first of
-them needs, in a Compose or called by themselves. All other transforms are called as ever.
+A dataset that opens an image with Pillow, or decodes it to a uint8 tensor, and calls a Compose on it gets exactly what
+the Compose would return: the same elements, strides and type, after the same draws from torch's generator, for
+torchvision's own code draws them. Known transforms that follow each other are run together by the native core, on the
+memory of the image: no image is made between them, and Python's lock is let go. Of an encoded image (encoded_image.py)
+no more is decoded than the first of them needs, in a Compose or called by themselves. All other transforms are called
+as ever.
 
 While a pass is open other methods stand in the place of those of torchvision's classes (patches.py); in any thread that
 does not work for a loader they do what they did.
@@ -23,12 +24,12 @@ from PIL import Image
 
 from penstock import call_counts
 from penstock.recipe.composed_run import REFUSED, Run, called, find_picture, read_run, read_sample_run, run_sample
-from penstock.recipe.conversions import PRESETS as KNOWN_PRESETS
+from penstock.recipe.conversions import PRESETS as KNOWN_PRESETS, tensor_ramp
 from penstock.recipe.encoded_image import is_encoded
 from penstock.recipe.originals import AttributeState, Row, add_methods, hooked, look_again, replaced_in_class
 from penstock.recipe.patches import Patches, works_here
 from penstock.recipe.reader import known_transforms
-from penstock.recipe.torchvision import PRESETS, V1, V2, changed, classes
+from penstock.recipe.torchvision import PRESETS, TV_TENSORS, V1, V2, changed, classes
 
 #: Under this name the images count whose transforms are run natively, in whole or in part, or not at all.
 TRANSFORMS = "torchvision transforms"
@@ -63,7 +64,7 @@ class KnownTransforms:
         held = [one for part in own if part is not None for one in _with_parts(part)]
         self._composes = [AttributeState(compose, without="transforms") for compose in composes]
         self._states = [(weakref.ref(one), AttributeState(one)) for one in held]
-        self._runs: dict[tuple[int, str, torch.dtype, bool], Run | None] = {}
+        self._runs: dict[tuple[int, Any, torch.dtype, bool], Run | None] = {}
         self.takes_several = not any(type(compose) in classes("Compose", V1) for compose in composes)
         """Whether no part is a Compose of the first generation, which takes one value."""
         self._kinds = {*self._list_kinds, *map(type, held)}
@@ -167,6 +168,8 @@ class KnownTransforms:
         return REFUSED if run is None else run(value, parts[: run.length])
 
     def _run_from(self, begin: int, parts: Sequence[Any], value: Any) -> Run | None:
+        if isinstance(value, torch.Tensor):
+            return self._run_on_tensors(begin, parts, value)
         alone = isinstance(value, Image.Image)
         image = value if alone else _picture_in(value)
         if image is None or not type(image).__module__.startswith("PIL.") or image.mode not in ("RGB", "L"):
@@ -179,9 +182,34 @@ class KnownTransforms:
                 self._runs[key] = None
         return self._runs[key]
 
+    def _run_on_tensors(self, begin: int, parts: Sequence[Any], value: torch.Tensor) -> Run | None:
+        if not is_tensor_image(value) or (interleaved := lie_side_by_side(value)) is None:
+            return None
+        key = (begin, (type(value), interleaved), torch.get_default_dtype(), True)
+        if key not in self._runs:
+            try:
+                self._runs[key] = read_run(parts[begin:], "RGB", tensor_ramp(type(value), interleaved))
+            except Exception:  # torchvision itself has the last word
+                self._runs[key] = None
+        return self._runs[key]
+
+
+def is_tensor_image(value: Any) -> bool:
+    """Return whether a value is a tensor that may hold the pixels of an image."""
+    if type(value) is not torch.Tensor and type(value) not in classes("Image", TV_TENSORS):
+        return False
+    return bool(value.dtype == torch.uint8 and value.ndim == 3 and value.is_cpu)
+
+
+def lie_side_by_side(image: torch.Tensor) -> bool | None:
+    """Return whether the three channels of each pixel lie side by side; None: they neither do nor lie in planes."""
+    channels, height, width = image.shape
+    lies: dict[tuple[int, ...], bool] = {(1, width * channels, channels): True, (height * width, width, 1): False}
+    return lies.get(image.stride()) if channels == 3 and min(height, width) > 1 else None
+
 
 def _done(run: Run, value: Any, parts: Sequence[Any]) -> Any:
-    return run(value, parts) if isinstance(value, Image.Image) else run_sample(run, value, parts)
+    return run(value, parts) if isinstance(value, Image.Image | torch.Tensor) else run_sample(run, value, parts)
 
 
 def _picture_in(value: Any) -> Any:
@@ -194,6 +222,10 @@ def _why_left(transform: Any, foreign: bool, run: Run | None, image: Any) -> str
     name = transform.__qualname__ if type(transform) is FunctionType else type(transform).__qualname__
     if foreign:
         return f"{name} has no native form"
+    if isinstance(image, torch.Tensor):
+        if not is_tensor_image(image) or lie_side_by_side(image) is None:
+            return "the image is a tensor of another dtype, size or layout"
+        return f"{name} alone gains nothing"
     if not isinstance(image, Image.Image):
         inside = _picture_in(image)
         if inside is None:
@@ -301,7 +333,7 @@ def _call_of_list(joint: bool, original: Any) -> Any:
     """
 
     def call(self: Any, *inputs: Any, **named: Any) -> Any:
-        if len(inputs) == 1 and not named and isinstance(inputs[0], Image.Image):
+        if len(inputs) == 1 and not named and (isinstance(inputs[0], Image.Image) or is_tensor_image(inputs[0])):
             found = _known_and_parts(self, parts_of)
             if found is not None:
                 known, parts = found

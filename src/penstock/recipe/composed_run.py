@@ -1,4 +1,4 @@
-"""Known transforms of torchvision that follow each other, run together by the native core on a PIL image or a sample.
+"""Known transforms of torchvision that follow each other, run together by the native core on an image or a sample.
 
 The result has the elements, strides and type that torchvision's would have, after the same draws from torch's
 generator, for torchvision's own code draws them.
@@ -18,7 +18,7 @@ import penstock._native as _native
 from penstock.recipe import drawing
 from penstock.recipe.encoded_image import view_of
 from penstock.recipe.reader import TRANSFORMS, Reader
-from penstock.recipe.torchvision import V2, Draw, Refused, classes, flatten
+from penstock.recipe.torchvision import TV_TENSORS, V2, Draw, Refused, classes, flatten
 
 #: What a run returns where torchvision must run the transforms.
 REFUSED = object()
@@ -47,7 +47,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """Known transforms that follow each other, on a PIL image."""
+    """Known transforms that follow each other, on a PIL image, or on a tensor of such pixels that they convert."""
 
     parts: tuple[Part, ...]
     natives: dict[bool, _native.Recipe]
@@ -75,7 +75,7 @@ class Run:
     def length(self) -> int:
         return len(self.parts)
 
-    def __call__(self, image: Image.Image, transforms: Sequence[Any]) -> Any:
+    def __call__(self, image: Any, transforms: Sequence[Any]) -> Any:
         """Return the result; or REFUSED, and torch's generator is as it was, but for threads that share it.
 
         Raises what the transforms raise.
@@ -95,14 +95,18 @@ class Run:
             self.learn(key, done)
         return done
 
-    def sizes(self, image: Image.Image) -> Sequence[tuple[int, int]]:
+    def sizes(self, image: Any) -> Sequence[tuple[int, int]]:
         """Return (height, width) before each operation on an image, and after the last; empty: torchvision's to do."""
-        sizes = _native.sizes(next(iter(self.natives.values())), *image.size)
+        tensor = isinstance(image, torch.Tensor)
+        width, height = (image.shape[2], image.shape[1]) if tensor else image.size
+        sizes = _native.sizes(next(iter(self.natives.values())), width, height)
+        if tensor:
+            return sizes
         most = Image.MAX_IMAGE_PIXELS  # Pillow warns of larger ones where it crops, too
         return () if most is not None and any(rows * columns > most for rows, columns in sizes) else sizes
 
     def attempt(
-        self, image: Image.Image, sizes: Sequence[tuple[int, int]], draw: Callable[[], Sequence[Any]]
+        self, image: Any, sizes: Sequence[tuple[int, int]], draw: Callable[[], Sequence[Any]]
     ) -> tuple[Any, Any]:
         """Return the result, or REFUSED and torch's generator as it was; and what learn() is to be told, if anything.
 
@@ -159,7 +163,7 @@ class Run:
         # The strides of sides of one pixel may be any.
         return _interleaved(self.like) if self.tail == self.moves and min(sizes[-1]) > 1 else None
 
-    def _result(self, image: Image.Image, out: torch.Tensor, interleaved: bool, padded: bool) -> Any:
+    def _result(self, image: Any, out: torch.Tensor, interleaved: bool, padded: bool) -> Any:
         if self.mode is not None:
             copied = getattr(image, "_copy_info", image.info.copy)  # lists in it are copied since Pillow 12
             made = Image.frombytes(self.mode, (out.shape[1], out.shape[0]), out.numpy())
@@ -176,8 +180,10 @@ class Run:
         return torch.empty(shape, dtype=dtype, device="cpu")
 
 
-def _transform(recipe: _native.Recipe, image: Image.Image, draws: Sequence[Any], out: torch.Tensor) -> bool | str:
+def _transform(recipe: _native.Recipe, image: Any, draws: Sequence[Any], out: torch.Tensor) -> bool | str:
     """Write what a recipe makes of an image into `out`; see penstock._native.transform_image."""
+    if isinstance(image, torch.Tensor):
+        return _native.transform_tensor(recipe, image.as_subclass(torch.Tensor), draws, out)
     width, height = image.size
     encoded = view_of(image)
     if encoded is not None:
@@ -197,15 +203,18 @@ def _compared(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
     return tuple((a > b) - (a < b) for a, b in zip(one, other, strict=True))
 
 
-def read_run(transforms: Sequence[Any], mode: str) -> Run | None:
+def read_run(transforms: Sequence[Any], mode: str, ramp: torch.Tensor | None = None) -> Run | None:
     """Return how the known ones among the first transforms are run together on PIL images of a mode.
 
-    None where that gains nothing: they neither resize nor make a tensor.
+    None where that gains nothing: they neither resize nor make a tensor; or, of tensors, do not convert the pixels, for
+    what they give may then be the tensor itself, or a view of it.
+
+    ramp: have them run on tensors that lie as this one does (conversions.tensor_ramp).
     """
-    reader = Reader(mode, drawn_by_python=True)
+    reader = Reader(mode, drawn_by_python=True, ramp=ramp)
     parts: list[Part] = []
     whole = 0
-    tail: int | None = None
+    tail: int | None = None if ramp is None else 0
     try:
         for transform in transforms:
             before = len(reader.operations)
@@ -220,7 +229,7 @@ def read_run(transforms: Sequence[Any], mode: str) -> Run | None:
     except Refused:
         pass
     if whole < len(parts):
-        return read_run(transforms[:whole], mode)
+        return read_run(transforms[:whole], mode, ramp)
     like, operations = reader.values[0], reader.operations
     tail = len(operations) if tail is None else tail
     moves = sum(operation["op"] != "RandomErasing" for operation in operations)
@@ -231,7 +240,7 @@ def read_run(transforms: Sequence[Any], mode: str) -> Run | None:
             native, result = reader.finish_picture()
             natives = {True: native}
         else:
-            if not like.is_cpu or like.requires_grad:
+            if not like.is_cpu or like.requires_grad or (ramp is not None and like.dtype == torch.uint8):
                 return None
             layouts = {_interleaved(like)} if tail == moves else {True, False}
             natives = {each: reader.finish(None, layout="hwc" if each else "chw").native for each in layouts}
@@ -290,9 +299,6 @@ def _interleaved(image: torch.Tensor) -> bool:
 
 #: The packages whose values torchvision's kernels change without a program's own code.
 _KNOWN_PACKAGES = ("torch", "torchvision", "PIL", "numpy")
-
-
-_TV = "torchvision.tv_tensors"
 
 
 class _Unlike(Exception):
@@ -377,7 +383,7 @@ def _change(transform: Any, leaves: list[Any], place: int) -> Any:
 
 def _has_colours(value: Any) -> bool:
     """Return whether a value beside the image is an image, too."""
-    return isinstance(value, Image.Image) or type(value) in classes("Image", _TV) + classes("Video", _TV)
+    return isinstance(value, Image.Image) or type(value) in classes("Image", TV_TENSORS) + classes("Video", TV_TENSORS)
 
 
 def _stand_in(like: Any, height: int, width: int) -> Any:

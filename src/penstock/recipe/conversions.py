@@ -31,6 +31,13 @@ def ramp_of(mode: str) -> Image.Image:
     return Image.fromarray(np.repeat(values[..., None], 3, axis=2) if mode == "RGB" else values)
 
 
+def tensor_ramp(kind: type, interleaved: bool) -> torch.Tensor:
+    """Return the same picture of three channels as a tensor of a class, whose channels lie side by side or apart."""
+    values = torch.arange(256, dtype=torch.uint8, device="cpu")
+    ramp = values[None, :, None].repeat(1, 1, 3).permute(2, 0, 1) if interleaved else values[None, None].repeat(3, 1, 1)
+    return ramp.as_subclass(kind)
+
+
 def shape_of(picture: Any) -> tuple[int, ...]:
     """Return (channels, height, width) of a PIL image, or the shape of a tensor."""
     if isinstance(picture, Image.Image):

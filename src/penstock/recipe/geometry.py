@@ -178,6 +178,9 @@ def _reproduced(arithmetic: str, name: str, antialias: bool) -> bool:
             planes = torch.from_numpy(pixels).permute(2, 0, 1)[None]
             corners = False if name in ("bilinear", "bicubic") else None
             resized = interpolate(planes, size, mode=name, align_corners=corners, antialias=antialias)
+            apart = interpolate(planes.contiguous(), size, mode=name, align_corners=corners, antialias=antialias)
+            if not torch.equal(resized, apart):
+                return False
             expected = resized[0].permute(1, 2, 0).numpy()
         if _native.run_recipe(native, pixels, 0, 0, 0, 0)[0] != expected.tobytes():
             return False

@@ -147,6 +147,28 @@ def decoded_alike() -> bool:
         return False
 
 
+@cache
+def operator_decodes_alike(operator: Any) -> bool:
+    """Return whether an operator that decodes JPEG files for torchvision gives these images the native core's pixels.
+
+    torchvision has a libjpeg of its own.
+    """
+    try:
+        for data in jpeg_files():
+            found, theirs = _native.decode_jpeg(data), operator(torch.frombuffer(bytearray(data), dtype=torch.uint8), 3)
+            if isinstance(found, str) or not np.array_equal(found, theirs.permute(1, 2, 0).numpy()):
+                return False
+    except Exception:  # of a Pillow without JPEG
+        return False
+    return True
+
+
+@cache
+def encoded_in_grey(rows: tuple[tuple[int, ...], ...]) -> bytes:
+    """Return a JPEG file of grey pixels, as near to them as the format allows."""
+    return _encoded(Image.fromarray(np.array(rows, dtype=np.uint8)), quality=100)
+
+
 def _pixels_alike(data: bytes) -> bool:
     # Without convert("RGB"), which may leave an image encoded where this has been found out.
     pixels = np.asarray(Image.open(io.BytesIO(data)))

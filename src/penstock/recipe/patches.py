@@ -104,7 +104,7 @@ class Patches:
         if static:
             ours = staticmethod(ours)
             _originals[id(ours)] = ours, attribute
-        self._add(owner, name, attribute, ours)
+        self.add_value(owner, name, attribute, ours)
 
     def add_function(self, original: Any, ours: Any, *modules: ModuleType) -> None:
         """Have a function of a module be another while a lease is open; only within `find`.
@@ -119,11 +119,12 @@ class Patches:
             self._functions[id(original)] = original, ours
             if original.__module__ is not None:
                 home = original.__globals__ if type(original) is FunctionType else vars(original.__self__)
-                self._add(original, "__module__", original.__module__, home["__name__"])
+                self.add_value(original, "__module__", original.__module__, home["__name__"])
             for module in modules:
-                self._add(module, original.__name__, original, ours)
+                self.add_value(module, original.__name__, original, ours)
 
-    def _add(self, owner: Any, name: str, theirs: Any, ours: Any) -> None:
+    def add_value(self, owner: Any, name: str, theirs: Any, ours: Any) -> None:
+        """Have an attribute be another object while a lease is open; only within `find`."""
         if (owner, name) not in self._added:
             self._added.add((owner, name))
             self._owners.append(owner)
@@ -148,7 +149,7 @@ class Patches:
             if not self._functions.keys().isdisjoint(map(id, list(held.values()))):
                 for name, value in list(held.items()):
                     if id(value) in self._functions:
-                        self._add(sys.modules[module], name, *self._functions[id(value)])
+                        self.add_value(sys.modules[module], name, *self._functions[id(value)])
 
     def meet_imported(self) -> None:
         """Set what was imported since the lease began that the caller holds."""

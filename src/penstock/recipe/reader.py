@@ -88,9 +88,9 @@ class Views:
 
 
 class Reader:
-    """Follows one pipeline from the PIL image to its end."""
+    """Follows one pipeline from the PIL image to its end; with `ramp`, from a tensor (conversions.tensor_ramp)."""
 
-    def __init__(self, mode: str, *, drawn_by_python: bool = False) -> None:
+    def __init__(self, mode: str, *, drawn_by_python: bool = False, ramp: torch.Tensor | None = None) -> None:
         if mode not in ("RGB", "L"):
             raise ValueError(f"mode {mode!r}: recipes start from images of mode 'RGB' or 'L'")
         self.source_channels = channels_of(mode)
@@ -99,7 +99,7 @@ class Reader:
         self.draws: list[Draw | None] = []
         """For each operation, what has torchvision draw its parameters; None: it has none."""
         self.steps: list[Step] = []
-        self.values: list[Any] = [ramp_of(mode)]
+        self.values: list[Any] = [ramp_of(mode) if ramp is None else ramp]
         """What the pipeline so far makes of each pixel value (first) and of the colour of each padding (the rest)."""
         self.fill_pixels: list[bytes] = []
         self.pointwise_names: list[str] = []
@@ -245,6 +245,11 @@ def known_transforms() -> dict[type, Known]:
     return timm | {kind: known for name, known in TRANSFORMS.items() for kind in classes(name)}
 
 
+def _held_by(transform: object) -> Iterable[tuple[str, Any]]:
+    own = getattr(transform, "__dict__", {})
+    return {**own, **own.get("_modules", {})}.items()
+
+
 def unknown(transform: object) -> Refusal:
     """Return why a transform of another class is left to Python."""
     name = type(transform).__name__
@@ -254,4 +259,8 @@ def unknown(transform: object) -> Refusal:
     for base in type(transform).__mro__[1:]:
         if base in known_transforms() or base in classes("Compose"):
             return Refusal(name, f"a subclass of {base.__name__} may behave differently", f"{base.__name__} itself")
+    held = next((key for key, one in _held_by(transform) if type(one) in classes("Compose")), None)
+    if held is not None and not type(transform).__module__.startswith("torchvision."):
+        only = f"return self.{held}(image)"
+        return Refusal(name, f"its call does other things than {only}", f"a __call__ that is only `{only}`")
     return Refusal(name, "Penstock has no native form of it", f"a transform of docs/images.md instead of {name}")

@@ -15,12 +15,14 @@ from typing import Any, NoReturn
 import torch
 
 from penstock.recipe.originals import replaced_in_class
+from penstock.recipe.own_class import held_transform
 from penstock.recipe.steps import Refusal
 
 V1 = "torchvision.transforms.transforms"
 AUTOMATIC = "torchvision.transforms.autoaugment"
 PRESETS = "torchvision.transforms._presets"
 V2 = "torchvision.transforms.v2"
+TV_TENSORS = "torchvision.tv_tensors"
 #: The modules of the first generation.
 FIRST = (V1, AUTOMATIC, PRESETS)
 # Methods that a transform object may carry as attributes of its own, over those of its class.
@@ -58,14 +60,28 @@ class Refused(Exception):
 
 
 def flatten(transform: object) -> Iterator[object]:
-    """Yield the parts of a transform in turn; a Compose is its parts."""
+    """Yield the parts of a transform in turn; a Compose is its parts, and a wrapper is what it holds."""
     plain = type(transform) in classes("Compose") and changed(transform) is None
     parts = transform.transforms if plain else ()  # type: ignore[attr-defined]
     if isinstance(parts, Sequence | torch.nn.ModuleList) and len(parts) > 0:
         for step in parts:
             yield from flatten(step)
+    elif is_wrapper(transform) and changed(transform) is None:
+        yield from flatten(held_transform(transform))
     else:
         yield transform
+
+
+def is_wrapper(transform: object) -> bool:
+    """Return whether an object of a program's own class only calls a transform of torchvision's that it holds."""
+    if _root_of(transform) in ("torchvision", "torch", "timm", "penstock"):
+        return False
+    held = held_transform(transform)
+    return held is not None and (type(held).__module__.startswith("torchvision.transforms") or is_wrapper(held))
+
+
+def _root_of(value: object) -> str:
+    return type(value).__module__.partition(".")[0]
 
 
 def changed(transform: object) -> str | None:

@@ -20,7 +20,7 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 import penstock._native as _native
 from penstock.recipe.originals import AttributeState, hooked, replaced_in, replaced_in_class
 from penstock.recipe.steps import Refusal
-from penstock.recipe.torchvision import classes
+from penstock.recipe.torchvision import classes, is_wrapper
 
 Unchanged = Callable[[], bool]
 """Returns whether something is what it was when this function was made."""
@@ -89,6 +89,7 @@ class DatasetState:
         self.unmoved = same_memory([value for value in values if _has_address(value)])
         self._transforms = list(_states_of(self._attributes.get("transform")).values())
         self._kinds = {type(part) for part, _ in self._transforms}
+        self._wrappers = [part for part, _ in self._transforms if is_wrapper(part)]
         self._settings = _settings()
 
     def holds(self) -> bool:
@@ -104,7 +105,8 @@ class DatasetState:
         if not (same and self.unmoved() and self._settings == _settings()) or (self._transforms and hooked()):
             return False
         same = all(state.same(part) for part, state in self._transforms)
-        return same and all(replaced_in_class(kind) is None for kind in self._kinds)
+        same = same and all(replaced_in_class(kind) is None for kind in self._kinds)
+        return same and all(map(is_wrapper, self._wrappers))
 
 
 def _has_address(value: object) -> bool:
@@ -134,7 +136,7 @@ def _is_transform(value: object) -> bool:
         return False
     kind = type(value)
     ours = ("torchvision.transforms", "penstock.recipe.reader")
-    return kind.__module__.startswith(ours) or kind in classes("Compose")
+    return kind.__module__.startswith(ours) or kind in classes("Compose") or is_wrapper(value)
 
 
 #: What default_collate meets in samples of tensors, arrays and numbers.
