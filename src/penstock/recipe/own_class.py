@@ -36,7 +36,7 @@ def held_transform(value: Any) -> Any:
 
     None: it is another object, or its call may do something else.
     """
-    kind = type(value)
+    kind: Any = type(value)
     module = issubclass(kind, torch.nn.Module)
     name = "forward" if module else "__call__"
     function = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
@@ -47,8 +47,7 @@ def held_transform(value: Any) -> Any:
     if name in own or hasattr(kind, attribute) or kind.__getattribute__ is not object.__getattribute__:
         return None
     if module:
-        found: Any = kind  # of a class that defines what it is not known to
-        if found.__call__ is not torch.nn.Module.__call__ or found.__getattr__ is not torch.nn.Module.__getattr__:
+        if kind.__call__ is not torch.nn.Module.__call__ or kind.__getattr__ is not torch.nn.Module.__getattr__:
             return None
         return own.get(attribute, own.get("_modules", {}).get(attribute))
     return own.get(attribute)
