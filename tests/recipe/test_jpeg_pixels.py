@@ -96,8 +96,8 @@ def test_a_pillow_without_jpeg(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_is_looked_at_once_and_only_for_image_files(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = mock.Mock(wraps=installed._jpeg_files)
-    monkeypatch.setattr(installed, "_jpeg_files", counted)
+    counted = mock.Mock(wraps=installed.jpeg_files)
+    monkeypatch.setattr(installed, "jpeg_files", counted)
     list(penstock.DataLoader(penstock.Arrays(np.zeros((4, 2), dtype=np.float32)), batch_size=2))
     assert counted.call_count == 0
     loader, _ = loaders(photos, penstock.ImageFolder, False)
@@ -109,7 +109,7 @@ def test_it_is_looked_at_once_and_only_for_image_files(photos: Path, monkeypatch
 
 def test_the_images_are_of_all_kinds() -> None:
     kinds = set()
-    for data in installed._jpeg_files():
+    for data in installed.jpeg_files():
         image = Image.open(io.BytesIO(data))
         assert isinstance(image, JpegImagePlugin.JpegImageFile)
         kinds.add((tuple(part[1:3] for part in image.layer), "progressive" in image.info))
