@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from functools import cached_property
 from itertools import takewhile
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -127,7 +127,7 @@ def settings_now(loader: Any, given: Given, sampler: Any, blocks: Any, kept: Set
         kept: of an earlier moment.
     """
     size, batches = None, loader.batch_sampler
-    attributes = [getattr(loader, name) for name in _ATTRIBUTES]
+    attributes = _attributes_of(loader)
     taken = [*attributes, sampler, blocks, given, given.workers, loader._IterableDataset_len_called]
     if type(sampler) in (RandomSampler, SequentialSampler):
         taken += vars(sampler).values()
@@ -155,6 +155,7 @@ def settings_now(loader: Any, given: Given, sampler: Any, blocks: Any, kept: Set
 
 #: The fields that are attributes of a loader by the same name.
 _ATTRIBUTES = list(takewhile(lambda name: name != "index_sampler", (one.name for one in fields(Settings))))
+_attributes_of = attrgetter(*_ATTRIBUTES)
 
 
 # --- checks of arguments, with the exceptions that torch raises later -------------------------------------------------

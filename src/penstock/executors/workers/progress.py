@@ -70,9 +70,12 @@ _WORD = struct.Struct("=q")
 _ANSWERS_AT = _RECORD.size  # 1: the worker writes its stacks when it is asked
 _LENGTH_AT = _ANSWERS_AT + _WORD.size  # of the text of an index
 _TEXT_AT = _LENGTH_AT + _WORD.size
-# One a stage: nanoseconds, samples, of the nanoseconds those on a CPU and in the run queue, and bytes from storage.
-_SPENT = struct.Struct("=qqqqq")
-_REGION = 640  # bytes a worker
+# One a stage: nanoseconds, samples, and of the batches that were looked at the nanoseconds, of these those on a CPU and
+# in the run queue, and the bytes from storage.
+_SPENT = struct.Struct("=qqqqqq")
+_NOT_LOOKED = (0,) * 4
+_LOOK_EVERY = 20_000_000  # nanoseconds: to read where the time of a batch went takes 20 us
+_REGION = 688  # bytes a worker
 _SPENT_AT = _REGION - len(_STAGES) * _SPENT.size
 _TEXT_MAX = _SPENT_AT - _TEXT_AT
 #: The stages of stages(). A worker does not report when it takes the next sample of an iterable dataset.
@@ -133,17 +136,23 @@ class Board:
         assert self._memory is not None
         region, offset = self._memory, worker * _REGION
         record = memoryview(region)[offset : offset + _RECORD.size].cast("q")
-        pack, now, lap = _RECORD.pack_into, time.monotonic_ns, _native.ThreadClock().lap
+        pack, now = _RECORD.pack_into, time.monotonic_ns
         codes = {str(stage): code for code, stage in enumerate(_STAGES)}
-        stage, samples, since = 0, 0, now()
-        spent = [(0,) * 5] * len(codes)
+        stage, samples, since, next_look = 0, 0, now(), 0
+        clock: _native.ThreadClock | None = None  # of a batch that is looked at
+        spent = [(0,) * 6] * len(codes)
 
         def begin(name: str, index: Any, size: int = 1) -> None:
-            nonlocal stage, samples, since
+            nonlocal stage, samples, since, next_look, clock
             began, since = since, now()
-            more = since - began, samples, *lap(since - began)
-            spent[stage] = of_stage = tuple(map(operator.add, spent[stage], more))
+            taken = since - began
+            looked = _NOT_LOOKED if clock is None else (taken, *clock.lap(taken))
+            spent[stage] = of_stage = tuple(map(operator.add, spent[stage], (taken, samples, *looked)))
             _SPENT.pack_into(region, offset + _SPENT_AT + stage * _SPENT.size, *of_stage)
+            if name == WorkerStage.DONE:
+                clock = None
+            elif name == WorkerStage.GETITEM and since >= next_look:
+                clock, next_look = _native.ThreadClock(), since + _LOOK_EVERY
             stage, samples = codes[name], size
             name_sample(index, since)
 
@@ -211,8 +220,9 @@ class Board:
                 if stage in _COUNTED
             ]
             self._spent = [
-                (stage, taken / 1e9, samples, on_cpu / 1e9, read, queued / 1e9)
-                for stage, taken, samples, on_cpu, queued, read in found
+                (stage, taken / 1e9, samples, on_cpu * share / 1e9, int(read * share), queued * share / 1e9)
+                for stage, taken, samples, looked, on_cpu, queued, read in found
+                for share in [taken / looked if looked else 0.0]
             ]
         return self._spent
 
