@@ -37,11 +37,12 @@ class WavLoader {
     return nb::make_tuple(format.frames, format.channels, format.rate, static_cast<int>(format.code));
   }
 
-  // (array, rate), or the number of the file's code where that is not among those of `trusted`, a mask.
-  nb::object array(nb::handle path, std::int64_t start, std::int64_t stop, std::int64_t frames, std::size_t value,
+  // (array, rate, where its last frame ends in the file), or the number of the file's code where that is not among those
+  // of `trusted`, a mask.
+  nb::object array(nb::handle source, std::int64_t start, std::int64_t stop, std::int64_t frames, std::size_t value,
                    bool always_2d, unsigned trusted) const {
     const Own<WavFile> own;
-    if (const char* reason = open(*own, path, false)) return refused_(reason);
+    if (const char* reason = open(*own, source, false)) return refused_(reason);
     const WavFormat& format = (*own).format();
     if ((trusted >> static_cast<unsigned>(format.code) & 1) == 0) return nb::int_(static_cast<int>(format.code));
     const auto all = static_cast<std::int64_t>(format.frames);
@@ -56,13 +57,14 @@ class WavLoader {
     void* const to = view.buf;
     PyBuffer_Release(&view);
     if (const char* reason = read(*own, begin, count, static_cast<WavValue>(value), false, to)) return refused_(reason);
-    return nb::make_tuple(made, format.rate);
+    const std::uint64_t last = format.offset + static_cast<std::uint64_t>(begin + count) * format.frame_bytes();
+    return nb::make_tuple(made, format.rate, last);
   }
 
   // (tensor of shape (channels, frames), rate), or the number of a code that is not trusted.
-  nb::object tensor(nb::handle path, std::int64_t start, std::int64_t frames, unsigned trusted, bool plain) const {
+  nb::object tensor(nb::handle source, std::int64_t start, std::int64_t frames, unsigned trusted, bool plain) const {
     const Own<WavFile> own;
-    if (const char* reason = open(*own, path, plain)) return refused_(reason);
+    if (const char* reason = open(*own, source, plain)) return refused_(reason);
     const WavFormat& format = (*own).format();
     if ((trusted >> static_cast<unsigned>(format.code) & 1) == 0) return nb::int_(static_cast<int>(format.code));
     const auto all = static_cast<std::int64_t>(format.frames);
@@ -75,11 +77,18 @@ class WavLoader {
   }
 
  private:
-  static const char* open(WavFile& file, nb::handle path, bool plain) {
-    const FilePath file_path(path);
-    if (file_path.name() == nullptr) return FilePath::kNone;
+  // source: a path, or the bytes of a file, which the caller keeps.
+  static const char* open(WavFile& file, nb::handle source, bool plain) {
+    const char* reason = nullptr;
+    if (PyBytes_Check(source.ptr())) {
+      const auto bytes = nb::borrow<nb::bytes>(source);
+      reason = file.open({static_cast<const std::uint8_t*>(bytes.data()), bytes.size()});
+      return reason == nullptr && plain ? file.plain() : reason;
+    }
+    const FilePath path(source);
+    if (path.name() == nullptr) return FilePath::kNone;
     const GilReleased released;
-    const char* reason = file.open(file_path.name());
+    reason = file.open(path.name());
     return reason == nullptr && plain ? file.plain() : reason;
   }
   static const char* read(WavFile& file, std::int64_t begin, std::int64_t count, WavValue value, bool planar, void* to) {
@@ -99,8 +108,8 @@ void bind_wav(nb::module_& m) {
       .def(nb::init<nb::object, std::vector<nb::object>, nb::object, nb::object>(), "numpy_empty"_a, "dtypes"_a,
            "torch_empty"_a, "refused"_a)
       .def("describe", &WavLoader::describe, "path"_a)
-      .def("array", &WavLoader::array, "path"_a, "start"_a, "stop"_a, "frames"_a, "value"_a, "always_2d"_a, "trusted"_a)
-      .def("tensor", &WavLoader::tensor, "path"_a, "start"_a, "frames"_a, "trusted"_a, "plain"_a);
+      .def("array", &WavLoader::array, "source"_a, "start"_a, "stop"_a, "frames"_a, "value"_a, "always_2d"_a, "trusted"_a)
+      .def("tensor", &WavLoader::tensor, "source"_a, "start"_a, "frames"_a, "trusted"_a, "plain"_a);
 }
 
 }  // namespace penstock

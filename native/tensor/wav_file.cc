@@ -7,9 +7,9 @@
 #include <cstring>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 
 #include "files/little_endian.h"
-#include "files/read_at.h"
 #include "tensor/file_block.h"
 
 namespace penstock {
@@ -110,13 +110,19 @@ void convert(WavCode code, const std::uint8_t* from, std::size_t step, std::size
 }  // namespace
 
 const char* WavFile::open(const char* path) noexcept {
-  file_ = open_for_loading(path);
+  UniqueFd file = open_for_loading(path);
   struct stat status {};
-  if (!file_ || ::fstat(file_.get(), &status) != 0 || !S_ISREG(status.st_mode)) return "the file cannot be opened";
+  if (!file || ::fstat(file.get(), &status) != 0 || !S_ISREG(status.st_mode)) return "the file cannot be opened";
+  return open(SampleFile(std::move(file)), static_cast<std::uint64_t>(status.st_size));
+}
+
+const char* WavFile::open(Bytes bytes) noexcept { return open(SampleFile::memory(bytes), bytes.size()); }
+
+const char* WavFile::open(SampleFile file, std::uint64_t size) noexcept {
+  file_ = std::move(file);
   std::uint64_t done = 0;
-  if (!read_at(file_.get(), scratch_.data(), kHead, 0, done)) return kUnreadable;
+  if (!file_.read(scratch_.data(), kHead, 0, done)) return kUnreadable;
   format_ = {};
-  const std::uint64_t size = static_cast<std::uint64_t>(status.st_size);
   return size < done ? kUnreadable : parse({scratch_.data(), done}, size);
 }
 
@@ -159,7 +165,7 @@ const char* WavFile::plain() noexcept {
   if (format_.speakers != 0 && format_.speakers != (format_.channels == 1 ? 4u : 3u)) return "wav: other speakers";
   if (format_.code != WavCode::s16) return nullptr;
   std::uint64_t done = 0;
-  if (!read_at(file_.get(), scratch_.data(), scratch_.size(), format_.offset, done)) return kUnreadable;
+  if (!file_.read(scratch_.data(), scratch_.size(), format_.offset, done)) return kUnreadable;
   const std::string_view samples(reinterpret_cast<const char*>(scratch_.data()), done);
   // The words that bursts of S/PDIF and frames of DTS begin with.
   using namespace std::string_view_literals;
@@ -175,7 +181,7 @@ const char* WavFile::read(std::uint64_t begin, std::uint64_t frames, WavValue va
   for (std::uint64_t first = 0; first < frames;) {
     const std::size_t count = std::min<std::uint64_t>(frames - first, most);
     std::uint64_t done = 0;
-    if (!read_at(file_.get(), scratch_.data(), count * bytes, format_.offset + (begin + first) * bytes, done) ||
+    if (!file_.read(scratch_.data(), count * bytes, format_.offset + (begin + first) * bytes, done) ||
         done != count * bytes)
       return kUnreadable;
     const std::size_t rows = planar ? channels : 1;

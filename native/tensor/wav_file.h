@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <span>
 
-#include "files/unique_fd.h"
+#include "files/sample_file.h"
 
 namespace penstock {
 
@@ -37,6 +37,8 @@ class WavFile {
  public:
   // Opens a file and reads its header. nullptr, or why it is left to another library (static storage duration).
   [[nodiscard]] const char* open(const char* path) noexcept;
+  // The same of a file's bytes, which somebody else keeps.
+  [[nodiscard]] const char* open(std::span<const std::uint8_t> bytes) noexcept;
   [[nodiscard]] const WavFormat& format() const { return format_; }
 
   // Reads frames [begin, begin + frames), which lie in the file, into memory for frames x channels values, or where
@@ -46,12 +48,13 @@ class WavFile {
   // nullptr, or why FFmpeg might find another codec in the samples (S/PDIF, DTS), or another layout of the channels.
   [[nodiscard]] const char* plain() noexcept;
 
-  void trim() noexcept { file_.reset(); }
+  void trim() noexcept { file_ = {}; }
 
  private:
+  const char* open(SampleFile file, std::uint64_t size) noexcept;
   const char* parse(std::span<const std::uint8_t> head, std::uint64_t size) noexcept;
 
-  UniqueFd file_;
+  SampleFile file_;
   WavFormat format_;
   std::array<std::uint8_t, 64 * 1024> scratch_;
 };

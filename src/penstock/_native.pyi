@@ -871,13 +871,16 @@ class WavLoader:
     def describe(self, path: str) -> Any:
         """Return (frames, channels, frames a second, code) or a refusal."""
 
-    def array(self, path: str, start: int, stop: int, frames: int, value: int, always_2d: bool, trusted: int) -> Any:
-        """Return (array of shape (frames, channels) or (frames,), frames a second), a refusal or a code.
+    def array(
+        self, source: str | bytes, start: int, stop: int, frames: int, value: int, always_2d: bool, trusted: int
+    ) -> Any:
+        """Return (array of shape (frames, channels) or (frames,), frames a second, end), a refusal or a code.
 
-        start, stop: as of a slice. frames: at most so many; negative: up to stop. value: an index of dtypes.
+        end: of the frames in the file. source: a path, or the bytes of a file. start, stop: as of a slice. frames: at
+        most so many; negative: up to stop. value: an index of dtypes.
         """
 
-    def tensor(self, path: str, start: int, frames: int, trusted: int, plain: bool) -> Any:
+    def tensor(self, source: str | bytes, start: int, frames: int, trusted: int, plain: bool) -> Any:
         """Return (tensor of shape (channels, frames), frames a second), a refusal or a code; frames below 0: all.
 
         plain: refuse what FFmpeg might read in another way: more than two channels, S/PDIF, DTS.

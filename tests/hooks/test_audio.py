@@ -267,6 +267,28 @@ def test_damaged_files(tmp_path: Path) -> None:
             alike(within(lambda: soundfile.read(path)), outcome(lambda: soundfile.read(path)))
 
 
+def test_files_in_memory(corpus: dict[str, str]) -> None:
+    answered = 0
+    for name, path in corpus.items():
+        content = Path(path).read_bytes()
+        for start, stop, frames in RANGES:
+            ours, theirs = io.BytesIO(content), io.BytesIO(content)
+            call = {"start": start, "stop": stop, "frames": frames}
+            found = outcome(lambda: read_sound(ours, **call))  # noqa: B023
+            if type(found) is not tuple or type(found[0]) is type:
+                assert ours.tell() == 0
+                continue
+            answered += 1
+            alike(found, outcome(lambda: soundfile.read(theirs, **call)))  # noqa: B023
+            assert ours.tell() == theirs.tell(), (name, call)
+    assert answered > 100
+    moved, closed = io.BytesIO(b"1234"), io.BytesIO(b"")
+    moved.read(2)
+    closed.close()
+    assert "no io.BytesIO at its start" in refused_by(read_sound, moved)
+    assert "no io.BytesIO at its start" in refused_by(read_sound, closed)
+
+
 def test_another_library_is_left_alone(corpus: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audio, "_alike", {})
     monkeypatch.setattr(soundfile.SoundFile, "buffer_read", lambda *_: b"others")

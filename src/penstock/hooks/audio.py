@@ -9,6 +9,7 @@ of integers of 8, 16, 24 and 32 bits and floats of 32: native/tensor/wav_file.h 
 
 from __future__ import annotations
 
+import io
 import os
 import struct
 import sys
@@ -45,13 +46,19 @@ def read_sound(
     **named: Any,
 ) -> Any:
     """Return what soundfile.read returns for the same arguments, or Refused."""
-    path = path_of(file)
-    if path is None or path.lower().endswith(".raw"):
-        return Refused("it reads from no path, or raw samples")
+    in_memory = type(file) is io.BytesIO and not file.closed and file.tell() == 0
+    source = file.getvalue() if in_memory else path_of(file)
+    if source is None or (type(source) is str and source.lower().endswith(".raw")):
+        return Refused("it reads from no path and no io.BytesIO at its start, or raw samples")
     if named or dtype not in _DTYPES or (frames >= 0 and stop is not None):
         return Refused("it has other arguments")
     kind, stop = _DTYPES.index(dtype), _END if stop is None else index(stop)
-    return _answer(kind, partial(_loader.array, path, index(start), stop, index(frames), kind, bool(always_2d)))
+    found = _answer(kind, partial(_loader.array, source, index(start), stop, index(frames), kind, bool(always_2d)))
+    if type(found) is Refused:
+        return found
+    if in_memory:
+        file.seek(found[2])
+    return found[:2]
 
 
 def read_from(file: Any, frames: Any = -1, dtype: Any = "float64", always_2d: Any = False, **named: Any) -> Any:
