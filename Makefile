@@ -14,6 +14,8 @@ MINUTES ?= 10
 SEED ?= 1
 COUNT ?= 1000000
 CHECKED := $(wildcard src tests examples benchmarks tools)
+# Tests that wait leave a core free for one process more than there are cores.
+SHARED := -n $(shell expr $$(nproc) + 1) --maxprocesses 4 --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE  # the tests start hundreds of processes, each of which would compile the package
 
 .DEFAULT_GOAL := help
@@ -30,7 +32,7 @@ demo: setup  ## trains a small network from files on disk and compares with torc
 	$(PY) examples/train.py
 
 test: check  ## lint, types, import layers and every test
-	$(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal
+	$(PY) -m pytest $(SHARED)
 
 check: setup $(VENV)/.tools  ## lint, types and import layers
 	$(PY) -m ruff check $(CHECKED)
@@ -62,7 +64,7 @@ soak: setup $(VENV)/.tools  ## random cases for MINUTES=10, from SEED on: Pensto
 	$(PY) -m tests.differential --minutes $(MINUTES) --seed $(SEED)000000
 
 faults: setup $(VENV)/.tools  ## every row of docs/reliability.md in full (under an hour), and its table anew
-	$(PY) -m pytest tests/faults --faults=full -n auto --maxprocesses 4 --dist worksteal --timeout 3000
+	$(PY) -m pytest tests/faults --faults=full $(SHARED) --timeout 3000
 
 bench: setup build/peers/.done  ## every benchmark; some of them: make bench BENCH="photos cifar"
 	$(PY) -m benchmarks $(BENCH)

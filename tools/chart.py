@@ -62,6 +62,8 @@ UNCHANGED = (
         drawn=True,
     ),
     Row("your `Dataset` that calls `torch.load`, 48 KB files", "own_classes", "tutorial", drawn=True),
+    Row("your `Dataset` that calls `cv2.imread` and Albumentations", "own_classes", "opencv"),
+    Row("your `Dataset` that calls `torchvision.io.decode_image`", "own_classes", "decode_image"),
     Row("`ImageFolder`: RandomResizedCrop(224), flip, normalised", "photos", "float32", drawn=True),
     Row("`ImageFolder`: RandomResizedCrop(224), flip, RandAugment", "augmentations", "rand augment"),
     Row("`ImageFolder`: MixUp or CutMix in `collate_fn`", "recipes", "mixup", drawn=True),

@@ -178,6 +178,14 @@ const char* WavFile::plain() noexcept {
 const char* WavFile::read(std::uint64_t begin, std::uint64_t frames, WavValue value, bool planar, void* to) noexcept {
   if (format_.code == WavCode::f32 && value != WavValue::f32 && value != WavValue::f64) return "wav: floats as integers";
   const std::size_t bytes = format_.frame_bytes(), most = scratch_.size() / bytes, channels = format_.channels;
+  const bool as_stored = (format_.code == WavCode::s16 && value == WavValue::i16) ||
+                         (format_.code == WavCode::s32 && value == WavValue::i32) ||
+                         (format_.code == WavCode::f32 && value == WavValue::f32);
+  if (as_stored && (!planar || channels == 1)) {
+    std::uint64_t done = 0;
+    const bool read = file_.read(static_cast<std::uint8_t*>(to), frames * bytes, format_.offset + begin * bytes, done);
+    return read && done == frames * bytes ? nullptr : kUnreadable;
+  }
   for (std::uint64_t first = 0; first < frames;) {
     const std::size_t count = std::min<std::uint64_t>(frames - first, most);
     std::uint64_t done = 0;
