@@ -7,6 +7,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
 #include <string>
 #include <utility>
 #include <vector>
@@ -72,9 +73,12 @@ class Owning final : public Filler {
       if (images.shape(d) > 0xffff) throw nb::value_error("an image too large");
     const auto height = static_cast<std::int64_t>(images.shape(1)), width = static_cast<std::int64_t>(images.shape(2));
     const std::int64_t channels = images.ndim() == 4 ? static_cast<std::int64_t>(images.shape(3)) : 1;
+    // The stride of an axis of length 1 is any number.
     const auto strides = [&](std::int64_t y, std::int64_t x, std::int64_t c) {
-      return images.stride(0) == height * width * channels && images.stride(1) == y && images.stride(2) == x &&
-             (images.ndim() == 3 || images.stride(3) == c);
+      const std::array<std::int64_t, 4> expected{height * width * channels, y, x, c};
+      for (std::size_t d = 0; d < images.ndim(); ++d)
+        if (images.shape(d) > 1 && images.stride(d) != expected[d]) return false;
+      return true;
     };
     const bool interleaved = strides(width * channels, channels, 1);
     if (!interleaved && (channels == 1 || !strides(width, 1, width * height)))

@@ -171,6 +171,18 @@ def test_an_image_in_several_blocks_of_memory() -> None:
     assert_as_torchvision(v1.Compose([v1.RandomResizedCrop(20), v1.ToTensor()]), image)
 
 
+def test_an_image_over_memory_of_another_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    compose = v1.Compose([v1.RandomCrop(20), v1.ToTensor()])
+    image = Image.fromarray(np.asarray(picture(30, 30, "L")))
+    assert image.readonly
+    assert_as_torchvision(compose, image)
+    monkeypatch.setattr("penstock.recipe.composed_run._EXPORTS_MAPPED", False)
+    exported: list[Any] = []
+    monkeypatch.setattr(Image.Image, "__arrow_c_array__", exported.append)  # Pillow 11's ends the process
+    assert_as_torchvision(compose, image)
+    assert exported == []
+
+
 def test_an_image_that_is_not_loaded_yet(tmp_path: Any) -> None:
     path = tmp_path / "whole.jpg"
     picture(64, 48).save(path)

@@ -134,6 +134,14 @@ def test_messages_count_one_thing_in_the_singular(tmp_path: Path) -> None:
             call()
 
 
+def test_one_image_whose_stride_is_any_number() -> None:
+    digit = in_memory("MNIST", IMAGE, 1)
+    digit.data = digit.data.as_strided((1, 28, 28), (1, 28, 1))  # as older releases of torch have it
+    images, _ = next(iter(penstock.DataLoader(digit)))
+    assert torch.equal(images[0], digit[0][0])
+    native(digit)
+
+
 def native(dataset: Any) -> NativeSource:
     found = build(dataset)
     assert not isinstance(found, Refusal)

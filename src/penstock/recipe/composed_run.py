@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import PIL
 import torch
 from PIL import Image
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -180,6 +181,10 @@ class Run:
         return torch.empty(shape, dtype=dtype, device="cpu")
 
 
+#: Pillow 11.2 and 11.3 end the process where such an image is exported.
+_EXPORTS_MAPPED = int(PIL.__version__.partition(".")[0]) >= 12
+
+
 def _transform(recipe: _native.Recipe, image: Any, draws: Sequence[Any], out: torch.Tensor) -> bool | str:
     """Write what a recipe makes of an image into `out`; see penstock._native.transform_image."""
     if isinstance(image, torch.Tensor):
@@ -191,6 +196,8 @@ def _transform(recipe: _native.Recipe, image: Any, draws: Sequence[Any], out: to
         if not isinstance(padded, str):
             return padded
     image.load()
+    if image.readonly and not _EXPORTS_MAPPED:
+        raise ValueError("an image over memory that is not Pillow's")
     # Raises in a Pillow before 11.2, and for an image in several blocks of memory.
     schema, pixels = image.__arrow_c_array__()
     if image.size != (width, height):  # images of some formats have their size only then
