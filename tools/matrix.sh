@@ -14,10 +14,10 @@ failed=0
 # torch, torchvision, Pillow, Python. The oldest runs on the oldest Python.
 release() {
     case $1 in
-        2.6) echo "2.6.* 0.21.* 11.1.* python3.10" ;;
-        2.8) echo "2.8.* 0.23.* 11.3.* python3.11" ;;
-        2.10) echo "2.10.* 0.25.* 12.1.* python3.12" ;;
-        newest) echo "* * * python3.13" ;;
+        2.6) echo "==2.6.* ==0.21.* ==11.1.* python3.10" ;;
+        2.8) echo "==2.8.* ==0.23.* ==11.3.* python3.11" ;;
+        2.10) echo "==2.10.* ==0.25.* ==12.1.* python3.12" ;;
+        newest) echo ">=2.10 >=0.25 >=12 python3.13" ;;
         *) echo "matrix: no release $1: it is 2.6, 2.8, 2.10 or newest" >&2; exit 2 ;;
     esac
 }
@@ -25,7 +25,7 @@ release() {
 make_environment() {
     local folder=$1 python=$2
     "$python" -m venv "$folder" &&
-        "$folder/bin/python" -m pip install --disable-pip-version-check "torch==$3" "torchvision==$4" "pillow==$5" \
+        "$folder/bin/python" -m pip install --disable-pip-version-check "torch$3" "torchvision$4" "pillow$5" \
             cmake ninja scikit-build-core nanobind pytest pytest-timeout pytest-xdist hypothesis scipy rich &&
         PATH="$PWD/$folder/bin:$PATH" "$folder/bin/python" -m pip install --disable-pip-version-check \
             --no-build-isolation --editable .

@@ -59,6 +59,7 @@ def permuted(samples: list[int]) -> Any:
     return tud.default_collate([samples[i] for i in torch.randperm(len(samples))])
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("dataset", [range(9), [object(), object()]], ids=["good", "refused"])
 def test_a_collate_fn_that_draws_in_threads_is_warned_of(dataset: Any) -> None:
     """Threads share what it draws from; what it raises is raised at its batch."""

@@ -337,6 +337,7 @@ def test_a_samplers_own_generator_is_used() -> None:
 def told(loader: Any) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # Python 3.12
         for _ in range(2):
             list(loader)
     assert all(warning.filename == __file__ for warning in caught)

@@ -178,7 +178,7 @@ def test_an_image_over_memory_of_another_owner(monkeypatch: pytest.MonkeyPatch) 
     assert_as_torchvision(compose, image)
     monkeypatch.setattr("penstock.recipe.composed_run._EXPORTS_MAPPED", False)
     exported: list[Any] = []
-    monkeypatch.setattr(Image.Image, "__arrow_c_array__", exported.append)  # Pillow 11's ends the process
+    monkeypatch.setattr(Image.Image, "__arrow_c_array__", exported.append)  # Pillow 12's ends the process
     assert_as_torchvision(compose, image)
     assert exported == []
 

@@ -181,8 +181,8 @@ class Run:
         return torch.empty(shape, dtype=dtype, device="cpu")
 
 
-#: Pillow 11.2 and 11.3 end the process where such an image is exported.
-_EXPORTS_MAPPED = int(PIL.__version__.partition(".")[0]) >= 12
+#: A Pillow before 13 ends the process where such an image is exported.
+_EXPORTS_MAPPED = int(PIL.__version__.partition(".")[0]) >= 13
 
 
 def _transform(recipe: _native.Recipe, image: Any, draws: Sequence[Any], out: torch.Tensor) -> bool | str:
