@@ -132,8 +132,8 @@ def _modes() -> list[Callable[[], Any]]:
         modes.append(torch.no_grad)
     if torch.is_autocast_enabled("cpu"):
         modes.append(partial(torch.autocast, "cpu", dtype=torch.get_autocast_dtype("cpu")))
-    # The module comes with the first set_default_device; asking torch imports it, which takes long.
-    if "torch.utils._device" in sys.modules and (device := torch.get_default_device()).type != "cpu":
+    # The module comes with the first default device. torch.get_default_device() of torch 2.6 sees no `with` block.
+    if "torch.utils._device" in sys.modules and (device := torch.empty(0).device).type != "cpu":
         modes.append(lambda: torch.device(device))  # a device is a context manager
     return modes
 
