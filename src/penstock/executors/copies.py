@@ -262,11 +262,20 @@ class Snapshot(pickle.Pickler):
         return _View(kind, block, value.dtype, offset, tuple(value.shape), strides)
 
 
+class _Reading(pickle.Unpickler):
+    """Reads what a Snapshot has written. own: what stands for each number that it has kept."""
+
+    def __init__(self, pickled: bytes, own: list[Any]) -> None:
+        super().__init__(io.BytesIO(pickled))
+        self._own = own
+
+    def persistent_load(self, number: int) -> Any:
+        return self._own[number]
+
+
 def _copy(pickled: bytes, kept: list[Kept]) -> Callable[[Any, str], Any]:
     """Begin a copy of what a Snapshot has written and kept."""
-    own = [value if make is None else make(value) for value, make in kept]
-    reading = pickle.Unpickler(io.BytesIO(pickled))
-    reading.persistent_load = own.__getitem__  # type: ignore[method-assign]
+    reading = _Reading(pickled, [value if make is None else make(value) for value, make in kept])
 
     def take(value: Any, name: str) -> Any:
         try:
