@@ -83,6 +83,7 @@ def _warned(call: Any, *, here: bool = True) -> list[str]:
     """Return what a call, a lambda of one line, warned of; all warnings point at that line (here)."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # Python 3.12
         call()
     places = {(one.filename, one.lineno) for one in caught}
     assert not here or places <= {(__file__, call.__code__.co_firstlineno)}
