@@ -31,7 +31,7 @@ def files_of(setup: Setup) -> tuple[list[bytes], int]:
     """The files of a table, and its number of threads."""
     import soundfile
 
-    seconds, threads = map(int, setup.variant.split(" s, ")[0:2])
+    seconds, threads = map(int, setup.variant.split(" s, "))
     noise = np.random.default_rng(1).integers(-(2**15), 2**15, (seconds * RATE, 2), np.int16)
     file = io.BytesIO()
     soundfile.write(file, noise, RATE, "PCM_16", format="WAV")

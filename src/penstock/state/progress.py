@@ -220,7 +220,7 @@ class PassBatches:
 
 
 def _once(make: Callable[[], Order]) -> Callable[[], Order]:
-    """Return what makes an order at its first call. functools.cache() takes longer than a batch of light samples."""
+    """Return what makes an order at its first call. To make a functools.cache() takes microseconds of each pass."""
     made: list[Order] = []
 
     def order() -> Order:
