@@ -1,4 +1,4 @@
-"""Row 18: a soak: thousands of small epochs, early breaks, errors, states, and loaders made anew, for eight minutes.
+"""Row 18: a soak: thousands of small epochs, early breaks, errors, states, and loaders made anew, for ten minutes.
 
 The slopes of memory, descriptors, threads, processes, maps and /dev/shm entries are zero: by Theil-Sen, after a
 warm-up, less than 1 MB of memory, and less than one of each of the others, in 1,000 epochs.
@@ -196,7 +196,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.mark.timeout(300)
 def test_nothing_grows(names: list[str], tmp_path: Path, full: bool, cases: Callable[[int], None]) -> None:
     program = "from tests.faults.test_18_soak import main; main()"
-    done = python_processes.run(program, tmp_path, 80 if full else 0, *names)
+    done = python_processes.run(program, tmp_path, 100 if full else 0, *names)
     assert done.returncode == 0, done.stderr
     samples = np.array([json.loads(line) for line in done.stdout.splitlines()])
     cases(int(samples[-1, 0]))
