@@ -39,6 +39,15 @@ class Bytes {
   Py_buffer buffer_{};
 };
 
+// Where an array's elements are written, by who made it and has not given it to anybody yet.
+inline std::uint8_t* memory_of(nanobind::handle array) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_WRITABLE) != 0) throw nanobind::python_error();
+  auto* const bytes = static_cast<std::uint8_t*>(view.buf);
+  PyBuffer_Release(&view);
+  return bytes;
+}
+
 // Throws IndexError for a negative index, or a source that is not below `count`.
 inline void check_samples(const IndexArray& local, const Sources* source, std::size_t count) {
   for (std::size_t i = 0; i < local.shape(0); ++i)

@@ -74,7 +74,7 @@ class NumpyLoader {
     std::uint64_t elements = (size - offset) / element, done = 0;
     if (count >= 0) elements = std::min(elements, static_cast<std::uint64_t>(count));
     nb::object array = empty_(elements, dtype);
-    std::uint8_t* const to = memory(array);
+    std::uint8_t* const to = memory_of(array);
     {
       const GilReleased released;
       if (!read_at(file.get(), to, elements * element, offset, done)) done = 0;
@@ -103,7 +103,7 @@ class NumpyLoader {
     }
     if (reason != nullptr) return refused_(reason);
     const nb::object array = allocate(found.header.spec.dtype, found.bytes);
-    std::uint8_t* const to = memory(array);
+    std::uint8_t* const to = memory_of(array);
     {
       const GilReleased released;
       reason = read_npz_array(archive.fd, found, to);
@@ -113,14 +113,6 @@ class NumpyLoader {
   }
 
  private:
-  // The memory of an array that nobody else has yet.
-  static std::uint8_t* memory(nb::handle array) {
-    Py_buffer view;
-    if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_WRITABLE) != 0) throw nb::python_error();
-    auto* const bytes = static_cast<std::uint8_t*>(view.buf);
-    PyBuffer_Release(&view);
-    return bytes;
-  }
   nb::object allocate(DType dtype, std::size_t bytes) const {
     return empty_(bytes / info(dtype).size, dtypes_[static_cast<std::size_t>(dtype)]);
   }
@@ -134,7 +126,7 @@ class NumpyLoader {
     std::uint8_t* room = nullptr;
     if (guessing && file.guess().offset != 0) {
       array = allocate(file.guess().dtype, file.guess().bytes);
-      room = memory(array);
+      room = memory_of(array);
     }
     const char* reason = nullptr;
     {
@@ -145,7 +137,7 @@ class NumpyLoader {
     const NpyHeader& header = file.header();
     if (file.elements() != nullptr) {
       array = allocate(header.spec.dtype, file.bytes());
-      copy(memory(array), file.elements(), file.bytes());
+      copy(memory_of(array), file.elements(), file.bytes());
     }
     return nb::make_tuple(array, shape_of(header), header.fortran_order, header.data_offset + file.bytes());
   }

@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 
+#include "bind/arguments.h"
 #include "bind/bind.h"
 #include "bind/gil_released.h"
 #include "bind/own.h"
@@ -91,7 +92,7 @@ class OpenCvLoader {
     const PixelBytes what = channels == 1 ? PixelBytes::first : rgb || components == 1 ? PixelBytes::rgb : PixelBytes::bgr;
     const nb::object array =
         channels == 1 ? empty_(nb::make_tuple(height, width)) : empty_(nb::make_tuple(height, width, channels));
-    std::uint8_t* const out = memory(array);
+    std::uint8_t* const out = memory_of(array);
     {
       const GilReleased released;
       const std::uint8_t* pixels = nullptr;
@@ -102,15 +103,6 @@ class OpenCvLoader {
     if (!outcome.ok()) return refused_("JPEG: progressive, in several scans, unusual or damaged");
     const std::string segments = application_segments(file.bytes.data(), file.bytes.size());
     return nb::make_tuple(array, nb::bytes(segments.data(), segments.size()));
-  }
-
-  // The memory of an array that nobody else has yet.
-  static std::uint8_t* memory(nb::handle array) {
-    Py_buffer view;
-    if (PyObject_GetBuffer(array.ptr(), &view, PyBUF_WRITABLE) != 0) throw nb::python_error();
-    auto* const bytes = static_cast<std::uint8_t*>(view.buf);
-    PyBuffer_Release(&view);
-    return bytes;
   }
 
   nb::object empty_;

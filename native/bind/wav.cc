@@ -52,10 +52,7 @@ class WavLoader {
     const bool flat = format.channels == 1 && !always_2d;
     nb::object made = flat ? numpy_empty_(count, dtypes_.at(value))
                            : numpy_empty_(nb::make_tuple(count, format.channels), dtypes_.at(value));
-    Py_buffer view;
-    if (PyObject_GetBuffer(made.ptr(), &view, PyBUF_WRITABLE) != 0) throw nb::python_error();
-    void* const to = view.buf;
-    PyBuffer_Release(&view);
+    void* const to = memory_of(made);
     if (const char* reason = read(*own, begin, count, static_cast<WavValue>(value), false, to)) return refused_(reason);
     const std::uint64_t last = format.offset + static_cast<std::uint64_t>(begin + count) * format.frame_bytes();
     return nb::make_tuple(made, format.rate, last);

@@ -168,7 +168,10 @@ def in_thread(make, log, epochs=1, last=2):
 
     def work():
         while (batch := batches.get()) is not None:
-            log.receive(batch)
+            try:
+                log.receive(batch)
+            except Exception as error:  # without an end of it: the caller waits for room in the queue
+                log.raised(error)
             del batch
             log.drop(last)
 

@@ -200,6 +200,11 @@ def _order(draw: random.Random, case: Case) -> list[str]:
     ))]  # fmt: skip
 
 
+def _is_drawn_from(case: Case) -> bool:
+    """Return whether a later pass, or loader, gets other samples behind one that has read further ahead."""
+    return "generator=" in str(case.options) or "sampler=iter(" in str(case.options)
+
+
 def _loop(draw: random.Random, case: Case, workers: int, persistent: bool) -> Case:
     epochs, last = draw.choice((1, 1, 2, 2, 3)), draw.choice((0, 1, 2, 5, 1000))
     held = (f"epochs={epochs}", f"last={last}")
@@ -229,7 +234,7 @@ def _loop(draw: random.Random, case: Case, workers: int, persistent: bool) -> Ca
     if loop in ("write", "reset") and "thread" in str(case.own) and own_tensors:
         loop, arguments = "hold", held  # threads share the dataset's tensors, as the caller's thread does
     ahead = "thread" in str(case.own) or (workers and case.kind == "tensors")
-    if loop in ("leave", "fail", "two_passes", "fork") and ahead and "generator=" in str(case.options):
+    if loop in ("leave", "fail", "two_passes", "fork") and ahead and _is_drawn_from(case):
         loop, arguments = "hold", held  # threads read further ahead, and a pass that is left has drawn as far as that
     if loop == "fork" and workers and "torch.tensor(" in str(case.options):
         loop, arguments = "hold", held  # tensors as indices cannot be sent after a fork
@@ -259,7 +264,7 @@ def light_case_of(seed: int) -> Case:
     if case.loop in _OF_PROCESSES:
         case = replace(case, loop="hold", arguments=("epochs=2", "last=2"))
     text = str(case)
-    alone = case.wrong or case.kind in ("iterable", "sized") or case.loop in _OF_OWN_MEMORY or "generator=" in text
+    alone = case.wrong or case.kind in ("iterable", "sized") or case.loop in _OF_OWN_MEMORY or _is_drawn_from(case)
     alone = alone or any(word in text for word in (*_OF_NO_THREAD, *_OF_SAMPLES, *_OF_NO_WORKER, *_DRAWS))
     workers = () if alone else ("num_workers=2", "worker_method='thread'")
     return replace(case, options=options, own=workers)

@@ -49,7 +49,7 @@ def numbers(i, dtype, *shape):
     size = torch.empty((), dtype=dtype).element_size()
     n = torch.Size(shape).numel()
     if dtype == torch.bool:
-        return (torch.arange(n) + i) % 3 == 0
+        return ((torch.arange(n) + i) % 3 == 0).reshape(shape)
     bytes_ = (torch.arange(n * size) * 37 + i * 11 + torch.arange(n * size) // 251).to(torch.uint8)
     return bytes_.view(dtype).reshape(shape)
 
@@ -67,7 +67,8 @@ def overlaps(tensor):
 def content(tensor):
     with torch.no_grad():
         plain = tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
-        return plain.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
+        plain = plain.clone(memory_format=torch.contiguous_format)  # contiguous() keeps the strides of one element
+        return plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b""
 
 
 def describe(value, seen=None):

@@ -75,6 +75,10 @@ def interrupt():
     sent.append(time.monotonic())
     os.killpg(0, signal.SIGINT)
 
+def rest():
+    for _ in range(500):  # a signal that comes between Python's look for one and its sleep waits until that is over
+        time.sleep(0.01)
+
 def start(twice):
     interrupt_after(chance.random() * 0.05, twice)
     go_through()
@@ -82,7 +86,7 @@ def start(twice):
 def go_through():
     for batch in loader:
         pass
-    time.sleep(5)
+    rest()
 
 def forking(twice):  # in Python's own part of a fork, where it drops what is raised
     at_fork.extend([interrupt] * (1 + twice))
@@ -93,7 +97,7 @@ def steady(twice, step=0.002):
         if number == 2:
             interrupt_after(chance.random() * 0.05, twice)
         time.sleep(step)
-    time.sleep(5)
+    rest()
 
 def stalled(twice):
     steady(twice, 0.1)
@@ -107,7 +111,7 @@ def closing(twice):
     next(batches)
     interrupt_after(chance.random() * 0.01, twice)
     getattr(batches, "close", getattr(batches, "_shutdown_workers", gc.collect))()
-    time.sleep(5)
+    rest()
 
 class Kernel(code.InteractiveInterpreter):  # as a notebook's, it keeps the traceback, and the iterator in its frames
     def write(self, text):
