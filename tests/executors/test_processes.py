@@ -299,7 +299,7 @@ def die_at_start(worker: int) -> None:
 @pytest.mark.parametrize(
     ("dataset", "options", "words"),
     [
-        (Numbers(), {"collate_fn": partial(collating, 12, kill)}, ["in collate_fn, begun "]),
+        (Numbers(), {"collate_fn": partial(collating, 12, kill)}, ["in collate_fn, behind sample '15', begun "]),
         (Numbers(), {"worker_init_fn": die_at_start}, ["in worker_init_fn, begun "]),
         (Numbers(kill), {"in_order": False}, [f"sample '{BAD}'"]),
         (Stream(kill), {}, ["ended by SIGKILL", "iterating over its copy of the dataset"]),
@@ -469,7 +469,7 @@ STUCK = partial(collating, 4, sleep_for_ever)
 @pytest.mark.parametrize(
     ("dataset", "options", "message"),
     [
-        (Numbers(), {"collate_fn": STUCK}, "in collate_fn, begun .*in collating"),
+        (Numbers(), {"collate_fn": STUCK}, "in collate_fn, behind sample '7', begun .*in collating"),
         (Numbers(), {"collate_fn": STUCK, "in_order": False}, "in collate_fn, .*in collating"),
         (Stream(sleep_for_ever), {}, "iterating over .*in sleep_for_ever"),
         (Numbers(sleep_for_ever), {"pin_memory": True, "timeout": 2}, f"sample '{BAD}'"),

@@ -50,7 +50,7 @@ RAY_SETTINGS = {
     "health_check_failure_threshold": 3,
 }
 #: One filler on each node.
-SPREAD = penstock.Ray(cpus=2, resources={"filler": 5})
+SPREAD = penstock.Ray(cpus=2, resources={"filler": 5}, start_timeout=300)  # beside other tests a start may take minutes
 OPTIONS: dict[str, Any] = {"batch_size": 2, "shuffle": True, "seed": 5, "num_workers": 2}
 
 

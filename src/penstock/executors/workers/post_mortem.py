@@ -250,11 +250,12 @@ def _is_stopped(pid: int) -> bool:
 
 def _doing(progress: WorkerProgress, identify: Identify) -> str:
     """Return what a worker is or was doing and for how long, as the end of a sentence."""
+    collates = progress.stage == WorkerStage.COLLATE and progress.index is not None
     what = {
         WorkerStage.STARTING: "starting (what it printed to stderr may tell more)",
         WorkerStage.INIT: "in worker_init_fn",
         WorkerStage.ITERATING: "iterating over its copy of the dataset",
-        WorkerStage.COLLATE: "in collate_fn",
+        WorkerStage.COLLATE: "in collate_fn" + (f", behind {_named(progress, identify)}" if collates else ""),
         WorkerStage.DONE: "sending a batch or waiting for work",
     }.get(progress.stage) or f"in __getitem__ of {_named(progress, identify)}"
     return f"{what}, begun {progress.seconds:.2f} s"

@@ -62,7 +62,7 @@ class WorkerProgress:
 
 # kind of index, stage, index, when the stage began (ns, CLOCK_MONOTONIC)
 _RECORD = struct.Struct("=qqqq")
-_INDEX, _SINCE = 2, 3  # which words of it
+_STAGE, _INDEX, _SINCE = 1, 2, 3  # which words of it
 _LIMIT = 1 << 63  # of its numbers
 _NOTHING, _NUMBER, _TEXT = range(3)
 _STAGES = list(WorkerStage)
@@ -154,7 +154,10 @@ class Board:
             elif name == WorkerStage.GETITEM and since >= next_look:
                 clock, next_look = _native.ThreadClock(), since + _LOOK_EVERY
             stage, samples = codes[name], size
-            name_sample(index, since)
+            if name == WorkerStage.COLLATE:  # of the batch whose last sample the record names
+                record[_STAGE], record[_SINCE] = stage, since
+            else:
+                name_sample(index, since)
 
         def name_sample(index: Any, since: int) -> None:
             number = index if type(index) is int else None
