@@ -31,6 +31,7 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 import penstock
 from penstock.errors import WorkerDied, WorkerStuck
 from penstock.executors.processes import ProcessPass
+from penstock.executors.workers.post_mortem import end
 from penstock.executors.workers.progress import Board, WorkerStage
 from tests.differential import values
 from tests.forking import assert_in_child
@@ -289,6 +290,18 @@ def collating(at: int, do: Callable[[], Any], samples: Any) -> Any:
     if int(samples[0][0]) == at:
         do()
     return torch.stack(samples)
+
+
+def test_a_process_whose_end_was_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Ctrl-C in multiprocessing, behind its waitpid: it takes the process for alive ever after."""
+    process = multiprocessing.get_context("fork").Process(target=int)
+    process.start()
+    assert process.pid is not None
+    os.waitpid(process.pid, 0)
+    monkeypatch.setattr(process, "kill", partial(pytest.fail, "it is waited for"))
+    end([process])
+    assert process.is_alive()
+    process._popen.returncode = 0  # type: ignore[attr-defined]
 
 
 def die_at_start(worker: int) -> None:

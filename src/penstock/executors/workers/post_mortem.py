@@ -78,7 +78,7 @@ def reap(process: Any) -> Death | None:
         try:
             pid, status, usage = os.wait4(process.pid, os.WNOHANG)
         except ChildProcessError:  # a fork server's child, or somebody has waited for it
-            return None if process.is_alive() and _exists(process.pid) else Death(process.pid, process.exitcode, None)
+            return None if _is_alive(process) else Death(process.pid, process.exitcode, None)
         if pid:
             process._popen.returncode = code = os.waitstatus_to_exitcode(status)
             return Death(pid, code, usage.ru_maxrss << 10)
@@ -88,12 +88,12 @@ def reap(process: Any) -> Death | None:
 
 def end(processes: Iterable[Any]) -> None:
     """End those processes that live: by SIGTERM, and half a second later by SIGKILL."""
-    alive = [process for process in processes if process.is_alive()]
+    alive = list(filter(_is_alive, processes))
     for send, seconds in (("terminate", 0.5), ("kill", 5.0)):
         for process in alive:
             getattr(process, send)()
         deadline = time.monotonic() + seconds
-        while (alive := [process for process in alive if process.is_alive()]) and time.monotonic() < deadline:
+        while (alive := list(filter(_is_alive, alive))) and time.monotonic() < deadline:
             time.sleep(0.002)
 
 
@@ -293,6 +293,11 @@ def _advice(death: Death, killed: int | None) -> str:
     if number > 0:
         return "The crash is in native code: read that sample alone, with num_workers=0, to repeat it."
     return "Something in the worker ended the process: look for exit() in the dataset, and at its output on stderr."
+
+
+def _is_alive(process: Any) -> bool:
+    """Return whether a process lives. multiprocessing takes one for alive whose end a Ctrl-C kept it from noting."""
+    return bool(process.is_alive() and _exists(process.pid))
 
 
 def _exists(pid: int) -> bool:
