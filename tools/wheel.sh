@@ -27,7 +27,7 @@ PATH="$PWD/$venv/bin:$PATH" "$python" -m auditwheel repair --wheel-dir wheelhous
 
 echo ">> wheel: a try in a fresh environment"
 tools/setup.sh borrow "$venv" "$work/venv"
-"$python" -m pip --python "$work/venv/bin/python" install -q --disable-pip-version-check --no-deps --no-index --find-links wheelhouse penstock
+"$python" -m pip --python "$work/venv/bin/python" install -q --disable-pip-version-check --ignore-installed --no-deps --no-index --find-links wheelhouse penstock
 # From the root folder, so that nothing of this tree is importable.
 (cd / && "$OLDPWD/$work/venv/bin/python" "$OLDPWD/tools/try_wheel.py")
 ls wheelhouse
