@@ -71,6 +71,7 @@ _OF_SAMPLES = ("listed", "part_of_large", "as_arrays")
 _OF_NO_THREAD = (
     "requires_grad", "Parameter", "with_grad", "_neg_view", ".imag", ".conj()", "Odd(", "Unicode", "Group(", "quantize",
     "'>i", "'>f",
+    "mmap_mode",  # numpy parses by ast.literal_eval: not for two threads in Python 3.11.7 (python/cpython#106905)
 )  # fmt: skip
 #: torch's workers never send a subclass's tensor of these: its loader waits forever.
 _OF_NO_SUBCLASS = ("uint16", "uint32", "uint64", "complex32", "float8_e4m3fn", "float8_e5m2")
