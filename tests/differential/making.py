@@ -71,8 +71,9 @@ _OF_SAMPLES = ("listed", "part_of_large", "as_arrays")
 _OF_NO_THREAD = (
     "requires_grad", "Parameter", "with_grad", "_neg_view", ".imag", ".conj()", "Odd(", "Unicode", "Group(", "quantize",
     "'>i", "'>f",
-    "mmap_mode",  # numpy parses by ast.literal_eval: not for two threads in Python 3.11.7 (python/cpython#106905)
 )  # fmt: skip
+#: numpy parses a header by ast.literal_eval, which two threads of Python 3.11.7 may not call (python/cpython#106905).
+_OF_ONE_THREAD = ("mmap_mode",)
 #: torch's workers never send a subclass's tensor of these: its loader waits forever.
 _OF_NO_SUBCLASS = ("uint16", "uint32", "uint64", "complex32", "float8_e4m3fn", "float8_e5m2")
 _KINDS = ("map",) * 10 + ("getitems", "rows", "rows", "files", "files", "iterable", "iterable", "sized", "list",
@@ -268,7 +269,9 @@ def light_case_of(seed: int) -> Case:
         case = replace(case, loop="hold", arguments=("epochs=2", "last=2"))
     text = str(case)
     alone = case.wrong or case.kind in ("iterable", "sized") or case.loop in _OF_OWN_MEMORY or _is_drawn_from(case)
-    alone = alone or any(word in text for word in (*_OF_NO_THREAD, *_OF_SAMPLES, *_OF_NO_WORKER, *_DRAWS))
+    alone = alone or any(
+        word in text for word in (*_OF_NO_THREAD, *_OF_ONE_THREAD, *_OF_SAMPLES, *_OF_NO_WORKER, *_DRAWS)
+    )
     workers = () if alone else ("num_workers=2", "worker_method='thread'")
     return replace(case, options=options, own=workers)
 
@@ -289,7 +292,7 @@ def case_of(seed: int, *, light: bool = False) -> Case:
         workers = 0  # as for collate_fns: torch's workers cannot stack these views
     method = draw.choice((None,) * 6 + ("process", "thread", "thread")) if draw.random() > 0.02 else "auto"
     persistent = workers > 0 and draw.random() < 0.4
-    if method in ("thread", "auto") and any(word in str(case) for word in _OF_NO_THREAD):
+    if method in ("thread", "auto") and any(word in str(case) for word in (*_OF_NO_THREAD, *_OF_ONE_THREAD)):
         method = None
     if workers or draw.random() < 0.7:
         options.append(f"num_workers={workers}")
