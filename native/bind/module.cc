@@ -14,6 +14,7 @@ NB_MODULE(_native, m) {
   penstock::bind_order(m);
   penstock::bind_fillers(m);
   penstock::bind_pool(m);
+  penstock::bind_index_notes(m);
   penstock::bind_file_readers(m);
   penstock::bind_sample(m);
   penstock::bind_collate(m);

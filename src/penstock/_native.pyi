@@ -4,7 +4,7 @@ What is bytes here is raw: paths as os.fsencode gives them, names each followed 
 let Python's lock go while they work. Objects may be used from any thread unless it says otherwise.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -489,6 +489,17 @@ class ThreadClock:
         """Return, of the time since the last call, which took so long: (nanoseconds on a CPU, nanoseconds ready to run,
         bytes that storage gave). The last two are 0 where the thread was off the CPU for less than 50 us.
         """
+
+class NotedIndices:
+    """Yields the indices of a batch, each noted in a record that another process can read.
+
+    record: int64 words: kind of the index (1: a number), stage, index, when its sample began (ns, CLOCK_MONOTONIC).
+    describe: called with each index that is no int of 64 bits, which it notes.
+    """
+
+    def __init__(self, record: Buffer, indices: Iterable[Any], describe: Callable[[Any], object]) -> None: ...
+    def __iter__(self) -> Iterator[Any]: ...
+    def __next__(self) -> Any: ...
 
 class LoopCounter:
     """What the loop over a loader's batches does with its time, added up. Any thread may call any method."""

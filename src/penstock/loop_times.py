@@ -18,7 +18,7 @@ WAIT_CLASSES = len(_native.LoopCounter().counts()[-1])
 #: CPU times, which take some 30 us, are read once in so many seconds, and at the ends of passes that take longer than
 #: SHORT_PASS: shorter ones that follow each other are looked at together.
 LOOK_SECONDS = 0.25
-SHORT_PASS = 0.002
+SHORT_PASS = 0.01
 
 
 @dataclass(frozen=True)

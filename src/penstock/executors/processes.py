@@ -226,7 +226,7 @@ class ProcessPass(_MultiProcessingDataLoaderIter):
                 self._leases[self._send_idx] = self._tasks.lease
         given = index.given if isinstance(index, Task) else index
         self._sizes[self._send_idx] = samples_given(given) if self._auto_collation else 1
-        return (*index,) if isinstance(index, Task) else index  # a plain tuple is pickled in a third of the time
+        return index.message if isinstance(index, Task) else index
 
     def _samples(self, batch: Any) -> int:
         for number in [number for number in self._sizes if number not in self._task_info]:

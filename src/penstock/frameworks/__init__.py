@@ -1,7 +1,6 @@
 """Penstock loaders in the hands of other frameworks, and of `penstock watch`. The loader's module imports this one."""
 
 import sys
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from penstock.loader import DataLoader
@@ -11,12 +10,14 @@ from penstock.system.deferred import attributes_of, deferred
 if TYPE_CHECKING:
     from penstock.frameworks import accelerate
     from penstock.frameworks.accelerate import keep_loaders
+    from penstock.insight import publishing
 else:
     (accelerate,) = deferred(__name__, "accelerate")
+    (publishing,) = deferred("penstock.insight", "publishing")
     __getattr__ = attributes_of(__name__, {"accelerate": ("keep_loaders",)})
 
 
-watch(lambda loader: import_module("penstock.insight.publishing").begins(loader))  # of any loader, from the first pass
+watch(lambda loader: publishing.begins(loader))  # of any loader, from the first pass
 # Without importing Accelerate.
 DataLoader.meet_accelerate = staticmethod(  # type: ignore[method-assign]
     lambda: "accelerate.data_loader" in sys.modules and accelerate.meet_accelerate()

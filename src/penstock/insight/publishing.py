@@ -129,7 +129,7 @@ class Publisher:
 
     def begins(self, loops: LoopMeter, follow: Callable[[], _Followed]) -> None:
         """Follow the loops over a loader of which a pass begins, but not in the workers of another one."""
-        if get_worker_info() is not None or self._pid != os.getpid() or loops.follows == self._looked:
+        if loops.follows == self._looked or get_worker_info() is not None or self._pid != os.getpid():
             return
         followed = follow()
         with self._lock:

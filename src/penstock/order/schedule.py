@@ -213,14 +213,12 @@ def positions_of(part: Part) -> range:
 
 def cut_to_lists(order: Callable[[], Order], schedule: Steps) -> Iterator[list[int]]:
     """Yield the indices of each batch, as torch's samplers give them."""
-    if type(order()) is not InSequence:
-        yield from (indices.tolist() for indices, _ in cut(order, schedule))
-        return
-    size, full = schedule.batch_size, schedule.full
+    positions, size, full = order(), schedule.batch_size, schedule.full
+    in_sequence = type(positions) is InSequence
     for begin in full:
-        yield [*range(begin, begin + size)]
+        yield [*range(begin, begin + size)] if in_sequence else positions.take(begin, size).tolist()
     for step in range(len(full), schedule.steps):
-        yield indices_of(order(), schedule.part(step)).tolist()
+        yield indices_of(positions, schedule.part(step)).tolist()
 
 
 def cut(order: Callable[[], Order], schedule: Steps) -> Iterator[tuple[Indices, range]]:

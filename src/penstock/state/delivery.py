@@ -27,6 +27,18 @@ class Task(NamedTuple):
     def first(self) -> int:
         return self.positions[0] if self.positions else 0
 
+    @property
+    def message(self) -> tuple[Any, ...]:
+        """The task as plain values, of which pickling takes a third of the time."""
+        positions = self.positions
+        plain = (positions.start, positions.stop, positions.step) if type(positions) is range else positions
+        return self.given, self.seed, self.epoch, plain, self.block
+
+    @classmethod
+    def of(cls, given: Any, seed: int, epoch: int, positions: Any, block: Any) -> Task:
+        """Return the task of a message."""
+        return cls(given, seed, epoch, range(*positions) if type(positions) is tuple else positions, block)
+
 
 @dataclass(slots=True)
 class Delivered:

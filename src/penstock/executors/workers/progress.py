@@ -60,9 +60,9 @@ class WorkerProgress:
     """Since the stage began."""
 
 
-# kind of index, stage, index, when the stage began (ns, CLOCK_MONOTONIC)
+# kind of index, stage, index, when the stage or sample began (ns, CLOCK_MONOTONIC)
 _RECORD = struct.Struct("=qqqq")
-_STAGE, _INDEX, _SINCE = 1, 2, 3  # which words of it
+_STAGE, _SINCE = 1, 3  # which words of it
 _LIMIT = 1 << 63  # of its numbers
 _NOTHING, _NUMBER, _TEXT = range(3)
 _STAGES = list(WorkerStage)
@@ -73,7 +73,6 @@ _TEXT_AT = _LENGTH_AT + _WORD.size
 # One a stage: nanoseconds, samples, and of the batches that were looked at the nanoseconds, of these those on a CPU and
 # in the run queue, and the bytes from storage.
 _SPENT = struct.Struct("=qqqqqq")
-_NOT_LOOKED = (0,) * 4
 _LOOK_EVERY = 20_000_000  # nanoseconds: to read where the time of a batch went takes 20 us
 _REGION = 688  # bytes a worker
 _SPENT_AT = _REGION - len(_STAGES) * _SPENT.size
@@ -136,19 +135,21 @@ class Board:
         assert self._memory is not None
         region, offset = self._memory, worker * _REGION
         record = memoryview(region)[offset : offset + _RECORD.size].cast("q")
+        spent = memoryview(region)[offset + _SPENT_AT : offset + _REGION].cast("q")
         pack, now = _RECORD.pack_into, time.monotonic_ns
         codes = {str(stage): code for code, stage in enumerate(_STAGES)}
         stage, samples, since, next_look = 0, 0, now(), 0
         clock: _native.ThreadClock | None = None  # of a batch that is looked at
-        spent = [(0,) * 6] * len(codes)
 
         def begin(name: str, index: Any, size: int = 1) -> None:
             nonlocal stage, samples, since, next_look, clock
             began, since = since, now()
-            taken = since - began
-            looked = _NOT_LOOKED if clock is None else (taken, *clock.lap(taken))
-            spent[stage] = of_stage = tuple(map(operator.add, spent[stage], (taken, samples, *looked)))
-            _SPENT.pack_into(region, offset + _SPENT_AT + stage * _SPENT.size, *of_stage)
+            taken, word = since - began, stage * (_SPENT.size // _WORD.size)
+            spent[word] += taken
+            spent[word + 1] += samples
+            if clock is not None:
+                for looked, number in enumerate((taken, *clock.lap(taken)), word + 2):
+                    spent[looked] += number
             if name == WorkerStage.DONE:
                 clock = None
             elif name == WorkerStage.GETITEM and since >= next_look:
@@ -176,15 +177,7 @@ class Board:
 
         def each(indices: Iterable[Any]) -> Iterator[Any]:
             begin(WorkerStage.GETITEM, None, operator.length_hint(indices))
-            numbers = False  # the record holds a number, which the next one replaces
-            for index in indices:
-                is_number = type(index) is int and -_LIMIT <= index < _LIMIT
-                if numbers and is_number:
-                    record[_INDEX], record[_SINCE] = index, now()
-                else:
-                    name_sample(index, now())
-                numbers = is_number
-                yield index
+            return _native.NotedIndices(record, indices, lambda index: name_sample(index, now()))
 
         return begin, each
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import math
 import multiprocessing.queues
 import multiprocessing.reduction
 import os
+import pickle
 import queue
 import select
 import struct
@@ -22,6 +24,12 @@ from torch.utils.data._utils import worker as torch_worker
 _PIPE_BYTES = 1 << 16
 _LENGTH = struct.Struct("!i")
 _LOCKED = 0.01  # seconds that a writer waits for another process in the middle of a message
+
+
+class MessagePickler(pickle.Pickler):
+    """multiprocessing's ForkingPickler, which makes a table for each message in the place of one for all."""
+
+    dispatch_table = multiprocessing.reduction.ForkingPickler(io.BytesIO()).dispatch_table
 
 
 class WorkerQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]
@@ -76,7 +84,9 @@ class WorkerQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
         if self._closed:
             raise ValueError(f"Queue {self!r} is closed")
-        message = multiprocessing.reduction.ForkingPickler.dumps(obj)
+        written = io.BytesIO()
+        MessagePickler(written).dump(obj)
+        message = written.getbuffer()
         with self._putting:
             if not self._unsent and self._written(message):
                 return

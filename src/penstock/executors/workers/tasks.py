@@ -169,7 +169,7 @@ class TaskDataset:
             self._states = []
 
     def __getitem__(self, message: tuple[Any, ...]) -> Any:
-        task = Task(*message)
+        task = Task.of(*message)
         try:
             batch = self.fetch.load(task) if self._memory is None else self._packed(task, self._memory)
         except Exception as error:  # which torch sends; what else is raised ends the process here

@@ -11,13 +11,13 @@ import os
 import pickle
 import weakref
 from collections import OrderedDict
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
 
 from penstock.executors.buffers import Field, Rows, storage_on, tensor_on
 from penstock.executors.copies import has_storage
+from penstock.executors.workers.queues import MessagePickler
 from penstock.executors.workers.shared_memory import (
     SHARED_BYTES,
     BlockName,
@@ -158,7 +158,7 @@ class Packed:
         return pickle.loads, (self._message,)
 
 
-class _Pickler(ForkingPickler):
+class _Pickler(MessagePickler):
     """Sends each storage of plain tensors once: tensors that share memory do so where they arrive."""
 
     def __init__(self, file: io.BytesIO, buffers: WorkerBuffers) -> None:
