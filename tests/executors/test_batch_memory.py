@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import resource
 import threading
 import weakref
 from collections.abc import Callable
@@ -228,3 +229,14 @@ def test_labels_that_a_state_is_hashed_of_may_be_resized(listed: bool) -> None:
     loader.state_dict()
     for tensor in targets if listed else [targets]:
         tensor.resize_(5 * SAMPLES)
+
+
+def counted(index: int) -> Any:
+    """Return a sample of a megabyte, and how many pages the process has got so far."""
+    return np.full(1 << 18, index, np.float32), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def test_the_samples_of_a_worker_lie_in_the_pages_of_the_batch_before() -> None:
+    loader: Any = penstock.DataLoader(Made(counted, 4 * 80), 80, num_workers=1, prefetch_factor=1)
+    got = [int(pages[-1] - pages[0]) for _, pages in loader]
+    assert got[-1] < 80 * 25  # a tenth of a sample's

@@ -265,6 +265,16 @@ def test_the_fewest_threads_that_do_as_much_as_any(rates: Any, sample_seconds: f
     assert pace.active == wanted
 
 
+def test_samples_of_about_a_millisecond_are_no_reason_for_trials() -> None:
+    clock, active = [0.0], []
+    pace = Pace(2, clock=lambda: clock[0])
+    for number in range(2000):  # photos: in some windows they take a little more, in others less
+        clock[0] += 0.01
+        pace.did(10, 10 * (1.2e-3 if number % 3 else 0.8e-3))
+        active.append(pace.active)
+    assert active.count(1) < 20
+
+
 @pytest.mark.parametrize("method", ["thread", "auto"])
 def test_an_iterable_dataset_is_gone_through_once_by_default(method: Any) -> None:
     loader = penstock.DataLoader(Stream(10), batch_size=5, worker_method=method)

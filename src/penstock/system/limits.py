@@ -6,6 +6,7 @@ not there is None.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ MOUNT = "/sys/fs/cgroup"
 _NO_LIMIT = 1 << 62  # cgroup v1 writes "no limit" as the largest number of whole pages
 #: Bytes: just less than the largest block whose release malloc takes for a sign.
 _BLOCK = 31 << 20
+_M_TRIM_THRESHOLD = -1  # of malloc.h
+_KEPT = 256 << 20
 
 
 def host_cpus() -> int:
@@ -147,3 +150,15 @@ def keep_freed_memory() -> None:
     takes as long as making it. One larger block, never written to, is freed here. Other mallocs take no notice.
     """
     np.empty(_BLOCK, dtype=np.uint8)
+
+
+def keep_freed_samples() -> None:
+    """Let malloc keep the samples of a batch that a worker process frees, up to _KEPT, for the next batch.
+
+    A worker holds all samples of a batch until it collates them. More than keep_freed_memory() sees to would come in new
+    pages each time, which takes longer than reading a sound. For a process of ours: the setting is for its life.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries may have none
+    if mallopt is not None:
+        keep_freed_memory()  # first: a threshold that is set is not learned any more
+        mallopt(_M_TRIM_THRESHOLD, _KEPT)

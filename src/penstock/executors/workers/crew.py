@@ -285,10 +285,11 @@ class Pace:
 
     def __init__(self, threads: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self._threads, self._clock = threads, clock
-        self._begin_windows()
+        self._begin_windows(1)
 
-    def _begin_windows(self) -> None:
-        self._windows = self._trials()
+    def _begin_windows(self, windows: int) -> None:
+        """Let all threads work for so many windows before the first trials."""
+        self._windows = self._trials(windows)
         self._begin_window(next(self._windows))
 
     def _begin_window(self, active: int) -> None:
@@ -304,13 +305,13 @@ class Pace:
         if elapsed < self.WINDOW_SECONDS or self._chunks < 2 * self.active:
             return
         if seconds / samples >= CHEAP_SECONDS:
-            self._begin_windows()
+            self._begin_windows(self.FIRST_PAUSE)  # some samples may take longer than others
         else:
             self._begin_window(self._windows.send(self._samples / elapsed))
 
-    def _trials(self) -> Generator[int, float, None]:
+    def _trials(self, windows: int) -> Generator[int, float, None]:
         """Yield how many threads work in each window, and take the rate of samples in it."""
-        settled, pause, windows = self._threads, self.FIRST_PAUSE, 1
+        settled, pause = self._threads, self.FIRST_PAUSE
         while True:
             for _ in range(windows):
                 yield settled

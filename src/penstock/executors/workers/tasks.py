@@ -36,6 +36,7 @@ from penstock.sources.tree import remote_leaves
 from penstock.sources.unchanged import collates_as_torch
 from penstock.state.delivery import Delivered, Task
 from penstock.state.streams import StatefulStream, restore_dataset, state_of
+from penstock.system.limits import keep_freed_samples
 from penstock.system.tracebacks import shorten, shortens
 
 Batches = Callable[[int, int], Iterator[tuple[Any, Positions]]]
@@ -251,6 +252,7 @@ class WorkerStart:
     @shortens
     def __call__(self, worker: int) -> None:
         release_interrupt()
+        keep_freed_samples()
         if self.composes:
             natively_in_this_process(ThreadCalls())
         begin, each = self.board.report(worker)
