@@ -155,8 +155,9 @@ def keep_freed_memory() -> None:
 def keep_freed_samples() -> None:
     """Let malloc keep the samples of a batch that a worker process frees, up to _KEPT, for the next batch.
 
-    A worker holds all samples of a batch until it collates them. More than keep_freed_memory() sees to would come in new
-    pages each time, which takes longer than reading a sound. For a process of ours: the setting is for its life.
+    A worker holds all samples of a batch until it collates them. Where they take more than keep_freed_memory() sees to,
+    they would come in new pages each time, which takes longer than reading a sound. The setting is for the life of the
+    process, which is Penstock's own.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries may have none
     if mallopt is not None:

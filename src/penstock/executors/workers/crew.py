@@ -295,16 +295,18 @@ class Pace:
     def _begin_window(self, active: int) -> None:
         self.active, self._begin = active, self._clock()
         self._samples = self._chunks = 0
+        self._seconds = 0.0
 
     def did(self, samples: int, seconds: float) -> None:
         if self._threads == 1:
             return
         self._samples += samples
         self._chunks += 1
+        self._seconds += seconds
         elapsed = self._clock() - self._begin
         if elapsed < self.WINDOW_SECONDS or self._chunks < 2 * self.active:
             return
-        if seconds / samples >= CHEAP_SECONDS:
+        if self._seconds / self._samples >= CHEAP_SECONDS:
             self._begin_windows(self.FIRST_PAUSE)  # some samples may take longer than others
         else:
             self._begin_window(self._windows.send(self._samples / elapsed))
