@@ -44,6 +44,7 @@ case $sanitizer in
         options+=(
             -o timeout_method=signal
             --deselect tests/executors/test_readers.py::test_a_fork_while_readers_work
+            --deselect tests/executors/test_filled.py::test_a_forked_child_goes_on
             --deselect tests/conformance/test_shutdown.py::test_a_forked_child_has_no_part_in_a_pass
             --deselect tests/conformance/test_shutdown.py::test_persistent_workers_of_the_parent_are_replaced_in_a_forked_child
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import pickle
-import resource
 import threading
 import weakref
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import torch.utils.dlpack
 from torch.utils.data import TensorDataset
 
 import penstock
+from tests import python_processes
 from tests.sample_datasets import Made
 
 SAMPLES = 64
@@ -231,12 +231,15 @@ def test_labels_that_a_state_is_hashed_of_may_be_resized(listed: bool) -> None:
         tensor.resize_(5 * SAMPLES)
 
 
-def counted(index: int) -> Any:
-    """Return a sample of a megabyte, and how many pages the process has got so far."""
-    return np.full(1 << 18, index, np.float32), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-
 def test_the_samples_of_a_worker_lie_in_the_pages_of_the_batch_before() -> None:
-    loader: Any = penstock.DataLoader(Made(counted, 4 * 80), 80, num_workers=1, prefetch_factor=1)
-    got = [int(pages[-1] - pages[0]) for _, pages in loader]
-    assert got[-1] < 80 * 25  # a tenth of a sample's
+    script = """
+import resource, numpy, torch, penstock
+class Sounds(torch.utils.data.Dataset):
+    def __len__(self): return 4 * 80
+    def __getitem__(self, index):
+        return numpy.full(1 << 18, index, numpy.float32), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+loader = penstock.DataLoader(Sounds(), 80, num_workers=1, prefetch_factor=1)
+print(*[int(pages[-1] - pages[0]) for _, pages in loader])
+"""
+    done = python_processes.run(script)
+    assert int(done.stdout.split()[-1]) < 80 * 25, done  # a tenth of a sample's

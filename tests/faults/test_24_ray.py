@@ -152,8 +152,8 @@ def test_a_packer_is_killed(cluster: penstock.Ray, tmp_path: Path) -> None:
     def follow(now: Any) -> None:
         seen.append(now)
         waits = tmp_path / "waits"
-        if waits.exists() and not gate.exists():
-            os.kill(int(waits.read_text()), signal.SIGKILL)
+        if waits.exists() and (pid := waits.read_text()) and not gate.exists():
+            os.kill(int(pid), signal.SIGKILL)
             gate.touch()
 
     options: dict[str, Any] = {"to_bytes": as_is, "shard_size": 4000}
