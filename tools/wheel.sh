@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# tools/wheel.sh VENV [PYTHON...]: builds a wheel for each interpreter into wheelhouse/ (without any: for VENV's), puts libjpeg into it,
+# tools/wheel.sh VENV [PYTHON...]: builds wheels for VENV's interpreter and the others into wheelhouse/, puts libjpeg into them,
 # and tries VENV's in a fresh environment. For Python 3.12 and later one wheel does; 3.10 and 3.11 have one each. The tag of the wheel is the
 # oldest manylinux that this system's libraries allow: manylinux_2_28 needs a system with glibc 2.28, as the release workflow has.
 set -euo pipefail
@@ -11,7 +11,7 @@ work=build/wheel
 rm -rf "$work"
 mkdir -p "$work" wheelhouse
 
-for interpreter in "${@:-$python}"; do
+for interpreter in "$python" "$@"; do
     tools=$PWD/$venv
     if [ "$interpreter" != "$python" ]; then
         tools=$PWD/build/wheel-$("$interpreter" -c 'import sys; print("py%d.%d" % sys.version_info[:2])')
