@@ -74,7 +74,7 @@ UNCHANGED = (
     Row("`ImageFolder` with a function of yours as a transform", "python_datasets", "unknown_transform", drawn=True),
     Row("your `IterableDataset` of small tensors", "no_regret", "iterable-processes", drawn=True),
     Row("your `Dataset` of strings", "no_regret", "strings-processes"),
-    Row("your `Dataset`: 1 ms of your Python a sample", "no_regret", "python-processes", drawn=True),
+    Row("your `Dataset`: 1 ms of your Python a sample, no workers", "no_regret", "python-none", drawn=True),
     Row("your `Dataset`: 64 samples an epoch, no workers", "no_regret", "few-none", drawn=True),
 )
 #: What a second line gives.
