@@ -30,7 +30,7 @@ from penstock.executors.job import (
     settled,
 )
 from penstock.executors.workers.shared_memory import SharedBuffers
-from penstock.loop_model import Measured, Workers, measured
+from penstock.loop_model import Measured, Workers, measured, tells
 from penstock.observe import Meter, Observers
 from penstock.order.batches import BatchOrder
 from penstock.order.permutations import Epochs, Indices, Positions
@@ -135,9 +135,11 @@ class Executors:
     def measured(self) -> Measured | None:
         """Return what the passes so far have shown of why their loops wait; None: they were too short to tell."""
         workers, kind = self._workers
-        counters = self.counters
+        counters, times = self.counters, self.counters.loop.times()
+        if not tells(times):
+            return None
         return measured(
-            counters.loop.times(),
+            times,
             counters.meter.stages(),
             samples=counters.samples,
             workers=workers,
