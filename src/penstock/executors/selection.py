@@ -312,6 +312,7 @@ class Executors:
             batches = None if settings.persistent_workers else BatchOrder(settings).length()
             samples = None if batches is None else batches * (settings.batch_size or 1)
             self._choice = method.try_out(settings, self.fetch(settings, chosen), samples)
+            self._draws = self._choice.draws
         return self._choice
 
     def global_draws(self, settings: Settings, chosen: PythonPlan) -> tuple[str, ...]:
