@@ -33,19 +33,19 @@ class Wrapper:
 
 
 def overriding(base: Any, kind: str) -> Any:
-    class Wrapping(base):  # type: ignore[misc]
+    class Wrapping(base):
         def _get_iterator(self) -> Any:
             return Wrapper(super()._get_iterator())
 
-    class Twice(base):  # type: ignore[misc]
+    class Twice(base):
         def _get_iterator(self) -> Any:
             return itertools.chain(super()._get_iterator(), super()._get_iterator())
 
-    class Asking(base):  # type: ignore[misc]
+    class Asking(base):
         def __iter__(self) -> Any:
             return self._get_iterator()
 
-    class Generating(base):  # type: ignore[misc]
+    class Generating(base):
         def __iter__(self) -> Iterator[Any]:
             yield from zip(self._get_iterator(), self._get_iterator(), strict=True)
 

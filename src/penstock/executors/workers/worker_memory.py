@@ -167,10 +167,11 @@ class _Pickler(MessagePickler):
         self._sent: dict[int, tuple[torch.UntypedStorage, Any]] = {}
 
     def reducer_override(self, value: Any) -> Any:
-        if type(value) is not torch.Tensor or not has_storage(value) or value.requires_grad or value.is_quantized:
+        reduced = super().reducer_override(value)
+        if reduced is not NotImplemented or type(value) is not torch.Tensor:
+            return reduced
+        if not has_storage(value) or value.requires_grad or value.is_quantized:
             return NotImplemented
-        if value.is_conj() or value.is_neg():  # torch would send the elements and forget how to read them
-            value = value.resolve_conj().resolve_neg()
         storage = value.untyped_storage()
         if storage._cdata not in self._sent:
             self._sent[storage._cdata] = storage, self._buffers.message_of(storage, value.nbytes)
