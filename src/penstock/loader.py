@@ -277,10 +277,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 None if target is None or feed is None else target.prepare(feed, self._plan, stream, replaces=replaces)
             )
             job = executors.job(self, settings, self._plan, progress, checkpoint.epochs, sends=sends)
-            held = None
-            if begins:
-                held, self._iterator = self._iterator, None
-            else:
+            held, self._iterator = (self._iterator, None) if begins else (None, self._iterator)
+            if not begins:
                 executors.base_seed = None  # torch's new iterators draw one
             batches = executors.begin(job, held, on_device)
             if begins and settings.persistent_workers and settings.num_workers:

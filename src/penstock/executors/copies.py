@@ -111,7 +111,7 @@ class Snapshot(pickle.Pickler):
         self.kinds: set[type] = set()
         self.shared: list[Any] = []
         self.mappings = SharedMappings()
-        self._share, self._probing = share, probing
+        self._share, self._probing = share or (lambda value, _: value), probing
         self._kept: list[Kept] = []
         self._numbers: dict[int, int] = {}  # in `_kept`, by the ids of
         self._originals: list[Any] = []  # these
@@ -164,7 +164,7 @@ class Snapshot(pickle.Pickler):
         if isinstance(value, _KINDS):
             return value, None
         if isinstance(value, (np.ndarray, torch.Tensor)):
-            return None if getattr(value.dtype, "hasobject", False) else (self._as_shared(value), None)
+            return None if getattr(value.dtype, "hasobject", False) else (self._share(value, self), None)
         self._at = value
         if (
             _is_found(value)
@@ -181,9 +181,6 @@ class Snapshot(pickle.Pickler):
             return copy.deepcopy(value), copy.deepcopy
         return None
 
-    def _as_shared(self, value: Any) -> Any:
-        return value if self._share is None else self._share(value, self)
-
     def _keep_container(self, value: Any) -> Kept | None:
         """Return the same for a large container: its entries are shared where some of them can be written."""
         if self._probing:
@@ -194,7 +191,7 @@ class Snapshot(pickle.Pickler):
             probe.dump(_spread(value))
         except Exception:  # raised again, where the entry is written
             return None
-        return copy.copy(self._as_shared(value) if probe.shared else value), copy.copy
+        return copy.copy(self._share(value, self) if probe.shared else value), copy.copy
 
     def reducer_override(self, value: Any) -> Any:
         """Return how an object is made again, as copyreg does."""

@@ -69,8 +69,6 @@ class Choice:
 
     method: Method
     why: str
-    draws: tuple[str, ...] | None = None
-    """What the dataset draws from, as in Measurement; None: it was not tried."""
 
 
 def choose(found: Measurement, workers: int, size: int, samples: int | None, *, seeded: bool) -> Choice:
@@ -98,9 +96,8 @@ def choose(found: Measurement, workers: int, size: int, samples: int | None, *, 
         ratio = epochs[1] / epochs[0]
         why += f"; an epoch of {samples:,} samples takes {epochs[0]:.2g} s and {epochs[1]:.2g} s so"
     if ratio >= WORTH_THREADS:
-        return Choice(Method.THREAD, f"threads: {why}; threads are {ratio:.1f} times as fast", found.draws)
-    why = f"processes: {why}; threads are used where they are {WORTH_THREADS} times as fast"
-    return Choice(Method.PROCESS, why, found.draws)
+        return Choice(Method.THREAD, f"threads: {why}; threads are {ratio:.1f} times as fast")
+    return Choice(Method.PROCESS, f"processes: {why}; threads are used where they are {WORTH_THREADS} times as fast")
 
 
 def try_out(settings: Settings, fetch: Fetch, samples: int | None) -> Choice:

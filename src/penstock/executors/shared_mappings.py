@@ -26,7 +26,7 @@ class SharedMappings:
         """Return whether an array, a tensor or an object of ctypes lies in shared memory."""
         if isinstance(value, torch.Tensor):
             if not has_storage(value) or value.untyped_storage().resizable():  # torch itself has allocated it
-                return in_shared_memory(value)
+                return has_storage(value) and value.is_shared()  # type: ignore[no-untyped-call]
             address = value.data_ptr()
         elif isinstance(value, np.ndarray):
             while isinstance(value.base, np.ndarray):
@@ -42,8 +42,3 @@ class SharedMappings:
 def has_storage(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is one piece of the processor's memory: sparse, nested and opaque ones are not."""
     return tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_nested
-
-
-def in_shared_memory(tensor: torch.Tensor) -> bool:
-    """Return whether other processes have a tensor's memory, too."""
-    return has_storage(tensor) and tensor.is_shared()  # type: ignore[no-untyped-call]

@@ -15,7 +15,6 @@ import torch
 
 from penstock.executors.copies import NotCopied, Snapshot
 from penstock.executors.fetch import Fetch, is_refused_write
-from penstock.executors.shared_mappings import in_shared_memory
 
 Init = Callable[[int], object]
 #: Of the tensors that threads share so many are looked at with each batch.
@@ -45,7 +44,9 @@ class OwnFetches:
         self._versions: Iterator[tuple[torch.Tensor, int]] = iter(())
         self._unseen: set[type] = set()
         self._given = (fetch, init)
-        snapshot = Snapshot() if shared else _snapshot(fetch, init)
+        snapshot = Snapshot(share=as_shared)
+        if not shared:
+            _copied(snapshot.add, fetch, init)
         self._copy, self._data, self._classes = snapshot.finish(), snapshot.shared, snapshot.kinds
         _refuse_handles(self._classes)
         if any(isinstance(part, np.ndarray) for part in self._data):
@@ -61,9 +62,8 @@ class OwnFetches:
     def begin(self) -> None:
         """Take note that a pass begins: what was written to shared tensors before is no concern of its."""
         tensors = [part for part in self._data if isinstance(part, torch.Tensor) and not part.is_inference()]
-        private = [tensor for tensor in tensors if not in_shared_memory(tensor)]
-        self._looked_at = min(LOOKED_AT, len(private))
-        self._versions = cycle([(tensor, tensor._version) for tensor in private])
+        self._looked_at = min(LOOKED_AT, len(tensors))
+        self._versions = cycle([(tensor, tensor._version) for tensor in tensors])
         self._unseen = self._classes
 
     def check(self) -> None:
@@ -82,12 +82,6 @@ class OwnFetches:
         made = NotCopied(f"an array that the copies share was written to ({error})")
         made.__cause__ = error
         return made
-
-
-def _snapshot(fetch: Fetch, init: Init | None) -> Snapshot:
-    snapshot = Snapshot(share=as_shared)
-    _copied(snapshot.add, fetch, init)
-    return snapshot
 
 
 def _copied(copies: Callable[[Any, str], Any], fetch: Fetch, init: Init | None) -> tuple[Fetch, Init | None]:

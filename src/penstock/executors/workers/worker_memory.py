@@ -167,11 +167,9 @@ class _Pickler(MessagePickler):
         self._sent: dict[int, tuple[torch.UntypedStorage, Any]] = {}
 
     def reducer_override(self, value: Any) -> Any:
-        reduced = super().reducer_override(value)
-        if reduced is not NotImplemented or type(value) is not torch.Tensor:
-            return reduced
-        if not has_storage(value) or value.requires_grad or value.is_quantized:
-            return NotImplemented
+        plain = type(value) is torch.Tensor and has_storage(value) and not (value.requires_grad or value.is_quantized)
+        if not plain or value.is_conj() or value.is_neg():
+            return super().reducer_override(value)
         storage = value.untyped_storage()
         if storage._cdata not in self._sent:
             self._sent[storage._cdata] = storage, self._buffers.message_of(storage, value.nbytes)
