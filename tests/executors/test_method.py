@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import threading
 import time
@@ -192,12 +191,3 @@ def test_a_trial_reads_a_few_batches_in_all_and_each_sample_once_at_most(samples
     for _ in loader if samples <= 40 else ():
         pass
     assert samples > 40 or torch.equal(reads, tried + 1)
-
-
-def test_what_samples_take_from_a_queue_is_taken_a_few_times_for_the_trial() -> None:
-    queue = multiprocessing.get_context("fork").SimpleQueue()
-    for number in range(100):
-        queue.put(number)
-    loader = auto(Made(lambda index: queue.get(), 40))
-    assert len(flat(loader)) == 40 and not queue.empty()
-    queue.close()
