@@ -120,6 +120,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     """Of the latest question or pass: they hold while nothing that they were taken from has changed."""
     _planned_for: tuple[Settings, bool] | None = None
     """What the plan was made for: the settings of the latest pass, and whether images stay pixels for a device."""
+    _begins: bool = False
+    """A call of __iter__ has begun no pass yet."""
     _device_feed: DeviceFeed | None = None
     _recording: LoaderLedger | None = None
 
@@ -264,6 +266,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @shortens
     def __iter__(self) -> Any:
+        self._begins = True
+        try:
+            return self._get_iterator()
+        finally:
+            self._begins = False
+
+    @shortens
+    def _get_iterator(self) -> Any:
+        """Return a new pass, as torch's method does; the first in a call of __iter__ has the workers that are kept."""
+        begins, self._begins = self._begins, False
         feed = target = stream = None
         if self.device is not None or self._device_feed is not None:
             feed = feed_of(self.device)
@@ -291,9 +303,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 None if target is None or feed is None else target.prepare(feed, self._plan, stream, replaces=replaces)
             )
             job = executors.job(self, settings, self._plan, progress, checkpoint.epochs, sends=sends)
-            held, self._iterator = self._iterator, None
+            held, self._iterator = (self._iterator, None) if begins else (None, self._iterator)
+            if not begins:
+                executors.base_seed = None  # torch's new iterators draw one
             batches = executors.begin(job, held, on_device)
-            if settings.persistent_workers and settings.num_workers:
+            if begins and settings.persistent_workers and settings.num_workers:
                 self._iterator = batches
             batches = checkpoint.forwarded(settings, batches, progress)
             batches.observers = executors.observers if target is not None else (*executors.observers, *followers)
@@ -302,14 +316,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         feeding = self._feeder().feeding(batches, feed, target, stream, settings, self._plan, executors.counters)
         feeding.observers = followers
         return feeding
-
-    def _get_iterator(self) -> Any:
-        """Return a new pass, for programs that ask for torch's method."""
-        held, self._iterator = self._iterator, None
-        try:
-            return iter(self)
-        finally:
-            self._iterator = held
 
     def _choose_workers(self) -> None:
         """Choose the number of workers for the plan, where it was not given."""

@@ -6,6 +6,7 @@ import io
 import math
 import multiprocessing.queues
 import multiprocessing.reduction
+import operator
 import os
 import pickle
 import queue
@@ -18,6 +19,7 @@ from functools import partial
 from time import monotonic, thread_time
 from typing import Any
 
+import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 
@@ -31,6 +33,12 @@ class MessagePickler(pickle.Pickler):
     """multiprocessing's ForkingPickler, which makes a table for each message in the place of one for all."""
 
     dispatch_table = multiprocessing.reduction.ForkingPickler(io.BytesIO()).dispatch_table
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg()):
+            # torch would send the elements and forget how to read them; pos() returns the tensor that comes.
+            return operator.pos, (value.resolve_conj().resolve_neg(),)
+        return NotImplemented
 
 
 class WorkerQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]
