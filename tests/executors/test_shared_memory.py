@@ -11,6 +11,7 @@ import signal
 import weakref
 from collections import namedtuple
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -243,3 +244,14 @@ def test_torchs_error_of_a_full_dev_shm_gets_a_note(monkeypatch: pytest.MonkeyPa
     for other in (RuntimeError("another"), ValueError(str(error))):
         note_space(other)
         assert not hasattr(other, "__notes__")
+
+
+def test_batches_that_grow_leave_no_blocks_behind_in_workers() -> None:
+    loader = penstock.DataLoader(Made(lambda index: torch.zeros(8000 + 800 * index), 80), 1, num_workers=2)
+    batches = iter(loader)
+    processes = [os.getpid(), *(worker.pid for worker in batches._workers)]
+    most = 0
+    for _ in batches:
+        lines = [line.split() for pid in processes for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+        most = max(most, len({inode for _, _, _, _, inode, *name in lines if "penstock-batch" in "".join(name)}))
+    assert 2 < most <= 2 * 2 + 6 + 2 * 3  # of batches in flight, kept ones, and what each worker has still to hear of

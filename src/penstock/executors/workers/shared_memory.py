@@ -47,12 +47,15 @@ class BlockName(NamedTuple):
     pid: int
     descriptor: int
     nbytes: int
+    oldest: int
+    """The number of the parent's oldest block: those before it are gone, and workers need not keep them mapped."""
 
 
 class SharedBlock:
-    """Memory that processes share."""
+    """Memory that processes share. blocks: all of its owner, itself in time."""
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, blocks: weakref.WeakSet[SharedBlock]) -> None:
+        self.blocks = blocks
         self.descriptor = memory_file(nbytes)
         weakref.finalize(self, os.close, self.descriptor)
         self.number, self.nbytes = next(_numbers), nbytes
@@ -110,7 +113,8 @@ class Lease:
             raise RuntimeError(f"{self}: it was sent before")
         self.state = State.SENT
         block = self._block
-        return BlockName(self.number, block.number, os.getpid(), block.descriptor, block.nbytes)
+        oldest = min(one.number for one in block.blocks)
+        return BlockName(self.number, block.number, os.getpid(), block.descriptor, block.nbytes, oldest)
 
     def storage(self, begin: int, nbytes: int) -> torch.UntypedStorage:
         """Return a storage on a part of the block, which holds this lease."""
@@ -164,7 +168,7 @@ class SharedBuffers:
         block = self._take(nbytes)
         if block is None and len(self._blocks) < self._in_flight + MOST_KEPT:
             try:
-                block = SharedBlock(nbytes)
+                block = SharedBlock(nbytes, self._blocks)
             except (OSError, RuntimeError):  # no memory, or no descriptors
                 return None
             self._blocks.add(block)

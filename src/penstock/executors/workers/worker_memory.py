@@ -76,8 +76,9 @@ class _Mappings:
             finally:
                 os.close(descriptor)
         self._known[name.block] = mapping, self._batches
-        while next(iter(self._known.values()))[1] + _UNUSED < self._batches:
-            self._known.popitem(last=False)
+        gone = (n for n, (_, used) in self._known.items() if n < name.oldest or used + _UNUSED < self._batches)
+        for number in [*gone]:
+            del self._known[number]
         return mapping
 
 
