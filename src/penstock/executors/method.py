@@ -240,10 +240,10 @@ def _in_threads(threads: int, own: OwnFetches, indices: Iterator[Any], size: int
 
     def work(number: int, fetch: Fetch, init: Init | None) -> tuple[float, float, int]:
         set_for_this_thread(ThreadWorkerInfo(number, threads, number, fetch.dataset))
+        if init is not None:
+            init(number)
+            fetch.renew()
         with drawing.beside_others():
-            if init is not None:
-                init(number)
-                fetch.renew()
             begun = now = perf_counter()
             samples = 0
             while now - begun < WINDOW_SECONDS:
