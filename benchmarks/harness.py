@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks import machine, process, worker
 from benchmarks.process import say
-from benchmarks.question import Contestant, Facts, Host, Measure, Options, Question, Role, Setup, Table, Target
+from benchmarks.question import Contestant, Facts, Host, Measure, Options, Over, Question, Role, Setup, Table, Target
 
 BEFORE = " (before)"
 """Ends the name of a contestant that is run with another build of Penstock."""
@@ -129,8 +129,13 @@ def median_of(row: Facts | None, measure: Measure) -> float | None:
     return row[measure.key]["median"] if row and measure.key in row else None
 
 
-def worst_of(row: Facts | None, measure: Measure) -> float | None:
-    return row[measure.key]["least" if measure.higher_is_better else "most"] if row and measure.key in row else None
+def number_of(row: Facts | None, measure: Measure, over: Over) -> float | None:
+    """The number that stands for a contestant's rounds."""
+    if row is None or measure.key not in row:
+        return None
+    numbers = row[measure.key]
+    worst = numbers["least" if measure.higher_is_better else "most"]
+    return {Over.MEDIAN: numbers["median"], Over.MEAN: statistics.fmean(numbers["rounds"]), Over.WORST: worst}[over]
 
 
 def best_peer(rows: Sequence[Facts], measure: Measure) -> Facts | None:
@@ -155,19 +160,19 @@ def check(target: Target, rows: Sequence[Facts]) -> Facts:
     """Whether the target is met; None when a contestant that it needs did not run."""
     by_name = {r["name"]: r for r in rows}
     measure = target.measure
-    number_of = worst_of if target.worst else median_of
-    value = number_of(by_name.get(target.contestant), measure)
+    value = number_of(by_name.get(target.contestant), measure, target.over)
     bound = f"{target.bound:g} {measure.unit}"
     if target.to is not None:
         other = best_peer(rows, measure) if target.to == "best peer" else by_name.get(target.to)
-        base = number_of(other, measure)
+        base = number_of(other, measure, target.over)
         value = value / base if value is not None and base else None
         bound = f"{target.bound:g} times {target.to}"
         if other and other["name"] != target.to:
             bound += f" ({other['name']})"
     better = measure.higher_is_better
     met = None if value is None else (value >= target.bound if better else value <= target.bound)
-    text = f"{target.contestant}: {'worst ' * target.worst}{measure.key} {'at least' if better else 'at most'} {bound}"
+    over = "" if target.over is Over.MEDIAN else f"{target.over} "
+    text = f"{target.contestant}: {over}{measure.key} {'at least' if better else 'at most'} {bound}"
     return {"target": text, "value": value, "met": met}
 
 

@@ -136,18 +136,23 @@ class Contestant:
         return self.packages or self.peers or OWN_PACKAGES.get(self.role, ())
 
 
+class Over(enum.StrEnum):
+    """Which number stands for the rounds of a contestant."""
+
+    MEDIAN = "median"
+    MEAN = "mean"
+    WORST = "worst"
+
+
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """`contestant`'s median against `bound`: over that of `to` ("best peer": the best), or alone if None.
-
-    `worst`: the worst rounds of both, not the medians.
-    """
+    """A number of `contestant` against `bound`: over that of `to` ("best peer": the best), or by itself if None."""
 
     contestant: str
     bound: float
     to: str | None = None
     measure: Measure = SPEED
-    worst: bool = False
+    over: Over = Over.MEDIAN
 
 
 @dataclasses.dataclass(frozen=True)

@@ -295,6 +295,9 @@ def bytes_of(owner: object, address: int, bytes: int) -> NDArray[np.uint8]:
 def advise_huge_pages(address: int, bytes: int) -> None:
     """Ask the system for huge pages where whole ones fit into memory."""
 
+def discard_pages(address: int, bytes: int) -> None:
+    """Give the pages of memory that nobody reads any more back to the system: they are zero when they are next used."""
+
 class Spec:
     """Shape and dtype of one sample."""
 

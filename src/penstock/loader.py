@@ -102,11 +102,26 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     dataset: Any
     sampler: Any
     batch_sampler: Any
+    seed: int | None
+    shard: Shard
+    ledger: str | os.PathLike[str] | None
+    device: Device | Feed | None
+    on_error: Any
+    worker_method: Any
+    snapshot_every_n_steps: int | None
+    cache: CacheOption
+    cache_decoded: bool
+    share_dataset: bool
+    _given: Given
+    _executors: Executors
+    _checkpoint: Checkpoint
     _iterator: Any
     _kept_settings: Settings | None = None
     """Of the latest question or pass: they hold while nothing that they were taken from has changed."""
     _planned_for: tuple[Settings, bool] | None = None
     """What the plan was made for: the settings of the latest pass, and whether images stay pixels for a device."""
+    _begins: bool = False
+    """A call of __iter__ has begun no pass yet."""
     _device_feed: DeviceFeed | None = None
     _recording: LoaderLedger | None = None
 
@@ -168,11 +183,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         method = options.method_for(worker_method, cluster, dataset, num_workers)
         if cluster is not None and feed is not None and (feed.cache is not None or feed.decode != "cpu"):
             raise InvalidOption("worker_method='ray' fills batches elsewhere: Feed(cache=) and Feed(decode=) read here")
-        self.seed, self.shard, self.ledger, self.device, self.on_error = seed, shard, ledger, device, on_error
-        self.worker_method, self.snapshot_every_n_steps = worker_method, snapshot_every_n_steps
-        self.cache, self.cache_decoded = cache, cache_decoded
-        self.share_dataset = options.shares(share_dataset, method)
-        self._given = Given(
+        given = Given(
             own_order=sampler is None and batch_sampler is None,
             prefetch_given=prefetch_factor is not None,
             method=method,
@@ -181,9 +192,23 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             indexes=JpegIndexes(),
             cluster=cluster,
         )
-        register = register_of(on_error, dataset)
-        self._executors = Executors(register, SeedWarnings(), self._given.caches, self._given.indexes)
-        self._checkpoint = Checkpoint(seed, self._executors.in_threads)
+        executors = Executors(register_of(on_error, dataset), SeedWarnings(), given.caches, given.indexes)
+        # torch's __setattr__ looks each name up in a list of its own.
+        vars(self).update(
+            seed=seed,
+            shard=shard,
+            ledger=ledger,
+            device=device,
+            on_error=on_error,
+            worker_method=worker_method,
+            snapshot_every_n_steps=snapshot_every_n_steps,
+            cache=cache,
+            cache_decoded=cache_decoded,
+            share_dataset=options.shares(share_dataset, method),
+            _given=given,
+            _executors=executors,
+            _checkpoint=Checkpoint(seed, executors.in_threads),
+        )
         self._plan: Plan = plan(
             dataset,
             batched=batch_size is not None or batch_sampler is not None,
@@ -192,8 +217,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             processes=method is Method.PROCESS,
         )
         if num_workers is None:
-            num_workers = self._given.workers = default_workers(dataset, self._plan, method)
-        own_order = self._given.own_order and not isinstance(dataset, IterableDataset)
+            num_workers = given.workers = default_workers(dataset, self._plan, method)
+        own_order = given.own_order and not isinstance(dataset, IterableDataset)
         if shuffle and own_order and len(dataset) == 0:  # type: ignore[arg-type]
             raise InvalidOption(f"{type(dataset).__name__} has no samples, and shuffle=True needs one at least")
         super().__init__(
@@ -215,11 +240,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        self._order().refuse_shard()
-        if self._given.seeded is not None and self._given.own_order and type(self.sampler) is RandomSampler:
-            self.sampler.generator = self._given.seeded
+        if shard is not None:
+            self._order().refuse_shard()
+        if given.seeded is not None and given.own_order and type(self.sampler) is RandomSampler:
+            self.sampler.generator = given.seeded
         self._offer_set_epoch()
         self.meet_accelerate()
+        if not self._plan.reads_files:  # what is kept of files is opened by a pass
+            self._planned_for = self._settings(), False
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what another process, or a copy, makes anew: the plan, the device, the ledger, the iterator."""
@@ -238,6 +266,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @shortens
     def __iter__(self) -> Any:
+        self._begins = True
+        try:
+            return self._get_iterator()
+        finally:
+            self._begins = False
+
+    @shortens
+    def _get_iterator(self) -> Any:
+        """Return a new pass, as torch's method does; the first in a call of __iter__ has the workers that are kept."""
+        begins, self._begins = self._begins, False
         feed = target = stream = None
         if self.device is not None or self._device_feed is not None:
             feed = feed_of(self.device)
@@ -265,9 +303,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 None if target is None or feed is None else target.prepare(feed, self._plan, stream, replaces=replaces)
             )
             job = executors.job(self, settings, self._plan, progress, checkpoint.epochs, sends=sends)
-            held, self._iterator = self._iterator, None
+            held, self._iterator = (self._iterator, None) if begins else (None, self._iterator)
+            if not begins:
+                executors.base_seed = None  # torch's new iterators draw one
             batches = executors.begin(job, held, on_device)
-            if settings.persistent_workers and settings.num_workers:
+            if begins and settings.persistent_workers and settings.num_workers:
                 self._iterator = batches
             batches = checkpoint.forwarded(settings, batches, progress)
             batches.observers = executors.observers if target is not None else (*executors.observers, *followers)
@@ -276,14 +316,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         feeding = self._feeder().feeding(batches, feed, target, stream, settings, self._plan, executors.counters)
         feeding.observers = followers
         return feeding
-
-    def _get_iterator(self) -> Any:
-        """Return a new pass, for programs that ask for torch's method."""
-        held, self._iterator = self._iterator, None
-        try:
-            return iter(self)
-        finally:
-            self._iterator = held
 
     def _choose_workers(self) -> None:
         """Choose the number of workers for the plan, where it was not given."""

@@ -188,6 +188,11 @@ class Measured:
         return min(self.step, self.modelled + self.overhead) / after if after > 0 else 1.0
 
 
+def tells(loop: LoopTimes) -> bool:
+    """Return whether passes were long enough to tell anything."""
+    return sum(loop.waits) >= LEAST_STEPS and loop.steady_waited + loop.worked >= LEAST_SECONDS
+
+
 def measured(
     loop: LoopTimes,
     stages: Mapping[str, StageTime],
@@ -209,9 +214,9 @@ def measured(
         kind: who they are.
         cpus, host_cpus, cacheable, code: as in Measured.
     """
-    steps = sum(loop.waits)
-    if steps < LEAST_STEPS or loop.steady_waited + loop.worked < LEAST_SECONDS:
+    if not tells(loop):
         return None
+    steps = sum(loop.waits)
     in_workers = sum(time.cpu_seconds for time in stages.values())
     own = loop.cpu_seconds + (in_workers if kind is Workers.PROCESSES and workers else 0.0)
     whole = loop.steady_waited + loop.worked

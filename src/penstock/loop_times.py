@@ -85,7 +85,7 @@ class LoopMeter:
     Attributes:
         failed: errors that the loops got in a batch's place.
         latest: returns the clock of the pass that began last, while it is there.
-        looked: when the CPU times were read, by time.perf_counter().
+        looked: when the CPU times were read, by time.perf_counter(); before that, when this was made.
         follows: is called then, with this time; it raises nothing.
     """
 
@@ -95,9 +95,10 @@ class LoopMeter:
         self._cpu = self._machine_cpu = self._queued = self._idle = 0.0
         self.passes = self.failed = 0
         self.latest: Callable[[], LoopClock | None] = lambda: None
-        self.looked = 0.0
+        self.looked = perf_counter()  # a loader that is gone within SHORT_PASS never pays for it
         self.follows: Callable[[float], None] | None = None
-        self._ran = 0.0, 0.0, 0.0  # of the process and the machine, and in the run queue of the loop's thread, then
+        #: Of the process and the machine, and in the run queue of the loop's thread, then.
+        self._ran: tuple[float, float, float] | None = None
         # Batch by batch they are counted natively: behind a batch's samples Python's code has left the CPU's caches.
         self.add, self.add_work = self._counter.add, self._counter.add_work
 
@@ -112,6 +113,11 @@ class LoopMeter:
         clock = self.latest()
         return clock is not None and not clock.over
 
+    @property
+    def every(self) -> float:
+        """In how many seconds the CPU times are read again."""
+        return SHORT_PASS if self._ran is None else LOOK_SECONDS
+
     def look(self, *, begins: bool = False) -> None:
         """Count the CPU times of process and machine since the last look; begins: of a pass, they are only read."""
         if (now := perf_counter()) - self.looked < SHORT_PASS:
@@ -119,7 +125,7 @@ class LoopMeter:
         with self._lock:
             passed, self.looked = now - self.looked, now
             before, self._ran = self._ran, (process_time(), machine_cpu_seconds(), _native.ready_seconds())
-            if not begins:
+            if not begins and before is not None:
                 process, machine, queued = map(operator.sub, self._ran, before)
                 self._cpu += process
                 self._machine_cpu += machine
@@ -159,7 +165,7 @@ class LoopClock(Observer):
         self._left = now
         self.worked = worked = None if left is None else now - delivery.waited - left
         self._add(delivery.waited, worked, delivery.in_flight)
-        if left is None or now - self._looked > LOOK_SECONDS:
+        if left is None or now - self._looked > self.meter.every:
             self._looked = now
             self.meter.look(begins=left is None)
 

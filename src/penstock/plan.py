@@ -62,19 +62,25 @@ class NativePlan:
         return self.root.still() and self._still() and collates_as_torch()
 
     def lasts(self) -> bool:
-        """Return whether the plan serves the next pass too: that of one source that lasts, and is still the same.
+        """Return whether the plan serves the next pass too: that of sources that last, and are still the same.
 
         Caches are opened for each pass; indexes learn of what other processes have kept.
         """
         look_again()
-        leaf, (caches, indexes) = self.root.leaf, self.kept
-        if leaf is None or leaf.lasting is None or (leaf.files is not None and caches is not None):
-            return False
-        if not (leaf.lasting() and self.still() and self.unmoved()):
+        caches, indexes = self.kept
+        for leaf in self.leaves:
+            if leaf.lasting is None or (leaf.files is not None and caches is not None) or not leaf.lasting():
+                return False
+        if not (self.still() and self.unmoved()):
             return False
         for index in () if indexes is None else indexes.opened:
             index.refresh()
         return True
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether files are read natively, of which caches and indexes of the loader keep something."""
+        return any(leaf.files is not None for leaf in self.leaves)
 
     @cached_property
     def unmoved(self) -> Unchanged:
@@ -195,6 +201,11 @@ class PythonPlan:
     """Of the files that the two read."""
     foreign: tuple[object, type] | None = None
     """The dataset, and its class, where that is one that no adapter stands for: nothing of it can be native."""
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether files are read natively, of which caches and indexes of the loader keep something."""
+        return self.foreign is None
 
     def lasts(self) -> bool:
         """Return whether the plan serves the next pass too: the dataset's own code reads it, whatever that does now."""

@@ -7,6 +7,7 @@ import pickle
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -243,3 +244,27 @@ print(*[int(pages[-1] - pages[0]) for _, pages in loader])
 """
     done = python_processes.run(script)
     assert int(done.stdout.split()[-1]) < 80 * 25, done  # a tenth of a sample's
+
+
+@pytest.mark.skipif(
+    "[never]" in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(), reason="the system has no huge pages"
+)
+def test_the_memory_of_batches_is_not_copied_where_a_forked_child_lives() -> None:
+    script = """
+import os, resource, sys, torch, penstock
+def faults(loader):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in loader: pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+loader = penstock.DataLoader(torch.utils.data.TensorDataset(torch.ones(64, 1 << 20)), 16, num_workers=2)
+faults(loader), faults(loader)
+reads, writes = os.pipe()
+if not os.fork():
+    os.close(writes)
+    os.read(reads, 1)
+    os._exit(0)
+print(loader.stats().buffers_created, faults(loader))
+"""
+    blocks, faults = map(int, python_processes.run(script).stdout.split())
+    assert blocks >= 2
+    assert faults < 8_000  # 16,384 are of one block whose pages are copied one by one

@@ -24,6 +24,7 @@ from penstock.system.limits import usable_cpus
 from tests import python_processes
 from tests.photos import grey_files
 from tests.resources import descriptors
+from tests.sample_datasets import rows
 from tests.values import flat, taken
 
 pytestmark = pytest.mark.native
@@ -46,6 +47,24 @@ def test_python_threads_end_too(pngs: Path) -> None:
     threads.append(threading.active_count())
     assert len(list(loader)) == 10
     assert [*threads, threading.active_count()] == [threads[0] + more for more in (0, 3, 0, 0)]
+
+
+@pytest.mark.parametrize(("options", "started"), [({}, 2), ({"prefetch_factor": 2}, 2), ({"num_workers": 1}, 1)])
+def test_no_more_native_threads_start_than_rows_are_in_flight(options: dict[str, Any], started: int) -> None:
+    before = len(os.listdir("/proc/self/task"))
+    batches = iter(penstock.DataLoader(rows(8), 2, **{"num_workers": 1000, **options}))
+    assert flat(taken(batches, 2)) == [0, 1, 2, 3]
+    assert len(os.listdir("/proc/self/task")) <= before + started
+    assert flat(batches) == [4, 5, 6, 7]
+
+
+def test_no_more_threads_start_than_files_are_in_flight(pngs: Path) -> None:
+    dataset = torchvision.datasets.ImageFolder(str(pngs), v1.ToTensor())
+    before = len(os.listdir("/proc/self/task"))
+    batches = iter(penstock.DataLoader(dataset, 2, num_workers=1000))
+    assert len(taken(batches, 2)) == 2
+    assert len(os.listdir("/proc/self/task")) < before + 150  # two for each file, and readers
+    assert len(list(batches)) == 18
 
 
 def test_num_workers_none_uses_the_cpus_allowed() -> None:

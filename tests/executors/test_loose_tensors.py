@@ -16,7 +16,8 @@ from torchvision.transforms import v2
 import penstock
 from penstock.executors.workers import shared_memory
 from tests.same import assert_passes
-from tests.sample_datasets import Made
+from tests.sample_datasets import Made, Stream
+from tests.values import listed
 
 SIZE, BATCH = 48, 4
 CONVERT = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.ToPureTensor()])
@@ -139,3 +140,16 @@ def test_tensors_that_share_memory_do_so_where_they_arrive() -> None:
         for batch, beginning, labels in ours:
             assert beginning.data_ptr() == batch.data_ptr()
             assert torch.equal(batch, torch.cat([CONVERT(picture(index)).reshape(-1) for index in labels]))
+
+
+@pytest.mark.parametrize("kind", ["map", "iterable"])
+@pytest.mark.parametrize("options", [{"batch_size": None}, {"batch_size": 2, "collate_fn": list}], ids=str)
+def test_conjugate_and_negative_views_arrive_with_their_values(kind: str, options: dict[str, Any]) -> None:
+    def make(index: int) -> Any:
+        values = torch.tensor([complex(index, 1), complex(3, -index)])
+        return [values.conj(), (values.conj().imag[1:],), torch.nn.Parameter(values.conj(), False)]
+
+    dataset: Any = Made(make, 4) if kind == "map" else Stream(4, make)
+    for method in (None, "process", "thread"):
+        loader = penstock.DataLoader(dataset, num_workers=1, worker_method=method, **options)
+        assert listed(loader) == listed(tud.DataLoader(dataset, **options))

@@ -170,3 +170,24 @@ def test_auto_over_a_native_dataset_tries_nothing(workers: int, monkeypatch: pyt
     for _ in range(2):
         assert listed(loader) == [[[0, 1, 2, 3]], [[4, 5, 6, 7]]]
     assert loader.state_dict()["position"] == 0 and "native" in loader.explain()
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 8")
+@pytest.mark.parametrize("samples", [1, 2, 3, 7, 40, 10_000])
+@pytest.mark.parametrize(
+    "options", [{"num_workers": 8}, {"seed": 1}, {"batch_size": None}, {"collate_fn": len}], ids=str
+)
+def test_a_trial_reads_a_few_batches_in_all_and_each_sample_once_at_most(samples: int, options: dict[str, Any]) -> None:
+    reads = torch.zeros(samples, dtype=torch.int64).share_memory_()
+
+    def read(index: int) -> int:
+        reads[index] += 1
+        return index
+
+    loader = auto(Made(read, samples), **{"batch_size": 4, **options})
+    assert "tried for a moment" in chosen(loader)
+    assert int(reads.max()) == 1 and int(reads.sum()) <= 2 + 2 * (4 + max(8, loader.num_workers))
+    tried = reads.clone()
+    for _ in loader if samples <= 40 else ():
+        pass
+    assert samples > 40 or torch.equal(reads, tried + 1)

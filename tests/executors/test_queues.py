@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import queue
 import select
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,3 +68,15 @@ def text(index: int) -> str:
 def test_batches_of_all_sizes(context: str, persistent: bool) -> None:
     options: dict[str, Any] = dict(num_workers=2, multiprocessing_context=context, persistent_workers=persistent)
     assert_passes(penstock.DataLoader(Made(text, 60), batch_size=None, **options), [text(i) for i in range(60)])
+
+
+def threads_behind_work(index: int) -> int:
+    end = time.thread_time() + 2e-3
+    while time.thread_time() < end:
+        pass
+    return threading.active_count()
+
+
+def test_a_thread_sends_batches_that_take_long() -> None:
+    (*_, last) = penstock.DataLoader(Made(threads_behind_work, 8), 1, num_workers=1)
+    assert last.item() == 2

@@ -25,7 +25,7 @@ import penstock
 from tests.photos import grey_files, in_memory
 from tests.same import assert_same, assert_same_batches
 from tests.sample_datasets import Order, rows, tensor_files
-from tests.values import flat, listed
+from tests.values import flat, listed, loaded
 from tests.waiting import run_in_threads
 
 pytestmark = pytest.mark.native
@@ -139,6 +139,24 @@ def test_odd_subsets_are_torchs(indices: Any) -> None:
 )
 def test_numpy_and_tensor_subsets(indices: Any) -> None:
     assert_native(tud.Subset(rows(10), indices))
+
+
+def test_subsets_by_a_dict() -> None:
+    subset = tud.Subset(rows(12), {2: 7, 0: 11, 1: 3})  # type: ignore[arg-type]
+    assert_native(subset)
+    loader: Any = penstock.DataLoader(subset, seed=1)
+    next(iter(loader))
+    assert loader.ids(0, 0) == ["11"] and flat(loaded(loader, loader.state_dict())) == [3, 7]
+    for order in ([2, 0], [-1], [3]):  # a dict counts nothing from its end
+        assert_as_torch(subset, sampler=order)
+        assert_as_torch(tud.Subset(rows(12), {5: 1, 3: 2}), sampler=order)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 2}, {"num_workers": 1, "persistent_workers": True}, {}], ids=str)
+@pytest.mark.parametrize("dataset", [rows(8), list(range(8))], ids=["native", "Python"])
+def test_a_prefetch_factor_of_nothing_is_refused(dataset: Any, options: dict[str, Any]) -> None:
+    with pytest.raises((AssertionError, ValueError), match="prefetch_factor"):
+        list(penstock.DataLoader(dataset, 4, prefetch_factor=0, **options))
 
 
 @pytest.mark.parametrize("mode", ["reflect", "symmetric"])

@@ -45,6 +45,8 @@ def test_cpus(tmp_path: Path, membership: str, limits: dict[str, str], cpus: flo
 def test_a_quota_is_rounded_up(monkeypatch: pytest.MonkeyPatch, quota: float | None, cpus: int) -> None:
     monkeypatch.setattr(limits, "host_cpus", lambda: 4)
     monkeypatch.setattr(limits, "cpu_quota", lambda: quota)
+    monkeypatch.setattr(limits, "_QUOTA_SECONDS", 1 << 40)
+    limits._quota_of.cache_clear()
     assert usable_cpus() == cpus
 
 

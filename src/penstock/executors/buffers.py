@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import weakref
 from collections import deque
 from typing import NamedTuple
@@ -107,6 +108,7 @@ class _Free:
     def __init__(self, keep: int) -> None:
         self.keep = keep
         self._blocks: deque[_Block] = deque()
+        _FREE.add(self)
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -128,6 +130,27 @@ class _Free:
             found = block
         self._blocks.extend(reversed(passed))
         return found
+
+    def discard(self) -> None:
+        """Give the pages of the blocks back to the system. A block that another thread takes keeps its own."""
+        discarded: list[_Block] = []
+        with contextlib.suppress(IndexError):  # there is none left
+            while True:
+                discarded.append(self._blocks.pop())
+                _native.discard_pages(discarded[-1].address, discarded[-1].nbytes)
+        self._blocks.extend(reversed(discarded))
+
+
+_FREE: weakref.WeakSet[_Free] = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    """Leave a forked child no free blocks: each of their pages would be copied when it is written to next."""
+    for free in list(_FREE):
+        free.discard()
+
+
+os.register_at_fork(before=_before_fork)
 
 
 class Buffers:

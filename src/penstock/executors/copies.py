@@ -8,7 +8,7 @@ other immutable values, images in memory, and classes, modules and functions tha
 keep copies cheap and safe:
 
 - an array or tensor of at most SCRATCH_BYTES that an object or a closure holds is copied, for code writes into such
-  memory while it reads a sample;
+  memory while it reads a sample, unless it lies in memory that worker processes would share, too;
 - entries of a list, dict, set or tuple of at least MANY entries are shared where a thousand of them, spread over it,
   hold nothing that is refused; each copy has the container for itself.
 """
@@ -40,6 +40,7 @@ import torch
 from PIL import Image
 
 from penstock.errors import InvalidOption
+from penstock.executors.shared_mappings import SharedMappings, has_storage
 
 #: Memory up to this size, in bytes, is copied where an object holds it as an attribute.
 SCRATCH_BYTES = 1 << 20
@@ -62,7 +63,7 @@ _KINDS = (type, Enum, PurePath, np.generic, np.dtype, torch.TypedStorage)
 _SHARING = (
     "penstock._native",
     "pyarrow",
-    *(f"multiprocessing.{name}" for name in ("managers", "queues", "sharedctypes", "synchronize")),
+    *(f"multiprocessing.{name}" for name in ("managers", "queues", "shared_memory", "sharedctypes", "synchronize")),
 )
 _CTYPES = (ctypes.Array, ctypes.Structure, ctypes._SimpleCData)
 #: What is kept of a value for all copies, and how each makes its own of that; None: it has the same.
@@ -95,20 +96,22 @@ class Snapshot(pickle.Pickler):
     It writes what each copy has for itself, and keeps what they share.
 
     Args:
-        share: called with memory, or a container of data, that the copies share, and `shared`, returns what they have.
+        share: called with memory, or a container of data, that the copies share, and this, returns what they have.
         probing: nothing is copied: it is seen whether some entries of a large container could be.
 
     Attributes:
         kinds: the classes of the objects that are copied.
         shared: the tensors and arrays that the copies share, of which other processes would have their own.
+        mappings: those of this process.
     """
 
-    def __init__(self, *, share: Callable[[Any, list[Any]], Any] | None = None, probing: bool = False) -> None:
+    def __init__(self, *, share: Callable[[Any, Snapshot], Any] | None = None, probing: bool = False) -> None:
         self._file = io.BytesIO()
         super().__init__(self._file, protocol=5)
         self.kinds: set[type] = set()
         self.shared: list[Any] = []
-        self._share, self._probing = share, probing
+        self.mappings = SharedMappings()
+        self._share, self._probing = share or (lambda value, _: value), probing
         self._kept: list[Kept] = []
         self._numbers: dict[int, int] = {}  # in `_kept`, by the ids of
         self._originals: list[Any] = []  # these
@@ -161,14 +164,14 @@ class Snapshot(pickle.Pickler):
         if isinstance(value, _KINDS):
             return value, None
         if isinstance(value, (np.ndarray, torch.Tensor)):
-            return None if getattr(value.dtype, "hasobject", False) else (self._as_shared(value), None)
+            return None if getattr(value.dtype, "hasobject", False) else (self._share(value, self), None)
         self._at = value
         if (
             _is_found(value)
             or (isinstance(value, (bytearray, array.array)) and len(value) * value[:1].__sizeof__() > SCRATCH_BYTES)
             or (isinstance(value, Image.Image) and getattr(value, "fp", None) is None)
             or str(kind.__module__).startswith(_SHARING)  # shared by processes, too
-            or (isinstance(value, _CTYPES) and hasattr(value, "_wrapper"))
+            or (isinstance(value, _CTYPES) and self.mappings.hold(value))
         ):
             return value, None
         if str(kind.__module__).partition(".")[0] == "pandas" and hasattr(kind, "iloc"):
@@ -178,19 +181,17 @@ class Snapshot(pickle.Pickler):
             return copy.deepcopy(value), copy.deepcopy
         return None
 
-    def _as_shared(self, value: Any) -> Any:
-        return value if self._share is None else self._share(value, self.shared)
-
     def _keep_container(self, value: Any) -> Kept | None:
         """Return the same for a large container: its entries are shared where some of them can be written."""
         if self._probing:
             return value, None
         probe = Snapshot(share=self._share, probing=True)
+        probe.mappings = self.mappings
         try:
             probe.dump(_spread(value))
         except Exception:  # raised again, where the entry is written
             return None
-        return copy.copy(self._as_shared(value) if probe.shared else value), copy.copy
+        return copy.copy(self._share(value, self) if probe.shared else value), copy.copy
 
     def reducer_override(self, value: Any) -> Any:
         """Return how an object is made again, as copyreg does."""
@@ -232,8 +233,8 @@ class Snapshot(pickle.Pickler):
         What overlaps in the dataset overlaps in its copy.
         """
         kind: Any = type(value)
-        if kind is torch.Tensor and has_storage(value) and not (value.requires_grad or in_shared_memory(value)):
-            if value.is_conj() or value.is_neg() or value.__dict__:
+        if kind is torch.Tensor and has_storage(value) and not value.requires_grad:
+            if self.mappings.hold(value) or value.is_conj() or value.is_neg() or value.__dict__:
                 return value
             memory = torch.empty(0, dtype=torch.uint8, device="cpu").set_(value.untyped_storage())
             address, strides = value.data_ptr(), value.stride()
@@ -241,8 +242,8 @@ class Snapshot(pickle.Pickler):
             root = value
             while type(root.base) is np.ndarray:
                 root = root.base
-            mapped = root.base is not None and type(root.base) is not torch.Tensor  # or of a bytes object
-            if mapped or not root.flags.forc:
+            other = root.base is not None and type(root.base) is not torch.Tensor  # a file's, or a bytes object's
+            if other or not root.flags.forc or self.mappings.hold(root):
                 return value
             memory = torch.from_numpy(root.ravel("K").view(np.uint8))
             address, strides = value.__array_interface__["data"][0], value.strides
@@ -387,13 +388,3 @@ def _is_found(value: Any) -> bool:
     if isinstance(value, types.BuiltinFunctionType):
         return isinstance(value.__self__, (types.ModuleType, type, type(None)))
     return isinstance(value, weakref.ref) and value() is None
-
-
-def has_storage(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is one piece of the processor's memory: sparse, nested and opaque ones are not."""
-    return tensor.layout is torch.strided and tensor.is_cpu and not tensor.is_nested
-
-
-def in_shared_memory(tensor: torch.Tensor) -> bool:
-    """Return whether other processes have a tensor's memory, too."""
-    return has_storage(tensor) and tensor.is_shared()  # type: ignore[no-untyped-call]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.autograd.profiler import record_function
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import Subset, TensorDataset, default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
@@ -126,7 +126,7 @@ class InlinePass(_SingleProcessDataLoaderIter):
             batch = self._batch()
             self._num_yielded = number = self._num_yielded + 1
             meter = loop.meter
-            if self._clock.handed(number, loop_times.LOOK_SECONDS, meter.looked, loop_times.SHORT_PASS):
+            if self._clock.handed(number, meter.every, meter.looked, loop_times.SHORT_PASS):
                 meter.look(begins=number == 1)
             progress.taken = progress.handed = handed = number + self._before
             if progress.samplers is not None:
@@ -284,24 +284,28 @@ def _state_now(dataset: Any, fetcher: Any) -> dict[str, Any] | None:
 
 
 class Rows:
-    """A TensorDataset as a pass is to see it: `__getitems__` returns what default_collate makes of the samples.
+    """A TensorDataset, or a Subset of one, as a pass is to see it: `__getitems__` returns the collated samples.
 
     A small batch takes a few microseconds, less than it takes to begin a pass of native threads.
     """
 
-    def __init__(self, dataset: TensorDataset) -> None:
+    def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
     def __getitems__(self, indices: Indices | list[Any]) -> Any:
-        tensors = self._dataset.tensors
         if isinstance(indices, list):  # a sampler of the user's gave something else than numbers
             return torch_batch(self._dataset, indices)
-        if type(self._dataset) is TensorDataset and all(map(_is_plain, tensors)):
-            rows = torch.from_numpy(indices)
-            try:
-                return [tensor.index_select(0, rows) for tensor in tensors]
-            except (IndexError, RuntimeError):  # a negative index, one that is not there, or a dtype
-                pass
+        dataset, rows = self._dataset, torch.from_numpy(indices)
+        try:
+            while type(dataset) is Subset:
+                chosen = [dataset.indices[row] for row in rows.tolist()]
+                if not set(map(type, chosen)) <= {int}:
+                    break
+                dataset, rows = dataset.dataset, torch.tensor(chosen, dtype=torch.int64, device="cpu")
+            if type(dataset) is TensorDataset and all(map(_is_plain, dataset.tensors)):
+                return [tensor.index_select(0, rows) for tensor in dataset.tensors]
+        except (IndexError, RuntimeError):  # a negative index, one that is not there, or a dtype
+            pass
         return torch_batch(self._dataset, indices.tolist())
 
 

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from penstock.executors.fetch import Fetch
 from penstock.executors.filler import PassInput, PassResources
@@ -167,9 +167,9 @@ def reads_ahead(settings: Settings) -> bool:
 
 
 def gathers_rows(settings: Settings, chosen: Plan) -> bool:
-    """Return whether a pass is one over small batches of a TensorDataset to which nothing else is done."""
+    """Return whether a pass is one over small batches of rows to which nothing else is done."""
     return (
-        type(settings.dataset) is TensorDataset
+        _holds_rows(settings.dataset)
         and settings.seed is None
         and settings.on_demand
         and settings.batched
@@ -177,6 +177,13 @@ def gathers_rows(settings: Settings, chosen: Plan) -> bool:
         and not (settings.persistent_workers or settings.timeout or settings.prefetch_given)
         and is_small(settings, chosen)
     )
+
+
+def _holds_rows(dataset: object) -> bool:
+    """Return whether a dataset is a TensorDataset, or a Subset of one by lists."""
+    while type(dataset) is Subset and type(dataset.indices) is list:
+        dataset = dataset.dataset
+    return type(dataset) is TensorDataset
 
 
 def is_small(settings: Settings, chosen: Plan) -> bool:

@@ -2,7 +2,7 @@
 
 "auto" has one thread, and all threads, make a few batches of the loader's own in a forked child. That shows whether
 samples hold Python's lock. What worker processes would do follows: each works as one thread does, as far as there are
-CPUs, and a batch costs its way to this process.
+CPUs, and a batch costs its way to this process. A sample is read once at most: what it takes from a queue is gone.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import multiprocessing.connection
 import os
 import signal
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import islice
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ from torch.utils.data import IterableDataset
 
 from penstock.executors.copies import NotCopied
 from penstock.executors.fetch import Fetch
-from penstock.executors.workers.own_fetch import Init, OwnFetches
+from penstock.executors.workers.own_fetch import OwnFetches
 from penstock.executors.workers.worker_thread import WORKER_INFO, ThreadWorkerInfo, set_for_this_thread
 from penstock.hooks.calls import natively_in_this_process
 from penstock.recipe import drawing
@@ -43,8 +43,8 @@ LIMIT_SECONDS, LIMIT_EACH_SECONDS = 1.0, 0.02
 #: How many times as fast as processes threads must be at least, to be chosen: code may do in a thread what shows in no
 #: trial.
 WORTH_THREADS = 1.3
-#: Windows of one thread, and of all, and their seconds. The fastest counts: what else runs only slows them down.
-ROUNDS, WINDOW_SECONDS = 2, 0.045
+#: Rounds of one thread, and of all, who fetch so many batches in each. The fastest counts: other programs slow it down.
+ROUNDS, BATCHES_OF_ALL = 2, 2
 #: A trial's batch is made smaller where it would take one worker longer, in seconds.
 BATCH_SECONDS = 0.01
 #: What the start of a worker process takes, in seconds, the way of a batch from one, and a batch in threads.
@@ -226,40 +226,52 @@ def measure(fetch: Fetch, own: OwnFetches, workers: int, size: int) -> Measureme
         workers, size: threads, and samples of a batch.
     """
     length = len(fetch.dataset)
-    indices = cycle(range(0, length, -(-length // 256)))  # spread over the dataset
-    draws = _draws_of(fetch, next(indices))  # the first one also opens and imports what later ones need not
+    needed = 2 + ROUNDS * (size + max(BATCHES_OF_ALL * size, workers))
+    spread = range(0, length, max(1, length // needed))  # over the dataset; each is read once
     begun = perf_counter()
-    fetch.sample(Task(None, 0, 0), next(indices))
-    size = min(size, max(1, int(BATCH_SECONDS / max(perf_counter() - begun, 1e-9))))
-    one, every = (min(_in_threads(count, own, indices, size) for _ in range(ROUNDS)) for count in (1, workers))
+    draws = _draws_of(fetch, spread[0])  # the first one also opens and imports what later ones need not
+    for index in spread[1:2]:
+        begun = perf_counter()
+        fetch.sample(Task(None, 0, 0), index)
+    seconds = max(perf_counter() - begun, 1e-9)
+    size = max(1, min(size, int(BATCH_SECONDS / seconds), len(spread) // (ROUNDS * (1 + BATCHES_OF_ALL))))
+    indices = iter(spread[2:])
+    one = _in_threads(1, own, indices, size) or seconds
+    every = _in_threads(workers, own, indices, max(1, min(size, BATCHES_OF_ALL * size // workers))) or one
     return Measurement(draws, one, every)
 
 
-def _in_threads(threads: int, own: OwnFetches, indices: Iterator[Any], size: int) -> float:
-    """Return the seconds a sample of so many threads at once. size: samples of a batch."""
+def _in_threads(threads: int, own: OwnFetches, indices: Iterable[Any], size: int) -> float:
+    """Return the seconds a sample of so many threads at once, 0 where no index is left. size: samples of a batch."""
+    rounds = [[list(islice(indices, size)) for _ in range(threads)] for _ in range(ROUNDS)]
+    taken = [own.take() for _ in range(threads)]
+    times = []
 
-    def work(number: int, fetch: Fetch, init: Init | None) -> tuple[float, float, int]:
+    def work(number: int, turn: int) -> tuple[float, float]:
+        fetch, init = taken[number]
         set_for_this_thread(ThreadWorkerInfo(number, threads, number, fetch.dataset))
-        if init is not None:
+        if init is not None and turn == 0:
             init(number)
             fetch.renew()
         with drawing.beside_others():
-            begun = now = perf_counter()
-            samples = 0
-            while now - begun < WINDOW_SECONDS:
-                _fetch(fetch, [next(indices) for _ in range(size)])
-                now, samples = perf_counter(), samples + size
-            return begun, now, samples
+            begun = perf_counter()
+            if given := rounds[turn][number]:
+                _fetch(fetch, given)
+            return begun, perf_counter()
 
     own.begin()
     try:
-        with ThreadPoolExecutor(threads) as pool:
-            working = [pool.submit(work, number, *own.take()) for number in range(threads)]
-        begun, ended, samples = zip(*(one.result() for one in working), strict=True)
+        with contextlib.ExitStack() as stack:
+            pools = [stack.enter_context(ThreadPoolExecutor(1)) for _ in range(threads)]  # a copy stays in its thread
+            for turn, batches in enumerate(rounds):
+                working = [pool.submit(work, number, turn) for number, pool in enumerate(pools)]
+                begun, ended = zip(*(one.result() for one in working), strict=True)
+                if any(batches):
+                    times.append((max(ended) - min(begun)) / sum(map(len, batches)))
         own.check()
     except Exception as error:
         raise own.explained(error)  # noqa: B904  # it has its cause
-    return (max(ended) - min(begun)) / sum(samples)  # type: ignore[no-any-return]
+    return min(times, default=0.0)
 
 
 def _fetch(fetch: Fetch, given: list[Any]) -> None:

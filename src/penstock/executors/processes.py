@@ -14,6 +14,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from time import monotonic, perf_counter
 from typing import Any
@@ -50,8 +51,10 @@ from penstock.executors.workers.tasks import (
     spawning,
     staging_of,
 )
+from penstock.hooks.calls import ANSWERED
 from penstock.observe import Delivery, Observers, observed
 from penstock.order.schedule import Arrivals
+from penstock.recipe import patches
 from penstock.sample_notes import add_note
 from penstock.settings import Method
 from penstock.sources.naming import name_of
@@ -122,9 +125,8 @@ class ProcessPass(_MultiProcessingDataLoaderIter):
         composes = settings.method is not Method.PROCESS
         view = self._view(loader, fetch, composes, StreamBatches(loader.collate_fn, packs=ours))
         try:
-            if self._context.get_start_method() == "fork":
-                hold_interrupt()
-            super().__init__(view)
+            with self._hooked(fetch, composes=composes):
+                super().__init__(view)
         except BaseException:
             self._shutdown_workers()
             raise
@@ -132,6 +134,18 @@ class ProcessPass(_MultiProcessingDataLoaderIter):
             release_interrupt()
         self._dataset, self._collate_fn = loader.dataset, loader.collate_fn
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"  # traces are read by it
+
+    def _hooked(self, fetch: Fetch | None, *, composes: bool) -> AbstractContextManager[None]:
+        """Hold what the workers answer set while they are forked, and Ctrl-C back.
+
+        They would each search all modules for what to set, and have a copy of each page that they write to.
+        """
+        if self._context.get_start_method() != "fork":
+            return nullcontext()
+        hold_interrupt()
+        if fetch is not None:
+            return fetch.lease()
+        return patches.Lease(ANSWERED) if composes else nullcontext()
 
     def _view(self, loader: Any, fetch: Fetch | None, composes: bool, collate: Callable[[Any], Any]) -> LoaderView:
         """Return the loader as torch's iterator and its workers are to see it. collate: of an iterable dataset."""

@@ -30,7 +30,7 @@ from penstock.executors.job import (
     settled,
 )
 from penstock.executors.workers.shared_memory import SharedBuffers
-from penstock.loop_model import Measured, Workers, measured
+from penstock.loop_model import Measured, Workers, measured, tells
 from penstock.observe import Meter, Observers
 from penstock.order.batches import BatchOrder
 from penstock.order.permutations import Epochs, Indices, Positions
@@ -135,9 +135,11 @@ class Executors:
     def measured(self) -> Measured | None:
         """Return what the passes so far have shown of why their loops wait; None: they were too short to tell."""
         workers, kind = self._workers
-        counters = self.counters
+        counters, times = self.counters, self.counters.loop.times()
+        if not tells(times):
+            return None
         return measured(
-            counters.loop.times(),
+            times,
             counters.meter.stages(),
             samples=counters.samples,
             workers=workers,
@@ -167,6 +169,8 @@ class Executors:
             raise pair(InvalidOption, AssertionError)(  # torch asserts it
                 "timeout= needs num_workers > 0: the caller's thread cannot wait for itself"
             )
+        if settings.num_workers and settings.prefetch_factor == 0:  # torch asserts it, too
+            raise pair(InvalidOption, AssertionError)("prefetch_factor=0: it is 1 at least, or None for the default")
         self._executor, native = None, isinstance(chosen, NativePlan)
         in_threads = not native and self.in_threads(settings, chosen)
         kind = Workers.NATIVE if native else Workers.THREADS if in_threads else Workers.PROCESSES
@@ -257,8 +261,11 @@ class Executors:
 
     def resources(self, settings: Settings, chosen: Plan, *, sends: bool) -> PassResources:
         """Return what a pass works with. sends: its batches go to an accelerator."""
+        workers = 0 if settings.workers_chosen and is_small(settings, chosen) else settings.num_workers
+        if isinstance(chosen, NativePlan) and settings.batch_size:  # more threads than samples in flight would wait
+            workers = min(workers, settings.batch_size * (1 if chosen.gathers else settings.in_flight or IN_FLIGHT))
         return PassResources(
-            workers=0 if settings.workers_chosen and is_small(settings, chosen) else settings.num_workers,
+            workers=workers,
             in_flight=settings.in_flight,
             buffers=self._memory(settings, chosen, pinned=can_pin(settings, sends=sends)),
             meter=self.counters.meter,
@@ -316,8 +323,9 @@ class Executors:
 
     def global_draws(self, settings: Settings, chosen: PythonPlan) -> tuple[str, ...]:
         """Return which global generators the dataset draws from, as its first sample shows; looked for once."""
-        if self._draws is None:
-            self._draws = method.draws_in_threads(self.fetch(settings, chosen))
+        if self._draws is None:  # "auto" has looked, and takes threads where there are none
+            tried = settings.method is Method.AUTO
+            self._draws = () if tried else method.draws_in_threads(self.fetch(settings, chosen))
         return self._draws
 
     def warn_of_unreached(self, settings: Settings, chosen: Plan) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import operator
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -86,7 +85,7 @@ def check_positions(begin: int, count: int, size: int) -> None:
         raise IndexError(f"positions {begin} to {begin + count} are past the end: the order has {size}")
 
 
-class KeyedSampler(Sampler[int], ABC):
+class KeyedSampler(Sampler[int]):  # not an ABC: each pass asks isinstance(), which takes a microsecond then
     """The base of samplers whose order is a function of seed and epoch; a loader takes the order and does not iterate.
 
     Iterated by itself, or by torch's loader, it draws the seed of each pass from `generator` (None: torch's global
@@ -102,20 +101,20 @@ class KeyedSampler(Sampler[int], ABC):
         self.generator = generator
         self.epoch = 0
 
-    @abstractmethod
     def fingerprint(self) -> str:
         """Return a hash that differs between samplers of one class whose orders differ."""
+        raise NotImplementedError
 
     def drawn_from(self) -> Sequence[int]:
         """Return the indices that can come."""
         return range(len(self))
 
-    @abstractmethod
     def order(self, seed: int, epoch: int) -> Order:
         """Return the indices of an epoch, by position. Only the low 64 bits of the seed count."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        raise NotImplementedError
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch the passes from now on are. Raises TypeError, InvalidOption."""

@@ -11,7 +11,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from penstock.errors import InvalidOption
 from penstock.order.blocks import Blocks, grouped, joined
-from penstock.sources.labels import as_array
+from penstock.sources.labels import chosen_of
 from penstock.storage.description import Shard
 from penstock.storage.index import Index
 from penstock.system.words import counted, size_of
@@ -42,7 +42,7 @@ def _of_subset(subset: Subset[Any]) -> Blocks | None:
     if kept is not None and kept[0] is chosen and kept[1] == len(chosen) and kept[2] is inner:
         return kept[3]
     try:
-        indices = np.asarray(as_array(chosen), dtype=np.int64)
+        indices = chosen_of(chosen)
         blocks = grouped(inner.of_samples(np.where(indices < 0, indices + inner.samples, indices)), inner.window)
     except (TypeError, ValueError, IndexError):  # the dataset itself refuses them when they are read
         return None

@@ -134,6 +134,12 @@ def as_array(values: Any) -> Any:
     return values.detach().clone().numpy(force=True) if isinstance(values, torch.Tensor) else values
 
 
+def chosen_of(indices: Any) -> NDArray[np.int64]:
+    """Return the indices of a Subset as an array; of a dict, by their positions. Raises TypeError, ValueError."""
+    listed = [indices[position] for position in sorted(indices)] if isinstance(indices, Mapping) else indices
+    return np.asarray(as_array(listed), dtype=np.int64)
+
+
 def _of_label(label: Any) -> int:
     """Return a whole number itself, else a hash: of an array's bytes, or of a text without an address in it."""
     if type(label) is int and -(1 << 63) <= label < 1 << 63:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.order.permutations import Indices
-from penstock.sources.labels import as_array, joined
+from penstock.sources.labels import chosen_of, joined
 from penstock.sources.source import Source
 from penstock.sources.tree import ConcatSource, SubsetSource, source_of
 
@@ -138,7 +138,7 @@ def _bytes_of(path: str | None) -> int:
 
 def _of_source(source: Source) -> Catalogue:
     if isinstance(source, SubsetSource):
-        return _chosen(_of_source(source.child(0)), np.asarray(as_array(source.dataset.indices), dtype=np.int64))
+        return _chosen(_of_source(source.child(0)), chosen_of(source.dataset.indices))
     if isinstance(source, ConcatSource):
         return _concatenated([_of_source(source.child(number)) for number in range(len(source.inner))])
     return Catalogue(len(source.dataset), source.ids(), source.labels(), source.sizes())

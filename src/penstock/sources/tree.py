@@ -126,13 +126,12 @@ class SubsetSource(_Compound):
             return child
 
         def resolve(indices: Indices) -> tuple[LeafNumbers | None, Indices]:
-            positions = _from_start(indices, len(chosen))
             if isinstance(chosen, np.ndarray):
-                found: Any = chosen[positions]
+                found: Any = chosen[_from_start(indices, len(chosen))]
             elif isinstance(chosen, torch.Tensor):
-                found = chosen[torch.from_numpy(positions)]
+                found = chosen[torch.from_numpy(_from_start(indices, len(chosen)))]
             else:  # a list may hold millions of objects: only those of this batch are looked at
-                found = [chosen[i] for i in positions.tolist()]
+                found = [chosen[i] for i in indices.tolist()]
             return child.resolve(_whole_numbers(found))
 
         return Node(len(chosen), resolve, all_of(self.still(), child.still))

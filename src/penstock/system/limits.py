@@ -10,8 +10,9 @@ import ctypes
 import math
 import os
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
+from time import monotonic
 
 import numpy as np
 
@@ -23,6 +24,7 @@ _NO_LIMIT = 1 << 62  # cgroup v1 writes "no limit" as the largest number of whol
 _BLOCK = 31 << 20
 _M_TRIM_THRESHOLD = -1  # of malloc.h
 _KEPT = 256 << 20
+_QUOTA_SECONDS = 10
 
 
 def host_cpus() -> int:
@@ -50,8 +52,14 @@ def machine_cpu_seconds(path: str = "/proc/stat") -> float:
 
 def usable_cpus() -> int:
     """Return how many CPUs this process may really use: its affinity, and its cgroup's quota rounded up."""
-    quota = cpu_quota()
+    quota = _quota_of(int(monotonic()) // _QUOTA_SECONDS)
     return host_cpus() if quota is None else max(1, min(host_cpus(), math.ceil(quota)))
+
+
+@lru_cache(maxsize=1)
+def _quota_of(moment: int) -> float | None:
+    """Return the quota of this process at a moment: to read it takes as long as a pass over 20 small samples."""
+    return cpu_quota()
 
 
 def cpu_quota(membership: str = MEMBERSHIP, mount: str = MOUNT) -> float | None:

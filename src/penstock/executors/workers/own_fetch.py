@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import operator
 import threading
 import warnings
@@ -15,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.executors.copies import NotCopied, Snapshot, in_shared_memory
+from penstock.executors.copies import NotCopied, Snapshot
 from penstock.executors.fetch import Fetch, is_refused_write
 
 Init = Callable[[int], object]
@@ -46,7 +44,9 @@ class OwnFetches:
         self._versions: Iterator[tuple[torch.Tensor, int]] = iter(())
         self._unseen: set[type] = set()
         self._given = (fetch, init)
-        snapshot = Snapshot() if shared else _snapshot(fetch, init)
+        snapshot = Snapshot(share=as_shared)
+        if not shared:
+            _copied(snapshot.add, fetch, init)
         self._copy, self._data, self._classes = snapshot.finish(), snapshot.shared, snapshot.kinds
         _refuse_handles(self._classes)
         if any(isinstance(part, np.ndarray) for part in self._data):
@@ -62,9 +62,8 @@ class OwnFetches:
     def begin(self) -> None:
         """Take note that a pass begins: what was written to shared tensors before is no concern of its."""
         tensors = [part for part in self._data if isinstance(part, torch.Tensor) and not part.is_inference()]
-        private = [tensor for tensor in tensors if not in_shared_memory(tensor)]
-        self._looked_at = min(LOOKED_AT, len(private))
-        self._versions = cycle([(tensor, tensor._version) for tensor in private])
+        self._looked_at = min(LOOKED_AT, len(tensors))
+        self._versions = cycle([(tensor, tensor._version) for tensor in tensors])
         self._unseen = self._classes
 
     def check(self) -> None:
@@ -85,59 +84,34 @@ class OwnFetches:
         return made
 
 
-def _snapshot(fetch: Fetch, init: Init | None) -> Snapshot:
-    snapshot = Snapshot(share=as_shared)
-    _copied(snapshot.add, fetch, init)
-    return snapshot
-
-
 def _copied(copies: Callable[[Any, str], Any], fetch: Fetch, init: Init | None) -> tuple[Fetch, Init | None]:
     return fetch.with_own(copies), copies(init, "worker_init_fn")
 
 
-def as_shared(value: Any, shared: list[Any]) -> Any:
+def as_shared(value: Any, snapshot: Snapshot) -> Any:
     """Return data with read-only views in the place of its arrays, where a worker process would have its own.
 
-    Lists, tuples and dicts are looked into, and are the same where nothing of them is another. shared: takes the
-    tensors, and the arrays of which there are views.
+    Lists, tuples and dicts are looked into, and are the same where nothing of them is another. snapshot: its `shared`
+    takes the tensors, and the arrays of which there are views.
     """
     kind = type(value)
-    if isinstance(value, np.ndarray):
-        view = _read_only(value)
-        if view is not value:
-            shared.append(value)
-        return view
-    if isinstance(value, torch.Tensor):
-        shared.append(value)
+    if isinstance(value, (np.ndarray, torch.Tensor)):
+        read_only = isinstance(value, np.ndarray) and not value.flags.writeable
+        if read_only or snapshot.mappings.hold(value):
+            return value
+        snapshot.shared.append(value)
+        if isinstance(value, np.ndarray):
+            value = value.view()
+            value.setflags(write=False)
     elif kind is dict:
-        parts = [as_shared(part, shared) for part in value.values()]
+        parts = [as_shared(part, snapshot) for part in value.values()]
         if not all(map(operator.is_, parts, value.values())):
             return dict(zip(value, parts, strict=True))
     elif kind is list or isinstance(value, tuple):
-        parts = [as_shared(part, shared) for part in value]
+        parts = [as_shared(part, snapshot) for part in value]
         if not all(map(operator.is_, parts, value)):
             return value._make(parts) if hasattr(value, "_make") else kind(parts)
     return value
-
-
-def _read_only(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return a view that cannot be written to; the array itself where worker processes share its memory, too."""
-    base: Any = array.base
-    if not array.flags.writeable or (base is not None and _is_mapped(base)):
-        return array
-    view = array.view()
-    view.setflags(write=False)
-    return view
-
-
-def _is_mapped(base: Any) -> bool:
-    """Return whether the memory that an array rests on is a file's, or of several processes."""
-    while isinstance(base, np.ndarray):
-        base = base.base
-    if isinstance(base, torch.Tensor):
-        return base.is_shared()  # type: ignore[no-any-return, no-untyped-call]
-    base = base.obj if isinstance(base, memoryview) else base
-    return isinstance(base, (mmap.mmap, ctypes.Array, ctypes.Structure, ctypes._SimpleCData))
 
 
 def _refuse_handles(kinds: Iterable[type]) -> None:

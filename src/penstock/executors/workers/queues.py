@@ -6,6 +6,7 @@ import io
 import math
 import multiprocessing.queues
 import multiprocessing.reduction
+import operator
 import os
 import pickle
 import queue
@@ -15,14 +16,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from time import monotonic
+from time import monotonic, thread_time
 from typing import Any
 
+import torch
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import worker as torch_worker
 
 _PIPE_BYTES = 1 << 16
 _LENGTH = struct.Struct("!i")
+_BRIEF = 1e-3  # seconds
 _LOCKED = 0.01  # seconds that a writer waits for another process in the middle of a message
 
 
@@ -30,6 +33,12 @@ class MessagePickler(pickle.Pickler):
     """multiprocessing's ForkingPickler, which makes a table for each message in the place of one for all."""
 
     dispatch_table = multiprocessing.reduction.ForkingPickler(io.BytesIO()).dispatch_table
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and (value.is_conj() or value.is_neg()):
+            # torch would send the elements and forget how to read them; pos() returns the tensor that comes.
+            return operator.pos, (value.resolve_conj().resolve_neg(),)
+        return NotImplemented
 
 
 class WorkerQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]
@@ -88,10 +97,14 @@ class WorkerQueue(multiprocessing.queues.Queue):  # type: ignore[type-arg]
         MessagePickler(written).dump(obj)
         message = written.getbuffer()
         with self._putting:
-            if not self._unsent and self._written(message):
+            if self._sends_at_once() and not self._unsent and self._written(message):
                 return
             self._unsent.append(message)
         super().put(None)
+
+    def _sends_at_once(self) -> bool:
+        """Return whether the thread that puts a message may write it, rather than the feeder thread."""
+        return True
 
     def _written(self, message: Any) -> bool:
         """Write a message where that waits for nobody; return whether it is written."""
@@ -160,6 +173,17 @@ class Results(WorkerQueue):
     """The queue of batches: workers put, the parent gets, or torch's thread that pins."""
 
     _parents_end = "_reader"
+    _ran = 0.0
+    """CPU seconds of the worker's thread until its latest message."""
+
+    def _sends_at_once(self) -> bool:
+        """Return whether the batch took far less than a millisecond: then the feeder thread would cost a part of that.
+
+        A worker that writes by itself never sleeps while it has tasks, and a process that never sleeps gets its bare
+        share of the CPUs beside programs that start processes: a third of what one gets that hands over to a thread.
+        """
+        ran, self._ran = self._ran, thread_time()
+        return self._ran - ran < _BRIEF
 
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
         try:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from penstock.executors.buffers import Field, Rows, storage_on, tensor_on
-from penstock.executors.copies import has_storage
+from penstock.executors.shared_mappings import has_storage
 from penstock.executors.workers.queues import MessagePickler
 from penstock.executors.workers.shared_memory import (
     SHARED_BYTES,
@@ -167,10 +167,9 @@ class _Pickler(MessagePickler):
         self._sent: dict[int, tuple[torch.UntypedStorage, Any]] = {}
 
     def reducer_override(self, value: Any) -> Any:
-        if type(value) is not torch.Tensor or not has_storage(value) or value.requires_grad or value.is_quantized:
-            return NotImplemented
-        if value.is_conj() or value.is_neg():  # torch would send the elements and forget how to read them
-            value = value.resolve_conj().resolve_neg()
+        plain = type(value) is torch.Tensor and has_storage(value) and not (value.requires_grad or value.is_quantized)
+        if not plain or value.is_conj() or value.is_neg():
+            return super().reducer_override(value)
         storage = value.untyped_storage()
         if storage._cdata not in self._sent:
             self._sent[storage._cdata] = storage, self._buffers.message_of(storage, value.nbytes)
