@@ -47,6 +47,8 @@ _KINDS = {
         "class Data(IterableDataset):\n" + _LENGTH + "\n    def __iter__(self):\n        for i in range({length}):\n"
         "{deep_wrong}            yield {sample}\n"
     ),
+    "unsized": "class Data(Dataset):\n" + _ITEM,
+    "unmeasured": "class Data(Dataset):\n    def __len__(self):\n        raise NotImplementedError\n\n" + _ITEM,
     "list": "def Data():\n    return [{sample} for i in range({length})]\n",
     "names": "def Data():\n    return {{f'name {{i}}': {sample} for i in range({length})}}\n",
     "tensors": "def Data():\n    return TensorDataset({columns})\n",
@@ -57,6 +59,8 @@ _KINDS = {
 _CONTAINERS = {"tuple": "({},)", "list": "[{}]", "Pair": "Pair({}, i)", "Point": "Point({}, i)", "dict": "{{{}}}"}
 _RUN = """
 def run(loader_class, **own):
+    global ours
+    ours = loader_class is penstock.DataLoader
     seeded()
     log = Log()
     try:

@@ -42,9 +42,28 @@ _UNFIT = (
     "torch.quantize_per_tensor(torch.ones(3) * i, 0.1, 0, torch.qint8)", "torch.Generator", "photo(i, 'P')",
 )  # fmt: skip
 _DRAWS = ("torch.rand(3)", "torch.randint(9, ())", "random.random()", "np.random.rand(2)", "random.choice('abc')")
+#: What seeds a global generator in a sample: an error in threads. Order and draws are torch's own without seed= only.
+_SEEDS = (
+    "np.random.seed(i) or np.random.rand(2)", "random.seed(i) or random.random()",
+    "(torch.manual_seed(i), torch.rand(3))[1]",
+    *(
+        f"alike(i, '{how}', torchvision.transforms.{step})"
+        for how in ("number", "index", "state", "fork")
+        for step in ("RandomCrop(7)", "v2.RandomResizedCrop(6)", "v2.ColorJitter(0.4)",
+            "Compose([torchvision.transforms.RandomHorizontalFlip(), torchvision.transforms.RandomCrop(6)])")
+    ),
+)  # fmt: skip
+_RANDOM = ("shuffle", "Random", "iter(", "generator")
+#: Memory that worker processes, and threads, share.
+_SHARED = (
+    "torch.zeros(1).share_memory_()", "torch.zeros(1).share_memory_().numpy()",
+    "np.frombuffer(torch.multiprocessing.RawArray('d', 1))",
+    "torch.frombuffer(torch.multiprocessing.RawArray('f', 1), dtype=torch.float32)",
+)  # fmt: skip
 _WRONG = (
     "ValueError(f'bad sample {i}')", "KeyError(f'bad key {i}')", "IndexError(f'bad index {i}')",
-    "RuntimeError(f'bad thing {i}')", "OSError(5, f'bad file {i}')", "Odd(i, 'odd')", "StopIteration",
+    "RuntimeError(f'bad thing {i}')", "OSError(5, f'bad file {i}')", "Odd(i, 'odd')",
+    "StopIteration if ours else RuntimeError",  # torch's loader ends the epoch there, as Python's generators do not
     "UnicodeDecodeError('utf8', b'a', 0, 1, f'bad byte {i}')", "FileNotFoundError(2, 'No such file', f'bad name {i}')",
     "AssertionError(f'bad claim {i}')", "NotImplementedError", "StopAsyncIteration",
     *(("ExceptionGroup('bad group 1', [ValueError(i)])",) if sys.version_info >= (3, 11) else ()),
@@ -76,8 +95,8 @@ _OF_NO_THREAD = (
 _OF_ONE_THREAD = ("mmap_mode",)
 #: torch's workers never send a subclass's tensor of these: its loader waits forever.
 _OF_NO_SUBCLASS = ("uint16", "uint32", "uint64", "complex32", "float8_e4m3fn", "float8_e5m2")
-_KINDS = ("map",) * 10 + ("getitems", "rows", "rows", "files", "files", "iterable", "iterable", "sized", "list",
-    "names", "tensors", "tensors", "subset", "concat", "stack")  # fmt: skip
+_KINDS = ("map",) * 10 + ("getitems", "unsized", "unmeasured", "rows", "rows", "files", "files", "iterable", "iterable",
+    "sized", "list", "names", "tensors", "tensors", "subset", "concat", "stack")  # fmt: skip
 
 
 def _tensor(draw: random.Random, large: bool) -> str:
@@ -150,6 +169,8 @@ def _dataset(draw: random.Random) -> Case:
         if draw.random() < 0.3:
             rows += ".numpy()"
         fields = (draw.choice(("self.rows[i]", "self.rows[i : i + 2]", "self.rows[i][..., ::2]")), *fields[1:])
+        if draw.random() < 0.25:
+            rows, fields = draw.choice(_SHARED), ("float(self.rows[0]) + i", *fields[1:])
     if kind == "files":
         rows, field = _file(draw, large)
         fields = (field, *fields[1:])
@@ -178,12 +199,14 @@ def _order(draw: random.Random, case: Case) -> list[str]:
     if case.kind in ("iterable", "sized"):
         return size
     names = [f"name {i}" for i in range(length)]
+    chosen = [draw.randrange(length) for _ in range(draw.randrange(3, 15))] if length else []
+    if case.kind in ("unsized", "unmeasured"):
+        return [*size, f"sampler={chosen}"] if draw.random() < 0.7 else [f"batch_sampler={[chosen[:2], chosen[2:]]}"]
     if length == 0:
         return size  # a sampler's own error comes from iter() of torch's loader, from next() of threads
     if case.kind == "names":
         draw.shuffle(names)
         return [*size, f"sampler={names}"]
-    chosen = [draw.randrange(length) for _ in range(draw.randrange(3, 15))] if length else []
     chance = draw.random()
     if chance < 0.35:
         return size
@@ -232,6 +255,8 @@ def _loop(draw: random.Random, case: Case, workers: int, persistent: bool) -> Ca
         ("reset", held),
         ("share", held),
     ))  # fmt: skip
+    if case.rows in _SHARED:
+        loop, arguments = "told", held[:1]
     own_tensors = case.kind in ("list", "names", "rows", "tensors") or "WithTable" in str(case.options)
     if loop in ("write", "reset") and "thread" in str(case.own) and own_tensors:
         loop, arguments = "hold", held  # threads share the dataset's tensors, as the caller's thread does
@@ -270,10 +295,11 @@ def light_case_of(seed: int) -> Case:
     text = str(case)
     alone = case.wrong or case.kind in ("iterable", "sized") or case.loop in _OF_OWN_MEMORY or _is_drawn_from(case)
     alone = alone or any(
-        word in text for word in (*_OF_NO_THREAD, *_OF_ONE_THREAD, *_OF_SAMPLES, *_OF_NO_WORKER, *_DRAWS)
+        word in text for word in (*_OF_NO_THREAD, *_OF_ONE_THREAD, *_OF_SAMPLES, *_OF_NO_WORKER, *_DRAWS, *_SEEDS)
     )
-    workers = () if alone else ("num_workers=2", "worker_method='thread'")
-    return replace(case, options=options, own=workers)
+    workers = [] if alone else ["num_workers=2", "worker_method='thread'"]
+    workers += ["persistent_workers=True"] * (bool(workers) and case.loop == "told")
+    return replace(case, options=options, own=(*workers, *(o for o in case.own if o.startswith("seed="))))
 
 
 def case_of(seed: int, *, light: bool = False) -> Case:
@@ -319,6 +345,10 @@ def case_of(seed: int, *, light: bool = False) -> Case:
         options.append("pin_memory=True")
     if method in (None, "process") and draw.random() < 0.08 and case.kind not in ("tensors", "rows"):
         case = replace(case, fields=(*case.fields, draw.choice(_DRAWS)))
+    elif method != "thread" and draw.random() < 0.08 and case.kind not in ("tensors", "rows"):
+        case = replace(case, fields=(*case.fields, draw.choice(_SEEDS)))
+        fixed = case.kind not in ("iterable", "sized") and not any(word in str(options) for word in _RANDOM)
+        own += ["seed=7"] * (fixed and draw.random() < 0.5)
     case = replace(case, options=tuple(options), own=tuple(own), pins=pins)
     if workers and draw.random() < 0.03:
         return replace(case, options=(*options, "in_order=False"), loop="unordered", arguments=("epochs=2",))

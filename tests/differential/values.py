@@ -59,6 +59,22 @@ def photo(i, mode="RGB", width=12, height=10):
     return Image.fromarray(pixels.astype(np.uint8)).convert(mode)
 
 
+def alike(i, how, change):
+    """Change an image and its mask behind one state of torch's generator; the image counts where the index gives it."""
+    image = photo(i)
+    with torch.random.fork_rng(devices=[]) if how == "fork" else contextlib.nullcontext():
+        state = torch.get_rng_state() if how == "state" else None
+        seed = int(torch.randint(2**31, ())) if how == "number" else i
+        if how in ("number", "index"):
+            torch.manual_seed(seed)
+        first = describe(change(image))
+    if state is not None:
+        torch.set_rng_state(state)
+    elif how != "fork":
+        torch.manual_seed(seed)
+    return describe(change(image)) == first, zlib.crc32(first.encode()) if how == "index" else 0
+
+
 def overlaps(tensor):
     flat = tensor.reshape(-1)
     return flat.as_strided((max(flat.numel() - 2, 0), 2), (1, 1))

@@ -158,10 +158,11 @@ class Fetch:
 
     def lease(self, *more: Patches) -> Lease:
         """Return a lease on the functions of other packages that do something else while this fetches, and on more."""
+        keyed = self._seeded or self._keyed or self._read is not None
         return Lease(
             *more,
             *([hooked_calls.ANSWERED] if self.composes else ()),
-            *([keyed_methods.HOOKS] if self._seeded or self._keyed or self._read is not None else ()),
+            *([keyed_methods.HOOKS, drawing.SEEDING] if keyed else ()),
         )
 
     @contextmanager
@@ -219,8 +220,8 @@ class Fetch:
             except MemoryError:  # the machine's, not the sample's
                 raise
             except Exception as error:
-                if self._is_copy and is_refused_write(error):  # no fault of the sample's
-                    raise
+                if (self._is_copy and is_refused_write(error)) or type(error) is drawing.SeededInThread:
+                    raise  # no fault of the sample's
                 replacing.found_bad(candidate, error)
                 last = error
         raise last or LookupError(f"no good sample can replace sample {index!r}, which the manifest lists as bad")
@@ -259,9 +260,9 @@ class Fetch:
             return
         number = sample_number(index)
         keyed_methods.HOOKS.meet_imported()
-        drawing.turn_to(task.seed, task.epoch, number, position)
         if self._seeded:
             seed_globals(task.seed, task.epoch, number, position)
+        drawing.turn_to(task.seed, task.epoch, number, position, owned=self._seeded)
         if self._owns_dataset and self._pipelines is None:
             self._pipelines = seedable(self.dataset)
         if self._pipelines:

@@ -122,6 +122,8 @@ def try_out(settings: Settings, fetch: Fetch, samples: int | None) -> Choice:
         found = _apart(lambda: measure(fetch, own, workers, size), seconds)
     except NotCopied as error:
         return not_copied(error)
+    except drawing.SeededInThread as error:
+        return Choice(Method.PROCESS, f"processes: {str(error).partition('. ')[0]}")
     except (TypeError, _Failed) as error:  # the dataset's own, or it takes other indices, or has no length
         return Choice(Method.PROCESS, f"processes: trying a few samples failed, {error}")
     if found is None:
@@ -159,7 +161,7 @@ def _apart(work: Callable[[], T], seconds: float) -> T | None:
 
     Files that it opens and what it counts end with the child, and so do all processes that it starts: a file that a
     dataset opens at its first sample would be shared, with its position, by all processes forked later. Raises
-    NotCopied as it does, and _Failed for what else it raises.
+    NotCopied and SeededInThread as it does, and _Failed for what else it raises.
     """
     reader, writer = multiprocessing.connection.Pipe(duplex=False)
     pid = os.fork()
@@ -195,9 +197,9 @@ def _outcome(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
     torch.set_num_threads(1)  # OpenMP's threads do not exist in the child
     natively_in_this_process()
     try:
-        with Lease(HOOKS, WORKER_INFO):
+        with Lease(HOOKS, drawing.SEEDING, WORKER_INFO):
             return work(), None
-    except NotCopied as error:
+    except (NotCopied, drawing.SeededInThread) as error:
         return None, error
     except Exception as error:
         return None, _Failed(f"{type(error).__name__}: {error}")
@@ -248,10 +250,10 @@ def _in_threads(threads: int, own: OwnFetches, indices: Iterable[Any], size: int
     def work(number: int, turn: int) -> tuple[float, float]:
         fetch, init = taken[number]
         set_for_this_thread(ThreadWorkerInfo(number, threads, number, fetch.dataset))
+        if init is not None and turn == 0:
+            init(number)
+            fetch.renew()
         with drawing.beside_others():
-            if init is not None and turn == 0:
-                init(number)
-                fetch.renew()
             begun = perf_counter()
             if given := rounds[turn][number]:
                 _fetch(fetch, given)

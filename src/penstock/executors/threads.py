@@ -21,6 +21,7 @@ from penstock.executors.workers.own_fetch import OwnFetches
 from penstock.executors.workers.worker_thread import WORKER_INFO
 from penstock.observe import Delivery
 from penstock.plan import PythonPlan
+from penstock.recipe.drawing import SEEDING
 from penstock.recipe.patches import Lease
 from penstock.sources.sample_reader import ReadAhead
 from penstock.sources.tree import RemoteLeaves, remote_leaves
@@ -103,7 +104,7 @@ class ThreadFiller(Filler):
         return None if self._readers is None else self._readers.ahead
 
     def _lease_for_pass(self) -> Lease:
-        return self._fetch.lease(*([WORKER_INFO] if self.workers else ()))
+        return self._fetch.lease(*([WORKER_INFO, SEEDING] if self.workers else ()))
 
     def rest(self) -> bool:
         self._let_shards_go()

@@ -4,7 +4,8 @@ A thread that works on a sample of a loader with a seed says so by `turn_to`. Fr
 (both generations) draw in that thread what the native core draws for that sample: the k-th of them that acts on it
 draws as the k-th random operation of a recipe. So a pipeline draws the same whether the native core runs it, or part of
 it, or torchvision's own Compose, or code of the user's that calls one transform by itself. In every other thread the
-transforms are what they were.
+transforms are what they were. Behind a call by which a program sets or reads the state of torch's generator they draw
+from that generator until the sample ends.
 
 Crops and flips draw from the sample's own numbers. Of all others the numbers are those of torch's generator after a
 seed that is the sample's for that operation: torchvision's code draws from it as it is.
@@ -14,15 +15,20 @@ keyed_methods.py puts what asks this module in the place of torchvision's method
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 
 import penstock._native as _native
+from penstock.errors import InvalidOption
+from penstock.recipe.patches import Patches, standing_in
 from penstock.recipe.torchvision import V1, V2
+from penstock.system import randomness
 from penstock.system.locks import ProcessLock
 
 _MASK = 0xFFFFFFFFFFFFFFFF
@@ -30,7 +36,11 @@ _MASK = 0xFFFFFFFFFFFFFFFF
 
 class _ThreadState(threading.local):
     draws: _native.SampleDraws | None = None
-    """The draws of the sample that this thread works on."""
+    """The draws of the sample that this thread works on; None: torch's generator gives them."""
+    torch_seed: int | None = None
+    """What torch's generator was seeded with before the sample, where the thread owns it."""
+    in_operation = False
+    """Torch's generator is an operation's, and `draws` is None meanwhile."""
     beside_others = False
     """Other threads draw from torch's global generator at the same time."""
 
@@ -38,8 +48,12 @@ class _ThreadState(threading.local):
 _this_thread = _ThreadState()
 
 
-def turn_to(seed: int, epoch: int, sample: int, position: int) -> None:
-    """Let the known transforms draw for a sample in this thread, from its first operation on."""
+def turn_to(seed: int, epoch: int, sample: int, position: int, *, owned: bool = False) -> None:
+    """Let the known transforms draw for a sample in this thread, from its first operation on.
+
+    owned: until the sample ends, torch's generator is set by what this thread calls only.
+    """
+    _this_thread.torch_seed = torch.default_generator.initial_seed() if owned else None
     _this_thread.draws = _native.SampleDraws(seed & _MASK, epoch & _MASK, sample & _MASK, position & _MASK)
 
 
@@ -47,18 +61,18 @@ def turn_to(seed: int, epoch: int, sample: int, position: int) -> None:
 def of_sample(seed: int, epoch: int, sample: int, position: int) -> Iterator[None]:
     """Let the known transforms draw for a sample in this thread, within the block."""
     with given_back():
-        turn_to(seed, epoch, sample, position)
+        turn_to(seed, epoch, sample, position, owned=_this_thread.torch_seed is not None)
         yield
 
 
 @contextmanager
 def given_back() -> Iterator[None]:
     """Let the known transforms draw afterwards as they did before, in a thread that is not ours."""
-    before = _this_thread.draws
+    before = _this_thread.draws, _this_thread.torch_seed, _this_thread.in_operation
     try:
         yield
     finally:
-        _this_thread.draws = before
+        _this_thread.draws, _this_thread.torch_seed, _this_thread.in_operation = before
 
 
 @contextmanager
@@ -76,19 +90,18 @@ def mark() -> Any:
 
     None: nothing can be drawn once more, as other threads have drawn from the generator meanwhile.
     """
-    draws = _this_thread.draws
-    if draws is not None:
-        return draws.count
-    return None if _this_thread.beside_others else torch.get_rng_state()
+    if is_keyed():
+        return of_this_thread().count
+    return None if _this_thread.beside_others else torch.default_generator.get_state()
 
 
 def rewind(marked: Any) -> None:
     """Have everything that was drawn since mark() drawn once more, where that can be."""
     if marked is None:
         return
-    if _this_thread.draws is None:
-        torch.set_rng_state(marked)
-    else:
+    if isinstance(marked, torch.Tensor):
+        torch.default_generator.set_state(marked)
+    elif _this_thread.draws is not None:
         _this_thread.draws.count = marked
 
 
@@ -100,19 +113,20 @@ def of_this_thread() -> _native.SampleDraws:
 
 def is_keyed() -> bool:
     """Return whether this thread works on a sample whose draws are a function of it."""
-    return _this_thread.draws is not None
+    here = _this_thread
+    if here.torch_seed not in (None, torch.default_generator.initial_seed()) and not here.beside_others:
+        here.draws = None  # the program has called a method of it
+    return here.draws is not None
 
 
 def flips(p: float) -> bool:
-    draws = _this_thread.draws
-    return bool(torch.rand(1) < p) if draws is None else draws.flip(p)
+    return of_this_thread().flip(p) if is_keyed() else bool(torch.rand(1) < p)
 
 
 def effects(recipe: _native.Recipe, height: int, width: int) -> _native.Effects:
     """Return what the next operation, a recipe's only augmentation, does to a picture of this size."""
-    draws = _this_thread.draws
-    if draws is not None:
-        return _native.draw_effects_of_sample(recipe, height, width, draws)
+    if is_keyed():
+        return _native.draw_effects_of_sample(recipe, height, width, of_this_thread())
     return _native.draw_effects(recipe, height, width, torch.default_generator)
 
 
@@ -120,22 +134,22 @@ def effects(recipe: _native.Recipe, height: int, width: int) -> _native.Effects:
 def of_next_operation() -> Iterator[None]:
     """Have torch's global generator give what the next operation draws, in a thread that works on a keyed sample.
 
-    What is called meanwhile draws from that generator, too.
+    What is called meanwhile draws from that generator, too. It stays where a program sets it meanwhile.
     """
-    draws = _this_thread.draws
-    if draws is None:
+    if not is_keyed():
         yield
         return
-    generator = torch.default_generator
+    draws, generator = of_this_thread(), torch.default_generator
     with _seeding:
         before = generator.get_state()
         try:
             generator.manual_seed(draws.word())
-            _this_thread.draws = None
+            _this_thread.draws, _this_thread.in_operation = None, True
             yield
         finally:
-            _this_thread.draws = draws
-            generator.set_state(before)
+            if _this_thread.in_operation:
+                _this_thread.draws, _this_thread.in_operation = draws, False
+                generator.set_state(before)
 
 
 def of_operation(draws: _native.SampleDraws, original: Any, *args: Any, **named: Any) -> Any:
@@ -147,6 +161,54 @@ def of_operation(draws: _native.SampleDraws, original: Any, *args: Any, **named:
 _seeding = ProcessLock()
 """Held while torch's global generator is an operation's."""
 
+
+# --- a program that sets a global generator while it makes a sample ---------------------------------------------------
+
+
+class SeededInThread(InvalidOption):
+    """Code of a program has set a global generator in a worker thread."""
+
+
+def _note_setting(name: str) -> None:
+    """Take note that a program is to set a generator, or reads its state to set it later."""
+    here = _this_thread
+    if not here.beside_others:
+        here.draws, here.in_operation = None, False
+    elif name != "torch.get_rng_state":
+        raise SeededInThread(
+            f"{name}() was called in a worker thread, and all threads share that generator: what they draw would "
+            "depend on timing. Give worker_method='process', or draw from torch.random.thread_safe_generator() or "
+            "torch.utils.data.get_worker_info().rng, which are the thread's own"
+        )
+
+
+class _Watched:
+    """Torch's global generator, as the functions of torch.random find it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("get_state", "set_state", "manual_seed", "seed"):
+            _note_setting(f"torch.{name.replace('state', 'rng_state')}")
+        return getattr(torch.default_generator, name)
+
+
+def _note_first(original: Any, name: str, *given: Any, **named: Any) -> Any:
+    if sys._getframe(2).f_globals.get("__name__") != randomness.__name__:  # behind the function that chose this one
+        _note_setting(name)
+    return original(*given, **named)
+
+
+def _find(patches: Patches) -> None:
+    patches.add_value(torch.random, "default_generator", torch.default_generator, _Watched())
+    for module, name in randomness.SETTING:
+        if (module, name) not in patches:
+            original = getattr(module, name)
+            noting = partial(_note_first, original, f"{module.__name__}.{name}")
+            ours = standing_in(original, noting, lambda: _this_thread.beside_others)
+            patches.add_value(module, name, original, ours, searched=True)
+
+
+#: A lease is open while threads make samples, and while samples with keyed draws are made.
+SEEDING = Patches(_find)
 
 #: Methods whose calls draw for one operation (see torchvision.Known): of classes that draw whether they act, of those
 #: that always act, and of those whose whole work is of the operation.

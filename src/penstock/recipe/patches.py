@@ -123,9 +123,14 @@ class Patches:
             for module in modules:
                 self.add_value(module, original.__name__, original, ours)
 
-    def add_value(self, owner: Any, name: str, theirs: Any, ours: Any) -> None:
-        """Have an attribute be another object while a lease is open; only within `find`."""
+    def add_value(self, owner: Any, name: str, theirs: Any, ours: Any, *, searched: bool = False) -> None:
+        """Have an attribute be another object while a lease is open; only within `find`.
+
+        searched: modules of programs that have imported it by any name are searched for.
+        """
         if (owner, name) not in self._added:
+            if searched:
+                self._functions[id(theirs)] = theirs, ours
             self._added.add((owner, name))
             self._owners.append(owner)
             self._names.append(name)

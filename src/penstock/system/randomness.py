@@ -20,6 +20,8 @@ import numpy as np
 import torch
 
 _MASK = 0xFFFFFFFFFFFFFFFF
+#: The functions that set the generators of numpy and Python, and their modules.
+SETTING = (np.random, "seed"), (np.random, "set_state"), (random, "seed"), (random, "setstate")
 
 
 def sample_number(index: Any) -> int:
@@ -54,7 +56,7 @@ States = tuple[Any, Any, torch.Tensor]
 
 
 def generator_states() -> States:
-    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+    return random.getstate(), np.random.get_state(), torch.default_generator.get_state()
 
 
 @contextmanager
@@ -66,7 +68,7 @@ def generators_kept() -> Iterator[None]:
     finally:
         random.setstate(before[0])
         np.random.set_state(before[1])
-        torch.set_rng_state(before[2])
+        torch.default_generator.set_state(before[2])
 
 
 def generators_drawn_from(before: States, now: States | None = None) -> tuple[str, ...]:

@@ -165,8 +165,10 @@ class ThreadCrew:
         one_core_each()
         context = self._context
         here = context()
-        with drawing.beside_others(), working(self._meter.calls) if self._fetch.composes else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(working(self._meter.calls) if self._fetch.composes else contextlib.nullcontext())
             fetch, failed = here(self._begin, worker)
+            stack.enter_context(drawing.beside_others())  # not before: a worker_init_fn may seed generators
             while (work := self._take(worker)) is not None:
                 if context is not self._context:  # another pass has begun
                     context = self._context
