@@ -329,3 +329,18 @@ def test_every_class_survives_the_way_to_another_process() -> None:
         if isinstance(kind, type) and issubclass(kind, penstock.SampleError):
             for one in copies(kind("our sentence", sample_id="s", path="/p")):
                 assert (type(one), str(one)) == (kind, "our sentence")
+
+
+def test_an_error_of_a_target_transform_comes_before_that_of_shapes(tmp_path: Path) -> None:
+    (tmp_path / "class").mkdir()
+    for number, width in enumerate((40, 30)):
+        noise_image(number, 30, width).save(tmp_path / "class" / f"{number}.jpg")
+
+    def refuse(label: int) -> int:
+        raise LookupError(f"there is no label {label}")
+
+    dataset = torchvision.datasets.ImageFolder(tmp_path, v1.ToTensor(), refuse)
+    assert type(raised(lambda: next(iter(TORCH(dataset, 2))))) is LookupError
+    assert type(raised(lambda: next(iter(OURS(dataset, 2))))) is LookupError
+    dataset.target_transform = None
+    assert isinstance(raised(lambda: next(iter(OURS(dataset, 2)))), penstock.ShapeMismatch)

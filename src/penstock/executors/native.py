@@ -22,7 +22,7 @@ import numpy as np
 from torch.utils.data import default_collate
 
 import penstock._native as _native
-from penstock.errors import WorkerStuck
+from penstock.errors import ShapeMismatch, WorkerStuck
 from penstock.executors.buffers import Field
 from penstock.executors.failures import agreed_fields, error_of, put_others, why_stuck
 from penstock.executors.fetch import Fetch
@@ -157,7 +157,7 @@ class NativeFiller(Filler):
             if failures is None:
                 return None
             if failures:
-                batch.error = error_of(self._plan, batch, failures)
+                batch.error = self._error_of(batch, failures)
         return batch
 
     def drop(self, batch: NativeBatch) -> None:
@@ -292,6 +292,16 @@ class NativeFiller(Filler):
         return pinned(out) if self._buffers.pinned else out
 
     # --- failures -------------------------------------------------------------------------------------------
+
+    def _error_of(self, batch: NativeBatch, failures: list[_native.Failure]) -> Exception:
+        error = error_of(self._plan, batch, failures)
+        if isinstance(error, ShapeMismatch):  # the samples are sound: their labels come before they are stacked
+            try:
+                self._plan.labels(batch.leaves, batch.local)
+            except Exception as of_label:
+                note_batch(of_label, batch.indices.tolist())
+                return of_label
+        return error
 
     def _replace(self, batch: NativeBatch, failures: list[_native.Failure]) -> bool:
         """Put other samples in the places of those that failed; False: none are replaced, or no other one is good."""
