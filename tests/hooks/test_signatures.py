@@ -25,8 +25,9 @@ PACKAGES = ("PIL", "accelerate", "cv2", "numpy", "safetensors", "soundfile", "to
 def held() -> dict[tuple[Any, str], Any]:
     """Return what the modules and classes of packages hold, by owner and name."""
     found: dict[tuple[Any, str], Any] = {}
-    for module in [one for one in list(sys.modules.values()) if isinstance(one, ModuleType)]:
-        if module.__name__.partition(".")[0] in PACKAGES:
+    modules: list[Any] = list(sys.modules.values())
+    for module in modules:
+        if isinstance(module, ModuleType) and module.__name__.partition(".")[0] in PACKAGES:
             values: list[Any] = list(vars(module).values())
             kinds = [one for one in values if issubclass(type(one), type)]
             found |= {(owner, name): value for owner in (module, *kinds) for name, value in list(vars(owner).items())}

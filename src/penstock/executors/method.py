@@ -31,6 +31,7 @@ from penstock.recipe import drawing
 from penstock.recipe.keyed_methods import HOOKS
 from penstock.recipe.patches import Lease
 from penstock.settings import Method, Settings, known_size
+from penstock.showing import said
 from penstock.state.delivery import Task
 from penstock.system.limits import usable_cpus
 from penstock.system.randomness import generator_states, generators_drawn_from
@@ -200,7 +201,7 @@ def _outcome(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
     except NotCopied as error:
         return None, error
     except Exception as error:
-        return None, _Failed(f"{type(error).__name__}: {error}")
+        return None, _Failed(f"{type(error).__name__}: {said(error)}")
 
 
 def _draws_of(fetch: Fetch, index: Any) -> tuple[str, ...]:
