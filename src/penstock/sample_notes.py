@@ -32,29 +32,57 @@ def add_note(error: BaseException, text: str) -> None:
             write_note(error, text)
 
 
+def not_an_end(error: BaseException, place: str) -> BaseException:
+    """Return an error of a user's function; for a StopIteration, which would end the pass, a RuntimeError (PEP 479)."""
+    if not isinstance(error, StopIteration):
+        return error
+    made = RuntimeError(f"StopIteration was raised {place}")
+    made.__cause__ = error
+    return made
+
+
 def note_sample(error: BaseException, index: Any) -> None:
+    """Note which sample an error came from. Raises RuntimeError for a StopIteration."""
+    place = "in __getitem__"
     with contextlib.suppress(Exception):  # a repr of the user's
-        add_note(error, f"in __getitem__ of sample {_short(index)}")
+        place = f"in __getitem__ of sample {_short(index)}"
+    _note(error, place)
 
 
 def note_batch(error: BaseException, given: Any, samples: Any = None) -> None:
-    """Note that an error came from a batch: of which samples, where that is known, and where they differ first."""
+    """Note that an error came from a batch: of which samples, where that is known, and where they differ first.
+
+    Raises RuntimeError for a StopIteration.
+    """
+    place = ""
     with contextlib.suppress(Exception):
-        if given is None:
-            return
-        if not isinstance(given, Sequence) or isinstance(given, str | bytes):
-            add_note(error, f"in the batch of {_short(given)}")
-            return
-        listed = ", ".join(map(_short, given[:_LISTED]))
-        more = f" and {len(given) - _LISTED:,} more" if len(given) > _LISTED else ""
-        differing = ""
-        if isinstance(samples, Sequence) and len(samples) == len(given):
-            for index, sample in zip(given, samples, strict=True):
-                if (found := _difference(samples[0], sample, "")) is not None:
-                    place, first, other = found
-                    differing = f": sample {_short(index)} {other}{place}, sample {_short(given[0])} {first}"
-                    break
-        add_note(error, f"in a batch of samples [{listed}]{more}{differing}")
+        place = _batch_of(given, samples)
+    _note(error, place)
+
+
+def _note(error: BaseException, place: str) -> None:
+    if (made := not_an_end(error, place or "in collate_fn")) is not error:
+        raise made
+    if place:
+        add_note(error, place)
+
+
+def _batch_of(given: Any, samples: Any) -> str:
+    """Return which batch that is of what a sampler gave; empty where that is not known."""
+    if given is None:
+        return ""
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        return f"in the batch of {_short(given)}"
+    listed = ", ".join(map(_short, given[:_LISTED]))
+    more = f" and {len(given) - _LISTED:,} more" if len(given) > _LISTED else ""
+    differing = ""
+    if isinstance(samples, Sequence) and len(samples) == len(given):
+        for index, sample in zip(given, samples, strict=True):
+            if (found := _difference(samples[0], sample, "")) is not None:
+                place, first, other = found
+                differing = f": sample {_short(index)} {other}{place}, sample {_short(given[0])} {first}"
+                break
+    return f"in a batch of samples [{listed}]{more}{differing}"
 
 
 def one_by_one(read: Callable[[Any], Any], given: Any) -> list[Any]:

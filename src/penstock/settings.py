@@ -118,6 +118,14 @@ class Settings:
         return self.generator or self.seeded
 
 
+def known_size(dataset: Any) -> int | None:
+    """Return the number of samples of a dataset; None: it has no length, which torch asks for its own samplers only."""
+    try:
+        return len(dataset)
+    except Exception:  # of the user's __len__: it is raised where torch would ask
+        return None
+
+
 def settings_now(loader: Any, given: Given, sampler: Any, blocks: Any, kept: Settings | None) -> Settings:
     """Return the settings of a loader as it is now: `kept`, where nothing has changed since.
 
@@ -132,10 +140,7 @@ def settings_now(loader: Any, given: Given, sampler: Any, blocks: Any, kept: Set
     if type(sampler) in (RandomSampler, SequentialSampler):
         taken += vars(sampler).values()
         if given.own_order:
-            try:
-                size = len(loader.dataset)
-            except Exception:  # of the user's __len__: it is raised where torch would ask
-                size = None
+            size = known_size(loader.dataset)
     if type(batches) is BatchSampler:
         taken += vars(batches).values()
     if kept is not None and size == kept.size and len(taken) == len(kept.taken) and all(map(is_, taken, kept.taken)):

@@ -28,6 +28,14 @@ def shown_lines(text: str) -> str:
     return "\n".join(map(shown, text.split("\n")))
 
 
+def said(error: BaseException) -> str:
+    """Return the message of an error; empty where its class, which may be the user's, fails to give one."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
+
+
 def without_secrets(text: str) -> str:
     """Return text whose URLs have no user, password and query."""
     return _URL.sub(_bare, text) if "://" in text else text

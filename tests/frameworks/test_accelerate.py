@@ -176,6 +176,30 @@ def test_the_functions_look_as_they_did() -> None:
     assert {"dataloader", "device", "num_processes", "split_batches"} <= parameters.keys()
 
 
+@pytest.mark.parametrize("make", [penstock.DataLoader, tud.DataLoader])
+def test_arguments_come_by_position_or_by_name(accelerator: Any, make: Any) -> None:
+    keep_loaders(accelerator)
+    prepare = accelerate.data_loader.prepare_data_loader
+    by_name = prepare(dataloader=make(NUMBERS, batch_size=4), num_processes=2, process_index=1)
+    by_position = prepare(make(NUMBERS, batch_size=4), None, 2, 1)
+    assert flat(by_name) == flat(by_position) == [4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 0, 1]
+    assert flat(skip_first_batches(dataloader=by_name, num_batches=2)) == [20, 21, 0, 1]
+    if make is penstock.DataLoader:
+        assert by_name.state_dict()["cut"] == by_position.state_dict()["cut"]
+        by_position.load_state_dict(state_dict=by_name.state_dict())
+    with pytest.raises(TypeError, match="dataloader"):
+        prepare()
+
+
+def test_a_dataset_without_a_length_is_prepared(accelerator: Any) -> None:
+    class Endless(tud.Dataset[int]):
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    prepared = accelerator.prepare(penstock.DataLoader(Endless(), batch_sampler=[[5, 3], [9]]))
+    assert flat(prepared) == [5, 3, 9] and prepared.state_dict()["loader"]["data"] == {}
+
+
 @pytest.fixture
 def installed() -> Iterator[None]:
     with penstock.install():

@@ -344,3 +344,45 @@ def test_an_error_of_a_target_transform_comes_before_that_of_shapes(tmp_path: Pa
     assert type(raised(lambda: next(iter(OURS(dataset, 2))))) is LookupError
     dataset.target_transform = None
     assert isinstance(raised(lambda: next(iter(OURS(dataset, 2)))), penstock.ShapeMismatch)
+
+
+class Unsaid(RuntimeError):
+    """Fails to say what it is about once it is made of a text, as soundfile's LibsndfileError does."""
+
+    def __str__(self) -> str:
+        raise TypeError("an integer is required")
+
+
+class Constant(OSError):
+    def __str__(self) -> str:
+        return "the file is bad"
+
+
+class Named(Exception):
+    """torch makes it anew by a keyword that it does not take."""
+
+    message = "the file is bad"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+
+
+@pytest.mark.parametrize("kind", [Unsaid, Constant, Named])
+@pytest.mark.parametrize("options", [{"num_workers": 1}, {"num_workers": 1, "device": "cpu"}])
+def test_an_error_of_a_worker_keeps_class_file_and_sample(kind: Any, options: dict[str, Any]) -> None:
+    def fail(index: int) -> Any:
+        raise kind("x.wav")
+
+    error = raised(lambda: next(iter(OURS(Made(fail), **options))))
+    assert isinstance(error, RuntimeError if kind is Named else kind)
+    said = str(error) if kind is Named else "\n".join(error.__notes__)
+    assert f"Caught {kind.__name__} in DataLoader worker process 0." in said
+    assert "in __getitem__ of sample 0" in said and "in fail" in said
+
+
+def test_threads_that_were_tried_on_an_error_without_words_leave_it_to_processes() -> None:
+    def fail(index: int) -> Any:
+        raise Unsaid
+
+    loader = OURS(Made(fail), num_workers=1, worker_method="auto")
+    assert "trying a few samples failed, Unsaid" in str(loader.explain())

@@ -139,7 +139,7 @@ def test_what_cannot_be_replaced_is_refused() -> None:
     wrong: list[tuple[Any, dict[str, Any], str]] = [
         (Stream(3), {"on_error": "replace"}, "map-style"),
         (numbers(), {"on_error": "skip"}, "on_error='skip'"),
-        (Endless(), {"on_error": "replace", "sampler": [1, 2]}, "Endless has no __len__"),
+        (Endless(), {"on_error": "replace", "sampler": [1, 2]}, "Endless has none"),
     ]
     for dataset, given, words in wrong:
         with pytest.raises(penstock.InvalidOption, match=words):

@@ -22,6 +22,7 @@ from torch.nn.utils.rnn import PackedSequence
 from penstock.device.moving import leaves, map_leaves
 from penstock.errors import InvalidOption, OutOfMemory
 from penstock.sample_notes import add_note
+from penstock.showing import said
 from penstock.system.limits import available_bytes
 
 R = TypeVar("R")
@@ -40,7 +41,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that memory ran out, on a device or on the host."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and _SAID.search(str(error)) is not None
+    return isinstance(error, RuntimeError) and _SAID.search(said(error)) is not None
 
 
 def release_memory() -> None:

@@ -10,7 +10,7 @@ from penstock.errors import ShapeMismatch
 from penstock.executors.buffers import Field
 from penstock.executors.workers.native import NativeBatch, NativeCrew
 from penstock.plan import NativePlan
-from penstock.sample_notes import add_note
+from penstock.sample_notes import add_note, not_an_end
 from penstock.sources.reading import outside_root, system_error
 from penstock.state.delivery import Task
 from penstock.state.substitutes import Substitutes
@@ -22,7 +22,7 @@ def error_of(plan: NativePlan, batch: NativeBatch, failures: list[_native.Failur
     position, number, code, system, *_ = (grave or failures)[0]
     name, path = identify(plan, batch, position)
     if code == "python":
-        error = batch.rescues_failed[position]
+        error = not_an_end(batch.rescues_failed[position], "by the dataset")
         place = f"at position {position} of a batch of {len(batch.indices)}"
         add_note(error, f"{place}: sample {name!r} ({path or 'in memory'})")
         return error if isinstance(error, Exception) else RuntimeError(f"sample {name!r} was interrupted")

@@ -24,7 +24,7 @@ from penstock.loop_times import LoopClock
 from penstock.observe import Delivery, Meter, Observers, observed
 from penstock.order.permutations import Indices
 from penstock.recipe.patches import Lease, this_thread
-from penstock.sample_notes import note_batch, note_sample, torch_batch
+from penstock.sample_notes import collated, note_batch, note_sample, torch_batch
 from penstock.settings import Method
 from penstock.state.progress import Progress
 from penstock.state.streams import Streams, restore_dataset, restore_fetcher, state_of, with_first_drawn
@@ -83,6 +83,8 @@ class InlinePass(_SingleProcessDataLoaderIter):
         self._stacks = self._collate_fn is default_collate
         self._promised = self._IterableDataset_len_called if self._dataset_kind == _DatasetKind.Iterable else None
         self._meter, self._clock = meter, _native.CallerClock(meter.counter)
+        if not (self._maps or self._stacks):  # a StopIteration of collate_fn is no end of the samples
+            fetcher.collate_fn = partial(collated, self._collate_fn, None)
         self._sampling = RLock()  # several threads may call next()
         self._read_before = [0]  # batches of the epoch, as the states of its dataset count them
         self._profiled = False  # the profiler knows of the call that is under way
@@ -191,11 +193,10 @@ class InlinePass(_SingleProcessDataLoaderIter):
                 return batch
             finally:
                 answering.native, counting.sink = before
-        except StopIteration:
-            self._lease = None
-            raise
         except Exception as error:
             self._note(error, asked, samples, left)
+            if isinstance(error, StopIteration):
+                self._lease = None
             raise
 
     def _streamed(self, asked: Any) -> Any:

@@ -19,6 +19,7 @@ from penstock.executors.filler import Batch, Filler, PassInput
 from penstock.executors.job import Job
 from penstock.observe import Delivery, Observers, observed
 from penstock.order.schedule import Arrivals
+from penstock.sample_notes import not_an_end
 from penstock.system.tracebacks import shorten
 
 INTERRUPTED = (
@@ -137,6 +138,8 @@ class Pass(_BaseDataLoaderIter):
                 self._refill(queue)
             self._num_yielded += 1
             return filler.delivery(batch, out)
+        except StopIteration as error:
+            raise not_an_end(error, "while a batch was made") from error
         finally:
             filler.drop(batch)
 

@@ -30,7 +30,8 @@ from penstock.hooks.calls import natively_in_this_process
 from penstock.recipe import drawing
 from penstock.recipe.keyed_methods import HOOKS
 from penstock.recipe.patches import Lease
-from penstock.settings import Method, Settings
+from penstock.settings import Method, Settings, known_size
+from penstock.showing import said
 from penstock.state.delivery import Task
 from penstock.system.limits import usable_cpus
 from penstock.system.randomness import generator_states, generators_drawn_from
@@ -116,7 +117,7 @@ def try_out(settings: Settings, fetch: Fetch, samples: int | None) -> Choice:
         return Choice(Method.THREAD, "threads: this process is a worker, and may have no worker processes")
     seconds = LIMIT_SECONDS + LIMIT_EACH_SECONDS * workers
     try:
-        if len(dataset) == 0:
+        if known_size(dataset) == 0:
             return Choice(Method.THREAD, "threads: the dataset is empty")
         own = OwnFetches(fetch, settings.worker_init_fn, shared=settings.share_dataset)
         found = _apart(lambda: measure(fetch, own, workers, size), seconds)
@@ -202,7 +203,7 @@ def _outcome(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
     except (NotCopied, drawing.SeededInThread) as error:
         return None, error
     except Exception as error:
-        return None, _Failed(f"{type(error).__name__}: {error}")
+        return None, _Failed(f"{type(error).__name__}: {said(error)}")
 
 
 def _draws_of(fetch: Fetch, index: Any) -> tuple[str, ...]:

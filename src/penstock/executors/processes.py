@@ -57,6 +57,7 @@ from penstock.order.schedule import Arrivals
 from penstock.recipe import patches
 from penstock.sample_notes import add_note
 from penstock.settings import Method
+from penstock.showing import said
 from penstock.sources.naming import name_of
 from penstock.state.delivery import Delivered, Task
 from penstock.state.manifest import BadSample
@@ -300,7 +301,12 @@ class ProcessPass(_MultiProcessingDataLoaderIter):
 
     def _process_data(self, data: Any, *worker: int) -> Any:
         (worker_idx,) = worker or (self._workers_of.pop(self._rcvd_idx - 1 if self._in_order else self._came),)
-        batch = super()._process_data(data, *worker)  # type: ignore[no-untyped-call]
+        try:
+            batch = super()._process_data(data, *worker)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            if isinstance(data, ExceptionWrapper) and (told := _told(error, data)) is not error:
+                raise told from None
+            raise
         needed, state = 0, None
         while isinstance(batch, Delivered):
             if batch.calls:
@@ -437,6 +443,19 @@ class ProcessPass(_MultiProcessingDataLoaderIter):
             close_unread(index_queue)
         results.cancel_join_thread()
         results.close()
+
+
+def _told(error: Exception, sent: ExceptionWrapper) -> Exception:
+    """Return torch's error for one of a worker's; another where its class is lost, a note where its words are."""
+    kind: type[Exception] = sent.exc_type
+    text: str = sent.exc_msg
+    words = f"Caught {kind.__name__} {sent.where}.\nOriginal {text}"
+    if isinstance(error, kind) and not isinstance(error, StopIteration):
+        if not any(shown in said(error) for shown in (text, repr(text)[1:-1])):  # a KeyError has its repr()
+            add_note(error, words)
+        return error
+    # Its class may take other arguments than torch gave, and a StopIteration would end the pass.
+    return RuntimeError(words) if isinstance(error, StopIteration) or text not in said(error) else error
 
 
 _NOTHING = object()

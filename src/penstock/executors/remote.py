@@ -22,6 +22,7 @@ from penstock.executors.job import Job, fetcher
 from penstock.executors.workers.filler_actor import Filled, FillerActor, FillJob
 from penstock.observe import Delivery
 from penstock.plan import NativePlan
+from penstock.settings import known_size
 from penstock.sources.naming import names_of
 from penstock.system.modes import in_callers_mode
 
@@ -258,6 +259,6 @@ def _fill_job(job: Job) -> FillJob:
 
 def _files(dataset: Any) -> list[tuple[str, int]]:
     """Return some files of a dataset with their sizes; none where it has no files that are known."""
-    size = len(dataset) if hasattr(dataset, "__len__") else 0
+    size = known_size(dataset) or 0
     chosen = range(0, size, max(1, -(-size // _FILES)))
     return files_of(path for _, path in names_of(dataset, chosen))

@@ -13,6 +13,7 @@ Accelerate's adapter fetches one step ahead of the one that it yields, notes the
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -99,11 +100,16 @@ def is_prepared(loader: DataLoader[Any]) -> bool:
 
 
 def _replace(function: Callable[..., Any], ours: Callable[..., Any]) -> None:
-    """Put `ours`, called with the function before all arguments, in its place in every module that has it."""
+    """Put `ours` in the place of a function, in every module that has it.
+
+    It is called with the function, its first argument, and the others by their names, however they were given.
+    """
+    signature = inspect.signature(function)
 
     @functools.wraps(function)
     def replaced(*arguments: Any, **named: Any) -> Any:
-        return ours(function, *arguments, **named)
+        given = signature.bind(*arguments, **named).arguments
+        return ours(function, given.pop("dataloader"), **given)
 
     setattr(replaced, _MARK, True)
     for module in list(sys.modules.values()):
@@ -112,37 +118,37 @@ def _replace(function: Callable[..., Any], ours: Callable[..., Any]) -> None:
             setattr(module, name, replaced)
 
 
-# In the place of accelerate.data_loader.prepare_data_loader: the same arguments, after the original.
-def _prepare(prepare: Callable[..., Any], data_loader: Any, *args: Any, **kwargs: Any) -> Any:
-    if type(data_loader) is not DataLoader:  # one of Accelerate's adapters with ours inside only says that it is one
-        return prepare(data_loader, *args, **kwargs)
-    if data_loader.shard is not None:
+# In the place of accelerate.data_loader.prepare_data_loader.
+def _prepare(prepare: Callable[..., Any], loader: Any, **named: Any) -> Any:
+    if type(loader) is not DataLoader:  # one of Accelerate's adapters with ours inside only says that it is one
+        return prepare(loader, **named)
+    if loader.shard is not None:
         raise InvalidOption(
-            f"Accelerator.prepare cuts the batches among the processes, as shard={data_loader.shard!r} does: give "
+            f"Accelerator.prepare cuts the batches among the processes, as shard={loader.shard!r} does: give "
             "shard=None, or leave the loader unprepared"
         )
-    made = prepare(_as_torchs(data_loader), *args, **kwargs)
-    if not _can_hold_ours(made) and not data_loader.own_options():
+    made = prepare(_as_torchs(loader), **named)
+    if not _can_hold_ours(made) and not loader.own_options():
         return made  # torchdata's loader, or a TPU's: nothing of ours is lost but speed
-    made = _with_ours(data_loader, made)
-    made.prepared = Prepared(made, kwargs.get("num_processes"), skips=False)
+    made = _with_ours(loader, made)
+    made.prepared = Prepared(made, named.get("num_processes"), skips=False)
     return made
 
 
-# In the place of accelerate.skip_first_batches: the same arguments, after the original.
-def _skip(skip: Callable[..., Any], dataloader: Any, num_batches: int = 0) -> Any:
-    ours = dataloader if type(dataloader) is DataLoader else vars(dataloader).get("base_dataloader")
+# In the place of accelerate.skip_first_batches.
+def _skip(skip: Callable[..., Any], loader: Any, num_batches: int = 0) -> Any:
+    ours = loader if type(loader) is DataLoader else vars(loader).get("base_dataloader")
     if not isinstance(ours, DataLoader):
-        return skip(dataloader, num_batches)
+        return skip(loader, num_batches)
     if ours.resumes:
         raise InvalidOption(
             "a state was loaded, and the next pass continues after the batches that were handed out before: iterate "
             "over the loader itself, without skip_first_batches"
         )
-    if ours is dataloader:
+    if ours is loader:
         return _with_ours(ours, skip(_as_torchs(ours), num_batches))
-    made = _with_ours(ours, skip(dataloader, num_batches))
-    made.iteration = dataloader.iteration  # which Accelerate 1.8 does not hand on
+    made = _with_ours(ours, skip(loader, num_batches))
+    made.iteration = loader.iteration  # which Accelerate 1.8 does not hand on
     made.prepared = Prepared(made, None, skips=True)
     return made
 
@@ -291,7 +297,7 @@ class Prepared:
             raise InvalidOption(f"where this loader is cannot be saved: {why}")
         return dict(self._adapter.dl_state_dict)
 
-    def load_state_dict(self, state: Any, on_change: OnChange = "raise") -> None:
+    def load_state_dict(self, state_dict: Any, on_change: OnChange = "raise") -> None:
         """Let the next pass go on where state_dict() was taken, prepared in the same way. Skipped samples are not read.
 
         Args:
@@ -301,6 +307,7 @@ class Prepared:
             InvalidOption: a state of a loader that was prepared otherwise, or not at all, or has another seed.
             DatasetChanged: the dataset is not what it was.
         """
+        state = state_dict
         if not isinstance(state, Mapping) or not {"loader", "cut", "order"} <= state.keys():
             raise InvalidOption("this is not the state of a loader that an Accelerator prepared, given to keep_loaders")
         if state["cut"] != self._cut:

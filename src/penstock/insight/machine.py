@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader, IterableDataset
 
 from penstock.executors.workers.post_mortem import FOLDER, REMEDY
+from penstock.settings import known_size
 from penstock.sources.naming import names_of
 from penstock.sources.shards import Shards
 from penstock.state.manifest import file_size
@@ -109,12 +110,11 @@ def dataset_files(dataset: Any) -> DatasetFiles:
     if isinstance(dataset, DataLoader):
         found, workers = dataset_files(dataset.dataset), dataset.num_workers
         return replace(found, workers=workers, prefetch_factor=dataset.prefetch_factor or 2) if workers else found
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+    if isinstance(dataset, IterableDataset) or (size := known_size(dataset)) is None:
         return NO_FILES
     if type(dataset) is Shards:  # those in an object store are not files of this machine
         whole = sum(shard.bytes for shard in dataset.description.shards)
         return NO_FILES if is_url(dataset.root) else DatasetFiles(dataset.root, whole)
-    size = len(dataset)
     step = max(1, -(-size // LOOKED_AT))  # samples evenly spread
     paths = [path for _, path in names_of(dataset, range(0, size, step)) if path is not None]
     sizes = {path: bytes_ for path in paths if (bytes_ := file_size(path)) is not None}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.errors import InvalidOption
+from penstock.showing import said
 from penstock.sources.image_folder import IMG_EXTENSIONS, ImageFolder, Images, ImageTable
 from penstock.sources.shards import Shards
 from penstock.sources.tensor_folder import TensorFolder
@@ -143,4 +144,4 @@ def _gives_samples(value: Any) -> bool:
 
 
 def _what(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"{type(error).__name__}: {message}" if (message := said(error)) else type(error).__name__

@@ -15,6 +15,7 @@ from penstock.insight.pictures import Normalisation
 from penstock.insight.sheet import LABELS, MOST, Sheet, contact_sheet, flat
 from penstock.loader import DataLoader
 from penstock.recipe.torchvision import classes, flatten
+from penstock.showing import said
 from penstock.sources.naming import ids_of
 from penstock.sources.tree import source_of
 from penstock.system.words import counted
@@ -157,7 +158,7 @@ def _too_few(loader: Any, number: int, count: int) -> InvalidOption:
 
 def sentence(error: BaseException) -> str:
     """Return the type of an error, its message, and Penstock's notes, which name the sample, in one line."""
-    lines = str(error).splitlines()
+    lines = said(error).splitlines()
     if lines and lines[0].startswith("Caught "):  # in a worker process, as torch says it: behind its traceback
         return " ".join(lines[max(number for number, line in enumerate(lines) if line[:1] in ("", " ")) + 1 :])
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))

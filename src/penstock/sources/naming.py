@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.order.permutations import Indices
+from penstock.settings import known_size
 from penstock.sources.labels import chosen_of, joined
 from penstock.sources.source import Source
 from penstock.sources.tree import ConcatSource, SubsetSource, source_of
@@ -141,7 +142,7 @@ def _of_source(source: Source) -> Catalogue:
         return _chosen(_of_source(source.child(0)), chosen_of(source.dataset.indices))
     if isinstance(source, ConcatSource):
         return _concatenated([_of_source(source.child(number)) for number in range(len(source.inner))])
-    return Catalogue(len(source.dataset), source.ids(), source.labels(), source.sizes())
+    return Catalogue(known_size(source.dataset) or 0, source.ids(), source.labels(), source.sizes())
 
 
 def _chosen(whole: Catalogue, indices: Indices) -> Catalogue:

@@ -22,6 +22,7 @@ from penstock.order.permutations import Indices
 from penstock.recipe.conversions import Inverse
 from penstock.recipe.originals import READING, own_class, replaced_in_class
 from penstock.recipe.steps import Refusal, Step
+from penstock.settings import known_size
 from penstock.sources.labels import LabelColumn, joined_ids, label_values, transformed
 from penstock.sources.native_source import NativeSource, RemoteSamples, Rescued
 from penstock.sources.sample_reader import SampleReader
@@ -98,7 +99,7 @@ class Source:
         if ids is not None and isinstance(labels, Mapping):  # of the well-known tutorial
             return label_values([labels.get(name) for name in ids])
         for column in (getattr(dataset, "targets", None), labels):
-            if isinstance(column, list | tuple | np.ndarray | torch.Tensor) and len(column) == len(dataset):
+            if isinstance(column, list | tuple | np.ndarray | torch.Tensor) and len(column) == known_size(dataset):
                 return label_values(column)
         return None
 
@@ -128,7 +129,7 @@ class Source:
     def _file_pairs(self) -> Any:
         """Return the (file, class) pairs of a dataset that is made like torchvision's DatasetFolder, else None."""
         samples = getattr(self.dataset, "samples", None)
-        if not isinstance(samples, Sequence) or not samples or len(samples) != len(self.dataset):
+        if not isinstance(samples, Sequence) or not samples or len(samples) != known_size(self.dataset):
             return None
         first = samples[0]
         return samples if isinstance(first, tuple) and first and isinstance(first[0], str) else None
@@ -136,7 +137,7 @@ class Source:
     def _ids(self) -> list[Any] | tuple[Any, ...] | None:
         for attribute in _ID_LISTS:
             ids = getattr(self.dataset, attribute, None)
-            if isinstance(ids, (list, tuple)) and len(ids) == len(self.dataset):
+            if isinstance(ids, (list, tuple)) and len(ids) == known_size(self.dataset):
                 return ids
         return None
 

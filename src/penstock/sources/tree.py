@@ -23,6 +23,7 @@ import penstock._native as _native
 from penstock.order.mix import Mix
 from penstock.order.permutations import Indices
 from penstock.recipe.steps import Refusal
+from penstock.settings import known_size
 from penstock.sources.native_source import NativeSource, RemoteSamples
 from penstock.sources.sample_reader import Assisted, Draw, FolderReader, SampleFile, SampleReader, whole
 from penstock.sources.source import Source, native_of, replaced, sample_reader_of, unknown
@@ -367,7 +368,7 @@ def remote_leaves(dataset: object) -> RemoteLeaves | None:
 
     def make_leaf(source: Source) -> Node:
         sources.append(source)
-        return _leaf_node(len(sources) - 1, len(source.dataset))
+        return _leaf_node(len(sources) - 1, known_size(source.dataset) or 0)  # what lies in a store has a length
 
     root = _node(source_of(dataset), make_leaf)
     leaves = tuple(source.remote() for source in sources)

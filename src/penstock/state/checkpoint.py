@@ -10,7 +10,7 @@ from penstock.errors import DatasetChanged, InvalidOption
 from penstock.order.batches import BatchOrder
 from penstock.order.permutations import Epochs, Indices, KeyedSampler, Positions, checked_epoch
 from penstock.order.schedule import WHOLE, Arrivals, Share
-from penstock.settings import Settings
+from penstock.settings import Settings, known_size
 from penstock.sources.naming import catalogue
 from penstock.state.progress import FORMAT, Progress, checked_state, left_of, own_of
 from penstock.state.samplers import SamplerStates
@@ -83,8 +83,11 @@ class Checkpoint:
         return progress.schedule.part(progress.latest).padding
 
     def fingerprint(self, settings: Settings) -> dict[str, Any]:
-        """Return what distinguishes a loader's dataset from others, once an object; nothing for an iterable dataset."""
-        if settings.iterable:
+        """Return what distinguishes a loader's dataset from others, once an object.
+
+        Nothing, for an iterable dataset and one without a length.
+        """
+        if settings.iterable or known_size(settings.dataset) is None:
             return {}
         if self._fingerprint is None or self._fingerprint[0] is not settings.dataset:
             self._fingerprint = settings.dataset, catalogue(settings.dataset).fingerprint
@@ -163,7 +166,7 @@ class Checkpoint:
         if before != order and (not isinstance(settings.sampler, KeyedSampler) or before.partition(" ")[0] != kind):
             raise InvalidOption(f"a state of an epoch {before} cannot continue {order}")
         then, now = state["data"], self.fingerprint(settings)
-        changes = _differences(then, now) if then else ""
+        changes = _differences(then, now) if then and now else ""
         if changes:
             changes = f"the dataset is not what it was when the state was taken: {changes}"
         elif before != order:

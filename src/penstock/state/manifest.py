@@ -17,6 +17,7 @@ from datetime import datetime, timezone
 from typing import get_type_hints
 
 from penstock.errors import InvalidOption
+from penstock.showing import said
 from penstock.system.locks import NO_LOCKS, lock_file, unlock_file
 from penstock.system.output_files import write_whole
 from penstock.system.warn_user import warn_user
@@ -65,11 +66,7 @@ _KINDS = get_type_hints(BadSample)
 
 
 def _describe(error: BaseException) -> str:
-    try:
-        lines = str(error).splitlines()
-    except Exception:  # an exception of the user's whose __str__ fails
-        lines = []
-    message = next((line.strip() for line in lines if line.strip()), "")
+    message = next((line.strip() for line in said(error).splitlines() if line.strip()), "")
     message = message if len(message) <= MESSAGE else f"{message[:MESSAGE]}…"
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 

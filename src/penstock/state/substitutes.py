@@ -28,6 +28,7 @@ from penstock.errors import InvalidOption, TooManyBadSamples
 from penstock.observe import Delivery, Observer
 from penstock.order.buckets import Buckets
 from penstock.order.permutations import KeyedSampler
+from penstock.settings import known_size
 from penstock.sources.naming import name_of, names_of
 from penstock.state.delivery import Task
 from penstock.state.manifest import BadSample, Manifest
@@ -198,16 +199,15 @@ class Register(Observer):
     """
 
     def __init__(self, how: Replace, dataset: Any) -> None:
-        try:
-            size = len(dataset)
-        except TypeError:
+        size = known_size(dataset)
+        if size is None:
             raise InvalidOption(
-                f"on_error='replace' needs a dataset with a length: {type(dataset).__name__} has no __len__, and the "
-                "share of bad samples is unknown without"
-            ) from None
+                f"on_error='replace' needs a dataset with a length: {type(dataset).__name__} has none, and the share "
+                "of bad samples is unknown without"
+            )
         self.quarantine = Quarantine(how, size)
         entries = self.quarantine.entries
-        whole = range(len(dataset) if entries else 0)
+        whole = range(size if entries else 0)
         named = zip(whole, names_of(dataset, whole), strict=True)
         bad = {index: name for index, (name, _) in named if name in entries}
         if self.quarantine.manifest is not None:

@@ -27,6 +27,7 @@ from penstock.observe import Delivery, Meter, Observer
 from penstock.plan import NativePlan, plan
 from penstock.recipe.patches import Lease
 from penstock.sample_notes import add_note
+from penstock.showing import said
 from penstock.state.manifest import BadSample
 from penstock.state.substitutes import Substitutes
 from penstock.storage.tiers import Caches
@@ -160,7 +161,7 @@ class FillerActor:
         try:
             pickle.loads(whole(error))
         except Exception:
-            told = RuntimeError(f"{type(error).__name__}: {error}")
+            told = RuntimeError(f"{type(error).__name__}: {said(error)}")
             for note in getattr(error, "__notes__", []):
                 add_note(told, note)
             add_note(told, f"in {self._name}; the error itself, a {type(error).__qualname__}, cannot be pickled")

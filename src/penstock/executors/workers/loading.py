@@ -15,7 +15,7 @@ from penstock.executors.buffers import Buffers
 from penstock.executors.collating import Build, Layout, layout_of
 from penstock.executors.fetch import Fetch
 from penstock.executors.filler import Batch
-from penstock.sample_notes import add_note
+from penstock.sample_notes import add_note, not_an_end
 from penstock.state.delivery import Task
 from penstock.system.randomness import Generators
 
@@ -162,10 +162,12 @@ class FetchedBatch(Batch):
                 del samples
             return None
         except BaseException as error:
+            failure = error
             with contextlib.suppress(Exception):  # a repr of the user's, or an exception that takes no notes
+                failure = not_an_end(error, f"in __getitem__ of sample {activity.sample()!r}")
                 place = f"in {threading.current_thread().name}"  # of a batch done in one go its fetch has said more
                 add_note(error, place if self.indices is None else f"{place}, sample {activity.sample()!r}")
-            return begin + activity.position(), error
+            return begin + activity.position(), failure
         finally:
             activity.stage = ""
 

@@ -19,6 +19,7 @@ from typing import Any
 from penstock.executors.workers.progress import Board, WorkerProgress, WorkerStage
 from penstock.executors.workers.queues import Results
 from penstock.sample_notes import add_note
+from penstock.showing import said
 from penstock.system.limits import group_memory
 from penstock.system.words import size_of
 
@@ -65,7 +66,7 @@ class Death:
 
 def note_space(error: Exception) -> None:
     """Add a note to torch's error of a full /dev/shm: its space, and what to do."""
-    if isinstance(error, RuntimeError) and "shared memory(shm)" in str(error):
+    if isinstance(error, RuntimeError) and "shared memory(shm)" in said(error):
         with contextlib.suppress(OSError):  # there is no such folder
             found = os.statvfs(FOLDER)
             add_note(error, f"{FOLDER} has {size_of(found.f_bavail * found.f_frsize)} free. {REMEDY}")

@@ -32,6 +32,7 @@ from penstock.executors.workers.worker_memory import Packed, WorkerBuffers
 from penstock.hooks.calls import natively_in_this_process
 from penstock.order.permutations import Positions
 from penstock.recipe import patches
+from penstock.sample_notes import collated
 from penstock.sources.tree import remote_leaves
 from penstock.sources.unchanged import collates_as_torch
 from penstock.state.delivery import Delivered, Task
@@ -227,7 +228,7 @@ class StreamBatches:
         if memory is not None:
             memory.begin(None)
         if memory is None or self._collate_fn is not default_collate:
-            batch = self._collate_fn(samples)
+            batch = collated(self._collate_fn, None, samples)
         else:
             batch = collate_in(memory, None, samples)
         if memory is not None:
