@@ -202,7 +202,7 @@ def read_by_torch() -> set[str]:
 
     _exchange(DataLoader, "__init__", making)
     for name in ("__iter__", "_get_iterator"):
-        _exchange(DataLoader, name, lambda _, name=name: lambda self: getattr(_LOADER, name)(self))
+        _exchange(DataLoader, name, lambda ours: lambda self: getattr(_LOADER, ours.__name__)(self))
     return ignored
 
 
