@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import BatchSampler, IterableDataset, IterDataPipe, MapDataPipe, RandomSampler, SequentialSampler
 
 from penstock.errors import InvalidOption
+from penstock.system.urls import is_url
 
 
 class Method(Enum):
@@ -216,6 +217,10 @@ def shares(value: object, method: Method | None) -> bool:
 
 def check_kinds(dataset: object, collate_fn: object) -> None:
     """Raise InvalidOption for a path or a class in a dataset's place, and for the class Padded as collate_fn=."""
+    if is_url(dataset):
+        raise InvalidOption(
+            f"dataset={dataset!r} is a URL: penstock.Shards({dataset!r}) reads packed shards of a store"
+        )
     if isinstance(dataset, str | os.PathLike):
         raise InvalidOption(
             f"dataset={dataset!r} is a path: penstock.ImageFolder({os.fspath(dataset)!r}) reads a folder of images, "

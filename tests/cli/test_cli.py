@@ -10,6 +10,7 @@ import pickle
 import re
 import subprocess
 import sys
+import wave
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -203,13 +204,21 @@ def samples(folder: Path) -> dict[str, str | None]:
     (folder / "code.pt").write_bytes(pickle.dumps(os.getcwd, protocol=2))
     np.save(folder / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
     (folder / "words.txt").write_text("words")
+    np.savez(folder / "named.npz", np.zeros(3))
+    with wave.open(str(folder / "good.wav"), "wb") as sound:
+        sound.setparams((1, 2, 8000, 0, "NONE", ""))
+        sound.writeframes(bytes(16))
+    (folder / "torn.wav").write_bytes((folder / "good.wav").read_bytes()[:20])
     (folder / "folder.jpg").mkdir()
     os.mkfifo(folder / "pipe.pt")
     paths: dict[str, str | None] = {name: str(folder / name) for name in sorted(os.listdir(folder))}
     return paths | {"gone.pt": str(folder / "gone.pt"), "nul": "a\0b", "nowhere": None}
 
 
-GOOD = {"good.pt", "old.pth", "other.tensor", "good.npy", "good.column", "good.jpg", "palette.PNG", "unnamed"}
+GOOD = {"good.pt", "old.pth", "other.tensor", "good.npy", "good.column", "good.jpg", "palette.PNG", "unnamed"} | {
+    "named.npz",
+    "good.wav",
+}
 
 
 def test_retry(tmp_path: Path, capsys: Captured) -> None:
@@ -231,16 +240,17 @@ def test_retry(tmp_path: Path, capsys: Captured) -> None:
         "torn.jpg": "CorruptSample: image .* cannot be decoded: .*[Tt]runcated",
         "code.pt": "CorruptSample: .* cannot be read as a tensor",
         "objects.npy": "CorruptSample: .* cannot be read as a tensor",
-        "words.txt": "CorruptSample: image .* is not an image",
         "folder.jpg": "UnreadableSample: .* is not a regular file",
         "pipe.pt": "UnreadableSample: .* is not a regular file",
+        "torn.wav": "CorruptSample: ",
         "gone.pt": "MissingSample: .* No such file",
         "nul": "ValueError: ",
     }.items():
         assert re.match(f"still bad   {id}: {words}", said[id]), said[id]
+    assert said["words.txt"].startswith("left        words.txt: its file is not an image, a tensor or a sound")
     assert said["nowhere"] == "left        nowhere: its file is not known"
     assert said["outside"].startswith("left        outside: its file lay outside of its root")
-    wanted = f"{len(GOOD)} good again ({{}}), {len(bad) - len(GOOD) - 2} still bad, 2 left without a try, in {manifest}"
+    wanted = f"{len(GOOD)} good again ({{}}), {len(bad) - len(GOOD) - 3} still bad, 3 left without a try, in {manifest}"
     assert counts == wanted.format(f"{len(GOOD)} taken out")
     assert dry_counts == wanted.format("not taken out: a dry run")
     kept = Manifest(manifest).read()

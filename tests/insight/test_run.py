@@ -200,6 +200,26 @@ def test_compare(tmp_path: Path, penstock_run: Any) -> None:
     assert ended.said[-1] == f"penstock: nothing is compared, {why}"
     assert "there is nothing to compare" in penstock_run("", "--compare", "train.py").said[-1]
     assert "at least 1" in penstock_run("", "--compare", "0", "train.py").err
+    assert "--compare and --replace exclude each other" in penstock_run("", "--compare", "--replace", "train.py").err
+
+
+@pytest.mark.timeout(300)
+def test_compare_of_a_program_that_imports_penstock(tmp_path: Path, penstock_run: Any) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (text,) = re.findall(r"`train\.py`:\n\n```python\n(.*?)```", readme, re.DOTALL)
+    text = text.replace(", num_workers=2)", ", seed=3, cache='1MiB', device='cpu', ledger='never')")
+    text += "class Own(DataLoader): pass\n"
+    text += "print(len(list(Own(data, 5000))))"
+    ended = penstock_run(text, "--compare", "--json", "both.json", "train.py")
+    assert ended.code == 0 and re.fullmatch("(plan .*\n2\n){2}", ended.out), ended
+    both = json.loads((tmp_path / "both.json").read_text())
+    loops = [sorted((one["name"], one["penstock"]) for one in both[run]["loops"]) for run in ("before", "after")]
+    assert loops == [[("Own", ours), ("penstock.DataLoader", ours)] for ours in (False, True)]
+    first, second = ended.err.split("run 2 of 2")
+    assert "this run ignored cache, device, ledger, seed: torch's loader has no such arguments" in first
+    assert "ignored" not in second and "samples/s (" in ended.said[-1]
+    ended = penstock_run(text.replace("'cpu'", "'cuda'"), "--compare", "train.py")
+    assert ended.code == 1 and "leave it out for the comparison" in ended.program_err
 
 
 @pytest.mark.parametrize(
@@ -212,14 +232,17 @@ def test_compare(tmp_path: Path, penstock_run: Any) -> None:
             {"worked": 3.0, "steady_waited": 0.5},
             "The work changed, not the wait: compare once more while nothing else runs",
         ),
-        ({"penstock": False}, "had the same loader in both runs: Loader is a derived class, which is not replaced"),
+        ({"steady_waited": 0.1, "name": "DataLoader"}, ". Keep Penstock's loader here"),
+        ({"steady_waited": 3.0, "name": "DataLoader"}, ". Write torch's loader here"),
+        ({"penstock": False}, "had the same loader in both runs: DataLoader is a derived class, which is not replaced"),
         ({"place": "a.py:7"}, "there is nothing to compare"),
     ],
 )
 def test_what_the_import_line_gives(more: dict[str, Any], end: str) -> None:
-    loop = {**LOOP, "place": "a.py:1", "steady_waited": 1.0, "waits": [4, 5], "name": "Loader", "penstock": True}
+    loop = {**LOOP, "place": "a.py:1", "steady_waited": 1.0, "waits": [4, 5], "name": "DataLoader", "penstock": True}
     short = {**loop, "place": "a.py:9", "worked": 0.1, "waited": 0.1}
-    said = verb.gained({"loops": [short, loop]}, {"loops": [{**loop, **more}, short][: 1 + ("place" not in more)]})
+    after = {**loop, "name": "penstock.DataLoader", **more}
+    said = verb.gained({"loops": [short, loop]}, {"loops": [after, short][: 1 + ("place" not in more)]})
     assert said.endswith(end) and ("a.py:1" in said or "place" in more)
 
 

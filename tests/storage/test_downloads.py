@@ -22,9 +22,10 @@ from penstock import errors
 from penstock.storage.cache_folder import CachedShard, CacheFolder, NoRoom
 from penstock.storage.description import Shard
 from penstock.storage.index import MEMBER
-from penstock.storage.objects import ObjectStore, is_url
+from penstock.storage.objects import ObjectStore
 from penstock.storage.remote_shards import RemoteShards
 from penstock.storage.stage import ShardStage
+from penstock.system.urls import is_url
 from tests.forking import assert_in_child
 from tests.object_server import ObjectServer
 

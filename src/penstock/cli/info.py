@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any
 
 from penstock.cli.terminal import add_verb, shown, write_lines
-from penstock.storage import description
+from penstock.storage.remote_shards import splits_of
 from penstock.system.words import counted, size_of
 
 
 def add_parser(verbs: Any) -> None:
     showing = add_verb(verbs, "info", _info)
-    showing.add_argument("shards", metavar="SHARDS", help="the folder of the shards")
+    showing.add_argument("shards", metavar="SHARDS", help="the folder of the shards, or its URL")
 
 
 def _info(arguments: argparse.Namespace) -> int:
-    splits = description.load(os.path.abspath(arguments.shards))
+    splits = splits_of(arguments.shards)
     lines = []
     for name, split in splits.items():
         files = ", ".join("/".join(suffix or "as it was" for suffix in part.suffixes) for part in split.parts)

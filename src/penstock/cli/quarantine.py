@@ -5,24 +5,33 @@ from __future__ import annotations
 import argparse
 import csv
 import errno
+import functools
 import io
 import os
 import stat
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
+from PIL import UnidentifiedImageError
+
 from penstock.cli.terminal import Bar, add_actions, add_verb, raw, say, shown, table, write, write_lines
-from penstock.errors import InvalidOption, SampleError, UnreadableSample
-from penstock.state.manifest import BadSample, Manifest
+from penstock.errors import InvalidOption, PenstockError, UnreadableSample
+from penstock.state.manifest import BadSample, Manifest, describe
 from penstock.system.deferred import deferred
 from penstock.system.output_files import write_whole
+from penstock.system.urls import is_url
 from penstock.system.words import counted
 
 if TYPE_CHECKING:
-    from penstock.sources import image_folder, reading
+    from penstock.sources import audio_folder, image_folder, reading, shards
+    from penstock.storage import remote_shards
 else:
-    image_folder, reading = deferred("penstock.sources", "image_folder", "reading")
+    (remote_shards,) = deferred("penstock.storage", "remote_shards")
+    audio_folder, image_folder, reading, shards = deferred(
+        "penstock.sources", "audio_folder", "image_folder", "reading", "shards"
+    )
 
 _TENSORS = (".pt", ".pth", ".npy")
 _TENSOR_MAGIC = (b"PK\x03\x04", b"\x80", b"\x93NUMPY")  # torch.save, its old format (a pickle), numpy.save
@@ -37,8 +46,9 @@ def add_parser(verbs: Any) -> None:
         "retry",
         _retry,
         "read each sample's file again and take the good ones out",
-        " Images are read by Pillow, tensors by torch.load(weights_only=True) or numpy. The next run tries the "
-        "good ones again, and checks their shapes and labels too. Exit code 1: some are still bad.",
+        " Images are read by Pillow, tensors by torch.load(weights_only=True) or numpy, sounds as AudioFolder does; "
+        "samples of shards are looked up in the index, and their checksums compared. The next run tries the good ones "
+        "again, and checks their shapes and labels too. Exit code 1: some are still bad.",
     )
     export = add_verb(actions, "export", _export, "write the bad samples in another format")
     for parser in (listing, retry, export):
@@ -91,17 +101,16 @@ def _retry(arguments: argparse.Namespace) -> int:
     manifest = Manifest(arguments.manifest)
     if not arguments.dry_run:
         manifest.check()
-    good, still, left = [], [], []
+    good, still, left = (list[tuple[BadSample, str]]() for _ in range(3))
+    samples_of = functools.lru_cache(_samples_of)
     with Bar("reading") as bar:
         for number, bad in enumerate(entries, 1):
-            if bad.path is None:
-                left.append((bad, "its file is not known"))
-            elif bad.error.startswith("OutsideRoot:"):
-                left.append((bad, "its file lay outside of its root folder, which only a run knows"))
-            elif (error := _try(bad.id, bad.path)) is None:
-                good.append((bad, f"was {bad.error}"))
+            try:
+                error = _try(bad, samples_of)
+            except _Untried as why:
+                left.append((bad, str(why)))
             else:
-                still.append((bad, BadSample.of(bad.id, bad.path, error).error))
+                (still if error else good).append((bad, describe(error) if error else f"was {bad.error}"))
             bar.update(number, len(entries))
     taken = "not taken out: a dry run"
     if not arguments.dry_run:
@@ -119,29 +128,71 @@ def _retry(arguments: argparse.Namespace) -> int:
     return 1 if still else 0
 
 
-def _try(id: str, path: str) -> Exception | None:
-    """Read a sample's file by the reference; return what is wrong with it."""
+class _Untried(Exception):
+    """A sample cannot be tried; the text says why."""
+
+
+def _try(bad: BadSample, samples_of: Callable[[str], Mapping[Any, Any]]) -> Exception | None:
+    """Read a sample by the reference; return what is wrong with it. Raises _Untried. samples_of: of a folder."""
+    id, path = bad.id, bad.path
+    if path is None:
+        raise _Untried("its file is not known")
+    if bad.error.startswith("OutsideRoot:"):
+        raise _Untried("its file lay outside of its root folder, which only a run knows")
     try:
+        if is_url(path) or path.endswith(".tar"):
+            try:
+                dataset, position = samples_of(path.rpartition("/")[0])[path, id]
+            except PenstockError as error:
+                raise _Untried(str(error)) from error
+            except KeyError:
+                raise _Untried(f"no index beside {path} has this ID in that shard") from None
+            dataset.read(position)
+            return None
         if not stat.S_ISREG(os.stat(path).st_mode):  # a named pipe or a device would be read for ever
             return UnreadableSample(f"sample {id!r} ({path}) is not a regular file; replace it, or leave it out")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's and torch's, of files that they read
-            if _is_tensor(path):
-                reading.read_tensor(reading.open_path(path), id, path)
-            else:
-                reading.read_image(reading.open_path(path), path)
+            _read_file(id, path)
+    except _Untried:
+        raise
     except OSError as error:
-        return error if isinstance(error, SampleError) else reading.system_error(error.errno or errno.EIO, id, path)
+        return error if isinstance(error, PenstockError) else reading.system_error(error.errno or errno.EIO, id, path)
     except Exception as error:
         return error
     return None
 
 
-def _is_tensor(path: str) -> bool:
-    if path.lower().endswith((*_TENSORS, *image_folder.IMG_EXTENSIONS)):
-        return path.lower().endswith(_TENSORS)
-    with reading.open_path(path) as file:
-        return file.read(6).startswith(_TENSOR_MAGIC)
+def _read_file(id: str, path: str) -> None:
+    """Read a file as what it is by its name, else by its first bytes. Raises _Untried where neither says it."""
+    suffix = os.path.splitext(path)[1].lower()
+    image = suffix in image_folder.IMG_EXTENSIONS
+    if suffix in audio_folder.AUDIO_EXTENSIONS:
+        audio_folder.AudioFolder([path]).read(0)
+        return
+    with open(path, "rb") as file:
+        if reading.holds_mappings(suffix):
+            reading.read_mapping(file, id, path)
+        elif suffix in _TENSORS or (not image and file.peek(6).startswith(_TENSOR_MAGIC)):
+            reading.read_tensor(file, id, path)
+        else:
+            try:
+                reading.read_image(file, path)
+            except UnidentifiedImageError:
+                if image:
+                    raise
+                raise _Untried("its file is not an image, a tensor or a sound by its name or its bytes") from None
+
+
+def _samples_of(folder: str) -> dict[tuple[str, str], tuple[shards.Shards, int]]:
+    """Return the dataset and the position of each sample of a folder of shards, or its URL, by its shard and its ID."""
+    found = {}
+    for split in remote_shards.splits_of(folder):
+        dataset = shards.Shards(folder, split)
+        places, ids = dataset.index.column("shard").tolist(), dataset.index.ids().split(b"\0")
+        for position, (shard, id) in enumerate(zip(places, ids, strict=False)):
+            found[dataset.files.place(shard), os.fsdecode(id)] = dataset, position
+    return found
 
 
 def _export(arguments: argparse.Namespace) -> int:

@@ -25,6 +25,7 @@ import penstock
 from penstock.cli.terminal import add_verb, number, positive, say, say_last, shown, table
 from penstock.errors import PenstockError
 from penstock.insight.program import NoSuchProgram, Program, run
+from penstock.insight.program_loaders import read_by_torch
 from penstock.insight.recording import Recording, recorded
 from penstock.insight.run_report import LiveLine, RunReport
 from penstock.system.launched import rank_here
@@ -65,20 +66,19 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument(
         "--replace",
         action="store_true",
-        help="run the program twice, each time in a new process: with torch's loader, then with Penstock's in its "
-        "place (penstock.install()), and compare. What the program does (its checkpoints, its logs, what it reads from "
-        "stdin) is done twice",
+        help="run the program twice, each time in a new process: with torch's loader, even if it imports Penstock's, "
+        "then with Penstock's in its place (penstock.install()), and compare. What the program does (its checkpoints, "
+        "its logs, what it reads from stdin) is done twice",
     )
     parser.add_argument(
         "--compare",
         action="store_true",
         help=f"as --replace, for the first N steps of a loop (default: {STEPS}, or {SECONDS} seconds of it)",
     )
-    parser.add_argument(
-        "--after-only",
-        action="store_true",
-        help="with --replace: run the program once, in this process, with Penstock's loader",
-    )
+    once = parser.add_mutually_exclusive_group()
+    for option, whose in (("--before-only", "torch's"), ("--after-only", "Penstock's")):
+        said = f"with --replace: run the program once, in this process, with {whose} loader"
+        once.add_argument(option, action="store_true", help=said)
     group = parser.add_argument_group("recordings")
     group.add_argument(
         "--trace",
@@ -100,13 +100,16 @@ def _execute(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> 
     if arguments.compare and arguments.script.isdecimal():  # --compare N
         parser.parse_args(["--steps", arguments.script, *arguments.arguments], arguments)
     program = Program(arguments.script, tuple(arguments.arguments), arguments.is_module)
-    if arguments.after_only and not arguments.replace:
-        return _refuse("--after-only needs --replace")
+    once = arguments.before_only or arguments.after_only
+    if once and not arguments.replace:
+        return _refuse(f"--{'before' if arguments.before_only else 'after'}-only needs --replace")
+    if arguments.compare and arguments.replace:
+        return _refuse("--compare and --replace exclude each other: --compare runs the first steps twice")
     try:
         files = output_files(**{name: getattr(arguments, name) for name in (*RECORDINGS, "json")})
     except PenstockError as error:
         return _refuse(str(error))
-    if arguments.compare or (arguments.replace and not arguments.after_only):
+    if arguments.compare or (arguments.replace and not once):
         return _run_twice(arguments, program, files)
     return _run_here(arguments, program, files)
 
@@ -131,8 +134,9 @@ def _run_here(arguments: argparse.Namespace, program: Program, files: Mapping[st
     )
     recording = contextlib.ExitStack()
     recording.enter_context(recorded(loops, files))
-    if arguments.replace:
+    if arguments.after_only:
         recording.enter_context(penstock.install())
+    ignored = read_by_torch() if arguments.before_only else set()
     began, process = time.perf_counter(), os.getpid()
 
     def report() -> None:
@@ -145,6 +149,8 @@ def _run_here(arguments: argparse.Namespace, program: Program, files: Mapping[st
         found = RunReport(seconds, loops.loops(), loops.without_batches())
         empty = "" if loops.all_loops() else ", and shows nothing"
         lines = [f"the {what} is in {getattr(arguments, what)}{empty}" for what in wanted]
+        if ignored:
+            lines.append(f"this run ignored {', '.join(sorted(ignored))}: torch's loader has no such arguments")
         if "json" in files and ("{rank}" in arguments.json or not rank_here()):
             lines += _write(files["json"], found.as_json())
         if rank_here() == 0:
@@ -223,7 +229,7 @@ def _run_twice(arguments: argparse.Namespace, program: Program, files: Mapping[s
     replaced += ["--replace", "--after-only"]
     runs: list[Ended] = []
     with tempfile.TemporaryDirectory(prefix="penstock-run-") as folder:
-        for words, more in (("torch's loader", []), ("Penstock's in its place", replaced)):
+        for words, more in (("torch's loader", ["--replace", "--before-only"]), ("Penstock's in its place", replaced)):
             say(f"penstock: run {len(runs) + 1} of 2, with {words}")
             path = os.path.join(folder, str(len(runs)))
             ended = run_child([*COMMAND, *options, *more, "--json", path, *program.words], path)
@@ -355,6 +361,8 @@ def gained(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
         return f"{said}. Changing the import line gives nothing here"
     if (times > 1) is not (waits[1] < waits[0]):  # other programs, or a warm cache of the CPU, may be the reason
         return f"{said}. The work changed, not the wait: compare once more while nothing else runs"
+    if one["name"] == other["name"]:  # the program imports Penstock's class
+        return f"{said}. {'Write torch' if times < 1 else 'Keep Penstock'}'s loader here"
     if times < 1:
         return f"{said}. Keep torch's loader here"
     return f'{said}. Write "from penstock import DataLoader" in the place of torch\'s'

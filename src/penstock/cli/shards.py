@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any
 
 from penstock.cli.terminal import Bar, add_verb, say, shown, write_lines
@@ -13,7 +12,7 @@ from penstock.packing.encoding import QUALITY
 from penstock.packing.foreign import index
 from penstock.packing.pack import SHARD_SIZE, SPLIT, Packed, pack
 from penstock.packing.unpack import unpack, verify
-from penstock.storage import description
+from penstock.storage.remote_shards import splits_of
 from penstock.system.words import counted, size_of
 
 
@@ -49,7 +48,7 @@ def add_parser(verbs: Any) -> None:
     checking.add_argument("--decode", action="store_true", help="decode every sample too")
     unpacking = add_verb(verbs, "unpack", _unpack, description=_UNPACK)
     for parser in (checking, unpacking):
-        parser.add_argument("shards", metavar="SHARDS", help="the folder of the shards")
+        parser.add_argument("shards", metavar="SHARDS", help="the folder of the shards, or its URL")
     for parser in (checking, unpacking):
         parser.add_argument("--split", metavar="NAME", help="the split, where the folder holds several")
     unpacking.add_argument("folder", metavar="FOLDER", help="a new or empty folder")
@@ -100,7 +99,7 @@ def _index(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    splits = description.load(os.path.abspath(arguments.shards))
+    splits = splits_of(arguments.shards)
     names = list(splits) if arguments.split is None else [arguments.split]
     wrong = 0
     for name in names:

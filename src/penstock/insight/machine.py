@@ -17,8 +17,8 @@ from penstock.settings import known_size
 from penstock.sources.naming import names_of
 from penstock.sources.shards import Shards
 from penstock.state.manifest import file_size
-from penstock.storage.objects import is_url
 from penstock.system.limits import MEMBERSHIP, MOUNT, cpu_quota, group_memory
+from penstock.system.urls import is_url
 from penstock.system.words import counted, size_of
 
 #: The most samples whose files are looked at.

@@ -25,6 +25,7 @@ import torch.utils.data
 from torch.utils.data import BatchSampler, Subset, default_collate
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
 
+from penstock.errors import InvalidOption
 from penstock.insight import program
 from penstock.loader import DataLoader
 from penstock.observe import Delivery, Observers, watching
@@ -59,7 +60,7 @@ class LoaderFacts:
     place: str
     """The file and the line that made the loader: "train.py:12"; empty for a copy."""
     penstock: bool
-    """It is a penstock.DataLoader."""
+    """It is a penstock.DataLoader, which reads by its own means."""
 
     @property
     def method(self) -> str:
@@ -74,7 +75,8 @@ class LoaderFacts:
 
 def facts_of(loader: Any, place: str = "") -> LoaderFacts:
     """Return what tells a loader apart; place: the file and line that made it."""
-    ours, kind = isinstance(loader, DataLoader), type(loader)
+    kind = type(loader)
+    ours = isinstance(loader, DataLoader) and all(one[0] is not DataLoader for one in _exchanged)
     name = "penstock.DataLoader" if kind is DataLoader else kind.__name__
     if type(loader.batch_sampler) is BatchSampler:
         batching = f"batch_size={loader.batch_sampler.batch_size}"
@@ -176,6 +178,32 @@ def watch_torch(made: Made) -> Callable[[], None]:
             _exchanged.clear()
 
     return end
+
+
+def read_by_torch() -> set[str]:
+    """Let each penstock.DataLoader read as torch's while `watch_torch` does; return the arguments that it ignores.
+
+    Its other methods stay, because the program calls them. Without num_workers= it has no workers, as torch's has none.
+    """
+    ignored: set[str] = set()
+
+    def making(original: Any) -> Any:
+        def __init__(self: Any, *arguments: Any, **named: Any) -> None:
+            original(self, *arguments, **named)
+            for name, value in self.own_options().items():
+                if name in ("device", "shard") and str(value) not in ("cpu", "auto"):
+                    said = "torch's loader gives other batches without it, and nothing can be compared"
+                    raise InvalidOption(f"{name}={value!r}: {said}: leave it out for the comparison")
+                ignored.add(name)
+            if named.get("num_workers", arguments[5] if len(arguments) > 5 else None) is None:
+                self.num_workers, self.prefetch_factor = 0, None
+
+        return __init__
+
+    _exchange(DataLoader, "__init__", making)
+    for name in ("__iter__", "_get_iterator"):
+        _exchange(DataLoader, name, lambda ours: lambda self: getattr(_LOADER, ours.__name__)(self))
+    return ignored
 
 
 def _exchange(kind: Any, name: str, wrap: Callable[[Any], Any]) -> None:

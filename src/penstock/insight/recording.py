@@ -84,12 +84,12 @@ class Loop:
         with self.lock:
             self.passes += 1
             self.loaders += new
-            if not isinstance(loader, DataLoader):
+            if not self.loader.penstock:
                 begins_torch(self.loader, self.meter, self._counts)
             if not new:
                 return
             self._loader = weakref.ref(loader)
-            if isinstance(loader, DataLoader):
+            if self.loader.penstock:
                 self.read_by = loader.read_by
                 self._first, self._read_stats = loader.stats(), weakref.WeakMethod(loader.stats_reader())
                 if detail:
@@ -110,7 +110,7 @@ class Loop:
     def plan(self) -> None:
         """Find out, once, what the native core would do for a loader of torch's, while it is there."""
         loader = self._loader()
-        if self._planned or self.loader.penstock or loader is None:
+        if self._planned or isinstance(loader, DataLoader) or loader is None:
             return
         self._planned = True
         with contextlib.suppress(Exception):  # of a dataset of the user's

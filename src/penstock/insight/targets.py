@@ -16,7 +16,7 @@ from penstock.sources.image_folder import IMG_EXTENSIONS, ImageFolder, Images, I
 from penstock.sources.shards import Shards
 from penstock.sources.tensor_folder import TensorFolder
 from penstock.storage import description
-from penstock.storage.objects import is_url
+from penstock.system.urls import is_url
 
 #: What DATASET may be, for --help.
 DATASET = (

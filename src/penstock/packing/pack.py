@@ -28,8 +28,8 @@ from penstock.storage.description import Column, Part, Split
 from penstock.storage.durable import durably, free_bytes, full_disk_named, out_of_space
 from penstock.storage.index import Index, column_of
 from penstock.storage.jpeg_index import Photos
-from penstock.storage.objects import is_url
 from penstock.system.limits import usable_cpus
+from penstock.system.urls import is_url
 from penstock.system.words import bytes_in
 
 SHARD_SIZE = "256MiB"

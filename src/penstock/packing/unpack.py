@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import numpy as np
 
 import penstock._native as _native
-from penstock.errors import CorruptShards, InvalidOption, OutsideRoot, SampleError
+from penstock.errors import (
+    ChangedObject,
+    CorruptDownload,
+    CorruptShards,
+    InvalidOption,
+    MissingObject,
+    OutsideRoot,
+    SampleError,
+)
 from penstock.sources.shards import Shards
 from penstock.storage.durable import full_disk_named, write_all
 from penstock.storage.index import crc32c_of, open_regular
+from penstock.storage.remote_shards import splits_of
+from penstock.system.urls import is_url, local_folder
 
 
 def unpack(
@@ -42,7 +53,7 @@ def unpack(
     """
     dataset = Shards(path, split)
     _check_names(dataset)
-    target = os.path.abspath(folder)
+    target = os.path.abspath(local_folder(folder, "folder"))
     os.makedirs(target, exist_ok=True)
     if os.listdir(target):
         raise InvalidOption(f"{target} holds files: give an empty folder, or a new name. Nothing was written")
@@ -127,24 +138,35 @@ def verify(
     Raises:
         CorruptShards: the shards cannot be opened at all.
     """
-    dataset = Shards(path, split)
-    for column in dataset.description.columns:
+    largest = max(shard.bytes for found in splits_of(os.fspath(path)).values() for shard in found.shards)
+    with tempfile.TemporaryDirectory(prefix="penstock-verify-") as cache:  # that of passes may hold what the store lost
+        dataset = Shards(path, split, window=1, cache_folder=cache, cache_limit=2 * largest)
+        yield from _faults(dataset, decode, on_progress)
+
+
+def _faults(dataset: Shards, decode: bool, on_progress: Callable[[int, int], None] | None) -> Iterator[Exception]:
+    remote = is_url(dataset.root)  # files of a store are compared with their checksums when they come
+    for column in () if remote else dataset.description.columns:
         file = os.path.join(dataset.root, column.name)
         if not os.path.exists(file) or _crc32c(file) != column.crc32c:
             yield CorruptShards(
                 f"{file} is damaged: its CRC-32C is not the one in dataset.json. Pack the dataset again"
             )
             return
-    for number, shard in enumerate(dataset.files.shards):
+    for number, shard in enumerate(() if remote else dataset.files.shards):
         if _crc32c(dataset.files.path(number)) != shard.crc32c:
             yield CorruptShards(
                 f"{dataset.files.path(number)} is damaged: its CRC-32C is not the one in dataset.json. Copy it again"
             )
-    rows = dataset.index.column("shard")
+    rows, lost = dataset.index.column("shard"), set[int]()
     for position in np.argsort(rows, kind="stable").tolist():
         try:
-            dataset.read(position) if decode else dataset.read_bytes(position)
+            if rows[position] not in lost:
+                dataset.read(position) if decode else dataset.read_bytes(position)
         except (SampleError, CorruptShards) as error:
+            yield error
+        except (MissingObject, ChangedObject, CorruptDownload) as error:
+            lost.add(rows[position])
             yield error
         if on_progress is not None:
             on_progress(position + 1, len(dataset))

@@ -20,6 +20,7 @@ from penstock.errors import InvalidOption
 from penstock.showing import said
 from penstock.system.locks import NO_LOCKS, lock_file, unlock_file
 from penstock.system.output_files import write_whole
+from penstock.system.urls import is_url
 from penstock.system.warn_user import warn_user
 
 #: Characters of an error's message that are kept.
@@ -53,9 +54,9 @@ class BadSample:
         cls, id: str, path: str | os.PathLike[str] | None, error: BaseException, index: int | None = None
     ) -> BadSample:
         """Return the entry for an error met now. The path is made absolute; a long message is cut, names never."""
-        place = None if path is None else os.path.abspath(path)
+        place = path if path is None or is_url(path) else os.path.abspath(path)
         now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return cls(id, place, _describe(error), file_size(place), now, index)
+        return cls(id, place, describe(error), file_size(place), now, index)
 
     def line(self) -> bytes:
         """Return the line of the manifest, with its newline. Bytes of a name that are no UTF-8 become \\udcXX."""
@@ -65,7 +66,7 @@ class BadSample:
 _KINDS = get_type_hints(BadSample)
 
 
-def _describe(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     message = next((line.strip() for line in said(error).splitlines() if line.strip()), "")
     message = message if len(message) <= MESSAGE else f"{message[:MESSAGE]}…"
     return f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -28,6 +28,7 @@ from penstock.storage.durable import FULL, free_bytes
 from penstock.system.cache_folder import folder_of
 from penstock.system.locks import HeldFile as HeldFile, lock_file, unlock_file
 from penstock.system.private_folder import delete_unheld, files_in, has_name, open_own_file, private_folder
+from penstock.system.urls import local_folder
 from penstock.system.words import size_of
 
 #: Bytes of shards that a folder keeps where nothing else is given.
@@ -74,7 +75,7 @@ class CacheFolder:
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None, limit: int = DEFAULT_LIMIT) -> None:
-        path = folder_of("shards") if folder is None else Path(os.path.expanduser(os.fspath(folder)))
+        path = folder_of("shards") if folder is None else Path(local_folder(folder, "cache_folder"))
         if path is None:
             raise InvalidOption("the user has no home folder, where shards would be kept: give cache_folder=")
         self.path = path.absolute()

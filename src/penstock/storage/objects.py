@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import ModuleType
-from typing import Any, NoReturn, TypeGuard, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from penstock.errors import (
     AccessRefused,
@@ -39,9 +39,6 @@ except ImportError:
     obstore = None  # type: ignore[assignment]
 
 T = TypeVar("T")
-
-#: URLs that are read from an object store.
-SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "https", "http", "file", "memory")
 
 _RETRIES: Any = {
     "max_retries": 4,
@@ -134,10 +131,6 @@ def run_alone(work: Coroutine[Any, Any, T]) -> T:
         raise
     finally:
         thread.join(2.0)
-
-
-def is_url(path: object) -> TypeGuard[str]:
-    return isinstance(path, str) and path.partition("://")[0].lower() in SCHEMES and "://" in path
 
 
 class ObjectStore:

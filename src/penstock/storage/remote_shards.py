@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -16,11 +17,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.errors import CorruptDownload, CorruptShards, SampleError, StoreUnreachable
+from penstock.storage import description
 from penstock.storage.cache_folder import CachedShard, CacheFolder, HeldFile, NoRoom
 from penstock.storage.description import Column, Shard, ShardFiles, Split, verified
 from penstock.storage.durable import write_all
 from penstock.storage.index import crc32c_of
 from penstock.storage.objects import ObjectStore, run_alone
+from penstock.system.urls import is_url
 from penstock.system.words import counted, size_of
 
 #: A shard, and where a part of it begins and ends, in bytes.
@@ -140,6 +143,14 @@ class Download:
                 await asyncio.sleep(LOOK_AGAIN)
 
         return run_alone(fetched())
+
+
+def splits_of(path: str) -> dict[str, Split]:
+    """Return the splits in a folder of shards or under its URL. Raises CorruptShards, StorageError, OSError."""
+    if not is_url(path):
+        return description.load(os.path.abspath(path))
+    store = ObjectStore(path)
+    return description.parse(store.read(description.FILE), store.url_of(description.FILE))
 
 
 class RemoteShards:

@@ -22,6 +22,7 @@ from penstock.stats import TierCounts
 from penstock.storage.durable import FULL
 from penstock.system.limits import available_bytes
 from penstock.system.private_folder import open_own_file, private_folder
+from penstock.system.urls import local_folder
 from penstock.system.warn_user import warn_user
 from penstock.system.words import bytes_in, size_of
 
@@ -83,8 +84,11 @@ class FolderTier:
                         (self.folder / f"{key}.{kind}").unlink(missing_ok=True)
                     return self._opened(folder, key, samples)
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno is None:
                 raise
+            if error.errno not in FULL:
+                why = f"cache={self.name!r} is not a folder that can be written ({error.strerror}): give another one"
+                raise OSError(error.errno, why, error.filename) from error
             return _native.CacheTier.in_memory(samples, 0, error.errno)
 
     def _opened(self, folder: int, key: str, samples: int) -> _native.CacheTier:
@@ -258,8 +262,7 @@ def _tier(option: Any) -> Tier:
             f"cache={option!r}: a tier is an amount of memory ('8GiB'), a folder ('/dev/shm/penstock', './cache'), or "
             "a folder with its limit (('/nvme/penstock', '500GiB'))"
         )
-    folder = Path(os.path.expanduser(os.fsdecode(option))).absolute()
-    return FolderTier(folder, limit)
+    return FolderTier(Path(local_folder(option, "cache")).absolute(), limit)
 
 
 def _facts(path: str) -> tuple[int, int]:

@@ -1,0 +1,121 @@
+"""Shards of an S3 server on the command line, paths that are nearly URLs, and quarantined samples of shards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import penstock
+from penstock.cli import main
+from penstock.errors import ChecksumMismatch, InvalidOption
+from penstock.state.manifest import BadSample, Manifest
+from tests.packing.packed import contents, flip_bit, write_photos
+from tests.s3_server import S3, serve
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of shards of 26 photos in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "out"
+    penstock.pack(penstock.ImageFolder(write_photos(tmp_path / "photos")), out, shard_size="8KiB")
+    return out
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[S3]:
+    with serve() as server:
+        yield server
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Return what runs a command, which must end with this code, and returns what it prints."""
+
+    def run(*arguments: object, code: int = 0) -> str:
+        assert main(list(map(str, arguments))) == code
+        return "".join(capsys.readouterr())
+
+    return run
+
+
+def put(served: S3, folder: Path) -> str:
+    for name, data in contents(folder).items():
+        served.put(f"{folder.parent.name}/{name}", data)
+    return f"{served.url}/{folder.parent.name}"
+
+
+def test_shards_of_a_store(served: S3, folder: Path, said: Any) -> None:
+    url = put(served, folder)
+    assert said("info", url) == said("info", folder)
+    assert said("verify", url, "--decode") == "26 samples decoded and compared: no fault\n"
+    said("view", url, "--batch-size", 4, "-o", "sheet.png")
+    assert list(penstock.DataLoader(penstock.Shards(url, transform=lambda image: image.size[0]), 26))  # all cached
+    flip_bit(folder / "data-000001.tar", 600)
+    put(served, folder)
+    *faults, total = said("verify", url, code=1).splitlines()
+    assert total == f"26 samples compared: {len(faults)} fault{'s' * (len(faults) > 1)}" and len(faults) in (1, 2)
+    assert all(f"{url}/data-000001.tar" in fault for fault in faults)
+
+
+NEAR = {"gs:/x": "gs://x", "s3:/x/y": "s3://x/y", "gcs://x": "gs://x", "S3:/x": "s3://x"}
+
+
+@pytest.mark.parametrize("near", NEAR)
+def test_what_is_nearly_a_url(near: str, folder: Path, said: Any) -> None:
+    before = sorted(os.listdir())
+    for words in (("info",), ("verify",), ("view",), ("doctor",), ("pack", "photos"), ("unpack", "out")):
+        assert f"write {NEAR[near]}\n" in said(*words, near, code=2), words
+    photos = penstock.ImageFolder("photos", lambda image: torch.zeros(1))
+    for make in (
+        lambda: penstock.Shards(near),
+        lambda: penstock.DataLoader(near),  # type: ignore[arg-type]
+        lambda: penstock.pack(photos, near),
+        lambda: penstock.DataLoader(photos, cache=near),
+        lambda: penstock.Shards("memory://x", cache_folder=near),
+    ):
+        with pytest.raises(InvalidOption, match=f"write {NEAR[near]}$"):
+            make()
+    with pytest.raises(InvalidOption, match="is a URL: penstock"):
+        penstock.DataLoader("s3://x/y")  # type: ignore[arg-type]
+    assert "is a URL, and a folder of this machine is needed" in said("unpack", "out", "s3://x", code=2)
+    assert sorted(os.listdir()) == before
+    os.mkdir("gs:")
+    os.mkdir("gs:/x")  # a folder that exists is one
+    assert "is not a folder of packed shards" in said("info", "gs:/x", code=2)
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_retry_of_samples_of_shards(remote: bool, served: S3, folder: Path, said: Any) -> None:
+    url = put(served, folder) if remote else str(folder)
+    flip_bit(folder / "data-000001.tar", 600)
+    if remote:
+        put(served, folder)
+    (name,) = [name for name in ("cat/1.jpg", "cat/2.jpg", "cat/3.jpg") if faulty(folder, name)]
+    bad = BadSample.of(name, f"{url}/data-000001.tar", ValueError("once"))
+    other = BadSample.of("cat/no.jpg", bad.path, ValueError("once"))
+    for one in (bad, other):
+        Manifest("bad.jsonl").add(one)
+    told = said("quarantine", "retry", "bad.jsonl", code=1)
+    assert "0 good again (0 taken out), 1 still bad, 1 left" in told and "no index beside" in told
+    flip_bit(folder / "data-000001.tar", 600)
+    if remote:
+        put(served, folder)
+    assert "1 good again (1 taken out), 0 still bad, 1 left" in said("quarantine", "retry", "bad.jsonl")
+    Manifest("bad.jsonl").add(BadSample.of("x", "photos/some.tar", ValueError("once")))
+    assert "it has no dataset.json" in said("quarantine", "retry", "bad.jsonl")
+
+
+def faulty(folder: Path, name: str) -> bool:
+    shards = penstock.Shards(folder)
+    position = next(position for position in range(len(shards)) if shards.name(position) == name)
+    try:
+        shards.read(position)
+    except ChecksumMismatch:
+        return True
+    return False
