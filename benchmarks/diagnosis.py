@@ -150,7 +150,7 @@ CASES = {
     "slow Python": Case("python", slow_python),
     "Python's lock": Case("lock", locked),
     "tiny batches": Case("overhead", tiny_batches),
-    "too few CPUs": Case("run queue", few_cpus, cpus=1),
+    "too few CPUs": Case("a free CPU", few_cpus, cpus=1),
     "copies": Case("copy", copies),
     "compute": Case("compute", compute),
     "a straggling sample": Case("outliers", outliers),

@@ -80,7 +80,7 @@ def test_predictions_are_those_of_the_pipeline() -> None:
     assert here.modelled == pytest.approx(0.22)
     (first, *_) = findings(here)
     assert (first.cause, first.change, first.options) == (Cause.DECODE, "num_workers=2", {"num_workers": 2})
-    assert first.gain == pytest.approx(2.2)
+    assert first.gain == pytest.approx(2.2, rel=0.003)  # a batch of worker processes has to be brought
 
 
 def test_the_sentence() -> None:
@@ -146,7 +146,8 @@ def test_python_that_waits_for_a_cpu_does_not_read(quota: bool) -> None:
     else:
         assert found.foreign_cpus == pytest.approx(1.0)
         assert first.cause is Cause.PYTHON and "Other processes took 1 CPUs." in first.evidence
-    assert "run queue " in verdict(found) and "read" not in verdict(found)
+    others = "" if quota else " (other programs use 1 of your 2 CPUs)"
+    assert f"a free CPU{others} " in verdict(found) and "read" not in verdict(found)
 
 
 @pytest.mark.parametrize("foreign", [0.0, 2.0])
@@ -163,7 +164,7 @@ def test_workers_help_a_loop_that_sleeps_however_busy_the_machine_is(foreign: fl
     )
     (first,) = findings(found)
     assert (first.cause, first.options) == (Cause.BLOCKED, {"num_workers": 8})
-    assert first.gain == pytest.approx(163 / (162 / 8))
+    assert first.gain == pytest.approx(163 / (162 / 8 + 0.2))
 
 
 @pytest.mark.parametrize("kind", [Workers.CALLER, Workers.NATIVE, Workers.PROCESSES])
@@ -176,7 +177,7 @@ def test_more_workers_are_never_predicted_to_be_slower_because_of_others(kind: W
         found = case(wait=90, work=1, busy=busy, cpu=cpu, workers=workers, kind=kind, queued=50 * MS, host_cpus=2)
         found = replace(found, foreign_cpus=foreign)
         other = Workers.PROCESSES if kind is Workers.CALLER else kind
-        assert all(found.gain(workers=number, kind=other) >= 0.999 for number in range(1, 9))
+        assert all(found.gain(workers=number, kind=other) >= 0.995 for number in range(1, 9))  # but for their way
 
 
 def test_native_stages_that_wait_for_a_cpu_do_not_read() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -75,8 +77,7 @@ class Explained:
         yield from self._of_python(plan, threads=bool(self.settings.num_workers) and threads)
         yield from self._bad_samples_and_device()
         yield from self._measured(stats)
-        yield f"advice   {self._remedy(plan, stats)}"
-        yield from self._advice()
+        yield from self._remedy(plan, stats)
 
     def _native(self, plan: NativePlan, stats: Stats) -> Iterator[str]:
         settings = self.settings
@@ -166,36 +167,29 @@ class Explained:
         if seeded and (held := missed(settings.dataset, shared=threads and settings.share_dataset)):
             yield f"random   seed= does not reach {', '.join(held)}, which the dataset keeps"
 
-    def _remedy(self, refused: PythonPlan, stats: Stats) -> str:
-        """Return what would make the plan native: of the arguments, and then of the dataset, where both refuse."""
-        reasons = [refused.reason]
-        by_itself = plan(self.settings.dataset, batched=True, collate_fn=None, worker_init_fn=None)
+    def _remedy(self, refused: PythonPlan, stats: Stats) -> Iterator[str]:
+        """Yield what would make the plan native, of the arguments and the dataset; else what may make it faster."""
+        settings, reasons = self.settings, [refused.reason]
+        by_itself = plan(settings.dataset, batched=True, collate_fn=None, worker_init_fn=None)
         if isinstance(by_itself, PythonPlan) and by_itself.reason != refused.reason:
             reasons.append(by_itself.reason)
-        if all(reason.remedy for reason in reasons):
-            return f"with {', and '.join(reason.remedy for reason in reasons)}, the native core could read it"
-        name = reasons[-1].what
-        for function, (source, page) in _SOURCES.items():
-            if any(called.startswith(function) for called in stats.calls):
-                return (
-                    f"{name} calls {function}: where a file is a sample, the native core reads it by {source} ({page})"
-                )
-        return f"{name} is Python code: more workers (num_workers=) call it at the same time (docs/workers.md)"
+        called = [function for function in _SOURCES if any(one.startswith(function) for one in stats.calls)]
+        own = refused.reason.what == "collate_fn" and len(reasons) > 1  # made for what the dataset gives
+        if refused.filled is None and not own and all(reason.remedy for reason in reasons):
+            yield f"advice   with {', and '.join(reason.remedy for reason in reasons)}, the native core could read it"
+        elif len(called) == 1 and _reads_once(settings.dataset):
+            source, page = _SOURCES[called[0]]
+            what = f"{reasons[-1].what} calls {called[0]}: where a file is a sample"
+            yield f"advice   {what}, the native core reads it by {source} ({page})"
+        elif stats.measured is None and refused.filled is None:  # else the verdict says what would help
+            pipe = isinstance(settings.dataset, IterDataPipe | MapDataPipe)
+            auto = "" if settings.method is not None or settings.iterable or pipe else " or worker_method='auto'"
+            yield f"advice   Python reads it: more workers (num_workers=){auto} may be faster (docs/workers.md)"
 
     def _bad_samples_and_device(self) -> Iterator[str]:
         if self.executors.register is not None:
             yield self.executors.register.explain()
         yield from self.device
-
-    def _advice(self) -> Iterator[str]:
-        """Yield what might make it faster where Python reads the dataset."""
-        settings = self.settings
-        if settings.method is not None or settings.iterable or isinstance(settings.dataset, IterDataPipe | MapDataPipe):
-            return
-        workers = "" if settings.num_workers or settings.workers_chosen else " with num_workers above 0"
-        others = "worker processes" if settings.num_workers else "the caller's thread"
-        question = f"whether threads of this process are faster than {others}"
-        yield f"advice   worker_method='auto'{workers} would measure {question}"
 
     # --- the order --------------------------------------------------------------------------------------------------
 
@@ -262,6 +256,15 @@ def _readers(settings: Settings, *, in_threads: bool) -> str:
         threads = counted(settings.num_workers, "thread")
         return f"Python reads the dataset in {threads} of this process, each sample into its row"
     return f"torch's own iterator, {counted(settings.num_workers, 'worker process', 'worker processes')}"
+
+
+def _reads_once(dataset: Any) -> bool:
+    """Return whether the source text of a dataset's __getitem__ calls no function that reads a file twice."""
+    text = ""
+    with contextlib.suppress(Exception):  # there is none
+        text = inspect.getsource(type(next(source_of(dataset).parts(1)).dataset).__getitem__)
+    reads = re.findall(r"\.(\w*(?:open|read|load)\w*)\(", text)
+    return len(reads) == len(set(reads))
 
 
 def _composes_in(dataset: Any) -> tuple[str, ...]:

@@ -32,6 +32,8 @@ LOCKED = 0.25, 1.25
 OUTLYING, OUTLYING_SECONDS = 8, 1e-3
 #: Where the loop's thread waits for a CPU for this share of its time, one wait for a CPU can take so many seconds.
 QUEUEING, QUEUEING_SECONDS = 0.05, 0.05
+#: What the way of a batch from a worker process takes, in seconds.
+TRANSFER_SECONDS = 2e-4
 #: A dataset's own code that sleeps waits for files where storage gives it at least so many bytes a sample.
 STORED = 512
 
@@ -57,7 +59,7 @@ class Cause(StrEnum):
     PYTHON = "python"
     BLOCKED = "blocked"
     LOCK = "lock"
-    QUEUE = "run queue"
+    QUEUE = "a free CPU"
     OVERHEAD = "overhead"
     OUTLIERS = "outliers"
 
@@ -118,9 +120,14 @@ class Measured:
     """A cache= could keep the files, and there is none."""
     code: str = ""
     """The dataset's own method that makes the samples; empty: Penstock does."""
+    answered: bool = False
+    """The native core answers all costly calls of that method, and threads may call it too."""
 
     def named(self, cause: Cause) -> str:
         """Return a cause, with the method whose time it is."""
+        if cause is Cause.QUEUE and self.foreign_cpus > 0.1:
+            there = max(self.cpus, self.host_cpus)
+            return f"{cause} (other programs use {min(self.foreign_cpus, there):.2g} of your {there:.3g} CPUs)"
         own = self.code and cause in (Cause.PYTHON, Cause.BLOCKED, Cause.READ)
         return f"{cause} in {self.code}" if own else str(cause)
 
@@ -184,7 +191,8 @@ class Measured:
     def gain(self, **changed: object) -> float:
         """Return how many times as fast the loop would be by the model, with these fields changed."""
         other = replace(self, **changed)  # type: ignore[arg-type]
-        after = other.modelled + self.overhead
+        brought = other.kind is Workers.PROCESSES and self.kind is not other.kind
+        after = other.modelled + self.overhead + TRANSFER_SECONDS * brought
         return min(self.step, self.modelled + self.overhead) / after if after > 0 else 1.0
 
 
@@ -228,11 +236,15 @@ def measured(
     # A native stage is too short to be split exactly: all together wait for files, or for a CPU.
     native = [time for stage, time in stages.items() if _STAGES.get(stage, Cause.PYTHON) is not Cause.PYTHON]
     starved = sum(2 * time.queued_seconds + time.cpu_seconds - time.seconds for time in native) > 0
+    ran = 1.0
+    if kind is Workers.CALLER and loop.cpu_seconds:  # a clock times light samples, while others may have the CPU
+        ran = min(1.0, loop.cpu_seconds / steps / max(in_workers * share, 1e-9))
     for stage, time in stages.items():
         if (cause := _STAGES.get(stage)) is None:
             continue
-        off = max(0.0, time.seconds - time.cpu_seconds)
-        ready = min(time.queued_seconds, off)
+        on_cpu = time.cpu_seconds * ran
+        off = max(0.0, time.seconds - on_cpu)
+        ready = min(time.queued_seconds + time.cpu_seconds - on_cpu, off)
         if starved and cause is not Cause.PYTHON:
             ready = off
         # Python's own code that neither runs nor could is blocked, but for threads, which wait for Python's lock too.
@@ -240,7 +252,7 @@ def measured(
         blocked = off - ready if asleep else 0.0
         busy[cause] += (time.seconds - ready - blocked) * share
         busy[Cause.READ if time.bytes >= STORED * time.samples else Cause.BLOCKED] += blocked * share
-        cpu[cause] += 0.0 if elsewhere else time.cpu_seconds * share
+        cpu[cause] += 0.0 if elsewhere else on_cpu * share
         queued += ready * share
     outlying, outlying_wait = outliers(loop)
     return Measured(

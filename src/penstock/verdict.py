@@ -7,7 +7,7 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.loop_model import SATURATED, Cause, Measured, Workers
@@ -19,6 +19,10 @@ PAGE = "docs/waiting.md"
 WAITING = 0.05
 #: A change that would make the loop faster by less is not worth a word.
 WORTH = 1.1
+#: How many times as fast threads must be at least: code may do in a thread what shows in no measurement.
+WORTH_THREADS = 1.3
+#: Seconds of work on its samples up to which a batch may be made sooner by the loop than brought to it.
+LIGHT_BATCH = 5e-4
 #: Batches that stand out are few: at most this share of the batches; and most of the wait is for them.
 FEW, MOST = 0.05, 0.5
 #: What a cache is given to try it out: files that do not fit are read as before.
@@ -50,10 +54,11 @@ def findings(found: Measured) -> list[Finding]:
     """Return what holds a loop up, what would help most first."""
     if found.wait - found.wait_queued < WAITING * found.step:
         evidence = f"The loop worked for {duration(found.work)} of the {duration(found.step)} that a step takes."
-        return [Finding(Cause.COMPUTE, evidence, "", 1.0)]
+        return [Finding(Cause.COMPUTE, evidence + _shared(found), "", 1.0)]
     made: list[Finding] = []
     if found.kind is not Workers.FILLERS:
-        made += [*_outliers(found), *_overhead(found), *_lock(found), *_cpus(found), *_workers(found), *_reads(found)]
+        more = [*_fewer(found)] or [*_overhead(found), *_lock(found), *_cpus(found), *_workers(found)]
+        made += [*_outliers(found), *more, *_threads(found), *_reads(found)]
     if not made:
         evidence = f"The loop waited for {duration(found.wait)} of the {duration(found.step)} that a step takes."
         return [Finding(_largest({**found.busy, Cause.OVERHEAD: found.overhead * found.workers}), evidence, "", 1.0)]
@@ -149,9 +154,33 @@ def _cpus(found: Measured) -> Iterator[Finding]:
         yield Finding(largest, evidence, counted(more, "more core"), gain)
 
 
+def _fewer(found: Measured) -> Iterator[Finding]:
+    """Yield the finding that the loop would make a batch in less time than worker processes bring it in."""
+    if found.kind is not Workers.PROCESSES or not 0 < found.total_busy <= LIGHT_BATCH or "__iter__" in found.code:
+        return
+    if (gain := found.step / replace(found, kind=Workers.CALLER, workers=0).modelled) >= WORTH:
+        who = counted(found.workers, "worker process", "worker processes")
+        evidence = f"The work on a batch takes {duration(found.total_busy)}; {who} bring one in {duration(found.step)}."
+        yield Finding(Cause.OVERHEAD, evidence, "num_workers=0", gain, {"num_workers": 0})
+
+
+def _threads(found: Measured) -> Iterator[Finding]:
+    """Yield the finding that threads, which copy into kept memory in half the time of making samples, would help."""
+    if not found.answered or found.kind not in (Workers.CALLER, Workers.PROCESSES):
+        return
+    making, copying = found.busy.get(Cause.PYTHON, 0.0), found.busy.get(Cause.COPY, 0.0)
+    copy = {Cause.COPY: min(copying, making / 2)}
+    gain = found.gain(kind=Workers.THREADS, workers=1, busy={**found.busy, **copy}, cpu={**found.cpu, **copy})
+    if gain >= WORTH_THREADS:
+        times = f"take {duration(making)} by calls that the native core answers, and {duration(copying)} to be copied"
+        options = {"worker_method": "thread", "num_workers": found.workers or 2}
+        change = 'worker_method="thread"' + ("" if found.workers else " with num_workers=2")
+        yield Finding(Cause.COPY, f"The samples of a batch {times}.", change, gain, options)
+
+
 def _workers(found: Measured) -> Iterator[Finding]:
     """Yield the finding that there are fewer workers than could work, on CPUs or at files."""
-    if found.locked:
+    if found.locked or (found.kind is Workers.PROCESSES and found.total_busy <= LIGHT_BATCH):
         return
     numbers = range(found.workers + 1, max(MOST_WORKERS, math.ceil(found.cpus)) + 1)
     kind = Workers.PROCESSES if found.kind is Workers.CALLER else found.kind
@@ -186,7 +215,7 @@ def verdict(found: Measured) -> str:
     idle = f", the device idle for {duration(found.device_idle)} of it" if found.device_idle > 0 else ""
     text = f"Your loop waited {share:.0%} of the time ({duration(found.wait)} a step{idle})"
     if share < WAITING:
-        return f"{text}: its own work, {duration(found.work)} a step, is what takes the time."
+        return f"{text}: its own work, {duration(found.work)} a step, is what takes the time.{_shared(found)}"
     parts, each = dict(found.busy), max(1, found.workers)
     parts[Cause.OVERHEAD] = found.overhead * each
     parts[Cause.QUEUE] = found.queued + found.wait_queued * each
@@ -196,11 +225,21 @@ def verdict(found: Measured) -> str:
         words = (f"{found.named(cause)} {duration(found.wait * time / whole)}" for time, cause in sorted(shown)[::-1])
         text += f": {', '.join(words)} of it"
     useful = [finding for finding in findings(found) if finding.change and finding.gain >= WORTH][:2]
+    text += f".{_shared(found)}"
     if not useful:
-        return f"{text}."
+        return text
     first, *others = (f"{finding.change} would give about {finding.gain:.1f}x" for finding in useful)
     first = first if "=" in first.split()[0] else first[0].upper() + first[1:]  # an argument has its own case
-    return f"{text}. {first}{''.join(f', {other}' for other in others)}."
+    return f"{text} {first}{''.join(f', {other}' for other in others)}."
+
+
+def _shared(found: Measured) -> str:
+    """Return a sentence on the CPUs that workers took from a loop whose own work needs them; empty: they did not."""
+    taken = found.total_cpu / (found.cpus * found.step)
+    used = taken + (found.other_cpu / found.step + found.foreign_cpus) / found.cpus
+    if min(found.work, 2 * found.other_cpu) < found.wait or taken < 0.1 or used < SATURATED or not found.workers:
+        return ""
+    return f" Its workers took {taken:.0%} of the CPUs, which that work needs too."
 
 
 def log_at_end(loader: object, measure: Callable[[], Measured | None]) -> None:

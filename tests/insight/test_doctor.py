@@ -116,6 +116,14 @@ def test_a_folder_of_tensors_really_measured(folder: Path, capsys: Captured) -> 
     assert sorted(os.listdir(folder / "data")) == before
 
 
+def test_files_that_are_missing(folder: Path, user_module: Callable[[str, str], str], capsys: Captured) -> None:
+    photo_files(folder / "photos", 3)
+    listed = "[f'photos/class0/{i}.jpg' for i in range(400)]"
+    user_module("own_list", f"import penstock\nphotos = penstock.Images({listed})\n")
+    code, out, _ = run(capsys, "own_list:photos")
+    assert code == 1 and "of 400 files are missing, the first: " in out
+
+
 @pytest.mark.usefixtures("healthy", "folder")
 @pytest.mark.parametrize(
     ("name", "code", "words"),
@@ -142,6 +150,7 @@ def test_wrong_datasets(capsys: Captured) -> None:
     for name, words in {
         "own_broken:dataset": "ValueError: first line\\nsecond line",
         ".": "penstock: ",
+        "own_train.py": "own_train:NAME, a dataset or loader in it",
         "": "penstock: ",
         "a\nb": "a\\nb",
     }.items():

@@ -9,10 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from penstock.insight import machine as host
 from penstock.insight.machine import Check, DatasetFiles, HostMemory, Processors, State, checked, dataset_files, examine
-from penstock.sources import ImageFolder, TensorFolder
+from penstock.sources import ImageFolder, Images, TensorFolder
 from tests.insight.penstock_processes import written
 from tests.photos import photo_files
 from tests.sample_datasets import Made, tensor_files
@@ -125,11 +126,32 @@ def test_the_whole_machine() -> None:
     assert "open files" in names and "page cache" not in names
 
 
-def test_what_concerns_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_missing_files_are_counted(tmp_path: Path) -> None:
+    images = photo_files(tmp_path, 6, (8, 9), ("png",))
+    paths = sorted(images.rglob("*.png"))
+    for dataset in (ImageFolder(images), Images(paths, range(6)), torch.utils.data.DataLoader(ImageFolder(images))):
+        assert dataset_files(dataset).checks == ()
+    subset = torch.utils.data.Subset(Images([*paths, tmp_path / "x.png", tmp_path / "y.png"]), [7, 6, 6, 0])
+    (check,) = dataset_files(subset).checks
+    assert check.state is State.BAD and check in examine(dataset_files(subset))
+    assert check.found == f"2 of 3 files are missing, the first: {tmp_path / 'y.png'}"
+    for path in paths:
+        path.unlink()
+    assert dataset_files(Images(paths)).checks[0].found.startswith("6 of 6 files are missing")
+
+
+def test_splits_are_no_classes(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        photo_files(tmp_path / split, 3, (8, 9), ("png",))
+    (check,) = dataset_files(ImageFolder(tmp_path)).checks
+    assert (check.name, check.found) == ("classes", "2 classes: train, val")
+    assert check.change.endswith(f"such as {tmp_path / 'train'}.")
+    assert dataset_files(ImageFolder(tmp_path / "train")).checks == ()
+
+
+def test_what_concerns_a_dataset(tmp_path: Path) -> None:
     folder, images = tensor_files(tmp_path / "data", 10), photo_files(tmp_path / "images", 2, (8, 9), ("png",))
     size = sum(file.stat().st_size for file in folder.iterdir())
-    assert dataset_files(TensorFolder(folder)) == DatasetFiles(str(folder), size)
-    monkeypatch.setattr("penstock.insight.machine.LOOKED_AT", 3)  # the bytes of many files are those of some
     assert dataset_files(TensorFolder(folder)) == DatasetFiles(str(folder), size)
     assert dataset_files(ImageFolder(images)).folder == str(images)
     assert dataset_files(Made()).folder is None

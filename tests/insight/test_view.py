@@ -78,11 +78,17 @@ def test_objects_of_modules(module: str) -> None:
 
 def test_what_is_no_dataset(module: str, tmp_path: Path) -> None:
     Path("broken_of_a_test.py").write_text("1 / 0")
+    Path("notes.txt").write_text("")
     Path("exits_of_a_test.py").write_text("raise SystemExit(3)")
     for text, words in (
         ("nowhere", "no such folder"),
         ("no/such:thing", "no such folder"),
         (f"{module}.py:dataset", rf"as in {module}:dataset"),
+        (
+            "broken_of_a_test.py",
+            "is a file: give the folder of a dataset, or broken_of_a_test:NAME, a dataset or loader",
+        ),
+        ("notes.txt", "is a file: give the folder of a dataset instead"),
         (f"{module}:cats", "has no 'cats'"),
         (f"{module}:number", "an object of type int"),
         (f"{module}:needs", "cannot be called without arguments: TypeError"),
@@ -141,6 +147,7 @@ def test_mistakes_are_one_line(module: str, tmp_path: Path, capsys: Captured) ->
         (["nowhere"], "nowhere: there is no such folder"),
         ([str(tmp_path)], "class"),
         ([module], "no such folder"),
+        ([f"{module}.py"], f"{module}:NAME"),
         ([f"{module}:Holder.loader", "--batch-size", "2"], "options of a dataset"),
         ([f"{module}:bad"], "failed: RuntimeError: two is bad (in __getitem__ of sample 2)"),
         ([f"{module}:empty"], "the dataset, a Empty, is empty"),

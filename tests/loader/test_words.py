@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Subset, TensorDataset
+from PIL import Image
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, default_collate
 
 import penstock
 import penstock.state.manifest
 from penstock.device.feeding import prefetch
+from tests.photos import photo_files
 from tests.sample_datasets import Made, Stream, rows
 from tests.values import stopped
 
@@ -150,28 +152,55 @@ def numbers(**attributes: Any) -> Made:
     return made
 
 
-AUTO = "advice   worker_method='auto' would measure whether threads of this process are faster than "
-
-
-@pytest.mark.parametrize(
-    ("options", "advice"),
-    [
-        ({}, [f"{AUTO}the caller's thread"]),
-        ({"num_workers": 2}, [f"{AUTO}worker processes"]),
-        ({"num_workers": 0}, [AUTO.replace(" would", " with num_workers above 0 would") + "the caller's thread"]),
-        ({"worker_method": "thread"}, []),
-        ({"worker_method": "process"}, []),
-        ({"worker_method": "auto", "num_workers": 0}, []),
-    ],
-)
-def test_what_could_be_is_advice_at_the_end(options: dict[str, Any], advice: list[str]) -> None:
+@pytest.mark.parametrize("method", [None, "thread", "process", "auto"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_could_be_is_advice_at_the_end(method: str | None, workers: int) -> None:
+    options: dict[str, Any] = {"worker_method": method, "num_workers": workers}
     loader: Any = penstock.DataLoader(numbers(), 4, **options)
     list(loader)
     kinds, lines = zip(*words(loader), strict=True)
-    first = kinds.index("advice")
-    assert "native" not in kinds and "because" in kinds and set(kinds[first:]) == {"advice"}
-    assert lines[first].startswith("advice   Made is Python code: ") and "Folder" not in lines[first]
-    assert list(lines[first + 1 :]) == advice
+    assert "native" not in kinds and "because" in kinds and kinds.index("advice") == len(kinds) - 1
+    auto = "" if method else " or worker_method='auto'"
+    assert lines[-1] == f"advice   Python reads it: more workers (num_workers=){auto} may be faster (docs/workers.md)"
+
+
+class Pairs(Dataset[Any]):
+    """Photos with masks: two files a sample."""
+
+    def __init__(self, files: list[str]) -> None:
+        self.files = files
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> Any:
+        image = Image.open(self.files[index]).convert("RGB")
+        return np.array(image), np.array(Image.open(self.files[index]))
+
+
+class Photos(Pairs):
+    def __getitem__(self, index: int) -> Any:
+        return np.array(Image.open(self.files[index]).convert("RGB"))
+
+
+def mixed(samples: Any) -> Any:
+    return default_collate(samples)
+
+
+@pytest.mark.parametrize("make", [Pairs, Photos])
+def test_only_who_reads_one_file_a_sample_is_advised_to_have_it_read(tmp_path: Path, make: Any) -> None:
+    folder = photo_files(tmp_path, 4, (8, 9), ("jpg",))
+    dataset = make([str(path) for path in sorted(folder.rglob("*.jpg"))])
+    loader = penstock.DataLoader(dataset, 2, num_workers=1)
+    list(loader)
+    assert ("penstock.Images" in loader.explain()) == (make is Photos)
+
+
+def test_nothing_is_advised_where_the_batches_are_filled_natively(tmp_path: Path) -> None:
+    transforms = pytest.importorskip("torchvision.transforms")
+    photos = penstock.ImageFolder(photo_files(tmp_path, 4, (8, 9), ("jpg",)), transforms.ToTensor())
+    text = penstock.DataLoader(photos, 2, collate_fn=mixed, num_workers=2).explain()
+    assert "native   each batch in one piece" in text and "advice" not in text
 
 
 def test_who_is_not_advised() -> None:

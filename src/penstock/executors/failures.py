@@ -11,7 +11,7 @@ from penstock.executors.buffers import Field
 from penstock.executors.workers.native import NativeBatch, NativeCrew
 from penstock.plan import NativePlan
 from penstock.sample_notes import add_note, not_an_end
-from penstock.sources.reading import outside_root, system_error
+from penstock.sources.reading import named, outside_root, system_error
 from penstock.state.delivery import Task
 from penstock.state.substitutes import Substitutes
 
@@ -24,7 +24,7 @@ def error_of(plan: NativePlan, batch: NativeBatch, failures: list[_native.Failur
     if code == "python":
         error = not_an_end(batch.rescues_failed[position], "by the dataset")
         place = f"at position {position} of a batch of {len(batch.indices)}"
-        add_note(error, f"{place}: sample {name!r} ({path or 'in memory'})")
+        add_note(error, f"{place}: {named(name, path)}")
         return error if isinstance(error, Exception) else RuntimeError(f"sample {name!r} was interrupted")
     if code == "io":
         return system_error(system, name, path or name)
@@ -49,7 +49,7 @@ def why_stuck(plan: NativePlan, crew: NativeCrew, pool: _native.Pool, timeout: f
         batch = crew.batches.get(number)
         if batch is not None:
             name, path = identify(plan, batch, position)
-            lines.append(f"sample {name!r} ({path or 'in memory'}) is being read {how} since {seconds:.1f} s")
+            lines.append(f"{named(name, path)} is being read {how} since {seconds:.1f} s")
     return (
         f"DataLoader timed out after {timeout} seconds: no batch came from {threads} native threads. "
         "Raise timeout= if samples may take that long; else check their file system.\n"
@@ -103,7 +103,7 @@ def _mismatch(plan: NativePlan, batch: NativeBatch, failures: list[_native.Failu
     name, path = identify(plan, batch, position)
     other, _ = identify(plan, batch, 0)
     return ShapeMismatch(
-        f"sample {name!r} ({path or 'in memory'}) has {_shape(shapes[position])}; this batch holds "
+        f"{named(name, path)} has {_shape(shapes[position])}; this batch holds "
         f"{_shape(first)}, as sample {other!r} does. Give collate_fn= to batch samples of different shapes or "
         "dtypes, or a transform that makes them equal",
         sample_id=name,

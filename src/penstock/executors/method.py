@@ -27,6 +27,7 @@ from penstock.executors.fetch import Fetch
 from penstock.executors.workers.own_fetch import OwnFetches
 from penstock.executors.workers.worker_thread import WORKER_INFO, ThreadWorkerInfo, set_for_this_thread
 from penstock.hooks.calls import natively_in_this_process
+from penstock.loop_model import TRANSFER_SECONDS
 from penstock.recipe import drawing
 from penstock.recipe.keyed_methods import HOOKS
 from penstock.recipe.patches import Lease
@@ -36,20 +37,18 @@ from penstock.state.delivery import Task
 from penstock.system.limits import usable_cpus
 from penstock.system.randomness import generator_states, generators_drawn_from
 from penstock.system.words import and_join, counted
+from penstock.verdict import WORTH_THREADS
 
 T = TypeVar("T")
 
 #: How long a trial may take in all, in seconds, and more for each worker: what is not known then is not waited for.
 LIMIT_SECONDS, LIMIT_EACH_SECONDS = 1.0, 0.02
-#: How many times as fast as processes threads must be at least, to be chosen: code may do in a thread what shows in no
-#: trial.
-WORTH_THREADS = 1.3
 #: Rounds of one thread, and of all, who fetch so many batches in each. The fastest counts: other programs slow it down.
 ROUNDS, BATCHES_OF_ALL = 2, 2
 #: A trial's batch is made smaller where it would take one worker longer, in seconds.
 BATCH_SECONDS = 0.01
-#: What the start of a worker process takes, in seconds, the way of a batch from one, and a batch in threads.
-START_SECONDS, TRANSFER_SECONDS, THREAD_BATCH_SECONDS = 0.025, 2e-4, 1e-4
+#: What the start of a worker process takes, in seconds, and a batch in threads.
+START_SECONDS, THREAD_BATCH_SECONDS = 0.025, 1e-4
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,7 @@ class Executors:
         self._cluster: Ray | None = None  # whose fillers made it
         self._files = False  # a cache could keep the files of that pass
         self._code = ""  # the dataset's own method that made its samples
+        self._may_thread = False  # threads could make its samples too, for all that is known
         self._logs = False  # why the loop waited is logged when the loader is gone
         self._job: Job | None = None  # what the passes have in common, while settings and plan are what they were
         self._executor: Executor | None = None  # that makes them
@@ -138,7 +139,7 @@ class Executors:
         counters, times = self.counters, self.counters.loop.times()
         if not tells(times):
             return None
-        return measured(
+        found = measured(
             times,
             counters.meter.stages(),
             samples=counters.samples,
@@ -149,6 +150,8 @@ class Executors:
             cacheable=self._files and self.caches is None,
             code=self._code,
         )
+        calls = counters.meter.calls.counts().values() if self._may_thread else ()
+        return found and replace(found, answered=bool(calls) and not any(one.refused for one in calls))
 
     # --- making a pass ----------------------------------------------------------------------------------------------
 
@@ -179,6 +182,7 @@ class Executors:
         self._workers, self._cluster = (0 if rows else settings.num_workers, kind), settings.cluster
         own = isinstance(chosen, PythonPlan) and chosen.filled is None
         self._code = f"{type(settings.dataset).__name__}.{'__iter__' if settings.iterable else '__getitem__'}" * own
+        self._may_thread = own and settings.method is None and settings.seed is None and not settings.iterable
         if isinstance(chosen, NativePlan):
             self._files = any(leaf.files is not None for leaf in chosen.leaves)
         else:

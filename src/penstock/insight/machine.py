@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, NamedTuple
@@ -21,8 +21,8 @@ from penstock.system.limits import MEMBERSHIP, MOUNT, cpu_quota, group_memory
 from penstock.system.urls import is_url
 from penstock.system.words import counted, size_of
 
-#: The most samples whose files are looked at.
-LOOKED_AT = 1024
+#: Folders of these names are splits of a dataset, and hardly its classes.
+SPLITS = ("train", "training", "val", "valid", "validation", "dev", "test", "testing")
 #: Less memory than this is too little for torch, workers and batches.
 LEAST, FEW = 512 << 20, 2 << 30
 #: The share of the available memory that files may fill before pages of the dataset push each other out.
@@ -78,7 +78,9 @@ class DatasetFiles:
     folder: str | None = None
     """Where its files lie; None: it has none, or does not say."""
     bytes: int | None = None
-    """Of all its files, about; None: it is not known."""
+    """Of all its files; None: it is not known."""
+    checks: tuple[Check, ...] = ()
+    """What is wrong with them."""
     workers: int | None = None
     """Worker processes of its loader; None: no loader says."""
     prefetch_factor: int = 2
@@ -99,6 +101,7 @@ def examine(of: DatasetFiles = NO_FILES) -> Iterator[Check]:
     yield checked("open files", lambda: check_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)))
     if (folder := of.folder) is not None:
         yield checked("file system", lambda: check_file_system(folder))
+    yield from of.checks
 
 
 def dataset_files(dataset: Any) -> DatasetFiles:
@@ -115,16 +118,26 @@ def dataset_files(dataset: Any) -> DatasetFiles:
     if type(dataset) is Shards:  # those in an object store are not files of this machine
         whole = sum(shard.bytes for shard in dataset.description.shards)
         return NO_FILES if is_url(dataset.root) else DatasetFiles(dataset.root, whole)
-    step = max(1, -(-size // LOOKED_AT))  # samples evenly spread
-    paths = [path for _, path in names_of(dataset, range(0, size, step)) if path is not None]
+    paths = dict.fromkeys(path for _, path in names_of(dataset, range(size)) if path is not None)
     sizes = {path: bytes_ for path in paths if (bytes_ := file_size(path)) is not None}
+    checks = tuple(_check_files(dataset, list(paths), sizes))
     if not sizes:
-        return NO_FILES
-    several = len(sizes) < len(paths)  # samples that share a file, or whose files are not there
-    total = sum(sizes.values()) if several or step == 1 else int(sum(sizes.values()) / len(sizes) * size)
+        return replace(NO_FILES, checks=checks)
     folder = os.path.commonpath([os.path.abspath(path) for path in sizes])
     folder = folder if os.path.isdir(folder) else os.path.dirname(folder)
-    return DatasetFiles(folder, total)
+    return DatasetFiles(folder, sum(sizes.values()), checks)
+
+
+def _check_files(dataset: Any, paths: list[str], there: Container[str]) -> Iterator[Check]:
+    """Yield that files are missing, or that a folder of splits was taken for one of classes."""
+    if gone := [path for path in paths if path not in there]:
+        words = f"{len(gone):,} of {counted(len(paths), 'file')} {'is' if len(gone) == 1 else 'are'} missing, the first"
+        yield judged("files", f"{words}: {gone[0]}", "Restore them, or leave them out.", bad=True)
+    classes = getattr(dataset, "classes", None)
+    if classes and isinstance(classes, list) and all(str(name).lower() in SPLITS for name in classes):
+        words = f"{counted(len(classes), 'class', 'classes')}: {', '.join(classes)}"
+        root = os.path.join(getattr(dataset, "root", ""), classes[0])
+        yield judged("classes", words, f"These are names of splits: give the folder of one, such as {root}.")
 
 
 # --- CPUs and memory -------------------------------------------------------------------------------------------------

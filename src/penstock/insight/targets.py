@@ -43,6 +43,9 @@ def target(text: str, split: str | None = None) -> Any:
         return Shards(text, split=split)
     if not there and not _OBJECT.fullmatch(text):
         raise InvalidOption(f"{text}: there is no such folder, and it is not a module:object, such as train:dataset")
+    if os.path.isfile(text):
+        how = f", or {os.path.basename(text)[:-3]}:NAME, a dataset or loader in it," * text.endswith(".py")
+        raise InvalidOption(f"{text} is a file: give the folder of a dataset{how} instead")
     if split is not None:
         why = f"{text} has no {description.FILE}" if there else f"{text} is an object of a Python module"
         raise InvalidOption(f"--split is of a folder of packed shards; {why}")

@@ -48,8 +48,8 @@ class HuggingFaceSource(Source):
                     raise NotNumbers("uint64 numbers as Python objects")
                 fields[name] = _field(column, first[name])
             except NotNumbers as why:
-                remedy = "only columns of numbers, chosen by select_columns() or with_format('torch', columns=...),"
-                return Refusal(f"column {name!r}", f"it holds {why}", remedy)
+                held, *remedy = *why.args, "select_columns() without it" * (len(first) > 1)
+                return Refusal(f"column {name!r}", f"it holds {held}", remedy[0])
         specs = [(name, field.spec) for name, field in fields.items() if field.spec is not None]
         shapes = ", ".join(f"{name} {spec.dtype}{list(spec.shape)}" for name, spec in specs)
         chunks = [] if mapping is None else column_of(mapping.table, "indices").chunks
@@ -89,7 +89,8 @@ def _field(column: Column, first: Any) -> Field:
     """Return the field of a column in batches, of which this is the first row. Raises NotNumbers."""
     plain = type(first) is torch.Tensor and first.device.type == "cpu" and not first.requires_grad
     if not plain or first.shape != (1, *column.shape):
-        raise NotNumbers("a value that does not become a plain tensor in host memory")
+        remedy = ("with_format('torch')",) * isinstance(first, list)
+        raise NotNumbers("a value that does not become a plain tensor in host memory", *remedy)
     dtype = str(first.dtype).removeprefix("torch.")
     if dtype not in column.fillers:
         spec = _native.Spec(dtype, list(column.shape))

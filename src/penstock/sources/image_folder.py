@@ -98,8 +98,8 @@ class ImageTable(Dataset[Any]):
 
     def read(self, position: int, file: BinaryIO | None = None) -> Image.Image:
         """Return the image at a position, decoded by Pillow to mode RGB. Raises SampleError. file: it, open."""
-        path = self.path(position)
-        return read_image(file or open_sample(self.paths, position, path), path)
+        name = os.fsdecode(self.paths.name(position))
+        return read_image(file or open_sample(self.paths, position, name), self.path(position), name)
 
 
 class Images(ImageTable):

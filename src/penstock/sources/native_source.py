@@ -125,7 +125,7 @@ class NativeSource:
     columns never need it: all have the shape that the plan has seen."""
     size: int = 0
     identify: Callable[[int], tuple[str, str | None]] = _unknown
-    """Returns (ID, file) of a sample, for messages; the adapter's own `name`."""
+    """Returns (ID, file) of a sample, for messages."""
     apply: Callable[[int], Any] = _unknown
     """Returns the first field of one sample from the dataset's own __getitem__, transform and all."""
     still: Unchanged = always

@@ -46,9 +46,13 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _GLOBAL = re.compile(r"GLOBAL (\S+) (?:was not an allowed|whose module)")
 
 
+def named(sample_id: str, path: str | None) -> str:
+    """Return a sample's ID and file, as messages name them; the file once where it is the ID."""
+    return f"sample {sample_id!r}" + ("" if path == sample_id else f" ({path or 'in memory'})")
+
+
 def system_error(code: int, sample_id: str, path: str) -> SampleError:
     """Return the error for a failed system call on a sample's file; code is its errno."""
-    about = f"sample {sample_id!r}" if sample_id != path else "sample"
     kind: type[SampleError] = MissingSample if code in (errno.ENOENT, errno.ENOTDIR) else UnreadableSample
     remedy = {
         errno.ENOENT: "restore the file, or leave the sample out",
@@ -59,7 +63,7 @@ def system_error(code: int, sample_id: str, path: str) -> SampleError:
     suffix = path.rpartition(sample_id)[2]
     if code == errno.ENOENT and suffix and sample_id != suffix and sample_id.endswith(suffix):
         remedy = f"IDs are given without the suffix {suffix!r}: {sample_id.removesuffix(suffix)!r}, or with suffix=''"
-    message = f"{about} ({path}) cannot be read: {os.strerror(code)}; {remedy}"
+    message = f"{named(sample_id, path)} cannot be read: {os.strerror(code)}; {remedy}"
     return like(OSError(code, os.strerror(code), path), kind, message, sample_id=sample_id, path=path)
 
 
@@ -191,10 +195,10 @@ def _why(file: BinaryIO, error: Exception) -> str:
     return f"{said} (it has {counted(length_of(file), 'byte')}, which begin with {file.read(16)!r}: was it cut off?)"
 
 
-def read_image(file: BinaryIO, path: str) -> Image.Image:
+def read_image(file: BinaryIO, path: str, sample_id: str | None = None) -> Image.Image:
     """Decode an open image file by Pillow to mode RGB, as torchvision's pil_loader does, and close the file.
 
-    Raises CorruptSample, ImageTooLarge, UnreadableSample.
+    sample_id: the path where none is given. Raises CorruptSample, ImageTooLarge, UnreadableSample.
     """
     with file:
         try:
@@ -202,24 +206,23 @@ def read_image(file: BinaryIO, path: str) -> Image.Image:
         except MemoryError:
             raise
         except Exception as error:
-            raise image_error(error, path) from error
+            raise image_error(error, path, sample_id or path) from error
 
 
-def image_error(error: Exception, path: str) -> SampleError:
+def image_error(error: Exception, path: str, sample_id: str) -> SampleError:
     """Return the error for an image file that Pillow could not open or decode, also an instance of Pillow's."""
+    about = f"image {path}" if sample_id == path else f"image {sample_id!r} ({path})"
     if isinstance(error, Image.DecompressionBombError):
-        message = (
-            f"image {path} is too large: {first_line(error)}. If you trust the file, raise PIL.Image.MAX_IMAGE_PIXELS"
-        )
-        return like(error, ImageTooLarge, message, sample_id=path, path=path)
+        message = f"{about} is too large: {first_line(error)}. If you trust the file, raise PIL.Image.MAX_IMAGE_PIXELS"
+        return like(error, ImageTooLarge, message, sample_id=sample_id, path=path)
     if isinstance(error, OSError) and error.errno is not None:
-        return system_error(error.errno, path, path)
+        return system_error(error.errno, sample_id, path)
     empty = os.path.isfile(path) and os.path.getsize(path) == 0
     what = "is an empty file" if empty else f"cannot be decoded: {first_line(error)}"
     if isinstance(error, UnidentifiedImageError) and not empty:
         what = "is not an image of a format that Pillow knows"
-    message = f"image {path} {what}; replace the file, or leave it out"
-    return like(error, CorruptSample, message, sample_id=path, path=path)
+    message = f"{about} {what}; replace the file, or leave it out"
+    return like(error, CorruptSample, message, sample_id=sample_id, path=path)
 
 
 def tensor_of_array(array: np.ndarray) -> torch.Tensor:

@@ -182,7 +182,7 @@ def native_of(source: Source, raw: bool) -> NativeSource | Refusal:
             native,
             size=len(dataset),
             steps=(*native.steps, *labelled),
-            identify=source.name,
+            identify=lambda position: (source.id(position), source.name(position)[1]),
             apply=lambda position: dataset[position][0] if pair else dataset[position],
             still=still,
             unmoved=unmoved,

@@ -65,7 +65,7 @@ class TorchvisionFolderSource(Source):
 
         def rescue(position: int, file: BinaryIO | None = None) -> NDArray[np.uint8]:
             path = os.fsdecode(located(position)[0])
-            return np.asarray(read_image(file or open_path(path), path))
+            return np.asarray(read_image(file or open_path(path), path, self.id(position)))
 
         return native_images(
             dataset,
