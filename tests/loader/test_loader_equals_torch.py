@@ -289,7 +289,7 @@ from penstock import Arrays, DataLoader  # import torch, which takes room
 warnings.simplefilter("ignore")
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30),) * 2)  # room for the stacks of some hundred threads
-loader = penstock.DataLoader(penstock.Arrays(np.arange(9)), num_workers=5000)
+loader = penstock.DataLoader(penstock.Arrays(np.arange(10_000)), 10_000, num_workers=5000)
 try:
     iter(loader)
 except penstock.InvalidOption as error:
