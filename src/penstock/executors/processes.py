@@ -69,6 +69,11 @@ _profiles = torch._C._autograd._profiler_enabled
 _PINNED_SLICE = 0.05  # seconds between looks at the processes while torch's thread pins batches
 _NAMES_WORKER = "worker_idx" in inspect.signature(_MultiProcessingDataLoaderIter._process_data).parameters
 """torch says which worker a batch is of, as it does from 2.7 on."""
+_OUT_OF_FILES = (  # in torch's words
+    "Too many open files. Communication with the workers is no longer possible. Please increase the limit using "
+    "`ulimit -n` in the shell or change the sharing strategy by calling "
+    "`torch.multiprocessing.set_sharing_strategy('file_system')` at the beginning of your code"
+)
 _DYING = 1.0  # seconds between a worker's connections and the worker itself being gone
 
 
@@ -371,8 +376,8 @@ class ProcessPass(_MultiProcessingDataLoaderIter):
                 if self._watch.notice(_DYING if dying else 0.0, by_pid=True):
                     raise self._died() from error
             if error is not None:
-                if isinstance(error, OSError) and error.errno == errno.EMFILE:
-                    add_note(error, "Raise the limit of open files in the shell: `ulimit -n 65535`.")
+                if getattr(error, "errno", None) == errno.EMFILE or "items of ancdata" in said(error):
+                    raise RuntimeError(_OUT_OF_FILES) from error  # in the middle of a message, or before it
                 raise error
             if over:
                 return False, None

@@ -140,6 +140,7 @@ class ThreadFiller(Filler):
     def begin(self, batch: FetchedBatch) -> None:
         assert batch.given is not None
         given, positions = batch.given
+        self._lease.meet()  # a sample of an earlier batch may have imported a package
         task = Task(given, self._input.seed, self._input.epoch, positions)
         try:
             self._crew.prepare(batch, task)

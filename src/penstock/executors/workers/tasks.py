@@ -29,7 +29,7 @@ from penstock.executors.staging import Staging
 from penstock.executors.workers.progress import Board, WorkerStage
 from penstock.executors.workers.shared_memory import Lease, SharedBuffers
 from penstock.executors.workers.worker_memory import Packed, WorkerBuffers
-from penstock.hooks.calls import natively_in_this_process
+from penstock.hooks.calls import ANSWERED, natively_in_this_process
 from penstock.order.permutations import Positions
 from penstock.recipe import patches
 from penstock.sample_notes import collated
@@ -172,6 +172,7 @@ class TaskDataset:
 
     def __getitem__(self, message: tuple[Any, ...]) -> Any:
         task = Task.of(*message)
+        self.lease.meet()  # a sample of an earlier batch may have imported a package
         try:
             batch = self.fetch.load(task) if self._memory is None else self._packed(task, self._memory)
         except Exception as error:  # which torch sends; what else is raised ends the process here
@@ -224,6 +225,7 @@ class StreamBatches:
 
     @shortens
     def __call__(self, samples: Any) -> Any:
+        ANSWERED.meet_imported()
         memory = self._memory
         if memory is not None:
             memory.begin(None)
