@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from penstock.insight.program_loaders import LoaderFacts
+from penstock.insight.run_report import plain_sentence
 from penstock.loop_model import Cause, Measured, Workers, measured
 from penstock.loop_times import LoopTimes
 from penstock.observe import StageTime
+from penstock.system.limits import host_cpus
 from penstock.verdict import findings, verdict
 from tests.test_verdict import MS, WAITS, case
 
@@ -60,3 +64,20 @@ def test_light_samples_in_the_callers_thread_ran_no_longer_than_the_process() ->
     found = measured(loop, stages, samples=6400, workers=0, kind=Workers.PROCESSES, cpus=2)
     assert found is not None
     assert (found.total_cpu, found.total_busy, found.queued) == pytest.approx((0.02, 0.02, 0.06))
+
+
+def test_a_loop_of_torchs_whose_workers_take_the_cpus_of_its_own_work() -> None:
+    cpus = host_cpus()
+    loader = LoaderFacts("DataLoader", "Squares", "batch_size=64", 2, "train.py:1", penstock=False)
+    times = LoopTimes(batches=100, waited=0.7, worked=9.3, cpu_seconds=6.0, waits=WAITS)
+
+    def said(times: LoopTimes, loader: LoaderFacts = loader) -> str:
+        loop: Any = SimpleNamespace(loader=loader, times=times, stats=None, passes=1, samples=0, background=False)
+        return plain_sentence(loop)
+
+    full = replace(times, machine_cpu_seconds=10.0 * cpus, cpu_seconds=6.0 * cpus)
+    taken = f"; its workers and other programs took {0.4 * cpus:.2g} of your {cpus} CPUs, which its work needs too"
+    assert said(full).startswith("Your loop waited 7 % of the time (") and said(full).endswith(taken)
+    for other in (times, replace(full, waited=9.0, worked=1.0), replace(full, cpu_seconds=1.0)):  # idle, waits, waits
+        assert "which its work needs" not in said(other)
+    assert "which its work needs" not in said(full, replace(loader, workers=0))

@@ -170,18 +170,20 @@ class Explained:
     def _remedy(self, refused: PythonPlan, stats: Stats) -> Iterator[str]:
         """Yield what would make the plan native, of the arguments and the dataset; else what may make it faster."""
         settings, reasons = self.settings, [refused.reason]
+        if refused.filled is not None:  # the native core reads it
+            return
         by_itself = plan(settings.dataset, batched=True, collate_fn=None, worker_init_fn=None)
         if isinstance(by_itself, PythonPlan) and by_itself.reason != refused.reason:
             reasons.append(by_itself.reason)
         called = [function for function in _SOURCES if any(one.startswith(function) for one in stats.calls)]
         own = refused.reason.what == "collate_fn" and len(reasons) > 1  # made for what the dataset gives
-        if refused.filled is None and not own and all(reason.remedy for reason in reasons):
+        if not own and all(reason.remedy for reason in reasons):
             yield f"advice   with {', and '.join(reason.remedy for reason in reasons)}, the native core could read it"
         elif len(called) == 1 and _reads_once(settings.dataset):
             source, page = _SOURCES[called[0]]
             what = f"{reasons[-1].what} calls {called[0]}: where a file is a sample"
             yield f"advice   {what}, the native core reads it by {source} ({page})"
-        elif stats.measured is None and refused.filled is None:  # else the verdict says what would help
+        elif stats.measured is None:  # else the verdict says what would help
             pipe = isinstance(settings.dataset, IterDataPipe | MapDataPipe)
             auto = "" if settings.method is not None or settings.iterable or pipe else " or worker_method='auto'"
             yield f"advice   Python reads it: more workers (num_workers=){auto} may be faster (docs/workers.md)"

@@ -226,7 +226,8 @@ def measured(
         return None
     steps = sum(loop.waits)
     in_workers = sum(time.cpu_seconds for time in stages.values())
-    own = loop.cpu_seconds + (in_workers if kind is Workers.PROCESSES and workers else 0.0)
+    sending = loop.batches * TRANSFER_SECONDS / 2  # which no stage counts
+    own = loop.cpu_seconds + (in_workers + sending if kind is Workers.PROCESSES and workers else 0.0)
     whole = loop.steady_waited + loop.worked
     foreign = max(0.0, loop.machine_cpu_seconds - own) / whole
     kind = Workers.CALLER if workers == 0 else kind
@@ -236,9 +237,8 @@ def measured(
     # A native stage is too short to be split exactly: all together wait for files, or for a CPU.
     native = [time for stage, time in stages.items() if _STAGES.get(stage, Cause.PYTHON) is not Cause.PYTHON]
     starved = sum(2 * time.queued_seconds + time.cpu_seconds - time.seconds for time in native) > 0
-    ran = 1.0
-    if kind is Workers.CALLER and loop.cpu_seconds:  # a clock times light samples, while others may have the CPU
-        ran = min(1.0, loop.cpu_seconds / steps / max(in_workers * share, 1e-9))
+    clocked = kind is Workers.CALLER and loop.cpu_seconds > 0  # light samples are, while others may have the CPU
+    ran = min(1.0, loop.cpu_seconds / steps / max(in_workers * share, 1e-9)) if clocked else 1.0
     for stage, time in stages.items():
         if (cause := _STAGES.get(stage)) is None:
             continue

@@ -143,10 +143,9 @@ def _cpus(found: Measured) -> Iterator[Finding]:
     largest = _largest(found.cpu)
     evidence = (
         f"The process ran for {duration(running)} a step, {running / found.step:.3g} of {found.cpus:.3g} CPUs, most "
-        f"of it for {found.named(largest)}, and its workers waited {duration(found.queued)} for a free one."
+        f"of it for {found.named(largest)}, and its workers waited {duration(found.queued)} for "
+        f"{found.named(Cause.QUEUE)}."
     )
-    if found.foreign_cpus > 0.1:
-        evidence += f" Other processes took {found.foreign_cpus:.2g} CPUs."
     if quota:
         evidence += f" Its cgroup leaves it {found.cpus:.3g} of {found.host_cpus} CPUs."
         yield Finding(Cause.QUEUE, evidence, f"a CPU limit of {found.cpus + more:.3g} CPUs", gain)

@@ -11,7 +11,9 @@ from typing import TextIO
 
 from penstock.insight.program_loaders import LoaderFacts
 from penstock.insight.recording import Loop
+from penstock.loop_model import SATURATED
 from penstock.showing import StatusLine
+from penstock.system.limits import host_cpus
 from penstock.system.words import counted, duration
 from penstock.verdict import WAITING
 
@@ -82,6 +84,18 @@ def advice(loop: Loop) -> str:
     return f"{import_line(loop) or 'penstock run --compare measures what changing the import line gives'}."
 
 
+def _taken(loop: Loop, seconds: float) -> str:
+    """Return what others than the program's own process took of the CPUs that the loop's work needs; empty: little."""
+    times, cpus = loop.times, host_cpus()
+    others = (times.machine_cpu_seconds - times.cpu_seconds) / seconds
+    crowded = times.machine_cpu_seconds >= SATURATED * cpus * seconds and others >= 0.1 * cpus
+    if not (loop.loader.workers and crowded and times.cpu_seconds > times.worked / 2 > times.waited / 2):
+        return ""
+    return (
+        f"; its workers and other programs took {min(others, cpus):.2g} of your {cpus} CPUs, which its work needs too"
+    )
+
+
 def plain_sentence(loop: Loop) -> str:
     """Return a sentence of the loop's own times: first that of the batches but for the first one of each pass."""
     if loop.stats is not None and loop.loaders == 1 and loop.stats.verdict:
@@ -100,7 +114,7 @@ def plain_sentence(loop: Loop) -> str:
     share = f"{100 * times.wait_share:.0f} % of the time ({duration(times.steady_waited / steps)} a step)"
     starts = times.first_waited / seconds
     more = ": the loader keeps up" if times.waited < WAITING * seconds else ""
-    text = f"{who} waited {share} for {loop.loader}{more}; {amount}"
+    text = f"{who} waited {share} for {loop.loader}{more}; {amount}{_taken(loop, seconds)}"
     if starts < WAITING:
         return text
     first = duration(times.first_waited / max(1, times.batches - steps))
