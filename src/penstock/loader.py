@@ -164,7 +164,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             prefetch_factor=prefetch_factor,
             snapshot_every_n_steps=snapshot_every_n_steps,
         )
-        options.check_kinds(dataset, collate_fn)
+        switches = {"shuffle": shuffle, "pin_memory": pin_memory, "in_order": in_order}
+        options.check_kinds(dataset, collate_fn, persistent_workers=persistent_workers, **switches)
         feed = feed_of(device)  # refuses what makes no sense
         if seed is not None:
             if generator is not None:

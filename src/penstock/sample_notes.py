@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from penstock.showing import shown_lines
+from penstock.showing import said, shown_lines
 from penstock.system.versions import write_note
 
 #: Characters of an index or another value in a note.
@@ -58,6 +58,8 @@ def note_batch(error: BaseException, given: Any, samples: Any = None) -> None:
     with contextlib.suppress(Exception):
         place = _batch_of(given, samples)
     _note(error, place)
+    if isinstance(error, TypeError) and "<class 'PIL." in said(error):
+        add_note(error, "Images are batched as tensors: give the dataset a transform that ends with ToTensor()")
 
 
 def _note(error: BaseException, place: str) -> None:
@@ -114,11 +116,20 @@ def torch_batch(dataset: Any, given: Any) -> Any:
     return collated(default_collate, given, samples)
 
 
+def resize_hint(first: Sequence[int], other: Sequence[int]) -> str:
+    """Return what to write in the place of a Resize that set the shorter sides of two images; empty: none did."""
+    side = min(first[-2:], default=0)
+    if len(first) != 3 or len(other) != 3 or side != min(other[-2:]):
+        return ""
+    return f". Resize({side}) sets the shorter side of an image only: write Resize(({side}, {side}))"
+
+
 def _difference(first: Any, other: Any, place: str) -> tuple[str, str, str] | None:
     """Return where two samples differ first in what must be equal to collate them, and what each has there."""
     if isinstance(first, torch.Tensor | np.ndarray) and isinstance(other, torch.Tensor | np.ndarray):
         if tuple(first.shape) != tuple(other.shape):
-            return place, f"shape {tuple(first.shape)}", f"has shape {tuple(other.shape)}"
+            said = f"shape {tuple(first.shape)}{resize_hint(first.shape, other.shape)}"
+            return place, said, f"has shape {tuple(other.shape)}"
         return None
     if type(first) is not type(other):
         return place, type(first).__name__, f"has {type(other).__name__}"

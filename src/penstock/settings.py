@@ -215,8 +215,19 @@ def shares(value: object, method: Method | None) -> bool:
     return value
 
 
-def check_kinds(dataset: object, collate_fn: object) -> None:
-    """Raise InvalidOption for a path or a class in a dataset's place, and for the class Padded as collate_fn=."""
+def check_kinds(dataset: object, collate_fn: object, **switches: object) -> None:
+    """Raise InvalidOption for a path, a table or a class as the dataset, the class Padded as collate_fn=, and texts.
+
+    switches: arguments that are True or False by their names.
+    """
+    for name, value in switches.items():
+        if isinstance(value, str):
+            raise InvalidOption(f"{name}={value!r} is a text, which counts as True: write {name}=True or {name}=False")
+    if hasattr(dataset, "iloc") and hasattr(dataset, "columns"):
+        raise InvalidOption(
+            "the dataset is a DataFrame, whose items are columns: give a Dataset of its rows, such as "
+            "penstock.Arrays(torch.from_numpy(frame.to_numpy()))"
+        )
     if is_url(dataset):
         raise InvalidOption(
             f"dataset={dataset!r} is a URL: penstock.Shards({dataset!r}) reads packed shards of a store"

@@ -78,7 +78,8 @@ def test_help_and_version(arguments: str, words: str, capsys: Captured) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "required: VERB"),
+        ([], "give a verb: ledger, quarantine, run, pack, index,"),
+        (["--"], "give a verb: ledger, quarantine, run, pack, index,"),
         (["sort"], "invalid choice: 'sort'"),
         (["quarantine"], "required: ACTION"),
         (["quarantine", "list"], "required: MANIFEST"),

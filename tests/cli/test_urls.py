@@ -55,6 +55,7 @@ def test_shards_of_a_store(served: S3, folder: Path, said: Any) -> None:
     assert said("info", url) == said("info", folder)
     assert said("verify", url, "--decode") == "26 samples decoded and compared: no fault\n"
     said("view", url, "--batch-size", 4, "-o", "sheet.png")
+    assert "have 2 numbers: the batch has no picture" in said("view", "photos", "--mean", "1,2", code=2)
     assert list(penstock.DataLoader(penstock.Shards(url, transform=lambda image: image.size[0]), 26))  # all cached
     flip_bit(folder / "data-000001.tar", 600)
     put(served, folder)

@@ -27,16 +27,11 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-def parser(chosen: Iterable[str] = VERBS, *, required: bool = True) -> argparse.ArgumentParser:
-    """Return the parser of the command line.
-
-    Args:
-        chosen: verbs whose modules are imported; of others it knows the name.
-        required: a verb is missed before options that do not exist.
-    """
+def parser(chosen: Iterable[str] = VERBS) -> argparse.ArgumentParser:
+    """Return the parser of the command line. chosen: verbs whose modules are imported; of others it knows the name."""
     top = _Parser(prog="penstock", description="Tools beside the Penstock DataLoader.", allow_abbrev=False)
     top.add_argument("--version", action="version", version=f"penstock {penstock.__version__}")
-    verbs = top.add_subparsers(required=required, metavar="VERB", title="verbs")
+    verbs = top.add_subparsers(metavar="VERB", title="verbs")
     modules = {VERBS[verb][0] for verb in chosen}
     for verb, (module, _) in VERBS.items():
         if module not in modules:
@@ -56,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             given = sys.argv[1:] if argv is None else argv
             verb = next((word for word in given if not word.startswith("-")), "")
-            arguments = parser({verb} & VERBS.keys(), required=not given).parse_args(given)
+            arguments = (top := parser({verb} & VERBS.keys())).parse_args(given)
+            if not {"run", "execute"} & vars(arguments).keys():
+                top.error(f"give a verb: {', '.join(VERBS)}")
             if "execute" not in arguments:
                 return _run(arguments)
         finally:

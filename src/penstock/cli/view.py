@@ -65,6 +65,9 @@ def _view(arguments: argparse.Namespace) -> int:
         most=given.max,
         columns=given.columns,
     )
+    if undo is not None and not any("normalisation was undone" in note for note in sheet.notes):
+        numbers = counted(max(len(undo.mean), len(undo.std)), "number")
+        raise InvalidOption(f"--mean and --std have {numbers}: the batch has no picture of floats with such channels")
     write_sheet(sheet, out, given.side)
     transform = default_transform(given.dataset, dataset)
     notes = [*sheet.notes, *([f"transform: {transform}"] if transform else [])]

@@ -10,7 +10,7 @@ from penstock.errors import ShapeMismatch
 from penstock.executors.buffers import Field
 from penstock.executors.workers.native import NativeBatch, NativeCrew
 from penstock.plan import NativePlan
-from penstock.sample_notes import add_note, not_an_end
+from penstock.sample_notes import add_note, not_an_end, resize_hint
 from penstock.sources.reading import named, outside_root, system_error
 from penstock.state.delivery import Task
 from penstock.state.substitutes import Substitutes
@@ -105,7 +105,7 @@ def _mismatch(plan: NativePlan, batch: NativeBatch, failures: list[_native.Failu
     return ShapeMismatch(
         f"{named(name, path)} has {_shape(shapes[position])}; this batch holds "
         f"{_shape(first)}, as sample {other!r} does. Give collate_fn= to batch samples of different shapes or "
-        "dtypes, or a transform that makes them equal",
+        f"dtypes, or a transform that makes them equal{resize_hint(first[1], shapes[position][1])}",
         sample_id=name,
         path=path,
     )

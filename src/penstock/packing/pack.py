@@ -153,8 +153,8 @@ def _shard_size(given: int | str) -> int:
         size = bytes_in(given)
     except ValueError as error:
         raise InvalidOption(f"shard_size: {error}") from None
-    if size < 1:
-        raise InvalidOption(f"shard_size must be at least 1 byte, not {given!r}")
+    if size < 1024:
+        raise InvalidOption(f"shard_size={given!r} is less than any tar file takes: add a unit, such as '{SHARD_SIZE}'")
     return size
 
 

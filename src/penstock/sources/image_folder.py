@@ -137,6 +137,8 @@ class Images(ImageTable):
         root: str | os.PathLike[str] | None = None,
     ) -> None:
         names = [_name(path) for path in _listed(paths)]
+        if not names:
+            raise InvalidOption("Images([]) has no sample: the list of paths is empty")
         self.root = os.getcwd() if root is None else os.path.abspath(os.fspath(root))
         self._set_transforms(transform, target_transform)
         if root is None or any(map(os.path.isabs, names)):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import builtins
+import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from difflib import get_close_matches
 from functools import wraps
+from inspect import signature
 from itertools import pairwise
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
@@ -54,6 +57,9 @@ def shortens(method: Callable[P, R]) -> Callable[P, R]:
             return method(*arguments, **named)
         except Exception as error:
             shorten(error)
+            wrong = re.search("unexpected keyword argument '(.+)'$", str(error)) if type(error) is TypeError else None
+            if wrong and wrong[1] in named and (near := get_close_matches(wrong[1], signature(method).parameters, 1)):
+                error.args = (f"{error}. Did you mean '{near[0]}'?",)  # as Python 3.13 asks
             raise
 
     return called
