@@ -79,7 +79,6 @@ def test_help_and_version(arguments: str, words: str, capsys: Captured) -> None:
     ("arguments", "words"),
     [
         ([], "give a verb: ledger, quarantine, run, pack, index,"),
-        (["--"], "give a verb: ledger, quarantine, run, pack, index,"),
         (["sort"], "invalid choice: 'sort'"),
         (["quarantine"], "required: ACTION"),
         (["quarantine", "list"], "required: MANIFEST"),

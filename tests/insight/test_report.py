@@ -75,6 +75,7 @@ def test_text_keeps_its_size_on_a_phone(report: str) -> None:
     assert "text" not in {tag for tag, _ in tags}  # in a chart it would shrink
     assert min(map(int, re.findall(r"font(?:-size)?: (\d+)px", report))) >= 12
     assert "white-space: pre-wrap" in report and ".table { overflow-x: auto; }" in report
+    assert re.search(r"@media \(max-width: 40rem\) {.*\.stages td, .* { white-space: normal;", report, re.DOTALL)
     assert "width=device-width" in report and "prefers-color-scheme: dark" in report
 
 

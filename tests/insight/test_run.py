@@ -23,6 +23,7 @@ from penstock.insight.program_loaders import facts_of
 from penstock.insight.recording import Loop, Recording
 from penstock.insight.run_report import LiveLine
 from tests.frameworks.launching import TORCHRUN, run as launched
+from tests.insight.html_pages import Page
 from tests.insight.penstock_processes import Ended, penstock_command, written
 
 TRAIN = """
@@ -147,8 +148,12 @@ def test_rank_0_reports(tmp_path: Path, penstock_run: Any) -> None:
 
 @pytest.mark.timeout(300)
 def test_replace(tmp_path: Path, penstock_run: Any) -> None:
-    ended = penstock_run(TRAIN, "--replace", "--json", "both.json", "train.py", "0")
+    ended = penstock_run(TRAIN, "--replace", "--json", "both.json", "--report", "report.html", "train.py", "0")
     assert ended.code == 0, ended.err
+    page = Page((tmp_path / "report.html").read_text()).text
+    before, runs = page.partition("What to do")[0].partition("Both runs")[::2]
+    assert "began" in before and re.search(r"^  samples/s +[\d,]+ +[\d,]+ +[\d.]+x$", runs, re.MULTILINE)
+    assert ended.said[-1].removeprefix("penstock: ") in runs and "Photos, batch_size=16 at train.py:15" in runs
     assert [line.split()[1] for line in ended.out.splitlines()] == ["torch.utils.data.dataloader", "penstock.loader"]
     assert "penstock: run 1 of 2, with torch's loader" in ended.said
     assert re.search(r"penstock: the program +[\d.]+ (ms|s) +[\d.]+ (ms|s) +[\d.]+x$", ended.err, re.MULTILINE)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import html
 import json
 import os
 import resource
@@ -18,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -241,6 +243,8 @@ def _run_twice(arguments: argparse.Namespace, program: Program, files: Mapping[s
             runs.append(ended)
     first, second = runs
     lines = [*compared(first.figures, second.figures), gained(first.figures, second.figures)]
+    if "report" in files:
+        _add_to_page(files["report"], lines)
     if first.read > 2 * second.read + (16 << 20):
         read = f"the first run read {size_of(first.read)} from disks, the second {size_of(second.read)}"
         lines.append(f"{read}, because the files were in memory by then: compare once more")
@@ -250,6 +254,15 @@ def _run_twice(arguments: argparse.Namespace, program: Program, files: Mapping[s
     for line in lines:
         say(f"penstock: {shown(line)}")
     return 0 if first.figures["loops"] and second.figures["loops"] else 1
+
+
+def _add_to_page(file: OutputFile, lines: Sequence[str]) -> None:
+    """Add the comparison to the report of the second run, as far as that was written."""
+    *rows, said = map(html.escape, lines)
+    both = [f'<h2>Both runs</h2>\n<p class="verdict">{said}</p>\n<pre>', *rows, "</pre>", "<h2>What to do</h2>"]
+    with contextlib.suppress(OSError, ValueError):  # ValueError: it is compressed
+        text = Path(file.path).read_text("utf-8")
+        _write(file, text.replace(both[-1], "\n".join(both), 1))
 
 
 def run_child(command: Sequence[str], figures: str) -> Ended:

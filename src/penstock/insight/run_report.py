@@ -13,12 +13,14 @@ from penstock.insight.program_loaders import LoaderFacts
 from penstock.insight.recording import Loop
 from penstock.loop_model import SATURATED
 from penstock.showing import StatusLine
-from penstock.system.limits import host_cpus
+from penstock.system.limits import host_cpus, usable_cpus
 from penstock.system.words import counted, duration
 from penstock.verdict import WAITING
 
 #: The most loops of which a sentence is said.
 _SAID = 10
+#: Seconds that a batch takes, from which on worker processes are worth what they cost.
+_WORTH_WORKERS = 1e-3
 #: Seconds between two times that the line on the terminal is written.
 EVERY = 0.2
 
@@ -79,9 +81,17 @@ def advice(loop: Loop) -> str:
         return "no batch came."
     if not waits(loop):
         return "nothing: the loop does not wait for its batches."
-    if loop.loader.penstock:
-        return "run it for longer: there were too few steps to tell what would help."
-    return f"{import_line(loop) or 'penstock run --compare measures what changing the import line gives'}."
+    if loop.loader.penstock and loop.read_by != "Python":
+        return "run it for some seconds more: it was too short to tell what would help."
+    times, do = loop.times, []
+    if not loop.loader.workers and times.waited > _WORTH_WORKERS * times.batches:
+        do.append(f"give num_workers={usable_cpus()}: the loop itself reads the samples now")
+    if not loop.loader.penstock:
+        compare = (
+            'try "from penstock import DataLoader" as the import line: penstock run --compare measures what it gives'
+        )
+        do.append(import_line(loop) or compare)
+    return f"{'; '.join(do) or 'run it for some seconds more: it was too short to tell what would help'}."
 
 
 def _taken(loop: Loop, seconds: float) -> str:
