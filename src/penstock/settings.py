@@ -211,17 +211,17 @@ def shares(value: object, method: Method | None) -> bool:
 
 
 def check_kinds(dataset: object, collate_fn: object, **switches: object) -> None:
-    """Raise InvalidOption for a path, a table or a class as the dataset, the class Padded as collate_fn=, and texts.
+    """Raise InvalidOption for a path, a table or a class as the dataset, and for the class Padded as collate_fn=.
 
-    switches: arguments that are True or False by their names.
+    switches: arguments that are True or False, by name: texts are refused.
     """
     for name, value in switches.items():
         if isinstance(value, str):
             raise InvalidOption(f"{name}={value!r} is a text, which counts as True: write {name}=True or {name}=False")
     if hasattr(dataset, "iloc") and hasattr(dataset, "columns"):
+        rows = "penstock.Arrays(frame.to_numpy())"
         raise InvalidOption(
-            "the dataset is a DataFrame, whose items are columns: give a Dataset of its rows, such as "
-            "penstock.Arrays(torch.from_numpy(frame.to_numpy()))"
+            f"the dataset is a DataFrame, whose items are columns: give its rows, such as {rows}"
         )
     if is_url(dataset):
         raise InvalidOption(

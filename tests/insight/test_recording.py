@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import re
 import weakref
 from pathlib import Path
 from typing import Any
