@@ -220,9 +220,7 @@ def check_kinds(dataset: object, collate_fn: object, **switches: object) -> None
             raise InvalidOption(f"{name}={value!r} is a text, which counts as True: write {name}=True or {name}=False")
     if hasattr(dataset, "iloc") and hasattr(dataset, "columns"):
         rows = "penstock.Arrays(frame.to_numpy())"
-        raise InvalidOption(
-            f"the dataset is a DataFrame, whose items are columns: give its rows, such as {rows}"
-        )
+        raise InvalidOption(f"the dataset is a DataFrame, whose items are columns: give its rows, such as {rows}")
     if is_url(dataset):
         raise InvalidOption(
             f"dataset={dataset!r} is a URL: penstock.Shards({dataset!r}) reads packed shards of a store"

@@ -70,7 +70,7 @@ NEAR = {"gs:/x": "gs://x", "s3:/x/y": "s3://x/y", "gcs://x": "gs://x", "S3:/x": 
 @pytest.mark.parametrize("near", NEAR)
 def test_what_is_nearly_a_url(near: str, folder: Path, said: Any) -> None:
     before = sorted(os.listdir())
-    for words in (("info",), ("verify",), ("view",), ("doctor",), ("pack", "photos"), ("unpack", "out")):
+    for words in (("info",), ("verify",), ("view",), ("doctor",), ("pack", "photos"), ("unpack", "out"), ("index",)):
         assert f"write {NEAR[near]}\n" in said(*words, near, code=2), words
     photos = penstock.ImageFolder("photos", lambda image: torch.zeros(1))
     for make in (
