@@ -221,11 +221,9 @@ def check_kinds(dataset: object, collate_fn: object, **switches: object) -> None
     if hasattr(dataset, "iloc") and hasattr(dataset, "columns"):
         rows = "penstock.Arrays(frame.to_numpy())"
         raise InvalidOption(f"the dataset is a DataFrame, whose items are columns: give its rows, such as {rows}")
-    if is_url(dataset):
-        raise InvalidOption(
-            f"dataset={dataset!r} is a URL: penstock.Shards({dataset!r}) reads packed shards of a store"
-        )
     if isinstance(dataset, str | os.PathLike):
+        if is_url(dataset):
+            raise InvalidOption(f"dataset={dataset!r} is a URL: penstock.Shards({dataset!r}) reads packed shards there")
         raise InvalidOption(
             f"dataset={dataset!r} is a path: penstock.ImageFolder({os.fspath(dataset)!r}) reads a folder of images, "
             f"penstock.TensorFolder one of .pt and .npy files"

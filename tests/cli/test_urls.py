@@ -108,8 +108,10 @@ def test_retry_of_samples_of_shards(remote: bool, served: S3, folder: Path, said
     if remote:
         put(served, folder)
     assert "1 good again (1 taken out), 0 still bad, 1 left" in said("quarantine", "retry", "bad.jsonl")
-    Manifest("bad.jsonl").add(BadSample.of("x", "photos/some.tar", ValueError("once")))
-    assert "it has no dataset.json" in said("quarantine", "retry", "bad.jsonl")
+    for path in ("photos/some.tar", "hf://datasets/x.png"):
+        Manifest("bad.jsonl").add(BadSample.of(path, path, ValueError("once")))
+    told = said("quarantine", "retry", "bad.jsonl")
+    assert "it has no dataset.json" in told and "'hf://datasets' is not a URL" in told and "3 left" in told
 
 
 def faulty(folder: Path, name: str) -> bool:

@@ -21,7 +21,6 @@ from penstock.errors import InvalidOption, PenstockError
 from penstock.state.manifest import BadSample, Manifest, describe
 from penstock.system.deferred import deferred
 from penstock.system.output_files import write_whole
-from penstock.system.urls import is_url
 from penstock.system.words import counted
 
 if TYPE_CHECKING:
@@ -129,7 +128,7 @@ def _tried(bad: BadSample, samples_of: Callable[[str], Mapping[Any, Any]]) -> tu
     if bad.error.startswith("OutsideRoot:"):
         return "left", "its file lay outside of its root folder, which only a run knows"
     try:
-        if is_url(path) or path.endswith(".tar"):
+        if "://" in path or path.endswith(".tar"):
             try:
                 dataset, position = samples_of(path.rpartition("/")[0])[path, id]
             except PenstockError as error:
