@@ -216,23 +216,19 @@ def shares(value: object, method: Method | None) -> bool:
 
 
 def check_kinds(dataset: object, collate_fn: object, **switches: object) -> None:
-    """Raise InvalidOption for a path, a table or a class as the dataset, the class Padded as collate_fn=, and texts.
+    """Raise InvalidOption for a path, a table or a class as the dataset, and for the class Padded as collate_fn=.
 
-    switches: arguments that are True or False by their names.
+    switches: arguments that are True or False, by name: texts are refused.
     """
     for name, value in switches.items():
         if isinstance(value, str):
             raise InvalidOption(f"{name}={value!r} is a text, which counts as True: write {name}=True or {name}=False")
     if hasattr(dataset, "iloc") and hasattr(dataset, "columns"):
-        raise InvalidOption(
-            "the dataset is a DataFrame, whose items are columns: give a Dataset of its rows, such as "
-            "penstock.Arrays(torch.from_numpy(frame.to_numpy()))"
-        )
-    if is_url(dataset):
-        raise InvalidOption(
-            f"dataset={dataset!r} is a URL: penstock.Shards({dataset!r}) reads packed shards of a store"
-        )
+        rows = "penstock.Arrays(frame.to_numpy())"
+        raise InvalidOption(f"the dataset is a DataFrame, whose items are columns: give its rows, such as {rows}")
     if isinstance(dataset, str | os.PathLike):
+        if is_url(dataset):
+            raise InvalidOption(f"dataset={dataset!r} is a URL: penstock.Shards({dataset!r}) reads packed shards there")
         raise InvalidOption(
             f"dataset={dataset!r} is a path: penstock.ImageFolder({os.fspath(dataset)!r}) reads a folder of images, "
             f"penstock.TensorFolder one of .pt and .npy files"

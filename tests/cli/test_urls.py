@@ -70,7 +70,7 @@ NEAR = {"gs:/x": "gs://x", "s3:/x/y": "s3://x/y", "gcs://x": "gs://x", "S3:/x": 
 @pytest.mark.parametrize("near", NEAR)
 def test_what_is_nearly_a_url(near: str, folder: Path, said: Any) -> None:
     before = sorted(os.listdir())
-    for words in (("info",), ("verify",), ("view",), ("doctor",), ("pack", "photos"), ("unpack", "out")):
+    for words in (("info",), ("verify",), ("view",), ("doctor",), ("pack", "photos"), ("unpack", "out"), ("index",)):
         assert f"write {NEAR[near]}\n" in said(*words, near, code=2), words
     photos = penstock.ImageFolder("photos", lambda image: torch.zeros(1))
     for make in (
@@ -108,8 +108,10 @@ def test_retry_of_samples_of_shards(remote: bool, served: S3, folder: Path, said
     if remote:
         put(served, folder)
     assert "1 good again (1 taken out), 0 still bad, 1 left" in said("quarantine", "retry", "bad.jsonl")
-    Manifest("bad.jsonl").add(BadSample.of("x", "photos/some.tar", ValueError("once")))
-    assert "it has no dataset.json" in said("quarantine", "retry", "bad.jsonl")
+    for path in ("photos/some.tar", "hf://datasets/x.png"):
+        Manifest("bad.jsonl").add(BadSample.of(path, path, ValueError("once")))
+    told = said("quarantine", "retry", "bad.jsonl")
+    assert "it has no dataset.json" in told and "'hf://datasets' is not a URL" in told and "3 left" in told
 
 
 def faulty(folder: Path, name: str) -> bool:

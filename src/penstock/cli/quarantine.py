@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 from PIL import UnidentifiedImageError
 
 from penstock.cli.terminal import Bar, add_actions, add_verb, raw, say, shown, table, write, write_lines
-from penstock.errors import InvalidOption, PenstockError, UnreadableSample
+from penstock.errors import InvalidOption, PenstockError
 from penstock.state.manifest import BadSample, Manifest, describe
 from penstock.system.deferred import deferred
 from penstock.system.output_files import write_whole
-from penstock.system.urls import is_url
 from penstock.system.words import counted
 
 if TYPE_CHECKING:
@@ -101,25 +100,18 @@ def _retry(arguments: argparse.Namespace) -> int:
     manifest = Manifest(arguments.manifest)
     if not arguments.dry_run:
         manifest.check()
-    good, still, left = (list[tuple[BadSample, str]]() for _ in range(3))
+    found: dict[str, list[tuple[BadSample, str]]] = {"good again": [], "still bad": [], "left": []}
     samples_of = functools.lru_cache(_samples_of)
     with Bar("reading") as bar:
         for number, bad in enumerate(entries, 1):
-            try:
-                error = _try(bad, samples_of)
-            except _Untried as why:
-                left.append((bad, str(why)))
-            else:
-                (still if error else good).append((bad, describe(error) if error else f"was {bad.error}"))
+            word, why = _tried(bad, samples_of)
+            found[word].append((bad, why))
             bar.update(number, len(entries))
+    good, still, left = found.values()
     taken = "not taken out: a dry run"
     if not arguments.dry_run:
         taken = f"{manifest.remove(bad.id for bad, _ in good):,} taken out"
-    lines = [
-        f"{word:<10}  {shown(bad.id)}: {shown(why)}"
-        for word, found in (("good again", good), ("still bad", still), ("left", left))
-        for bad, why in found
-    ]
+    lines = [f"{word:<10}  {shown(bad.id)}: {shown(why)}" for word, each in found.items() for bad, why in each]
     lines.append(
         f"{len(good):,} good again ({taken}), {len(still):,} still bad, {len(left):,} left without a try, "
         f"in {shown(arguments.manifest)}"
@@ -128,50 +120,43 @@ def _retry(arguments: argparse.Namespace) -> int:
     return 1 if still else 0
 
 
-class _Untried(Exception):
-    """A sample cannot be tried; the text says why."""
-
-
-def _try(bad: BadSample, samples_of: Callable[[str], Mapping[Any, Any]]) -> Exception | None:
-    """Read a sample by the reference; return what is wrong with it. Raises _Untried. samples_of: of a folder."""
+def _tried(bad: BadSample, samples_of: Callable[[str], Mapping[Any, Any]]) -> tuple[str, str]:
+    """Read a sample by the reference; return how it is now, and why. samples_of: those of a folder of shards."""
     id, path = bad.id, bad.path
     if path is None:
-        raise _Untried("its file is not known")
+        return "left", "its file is not known"
     if bad.error.startswith("OutsideRoot:"):
-        raise _Untried("its file lay outside of its root folder, which only a run knows")
+        return "left", "its file lay outside of its root folder, which only a run knows"
     try:
-        if is_url(path) or path.endswith(".tar"):
+        if "://" in path or path.endswith(".tar"):
             try:
                 dataset, position = samples_of(path.rpartition("/")[0])[path, id]
             except PenstockError as error:
-                raise _Untried(str(error)) from error
+                return "left", str(error)
             except KeyError:
-                raise _Untried(f"no index beside {path} has this ID in that shard") from None
+                return "left", f"no index beside {path} has this ID in that shard"
             dataset.read(position)
-            return None
-        if not stat.S_ISREG(os.stat(path).st_mode):  # a named pipe or a device would be read for ever
-            return UnreadableSample(f"sample {id!r} ({path}) is not a regular file; replace it, or leave it out")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow's and torch's, of files that they read
-            _read_file(id, path)
-    except _Untried:
-        raise
-    except OSError as error:
-        return error if isinstance(error, PenstockError) else reading.system_error(error.errno or errno.EIO, id, path)
+        elif not stat.S_ISREG(os.stat(path).st_mode):  # a named pipe or a device would be read for ever
+            said = f"sample {id!r} ({path}) is not a regular file; replace it, or leave it out"
+            return "still bad", f"UnreadableSample: {said}"
+        elif not _read_file(id, path):
+            return "left", "its file is not an image, a tensor or a sound by its name or its bytes"
     except Exception as error:
-        return error
-    return None
+        if isinstance(error, OSError) and not isinstance(error, PenstockError):
+            error = reading.system_error(error.errno or errno.EIO, id, path)
+        return "still bad", describe(error)
+    return "good again", f"was {bad.error}"
 
 
-def _read_file(id: str, path: str) -> None:
-    """Read a file as what it is by its name, else by its first bytes. Raises _Untried where neither says it."""
+def _read_file(id: str, path: str) -> bool:
+    """Read a file as what it is by its name, else by its first bytes; False: neither says it."""
     suffix = os.path.splitext(path)[1].lower()
     image = suffix in image_folder.IMG_EXTENSIONS
-    if suffix in audio_folder.AUDIO_EXTENSIONS:
-        audio_folder.AudioFolder([path]).read(0)
-        return
-    with open(path, "rb") as file:
-        if reading.holds_mappings(suffix):
+    with warnings.catch_warnings(), open(path, "rb") as file:
+        warnings.simplefilter("ignore")  # Pillow's and torch's, of files that they read
+        if suffix in audio_folder.AUDIO_EXTENSIONS:
+            audio_folder.AudioFolder([path]).read(0)
+        elif reading.holds_mappings(suffix):
             reading.read_mapping(file, id, path)
         elif suffix in _TENSORS or (not image and file.peek(6).startswith(_TENSOR_MAGIC)):
             reading.read_tensor(file, id, path)
@@ -181,7 +166,8 @@ def _read_file(id: str, path: str) -> None:
             except UnidentifiedImageError:
                 if image:
                     raise
-                raise _Untried("its file is not an image, a tensor or a sound by its name or its bytes") from None
+                return False
+    return True
 
 
 def _samples_of(folder: str) -> dict[tuple[str, str], tuple[shards.Shards, int]]:

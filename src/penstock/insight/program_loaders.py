@@ -201,7 +201,7 @@ def read_by_torch() -> set[str]:
         return __init__
 
     _exchange(DataLoader, "__init__", making)
-    for name in ("__iter__", "_get_iterator"):
+    for name in {"__iter__", "_get_iterator"} & vars(DataLoader).keys():
         _exchange(DataLoader, name, lambda ours: lambda self: getattr(_LOADER, ours.__name__)(self))
     return ignored
 

@@ -23,6 +23,7 @@ from penstock.storage.description import Part, Shard, Split
 from penstock.storage.index import crc32c_of, open_regular
 from penstock.storage.tar import TarMember, members
 from penstock.system.limits import usable_cpus
+from penstock.system.urls import local_folder
 
 # WebDataset's base_plus_ext: the key ends at the first dot of the last part of the name.
 _NAME = re.compile(r"((?:.*/)?[^/.]+)(\.[^/]*)")
@@ -72,7 +73,7 @@ class _Indexed(NamedTuple):
 def _tars(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, list[str]]:
     """Return the folder and the names of the tar files in it."""
     if isinstance(path, str | os.PathLike):
-        given = os.path.abspath(os.fspath(path))
+        given = os.path.abspath(local_folder(path, "path"))
         if os.path.isdir(given):
             names = sorted(name for name in os.listdir(given) if name.endswith(".tar") and not name.startswith("."))
             if not names:
@@ -82,7 +83,7 @@ def _tars(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tu
             return given, names
         paths = [given]
     else:
-        paths = [os.path.abspath(os.fspath(one)) for one in path]
+        paths = [os.path.abspath(local_folder(one, "path")) for one in path]
     folders = {os.path.dirname(one) for one in paths}
     if len(folders) != 1:
         raise InvalidOption(f"all tar files must lie in one folder; these lie in {len(folders)}")

@@ -10,15 +10,8 @@ from contextlib import suppress
 import numpy as np
 
 import penstock._native as _native
-from penstock.errors import (
-    ChangedObject,
-    CorruptDownload,
-    CorruptShards,
-    InvalidOption,
-    MissingObject,
-    OutsideRoot,
-    SampleError,
-)
+from penstock import errors
+from penstock.errors import CorruptShards, InvalidOption, OutsideRoot, SampleError
 from penstock.sources.shards import Shards
 from penstock.storage.durable import full_disk_named, write_all
 from penstock.storage.index import crc32c_of, open_regular
@@ -138,7 +131,7 @@ def verify(
     Raises:
         CorruptShards: the shards cannot be opened at all.
     """
-    largest = max(shard.bytes for found in splits_of(os.fspath(path)).values() for shard in found.shards)
+    largest = max((shard.bytes for one in splits_of(os.fspath(path)).values() for shard in one.shards), default=1)
     with tempfile.TemporaryDirectory(prefix="penstock-verify-") as cache:  # that of passes may hold what the store lost
         dataset = Shards(path, split, window=1, cache_folder=cache, cache_limit=2 * largest)
         yield from _faults(dataset, decode, on_progress)
@@ -165,7 +158,7 @@ def _faults(dataset: Shards, decode: bool, on_progress: Callable[[int, int], Non
                 dataset.read(position) if decode else dataset.read_bytes(position)
         except (SampleError, CorruptShards) as error:
             yield error
-        except (MissingObject, ChangedObject, CorruptDownload) as error:
+        except (errors.MissingObject, errors.ChangedObject, errors.CorruptDownload) as error:
             lost.add(rows[position])
             yield error
         if on_progress is not None:

@@ -20,7 +20,6 @@ from penstock.errors import InvalidOption
 from penstock.showing import said
 from penstock.system.locks import NO_LOCKS, lock_file, unlock_file
 from penstock.system.output_files import write_whole
-from penstock.system.urls import is_url
 from penstock.system.warn_user import warn_user
 
 #: Characters of an error's message that are kept.
@@ -54,7 +53,7 @@ class BadSample:
         cls, id: str, path: str | os.PathLike[str] | None, error: BaseException, index: int | None = None
     ) -> BadSample:
         """Return the entry for an error met now. The path is made absolute; a long message is cut, names never."""
-        place = path if path is None or is_url(path) else os.path.abspath(path)
+        place = None if path is None else os.fspath(path) if "://" in os.fspath(path) else os.path.abspath(path)
         now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         return cls(id, place, describe(error), file_size(place), now, index)
 

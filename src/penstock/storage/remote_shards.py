@@ -148,7 +148,7 @@ class Download:
 def splits_of(path: str) -> dict[str, Split]:
     """Return the splits in a folder of shards or under its URL. Raises CorruptShards, StorageError, OSError."""
     if not is_url(path):
-        return description.load(os.path.abspath(path))
+        return description.load(os.path.abspath(os.path.expanduser(path)))
     store = ObjectStore(path)
     return description.parse(store.read(description.FILE), store.url_of(description.FILE))
 

@@ -15,7 +15,7 @@ SCHEMES = ("s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "https", "h
 
 def is_url(path: object) -> TypeGuard[str]:
     """Return whether a path is the URL of an object store. Raises InvalidOption for what is nearly one, as gs:/x."""
-    text = os.fsdecode(path) if isinstance(path, str | bytes | os.PathLike) else ""
+    text = os.fsdecode(path) if isinstance(path, str | os.PathLike) else ""
     found = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):(/+)", text)
     if found is None:
         return False
@@ -25,9 +25,7 @@ def is_url(path: object) -> TypeGuard[str]:
     if not (known or len(found[2]) > 1) or os.path.lexists(text):
         return False
     near = difflib.get_close_matches(scheme, SCHEMES, 1)
-    meant = (
-        f"write {near[0]}://{text[found.end() :]}" if near else f"such a URL begins with one of {', '.join(SCHEMES)}"
-    )
+    meant = f"write {near[0]}://{text[found.end() :]}" if near else f"such URLs begin with {', '.join(SCHEMES)}"
     raise InvalidOption(f"{text!r} is not a URL of an object store, and there is no such local folder: {meant}")
 
 
