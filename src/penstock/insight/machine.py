@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from torch.utils.data import DataLoader, IterableDataset
 
 from penstock.executors.workers.post_mortem import FOLDER, REMEDY
-from penstock.settings import known_size
 from penstock.sources.naming import names_of
 from penstock.sources.shards import Shards
 from penstock.state.manifest import file_size
@@ -113,7 +112,11 @@ def dataset_files(dataset: Any) -> DatasetFiles:
     if isinstance(dataset, DataLoader):
         found, workers = dataset_files(dataset.dataset), dataset.num_workers
         return replace(found, workers=workers, prefetch_factor=dataset.prefetch_factor or 2) if workers else found
-    if isinstance(dataset, IterableDataset) or (size := known_size(dataset)) is None:
+    if isinstance(dataset, IterableDataset):
+        return NO_FILES
+    try:
+        size = len(dataset)
+    except (TypeError, NotImplementedError):  # a map-style dataset without a length
         return NO_FILES
     if type(dataset) is Shards:  # those in an object store are not files of this machine
         whole = sum(shard.bytes for shard in dataset.description.shards)
