@@ -76,10 +76,10 @@ def test_num_workers_none_uses_the_cpus_allowed() -> None:
 def test_a_sample_that_is_read_for_ever_is_named(pngs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
 
-    def slow(file: Any, path: str) -> Any:
+    def slow(file: Any, path: str, id: str) -> Any:
         if path.endswith("06.png"):
             go_on.wait()
-        return read_image(file, path)
+        return read_image(file, path, id)
 
     monkeypatch.setattr("penstock.sources.torchvision_datasets.read_image", slow)
     dataset = torchvision.datasets.ImageFolder(str(pngs), v1.ToTensor())

@@ -14,6 +14,7 @@ import torch
 import torchvision
 
 import penstock
+from penstock import loop_times
 from penstock.insight import publishing
 from tests.photos import photo_files
 from tests.sample_datasets import rows, tensor_files
@@ -116,6 +117,7 @@ def found(root: Path) -> list[tuple[str, int]]:
 def _recordings(_: Path, patch: pytest.MonkeyPatch) -> Cache:
     for name in ("FIRST_AFTER", "EVERY", "_SHARE"):
         patch.setattr(publishing, name, 0.0)
+    patch.setattr(loop_times, "SHORT_PASS", 0.0)
 
     def opened(_: Path) -> Iterable[Any]:
         penstock.insight.publish()

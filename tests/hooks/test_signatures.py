@@ -52,7 +52,8 @@ def test_every_exchanged_function_takes_the_arguments_of_its_original(options: d
     assert all(stood_for(value) is before[key] for key, value in exchanged.items())
     assert (torch, "load") in exchanged and (torchvision.transforms.Compose, "__call__") in exchanged
     for (owner, name), ours in exchanged.items():
-        function, original = (getattr(one, "__func__", one) for one in (ours, before[owner, name]))
+        both = ours, before[owner, name]
+        function, original = (one.__func__ if isinstance(one, staticmethod) else one for one in both)
         assert shape(function) == shape(original), name
         kinds = [one.kind for one in inspect.signature(function, follow_wrapped=False).parameters.values()]
         assert kinds == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD], name

@@ -300,7 +300,6 @@ RAISING: dict[str, Callable[[int], Any]] = {
     "two lines": at_5(lambda: ValueError("bad sample\n  on two lines")),
     "index": at_5(lambda: IndexError("list index out of range")),
     "key": at_5(lambda: KeyError("a key")),
-    "stopping": at_5(StopIteration),  # which ends torch's pass without a word
     "of the user's": at_5(lambda: Own(5, "no file")),
     "without text": at_5(lambda: Keyword(code=3)),
     "file": lambda index: Path("/nowhere/at/all").read_bytes() if index == 5 else index,

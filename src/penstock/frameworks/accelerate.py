@@ -108,8 +108,9 @@ def _replace(function: Callable[..., Any], ours: Callable[..., Any]) -> None:
 
     @functools.wraps(function)
     def replaced(*arguments: Any, **named: Any) -> Any:
-        given = signature.bind(*arguments, **named).arguments
-        return ours(function, given.pop("dataloader"), **given)
+        signature.bind(*arguments, **named)  # raises TypeError
+        given = {**dict(zip(signature.parameters, arguments, strict=False)), **named}
+        return ours(function, given.pop(next(iter(signature.parameters))), **given)
 
     setattr(replaced, _MARK, True)
     for module in list(sys.modules.values()):

@@ -15,6 +15,7 @@ keyed_methods.py puts what asks this module in the place of torchvision's method
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -46,6 +47,7 @@ class _ThreadState(threading.local):
 
 
 _this_thread = _ThreadState()
+os.register_at_fork(after_in_child=lambda: vars(_this_thread).clear())  # a child's generators are its own
 
 
 def turn_to(seed: int, epoch: int, sample: int, position: int, *, owned: bool = False) -> None:
