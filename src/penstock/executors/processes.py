@@ -309,8 +309,8 @@ class ProcessPass(_MultiProcessingDataLoaderIter):
         try:
             batch = super()._process_data(data, *worker)  # type: ignore[no-untyped-call]
         except Exception as error:
-            if isinstance(data, ExceptionWrapper) and (told := _told(error, data)) is not error:
-                raise told from None
+            if isinstance(data, ExceptionWrapper):
+                raise _told(error, data) from None
             raise
         needed, state = 0, None
         while isinstance(batch, Delivered):

@@ -31,7 +31,7 @@ from penstock.storage.cache_folder import DEFAULT_LIMIT, CacheFolder
 from penstock.storage.description import ShardFiles
 from penstock.storage.index import ABSENT, Index
 from penstock.storage.objects import ObjectStore
-from penstock.storage.remote_shards import RemoteShards, splits_of, with_local_index
+from penstock.storage.remote_shards import RemoteShards, splits_in, with_local_index
 from penstock.system.urls import is_url
 from penstock.system.words import counted, there_are
 
@@ -141,7 +141,7 @@ class Shards(Dataset[Any]):
 
     def _open_remote(self, split: str | None) -> None:
         cache, store = CacheFolder(self.cache_folder, self.cache_limit or DEFAULT_LIMIT), ObjectStore(self.root)
-        splits = splits_of(self.root)
+        splits = splits_in(store)
         self.split = description.chosen(splits, split, self.root)
         self.description = splits[self.split]
         check_window(self.window or DEFAULT_WINDOW, self.description.shards, cache.limit)

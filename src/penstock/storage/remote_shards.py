@@ -149,7 +149,11 @@ def splits_of(path: str) -> dict[str, Split]:
     """Return the splits in a folder of shards or under its URL. Raises CorruptShards, StorageError, OSError."""
     if not is_url(path):
         return description.load(os.path.abspath(os.path.expanduser(path)))
-    store = ObjectStore(path)
+    return splits_in(ObjectStore(path))
+
+
+def splits_in(store: ObjectStore) -> dict[str, Split]:
+    """Return the splits in a folder of an object store. Raises CorruptShards, StorageError."""
     return description.parse(store.read(description.FILE), store.url_of(description.FILE))
 
 

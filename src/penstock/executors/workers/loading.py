@@ -162,14 +162,17 @@ class FetchedBatch(Batch):
                 del samples
             return None
         except BaseException as error:
-            failure = error
-            with contextlib.suppress(Exception):  # a repr of the user's, or an exception that takes no notes
-                failure = not_an_end(error, f"in __getitem__ of sample {activity.sample()!r}")
-                place = f"in {threading.current_thread().name}"  # of a batch done in one go its fetch has said more
-                add_note(error, place if self.indices is None else f"{place}, sample {activity.sample()!r}")
-            return begin + activity.position(), failure
+            return begin + activity.position(), self._noted(error, activity)
         finally:
             activity.stage = ""
+
+    def _noted(self, error: BaseException, activity: Activity) -> BaseException:
+        """Return an error with a note of its thread and sample; for a StopIteration, another (see not_an_end)."""
+        with contextlib.suppress(Exception):  # a repr of the user's, or an exception that takes no notes
+            place = f"in {threading.current_thread().name}"  # of a batch done in one go its fetch has said more
+            add_note(error, place if self.indices is None else f"{place}, sample {activity.sample()!r}")
+            return not_an_end(error, f"in __getitem__ of sample {activity.sample()!r}")
+        return error
 
     def collate(self, fetch: Fetch, rows: SampleRows | None) -> None:
         if self.build is not None and rows is not None:
