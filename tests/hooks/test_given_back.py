@@ -196,7 +196,7 @@ for options in ({"num_workers": 0}, {"num_workers": 2, "worker_method": "thread"
         assert differences()
         during, now = shown()
         assert now == looks
-        assert "penstock" not in during and during.count("Traceback") == before.count("Traceback")
+        assert "src/penstock" not in during and during.count("Traceback") == before.count("Traceback")
         assert pickle.loads(pickle.dumps(held)) == held
         assert pickle.loads(pickle.dumps((torch.load, np.load))) == (torch.load, np.load)
         assert torch.jit.script(v1.RandomCrop(4))(torch.zeros(3, 8, 8)).shape[0] == 3
