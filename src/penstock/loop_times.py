@@ -99,6 +99,8 @@ class LoopMeter:
         self.follows: Callable[[float], None] | None = None
         #: Of the process and the machine, and in the run queue of the loop's thread, then.
         self._ran: tuple[float, float, float] | None = None
+        #: In how many seconds the CPU times are read again.
+        self.every = SHORT_PASS
         # Batch by batch they are counted natively: behind a batch's samples Python's code has left the CPU's caches.
         self.add, self.add_work = self._counter.add, self._counter.add_work
 
@@ -113,17 +115,12 @@ class LoopMeter:
         clock = self.latest()
         return clock is not None and not clock.over
 
-    @property
-    def every(self) -> float:
-        """In how many seconds the CPU times are read again."""
-        return SHORT_PASS if self._ran is None else LOOK_SECONDS
-
     def look(self, *, begins: bool = False) -> None:
         """Count the CPU times of process and machine since the last look; begins: of a pass, they are only read."""
         if (now := perf_counter()) - self.looked < SHORT_PASS:
             return
         with self._lock:
-            passed, self.looked = now - self.looked, now
+            passed, self.looked, self.every = now - self.looked, now, LOOK_SECONDS
             before, self._ran = self._ran, (process_time(), machine_cpu_seconds(), _native.ready_seconds())
             if not begins and before is not None:
                 process, machine, queued = map(operator.sub, self._ran, before)

@@ -213,11 +213,13 @@ class Checkpoint:
 
     def _of_epoch(self, settings: Settings) -> Progress:
         state, self.resume = self.resume, None
+        in_order = state is None and (settings.in_order or not settings.num_workers)
+        if in_order and settings.known.get("plain"):
+            return Progress(self.epochs.number)
         user_states = self._own(settings)
         order = user_states.order
-        if state is None and (settings.in_order or not settings.num_workers):
-            if "plain" not in settings.known:
-                settings.known["plain"] = user_states.has_none()
+        if in_order:
+            settings.known["plain"] = user_states.has_none()
             if settings.known["plain"]:
                 return Progress(self.epochs.number)
         own = {} if state is None else own_of(state)
