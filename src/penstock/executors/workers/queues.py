@@ -179,8 +179,8 @@ class Results(WorkerQueue):
     def _sends_at_once(self) -> bool:
         """Return whether the batch took far less than a millisecond: then the feeder thread would cost a part of that.
 
-        A worker that writes by itself never sleeps while it has tasks, and a process that never sleeps gets its bare
-        share of the CPUs beside programs that start processes: a third of what one gets that hands over to a thread.
+        Beside other programs a worker that writes by itself gets its bare share of the CPUs, a third of what one gets
+        whose second thread is woken. (Short sleeps in the place of that thread change nothing.)
         """
         ran, self._ran = self._ran, thread_time()
         return self._ran - ran < _BRIEF
