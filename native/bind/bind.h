@@ -18,7 +18,6 @@ void bind_order(nanobind::module_& m);
 void bind_fillers(nanobind::module_& m);
 void bind_pool(nanobind::module_& m);
 void bind_index_notes(nanobind::module_& m);
-void bind_file_readers(nanobind::module_& m);
 void bind_sample(nanobind::module_& m);
 void bind_collate(nanobind::module_& m);
 void bind_torch_load(nanobind::module_& m);

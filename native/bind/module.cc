@@ -15,7 +15,6 @@ NB_MODULE(_native, m) {
   penstock::bind_fillers(m);
   penstock::bind_pool(m);
   penstock::bind_index_notes(m);
-  penstock::bind_file_readers(m);
   penstock::bind_sample(m);
   penstock::bind_collate(m);
   penstock::bind_torch_load(m);

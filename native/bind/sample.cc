@@ -1,8 +1,8 @@
-// One sample by itself, in the calling thread: a tensor read for code of the user's own that goes on with it, or an image
-// transformed after such code has read it.
+// One sample by itself, in the calling thread: the bytes of its file, or an image transformed after code of the user's own
+// has read it.
 //
 // Threads: any number at once; each call has working memory of its own, and Python's lock is let go while it works.
-// Memory: elements are written where the caller wants them; the memory of
+// Memory: the bytes of a file that is read are the array's; elements are written where the caller wants them; the memory of
 // a Pillow image is borrowed while its Arrow capsules live, and the bytes of a file for the call.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -10,19 +10,27 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/tuple.h>
 
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "bind/arguments.h"
 #include "bind/augmentation.h"
 #include "bind/bind.h"
-#include "bind/file_readers.h"
 #include "bind/gil_released.h"
 #include "bind/own.h"
 #include "bind/pixels.h"
+#include "bind/program.h"
+#include "files/cache_tier.h"
+#include "files/path_table.h"
 #include "image/image_filler.h"
-#include "tensor/tensor_filler.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -36,29 +44,55 @@ nb::object reason(const Outcome& outcome) {
   return nb::cast(file ? "the file cannot be opened or read" : outcome.reason);
 }
 
-// Of numpy or torch: torch's own way to numpy would forbid the tensor to grow later.
-using Bytes = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+// Reads all of a file of so many bytes, and of one that is shorter by now what there is.
+Outcome read_whole(SampleFile& file, std::uint64_t size, std::unique_ptr<std::uint8_t[]>& bytes, std::uint64_t& done) {
+  bytes.reset(new (std::nothrow) std::uint8_t[size + 1]);
+  if (!bytes) return Outcome::to_python("out of memory");
+  if (!file.read(bytes.get(), size + 1, 0, done)) return file.failure();
+  return done > size ? Outcome::to_python("the file became longer while it was read") : Outcome::success();
+}
 
-nb::object read_tensor(const TensorFileFiller& filler, std::size_t local, const Bytes& out, const TensorSpec& spec,
-                       PyFileReaders* readers, const PyBrought* brought) {
-  std::int64_t bytes = 0;
-  if (!checked_bytes(spec, bytes) || out.size() != static_cast<std::size_t>(bytes))
-    throw nb::value_error("out and spec do not agree");
-  TensorSpec got;
+using FileBytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
+
+nb::object read_file(const PyProgram& python, std::size_t source, std::size_t local, const std::optional<nb::bytes>& name,
+                     std::uint64_t most) {
+  const Program& program = *python.program();
+  if (source >= program.sources.size() || program.fields == 0) throw nb::index_error("no such source");
+  std::optional<PathTable> table;
+  if (name) {
+    std::string text = text_of(*name);
+    if (text.find('\0') != std::string::npos) return nb::cast("its path holds a NUL character");
+    text.push_back('\0');
+    table.emplace(std::string(), std::move(text), std::string(), false);
+  }
+  std::unique_ptr<std::uint8_t[]> bytes;
+  std::uint64_t done = 0;
   Outcome outcome;
-  bool in_order = false;
-  std::uint8_t* const row = out.data();
-  const Own<Scratch> scratch;
   {
     const GilReleased released;
-    fill_brought(readers, brought, *scratch, [&](Scratch& own) {
-      outcome = filler.fill({local, 0, 0, {}}, nullptr, spec, row, got, own);
-    });
-    in_order = (*scratch).part<TensorScratch>().reader.in_order();
+    const FileLocation where = program.sources[source].front()->locate({local, 0, 0, {}, 0}, table ? &*table : nullptr);
+    SampleFile file;
+    std::vector<std::uint8_t> cached;  // which the file borrows
+    if (where.table == nullptr || where.index >= where.table->size()) {
+      outcome = Outcome::io_error(ERANGE, "index");
+    } else if (where.cache == nullptr || !where.keeps_file) {
+      outcome = where.table->open(where.index, file);
+    } else {
+      outcome = where.cache->open(where.sample, *where.table, where.index, cached, file);
+    }
+    std::uint64_t size = 0;
+    if (outcome.ok()) outcome = file.size(size);
+    if (outcome.ok() && (size == 0 || size > most)) outcome = Outcome::to_python("an empty file, or a huge one");
+    if (outcome.ok()) outcome = read_whole(file, size, bytes, done);
   }
-  if (!outcome.ok() && outcome.code != Code::mismatch) return reason(outcome);
-  if (!in_order) return nb::cast("its elements are not in C order");
-  return outcome.ok() ? nb::none() : nb::cast(got);
+  if (outcome.ok()) {
+    std::uint8_t* const content = bytes.release();
+    const nb::capsule owner(content, [](void* memory) noexcept { delete[] static_cast<std::uint8_t*>(memory); });
+    const std::size_t shape[1] = {done};
+    return nb::cast(FileBytes(content, 1, shape, owner));
+  }
+  if (outcome.code == Code::io) return nb::cast(std::string("cannot be read: ") + std::strerror(outcome.error));
+  return nb::cast(outcome.code == Code::escapes ? "leads out of its root folder" : outcome.reason);
 }
 
 // The C data interface of Apache Arrow (arrow.apache.org/docs/format/CDataInterface.html), by which Pillow lends an
@@ -255,8 +289,7 @@ nb::object sizes_before(const Recipe& recipe, int width, int height) {
 }  // namespace
 
 void bind_sample(nb::module_& m) {
-  m.def("read_tensor", &read_tensor, "filler"_a, "local"_a, "out"_a, "spec"_a, "readers"_a.none() = nb::none(),
-        "brought"_a.none() = nb::none());
+  m.def("read_file", &read_file, "program"_a, "source"_a, "local"_a, "name"_a.none(), "most"_a);
   m.def("transform_image", &transform_image, "recipe"_a, "schema"_a, "array"_a, "width"_a, "height"_a, "draws"_a, "out"_a);
   m.def("transform_tensor", &transform_tensor, "recipe"_a, "image"_a, "draws"_a, "out"_a);
   m.def("decode_tensor", &decode_tensor, "data"_a, "room"_a, "grey"_a, "rgb"_a);

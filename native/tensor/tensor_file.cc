@@ -29,15 +29,6 @@ Outcome read_exactly(SampleFile& source, std::uint8_t* to, std::uint64_t bytes, 
   return done == bytes ? Outcome::success() : Outcome::to_python(kShrunk);
 }
 
-bool c_order(const TensorLayout& layout) {
-  std::int64_t step = 1;
-  for (std::size_t d = layout.spec.ndim; d-- > 0;) {
-    if (layout.stride[d] != step) return false;
-    if (__builtin_mul_overflow(step, std::max<std::int64_t>(layout.spec.shape[d], 1), &step)) return false;
-  }
-  return true;
-}
-
 constexpr const char* kMismatch = "shape or dtype is not the batch's";
 constexpr const char* kChanged = "the elements do not match their CRC-32";
 
@@ -69,7 +60,6 @@ Outcome TensorReader::read(SampleFile& source, std::size_t name_length, const Te
   if (outcome.ok()) {
     const TensorLayout& layout = opened.layout;
     got = layout.spec;
-    in_order_ = c_order(layout);
     const std::uint64_t tail = opened.file.size() - layout.offset - layout.reach;
     if (layout.contiguous && layout.offset <= kMaxHead && layout.reach <= kMaxPredicted && tail <= kMaxTail)
       guess = {name_length, layout.offset, layout.reach, tail};
@@ -100,7 +90,6 @@ bool TensorReader::read_predicted(SampleFile& source, const Prediction& guess, c
   TensorLayout layout;
   if (parser_.parse(file, layout) != nullptr) return false;
   got = layout.spec;
-  in_order_ = c_order(layout);
   if (layout.spec != want) {
     outcome = Outcome::mismatch(kMismatch);
     return true;

@@ -31,9 +31,6 @@ class TensorReader {
   [[nodiscard]] Outcome read(SampleFile& source, std::size_t name_length, const TensorSpec& want, std::uint8_t* row,
                              TensorSpec& got) noexcept;
 
-  // Whether the strides of the last file that read() understood are those of a tensor made in C order.
-  [[nodiscard]] bool in_order() const noexcept { return in_order_; }
-
   // Files that one system call read, the layout being that of an earlier file.
   [[nodiscard]] std::uint64_t predicted() const noexcept { return predicted_; }
 
@@ -71,7 +68,6 @@ class TensorReader {
   std::unique_ptr<std::uint8_t[]> scratch_;
   std::uint64_t scratch_bytes_ = 0;
   std::uint64_t predicted_ = 0;
-  bool in_order_ = false;
 };
 
 }  // namespace penstock

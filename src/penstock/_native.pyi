@@ -375,19 +375,11 @@ class PixelFileFiller(Filler):
 
     def __init__(self, paths: FileTable, recipe: Recipe) -> None: ...
 
-def read_tensor(
-    filler: TensorFileFiller,
-    local: int,
-    out: NDArray[np.uint8] | torch.Tensor,
-    spec: Spec,
-    readers: FileReaders | None = None,
-    brought: BroughtFile | None = None,
-) -> Spec | str | None:
-    """Read one tensor file in the calling thread into `out`, the bytes (uint8, 1-d) of a tensor of this spec.
+def read_file(program: Program, source: int, local: int, name: bytes | None, most: int) -> NDArray[np.uint8] | str:
+    """Return the bytes of a sample's file, or of its copy in a cache, read in the calling thread without Python's lock.
 
-    Returns None when it is done; a Spec when the file holds that instead; a str why Python must read it, as it must
-    where torch.load would not give C order. After the latter two `out` is undefined. readers: start where
-    reads of files are seen to block. brought: the file, where they have brought it.
+    A str says why Pillow must read it. name: of the file, where the source has no table. most: bytes of a file that is
+    read.
     """
 
 def sizes(recipe: Recipe, width: int, height: int) -> list[tuple[int, int]]:
@@ -694,62 +686,6 @@ class Pool:
     @property
     def abandoned(self) -> bool:
         """Whether this is a process forked off from the pool's own."""
-
-class ReadList:
-    """The files of a batch of samples, in order, of which readers know."""
-
-class BroughtFile:
-    """A file that was read into memory."""
-
-    @property
-    def content(self) -> NDArray[np.uint8]:
-        """The bytes, which the array shares and keeps."""
-
-class FileReaders:
-    """Reader threads that bring files ahead of threads that are not the native core's, where reads of files block.
-
-    No thread is started before calls that were given this object (read, read_tensor) are seen to sleep. Any
-    thread may call any method; in a process that was forked off they do nothing. Ends its threads when it is let go.
-
-    Args:
-        program: whose first field is a file.
-        readers: threads at the most.
-        ahead_bytes: of files that are held ahead, at the most.
-    """
-
-    def __init__(self, program: Program, readers: int, ahead_bytes: int) -> None: ...
-    def add(self, local: NDArray[np.int64], source: NDArray[np.int32] | None, names: bytes | None) -> ReadList | None:
-        """Let readers know of samples that are needed after those added before; as Pool.prepare. None after a fork.
-
-        A list that is let go is forgotten, and what was brought for it too.
-        """
-
-    def take(self, files: ReadList, place: int) -> BroughtFile | None:
-        """Return a file that was brought, after waiting for a reader that is at it; None: the caller reads it.
-
-        Each file is given once.
-        """
-
-    def read(self, source: int, local: int, name: bytes | None, most: int) -> BroughtFile | str:
-        """Read a file in the calling thread, without Python's lock. A str says why Pillow must read it.
-
-        name: of the file, where the source has no table. most: bytes of a file that is read.
-        """
-
-    def start(self) -> None:
-        """Start readers, whether or not reads block: for tests. They cease where reads do not."""
-
-    def reading(self) -> dict[str, int]:
-        """Return what readers have done; as Pool.reading."""
-
-    def stages(self) -> list[tuple[str, float, int]]:
-        """Return the stages "wait" and "read_ahead"; as Pool.stages."""
-
-    @property
-    def depth(self) -> int:
-        """The number of readers at work: 0 where reads do not block."""
-
-    def close(self) -> None: ...
 
 class TorchLoader:
     """Makes the objects of torch.save files, as torch.load(weights_only=True) does.

@@ -61,8 +61,6 @@ class Explained:
         threads = self.executors.in_threads(self.settings, plan)
         yield f"plan     {_readers(self.settings, in_threads=threads)}"
         yield from self._fillers()
-        if plan.filled is None and plan.assisted is not None:
-            yield from (f"{step.who:<8} {step.what}" for step in plan.assisted.steps)
         if plan.filled is not None:
             for step in (step for leaf in plan.filled.leaves for step in leaf.steps):
                 what = step.what if step.who == "native" else "label   target_transform, on each label"
@@ -70,10 +68,8 @@ class Explained:
             yield f"native   each batch in one piece{_given_on(self.settings, unseen=plan.unseen)}"
         yield f"because  {plan.reason.what}: {plan.reason.why}"
         if self.executors.caches is not None and not self._fillers():
-            described = self.executors.caches.describe() if plan.assisted or plan.filled else None
+            described = self.executors.caches.describe() if plan.filled else None
             yield f"cache    {described or 'nothing is kept: Python reads the files'}"
-            if self.executors.caches.decoded and described and plan.filled is None:
-                yield "cache    files unchanged: Python calls some transforms on each image"
         yield from self._of_python(plan, threads=bool(self.settings.num_workers) and threads)
         yield from self._bad_samples_and_device()
         yield from self._measured(stats)

@@ -23,9 +23,8 @@ from penstock.recipe.originals import look_again
 from penstock.recipe.steps import Refusal
 from penstock.sources.labels import LabelColumn, as_objects
 from penstock.sources.native_source import Memory, NativeSource
-from penstock.sources.sample_reader import Assisted
 from penstock.sources.source import unknown
-from penstock.sources.tree import LeafNumbers, Node, RemoteLeaves, assist, build, is_foreign
+from penstock.sources.tree import LeafNumbers, Node, RemoteLeaves, build, is_foreign
 from penstock.sources.unchanged import Unchanged, all_of, collates_as_torch, replaced_in_collating
 from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import Caches
@@ -191,14 +190,12 @@ class PythonPlan:
     """Python calls the dataset: in the caller's thread, in torch's worker processes or in threads of this process."""
 
     reason: Refusal
-    assisted: Assisted | None = None
-    """Reads the samples in place of the dataset, natively as far as its transform."""
     filled: NativePlan | None = None
     """Fills whole batches where Python works, for the user's functions."""
     unseen: bool = False
     """These functions leave the samples to default_collate as they are."""
     kept: Kept = field(default_factory=Kept)
-    """Of the files that the two read."""
+    """Of the files that it reads."""
     foreign: tuple[object, type] | None = None
     """The dataset, and its class, where that is one that no adapter stands for: nothing of it can be native."""
 
@@ -255,12 +252,12 @@ def plan(
         return PythonPlan(refusal or unknown(dataset), foreign=foreign)
     if refusal is None:
         found = _natively(dataset, raw, kept)
-        return PythonPlan(found, assist(dataset, caches)) if isinstance(found, Refusal) else found
+        return PythonPlan(found) if isinstance(found, Refusal) else found
     # Whether the collate_fn leaves the samples to torch's default_collate, all of them as they are.
     unseen = collate_fn is None or collate_fn is default_collate or only_collates(collate_fn)
     unseen = unseen and replaced_in_collating() is None and collates_as_torch()
     filled = fill_plan(dataset, kept, unseen=unseen) if batched else None
-    return PythonPlan(refusal, assist(dataset, caches), filled, unseen, kept)
+    return PythonPlan(refusal, filled, unseen, kept)
 
 
 def fill_plan(dataset: object, kept: Kept, *, unseen: bool) -> NativePlan | None:

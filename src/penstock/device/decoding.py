@@ -80,7 +80,7 @@ class DecodingFiller(Filler):
         self._begun = False
 
     def open(self, pass_input: PassInput) -> None:
-        self._readers = Readers(self._plan, pass_input, self.workers, self.resources.meter)
+        self._readers = Readers(self._plan, pass_input, self.workers)
         self._begun = True
 
     def close(self) -> None:

@@ -20,9 +20,7 @@ import penstock._native as _native
 from penstock.device.decoders import planes, read_header
 from penstock.errors import InvalidOption
 from penstock.executors.filler import IndexedBatch, PassInput
-from penstock.executors.workers.native import MeteredReaders
 from penstock.executors.workers.worker_thread import end_crew
-from penstock.observe import Meter
 from penstock.plan import NativePlan
 from penstock.recipe import keyed_methods
 from penstock.sample_notes import add_note
@@ -76,11 +74,9 @@ class Readers:
     Args:
         pass_input: of the pass, for the key of its random draws.
         threads: 0 reads in the caller's thread, when a batch is waited for.
-        meter: counts what reading takes.
     """
 
-    def __init__(self, plan: NativePlan, pass_input: PassInput, threads: int, meter: Meter) -> None:
-        self.files = MeteredReaders(_native.FileReaders(plan.program, 0, 0), meter)
+    def __init__(self, plan: NativePlan, pass_input: PassInput, threads: int) -> None:
         self._plan = plan
         self._seed, self._epoch = pass_input.seed, pass_input.epoch
         self._work: queue.SimpleQueue[tuple[Batch, range] | None] = queue.SimpleQueue()
@@ -89,7 +85,6 @@ class Readers:
         self._pid = os.getpid()
         self._threads: list[threading.Thread] = []
         Image.init()  # Pillow looks up its formats once, and not thread-safely
-        self.files.open()
         try:
             for number in range(min(threads, MAX_READERS)):
                 thread = threading.Thread(target=self._run, name=f"penstock-reading-{number}", daemon=True)
@@ -132,7 +127,6 @@ class Readers:
             self._changed.notify_all()
         for _ in self._threads:
             self._work.put(None)
-        self.files.close()
 
     # --- the threads' side --------------------------------------------------------------------------------------------
 
@@ -188,12 +182,9 @@ class Readers:
         """Return a file for the decoder, or why Pillow must read it; number, local: of the leaf, and of the sample."""
         files = self._plan.leaves[number].files
         name = files.name(local) if files is not None and files.listed else None
-        found = self.files.native.read(number, local, name, _MAX_FILE_BYTES)
-        if isinstance(found, str):
-            return found
-        content = found.content
-        if not 0 < len(content) <= _MAX_FILE_BYTES:
-            return "an empty file, or a huge one"
+        content = _native.read_file(self._plan.program, number, local, name, _MAX_FILE_BYTES)
+        if isinstance(content, str):
+            return content
         size = read_header(content)
         if isinstance(size, str):
             return size

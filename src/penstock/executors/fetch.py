@@ -26,7 +26,6 @@ from penstock.recipe.collate_fn import Collated
 from penstock.recipe.patches import Lease, Patches, working
 from penstock.recipe.unseeded_generators import reseed, seedable
 from penstock.sample_notes import collated, note_batch, note_sample, one_by_one
-from penstock.sources.sample_reader import Assisted
 from penstock.state.delivery import Task
 from penstock.state.substitutes import Substitutes
 from penstock.system.deferred import deferred
@@ -54,7 +53,6 @@ class Fetch:
     Args:
         dataset: the user's, map-style.
         batched: a task holds the indices of a batch; False: it is one index.
-        read: reads a sample in place of dataset[index]: called with (index, seed, epoch, position).
         seeded: the global generators are set for each sample; the caller must own them (a worker process does).
         keyed: torchvision's known random transforms draw by sample, in any thread.
         replacing: how bad samples are replaced; None raises their errors.
@@ -68,7 +66,6 @@ class Fetch:
         *,
         batched: bool,
         collate_fn: Callable[[Any], Any],
-        read: Callable[[Any, int, int, int], Any] | None = None,
         seeded: bool = False,
         keyed: bool = False,
         replacing: Substitutes | None = None,
@@ -83,7 +80,7 @@ class Fetch:
         self.note: Note = no_note
         self.each: Callable[[Any], Iterator[Any]] = iter
         """Yields the indices of a batch, and takes note of each sample that begins."""
-        self._read, self._filling = read, filling
+        self._filling = filling
         self._seeded = seeded
         self._keyed = keyed
         self._owns_dataset = seeded
@@ -96,8 +93,7 @@ class Fetch:
     @property
     def plain(self) -> bool:
         """Whether this does no more than torch's own fetcher."""
-        as_torch = self._read is None and self._filling is None
-        return as_torch and not (self._seeded or self._keyed) and self.replacing is None
+        return self._filling is None and not (self._seeded or self._keyed) and self.replacing is None
 
     @property
     def stacks(self) -> bool:
@@ -112,9 +108,7 @@ class Fetch:
     @property
     def one_by_one(self) -> bool:
         """Whether a batch's samples are fetched by one call each."""
-        if self._filling is not None:
-            return False
-        return self._read is not None or _whole_batches(self.dataset) is None
+        return self._filling is None and _whole_batches(self.dataset) is None
 
     def load(self, task: Task) -> Any:
         filled = self.fill(task)
@@ -158,11 +152,10 @@ class Fetch:
 
     def lease(self, *more: Patches) -> Lease:
         """Return a lease on the functions of other packages that do something else while this fetches, and on more."""
-        keyed = self._seeded or self._keyed or self._read is not None
         return Lease(
             *more,
             *([hooked_calls.ANSWERED] if self.composes else ()),
-            *([keyed_methods.HOOKS, drawing.SEEDING] if keyed else ()),
+            *([keyed_methods.HOOKS, drawing.SEEDING] if self._seeded or self._keyed else ()),
         )
 
     @contextmanager
@@ -173,7 +166,7 @@ class Fetch:
             yield
 
     def samples(self, task: Task) -> list[Any]:
-        whole = None if self._read is not None else _whole_batches(self.dataset)
+        whole = _whole_batches(self.dataset)
         if whole is None:
             return self._as_torch(task.given) if self.plain else self._one_after_another(task)
         if self.replacing is None or not any(self.replacing.is_bad(index) for index in task.given):
@@ -240,8 +233,6 @@ class Fetch:
         self.note("getitem", index)
         if self._seeded or self._keyed:
             self._key(task, index, position)
-        if self._read is not None:
-            return self._read(index, self._native_seed(task), task.epoch, position)
         return self.dataset[index]
 
     def _native_seed(self, task: Task) -> int:
@@ -270,17 +261,11 @@ class Fetch:
             for pipeline in self._pipelines:
                 reseed(pipeline, key)
 
-    def renew(self) -> None:
-        """Look at the dataset again, behind a worker_init_fn."""
-        if isinstance(self._read, Assisted):
-            self._read.renew()
-
     def with_own(self, copied: Callable[[Any, str], Any]) -> Fetch:
         """Return a Fetch with copies of the dataset and of all functions; copied: called with each and its name."""
         own = copy(self)
         own.dataset = copied(self.dataset, type(self.dataset).__qualname__)
         own.collate_fn = copied(self.collate_fn, "collate_fn")
-        own._read = copied(self._read, type(self.dataset).__qualname__)
         own._filling = None if self._filling is None else self._filling.of(own.dataset)
         own._pipelines, own._owns_dataset, own._is_copy = None, own._keyed, True
         return own

@@ -25,7 +25,7 @@ from penstock.observe import Meter
 from penstock.order.permutations import Indices
 from penstock.plan import Kept, NativePlan, collated_labels, fill_plan
 from penstock.sources.labels import LabelColumn, as_objects
-from penstock.sources.sample_reader import whole
+from penstock.sources.tree import whole
 from penstock.state.delivery import Task
 
 _UNKNOWN = Field(_native.Spec("uint8", [0]))  # rows of unknown shape: every sample says what it has

@@ -79,7 +79,7 @@ class Job:
     def plain(self) -> bool:
         """Whether Python reads the samples, and does no more than torch's own fetcher."""
         plan, seeded = self.plan, self.settings.seed is not None
-        as_torch = isinstance(plan, PythonPlan) and plan.assisted is None and plan.filled is None
+        as_torch = isinstance(plan, PythonPlan) and plan.filled is None
         return as_torch and not seeded and self.substitutes is None
 
     @property
@@ -195,7 +195,7 @@ def is_small(settings: Settings, chosen: Plan) -> bool:
 
 
 def fetcher(settings: Settings, substitutes: Substitutes | None, *, here: bool) -> Callable[..., Fetch]:
-    """Return what makes a Fetch, called with read=; here: in a process whose global generators it may set."""
+    """Return what makes a Fetch; here: in a process whose global generators it may set."""
     return partial(
         Fetch,
         settings.dataset,
@@ -211,7 +211,7 @@ def fetcher(settings: Settings, substitutes: Substitutes | None, *, here: bool) 
 def fetch_of(settings: Settings, substitutes: Substitutes | None, plan: PythonPlan, *, here: bool) -> Fetch:
     """Return what fetches by a plan; here: in a process whose global generators it may set."""
     filling = None if plan.filled is None else Filling(settings.dataset, plan.kept, plan.filled, unseen=plan.unseen)
-    return fetcher(settings, substitutes, here=here)(read=plan.assisted, filling=filling)
+    return fetcher(settings, substitutes, here=here)(filling=filling)
 
 
 class LoaderView:

@@ -244,7 +244,6 @@ def _fill_job(job: Job) -> FillJob:
     return FillJob(
         dataset=settings.dataset,
         fetch=fetcher(settings, job.substitutes, here=True),
-        read=None if isinstance(chosen, NativePlan) else chosen.assisted,
         native=native,
         collate_fn=settings.collate_fn,
         substitutes=job.substitutes,

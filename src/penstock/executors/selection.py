@@ -183,10 +183,8 @@ class Executors:
         own = isinstance(chosen, PythonPlan) and chosen.filled is None
         self._code = f"{type(settings.dataset).__name__}.{'__iter__' if settings.iterable else '__getitem__'}" * own
         self._may_thread = own and settings.method is None and settings.seed is None and not settings.iterable
-        if isinstance(chosen, NativePlan):
-            self._files = any(leaf.files is not None for leaf in chosen.leaves)
-        else:
-            self._files = in_threads and chosen.assisted is not None
+        filled = chosen if isinstance(chosen, NativePlan) else chosen.filled if in_threads else None
+        self._files = filled is not None and any(leaf.files is not None for leaf in filled.leaves)
         if not self._logs:
             self._logs = True
             keep_freed_memory()

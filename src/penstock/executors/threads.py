@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import InvalidOption, WorkerStuck
-from penstock.executors.copies import NotCopied
 from penstock.executors.fetch import Fetch
 from penstock.executors.filler import Filler, PassInput, PassResources, pinned
 from penstock.executors.iterator import FillerExecutor
@@ -16,14 +15,11 @@ from penstock.executors.job import Job
 from penstock.executors.staging import Staging
 from penstock.executors.workers.crew import ThreadCrew
 from penstock.executors.workers.loading import FetchedBatch, SampleRows
-from penstock.executors.workers.native import MeteredReaders, readers_of
 from penstock.executors.workers.own_fetch import OwnFetches
 from penstock.executors.workers.worker_thread import WORKER_INFO
 from penstock.observe import Delivery
-from penstock.plan import PythonPlan
 from penstock.recipe.drawing import SEEDING
 from penstock.recipe.patches import Lease
-from penstock.sources.sample_reader import ReadAhead
 from penstock.sources.tree import RemoteLeaves, remote_leaves
 from penstock.sources.unchanged import collates_as_torch
 from penstock.state.delivery import Task
@@ -62,19 +58,13 @@ class ThreadFiller(Filler):
         self._lease = Lease()
         self._staging: Staging | None = None  # of the pass; None: it needs none
         self._fetch = fetch
-        self._readers: MeteredReaders | None = None  # bring the files of the samples, which the threads take from them
         self._streams: Streams | None = None  # are told of each batch that comes
         self._remote: RemoteLeaves | None = None  # of the samples whose shards are brought here ahead of need
 
-    def work_for(self, job: Job, fetch: Fetch, readers: MeteredReaders | None) -> None:
-        """Make the next pass of a job. readers: in the place of those before; None: they stay."""
+    def work_for(self, job: Job, fetch: Fetch) -> None:
+        """Make the next pass of a job."""
         self._fetch, self._streams = fetch, job.streams
         self._remote = remote_leaves(job.settings.dataset)
-        if readers is not None:
-            if self._readers is not None:
-                self._readers.close()
-            self._readers = self._crew.readers = readers
-            readers.open()
 
     # --- the life of a pass -----------------------------------------------------------------------------------------
 
@@ -91,17 +81,11 @@ class ThreadFiller(Filler):
         self._let_shards_go()
         if self._remote is not None:
             self._staging = Staging(self._remote, pass_input.coming, pass_input.samples)
-        if self._ahead is not None:
-            self._ahead.clear()
         self._lease = self._lease_for_pass()
         self._crew.begin(self._fetch)
         if (streams := self._streams) is not None:
             restore_dataset(self._fetch.dataset, streams.states()[0])
             streams.begin_with(state_of(self._fetch.dataset))
-
-    @property
-    def _ahead(self) -> ReadAhead | None:
-        return None if self._readers is None else self._readers.ahead
 
     def _lease_for_pass(self) -> Lease:
         return self._fetch.lease(*([WORKER_INFO, SEEDING] if self.workers else ()))
@@ -148,8 +132,6 @@ class ThreadFiller(Filler):
             batch.error = error
             return
         indices = (batch.indices if self._fetch.batched else [given]) or ()
-        if self._ahead is not None:
-            self._ahead.expect(batch, indices, positions)
         if self._staging is None:
             self._submit(batch)
         else:
@@ -174,8 +156,6 @@ class ThreadFiller(Filler):
             return 2 * workers + 1
         samples = max(1, len(queue[0].indices or ()))
         fitting = self._in_flight_of(samples * sample_bytes)
-        if self._readers is not None and self.resources.settled:
-            fitting = max(fitting, self._readers.batches_ahead(samples, sample_bytes))
         return max(fitting, -(-2 * workers // samples))  # work for every thread, where batches are small
 
     def ready(self, queue: deque[FetchedBatch]) -> FetchedBatch:
@@ -222,8 +202,6 @@ class ThreadFiller(Filler):
                 self._streams.failed()
 
     def drop(self, batch: FetchedBatch) -> None:
-        if self._ahead is not None and batch.task is not None:
-            self._ahead.forget(batch, batch.task.positions)
         batch.let_shards_go()
 
 
@@ -234,32 +212,15 @@ class ThreadExecutor(FillerExecutor):
         """Raises NotCopied, before anything is drawn for the pass."""
         settings, fetch = job.settings, job.fetch(here=job.settings.num_workers == 0)
         if isinstance(held, ThreadFiller):
-            readers = _readers(job) if settings.share_dataset else None  # copies keep those that they were made with
-            held.work_for(job, fetch, readers)
+            held.work_for(job, fetch)
             return held
-        readers = _readers(job)
-        try:
-            own = OwnFetches(fetch, settings.worker_init_fn, shared=settings.share_dataset or settings.num_workers == 0)
-        except NotCopied:
-            if isinstance(job.plan, PythonPlan) and job.plan.assisted is not None:
-                job.plan.assisted.take_from(None)  # another executor may read by the same plan
-            raise
+        own = OwnFetches(fetch, settings.worker_init_fn, shared=settings.share_dataset or settings.num_workers == 0)
         seed = worker_seed(drawn().seed, drawn().epoch)
         made = ThreadFiller(fetch, job.resources, seed, own=own, in_order=settings.in_order)
-        made.work_for(job, fetch, readers)
+        made.work_for(job, fetch)
         return made
 
 
 def worker_seed(seed: int, epoch: int) -> int:
     """Return what worker 0 of a pass seeds its generators with; with a seed passes differ by their epoch alone."""
     return seed if epoch == 0 else sample_number((seed, epoch)) >> 1
-
-
-def _readers(job: Job) -> MeteredReaders | None:
-    """Return readers of the files that the threads of a pass need, None where threads read none that are known.
-
-    Whole batches that are filled natively have readers of their own.
-    """
-    if not job.settings.num_workers or not isinstance(job.plan, PythonPlan) or job.plan.filled is not None:
-        return None
-    return readers_of(job.plan, job.resources.meter)

@@ -120,8 +120,6 @@ class Loop:
                 self.instead = "native threads would fill the batches"
             elif found.filled is not None:
                 self.instead = "native code would fill the batches that your functions get"
-            elif found.assisted is not None:
-                self.instead = "native code would read the samples that your functions get"
 
     def end(self) -> None:
         """Record no more of the work of threads."""

@@ -16,10 +16,9 @@ from penstock.recipe.steps import Refusal, Step
 from penstock.sources.image_files import native_images, spec_of
 from penstock.sources.labels import label_values
 from penstock.sources.native_source import Field, Form, ImageSteps, NativeSource, RemoteSamples
-from penstock.sources.sample_reader import SampleReader
 from penstock.sources.shards import Shards
 from penstock.sources.source import Source, label_reader, own_transform
-from penstock.sources.tensor_folder import TensorReader, replaced_tensor_reading
+from penstock.sources.tensor_folder import replaced_tensor_reading
 from penstock.storage.index import ABSENT
 from penstock.storage.remote_shards import Range, RemoteShards
 from penstock.system.words import counted
@@ -107,15 +106,6 @@ class ShardsSource(Source):
             "labels": None if dataset.labels is None else label_reader(dataset.labels.take, dataset),
             "remote": self.remote(),
         }
-
-    def sample_reader(self) -> SampleReader:
-        dataset = self.dataset
-        kind, one = dataset.description.kind, len(dataset.description.parts) == 1
-        if kind != "tensors" or not one or replaced_tensor_reading() is not None:
-            return SampleReader(dataset)
-        reader = TensorReader(dataset, self._table(), self._read_step(""))
-        reader.files, reader.remote = False, isinstance(dataset.files, RemoteShards)
-        return reader
 
     def _table(self) -> _native.ShardTable:
         dataset = self.dataset

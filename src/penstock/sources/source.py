@@ -7,7 +7,6 @@ reads whole batches (`native`) and how threads read single samples (`sample_read
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +24,6 @@ from penstock.recipe.steps import Refusal, Step
 from penstock.settings import known_size
 from penstock.sources.labels import LabelColumn, joined_ids, label_values, transformed
 from penstock.sources.native_source import NativeSource, RemoteSamples, Rescued
-from penstock.sources.sample_reader import SampleReader
 from penstock.sources.unchanged import DatasetState, all_of
 
 _READING = frozenset(READING.split())
@@ -122,10 +120,6 @@ class Source:
         """
         return unknown(self.dataset)
 
-    def sample_reader(self) -> SampleReader:
-        """Return what reads single samples of the dataset, which is of one of `kinds` exactly."""
-        return SampleReader(self.dataset)
-
     def _file_pairs(self) -> Any:
         """Return the (file, class) pairs of a dataset that is made like torchvision's DatasetFolder, else None."""
         samples = getattr(self.dataset, "samples", None)
@@ -205,14 +199,6 @@ def _reads_as_known(source: Source) -> bool:
         if not source.read.isdisjoint(vars(base)) or not _READING.isdisjoint(vars(base)):
             return False
     return False
-
-
-def sample_reader_of(source: Source) -> SampleReader:
-    """Return what reads single samples of a source's dataset: natively where it is of a recognised class exactly."""
-    if _reads_as_known(source) and replaced(source.dataset) is None:
-        with contextlib.suppress(Exception):  # a dataset in an unusual state is its own to read
-            return source.sample_reader()
-    return SampleReader(source.dataset)
 
 
 def unknown(dataset: object) -> Refusal:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
@@ -23,7 +21,6 @@ from penstock.showing import shown
 from penstock.sources.labels import LabelColumn, LazySequence, Missing, as_objects, looked_up, taken, transformed
 from penstock.sources.native_source import Field, Form, NativeSource, SampleFiles
 from penstock.sources.reading import holds_mappings, open_sample, read_mapping, read_tensor
-from penstock.sources.sample_reader import Draw, FolderReader, SampleReader, function_name, target_steps
 from penstock.sources.source import Source, label_reader, own_transform
 from penstock.system.words import counted
 
@@ -205,69 +202,6 @@ class TensorFolderSource(Source):
             form=Form(pair=held is not None),
             labels=None if held is None else label_reader(dataset.take_labels, dataset),
         )
-
-    def sample_reader(self) -> SampleReader:
-        dataset = self.dataset
-        if not holds_mappings(dataset.suffix) and replaced_tensor_reading() is not None:
-            return SampleReader(dataset)
-        dataset.paths.refresh()
-        return TensorReader(dataset, dataset.paths, _read_step(dataset), by_name=holds_mappings(dataset.suffix))
-
-
-class TensorReader(FolderReader):
-    """Reads single tensors, and calls the user's transform with them.
-
-    Args:
-        dataset: makes samples of tensors by its `_sample`.
-        files: the table of its files.
-        step: what explain() says of reading.
-        by_name: a file holds several tensors by name, which Python reads, from bytes that readers have brought.
-    """
-
-    def __init__(self, dataset: Any, files: _native.FileTable, step: Step, *, by_name: bool = False) -> None:
-        transform = dataset.transform
-        super().__init__(dataset, _native.TensorFileFiller(files), lambda: dataset.transform is transform)
-        self._spec = _native.Spec("float32", [0])  # of the tensor read before
-        self._by_name = by_name
-        steps = [step]
-        if dataset.transform is not None:
-            what = "dictionary of tensors" if by_name else "tensor"
-            steps.append(Step(f"call    {function_name(dataset.transform)}, on each {what}", "Python"))
-        self.steps = (*steps, *target_steps(dataset.target_transform))
-
-    def path(self, position: int) -> str:
-        return self.dataset.path(position)  # type: ignore[no-any-return]
-
-    def read_at(self, position: int, draw: Draw) -> Any:
-        brought = self._brought(position, None, draw)
-        tensor = None if self._by_name else self._tensor(position, brought)
-        if tensor is None:
-            tensor = self._by_python(position, brought)
-        return self.dataset[position] if tensor is None else self.dataset._sample(position, tensor)
-
-    def _by_python(self, position: int, brought: _native.BroughtFile | None) -> Any:
-        """Return what Python reads from bytes in memory; None: the dataset reads the file."""
-        with contextlib.suppress(Exception):  # the dataset reads the file, and raises the error
-            content = self._content(position, None, brought) if self.files else None
-            return None if content is None else self.dataset.read(position, content)
-
-    def _tensor(self, position: int, brought: _native.BroughtFile | None = None) -> torch.Tensor | None:
-        """Return the tensor, in memory of torch's own; None: torch.load or numpy must read it."""
-        spec, readers = self._spec, None if self._ahead is None else self._ahead.native
-        for _ in range(2):  # the first time with room for a tensor like the one read before
-            tensor = torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), device="cpu")
-            held = _native.read_tensor(self.filler, position, _bytes(tensor), spec, readers, brought)
-            if held is None:
-                return tensor
-            if isinstance(held, str):
-                return None
-            self._spec = spec = held
-        return None  # the file was changed between the two reads
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the elements as bytes, sharing memory."""
-    return tensor.view(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def _read_step(dataset: TensorFolder) -> Step:

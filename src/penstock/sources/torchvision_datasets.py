@@ -18,11 +18,10 @@ from penstock.recipe.originals import is_original, replaced_in_opening
 from penstock.recipe.reader import read as read_recipe
 from penstock.recipe.steps import Refusal, Step
 from penstock.sources.arrays import within_storage
-from penstock.sources.image_files import ImageReader, foreign_decoder, native_images, spec_of
+from penstock.sources.image_files import foreign_decoder, native_images, spec_of
 from penstock.sources.labels import LabelColumn, compact, transformed
 from penstock.sources.native_source import Field, ImageSteps, Memory, NativeSource, SampleFiles
 from penstock.sources.reading import open_path, read_image, tensor_of
-from penstock.sources.sample_reader import SampleReader
 from penstock.sources.source import Source
 from penstock.sources.unchanged import always
 from penstock.system.words import counted
@@ -77,12 +76,6 @@ class TorchvisionFolderSource(Source):
             still=_opens_by_pillow,
             lasting=always,
         )
-
-    def sample_reader(self) -> SampleReader:
-        dataset = self.dataset
-        if _foreign(dataset) is not None:
-            return SampleReader(dataset)
-        return ImageReader(dataset, None, _located(dataset))
 
 
 def _located(dataset: Any) -> Callable[[int], tuple[Any, Any]]:

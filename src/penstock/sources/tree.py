@@ -25,16 +25,28 @@ from penstock.order.permutations import Indices
 from penstock.recipe.steps import Refusal
 from penstock.settings import known_size
 from penstock.sources.native_source import NativeSource, RemoteSamples
-from penstock.sources.sample_reader import Assisted, Draw, FolderReader, SampleFile, SampleReader, whole
-from penstock.sources.source import Source, native_of, replaced, sample_reader_of, unknown
+from penstock.sources.source import Source, native_of, replaced, unknown
 from penstock.sources.unchanged import DatasetState, Unchanged, all_of, always, same_items
-from penstock.storage.tiers import Caches
 
 LeafNumbers = NDArray[np.int32]
 
 
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)  # uint8 is a mask to torch
+
+
 class Unresolved(Exception):
     """What a Subset holds at an index is no whole number: only the dataset itself can resolve it."""
+
+
+def whole(index: object) -> int | None:
+    """Return an index as a Python int; None for all that the dataset itself must make sense of."""
+    if type(index) is int:
+        return index
+    if isinstance(index, np.integer):
+        return int(index)
+    if isinstance(index, torch.Tensor) and index.ndim == 0 and index.dtype in _INTEGERS:
+        return int(index)
+    return None
 
 
 class Node(NamedTuple):
@@ -96,9 +108,6 @@ class _Compound(Source):
     def parts(self, most: int | None = None) -> Iterator[Source]:
         for part in range(len(self.inner))[:most]:
             yield from self.child(part).parts(most)
-
-    def sample_reader(self) -> SampleReader:
-        return _InnerReader(self)
 
 
 class SubsetSource(_Compound):
@@ -190,29 +199,6 @@ class ConcatSource(_Compound):
         return Node(size, resolve, all_of(self.still(), *(child.still for child in children)))
 
 
-class _InnerReader(SampleReader):
-    """Reads samples of the datasets in a Subset or ConcatDataset, which reads all itself once it holds others."""
-
-    def __init__(self, source: _Compound) -> None:
-        super().__init__(source.dataset)
-        self._still, self._find = source.still(), source.find
-        self._parts = [reader_of(part) for part in source.inner]
-        self.gains = any(part.gains for part in self._parts)
-        self.steps = tuple(step for part in self._parts for step in part.steps)
-
-    def folders(self) -> Iterator[FolderReader]:
-        for part in self._parts:
-            yield from part.folders()
-
-    def locate(self, index: int) -> SampleFile | None:
-        found = self._find(index)
-        return None if found is None else self._parts[found[0]].locate(found[1])
-
-    def read(self, index: int, draw: Draw) -> Any:
-        found = self._find(index) if self._still() else None
-        return self.dataset[index] if found is None else self._parts[found[0]].read(found[1], draw)
-
-
 #: The adapters, in the order in which they are tried: the module without which no dataset is of its kind, and the
 #: adapter's own module and name. A new source is a file, and a row here.
 SOURCES = (
@@ -246,21 +232,6 @@ def source_of(dataset: Any) -> Source:
 def is_foreign(dataset: Any) -> bool:
     """Return whether no adapter stands for the class of a map-style dataset: its own code reads all of it."""
     return type(source_of(dataset)) is Source
-
-
-def reader_of(dataset: Any) -> SampleReader:
-    """Return what reads single samples of a map-style dataset, natively as far as possible."""
-    return sample_reader_of(source_of(dataset))
-
-
-def assist(dataset: Any, caches: Caches | None = None) -> Assisted | None:
-    """Return how to read single samples of a dataset natively; None where there is nothing to gain.
-
-    Costs no more than looking at the transforms: no folder is listed. caches: keep the bytes of files.
-    Raises UnsafeCache, and OSError where a cache's folder cannot be made.
-    """
-    assisted = Assisted(dataset, reader_of, caches)
-    return assisted if assisted.gains else None
 
 
 # --- the plan's tree --------------------------------------------------------------------------------------------------

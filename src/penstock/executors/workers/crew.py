@@ -17,7 +17,6 @@ from statistics import median
 
 from penstock.executors.fetch import Fetch
 from penstock.executors.workers.loading import Activity, FetchedBatch, SampleRows
-from penstock.executors.workers.native import MeteredReaders
 from penstock.executors.workers.own_fetch import OwnFetches
 from penstock.executors.workers.worker_thread import (
     ThreadWorkerInfo,
@@ -53,7 +52,6 @@ class ThreadCrew:
         seed: of worker 0, for get_worker_info().
 
     Attributes:
-        readers: bring the files that the threads take; ended with them.
         closed: the threads are to end.
     """
 
@@ -77,7 +75,6 @@ class ThreadCrew:
         self.pace = Pace(max(1, count))
         self._caller_activity = Activity()
         self._meter = meter
-        self.readers: MeteredReaders | None = None
         infos = (ThreadWorkerInfo(number, count, seed + number, fetch.dataset) for number in range(count))
         self._workers = [WorkerThread(info, self._run) for info in infos]
         self._threads = [worker.thread for worker in self._workers]
@@ -148,8 +145,6 @@ class ThreadCrew:
             self._open.clear()
             for waiting in (self._work, self._parked, self._done):
                 waiting.notify_all()
-        if self.readers is not None:
-            self.readers.close()
 
     def _count(self, stage: str, batch: FetchedBatch, begun: Instant, samples: int | None = None) -> float:
         """Count samples of a batch, all of it unless said otherwise, and return the seconds that they took."""
@@ -188,7 +183,6 @@ class ThreadCrew:
             worker.info.dataset = fetch.dataset
             if init is not None:
                 init(worker.number)
-                fetch.renew()
         except BaseException as error:
             return fetch, error
         return fetch, None

@@ -41,8 +41,7 @@ class FillJob:
 
     dataset: Any
     fetch: Callable[..., Fetch]
-    """Called with read=, what reads a sample in the dataset's place or None, returns what calls the dataset."""
-    read: Any
+    """Returns what calls the dataset."""
     native: bool
     """The trainer's plan is native."""
     collate_fn: Any
@@ -214,7 +213,7 @@ class _Work:
                 if job.init is not None:
                     job.init(self._number)
                 self._begun = True
-            made = ThreadFiller(job.fetch(read=job.read), self._resources, seed)
+            made = ThreadFiller(job.fetch(), self._resources, seed)
         return Pass(made, pass_input)
 
     def news(self) -> list[BadSample]:

@@ -23,8 +23,7 @@ from penstock.executors.buffers import Field, Rows, bytes_in
 from penstock.executors.filler import IndexedBatch
 from penstock.observe import Meter
 from penstock.order.batches import as_array
-from penstock.plan import NativePlan, PythonPlan
-from penstock.sources.sample_reader import ReadAhead
+from penstock.plan import NativePlan
 from penstock.system.deferred import deferred
 from penstock.system.limits import group_memory
 
@@ -203,44 +202,3 @@ class NativeCrew:
             )
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
         self.pool.finish_tensor(job, bytes_in(plain), _native.Spec(name, list(tensor.shape)))
-
-
-#: Bytes of batches in flight, at the most, where more of them are in flight so that readers know of more samples.
-READ_IN_FLIGHT_BYTES = 64 << 20
-
-
-class MeteredReaders:
-    """Readers of files whose counts the loader's meter knows.
-
-    ahead: knows the samples of batches in flight, where Python threads take the files.
-    """
-
-    def __init__(self, native: _native.FileReaders, meter: Meter, ahead: ReadAhead | None = None) -> None:
-        self.native, self.ahead = native, ahead
-        self._meter, self._stages, self._reading = meter, native.stages, native.reading
-
-    def open(self) -> None:
-        """Let the meter read their counts, until they are closed."""
-        self._meter.open(self._stages)
-        self._meter.reading.open(self._reading)
-
-    def batches_ahead(self, samples: int, sample_bytes: int) -> int:
-        """Return how many batches of such samples are to be in flight for the readers; 0 where reads do not block."""
-        if not self.native.depth:
-            return 0
-        samples = max(1, samples)
-        return min(-(-SAMPLES_AHEAD // samples), READ_IN_FLIGHT_BYTES // max(1, samples * sample_bytes))
-
-    def close(self) -> None:
-        """End the readers, and wake the threads that wait for them."""
-        if self.ahead is not None:
-            self.ahead.close()
-        self.native.close()
-        self._meter.close(self._stages)
-        self._meter.reading.close(self._reading)
-
-
-def readers_of(plan: PythonPlan, meter: Meter) -> MeteredReaders | None:
-    """Return readers of the files that threads take from here on; None: no file of the plan's is known."""
-    ahead = None if plan.assisted is None else plan.assisted.read_ahead(READERS, read_ahead_bytes())
-    return None if ahead is None else MeteredReaders(ahead.native, meter, ahead)

@@ -271,8 +271,6 @@ class WorkerStart:
             torch_worker._worker_info = _with_dataset(torch_worker._worker_info, tasked.dataset)
         if self.init is not None:
             self.init(worker)
-            if isinstance(tasked, TaskDataset):
-                tasked.fetch.renew()
         if isinstance(tasked, TaskDataset):
             tasked.go_on(worker)
         begin(WorkerStage.DONE if isinstance(tasked, TaskDataset) else WorkerStage.ITERATING, None)
