@@ -193,6 +193,9 @@ class Buffers:
         storage = storage_on(_Loan(block, self._free), block.address, nbytes)
         return Rows(tensor_on(storage, shape, field.strides, field.dtype), block.address, nbytes)
 
+    def begin_anew(self) -> None:
+        """Do nothing: rows that nobody holds are free."""
+
     def keep_times(self, factor: float) -> None:
         """Keep so many times as many free blocks as `keep` says, for more batches in flight; no fewer than `keep`."""
         self._free.keep = max(self._keep, math.ceil(factor * self._keep))

@@ -119,6 +119,9 @@ class BatchMemory(Protocol):
     def rows(self, samples: int, field: Field) -> Rows:
         """Return uninitialised memory for a field of a batch."""
 
+    def begin_anew(self) -> None:
+        """Forget the rows of the batch that was begun: it is made another way."""
+
 
 class Build:
     """One batch while its samples come in.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 import penstock._native as _native
 from penstock.errors import ShapeMismatch
@@ -57,26 +56,23 @@ def why_stuck(plan: NativePlan, crew: NativeCrew, pool: _native.Pool, timeout: f
     )
 
 
-def agreed_fields(
-    fields: Sequence[Field | None], failures: list[_native.Failure], samples: int, *, lenient: bool
-) -> list[Field | None] | None:
-    """Return fields with the shapes on which the samples of a batch agree, None where they do not.
+def agree_on_fields(crew: NativeCrew, batch: NativeBatch, failures: list[_native.Failure], *, lenient: bool) -> bool:
+    """Have a crew fill the next batches with the shapes on which the samples of a batch agree; False: they do not.
 
-    Args:
-        fields: those that the batch was filled by; None is one of unknown shape.
-        lenient: bad samples are replaced: the shape that most samples of the first batch have is the right one.
+    lenient: bad samples are replaced: the shape that most samples of the first batch have is the right one.
     """
     if any(code != "mismatch" for _, _, code, *_ in failures):
-        return None
-    learned = list(fields)
+        return False
+    learned = list(crew.fields)
     for number in {failure[1] for failure in failures}:
         found = Counter((dtype, shape) for _, field, _, _, _, dtype, shape in failures if field == number)
-        agree = len(found) == 1 and found.total() == samples
+        agree = len(found) == 1 and found.total() == len(batch.indices)
         if not agree and (not lenient or learned[number] is not None):
-            return None
+            return False
         dtype, shape = found.most_common(1)[0][0]
         learned[number] = Field(_native.Spec(dtype, shape))
-    return learned
+    crew.fields = learned
+    return True
 
 
 def put_others(batch: NativeBatch, positions: list[int], substitutes: Substitutes) -> bool:

@@ -1,13 +1,13 @@
 """Fetching in Python: the only place that calls a user's dataset and collate_fn.
 
-`Fetch.load` does for one task what torch's fetcher does, in whatever process or thread it is called, and adds what
+`Fetch.make` does for one task what torch's fetcher does, in whatever process or thread it is called, and adds what
 torch has no place for: generators set for each sample, bad samples replaced by good ones, and word of what it is at.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from functools import partial
@@ -19,13 +19,13 @@ from torch.utils.data import Subset, default_collate
 from torch.utils.data._utils import worker as torch_worker
 
 from penstock.call_counts import CallMeter
-from penstock.executors.collating import BatchMemory
+from penstock.executors.collating import BatchMemory, collate_in
 from penstock.executors.filling import FilledBatch, Filling
 from penstock.recipe import drawing
 from penstock.recipe.collate_fn import Collated
 from penstock.recipe.patches import Lease, Patches, working
 from penstock.recipe.unseeded_generators import reseed, seedable
-from penstock.sample_notes import collated, note_batch, note_sample, one_by_one
+from penstock.sample_notes import collated, note_batch, note_sample
 from penstock.state.delivery import Task
 from penstock.state.substitutes import Substitutes
 from penstock.system.deferred import deferred
@@ -110,27 +110,46 @@ class Fetch:
         """Whether a batch's samples are fetched by one call each."""
         return self._filling is None and _whole_batches(self.dataset) is None
 
-    def load(self, task: Task) -> Any:
-        filled = self.fill(task)
-        return self.load_samples(task) if filled is None else self.collate_filled(task, filled)
+    def make(self, task: Task, memory: BatchMemory | None = None) -> Any:
+        """Return the batch of a task, or its one sample where samples are not batched.
 
-    def fill(self, task: Task, memory: BatchMemory | None = None) -> FilledBatch | None:
-        """Return the batch of a task filled natively, None where that cannot be. memory: for its rows."""
-        if self._filling is None or not self.batched or not isinstance(task.given, list | tuple):
+        memory: for the rows of a batch that default_collate makes; None: each tensor gets its own.
+        """
+        if not self.batched:
+            positions = [task.first]
+            return self.collate(task, self._one_after_another(task, [task.given], positions)[0])
+        if not self.plain and not isinstance(task.given, (list, tuple)):
+            task = task._replace(given=list(task.given))  # it is gone through more than once
+        memory = memory if self.stacks or self.only_collates else None
+        filled = self._fill(task, memory)
+        if filled is not None:
+            return self._collate_filled(task, filled)
+        return self.collate(task, self.samples(task), memory)
+
+    def part(self, task: Task, begin: int, end: int) -> list[Any]:
+        """Return some samples of a task, of a dataset that is read one by one."""
+        return self._one_after_another(task, task.given[begin:end], task.positions[begin:end])
+
+    def _fill(self, task: Task, memory: BatchMemory | None) -> FilledBatch | None:
+        """Return the batch of a task filled natively, None where that cannot be."""
+        if self._filling is None or not isinstance(task.given, list | tuple):
             return None
         if self.replacing is not None and any(map(self.replacing.is_bad, task.given)):
             return None
         self.note("getitem", task.given, len(task.given))
         turn = partial(self._turn, task) if self._seeded or self._keyed else None
         try:
-            return self._filling.fill(task, memory, self._native_seed(task), turn)
+            filled = self._filling.fill(task, memory, self._native_seed(task), turn)
         except Exception as error:
             if self.replacing is None:
                 note_batch(error, task.given)
                 raise
-            return None
+            filled = None
+        if filled is None and memory is not None:
+            memory.begin_anew()  # it may be filled in part
+        return filled
 
-    def collate_filled(self, task: Task, filled: FilledBatch) -> Any:
+    def _collate_filled(self, task: Task, filled: FilledBatch) -> Any:
         """Return the collated samples of a batch that is filled."""
         if self.stacks:
             self._note_collating(task, len(task.given))
@@ -138,17 +157,6 @@ class Fetch:
         if not self.only_collates:
             return self.collate(task, filled.samples())
         return self.collate(task, [Collated(filled.batch)] * len(task.given))
-
-    def load_samples(self, task: Task, collate: Callable[[Task, Any], Any] | None = None) -> Any:
-        """Return the batch of a task, sample by sample. collate: in the place of this object's own method."""
-        if self.batched and not self.plain and not isinstance(task.given, (list, tuple)):
-            task = task._replace(given=list(task.given))  # it is gone through more than once
-        if self.batched:
-            samples: Any = self.samples(task)
-        else:
-            given = [task.given]
-            (samples,) = self._as_torch(given) if self.plain else one_by_one(partial(self.sample, task), given)
-        return (collate or self.collate)(task, samples)
 
     def lease(self, *more: Patches) -> Lease:
         """Return a lease on the functions of other packages that do something else while this fetches, and on more."""
@@ -168,7 +176,7 @@ class Fetch:
     def samples(self, task: Task) -> list[Any]:
         whole = _whole_batches(self.dataset)
         if whole is None:
-            return self._as_torch(task.given) if self.plain else self._one_after_another(task)
+            return self._one_after_another(task, task.given, task.positions)
         if self.replacing is None or not any(self.replacing.is_bad(index) for index in task.given):
             self.note("getitem", task.given, len(task.given))
             self._key(task, tuple(task.given), task.first)
@@ -180,24 +188,24 @@ class Fetch:
                 if self.replacing is None or not hasattr(self.dataset, "__getitem__"):
                     note_batch(error, task.given)
                     raise
-        return self._one_after_another(task)
+        return self._one_after_another(task, task.given, task.positions)
 
-    def _as_torch(self, given: Any) -> list[Any]:
-        """Return the samples of some indices, as torch's fetcher gets them."""
-        dataset, index = self.dataset, None
+    def _one_after_another(self, task: Task, given: Any, positions: Iterable[int]) -> list[Any]:
+        """Return the samples of some indices. An error gets a note of its sample."""
+        dataset, plain, index, places = self.dataset, self.plain, None, iter(positions)
         samples: list[Any] = []
         add = samples.append
         try:
-            for index in self.each(given):
-                add(dataset[index])
+            if plain:
+                for index in self.each(given):
+                    add(dataset[index])
+            else:
+                for index in self.each(given):
+                    add(self.sample(task, index, next(places)))
         except Exception as error:
             note_sample(error, index)
             raise
         return samples
-
-    def _one_after_another(self, task: Task) -> list[Any]:
-        positions = iter(task.positions)
-        return one_by_one(lambda index: self.sample(task, index, next(positions)), task.given)
 
     def sample(self, task: Task, index: Any, position: int = 0) -> Any:
         """Return one sample, or the one that replaces it; it stands at a position of the epoch's order."""
@@ -208,6 +216,8 @@ class Fetch:
         for candidate in chain([index], replacing.candidates(task, index, position)):
             if replacing.is_bad(candidate):
                 continue
+            if candidate is not index:
+                self.note("getitem", candidate, 0)
             try:
                 return self._fetch(task, candidate, position)
             except MemoryError:  # the machine's, not the sample's
@@ -219,8 +229,11 @@ class Fetch:
                 last = error
         raise last or LookupError(f"no good sample can replace sample {index!r}, which the manifest lists as bad")
 
-    def collate(self, task: Task, samples: Any) -> Any:
+    def collate(self, task: Task, samples: Any, memory: BatchMemory | None = None) -> Any:
+        """Return the batch of samples. memory: for the rows of those that default_collate makes."""
         self._note_collating(task, len(samples) if self.batched else 1)
+        if memory is not None and self.stacks:
+            return collate_in(memory, task.given, samples)
         return collated(self.collate_fn, task.given, samples)
 
     def _note_collating(self, task: Task, samples: int) -> None:
@@ -230,7 +243,6 @@ class Fetch:
             self._key(task, ("collate", given), task.first)
 
     def _fetch(self, task: Task, index: Any, position: int) -> Any:
-        self.note("getitem", index)
         if self._seeded or self._keyed:
             self._key(task, index, position)
         return self.dataset[index]
@@ -260,6 +272,12 @@ class Fetch:
             key = digest(task.seed, task.epoch, number, position)
             for pipeline in self._pipelines:
                 reseed(pipeline, key)
+
+    def beside(self, each: Callable[[Any], Iterator[Any]]) -> Fetch:
+        """Return what fetches this dataset in a thread beside others. each: takes note of the thread's samples."""
+        own = copy(self)
+        own.each = each
+        return own
 
     def with_own(self, copied: Callable[[Any, str], Any]) -> Fetch:
         """Return a Fetch with copies of the dataset and of all functions; copied: called with each and its name."""

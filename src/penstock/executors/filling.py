@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 import penstock._native as _native
-from penstock.executors.buffers import Buffers, Field, bytes_in
+from penstock.executors.buffers import Buffers, bytes_in
 from penstock.executors.collating import BatchMemory
-from penstock.executors.failures import agreed_fields
+from penstock.executors.failures import agree_on_fields
 from penstock.executors.workers.native import READERS, NativeBatch, NativeCrew
 from penstock.observe import Meter
 from penstock.order.permutations import Indices
@@ -28,7 +28,6 @@ from penstock.sources.labels import LabelColumn, as_objects
 from penstock.sources.tree import whole
 from penstock.state.delivery import Task
 
-_UNKNOWN = Field(_native.Spec("uint8", [0]))  # rows of unknown shape: every sample says what it has
 #: How often a batch is filled, where its samples tell of what shape they are.
 _TRIES = 2
 #: Free blocks of memory that are kept for the next batches.
@@ -144,7 +143,6 @@ class _Filler:
     def __init__(self, plan: NativePlan) -> None:
         self.plan = plan
         self._crew = NativeCrew(plan, 0, Meter(), READERS)
-        self._fields = [None if spec is None else Field(spec) for spec in plan.specs()]
 
     def fill(
         self, indices: Indices, task: Task, memory: BatchMemory, seed: int
@@ -153,34 +151,27 @@ class _Filler:
         for _ in range(_TRIES):
             batch = NativeBatch(indices=indices, positions=task.positions, key=(seed, task.epoch))
             try:
-                batch.leaves, batch.local = self.plan.root.resolve(indices)
-                batch.names = self.plan.names(batch.leaves, batch.local)
+                self._crew.resolve(batch)
             except Exception:  # the dataset itself raises it, or knows better
                 return None
-            rows = [memory.rows(len(indices), field or _UNKNOWN) for field in self._fields]
-            failures = self._run(batch, rows)
+            failures = self._run(batch, memory)
             if not self.plan.unmoved():
                 return None
             if not failures:
-                return batch, tuple(one.tensor for one in rows)
-            learned = agreed_fields(self._fields, failures, len(indices), lenient=False)
-            if learned is None:
+                return batch, tuple(one.tensor for one in batch.rows)
+            if not agree_on_fields(self._crew, batch, failures, lenient=False):
                 return None
-            self._fields = learned
         return None
 
-    def _run(self, batch: NativeBatch, rows: list[Any]) -> list[Any]:
-        """Fill rows in the calling thread, and return what failed."""
+    def _run(self, batch: NativeBatch, memory: BatchMemory) -> list[_native.Failure]:
+        """Fill a batch in the calling thread, and return what failed."""
         crew, pool = self._crew, self._crew.pool
-        specs = [(field or _UNKNOWN).spec for field in self._fields]
-        crew.prepare(batch)
-        crew.submit(batch, [(*row, spec) for row, spec in zip(rows, specs, strict=True)], staged=False)
+        crew.submit(batch, memory)
         pool.run_here(batch.number)
         crew.serve_here()
         while pool.wait(batch.number, 0) != "done":
             crew.serve_here()
-        del crew.batches[batch.number]
-        return pool.retire(batch.number)
+        return crew.retire(batch)
 
 
 def _holds(plan: NativePlan) -> bool:

@@ -252,7 +252,6 @@ def _in_threads(threads: int, own: OwnFetches, indices: Iterable[Any], size: int
         set_for_this_thread(ThreadWorkerInfo(number, threads, number, fetch.dataset))
         if init is not None and turn == 0:
             init(number)
-            fetch.renew()
         with drawing.beside_others():
             begun = perf_counter()
             if given := rounds[turn][number]:
@@ -276,7 +275,7 @@ def _in_threads(threads: int, own: OwnFetches, indices: Iterable[Any], size: int
 
 def _fetch(fetch: Fetch, given: list[Any]) -> None:
     if fetch.batched and not (fetch.stacks and fetch.one_by_one):
-        fetch.load(Task(given, 0, 0, range(len(given))))
+        fetch.make(Task(given, 0, 0, range(len(given))))
         return
     for index in given:
         fetch.sample(Task(None, 0, 0), index)  # and a crew writes it to its row while caches hold it

@@ -23,8 +23,7 @@ from torch.utils.data import default_collate
 
 import penstock._native as _native
 from penstock.errors import ShapeMismatch, WorkerStuck
-from penstock.executors.buffers import Field
-from penstock.executors.failures import agreed_fields, error_of, put_others, why_stuck
+from penstock.executors.failures import agree_on_fields, error_of, put_others, why_stuck
 from penstock.executors.fetch import Fetch
 from penstock.executors.filler import IN_FLIGHT, BatchShards, Filler, PassInput, PassResources, pinned
 from penstock.executors.iterator import FillerExecutor
@@ -37,8 +36,6 @@ from penstock.sample_notes import note_batch, torch_batch
 from penstock.state.delivery import Task
 from penstock.state.substitutes import Substitutes
 from penstock.system.modes import in_callers_mode
-
-_UNKNOWN = Field(_native.Spec("uint8", [0]))  # rows of unknown shape: every sample says what it has
 
 
 class NativeFiller(Filler):
@@ -76,7 +73,6 @@ class NativeFiller(Filler):
         self._opened = False
         self._staging: Staging | None = None
         self._fetch: Fetch | None = None  # reads the rest of the pass
-        self._fields = [None if spec is None else Field(spec) for spec in plan.specs()]
         self._target = 1  # batches in flight
         within_next = plan.gathers or (live and plan.in_memory)
         self.reads_ahead = bool(self.workers) and resources.ahead and not within_next
@@ -131,7 +127,7 @@ class NativeFiller(Filler):
         if self._substitutes is not None:
             bad = [i for i, index in enumerate(batch.wanted) if self._substitutes.is_bad(int(index))]
             put_others(batch, bad, self._substitutes)
-        self._resolve(batch)
+        self._crew.resolve(batch)
         if self._staging is not None:
             self._stage(batch, self._staging)
         else:
@@ -196,10 +192,6 @@ class NativeFiller(Filler):
 
     # --- submitting -----------------------------------------------------------------------------------------
 
-    def _resolve(self, batch: NativeBatch) -> None:
-        batch.leaves, batch.local = self._plan.root.resolve(batch.indices)
-        batch.names = self._plan.names(batch.leaves, batch.local)
-
     def _stage(self, batch: NativeBatch, staging: Staging) -> BatchShards:
         """Let the shards of a batch be fetched; those that it had may go."""
         batch.let_shards_go()
@@ -207,23 +199,11 @@ class NativeFiller(Filler):
         return batch.shards
 
     def _submit(self, batch: NativeBatch) -> None:
-        if batch.prepared is None:
-            self._crew.prepare(batch)
-        samples = len(batch.indices)
         if self._target == 1:
-            known = [field for field in self._fields if field is not None]
-            if self.reads_ahead and len(known) == len(self._fields):  # rows of unknown shape: the first batch tells
-                self._target = self._in_flight_of(samples * sum(field.nbytes for field in known))
-        batch.rescues_failed, batch.rescued = {}, []
-        batch.fields, batch.rows, fields = [], [], []
-        for field in self._fields:
-            field = field or _UNKNOWN
-            rows = self._buffers.rows(samples, field)
-            batch.fields.append(field)
-            batch.rows.append(rows)
-            fields.append((*rows, field.spec))
-        staged = self.reads_ahead and self._plan.in_memory
-        self._crew.submit(batch, fields, staged)
+            known = [field for field in self._crew.fields if field is not None]
+            if self.reads_ahead and len(known) == len(self._crew.fields):  # else the first batch tells
+                self._target = self._in_flight_of(len(batch.indices) * sum(field.nbytes for field in known))
+        self._crew.submit(batch, self._buffers, staged=self.reads_ahead and self._plan.in_memory)
 
     # --- waiting --------------------------------------------------------------------------------------------
 
@@ -241,14 +221,12 @@ class NativeFiller(Filler):
             if not self._holds(batch):
                 self._read_in_python(queue)
                 return None
-            failures = self._pool.retire(batch.number)
-            del self._crew.batches[batch.number]
+            failures = self._crew.retire(batch)
             if not failures:
                 return failures
             # The samples may agree on another shape of the rows.
-            learned = agreed_fields(self._fields, failures, len(batch.indices), lenient=self._substitutes is not None)
-            self._fields = self._fields if learned is None else learned
-            if learned is None and not self._replace(batch, failures):
+            agree = agree_on_fields(self._crew, batch, failures, lenient=self._substitutes is not None)
+            if not agree and not self._replace(batch, failures):
                 return failures
             self._submit(batch)
 
@@ -286,7 +264,7 @@ class NativeFiller(Filler):
             out = torch_batch(self._plan.dataset, batch.other)
         else:
             with fetch.lease(), fetch.as_guest(self.resources.meter.calls):
-                out = fetch.load(Task(batch.other, *batch.key, batch.positions))
+                out = fetch.make(Task(batch.other, *batch.key, batch.positions))
         if self._plan.table is not None:  # pixels would be taken for those that are yet to be converted
             refuse_pixels(out)
         return pinned(out) if self._buffers.pinned else out
@@ -312,7 +290,7 @@ class NativeFiller(Filler):
             self._substitutes.found_bad(int(batch.indices[failure[0]]), error_of(self._plan, batch, [failure]))
         if not put_others(batch, [failure[0] for failure in bad], self._substitutes):
             return False
-        self._resolve(batch)
+        self._crew.resolve(batch)
         if self._staging is not None:  # the other samples may lie in other shards
             self._stage(batch, self._staging).wait(self.resources.timeout or None)
         return True

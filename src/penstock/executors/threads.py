@@ -14,10 +14,10 @@ from penstock.executors.iterator import FillerExecutor
 from penstock.executors.job import Job
 from penstock.executors.staging import Staging
 from penstock.executors.workers.crew import ThreadCrew
-from penstock.executors.workers.loading import FetchedBatch, SampleRows
+from penstock.executors.workers.loading import Activity, FetchedBatch, SampleRows
 from penstock.executors.workers.own_fetch import OwnFetches
-from penstock.executors.workers.worker_thread import WORKER_INFO
-from penstock.observe import Delivery
+from penstock.executors.workers.worker_thread import WORKER_INFO, generators_here
+from penstock.observe import Delivery, Instant
 from penstock.recipe.drawing import SEEDING
 from penstock.recipe.patches import Lease
 from penstock.sources.tree import RemoteLeaves, remote_leaves
@@ -138,7 +138,8 @@ class ThreadFiller(Filler):
             batch.shards = self._staging.shards_of(indices)
 
     def _submit(self, batch: FetchedBatch) -> None:
-        self._crew.submit(batch)
+        if self.workers:
+            self._crew.submit(batch)
         batch.submitted = True
 
     def push(self, queue: deque[FetchedBatch]) -> None:
@@ -175,6 +176,9 @@ class ThreadFiller(Filler):
         failed = next((batch for batch in batches if batch.error is not None), None)
         if failed is not None:
             return failed
+        if not workers:
+            self._make_here(batches[0])
+            return batches[0]
         batch = self._crew.wait(batches, timeout)
         if batch is None:
             doing = "\n".join(self._crew.describe()) or "No worker thread is working."
@@ -184,15 +188,41 @@ class ThreadFiller(Filler):
             )
         return batch
 
+    def _make_here(self, batch: FetchedBatch) -> None:
+        """Make a batch in the calling thread. An error is kept in the batch."""
+        meter, activity, task = self.resources.meter, Activity(), batch.task
+        assert task is not None
+        samples, begun = self._samples_of(task), Instant.now()
+
+        def note(stage: str, index: Any, samples: int = 1) -> None:
+            nonlocal begun
+            if stage == "collate":
+                meter.add("getitem", begun, samples)
+                begun = Instant.now()
+
+        if (generators := generators_here()) is not None:
+            generators.turn_to(task.seed, task.epoch, activity, task.positions)
+        fetch = self._fetch.beside(activity.each)
+        fetch.note = note
+        try:
+            with fetch.as_guest(meter.calls):
+                batch.result = fetch.make(task, self.resources.buffers if self._rows else None)
+            meter.add("collate", begun, samples)
+        except Exception as error:
+            batch.error = error
+
+    def _samples_of(self, task: Task) -> int:
+        return samples_given(task.given) if self._fetch.batched else 1
+
     def assemble(self, batch: FetchedBatch) -> Any:
         out = batch.result
-        if self.workers or batch.in_place:  # else it was made here
+        if self.workers or self._rows is not None:  # else it was made here
             out = in_callers_mode(out)
         return pinned(out) if self.resources.buffers.pinned else out
 
     def delivery(self, batch: FetchedBatch, out: Any) -> Delivery:
         assert batch.task is not None
-        return Delivery(out, samples_given(batch.task.given) if self._fetch.batched else 1)
+        return Delivery(out, self._samples_of(batch.task))
 
     def report(self, batch: FetchedBatch | None, *, came: bool) -> None:
         if self._streams is not None and self._streams.now is None:

@@ -16,14 +16,13 @@ from collections.abc import Callable, Generator
 from statistics import median
 
 from penstock.executors.fetch import Fetch
-from penstock.executors.workers.loading import Activity, FetchedBatch, SampleRows
+from penstock.executors.workers.loading import FetchedBatch, SampleRows
 from penstock.executors.workers.own_fetch import OwnFetches
 from penstock.executors.workers.worker_thread import (
     ThreadWorkerInfo,
     WorkerThread,
     context_here,
     end_crew,
-    generators_here,
     one_core_each,
     set_for_this_thread,
 )
@@ -32,7 +31,6 @@ from penstock.recipe import drawing
 from penstock.recipe.patches import working
 from penstock.state.delivery import Task
 from penstock.stats import samples_given
-from penstock.system.randomness import Generators
 
 #: Work that a thread takes at a time, in seconds: long beside taking it, short beside a batch.
 GRAIN_SECONDS = 3e-4
@@ -44,8 +42,8 @@ class ThreadCrew:
     """The Python worker threads of a loader. They hold their fetches, never the iterator, which can be collected.
 
     Args:
-        fetch: calls the user's dataset, where the caller works for itself.
-        count: threads; 0: `wait` does everything in the caller's thread.
+        fetch: calls the user's dataset, where the threads share it.
+        count: threads.
         own: what each thread fetches with, and the worker_init_fn that is called in each when it starts.
         rows: where batches are built; None: collate_fn makes them from a list of samples.
         meter: counts getitem and collate.
@@ -72,8 +70,7 @@ class ThreadCrew:
         self._sample_seconds = GRAIN_SECONDS
         self.closed = False
         self._context = context_here()  # of the pass; a new pass has new ones
-        self.pace = Pace(max(1, count))
-        self._caller_activity = Activity()
+        self.pace = Pace(count)
         self._meter = meter
         infos = (ThreadWorkerInfo(number, count, seed + number, fetch.dataset) for number in range(count))
         self._workers = [WorkerThread(info, self._run) for info in infos]
@@ -88,15 +85,12 @@ class ThreadCrew:
 
     def prepare(self, batch: FetchedBatch, task: Task) -> None:
         """Make a batch ready to be submitted: what its task gives."""
-        fetch = self._fetch
-        split = fetch.batched and fetch.one_by_one
-        indices = list(task.given) if split else None
-        if indices is not None:
-            task = task._replace(given=indices)  # what was given may be gone through only once
-        if indices is not None and self._rows is None:
-            batch.samples = [None] * len(indices)
-        batch.indices, batch.unfinished = indices or None, len(indices) if indices else 1
-        batch.task = task
+        if self._fetch.batched and self._fetch.one_by_one:
+            task = task._replace(given=list(task.given))  # it may be gone through only once
+            batch.indices = task.given or None
+        if batch.indices and self._rows is None:
+            batch.samples = [None] * len(batch.indices)
+        batch.task, batch.unfinished = task, len(batch.indices or "1")
 
     def submit(self, batch: FetchedBatch) -> None:
         """Queue a batch, once however often it is submitted."""
@@ -107,11 +101,6 @@ class ThreadCrew:
 
     def wait(self, batches: list[FetchedBatch], timeout: float) -> FetchedBatch | None:
         """Wait until one of the batches is done and return it; None: `timeout` seconds (0: no limit) went by."""
-        if not self._workers and not batches[0].done:  # the caller does all of it
-            with self._lock:
-                work = self._take_from(batches[0])
-            with self._fetch.as_guest(self._meter.calls):
-                self._fetch_part(work, self._fetch, generators_here(), self._caller_activity)
         deadline = time.monotonic() + timeout
         with self._lock:
             while (found := next((batch for batch in batches if batch.done), None)) is None:
@@ -169,9 +158,9 @@ class ThreadCrew:
                     context = self._context
                     here = context()
                 if self._own.shared:
-                    fetch = self._fetch  # of the pass
+                    fetch = self._fetch.beside(worker.activity.each)  # of the pass
                     worker.info.dataset = fetch.dataset
-                here(self._fetch_part, work, fetch, worker.info.rng, worker.activity, failed)
+                here(self._make_part, work, fetch, worker, failed)
                 failed = None
                 del work  # a thread that waits holds no batch
 
@@ -180,6 +169,7 @@ class ThreadCrew:
         fetch = self._fetch
         try:
             fetch, init = self._own.take()
+            fetch = fetch.beside(worker.activity.each)
             worker.info.dataset = fetch.dataset
             if init is not None:
                 init(worker.number)
@@ -200,33 +190,27 @@ class ThreadCrew:
         return None
 
     def _take_from(self, batch: FetchedBatch) -> tuple[FetchedBatch, int, int]:
-        """Take a part of a batch, all of it in the caller's thread; the lock is held."""
+        """Take a part of a batch; the lock is held."""
         if batch.indices is None:
             self._open.remove(batch)
             batch.taken = 1
             return batch, 0, 1
         begin = batch.taken
-        count = max(1, int(GRAIN_SECONDS / self._sample_seconds)) if self._workers else len(batch.indices)
-        batch.taken = end = min(len(batch.indices), begin + count)
+        batch.taken = end = min(len(batch.indices), begin + max(1, int(GRAIN_SECONDS / self._sample_seconds)))
         if end == len(batch.indices):
             self._open.remove(batch)
         return batch, begin, end
 
-    def _fetch_part(
-        self,
-        work: tuple[FetchedBatch, int, int],
-        fetch: Fetch,
-        generators: Generators | None,
-        activity: Activity,
-        broken: BaseException | None = None,
+    def _make_part(
+        self, work: tuple[FetchedBatch, int, int], fetch: Fetch, worker: WorkerThread, broken: BaseException | None
     ) -> None:
-        """Fetch a part of a batch's samples, and finish the batch with the last of them. broken: why it cannot be."""
+        """Make a part of a batch's samples, and finish the batch with the last of them. broken: why it cannot be."""
         batch, begin, end = work
         begun = None if broken is not None else Instant.now()
         if broken is not None:
             self._fail(batch, begin, broken)
         elif batch.failed is None and not self.closed:
-            failed = batch.fetch_part(begin, end, fetch, self._rows, generators, activity)
+            failed = batch.make_part(begin, end, fetch, self._rows, worker.info.rng, worker.activity)
             if failed is not None:
                 self._fail(batch, *failed)
             del failed  # whose traceback holds this frame, and with it the pass

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from penstock.executors.buffers import Buffers
@@ -33,6 +31,17 @@ class Activity:
     left: Any = field(default_factory=lambda: iter(()))
     """A list's iterator over these indices: its length hint says how far the thread is, at no cost to the thread."""
     since: float = 0.0
+
+    def begin(self, part: Sequence[Any]) -> None:
+        """Take note of the samples that are made from now on."""
+        self.part, self.stage, self.since = part, "getitem", time.monotonic()
+
+    def each(self, indices: Iterable[Any]) -> Iterator[Any]:
+        """Yield indices, and know which sample is being made."""
+        part = indices if isinstance(indices, list | tuple) else list(indices)
+        self.left = left = iter(part)
+        self.begin(part)
+        return left
 
     def position(self) -> int:
         """Return the position in the part of the sample that is being fetched."""
@@ -78,7 +87,6 @@ class SampleRows:
         """Return the batch whose samples are all built."""
         if not build.agrees:
             self._layout = None  # the next batch may be of the other kind
-        batch.in_place = True
         return build.finish(batch.indices)
 
 
@@ -95,8 +103,6 @@ class FetchedBatch(Batch):
     build: Build | None = None
     samples: list[Any] = field(default_factory=list)
     result: Any = None
-    in_place: bool = False
-    """The result lies in batch memory."""
     failed: tuple[int, BaseException] | None = None
     """Position and error of the first sample that failed: an earlier one may fail while threads are at work."""
     done: bool = False
@@ -115,64 +121,47 @@ class FetchedBatch(Batch):
         if self.failed is None or position < self.failed[0]:
             self.failed = (position, error)
 
-    def fetch_part(
-        self,
-        begin: int,
-        end: int,
-        fetch: Fetch,
-        rows: SampleRows | None,
-        generators: Generators | None,
-        activity: Activity,
+    def make_part(
+        self, begin: int, end: int, fetch: Fetch, rows: SampleRows | None, generators: Generators, activity: Activity
     ) -> tuple[int, BaseException] | None:
-        """Fetch a part of the samples in the calling thread, and return the position and the error of one that failed.
+        """Make a part of the samples in the calling thread, and return the position and the error of one that failed.
 
         Args:
             begin, end: of the part; of a task that is done in one go 0 and 1.
+            fetch: the thread's own, whose `each` is that of the activity.
             rows: where samples are built; None: they are kept for collate_fn.
             generators: of the thread, for the task's seed.
         """
-        task = self.task
+        task, at, build = self.task, begin, None
         assert task is not None
-        activity.part = [task.given] if self.indices is None else self.indices[begin:end]
-        activity.left = iter(activity.part)
-        activity.stage, activity.since = "getitem", time.monotonic()
-        if generators is not None:
-            generators.turn_to(task.seed, task.epoch, activity, task.positions[begin:end])
         try:
             if self.indices is None:
-                next(activity.left)
-                self.result = fetch.load(task)
+                activity.begin([task.given])
+                generators.turn_to(task.seed, task.epoch, activity, task.positions)
+                self.result = fetch.make(task)
                 return None
-            positions, at, build = iter(task.positions[begin:end]), begin, None
             while at < end:  # a few at a time, which are written to their rows while caches hold them
-                left = activity.left if rows is None else islice(activity.left, rows.at_a_time)
-                if fetch.plain:
-                    dataset = fetch.dataset
-                    samples = [dataset[index] for index in left]
-                else:
-                    samples = [fetch.sample(task, index, next(positions)) for index in left]
+                until = end if rows is None else min(end, at + rows.at_a_time)
+                generators.turn_to(task.seed, task.epoch, activity, task.positions[at:until])
+                samples = fetch.part(task, at, until)
                 if rows is None:
-                    self.samples[begin:end] = samples
+                    self.samples[at:until] = samples
                 else:
                     activity.stage = "collate"
                     build = build or rows.build_for(self, samples[0])
                     build.take(samples, at)
-                    activity.stage = "getitem"
-                at += len(samples)
+                at = until
                 del samples
             return None
         except BaseException as error:
-            return begin + activity.position(), self._noted(error, activity)
+            return at + activity.position(), self._noted(error)
         finally:
             activity.stage = ""
 
-    def _noted(self, error: BaseException, activity: Activity) -> BaseException:
-        """Return an error with a note of its thread and sample; for a StopIteration, another (see not_an_end)."""
-        with contextlib.suppress(Exception):  # a repr of the user's, or an exception that takes no notes
-            place = f"in {threading.current_thread().name}"  # of a batch done in one go its fetch has said more
-            add_note(error, place if self.indices is None else f"{place}, sample {activity.sample()!r}")
-            return not_an_end(error, f"in __getitem__ of sample {activity.sample()!r}")
-        return error
+    def _noted(self, error: BaseException) -> BaseException:
+        """Return an error with a note of its thread; for a StopIteration, another (see not_an_end)."""
+        add_note(error, f"in {threading.current_thread().name}")
+        return not_an_end(error, "by the dataset")
 
     def collate(self, fetch: Fetch, rows: SampleRows | None) -> None:
         if self.build is not None and rows is not None:

@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass, field
 from functools import cache
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from PIL import Image
@@ -20,6 +20,7 @@ from PIL import Image
 import penstock._native as _native
 from penstock.errors import CorruptSample, InvalidOption
 from penstock.executors.buffers import Field, Rows, bytes_in
+from penstock.executors.collating import BatchMemory
 from penstock.executors.filler import IndexedBatch
 from penstock.observe import Meter
 from penstock.order.batches import as_array
@@ -40,6 +41,7 @@ READ_AHEAD_BYTES, READ_AHEAD_SHARE = 256 << 20, 8
 SAMPLES_AHEAD = 4 * READERS
 #: How long closing waits for Python threads that are reading a sample, in seconds.
 JOIN_SECONDS = 0.5
+_UNKNOWN = Field(_native.Spec("uint8", [0]))  # rows of unknown shape: every sample says what it has
 
 
 def read_ahead_bytes() -> int:
@@ -105,6 +107,8 @@ class NativeCrew:
         self._submitted = 0
         self._closed = False
         self._plan = plan
+        self.fields = [None if spec is None else Field(spec) for spec in plan.specs()]
+        """Of the batches to be submitted; None: of unknown shape, which the first batch tells."""
         self._threads: list[threading.Thread] = []
         self._reading: dict[int, tuple[int, int, float]] = {}  # by thread: batch, position, since when
 
@@ -117,6 +121,11 @@ class NativeCrew:
             thread.start()
         self.pool.add_python_server()
 
+    def resolve(self, batch: NativeBatch) -> None:
+        """Find where the samples of a batch lie. Raises what the dataset raises."""
+        batch.leaves, batch.local = self._plan.root.resolve(batch.indices)
+        batch.names = self._plan.names(batch.leaves, batch.local)
+
     def prepare(self, batch: NativeBatch) -> None:
         (seed, epoch), positions = batch.key, as_array(batch.positions)
         seed &= 0xFFFFFFFFFFFFFFFF
@@ -124,13 +133,27 @@ class NativeCrew:
             seed, epoch, batch.local, batch.indices, positions, batch.leaves, batch.names
         )
 
-    def submit(self, batch: NativeBatch, fields: list[Any], staged: bool) -> None:
-        """Have the pool fill a batch, which is known here, and holds its rows, before the pool begins."""
+    def submit(self, batch: NativeBatch, memory: BatchMemory, *, staged: bool = False) -> None:
+        """Have the pool fill a batch, which is known here, and holds its rows, before the pool begins.
+
+        memory: for the rows. staged: memory of the user's is copied now.
+        """
+        if batch.prepared is None:
+            self.prepare(batch)
         assert batch.prepared is not None
+        batch.rescues_failed, batch.rescued = {}, []
+        batch.fields = [field or _UNKNOWN for field in self.fields]
+        batch.rows = [memory.rows(len(batch.indices), field) for field in batch.fields]
+        fields = [(*rows, field.spec) for rows, field in zip(batch.rows, batch.fields, strict=True)]
         with self.lock:
             self.batches[self._submitted] = batch
             batch.number, batch.prepared = self.pool.submit(batch.prepared, fields, staged), None
             self._submitted += 1
+
+    def retire(self, batch: NativeBatch) -> list[_native.Failure]:
+        """Return what failed in a batch that is done, and forget the batch."""
+        del self.batches[batch.number]
+        return self.pool.retire(batch.number)
 
     def serve_here(self) -> None:
         """Read all rows that wait now, in the calling thread."""

@@ -174,7 +174,7 @@ class TaskDataset:
         task = Task.of(*message)
         self.lease.meet()  # a sample of an earlier batch may have imported a package
         try:
-            batch = self.fetch.load(task) if self._memory is None else self._packed(task, self._memory)
+            batch = self.fetch.make(task) if self._memory is None else self._packed(task, self._memory)
         except Exception as error:  # which torch sends; what else is raised ends the process here
             self.begin(WorkerStage.DONE, None)
             shorten(error)
@@ -196,20 +196,8 @@ class TaskDataset:
         A user's collate_fn may keep what it was given, or what it returns: a block that somebody holds is not used
         again.
         """
-        fetch = self.fetch
         memory.begin(task.block)
-        filled = fetch.fill(task, memory if fetch.stacks or fetch.only_collates else None)
-        if filled is None:
-            memory.begin(task.block)  # it may be filled in part
-            made = [fetch.load_samples(task, partial(self._collate, memory) if fetch.stacks else None)]
-        else:
-            made = [fetch.collate_filled(task, filled)]
-            del filled
-        return memory.packed(made)
-
-    def _collate(self, memory: WorkerBuffers, task: Task, samples: Any) -> Any:
-        self.begin(WorkerStage.COLLATE, None, len(samples))
-        return collate_in(memory, task.given, samples)
+        return memory.packed([self.fetch.make(task, memory)])
 
 
 class StreamBatches:

@@ -96,10 +96,14 @@ class WorkerBuffers:
 
     def begin(self, name: BlockName | None) -> None:
         """Use this block for the batch that comes."""
+        self._name = name
         mapping = None if name is None else self._mappings.of(name)
         self._use = None if name is None or mapping is None else _Use(name, mapping)
         self._placed: dict[int, tuple[torch.UntypedStorage, OnBlock]] = {}  # storages on the block, by their _cdata
         self._forks, self.needed, self.kept = _forks, 0, False
+
+    def begin_anew(self) -> None:
+        self.begin(self._name)
 
     def rows(self, samples: int, field: Field) -> Rows:
         shape, nbytes = (samples, *field.shape), samples * field.nbytes

@@ -1,0 +1,76 @@
+"""Files that Python is about to read, brought into the page cache ahead of it, where reads block.
+
+A worker that reads one file at a time waits for each. The pass knows which samples come: while storage is read from, a
+few threads open the files of each batch that was begun and advise the kernel that they will be needed
+(posix_fadvise), which reads them without being waited for. Where the files lie in memory nothing is opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
+from typing import Any
+
+#: Files that are opened at a time: an open may block as a read does.
+THREADS = 16
+#: Seconds between looks at whether storage is read from.
+LOOK_SECONDS = 0.1
+
+
+class FileAdvice:
+    """Advises the kernel of the files of batches that come, from one thread.
+
+    Args:
+        paths_of: returns the files of some samples, called with their indices in threads of this object.
+        bytes_read: returns how many bytes the workers have read from storage so far.
+    """
+
+    def __init__(
+        self, paths_of: Callable[[Sequence[Any]], Iterable[str | None]], bytes_read: Callable[[], int]
+    ) -> None:
+        self._paths_of, self._bytes_read = paths_of, bytes_read
+        self._work: queue.SimpleQueue[Sequence[Any] | None] = queue.SimpleQueue()
+        self._threads = 0
+        self._read, self._next_look, self._blocks = 0, 0.0, False
+        self.close = weakref.finalize(self, _end, self._work)
+
+    def expect(self, indices: Sequence[Any]) -> None:
+        """Have the files of samples read ahead, where storage is read from."""
+        if (now := monotonic()) >= self._next_look:
+            before, self._read = self._read, self._bytes_read()
+            self._next_look, self._blocks = now + LOOK_SECONDS, self._read > before
+        if not self._blocks:
+            return
+        if not self._threads:
+            self._threads = THREADS
+            for number in range(THREADS):
+                name = f"penstock-advice-{number}"
+                threading.Thread(target=_advise, args=(self._work, self._paths_of), name=name, daemon=True).start()
+        step = -(-len(indices) // THREADS)
+        for begin in range(0, len(indices), step):
+            self._work.put(indices[begin : begin + step])
+
+
+def _end(work: queue.SimpleQueue[Sequence[Any] | None]) -> None:
+    for _ in range(THREADS):
+        work.put(None)
+
+
+def _advise(
+    work: queue.SimpleQueue[Sequence[Any] | None], paths_of: Callable[[Sequence[Any]], Iterable[str | None]]
+) -> None:
+    while (indices := work.get()) is not None:
+        for path in paths_of(indices):
+            if path is None:
+                continue
+            with contextlib.suppress(OSError, ValueError):  # whoever reads the file raises it
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                try:
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+                finally:
+                    os.close(descriptor)
