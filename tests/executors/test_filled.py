@@ -251,7 +251,7 @@ def test_what_a_spawned_worker_gets(folder, tmp_path):
     assert isinstance(chosen, PythonPlan)
     sent = pickle.loads(pickle.dumps(loader._executors.fetch(loader._settings(), chosen)))
     for _ in range(2):
-        assert_same(sent.load(Task([3, 7], 0, 0, range(2))), default_collate([dataset[3], dataset[7]]))
+        assert_same(sent.make(Task([3, 7], 0, 0, range(2))), default_collate([dataset[3], dataset[7]]))
 
 
 SMALL = v1.Compose([v1.Resize(30), v1.CenterCrop(28), v1.ToTensor()])

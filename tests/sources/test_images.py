@@ -143,7 +143,7 @@ def test_transforms_that_end_in_python(files, workers):
     for given in (None, labels):
         ours, theirs = loaders(penstock.Images(files, given, transform), table(files, given, transform), workers)
         assert_same(list(ours), list(theirs))
-        assert "JPEG decoded" in ours.explain()
+        assert "answered natively" in ours.explain()
 
 
 def labels_of(root: Path, name: str, *lines: str) -> None:
@@ -235,8 +235,8 @@ def test_dataset_samples_that_end_in_python(tmp_path, made):
     dataset = MADE[made](tmp_path)
     dataset.transform = np.array
     ours, theirs = penstock.DataLoader(dataset, batch_size=1), torch.utils.data.DataLoader(dataset, batch_size=1)
-    assert "JPEG decoded" in ours.explain()
     assert_same(list(ours), list(theirs))
+    assert "answered natively" in ours.explain()
 
 
 def test_names_of_samples(tmp_path):
