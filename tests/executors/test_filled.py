@@ -281,7 +281,7 @@ def test_readers_bring_files_where_reads_block(slow, dataset):
     for begin in (0, 60, 0, 60):
         indices = range(begin, begin + 60)
         assert_same(filled(filling, task(*indices)).batch(), samples(dataset, indices))
-    counts = filling._idle[0]._crew.pool.reading()
+    counts = filling._idle[0].pool.reading()
     assert counts["deepest"] > 1 and counts["ahead"] + counts["awaited"] > 0
 
 

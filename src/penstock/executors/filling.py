@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 
-import penstock._native as _native
 from penstock.executors.buffers import Buffers, bytes_in
 from penstock.executors.collating import BatchMemory
 from penstock.executors.failures import agree_on_fields
@@ -82,7 +81,7 @@ class Filling:
 
     def _begin(self) -> None:
         self._pid = os.getpid()
-        self._idle: deque[_Filler] = deque()
+        self._idle: deque[NativeCrew] = deque()
         self._refused: tuple[int, int] | None = None  # the pass whose dataset is not native any more
         self.memory = Buffers(pinned=False, keep=_KEPT)
 
@@ -100,24 +99,24 @@ class Filling:
         if self._pid != os.getpid():
             self._begin()
         indices = _numbers(task.given)
-        filler = None if indices is None else self._take(task)
-        if indices is None or filler is None:
+        crew = None if indices is None else self._take(task)
+        if indices is None or crew is None:
             return None
-        filled = filler.fill(indices, task, memory or self.memory, seed)
-        self._idle.append(filler)  # not where it was interrupted
-        if filled is None:
+        batch = _fill(crew, indices, task, memory or self.memory, seed)
+        self._idle.append(crew)  # not where it was interrupted
+        if batch is None:
             return None
-        batch, rows = filled
-        return FilledBatch(filler.plan, rows, _labels(filler.plan, batch, turn))
+        rows = tuple(one.tensor for one in batch.rows)
+        return FilledBatch(crew.plan, rows, _labels(crew.plan, batch, turn))
 
-    def _take(self, task: Task) -> _Filler | None:
-        """Return a filler for the dataset as it is now, which no other thread uses; None: there is none."""
+    def _take(self, task: Task) -> NativeCrew | None:
+        """Return a crew without threads for the dataset as it is now, used by this thread only; None: there is none."""
         try:
-            filler = self._idle.pop()
+            crew = self._idle.pop()
         except IndexError:
-            filler = None
-        if filler is not None and _holds(filler.plan):
-            return filler
+            crew = None
+        if crew is not None and _holds(crew.plan):
+            return crew
         if self._refused == (task.seed, task.epoch):
             return None
         if self._plan is None or not _holds(self._plan):
@@ -125,7 +124,7 @@ class Filling:
         if self._plan is None or not _holds(self._plan):
             self._plan, self._refused = None, (task.seed, task.epoch)
             return None
-        return _Filler(self._plan)
+        return NativeCrew(self._plan, 0, Meter(), READERS)
 
     def of(self, dataset: Any) -> Filling:
         return Filling(dataset, self._kept, unseen=self.unseen)
@@ -137,41 +136,22 @@ class Filling:
         return partial(Filling, unseen=self.unseen), (self._dataset, self._kept._replace(caches=caches))
 
 
-class _Filler:
-    """A native pool without threads, whose one batch at a time the calling thread fills."""
-
-    def __init__(self, plan: NativePlan) -> None:
-        self.plan = plan
-        self._crew = NativeCrew(plan, 0, Meter(), READERS)
-
-    def fill(
-        self, indices: Indices, task: Task, memory: BatchMemory, seed: int
-    ) -> tuple[NativeBatch, tuple[Any, ...]] | None:
-        """Return the batch of a task and its rows; None: a sample fails, or is not like the others."""
-        for _ in range(_TRIES):
-            batch = NativeBatch(indices=indices, positions=task.positions, key=(seed, task.epoch))
-            try:
-                self._crew.resolve(batch)
-            except Exception:  # the dataset itself raises it, or knows better
-                return None
-            failures = self._run(batch, memory)
-            if not self.plan.unmoved():
-                return None
-            if not failures:
-                return batch, tuple(one.tensor for one in batch.rows)
-            if not agree_on_fields(self._crew, batch, failures, lenient=False):
-                return None
-        return None
-
-    def _run(self, batch: NativeBatch, memory: BatchMemory) -> list[_native.Failure]:
-        """Fill a batch in the calling thread, and return what failed."""
-        crew, pool = self._crew, self._crew.pool
-        crew.submit(batch, memory)
-        pool.run_here(batch.number)
-        crew.serve_here()
-        while pool.wait(batch.number, 0) != "done":
-            crew.serve_here()
-        return crew.retire(batch)
+def _fill(crew: NativeCrew, indices: Indices, task: Task, memory: BatchMemory, seed: int) -> NativeBatch | None:
+    """Return the batch of a task, filled in the calling thread; None: a sample fails, or is not like the others."""
+    for _ in range(_TRIES):
+        batch = NativeBatch(indices=indices, positions=task.positions, key=(seed, task.epoch))
+        try:
+            crew.resolve(batch)
+        except Exception:  # the dataset itself raises it, or knows better
+            return None
+        failures = crew.fill_here(batch, memory)
+        if not crew.plan.unmoved():
+            return None
+        if not failures:
+            return batch
+        if not agree_on_fields(crew, batch, failures, lenient=False):
+            return None
+    return None
 
 
 def _holds(plan: NativePlan) -> bool:

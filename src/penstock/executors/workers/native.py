@@ -106,7 +106,7 @@ class NativeCrew:
         self.batches: dict[int, NativeBatch] = {}  # those in flight, by number
         self._submitted = 0
         self._closed = False
-        self._plan = plan
+        self.plan = plan
         self.fields = [None if spec is None else Field(spec) for spec in plan.specs()]
         """Of the batches to be submitted; None: of unknown shape, which the first batch tells."""
         self._threads: list[threading.Thread] = []
@@ -123,8 +123,8 @@ class NativeCrew:
 
     def resolve(self, batch: NativeBatch) -> None:
         """Find where the samples of a batch lie. Raises what the dataset raises."""
-        batch.leaves, batch.local = self._plan.root.resolve(batch.indices)
-        batch.names = self._plan.names(batch.leaves, batch.local)
+        batch.leaves, batch.local = self.plan.root.resolve(batch.indices)
+        batch.names = self.plan.names(batch.leaves, batch.local)
 
     def prepare(self, batch: NativeBatch) -> None:
         (seed, epoch), positions = batch.key, as_array(batch.positions)
@@ -154,6 +154,15 @@ class NativeCrew:
         """Return what failed in a batch that is done, and forget the batch."""
         del self.batches[batch.number]
         return self.pool.retire(batch.number)
+
+    def fill_here(self, batch: NativeBatch, memory: BatchMemory) -> list[_native.Failure]:
+        """Fill a batch in the calling thread, and return what failed. memory: for the rows."""
+        self.submit(batch, memory)
+        self.pool.run_here(batch.number)
+        self.serve_here()
+        while self.pool.wait(batch.number, 0) != "done":
+            self.serve_here()
+        return self.retire(batch)
 
     def serve_here(self) -> None:
         """Read all rows that wait now, in the calling thread."""
@@ -197,7 +206,7 @@ class NativeCrew:
         self._reading[threading.get_ident()] = (job.batch, job.position, monotonic())
         try:
             batch.rescued.append(job.reason)  # before the row is finished: the batch may be handed out right then
-            leaf, local = self._plan.leaf(batch.leaves, job.position), int(batch.local[job.position])
+            leaf, local = self.plan.leaf(batch.leaves, job.position), int(batch.local[job.position])
             value = leaf.rescue(local)
             if not isinstance(value, torch.Tensor):
                 if self.pool.finish_pixels(job, value) is None:
