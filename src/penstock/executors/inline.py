@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch.autograd.profiler import record_function
-from torch.utils.data import Subset, TensorDataset, default_collate
+from torch.utils.data import default_collate
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data._utils.pin_memory import pin_memory
 from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
@@ -20,11 +20,11 @@ import penstock._native as _native
 from penstock import call_counts, loop_times
 from penstock.executors.iterator import INTERRUPTED
 from penstock.executors.job import Job, view_of
+from penstock.executors.rows import Rows
 from penstock.loop_times import LoopClock
 from penstock.observe import Delivery, Meter, Observers, observed
-from penstock.order.permutations import Indices
 from penstock.recipe.patches import Lease, this_thread
-from penstock.sample_notes import collated, note_batch, note_sample, torch_batch
+from penstock.sample_notes import collated, note_batch, note_sample
 from penstock.settings import Method
 from penstock.state.progress import Progress
 from penstock.state.streams import Streams, restore_dataset, restore_fetcher, state_of, with_first_drawn
@@ -282,43 +282,6 @@ def _interrupted() -> NoReturn:
 
 def _state_now(dataset: Any, fetcher: Any) -> dict[str, Any] | None:
     return state_of(dataset, getattr(fetcher, "dataset_iter", None), ended=getattr(fetcher, "ended", False))
-
-
-class Rows:
-    """A TensorDataset, or a Subset of one, as a pass is to see it: `__getitems__` returns the collated samples.
-
-    A small batch takes a few microseconds, less than it takes to begin a pass of native threads.
-    """
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __getitems__(self, indices: Indices | list[Any]) -> Any:
-        if isinstance(indices, list):  # a sampler of the user's gave something else than numbers
-            return torch_batch(self._dataset, indices)
-        dataset, rows = self._dataset, torch.from_numpy(indices)
-        try:
-            while type(dataset) is Subset:
-                chosen = [dataset.indices[row] for row in rows.tolist()]
-                if not set(map(type, chosen)) <= {int}:
-                    break
-                dataset, rows = dataset.dataset, torch.tensor(chosen, dtype=torch.int64, device="cpu")
-            if type(dataset) is TensorDataset and all(map(_is_plain, dataset.tensors)):
-                return [tensor.index_select(0, rows) for tensor in dataset.tensors]
-        except (IndexError, RuntimeError):  # a negative index, one that is not there, or a dtype
-            pass
-        return torch_batch(self._dataset, indices.tolist())
-
-
-def _is_plain(tensor: Any) -> bool:
-    """Return whether a stack of rows of a tensor is no more than a copy of their elements."""
-    return (
-        type(tensor) is torch.Tensor
-        and tensor.is_contiguous()
-        and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
-        # index_select does not look: a program may have resized the storage
-        and tensor.untyped_storage().nbytes() >= (tensor.storage_offset() + tensor.numel()) * tensor.itemsize
-    )
 
 
 class InlineExecutor:

@@ -21,7 +21,7 @@ from penstock.executors.iterator import FillerExecutor
 from penstock.executors.job import Job, fetcher
 from penstock.executors.workers.filler_actor import Filled, FillerActor, FillJob
 from penstock.observe import Delivery
-from penstock.plan import NativePlan
+from penstock.plan import NativePlan, PythonPlan
 from penstock.settings import known_size
 from penstock.sources.naming import names_of
 from penstock.system.modes import in_callers_mode
@@ -244,7 +244,7 @@ def _fill_job(job: Job) -> FillJob:
     return FillJob(
         dataset=settings.dataset,
         fetch=fetcher(settings, job.substitutes, here=True),
-        read=None if isinstance(chosen, NativePlan) else chosen.assisted,
+        read=chosen.assisted if isinstance(chosen, PythonPlan) else None,
         native=native,
         collate_fn=settings.collate_fn,
         substitutes=job.substitutes,

@@ -18,17 +18,8 @@ from penstock.errors import InvalidOption, pair
 from penstock.executors.buffers import Buffers
 from penstock.executors.fetch import Fetch
 from penstock.executors.filler import IN_FLIGHT, Filler, FillerReport, PassInput, PassResources
-from penstock.executors.job import (
-    Executor,
-    Job,
-    can_pin,
-    fetch_of,
-    gathers_rows,
-    is_small,
-    planned,
-    reads_ahead,
-    settled,
-)
+from penstock.executors.job import Executor, Job, can_pin, fetch_of, is_small, planned, reads_ahead, settled
+from penstock.executors.rows import gathers_rows
 from penstock.executors.workers.shared_memory import SharedBuffers
 from penstock.loop_model import Measured, Workers, measured, tells
 from penstock.observe import Meter, Observers
@@ -65,10 +56,7 @@ def _in_threads(job: Job) -> bool:
 #: Who makes a pass: the first whose test holds. The modules are imported when they are first needed.
 EXECUTORS: tuple[tuple[Callable[[Job], bool], Callable[[], Executor]], ...] = (
     (lambda job: job.settings.cluster is not None and job.settings.num_workers > 0, lambda: remote.RemoteExecutor()),
-    (
-        lambda job: job.substitutes is None and gathers_rows(job.settings, job.plan),
-        lambda: inline.InlineExecutor(rows=True),
-    ),
+    (lambda job: job.plan is None, lambda: inline.InlineExecutor(rows=True)),
     (lambda job: isinstance(job.plan, NativePlan), lambda: native.NativeExecutor()),
     (lambda job: job.settings.num_workers > 0 and not job.in_threads, lambda: processes.ProcessExecutor()),
     (_in_threads, lambda: threads.ThreadExecutor()),
@@ -155,10 +143,19 @@ class Executors:
 
     # --- making a pass ----------------------------------------------------------------------------------------------
 
+    def gathers(self, settings: Settings) -> bool:
+        """Return whether torch gathers the rows of a pass with these settings, which needs no plan."""
+        return self.register is None and gathers_rows(settings)
+
     def job(
-        self, loader: Any, settings: Settings, chosen: Plan, progress: Progress, epochs: Epochs, *, sends: bool
+        self, loader: Any, settings: Settings, chosen: Plan | None, progress: Progress, epochs: Epochs, *, sends: bool
     ) -> Job:
-        """Return the pass that begins. sends: its batches go to an accelerator. Raises InvalidOption."""
+        """Return the pass that begins. Raises InvalidOption.
+
+        Args:
+            chosen: None where the settings `gathers`.
+            sends: its batches go to an accelerator.
+        """
         job = self._job
         if job is None or job.settings is not settings or job.plan is not chosen or job.sends is not sends:
             job = self._job = self._job_of(loader, settings, chosen, epochs, sends=sends)
@@ -166,7 +163,7 @@ class Executors:
             job.pins = self.pins(settings)  # which warns, once a pass
         return job.of_pass(progress=progress, substitutes=self.substitutes(settings), shared=self)
 
-    def _job_of(self, loader: Any, settings: Settings, chosen: Plan, epochs: Epochs, *, sends: bool) -> Job:
+    def _job_of(self, loader: Any, settings: Settings, chosen: Plan | None, epochs: Epochs, *, sends: bool) -> Job:
         """Return what all passes have in common that begin with these settings and this plan."""
         if settings.num_workers == 0 and settings.timeout:
             raise pair(InvalidOption, AssertionError)(  # torch asserts it
@@ -174,19 +171,18 @@ class Executors:
             )
         if settings.num_workers and settings.prefetch_factor == 0:  # torch asserts it, too
             raise pair(InvalidOption, AssertionError)("prefetch_factor=0: it is 1 at least, or None for the default")
-        self._executor, native = None, isinstance(chosen, NativePlan)
+        self._executor, native = None, not isinstance(chosen, PythonPlan)
         in_threads = not native and self.in_threads(settings, chosen)
         kind = Workers.NATIVE if native else Workers.THREADS if in_threads else Workers.PROCESSES
         kind = kind if settings.cluster is None else Workers.FILLERS
-        rows = self.register is None and gathers_rows(settings, chosen)
-        self._workers, self._cluster = (0 if rows else settings.num_workers, kind), settings.cluster
+        self._workers, self._cluster = (0 if chosen is None else settings.num_workers, kind), settings.cluster
         own = isinstance(chosen, PythonPlan) and chosen.filled is None
         self._code = f"{type(settings.dataset).__name__}.{'__iter__' if settings.iterable else '__getitem__'}" * own
         self._may_thread = own and settings.method is None and settings.seed is None and not settings.iterable
         if isinstance(chosen, NativePlan):
             self._files = any(leaf.files is not None for leaf in chosen.leaves)
         else:
-            self._files = in_threads and chosen.assisted is not None
+            self._files = in_threads and chosen is not None and chosen.assisted is not None
         if not self._logs:
             self._logs = True
             keep_freed_memory()
@@ -332,9 +328,9 @@ class Executors:
             self._draws = () if tried else method.draws_in_threads(self.fetch(settings, chosen))
         return self._draws
 
-    def warn_of_unreached(self, settings: Settings, chosen: Plan) -> None:
+    def warn_of_unreached(self, settings: Settings, chosen: Plan | None) -> None:
         """Warn once of draws of the dataset's that do not follow the seed."""
-        if settings.seed is None or isinstance(chosen, NativePlan) or settings.iterable:
+        if settings.seed is None or not isinstance(chosen, PythonPlan) or settings.iterable:
             return
         threads = bool(settings.num_workers) and self.in_threads(settings, chosen)
         draws = (lambda: self.global_draws(settings, chosen)) if threads else None
