@@ -115,6 +115,11 @@ class LoopMeter:
         clock = self.latest()
         return clock is not None and not clock.over
 
+    @property
+    def looked_at(self) -> bool:
+        """Whether the CPU times were read: the loops took longer than SHORT_PASS."""
+        return self._ran is not None
+
     def look(self, *, begins: bool = False) -> None:
         """Count the CPU times of process and machine since the last look; begins: of a pass, they are only read."""
         if (now := perf_counter()) - self.looked < SHORT_PASS:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -177,15 +176,15 @@ class Counters(Observer):
         self._samples = 0
         self.meter = Meter()
         self.loop = LoopMeter(self.meter.counter)
-        self._read_by_python: Counter[str] = Counter()
+        self._read_by_python: dict[str, int] = {}
 
     def delivered(self, delivery: Delivery) -> None:
         """Count a batch handed to the user, and why Python read some of its samples."""
         with self._lock:
             self._batches += 1
             self._samples += delivery.samples
-            if delivery.read_by_python:
-                self._read_by_python.update(delivery.read_by_python)
+            for reason in delivery.read_by_python:
+                self._read_by_python[reason] = self._read_by_python.get(reason, 0) + 1
 
     @property
     def batches(self) -> int:

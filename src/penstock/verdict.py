@@ -251,13 +251,14 @@ def log_at_end(loader: object, measure: Callable[[], Measured | None]) -> None:
         loader: is not held.
         measure: returns what its passes have shown, and does not hold the loader.
     """
-    if os.environ.get("LOCAL_RANK", "0").strip() in ("", "0"):
-        weakref.finalize(loader, _log_verdict, measure, os.getpid())
+    weakref.finalize(loader, _log_verdict, measure, os.getpid())
 
 
 def _log_verdict(measure: Callable[[], Measured | None], pid: int) -> None:
     global _warned
     if os.getpid() == pid and (found := measure()) is not None and found.wait >= WAITING * found.step:
+        if os.environ.get("LOCAL_RANK", "0").strip() not in ("", "0"):
+            return
         warns = not _warned and is_grave(found)
         _warned = _warned or warns
         logging.getLogger("penstock").log(logging.WARNING if warns else logging.INFO, "%s", verdict(found))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from operator import length_hint
@@ -40,6 +41,8 @@ else:
 
 #: Stands for a batch, or for what the sampler gives, that is not there yet.
 _NOTHING = object()
+#: Classes of dataset whose samples were light in the passes that answered their calls.
+_light: weakref.WeakSet[type] = weakref.WeakSet()
 _profiles = torch._C._autograd._profiler_enabled
 
 
@@ -89,8 +92,12 @@ class InlinePass(_SingleProcessDataLoaderIter):
         self._read_before = [0]  # batches of the epoch, as the states of its dataset count them
         self._profiled = False  # the profiler knows of the call that is under way
         self._calls = meter.calls.of_this_thread() if composes else None
-        # For the pass: to exchange functions takes 20 us, which samples without a costly call never win back.
-        self._lease = Lease(calls.ANSWERED) if composes and not meter.light() else None
+        # To exchange functions takes 30 us, which samples without a costly call never win back.
+        self._kind, self._lease = type(self._dataset), None
+        answers = composes and not meter.light()
+        self._believes = answers and self._kind in _light  # until the first batch shows whether that holds here
+        if answers and not self._believes:
+            self._lease = Lease(calls.ANSWERED)
         if self._batches is not None:
             self._sampler_iter = self._batches
         if given is not None and batches is None:
@@ -186,6 +193,11 @@ class InlinePass(_SingleProcessDataLoaderIter):
                     clock.read()
                     batch = self._collate_fn(samples)
                     clock.made(length_hint(asked, 1) if self._auto_collation else 1)
+                    if self._believes:
+                        self._believes = False
+                        if not self._meter.light():
+                            _light.discard(self._kind)
+                            self._lease = Lease(calls.ANSWERED)
                 if self._meter.sinks:
                     self._tell()
                 if self._pin_memory:
@@ -195,8 +207,10 @@ class InlinePass(_SingleProcessDataLoaderIter):
                 answering.native, counting.sink = before
         except Exception as error:
             self._note(error, asked, samples, left)
-            if isinstance(error, StopIteration):
+            if isinstance(error, StopIteration) and self._lease is not None:
                 self._lease = None
+                if self._meter.light():
+                    _light.add(self._kind)
             raise
 
     def _streamed(self, asked: Any) -> Any:
@@ -306,7 +320,7 @@ class InlineExecutor:
         made = InlinePass(
             view_of(job, **seen),
             None if settings.iterable else job.batches.without_positions(0, 0),
-            composes=settings.method is not Method.PROCESS,
+            composes=settings.method is not Method.PROCESS and not self._rows,
             streams=job.streams,
             ahead=settings.device is not None,
             meter=job.shared.counters.meter,

@@ -10,10 +10,9 @@ from torch.utils.data import Subset, TensorDataset
 import penstock._native as _native
 from penstock.order.permutations import Indices
 from penstock.plan import refuse_options
-from penstock.recipe.originals import look_again
+from penstock.recipe.originals import READING, look_again, replaced_in_class
 from penstock.sample_notes import torch_batch
 from penstock.settings import Method, Settings
-from penstock.sources.source import replaced
 
 #: Bytes of a batch that one thread fills from memory, cache line by cache line, while others would be woken.
 SMALL_BATCH, CACHE_LINE = 64 << 10, 64
@@ -28,18 +27,39 @@ def rows_of(
 
     None: the dataset is another one, or the native core does not read it with these arguments of its loader.
     """
-    if method is Method.PROCESS or type(dataset) not in (TensorDataset, Subset):
+    if method is Method.PROCESS or type(dataset) not in _KINDS:
         return None
     inner: Any = dataset
-    look_again()
-    while type(inner) is Subset and type(inner.indices) is list and replaced(inner) is None:
+    while type(inner) is Subset and type(inner.indices) is list and _OWN.isdisjoint(vars(inner)):
         inner = inner.dataset
-    if type(inner) is not TensorDataset or replaced(inner) is not None:
+    if type(inner) is not TensorDataset or not _OWN.isdisjoint(vars(inner)):
         return None
     tensors: tuple[torch.Tensor, ...] = inner.tensors
     if type(tensors) is not tuple or not all(map(_is_plain, tensors)) or len(set(map(len, tensors))) != 1:
         return None
-    return tensors if refuse_options(batched, collate_fn, worker_init_fn) is None else None
+    look_again()
+    return tensors if _are_torchs() and refuse_options(batched, collate_fn, worker_init_fn) is None else None
+
+
+_KINDS = (TensorDataset, Subset)
+#: Methods that an object may have of its own.
+_OWN = frozenset({"__getitem__", "__getitems__"})
+_approved: list[Any] = []
+"""The methods of the two classes, as they were when they were torch's."""
+
+
+def _are_torchs() -> bool:
+    """Return whether the methods of the two classes are those that torch has defined."""
+    now = [
+        getattr(kind, name, None)
+        for kind in _KINDS
+        for name in ("__getitem__", "__getitems__", "__len__", "__getattribute__", "__getattr__")
+    ]
+    if now != _approved:
+        if any(replaced_in_class(kind, READING) is not None for kind in _KINDS):
+            return False
+        _approved[:] = now
+    return True
 
 
 def gathers_rows(settings: Settings) -> bool:

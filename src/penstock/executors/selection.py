@@ -8,7 +8,7 @@ import os
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -89,8 +89,6 @@ class Executors:
         self.observers: Observers = (self.counters,) if register is None else (register, self.counters)
         """Know of each batch that an executor delivers, on whatever way it goes on to its user."""
         self.buffers: Buffers | None = None
-        self.shared = SharedBuffers()
-        self.fillers = FillerReport()
         self._choice: Choice | None = None  # of worker_method="auto"
         self._draws: tuple[str, ...] | None = None  # global generators that the dataset draws from
         self.base_seed: int | None = None
@@ -104,6 +102,16 @@ class Executors:
         self._job: Job | None = None  # what the passes have in common, while settings and plan are what they were
         self._executor: Executor | None = None  # that makes them
         self._latest: Callable[[], Any] = lambda: None  # returns the iterator of the latest pass; None: it is gone
+
+    @cached_property
+    def shared(self) -> SharedBuffers:
+        """Batch memory that worker processes fill."""
+        return SharedBuffers()
+
+    @cached_property
+    def fillers(self) -> FillerReport:
+        """Where the fillers of a Ray cluster are."""
+        return FillerReport()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Executors, (self.register, self.reach, self.caches, self.indexes)  # a copy counts, and chooses, anew
@@ -124,8 +132,8 @@ class Executors:
     def measured(self) -> Measured | None:
         """Return what the passes so far have shown of why their loops wait; None: they were too short to tell."""
         workers, kind = self._workers
-        counters, times = self.counters, self.counters.loop.times()
-        if not tells(times):
+        counters = self.counters
+        if not counters.loop.looked_at or not tells(times := counters.loop.times()):
             return None
         found = measured(
             times,
