@@ -21,7 +21,7 @@ from penstock.cluster.option import Ray, ray_of
 from penstock.device.feed import Device, DeviceFeed, Feed, feed_of
 from penstock.errors import InvalidOption
 from penstock.executors.job import default_workers, planned
-from penstock.executors.rows import rows_of
+from penstock.executors.rows import holds_rows, is_native
 from penstock.executors.selection import Executors
 from penstock.loop_times import LoopClock, LoopMeter
 from penstock.observe import Observers, SpanSink, watching
@@ -214,9 +214,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             _checkpoint=Checkpoint(seed, executors.in_threads),
         )
         batched = batch_size is not None or batch_sampler is not None
-        functions = {"collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
-        if rows_of(dataset, batched=batched, method=method, **functions) is None:
-            vars(self)["_plan"] = plan(dataset, batched=batched, processes=method is Method.PROCESS, **functions)
+        if not (holds_rows(dataset) and is_native(batched, collate_fn, worker_init_fn, method)):
+            vars(self)["_plan"] = plan(
+                dataset,
+                batched=batched,
+                collate_fn=collate_fn,
+                worker_init_fn=worker_init_fn,
+                processes=method is Method.PROCESS,
+            )
         if num_workers is None:
             native = not isinstance(self._plan, PythonPlan)
             num_workers = given.workers = default_workers(dataset, native=native, method=method)
@@ -300,7 +305,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self._recording = self._recording or LoaderLedger()
             followers = (self._recording.of_pass(settings, progress, checkpoint.fingerprint),)
         checkpoint.progress = progress
-        executors.warn_of_unreached(settings, chosen)
+        if settings.seed is not None:
+            executors.warn_of_unreached(settings, chosen)
         loop = executors.counters.loop
         followers += (progress, LoopClock(loop), *watching(self))
         replaces = self.on_error != "raise"

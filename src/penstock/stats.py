@@ -165,10 +165,9 @@ class Stats:
 
 
 class Counters(Observer):
-    """The counters behind Stats. Any thread may call any method.
+    """The counters behind Stats. Any thread may call any method."""
 
-    Passes in the caller's thread count their batches natively, and `delivered` is not called for these.
-    """
+    reads_counts = True  # the clock of a pass in the caller's thread counts in the meter's counter
 
     def __init__(self) -> None:
         self._lock = ProcessLock()

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import Subset, TensorDataset
+from torch.utils.data._utils import collate
 
 import penstock._native as _native
 from penstock.order.permutations import Indices
@@ -20,72 +21,69 @@ SMALL_BATCH, CACHE_LINE = 64 << 10, 64
 _DTYPES = frozenset(getattr(torch, name) for name in _native.DTYPES)
 
 
-def rows_of(
-    dataset: object, *, batched: bool, collate_fn: object, worker_init_fn: object, method: Method | None
-) -> tuple[torch.Tensor, ...] | None:
-    """Return the tensors whose rows are the samples of a TensorDataset, or of a Subset of one by a list.
-
-    None: the dataset is another one, or the native core does not read it with these arguments of its loader.
-    """
-    if method is Method.PROCESS or type(dataset) not in _KINDS:
-        return None
-    inner: Any = dataset
-    while type(inner) is Subset and type(inner.indices) is list and _OWN.isdisjoint(vars(inner)):
-        inner = inner.dataset
-    if type(inner) is not TensorDataset or not _OWN.isdisjoint(vars(inner)):
-        return None
-    tensors: tuple[torch.Tensor, ...] = inner.tensors
-    if type(tensors) is not tuple or not all(map(_is_plain, tensors)) or len(set(map(len, tensors))) != 1:
-        return None
-    look_again()
-    return tensors if _are_torchs() and refuse_options(batched, collate_fn, worker_init_fn) is None else None
-
-
-_KINDS = (TensorDataset, Subset)
-#: Methods that an object may have of its own.
-_OWN = frozenset({"__getitem__", "__getitems__"})
-_approved: list[Any] = []
-"""The methods of the two classes, as they were when they were torch's."""
-
-
-def _are_torchs() -> bool:
-    """Return whether the methods of the two classes are those that torch has defined."""
-    now = [
-        getattr(kind, name, None)
-        for kind in _KINDS
-        for name in ("__getitem__", "__getitems__", "__len__", "__getattribute__", "__getattr__")
-    ]
-    if now != _approved:
-        if any(replaced_in_class(kind, READING) is not None for kind in _KINDS):
-            return False
-        _approved[:] = now
-    return True
-
-
 def gathers_rows(settings: Settings) -> bool:
-    """Return whether a pass is one over small batches of rows to which nothing else is done."""
-    if (
-        settings.seed is not None
-        or not settings.on_demand
-        or settings.device is not None
-        or (settings.persistent_workers or settings.timeout or settings.prefetch_given)
+    """Return whether a pass is one over small batches of rows to which nothing else is done: each pass asks anew."""
+    tensors = _tensors_of(settings.dataset)
+    if tensors is None or not (
+        settings.seed is None
+        and settings.on_demand
+        and settings.device is None
+        and not (settings.persistent_workers or settings.timeout or settings.prefetch_given)
     ):
         return False
-    tensors = rows_of(
-        settings.dataset,
-        batched=settings.batched,
-        collate_fn=settings.collate_fn,
-        worker_init_fn=settings.worker_init_fn,
-        method=settings.method,
-    )
-    return tensors is not None and fits_small(
-        sum(max(CACHE_LINE, one[:1].nbytes) for one in tensors), settings.batch_size
-    )
+    if settings.known.get("rows") is not tensors:  # what is done to one of them meanwhile `Rows` sees
+        row = sum(max(CACHE_LINE, one[:1].nbytes) for one in tensors) if _are_plain(tensors) else SMALL_BATCH
+        if not fits_small(row, settings.batch_size):
+            return False
+        settings.known["rows"] = tensors
+    return is_native(settings.batched, settings.collate_fn, settings.worker_init_fn, settings.method)
+
+
+def holds_rows(dataset: object) -> bool:
+    """Return whether a dataset is a TensorDataset, or a Subset of one by a list, whose rows torch can gather."""
+    tensors = _tensors_of(dataset)
+    return tensors is not None and _are_plain(tensors)
+
+
+def _tensors_of(dataset: Any) -> tuple[torch.Tensor, ...] | None:
+    """Return the tensors of a TensorDataset, or of the one that a Subset is of by a list; None: it is another."""
+    while type(dataset) is Subset and type(dataset.indices) is list and _OWN.isdisjoint(vars(dataset)):
+        dataset = dataset.dataset
+    found = dataset.tensors if type(dataset) is TensorDataset and _OWN.isdisjoint(vars(dataset)) else None
+    return found if type(found) is tuple else None
+
+
+#: Methods that a program may give to one object.
+_OWN = frozenset({"__getitem__", "__getitems__"})
+
+
+def is_native(batched: bool, collate_fn: object, worker_init_fn: object, method: Method | None) -> bool:
+    """Return whether the native core may read rows for a loader with these arguments: torch's functions are its own."""
+    now = [getattr(owner, name, None) for owner, name in _FUNCTIONS]
+    if now != _approved:
+        look_again()
+        if any(replaced_in_class(kind, READING) is not None for kind in (TensorDataset, Subset)):
+            return False
+        _approved[:] = now
+    return method is not Method.PROCESS and refuse_options(batched, collate_fn, worker_init_fn) is None
+
+
+#: What a row goes through on its way to a batch.
+_FUNCTIONS = [
+    *((kind, name) for kind in (TensorDataset, Subset) for name in READING.split() if name.startswith("__")),
+    *((collate, name) for name in ("default_collate", "collate")),
+]
+_approved: list[Any] = []
+"""These, when they were torch's."""
 
 
 def fits_small(row_bytes: int, batch_size: int | None) -> bool:
     """Return whether a batch is gathered in less time than it takes to wake threads. None: its size is not known."""
     return row_bytes * (batch_size or SMALL_BATCH) <= SMALL_BATCH
+
+
+def _are_plain(tensors: tuple[torch.Tensor, ...]) -> bool:
+    return all(map(_is_plain, tensors)) and len(set(map(len, tensors))) == 1
 
 
 def _is_plain(tensor: Any) -> bool:

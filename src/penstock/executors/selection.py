@@ -305,7 +305,15 @@ class Executors:
                 "'pin_memory' argument is set as true but no accelerator is found, "
                 "then device pinned memory won't be used."
             )
-        return settings.pin_memory and torch.accelerator.is_available()
+        if not settings.pin_memory or not torch.accelerator.is_available():
+            return False
+        device = torch.accelerator.current_accelerator()
+        if device is not None and device.type == "mps":
+            warn_user(
+                "'pin_memory' argument is set as true but not supported on MPS now, device pinned memory won't be used."
+            )
+            return False
+        return True
 
     # --- threads or processes ---------------------------------------------------------------------------------------
 
@@ -337,8 +345,8 @@ class Executors:
         return self._draws
 
     def warn_of_unreached(self, settings: Settings, chosen: Plan | None) -> None:
-        """Warn once of draws of the dataset's that do not follow the seed."""
-        if settings.seed is None or not isinstance(chosen, PythonPlan) or settings.iterable:
+        """Warn once of draws of the dataset's that do not follow the seed that there is."""
+        if not isinstance(chosen, PythonPlan) or settings.iterable:
             return
         threads = bool(settings.num_workers) and self.in_threads(settings, chosen)
         draws = (lambda: self.global_draws(settings, chosen)) if threads else None
