@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -20,7 +19,7 @@ from penstock import settings as options
 from penstock.cluster.option import Ray, ray_of
 from penstock.device.feed import Device, DeviceFeed, Feed, feed_of
 from penstock.errors import InvalidOption
-from penstock.executors.job import default_workers, planned
+from penstock.executors.job import Executor, default_workers, planned
 from penstock.executors.rows import holds_rows, is_native
 from penstock.executors.selection import Executors
 from penstock.loop_times import LoopClock, LoopMeter
@@ -38,12 +37,13 @@ from penstock.sources.blocks import blocks_of
 from penstock.sources.naming import ids_of
 from penstock.state.checkpoint import Checkpoint, OnChange
 from penstock.state.ledger import LoaderLedger
+from penstock.state.progress import Progress
 from penstock.state.substitutes import Replace, register_of
 from penstock.stats import Stats
 from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import CacheOption, caches_of
 from penstock.system.deferred import deferred
-from penstock.system.tracebacks import shortens
+from penstock.system.tracebacks import shorten, shortens
 
 if TYPE_CHECKING:
     from penstock import explain
@@ -273,19 +273,21 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     # --- passes -----------------------------------------------------------------------------------------------------
 
-    @shortens
     def __iter__(self) -> Any:
         held = vars(self)  # torch's __setattr__ takes a third of a microsecond
         held["_begins"] = True
         try:
             return self._get_iterator()
+        except Exception as error:
+            shorten(error)
+            raise
         finally:
             held["_begins"] = False
 
     def _get_iterator(self) -> Any:
         """Return a new pass, as torch's method does; the first in a call of __iter__ has the workers that are kept."""
         begins, vars(self)["_begins"] = self._begins, False
-        feed = target = stream = None
+        feed = target = None
         if self.device is not None or self._device_feed is not None:
             feed = feed_of(self.device)
             target = self._feeder().begin(feed)
@@ -307,29 +309,41 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         checkpoint.progress = progress
         if settings.seed is not None:
             executors.warn_of_unreached(settings, chosen)
-        loop = executors.counters.loop
-        followers += (progress, LoopClock(loop), *watching(self))
-        replaces = self.on_error != "raise"
-        with nullcontext() if target is None else target.current(stream := target.copy_stream()):
-            on_device = None
-            if target is not None and feed is not None and chosen is not None:
-                on_device = target.prepare(feed, chosen, stream, replaces=replaces)
-            job = executors.job(self, settings, chosen, progress, checkpoint.epochs, sends=sends)
-            held = None
-            if not begins:
-                executors.base_seed = None  # torch's new iterators draw one
-            elif self._iterator is not None:
-                held, self._iterator = self._iterator, None
-            batches = executors.begin(job, held, on_device)
-            if begins and settings.persistent_workers and settings.num_workers:
-                self._iterator = batches
-            batches = checkpoint.forwarded(settings, batches, progress)
-            batches.observers = executors.observers if target is not None else (*executors.observers, *followers)
+        followers += (progress, LoopClock(executors.counters.loop), *watching(self))
         if feed is None or target is None or chosen is None:
+            batches = self._batches(settings, chosen, progress, begins=begins)
+            batches.observers = (*executors.observers, *followers)
             return batches
+        with target.current(stream := target.copy_stream()):
+            on_device = target.prepare(feed, chosen, stream, replaces=self.on_error != "raise")
+            batches = self._batches(settings, chosen, progress, on_device, begins=begins, sends=sends)
+            batches.observers = executors.observers
         feeding = self._feeder().feeding(batches, feed, target, stream, settings, chosen, executors.counters)
         feeding.observers = followers
         return feeding
+
+    def _batches(
+        self,
+        settings: Settings,
+        chosen: Plan | None,
+        progress: Progress,
+        on_device: Executor | None = None,
+        *,
+        begins: bool,
+        sends: bool = False,
+    ) -> Any:
+        """Return the pass that begins, before it goes to a device."""
+        checkpoint, executors = self._checkpoint, self._executors
+        job = executors.job(self, settings, chosen, progress, checkpoint.epochs, sends=sends)
+        held = None
+        if not begins:
+            executors.base_seed = None  # torch's new iterators draw one
+        elif self._iterator is not None:
+            held, self._iterator = self._iterator, None
+        batches = executors.begin(job, held, on_device)
+        if begins and settings.persistent_workers and settings.num_workers:
+            self._iterator = batches
+        return checkpoint.forwarded(settings, batches, progress)
 
     def _plan_serves(self, settings: Settings, sends: bool) -> bool:
         """Return whether the plan that was made last is that of the pass that begins."""

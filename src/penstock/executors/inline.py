@@ -42,6 +42,7 @@ else:
 _NOTHING = object()
 #: Classes of dataset whose samples were light in the passes that answered their calls.
 _light: weakref.WeakSet[type] = weakref.WeakSet()
+_PIPES = (IterDataPipe, MapDataPipe)
 _profiles = torch._C._autograd._profiler_enabled
 
 
@@ -102,7 +103,7 @@ class InlinePass(_BaseDataLoaderIter):
         self._promised = None if self._maps else settings.noted_length
         (given,) = [None] if streams is None else streams.states()
         generator = settings.draws_from
-        if isinstance(self._dataset, IterDataPipe):
+        if not self._maps and isinstance(self._dataset, IterDataPipe):
             self._seed_pipe(generator)
         batches = begin()
         self._base_seed = draw_seed(generator)
@@ -111,20 +112,21 @@ class InlinePass(_BaseDataLoaderIter):
                 batches = with_first_drawn(batches)
             restore_dataset(self._dataset, given)
         self._sampler_iter = batches
-        if isinstance(self._dataset, IterDataPipe | MapDataPipe):
+        if isinstance(self._dataset, _PIPES):
             graph_settings.apply_sharding(self._dataset, self._world_size, self._rank)
         self._num_yielded = 0
         self._read: Any = self._dataset if rows is None else rows
         self._collate = self._collate_fn if rows is None else _as_it_is
         self._meter, self._clock, self._count = meter, _native.CallerClock(meter.counter), PassCount()
         self._sampling = RLock()  # several threads may call next()
-        self._calls = meter.calls.of_this_thread() if composes else None
+        self._lease: Lease | None = None
         # To exchange functions takes 30 us, which samples without a costly call never win back.
-        self._kind, self._lease = type(self._dataset), None
         answers = composes and not meter.light()
-        self._believes = answers and self._kind in _light  # until the first batch shows whether that holds here
+        self._believes = (
+            answers and type(self._dataset) in _light
+        )  # until the first batch shows whether that holds here
         if answers and not self._believes:
-            self._lease = Lease(calls.ANSWERED)
+            self._answer_calls()
         if not self._maps:
             self._begin_stream(given)
         self._streams = streams if ahead else None
@@ -138,6 +140,10 @@ class InlinePass(_BaseDataLoaderIter):
         self._shared_seed = _share_dist_seed(generator, self._pg)  # type: ignore[no-untyped-call]
         shared = torch.Generator().manual_seed(self._shared_seed)
         self._dataset = graph_settings.apply_random_seed(self._dataset, shared)
+
+    def _answer_calls(self) -> None:
+        """Have the costly calls of the dataset's code answered, from the next batch on."""
+        self._lease, self._calls = Lease(calls.ANSWERED), self._meter.calls.of_this_thread()
 
     def _begin_stream(self, given: Any) -> None:
         """Begin to iterate over the dataset. given: its state, which it goes on from; None: it has none."""
@@ -218,14 +224,15 @@ class InlinePass(_BaseDataLoaderIter):
 
     def _batch(self) -> Any:
         """Return the next batch: what torch's iterator and fetcher do."""
+        clock, answering, counting = self._clock, this_thread, call_counts.this_thread
+        asked, samples, left, before = _NOTHING, _NOTHING, None, None
         if self._lease is not None:
             self._lease.meet()
-        clock, answering, counting = self._clock, this_thread, call_counts.this_thread
-        before, asked, samples, left = (answering.native, counting.sink), _NOTHING, _NOTHING, None
+            before = answering.native, counting.sink
         clock.called()
         try:
             try:
-                if self._calls is not None:
+                if before is not None:
                     answering.native, counting.sink = True, self._calls
                 with self._sampling:
                     asked = next(self._sampler_iter)
@@ -244,24 +251,25 @@ class InlinePass(_BaseDataLoaderIter):
                     clock.read()
                     batch = self._collate(samples)
                     clock.made(length_hint(asked, 1) if self._auto_collation else 1)
-                    if self._believes:
-                        self._believes = False
-                        if not self._meter.light():
-                            _light.discard(self._kind)
-                            self._lease = Lease(calls.ANSWERED)
+                if self._believes:
+                    self._believes = False
+                    if not self._meter.light():
+                        _light.discard(type(self._dataset))
+                        self._answer_calls()
                 if self._meter.sinks:
                     self._tell()
                 if self._pin_memory:
                     batch = pinned(batch)
                 return batch
             finally:
-                answering.native, counting.sink = before
+                if before is not None:
+                    answering.native, counting.sink = before
         except Exception as error:
             self._note(error, asked, samples, left)
             if isinstance(error, StopIteration) and self._lease is not None:
                 self._lease = None
                 if self._meter.light():
-                    _light.add(self._kind)
+                    _light.add(type(self._dataset))
             raise
 
     def _streamed(self, asked: Any) -> Any:
