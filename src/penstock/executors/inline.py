@@ -19,7 +19,6 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _get_
 import penstock._native as _native
 from penstock import call_counts, loop_times
 from penstock.executors.filler import pinned
-from penstock.executors.iterator import INTERRUPTED
 from penstock.executors.job import Job
 from penstock.executors.rows import Rows
 from penstock.observe import Delivery, LoopWatch, Meter, Observers, PassCount, observed
@@ -34,9 +33,11 @@ from penstock.system.tracebacks import shorten
 from penstock.system.warn_user import warn_user
 
 if TYPE_CHECKING:
+    from penstock.executors import iterator
     from penstock.hooks import calls
 else:
     (calls,) = deferred("penstock.hooks", "calls")
+    (iterator,) = deferred("penstock.executors", "iterator")
 
 #: Stands for a batch, or for what the sampler gives, that is not there yet.
 _NOTHING = object()
@@ -351,7 +352,7 @@ class InlinePass(_BaseDataLoaderIter):
 
 
 def _interrupted() -> NoReturn:
-    raise RuntimeError(INTERRUPTED)
+    raise RuntimeError(iterator.INTERRUPTED)
 
 
 def _state_now(dataset: Any, fetcher: Any) -> dict[str, Any] | None:

@@ -32,7 +32,7 @@ def gathers_rows(settings: Settings) -> bool:
     ):
         return False
     if settings.known.get("rows") is not tensors:  # what is done to one of them meanwhile `Rows` sees
-        row = sum(max(CACHE_LINE, one[:1].nbytes) for one in tensors) if _are_plain(tensors) else SMALL_BATCH
+        row = sum(max(CACHE_LINE, one.stride(0) * one.itemsize) for one in tensors) if _are_plain(tensors) else SMALL_BATCH
         if not fits_small(row, settings.batch_size):
             return False
         settings.known["rows"] = tensors

@@ -37,7 +37,7 @@ from penstock.system import locks
 from penstock.system.deferred import deferred
 from penstock.system.limits import cpu_quota, host_cpus, keep_freed_memory
 from penstock.system.warn_user import warn_user
-from penstock.verdict import log_at_end
+from penstock.verdict import log_verdict
 
 if TYPE_CHECKING:
     from penstock.executors import copies, inline, iterator, method, native, processes, remote, threads
@@ -149,6 +149,11 @@ class Executors:
         calls = counters.meter.calls.counts().values() if self._may_thread else ()
         return found and replace(found, answered=bool(calls) and not any(one.refused for one in calls))
 
+    def _log_verdict(self, process: int) -> None:
+        """Log why the loop waited: the loader is gone, or the process ends, but for one that was forked off."""
+        if os.getpid() == process and (found := self.measured()) is not None:
+            log_verdict(found)
+
     # --- making a pass ----------------------------------------------------------------------------------------------
 
     def gathers(self, settings: Settings) -> bool:
@@ -194,7 +199,7 @@ class Executors:
         if not self._logs:
             self._logs = True
             keep_freed_memory()
-            log_at_end(loader, self.measured)
+            weakref.finalize(loader, self._log_verdict, os.getpid())
         return Job(weakref.ref(loader), settings, chosen, BatchOrder(settings), epochs, sends, in_threads)
 
     def begin(self, job: Job, held: Any, on_device: Executor | None) -> Any:
