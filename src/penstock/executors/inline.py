@@ -92,12 +92,8 @@ class InlinePass(_BaseDataLoaderIter):
     ) -> None:
         self._dataset: Any = settings.dataset
         self._collate_fn = settings.collate_fn
-        self._index_sampler, self._auto_collation, self._drop_last = (
-            settings.index_sampler,
-            settings.batched,
-            settings.drop_last,
-        )
-        self._pin_memory = pins
+        self._index_sampler, self._auto_collation = settings.index_sampler, settings.batched
+        self._drop_last, self._pin_memory = settings.drop_last, pins
         self._maps = not settings.iterable
         self._dataset_kind = _DatasetKind.Map if self._maps else _DatasetKind.Iterable
         self._IterableDataset_len_called = settings.noted_length  # type: ignore[assignment]
@@ -121,11 +117,10 @@ class InlinePass(_BaseDataLoaderIter):
         self._meter, self._clock, self._count = meter, _native.CallerClock(meter.counter), PassCount()
         self._sampling = RLock()  # several threads may call next()
         self._lease: Lease | None = None
-        # To exchange functions takes 30 us, which samples without a costly call never win back.
+        # To exchange functions takes 30 us, which samples without a costly call never win back. What other loaders have
+        # shown of the dataset's class is believed until the first batch.
         answers = composes and not meter.light()
-        self._believes = (
-            answers and type(self._dataset) in _light
-        )  # until the first batch shows whether that holds here
+        self._believes = answers and type(self._dataset) in _light
         if answers and not self._believes:
             self._answer_calls()
         if not self._maps:

@@ -32,7 +32,9 @@ def gathers_rows(settings: Settings) -> bool:
     ):
         return False
     if settings.known.get("rows") is not tensors:  # what is done to one of them meanwhile `Rows` sees
-        row = sum(max(CACHE_LINE, one.stride(0) * one.itemsize) for one in tensors) if _are_plain(tensors) else SMALL_BATCH
+        if not _are_plain(tensors):
+            return False
+        row = sum(max(CACHE_LINE, one.stride(0) * one.itemsize) for one in tensors)
         if not fits_small(row, settings.batch_size):
             return False
         settings.known["rows"] = tensors
@@ -49,7 +51,8 @@ def _tensors_of(dataset: Any) -> tuple[torch.Tensor, ...] | None:
     """Return the tensors of a TensorDataset, or of the one that a Subset is of by a list; None: it is another."""
     while type(dataset) is Subset and type(dataset.indices) is list and _OWN.isdisjoint(vars(dataset)):
         dataset = dataset.dataset
-    found = dataset.tensors if type(dataset) is TensorDataset and _OWN.isdisjoint(vars(dataset)) else None
+    known = type(dataset) is TensorDataset and _OWN.isdisjoint(vars(dataset))
+    found = getattr(dataset, "tensors", None) if known else None
     return found if type(found) is tuple else None
 
 
@@ -93,7 +96,7 @@ def _is_plain(tensor: Any) -> bool:
         and tensor.is_cpu
         and tensor.layout is torch.strided
         and tensor.dtype in _DTYPES
-        and 0 < tensor.ndim <= _native.MAX_DIMS
+        and 0 < tensor.ndim <= 1 + _native.MAX_DIMS
         and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
         and tensor.is_contiguous()
         # index_select does not look: a program may have resized the storage
