@@ -422,7 +422,7 @@ def test_a_process_is_warned_once_of_a_long_loop_that_something_helps(
     found = Measured(100, 0.7, 0.2, 0, Workers.CALLER, 4.0, 16.0, busy, {Cause.PYTHON: 0.1})
     caplog.set_level(logging.INFO, "penstock")
     for _ in range(2):
-        verdicts._log_verdict(lambda: replace(found, **changes), os.getpid())
+        verdicts.log_verdict(replace(found, **changes))
     levels = [record.levelno for record in caplog.records]
     assert levels == [logging.WARNING if warns else logging.INFO, logging.INFO]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe, SequentialSampler, default_collate
 
-from penstock.executors.job import can_pin, gathers_rows, reads_ahead
+from penstock.executors.job import can_pin, reads_ahead
 from penstock.executors.selection import Executors
 from penstock.executors.workers.own_fetch import describe_copies
 from penstock.order.batches import BatchOrder
@@ -77,7 +77,7 @@ class Explained:
 
     def _native(self, plan: NativePlan, stats: Stats) -> Iterator[str]:
         settings = self.settings
-        rows = self.executors.register is None and gathers_rows(settings, plan)
+        rows = self.executors.gathers(settings)
         threads = 0 if rows else settings.num_workers
         who = counted(threads, "native thread") if threads else "the caller's thread"
         if self._fillers():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -20,7 +19,8 @@ from penstock import settings as options
 from penstock.cluster.option import Ray, ray_of
 from penstock.device.feed import Device, DeviceFeed, Feed, feed_of
 from penstock.errors import InvalidOption
-from penstock.executors.job import default_workers, planned
+from penstock.executors.job import Executor, default_workers, planned
+from penstock.executors.rows import holds_rows, is_native
 from penstock.executors.selection import Executors
 from penstock.loop_times import LoopClock, LoopMeter
 from penstock.observe import Observers, SpanSink, watching
@@ -30,19 +30,20 @@ from penstock.order.mix import Mix
 from penstock.order.permutations import SetEpoch, checked_seed
 from penstock.order.schedule import Shard
 from penstock.order.weighted import Weighted
-from penstock.plan import NativePlan, Plan, plan
+from penstock.plan import NativePlan, Plan, PythonPlan, plan
 from penstock.recipe.unseeded_generators import SeedWarnings
 from penstock.settings import Given, Method, Settings
 from penstock.sources.blocks import blocks_of
 from penstock.sources.naming import ids_of
 from penstock.state.checkpoint import Checkpoint, OnChange
 from penstock.state.ledger import LoaderLedger
+from penstock.state.progress import Progress
 from penstock.state.substitutes import Replace, register_of
 from penstock.stats import Stats
 from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import CacheOption, caches_of
 from penstock.system.deferred import deferred
-from penstock.system.tracebacks import shortens
+from penstock.system.tracebacks import shorten, shortens
 
 if TYPE_CHECKING:
     from penstock import explain
@@ -118,6 +119,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     _iterator: Any
     _kept_settings: Settings | None = None
     """Of the latest question or pass: they hold while nothing that they were taken from has changed."""
+    _plan: Plan | None = None
+    """Of the latest pass; None: the rows of tensors are gathered, and nothing else has needed a plan."""
     _planned_for: tuple[Settings, bool] | None = None
     """What the plan was made for: the settings of the latest pass, and whether images stay pixels for a device."""
     _begins: bool = False
@@ -210,15 +213,18 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             _executors=executors,
             _checkpoint=Checkpoint(seed, executors.in_threads),
         )
-        self._plan: Plan = plan(
-            dataset,
-            batched=batch_size is not None or batch_sampler is not None,
-            collate_fn=collate_fn,
-            worker_init_fn=worker_init_fn,
-            processes=method is Method.PROCESS,
-        )
+        batched = batch_size is not None or batch_sampler is not None
+        if not (holds_rows(dataset) and is_native(batched, collate_fn, worker_init_fn, method)):
+            vars(self)["_plan"] = plan(
+                dataset,
+                batched=batched,
+                collate_fn=collate_fn,
+                worker_init_fn=worker_init_fn,
+                processes=method is Method.PROCESS,
+            )
         if num_workers is None:
-            num_workers = given.workers = default_workers(dataset, self._plan, method)
+            native = not isinstance(self._plan, PythonPlan)
+            num_workers = given.workers = default_workers(dataset, native=native, method=method)
         own_order = given.own_order and not isinstance(dataset, IterableDataset)
         if shuffle and own_order and len(dataset) == 0:  # type: ignore[arg-type]
             raise InvalidOption(f"{type(dataset).__name__} has no samples, and shuffle=True needs one at least")
@@ -247,7 +253,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self.sampler.generator = given.seeded
         self._offer_set_epoch()
         self.meet_accelerate()
-        if not self._plan.reads_files:  # what is kept of files is opened by a pass
+        if isinstance(self._plan, NativePlan) and not self._plan.reads_files:  # of files a pass opens what is kept
             self._planned_for = self._settings(), False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -260,71 +266,98 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._executors = copy(self._executors)
         self._checkpoint = self._checkpoint.copied(self._executors.in_threads)
         self._offer_set_epoch()
-        self._plan = planned(self._settings())
+        settings = self._settings()
+        if not self._executors.gathers(settings):
+            self._plan = planned(settings)
         self._choose_workers()
 
     # --- passes -----------------------------------------------------------------------------------------------------
 
-    @shortens
     def __iter__(self) -> Any:
         held = vars(self)  # torch's __setattr__ takes a third of a microsecond
         held["_begins"] = True
         try:
             return self._get_iterator()
+        except Exception as error:
+            shorten(error)
+            raise
         finally:
             held["_begins"] = False
 
     def _get_iterator(self) -> Any:
         """Return a new pass, as torch's method does; the first in a call of __iter__ has the workers that are kept."""
         begins, vars(self)["_begins"] = self._begins, False
-        feed = target = stream = None
+        feed = target = None
         if self.device is not None or self._device_feed is not None:
             feed = feed_of(self.device)
             target = self._feeder().begin(feed)
         sends = target is not None and target.sends
         settings = self._settings()
-        if self._planned_for != (settings, sends) or not self._plan.lasts():
+        checkpoint, executors = self._checkpoint, self._executors
+        rows = executors.gathers(settings)
+        if not (rows or self._plan_serves(settings, sends)):
             self._plan = planned(settings, raw=sends, begins=True)
             self._choose_workers()
             settings = self._settings()
             self._planned_for = settings, sends
-        checkpoint, executors = self._checkpoint, self._executors
+        chosen = None if rows else self._plan
         progress = checkpoint.next_progress(settings)
         followers: Observers = ()
         if settings.ledger is not None:
             self._recording = self._recording or LoaderLedger()
             followers = (self._recording.of_pass(settings, progress, checkpoint.fingerprint),)
         checkpoint.progress = progress
-        executors.warn_of_unreached(settings, self._plan)
-        loop = executors.counters.loop
-        followers += (progress, LoopClock(loop), *watching(self))
-        replaces = self.on_error != "raise"
-        with nullcontext() if target is None else target.current(stream := target.copy_stream()):
-            on_device = (
-                None if target is None or feed is None else target.prepare(feed, self._plan, stream, replaces=replaces)
-            )
-            job = executors.job(self, settings, self._plan, progress, checkpoint.epochs, sends=sends)
-            held = None
-            if not begins:
-                executors.base_seed = None  # torch's new iterators draw one
-            elif self._iterator is not None:
-                held, self._iterator = self._iterator, None
-            batches = executors.begin(job, held, on_device)
-            if begins and settings.persistent_workers and settings.num_workers:
-                self._iterator = batches
-            batches = checkpoint.forwarded(settings, batches, progress)
-            batches.observers = executors.observers if target is not None else (*executors.observers, *followers)
-        if feed is None or target is None:
+        if settings.seed is not None:
+            executors.warn_of_unreached(settings, chosen)
+        followers += (progress, LoopClock(executors.counters.loop), *watching(self))
+        if feed is None or target is None or chosen is None:
+            batches = self._batches(settings, chosen, progress, begins=begins)
+            batches.observers = (*executors.observers, *followers)
             return batches
-        feeding = self._feeder().feeding(batches, feed, target, stream, settings, self._plan, executors.counters)
+        with target.current(stream := target.copy_stream()):
+            on_device = target.prepare(feed, chosen, stream, replaces=self.on_error != "raise")
+            batches = self._batches(settings, chosen, progress, on_device, begins=begins, sends=sends)
+            batches.observers = executors.observers
+        feeding = self._feeder().feeding(batches, feed, target, stream, settings, chosen, executors.counters)
         feeding.observers = followers
         return feeding
+
+    def _batches(
+        self,
+        settings: Settings,
+        chosen: Plan | None,
+        progress: Progress,
+        on_device: Executor | None = None,
+        *,
+        begins: bool,
+        sends: bool = False,
+    ) -> Any:
+        """Return the pass that begins, before it goes to a device."""
+        checkpoint, executors = self._checkpoint, self._executors
+        job = executors.job(self, settings, chosen, progress, checkpoint.epochs, sends=sends)
+        held = None
+        if not begins:
+            executors.base_seed = None  # torch's new iterators draw one
+        elif self._iterator is not None:
+            held, self._iterator = self._iterator, None
+        batches = executors.begin(job, held, on_device)
+        if begins and settings.persistent_workers and settings.num_workers:
+            self._iterator = batches
+        return checkpoint.forwarded(settings, batches, progress)
+
+    def _plan_serves(self, settings: Settings, sends: bool) -> bool:
+        """Return whether the plan that was made last is that of the pass that begins."""
+        made = self._plan
+        if isinstance(made, PythonPlan) and made.foreign is not None:  # whatever the settings are
+            return made.foreign[0] is settings.dataset and made.lasts()
+        return made is not None and self._planned_for == (settings, sends) and made.lasts()
 
     def _choose_workers(self) -> None:
         """Choose the number of workers for the plan, where it was not given."""
         given = self._given
         if given.workers is not None and self.num_workers == given.workers:
-            self.num_workers = given.workers = default_workers(self.dataset, self._plan, given.method)
+            native = not isinstance(self._plan, PythonPlan)
+            self.num_workers = given.workers = default_workers(self.dataset, native=native, method=given.method)
             if not given.prefetch_given:
                 self.prefetch_factor = 2 if self.num_workers else None  # as torch's __init__ has it
 
@@ -347,7 +380,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def check_worker_number_rationality(self) -> None:
         """Warn of more worker processes than CPUs, as torch does."""
-        if not isinstance(self._plan, NativePlan) and self._given.method not in (Method.THREAD, Method.RAY):
+        if isinstance(self._plan, PythonPlan) and self._given.method not in (Method.THREAD, Method.RAY):
             super().check_worker_number_rationality()
 
     # --- the order --------------------------------------------------------------------------------------------------
@@ -461,7 +494,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         sends = self._feeder().sends(feed)
         chosen = planned(settings, raw=sends)
         if settings.workers_chosen:
-            settings = replace(settings, num_workers=default_workers(self.dataset, chosen, settings.method))
+            native = isinstance(chosen, NativePlan)
+            settings = replace(
+                settings, num_workers=default_workers(self.dataset, native=native, method=settings.method)
+            )
         device = tuple(self._feeder().explain(feed, chosen, replaces=self.on_error != "raise"))
         return explain.Explained(settings, chosen, self._executors, device, sends).text(self.stats())
 
@@ -476,7 +512,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     @property
     def read_by(self) -> str:
         """Who reads the dataset: "native threads" or "Python"."""
-        return "native threads" if isinstance(self._plan, NativePlan) else "Python"
+        return "Python" if isinstance(self._plan, PythonPlan) else "native threads"
 
     @property
     def loop_meter(self) -> LoopMeter:

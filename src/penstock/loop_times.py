@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from time import perf_counter, process_time
 
 import penstock._native as _native
-from penstock.observe import Delivery, Observer
+from penstock.observe import Delivery, Observer, PassCount
 from penstock.system.limits import machine_cpu_seconds
 
 #: Waits are counted by their length: up to 1 us, 2 us, 4 us, ...; the last class holds all longer ones (over 67 s).
@@ -115,6 +115,11 @@ class LoopMeter:
         clock = self.latest()
         return clock is not None and not clock.over
 
+    @property
+    def looked_at(self) -> bool:
+        """Whether the CPU times were read: the loops took longer than SHORT_PASS."""
+        return self._ran is not None
+
     def look(self, *, begins: bool = False) -> None:
         """Count the CPU times of process and machine since the last look; begins: of a pass, they are only read."""
         if (now := perf_counter()) - self.looked < SHORT_PASS:
@@ -144,17 +149,23 @@ class LoopClock(Observer):
     """
 
     over = False
+    reads_counts = True
 
     def __init__(self, meter: LoopMeter) -> None:
-        self.meter, self._add = meter, meter.add
+        self.meter = self.loop_watch = meter
+        self._add = meter.add
         meter.passes += 1
         meter.latest = weakref.ref(self)
         self._left: float | None = None  # when the loop got its latest batch, or an error in its place
         self.worked: float | None = None
         """Seconds of the loop's work before the latest batch, at the end on the last one; None: nothing came before."""
         self._looked = 0.0  # when CPU times were due
-        self.direct: _native.CallerClock | None = None
+        self._clock: _native.CallerClock | None = None
         """Measures the loop in the place of `delivered`: that of a pass in the caller's thread."""
+
+    def follow(self, count: PassCount, clock: _native.CallerClock) -> None:
+        """Have the clock of the pass measure the loop."""
+        self._clock = clock
 
     def delivered(self, delivery: Delivery) -> None:
         """Count a batch, and the loop's work before it was called for."""
@@ -170,14 +181,14 @@ class LoopClock(Observer):
         """Take note that the loop goes on from here."""
         self.meter.failed += 1
         self._left = perf_counter()
-        if self.direct is not None:
-            self.direct.failed()
+        if self._clock is not None:
+            self._clock.failed()
 
     def ended(self) -> None:
         """Count the loop's work on the last batch."""
         self.over, self.worked = True, None
-        if self.direct is not None:
-            begun = self.direct.ended()
+        if self._clock is not None:
+            begun = self._clock.ended()
         else:
             begun = self._left is not None
             if self._left is not None:

@@ -45,8 +45,49 @@ class Delivery:
     """Batches that were begun and are not handed out, beside this one."""
 
 
+@dataclass(slots=True, eq=False)
+class PassCount:
+    """How far a pass is, counted by the pass itself or by an observer."""
+
+    taken: int = 0
+    """Batches that came, or failed."""
+    handed: int = 0
+    """The number of the last batch that came, from 1 on."""
+
+
+class LoopWatch(Protocol):
+    """Reads the CPU times of the loops over a loader, now and then."""
+
+    every: float
+    """In how many seconds they are read again."""
+    looked: float
+    """When they were read, by time.perf_counter()."""
+
+    def look(self, *, begins: bool = False) -> None:
+        """Read them. begins: the first batch of a pass came."""
+
+
 class Observer:
-    """Watches the passes of a loader. Its methods are called by the thread that calls next(); here they do nothing."""
+    """Watches the passes of a loader. Its methods are called by the thread that calls next(); here they do nothing.
+
+    A pass in the caller's thread counts its batches itself, at no cost. Where all of its observers can read that
+    (`reads_counts`), each is asked once to `follow` it, and is not told of batches.
+    """
+
+    loop_watch: LoopWatch | None = None
+    """Of an observer that counts the loop over the pass."""
+
+    @property
+    def reads_counts(self) -> bool:
+        """Whether it knows all that it needs of a batch from what the pass counts."""
+        return False
+
+    def follow(self, count: PassCount, clock: _native.CallerClock) -> Callable[[], None] | None:
+        """Read from now on what a pass counts, in the place of `delivered`. Returns what is called behind each batch.
+
+        clock: of the pass; it counts samples, stages and the loop in the loader's `Meter`.
+        """
+        return None
 
     def delivered(self, delivery: Delivery) -> None:
         """Take note of a batch that its user is about to get; an exception is raised in its place."""

@@ -6,6 +6,7 @@ A plan is made when a pass begins, because a dataset's transform may be changed 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -189,7 +190,8 @@ def collated_labels(labels: LabelColumn) -> Any:
 class PythonPlan:
     """Python calls the dataset: in the caller's thread, in torch's worker processes or in threads of this process."""
 
-    reason: Refusal
+    why: Callable[[], Refusal]
+    """Returns why the native core does not read the dataset; only explain() asks."""
     filled: NativePlan | None = None
     """Fills whole batches where Python works, for the user's functions."""
     unseen: bool = False
@@ -198,6 +200,10 @@ class PythonPlan:
     """Of the files that it reads."""
     foreign: tuple[object, type] | None = None
     """The dataset, and its class, where that is one that no adapter stands for: nothing of it can be native."""
+
+    @property
+    def reason(self) -> Refusal:
+        return self.why()
 
     @property
     def reads_files(self) -> bool:
@@ -212,7 +218,6 @@ class PythonPlan:
 Plan = NativePlan | PythonPlan
 
 
-@outside_inference()  # what a plan holds outlives the mode
 def plan(
     dataset: object,
     *,
@@ -238,26 +243,39 @@ def plan(
 
     Raises UnsafeCache, and OSError where a cache's folder cannot be made.
     """
+    if isinstance(dataset, IterableDataset) or processes or is_foreign(dataset):
+        why = partial(_why_python, dataset, batched, collate_fn, worker_init_fn, processes)
+        return PythonPlan(why, foreign=(dataset, type(dataset)))
     look_again()
-    foreign = dataset, type(dataset)
+    with outside_inference():  # what a plan holds outlives the mode
+        return _plan_known(dataset, batched, collate_fn, worker_init_fn, raw, Kept(caches, indexes))
+
+
+def _why_python(dataset: object, batched: bool, collate_fn: object, worker_init_fn: object, processes: bool) -> Refusal:
+    """Return why nothing of a dataset can be native."""
+    look_again()
     if isinstance(dataset, IterableDataset):
-        why = Refusal(type(dataset).__name__, "an iterable dataset makes its own order", "")
-        return PythonPlan(why, foreign=foreign)
-    refusal = _refuse_options(batched, collate_fn, worker_init_fn)
-    kept = Kept(caches, indexes)
+        return Refusal(type(dataset).__name__, "an iterable dataset makes its own order", "")
+    refusal = refuse_options(batched, collate_fn, worker_init_fn)
     if processes:
         by_name = Refusal("worker_method='process'", "it requests worker processes", "worker_method=None")
-        return PythonPlan(refusal or by_name, foreign=foreign)
-    if is_foreign(dataset):
-        return PythonPlan(refusal or unknown(dataset), foreign=foreign)
+        return refusal or by_name
+    return refusal or unknown(dataset)
+
+
+def _plan_known(
+    dataset: object, batched: bool, collate_fn: object, worker_init_fn: object, raw: bool, kept: Kept
+) -> Plan:
+    """Decide who reads a dataset of a class that an adapter stands for."""
+    refusal = refuse_options(batched, collate_fn, worker_init_fn)
     if refusal is None:
         found = _natively(dataset, raw, kept)
-        return PythonPlan(found) if isinstance(found, Refusal) else found
+        return PythonPlan(lambda: found) if isinstance(found, Refusal) else found
     # Whether the collate_fn leaves the samples to torch's default_collate, all of them as they are.
     unseen = collate_fn is None or collate_fn is default_collate or only_collates(collate_fn)
     unseen = unseen and replaced_in_collating() is None and collates_as_torch()
     filled = fill_plan(dataset, kept, unseen=unseen) if batched else None
-    return PythonPlan(refusal, filled, unseen, kept)
+    return PythonPlan(lambda: refusal, filled, unseen, kept)
 
 
 def fill_plan(dataset: object, kept: Kept, *, unseen: bool) -> NativePlan | None:
@@ -294,7 +312,8 @@ def _natively(dataset: object, raw: bool, kept: Kept) -> NativePlan | Refusal:
     return NativePlan(dataset, root, tuple(leaves), program, kept)
 
 
-def _refuse_options(batched: bool, collate_fn: object, worker_init_fn: object) -> Refusal | None:
+def refuse_options(batched: bool, collate_fn: object, worker_init_fn: object) -> Refusal | None:
+    """Return which argument of its loader has Python read a dataset that the native core could read, or None."""
     if not batched:
         return Refusal("batch_size=None", "samples are not batched", "a batch size")
     if collate_fn is not None and collate_fn is not default_collate:

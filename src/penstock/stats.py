@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -166,10 +165,9 @@ class Stats:
 
 
 class Counters(Observer):
-    """The counters behind Stats. Any thread may call any method.
+    """The counters behind Stats. Any thread may call any method."""
 
-    Passes in the caller's thread count their batches natively, and `delivered` is not called for these.
-    """
+    reads_counts = True  # the clock of a pass in the caller's thread counts in the meter's counter
 
     def __init__(self) -> None:
         self._lock = ProcessLock()
@@ -177,15 +175,15 @@ class Counters(Observer):
         self._samples = 0
         self.meter = Meter()
         self.loop = LoopMeter(self.meter.counter)
-        self._read_by_python: Counter[str] = Counter()
+        self._read_by_python: dict[str, int] = {}
 
     def delivered(self, delivery: Delivery) -> None:
         """Count a batch handed to the user, and why Python read some of its samples."""
         with self._lock:
             self._batches += 1
             self._samples += delivery.samples
-            if delivery.read_by_python:
-                self._read_by_python.update(delivery.read_by_python)
+            for reason in delivery.read_by_python:
+                self._read_by_python[reason] = self._read_by_python.get(reason, 0) + 1
 
     @property
     def batches(self) -> int:

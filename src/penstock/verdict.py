@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -241,23 +240,14 @@ def _shared(found: Measured) -> str:
     return f" Its workers took {taken:.0%} of the CPUs, which that work needs too."
 
 
-def log_at_end(loader: object, measure: Callable[[], Measured | None]) -> None:
-    """Log the verdict of a loader, once, when it is gone or the process ends, where its loop waited: as INFO.
+def log_verdict(found: Measured) -> None:
+    """Log the verdict of a loader that is gone, where its loop waited: as INFO.
 
     It is a WARNING, once a process, where a long loop waited much and something would help. Of the ranks of a machine
-    the first one logs; processes that are forked off meanwhile do not.
-
-    Args:
-        loader: is not held.
-        measure: returns what its passes have shown, and does not hold the loader.
+    the first one logs.
     """
-    if os.environ.get("LOCAL_RANK", "0").strip() in ("", "0"):
-        weakref.finalize(loader, _log_verdict, measure, os.getpid())
-
-
-def _log_verdict(measure: Callable[[], Measured | None], pid: int) -> None:
     global _warned
-    if os.getpid() == pid and (found := measure()) is not None and found.wait >= WAITING * found.step:
+    if found.wait >= WAITING * found.step and os.environ.get("LOCAL_RANK", "0").strip() in ("", "0"):
         warns = not _warned and is_grave(found)
         _warned = _warned or warns
         logging.getLogger("penstock").log(logging.WARNING if warns else logging.INFO, "%s", verdict(found))

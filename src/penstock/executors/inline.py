@@ -1,116 +1,179 @@
-"""Torch's own pass in the caller's thread; for small batches of a TensorDataset, with rows gathered at once."""
+"""A pass in the caller's thread: it does in two functions what torch's iterator and fetcher do for a batch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+import weakref
+from collections.abc import Callable, Iterator
+from functools import cached_property, partial
 from operator import length_hint
 from threading import RLock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch.autograd.profiler import record_function
-from torch.utils.data import Subset, TensorDataset, default_collate
-from torch.utils.data._utils.fetch import _MapDatasetFetcher
-from torch.utils.data._utils.pin_memory import pin_memory
-from torch.utils.data.dataloader import _DatasetKind, _SingleProcessDataLoaderIter
+from torch.utils.data import IterDataPipe, MapDataPipe, default_collate, graph_settings
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _get_distributed_settings, _share_dist_seed
 
 import penstock._native as _native
 from penstock import call_counts, loop_times
-from penstock.executors.iterator import INTERRUPTED
-from penstock.executors.job import Job, view_of
-from penstock.loop_times import LoopClock
-from penstock.observe import Delivery, Meter, Observers, observed
-from penstock.order.permutations import Indices
+from penstock.executors.filler import pinned
+from penstock.executors.job import Job
+from penstock.executors.rows import Rows
+from penstock.observe import Delivery, LoopWatch, Meter, Observers, PassCount, observed
+from penstock.order.permutations import draw_seed
 from penstock.recipe.patches import Lease, this_thread
-from penstock.sample_notes import collated, note_batch, note_sample, torch_batch
-from penstock.settings import Method
-from penstock.state.progress import Progress
+from penstock.sample_notes import collated, note_batch, note_sample
+from penstock.settings import Method, Settings
 from penstock.state.streams import Streams, restore_dataset, restore_fetcher, state_of, with_first_drawn
-from penstock.stats import Counters, samples_in
+from penstock.stats import samples_in
 from penstock.system.deferred import deferred
 from penstock.system.tracebacks import shorten
 from penstock.system.warn_user import warn_user
 
 if TYPE_CHECKING:
+    from penstock.executors import iterator
     from penstock.hooks import calls
 else:
     (calls,) = deferred("penstock.hooks", "calls")
+    (iterator,) = deferred("penstock.executors", "iterator")
 
 #: Stands for a batch, or for what the sampler gives, that is not there yet.
 _NOTHING = object()
+#: Classes of dataset whose samples were light in the passes that answered their calls.
+_light: weakref.WeakSet[type] = weakref.WeakSet()
+_PIPES = (IterDataPipe, MapDataPipe)
 _profiles = torch._C._autograd._profiler_enabled
 
 
-class InlinePass(_SingleProcessDataLoaderIter):
-    """torch's own pass in the caller's thread.
+class InlinePass(_BaseDataLoaderIter):
+    """One pass over the data in the caller's thread.
 
-    It does what torch's iterator and fetcher do in two functions: a batch of small samples takes torch 10 us.
-    After an interrupt (Ctrl-C, in any line of next()) each next() raises RuntimeError.
+    For programs that ask it is one of torch's by its class, its attributes and its name in the profiler; it shares none
+    of its code. After an interrupt (Ctrl-C, in any line of next()) each next() raises RuntimeError.
 
     Args:
-        loader: a torch DataLoader with num_workers=0.
-        batches: what the loader's sampler gives; None: torch's iterator calls the sampler.
+        settings: of the loader, with num_workers=0 or chosen.
+        begin: returns what the sampler gives; it is called where torch calls iter() of the sampler.
+        meter: counts getitem, collate and iterate (over an iterable dataset).
+        pins: batches come in page-locked memory.
+        rows: returns the batch of some rows in the place of dataset and collate_fn; None: these are called.
         composes: each Compose that the dataset calls runs natively.
         streams: the states of a dataset that has a state_dict().
         ahead: the pass is read ahead of its user.
-        meter: counts getitem, collate and iterate (over an iterable dataset).
     """
 
-    _observers: Observers = ()
-    _counted: tuple[Progress, LoopClock] | None = None
-    """Who has the counts of the pass from its clock; None: each observer is told of each batch."""
-    _before = 0  # batches that the progress counted beside those that came
-    _offset = 0  # batches of the epoch that came before the pass
+    # Over 15 attributes: those that torch's iterators have too.
 
+    _num_workers, _timeout, _persistent_workers = 0, 0, False
+    _shared_seed: Any = None
+    _pg: Any = None
+    _profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"  # traces are read by it
+    _observers: Observers = ()
+    _loop: LoopWatch | None = None
+    """Counts the loop over the pass, whose observers read what it counts; None: each is told of each batch."""
+    _following: tuple[Callable[[], None], ...] = ()
+    """What observers do behind each batch that they only read of."""
+    _profiled = False  # the profiler knows of the call that is under way
+
+    # not torch's: this draws in the same order
     def __init__(
         self,
-        loader: Any,
-        batches: Iterator[Any] | None = None,
-        *,
-        composes: bool = True,
-        streams: Streams | None = None,
-        ahead: bool = False,
+        settings: Settings,
+        begin: Callable[[], Iterator[Any]],
         meter: Meter,
+        *,
+        pins: bool,
+        rows: Rows | None,
+        composes: bool,
+        streams: Streams | None,
+        ahead: bool,
     ) -> None:
+        self._dataset: Any = settings.dataset
+        self._collate_fn = settings.collate_fn
+        self._index_sampler, self._auto_collation = settings.index_sampler, settings.batched
+        self._drop_last, self._pin_memory = settings.drop_last, pins
+        self._maps = not settings.iterable
+        self._dataset_kind = _DatasetKind.Map if self._maps else _DatasetKind.Iterable
+        self._IterableDataset_len_called = settings.noted_length  # type: ignore[assignment]
+        self._promised = None if self._maps else settings.noted_length
         (given,) = [None] if streams is None else streams.states()
-        self._given, self._batches = given, batches
-        self._mid_epoch = streams is not None and any(streams.counts)
-        super().__init__(loader)
-        fetcher = self._dataset_fetcher
-        self._maps = type(fetcher) is _MapDatasetFetcher
-        self._stacks = self._collate_fn is default_collate
-        self._promised = self._IterableDataset_len_called if self._dataset_kind == _DatasetKind.Iterable else None
-        self._meter, self._clock = meter, _native.CallerClock(meter.counter)
-        if not (self._maps or self._stacks):  # a StopIteration of collate_fn is no end of the samples
-            fetcher.collate_fn = partial(collated, self._collate_fn, None)
+        generator = settings.draws_from
+        if not self._maps and isinstance(self._dataset, IterDataPipe):
+            self._seed_pipe(generator)
+        batches = begin()
+        self._base_seed = draw_seed(generator)
+        if given is not None:  # the dataset's state may be that of a generator
+            if self._maps and streams is not None and any(streams.counts):
+                batches = with_first_drawn(batches)
+            restore_dataset(self._dataset, given)
+        self._sampler_iter = batches
+        if isinstance(self._dataset, _PIPES):
+            graph_settings.apply_sharding(self._dataset, self._world_size, self._rank)
+        self._num_yielded = 0
+        self._read: Any = self._dataset if rows is None else rows
+        self._collate = self._collate_fn if rows is None else _as_it_is
+        self._meter, self._clock, self._count = meter, _native.CallerClock(meter.counter), PassCount()
         self._sampling = RLock()  # several threads may call next()
-        self._read_before = [0]  # batches of the epoch, as the states of its dataset count them
-        self._profiled = False  # the profiler knows of the call that is under way
-        self._calls = meter.calls.of_this_thread() if composes else None
-        # For the pass: to exchange functions takes 20 us, which samples without a costly call never win back.
-        self._lease = Lease(calls.ANSWERED) if composes and not meter.light() else None
-        if self._batches is not None:
-            self._sampler_iter = self._batches
-        if given is not None and batches is None:
-            restore_fetcher(fetcher, given)
+        self._lease: Lease | None = None
+        # To exchange functions takes 30 us, which samples without a costly call never win back. What other loaders have
+        # shown of the dataset's class is believed until the first batch.
+        answers = composes and not meter.light()
+        self._believes = answers and type(self._dataset) in _light
+        if answers and not self._believes:
+            self._answer_calls()
+        if not self._maps:
+            self._begin_stream(given)
         self._streams = streams if ahead else None
         if streams is not None and not ahead:
-            streams.now = partial(_state_now, self._dataset, fetcher)
+            streams.now = partial(_state_now, self._dataset, None if self._maps else self._dataset_fetcher)
+
+    def _seed_pipe(self, generator: torch.Generator | None) -> None:
+        """Seed the shuffling of a DataPipe, alike on all ranks."""
+        if dist.is_available() and dist.is_initialized():
+            self._pg = dist.new_group(backend="gloo")
+        self._shared_seed = _share_dist_seed(generator, self._pg)  # type: ignore[no-untyped-call]
+        shared = torch.Generator().manual_seed(self._shared_seed)
+        self._dataset = graph_settings.apply_random_seed(self._dataset, shared)
+
+    def _answer_calls(self) -> None:
+        """Have the costly calls of the dataset's code answered, from the next batch on."""
+        self._lease, self._calls = Lease(calls.ANSWERED), self._meter.calls.of_this_thread()
+
+    def _begin_stream(self, given: Any) -> None:
+        """Begin to iterate over the dataset. given: its state, which it goes on from; None: it has none."""
+        fetcher = self._dataset_fetcher
+        if self._collate_fn is not default_collate:  # whose StopIteration is not the end of the samples
+            fetcher.collate_fn = partial(collated, self._collate_fn, None)
+        if given is not None:
+            restore_fetcher(fetcher, given)
+
+    @cached_property
+    def _dataset_fetcher(self) -> Any:
+        """Torch's; it goes through an iterable dataset, and is made for programs that look at it for another."""
+        return _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
+            self._dataset_kind, self._dataset, self._auto_collation, self._collate_fn, self._drop_last
+        )
+
+    @cached_property
+    def _world_size(self) -> int:
+        return int(_get_distributed_settings()[0])  # type: ignore[no-untyped-call]
+
+    @cached_property
+    def _rank(self) -> int:
+        return int(_get_distributed_settings()[1])  # type: ignore[no-untyped-call]
 
     @property
-    def _base_seed(self) -> int:
-        return self._base
+    def _pin_memory_device(self) -> str | None:  # type: ignore[override]
+        device = torch.accelerator.current_accelerator() if self._pin_memory else None
+        return None if device is None else device.type
 
-    @_base_seed.setter
-    def _base_seed(self, drawn: int) -> None:
-        # torch's __init__ has drawn the seed, and calls iter() next. The dataset's state may be that of a generator.
-        self._base = drawn
-        if self._given is not None:
-            if self._batches is not None and self._mid_epoch:
-                self._batches = with_first_drawn(self._batches)
-            restore_dataset(self._dataset, self._given)
+    def __len__(self) -> int:
+        return len(self._index_sampler)
+
+    def __getstate__(self) -> NoReturn:
+        raise NotImplementedError("a pass over the data cannot be pickled; pickle the loader")
 
     # --- a batch ----------------------------------------------------------------------------------------------------
 
@@ -122,26 +185,23 @@ class InlinePass(_SingleProcessDataLoaderIter):
                 shorten(error)
                 raise
         try:
-            if self._counted is None:
+            if (loop := self._loop) is None:
                 return observed(self._observers, self._delivery)
-            progress, loop = self._counted
-            batch = self._batch()
+            batch, count = self._batch(), self._count
             self._num_yielded = number = self._num_yielded + 1
-            meter = loop.meter
-            if self._clock.handed(number, meter.every, meter.looked, loop_times.SHORT_PASS):
-                meter.look(begins=number == 1)
-            progress.taken = progress.handed = handed = number + self._before
-            if progress.samplers is not None:
-                progress.samplers.handed(handed)
-            self._read_before[0] = handed + self._offset
+            if self._clock.handed(number, loop.every, loop.looked, loop_times.SHORT_PASS):
+                loop.look(begins=number == 1)
+            count.taken = count.handed = count.taken + 1
+            for follow in self._following:
+                follow()
             return batch
         except StopIteration:
-            for observer in self._observers if self._counted else ():
+            for observer in () if self._loop is None else self._observers:
                 observer.ended()
             raise
         except Exception as error:
-            if self._counted:
-                self._before += 1
+            if self._loop is not None:
+                self._count.taken += 1
                 for observer in self._observers:
                     observer.failed(error)
             shorten(error)
@@ -160,21 +220,22 @@ class InlinePass(_SingleProcessDataLoaderIter):
 
     def _batch(self) -> Any:
         """Return the next batch: what torch's iterator and fetcher do."""
+        clock, answering, counting = self._clock, this_thread, call_counts.this_thread
+        asked, samples, left, before = _NOTHING, _NOTHING, None, None
         if self._lease is not None:
             self._lease.meet()
-        clock, answering, counting = self._clock, this_thread, call_counts.this_thread
-        before, asked, samples, left = (answering.native, counting.sink), _NOTHING, _NOTHING, None
+            before = answering.native, counting.sink
         clock.called()
         try:
             try:
-                if self._calls is not None:
+                if before is not None:
                     answering.native, counting.sink = True, self._calls
                 with self._sampling:
                     asked = next(self._sampler_iter)
                 if not self._maps:
                     batch = self._streamed(asked)
                 else:
-                    dataset = self._dataset
+                    dataset = self._read
                     if not self._auto_collation:
                         samples = dataset[asked]
                     elif whole := getattr(dataset, "__getitems__", None):
@@ -184,19 +245,27 @@ class InlinePass(_SingleProcessDataLoaderIter):
                         left = iter(asked)  # its length hint gives the position, at no cost
                         samples = [dataset[index] for index in left]
                     clock.read()
-                    batch = self._collate_fn(samples)
+                    batch = self._collate(samples)
                     clock.made(length_hint(asked, 1) if self._auto_collation else 1)
+                if self._believes:
+                    self._believes = False
+                    if not self._meter.light():
+                        _light.discard(type(self._dataset))
+                        self._answer_calls()
                 if self._meter.sinks:
                     self._tell()
                 if self._pin_memory:
-                    batch = pin_memory(batch, self._pin_memory_device)  # type: ignore[no-untyped-call]
+                    batch = pinned(batch)
                 return batch
             finally:
-                answering.native, counting.sink = before
+                if before is not None:
+                    answering.native, counting.sink = before
         except Exception as error:
             self._note(error, asked, samples, left)
-            if isinstance(error, StopIteration):
+            if isinstance(error, StopIteration) and self._lease is not None:
                 self._lease = None
+                if self._meter.light():
+                    _light.add(type(self._dataset))
             raise
 
     def _streamed(self, asked: Any) -> Any:
@@ -204,7 +273,7 @@ class InlinePass(_SingleProcessDataLoaderIter):
         batch = fetcher.fetch(asked)
         given = length_hint(asked, 1) if self._auto_collation else 1
         last = fetcher.ended and self._auto_collation
-        self._clock.made(samples_in(batch, given, iterable=last, stacks=self._stacks), True)
+        self._clock.made(samples_in(batch, given, iterable=last, stacks=self._collate_fn is default_collate), True)
         return batch
 
     def _note(self, error: Exception, asked: Any, samples: Any, left: Any) -> None:
@@ -224,22 +293,23 @@ class InlinePass(_SingleProcessDataLoaderIter):
 
     @property
     def observers(self) -> Observers:
-        """Who is told of the pass. Those of a loader that nobody else watches have their counts from the clock."""
+        """Who is told of the pass; where all of them can read what it counts, of its errors and its end only."""
         return self._observers
 
     @observers.setter
     def observers(self, observers: Observers) -> None:
-        self._observers, self._counted = observers, None
-        if tuple(map(type, observers)) != (Counters, Progress, LoopClock) or self._promised is not None:
+        self._observers, self._loop, self._following = observers, None, ()
+        loop = None
+        for one in observers:
+            if not one.reads_counts:
+                return
+            loop = loop or one.loop_watch
+        if loop is None or self._promised is not None or self._streams is not None:
             return
-        progress: Any = observers[1]
-        loop: Any = observers[2]
-        if progress.arrivals is None and self._streams is None:
-            loop.direct, self._counted = self._clock, (progress, loop)
-            self._before = progress.taken - self._num_yielded
-            if progress.streams is not None:
-                self._read_before = progress.streams.counts
-            self._offset = self._read_before[0] - progress.taken
+        self._loop = loop
+        for one in observers:
+            if (follow := one.follow(self._count, self._clock)) is not None:
+                self._following += (follow,)
 
     def _delivery(self) -> Delivery:
         batch = self._next_batch()
@@ -277,52 +347,19 @@ class InlinePass(_SingleProcessDataLoaderIter):
 
 
 def _interrupted() -> NoReturn:
-    raise RuntimeError(INTERRUPTED)
+    raise RuntimeError(iterator.INTERRUPTED)
 
 
 def _state_now(dataset: Any, fetcher: Any) -> dict[str, Any] | None:
     return state_of(dataset, getattr(fetcher, "dataset_iter", None), ended=getattr(fetcher, "ended", False))
 
 
-class Rows:
-    """A TensorDataset, or a Subset of one, as a pass is to see it: `__getitems__` returns the collated samples.
-
-    A small batch takes a few microseconds, less than it takes to begin a pass of native threads.
-    """
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __getitems__(self, indices: Indices | list[Any]) -> Any:
-        if isinstance(indices, list):  # a sampler of the user's gave something else than numbers
-            return torch_batch(self._dataset, indices)
-        dataset, rows = self._dataset, torch.from_numpy(indices)
-        try:
-            while type(dataset) is Subset:
-                chosen = [dataset.indices[row] for row in rows.tolist()]
-                if not set(map(type, chosen)) <= {int}:
-                    break
-                dataset, rows = dataset.dataset, torch.tensor(chosen, dtype=torch.int64, device="cpu")
-            if type(dataset) is TensorDataset and all(map(_is_plain, dataset.tensors)):
-                return [tensor.index_select(0, rows) for tensor in dataset.tensors]
-        except (IndexError, RuntimeError):  # a negative index, one that is not there, or a dtype
-            pass
-        return torch_batch(self._dataset, indices.tolist())
-
-
-def _is_plain(tensor: Any) -> bool:
-    """Return whether a stack of rows of a tensor is no more than a copy of their elements."""
-    return (
-        type(tensor) is torch.Tensor
-        and tensor.is_contiguous()
-        and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
-        # index_select does not look: a program may have resized the storage
-        and tensor.untyped_storage().nbytes() >= (tensor.storage_offset() + tensor.numel()) * tensor.itemsize
-    )
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 class InlineExecutor:
-    """Torch's own iterator: for what no other executor accepts.
+    """Makes passes in the caller's thread: for what no other executor accepts.
 
     rows: the dataset is a TensorDataset whose rows are gathered batch by batch.
     """
@@ -332,21 +369,20 @@ class InlineExecutor:
 
     def open(self, job: Job, held: None) -> InlinePass:
         """Return an iterator of the batches. held: none is kept without workers, as by torch."""
-        settings = job.settings
+        settings, batches = job.settings, job.batches
         job.epochs.next(counted=True)
-        # What torch's iterator sees otherwise than the loader has it.
-        seen: dict[str, Any] = (
-            {"dataset": Rows(settings.dataset), "collate_fn": lambda batch: batch, "num_workers": 0}
-            if self._rows
-            else {}
+        sampled = (
+            partial(iter, settings.index_sampler) if settings.iterable else partial(batches.without_positions, 0, 0)
         )
         made = InlinePass(
-            view_of(job, **seen),
-            None if settings.iterable else job.batches.without_positions(0, 0),
-            composes=settings.method is not Method.PROCESS,
+            settings,
+            sampled,
+            job.shared.counters.meter,
+            pins=job.pins,
+            rows=Rows(settings.dataset) if self._rows else None,
+            composes=settings.method is not Method.PROCESS and not self._rows,
             streams=job.streams,
             ahead=settings.device is not None,
-            meter=job.shared.counters.meter,
         )
         job.progress.arrivals = None  # batches come in order
         return made

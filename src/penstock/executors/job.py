@@ -8,11 +8,12 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch.utils.data import IterableDataset, Subset, TensorDataset
+from torch.utils.data import IterableDataset
 
 from penstock.executors.fetch import Fetch
 from penstock.executors.filler import PassInput, PassResources
 from penstock.executors.filling import Filling
+from penstock.executors.rows import CACHE_LINE, SMALL_BATCH, fits_small
 from penstock.order.batches import BatchOrder, settled_at_start
 from penstock.order.permutations import Epochs, draw_seed
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
@@ -24,9 +25,6 @@ from penstock.system.limits import usable_cpus
 
 if TYPE_CHECKING:
     from penstock.executors.selection import Executors
-
-#: Bytes of a batch that one thread fills from memory, cache line by cache line, while others would be woken.
-SMALL_BATCH, CACHE_LINE = 64 << 10, 64
 
 
 class Executor(Protocol):
@@ -46,7 +44,8 @@ class Job:
     loader: Callable[[], Any]
     """Returns the loader: torch's own iterators read its attributes while they are made."""
     settings: Settings
-    plan: Plan
+    plan: Plan | None
+    """None: torch gathers the rows of the batches, for which no plan is needed."""
     order: BatchOrder
     epochs: Epochs
     sends: bool
@@ -68,11 +67,12 @@ class Job:
     @property
     def batches(self) -> PassBatches:
         """What the sampler gives in the pass."""
-        return PassBatches(self.order, self.progress, self.shared.reach, isinstance(self.plan, NativePlan))
+        return PassBatches(self.order, self.progress, self.shared.reach, not isinstance(self.plan, PythonPlan))
 
     @cached_property
     def resources(self) -> PassResources:
         """What a pass of threads, or with batch memory, works with."""
+        assert self.plan is not None
         return self.shared.resources(self.settings, self.plan, sends=self.sends)
 
     @property
@@ -140,11 +140,11 @@ def planned(settings: Settings, *, raw: bool = False, begins: bool = False) -> P
     )
 
 
-def default_workers(dataset: object, chosen: Plan, method: Method | None) -> int:
-    """Return the number of workers where num_workers= is not given."""
+def default_workers(dataset: object, *, native: bool, method: Method | None) -> int:
+    """Return the number of workers where num_workers= is not given. native: the native core can read the dataset."""
     if isinstance(dataset, IterableDataset):
         return 0  # as torch's default: each worker would go through all of it
-    return usable_cpus() if isinstance(chosen, NativePlan) or method in (Method.THREAD, Method.AUTO) else 0
+    return usable_cpus() if native or method in (Method.THREAD, Method.AUTO) else 0
 
 
 def can_pin(settings: Settings, *, sends: bool) -> bool:
@@ -166,32 +166,12 @@ def reads_ahead(settings: Settings) -> bool:
     return not settings.workers_chosen or settings.iterable or settled_at_start(settings.index_sampler)
 
 
-def gathers_rows(settings: Settings, chosen: Plan) -> bool:
-    """Return whether a pass is one over small batches of rows to which nothing else is done."""
-    return (
-        _holds_rows(settings.dataset)
-        and settings.seed is None
-        and settings.on_demand
-        and settings.batched
-        and settings.device is None
-        and not (settings.persistent_workers or settings.timeout or settings.prefetch_given)
-        and is_small(settings, chosen)
-    )
-
-
-def _holds_rows(dataset: object) -> bool:
-    """Return whether a dataset is a TensorDataset, or a Subset of one by lists."""
-    while type(dataset) is Subset and type(dataset.indices) is list:
-        dataset = dataset.dataset
-    return type(dataset) is TensorDataset
-
-
 def is_small(settings: Settings, chosen: Plan) -> bool:
     """Return whether the native core fills a batch from memory in less time than it takes to wake threads."""
     if not isinstance(chosen, NativePlan) or any(leaf.memory is None for leaf in chosen.leaves):
         return False
     row = sum(max(CACHE_LINE, field.spec.nbytes) if field.spec else SMALL_BATCH for field in chosen.leaves[0].fields)
-    return row * (settings.batch_size or SMALL_BATCH) <= SMALL_BATCH
+    return fits_small(row, settings.batch_size)
 
 
 def fetcher(settings: Settings, substitutes: Substitutes | None, *, here: bool) -> Callable[..., Fetch]:

@@ -8,7 +8,7 @@ import os
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,17 +18,8 @@ from penstock.errors import InvalidOption, pair
 from penstock.executors.buffers import Buffers
 from penstock.executors.fetch import Fetch
 from penstock.executors.filler import IN_FLIGHT, Filler, FillerReport, PassInput, PassResources
-from penstock.executors.job import (
-    Executor,
-    Job,
-    can_pin,
-    fetch_of,
-    gathers_rows,
-    is_small,
-    planned,
-    reads_ahead,
-    settled,
-)
+from penstock.executors.job import Executor, Job, can_pin, fetch_of, is_small, planned, reads_ahead, settled
+from penstock.executors.rows import gathers_rows
 from penstock.executors.workers.shared_memory import SharedBuffers
 from penstock.loop_model import Measured, Workers, measured, tells
 from penstock.observe import Meter, Observers
@@ -46,7 +37,7 @@ from penstock.system import locks
 from penstock.system.deferred import deferred
 from penstock.system.limits import cpu_quota, host_cpus, keep_freed_memory
 from penstock.system.warn_user import warn_user
-from penstock.verdict import log_at_end
+from penstock.verdict import log_verdict
 
 if TYPE_CHECKING:
     from penstock.executors import copies, inline, iterator, method, native, processes, remote, threads
@@ -65,10 +56,7 @@ def _in_threads(job: Job) -> bool:
 #: Who makes a pass: the first whose test holds. The modules are imported when they are first needed.
 EXECUTORS: tuple[tuple[Callable[[Job], bool], Callable[[], Executor]], ...] = (
     (lambda job: job.settings.cluster is not None and job.settings.num_workers > 0, lambda: remote.RemoteExecutor()),
-    (
-        lambda job: job.substitutes is None and gathers_rows(job.settings, job.plan),
-        lambda: inline.InlineExecutor(rows=True),
-    ),
+    (lambda job: job.plan is None, lambda: inline.InlineExecutor(rows=True)),
     (lambda job: isinstance(job.plan, NativePlan), lambda: native.NativeExecutor()),
     (lambda job: job.settings.num_workers > 0 and not job.in_threads, lambda: processes.ProcessExecutor()),
     (_in_threads, lambda: threads.ThreadExecutor()),
@@ -101,8 +89,6 @@ class Executors:
         self.observers: Observers = (self.counters,) if register is None else (register, self.counters)
         """Know of each batch that an executor delivers, on whatever way it goes on to its user."""
         self.buffers: Buffers | None = None
-        self.shared = SharedBuffers()
-        self.fillers = FillerReport()
         self._choice: Choice | None = None  # of worker_method="auto"
         self._draws: tuple[str, ...] | None = None  # global generators that the dataset draws from
         self.base_seed: int | None = None
@@ -116,6 +102,16 @@ class Executors:
         self._job: Job | None = None  # what the passes have in common, while settings and plan are what they were
         self._executor: Executor | None = None  # that makes them
         self._latest: Callable[[], Any] = lambda: None  # returns the iterator of the latest pass; None: it is gone
+
+    @cached_property
+    def shared(self) -> SharedBuffers:
+        """Batch memory that worker processes fill."""
+        return SharedBuffers()
+
+    @cached_property
+    def fillers(self) -> FillerReport:
+        """Where the fillers of a Ray cluster are."""
+        return FillerReport()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Executors, (self.register, self.reach, self.caches, self.indexes)  # a copy counts, and chooses, anew
@@ -136,8 +132,8 @@ class Executors:
     def measured(self) -> Measured | None:
         """Return what the passes so far have shown of why their loops wait; None: they were too short to tell."""
         workers, kind = self._workers
-        counters, times = self.counters, self.counters.loop.times()
-        if not tells(times):
+        counters = self.counters
+        if not counters.loop.looked_at or not tells(times := counters.loop.times()):
             return None
         found = measured(
             times,
@@ -153,12 +149,26 @@ class Executors:
         calls = counters.meter.calls.counts().values() if self._may_thread else ()
         return found and replace(found, answered=bool(calls) and not any(one.refused for one in calls))
 
+    def _log_verdict(self, process: int) -> None:
+        """Log why the loop waited: the loader is gone, or the process ends, but for one that was forked off."""
+        if os.getpid() == process and (found := self.measured()) is not None:
+            log_verdict(found)
+
     # --- making a pass ----------------------------------------------------------------------------------------------
 
+    def gathers(self, settings: Settings) -> bool:
+        """Return whether torch gathers the rows of a pass with these settings, which needs no plan."""
+        return self.register is None and gathers_rows(settings)
+
     def job(
-        self, loader: Any, settings: Settings, chosen: Plan, progress: Progress, epochs: Epochs, *, sends: bool
+        self, loader: Any, settings: Settings, chosen: Plan | None, progress: Progress, epochs: Epochs, *, sends: bool
     ) -> Job:
-        """Return the pass that begins. sends: its batches go to an accelerator. Raises InvalidOption."""
+        """Return the pass that begins. Raises InvalidOption.
+
+        Args:
+            chosen: None where the settings `gathers`.
+            sends: its batches go to an accelerator.
+        """
         job = self._job
         if job is None or job.settings is not settings or job.plan is not chosen or job.sends is not sends:
             job = self._job = self._job_of(loader, settings, chosen, epochs, sends=sends)
@@ -166,7 +176,7 @@ class Executors:
             job.pins = self.pins(settings)  # which warns, once a pass
         return job.of_pass(progress=progress, substitutes=self.substitutes(settings), shared=self)
 
-    def _job_of(self, loader: Any, settings: Settings, chosen: Plan, epochs: Epochs, *, sends: bool) -> Job:
+    def _job_of(self, loader: Any, settings: Settings, chosen: Plan | None, epochs: Epochs, *, sends: bool) -> Job:
         """Return what all passes have in common that begin with these settings and this plan."""
         if settings.num_workers == 0 and settings.timeout:
             raise pair(InvalidOption, AssertionError)(  # torch asserts it
@@ -174,21 +184,20 @@ class Executors:
             )
         if settings.num_workers and settings.prefetch_factor == 0:  # torch asserts it, too
             raise pair(InvalidOption, AssertionError)("prefetch_factor=0: it is 1 at least, or None for the default")
-        self._executor, native = None, isinstance(chosen, NativePlan)
+        self._executor, native = None, not isinstance(chosen, PythonPlan)
         in_threads = not native and self.in_threads(settings, chosen)
         kind = Workers.NATIVE if native else Workers.THREADS if in_threads else Workers.PROCESSES
         kind = kind if settings.cluster is None else Workers.FILLERS
-        rows = self.register is None and gathers_rows(settings, chosen)
-        self._workers, self._cluster = (0 if rows else settings.num_workers, kind), settings.cluster
+        self._workers, self._cluster = (0 if chosen is None else settings.num_workers, kind), settings.cluster
         own = isinstance(chosen, PythonPlan) and chosen.filled is None
         self._code = f"{type(settings.dataset).__name__}.{'__iter__' if settings.iterable else '__getitem__'}" * own
         self._may_thread = own and settings.method is None and settings.seed is None and not settings.iterable
-        filled = chosen if isinstance(chosen, NativePlan) else chosen.filled if in_threads else None
-        self._files = filled is not None and any(leaf.files is not None for leaf in filled.leaves)
+        filled = chosen.filled if isinstance(chosen, PythonPlan) and in_threads else chosen
+        self._files = isinstance(filled, NativePlan) and any(leaf.files is not None for leaf in filled.leaves)
         if not self._logs:
             self._logs = True
             keep_freed_memory()
-            log_at_end(loader, self.measured)
+            weakref.finalize(loader, self._log_verdict, os.getpid())
         return Job(weakref.ref(loader), settings, chosen, BatchOrder(settings), epochs, sends, in_threads)
 
     def begin(self, job: Job, held: Any, on_device: Executor | None) -> Any:
@@ -299,7 +308,15 @@ class Executors:
                 "'pin_memory' argument is set as true but no accelerator is found, "
                 "then device pinned memory won't be used."
             )
-        return settings.pin_memory and torch.accelerator.is_available()
+        if not settings.pin_memory or not torch.accelerator.is_available():
+            return False
+        device = torch.accelerator.current_accelerator()
+        if device is not None and device.type == "mps":
+            warn_user(
+                "'pin_memory' argument is set as true but not supported on MPS now, device pinned memory won't be used."
+            )
+            return False
+        return True
 
     # --- threads or processes ---------------------------------------------------------------------------------------
 
@@ -330,9 +347,9 @@ class Executors:
             self._draws = () if tried else method.draws_in_threads(self.fetch(settings, chosen))
         return self._draws
 
-    def warn_of_unreached(self, settings: Settings, chosen: Plan) -> None:
-        """Warn once of draws of the dataset's that do not follow the seed."""
-        if settings.seed is None or isinstance(chosen, NativePlan) or settings.iterable:
+    def warn_of_unreached(self, settings: Settings, chosen: Plan | None) -> None:
+        """Warn once of draws of the dataset's that do not follow the seed that there is."""
+        if not isinstance(chosen, PythonPlan) or settings.iterable:
             return
         threads = bool(settings.num_workers) and self.in_threads(settings, chosen)
         draws = (lambda: self.global_draws(settings, chosen)) if threads else None

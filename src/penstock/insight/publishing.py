@@ -36,7 +36,6 @@ from penstock.insight.live_files import (
     this_process,
     write,
 )
-from penstock.insight.program_loaders import LoaderFacts
 from penstock.loader import DataLoader
 from penstock.loop_times import LoopMeter
 from penstock.system.words import compact, counted
@@ -59,15 +58,17 @@ _log = logging.getLogger("penstock")
 
 
 class _Followed:
-    """A loader that a live file tells of. read: a bound method, alive while the loader or one of its passes is."""
+    """A loader that a live file tells of.
+
+    Args:
+        loader: its dataset, batches, number of workers, and who reads.
+        read: a bound method, alive while the loader or one of its passes is.
+    """
 
     def __init__(self, loader: tuple[str, str, int, str], loops: LoopMeter, read: Callable[[], Any]) -> None:
-        self.number, self.loops = 0, loops
+        self.number, self.loops, self._loader = 0, loops, loader
         self.read_stats: Callable[[], Callable[[], Any] | None] = weakref.WeakMethod(read)
         self._history: list[tuple[float, int, int, float, float]] = []  # the time, and sums since the loader was made
-        self._dataset, batches, number, who = loader
-        workers = counted(number, "worker") if number else "no workers"
-        self._about = f"{self._dataset}, {batches}, {workers}, read by {who}"
 
     def lines(self, wall: float, every: float) -> tuple[list[str], list[str], float] | None:
         """Return the loader's lines, its summary and its patience, as Job has them; None: it is gone.
@@ -84,8 +85,10 @@ class _Followed:
         spent = max(waited + worked, 1e-9)
         waiting = min(1.0, max(0.0, waited / spent))
         step = (stats.loop.waited + stats.loop.worked) / max(stats.batches, 1)
+        dataset, of, number, who = self._loader
+        workers = counted(number, "worker") if number else "no workers"
         lines = [
-            f"loader {self.number}: {self._about}",
+            f"loader {self.number}: {dataset}, {of}, {workers}, read by {who}",
             f"  rate      {compact(batches / spent)} batches/s, {compact(samples / spent)} samples/s; "
             f"{counted(stats.batches, 'batch', 'batches')} in {counted(loops.passes, 'pass', 'passes')}",
             f"{'! ' if waiting > WAITING else '  '}waiting   {waiting:.0%} of the time",
@@ -93,7 +96,7 @@ class _Followed:
             *_stage_lines(stats),
         ]
         patience = max(_STILL_SECONDS, _STILL_STEPS * step, 3 * every) if loops.open else 0.0
-        return lines, [f"{waiting:.0%}", compact(samples / spent), self._dataset], patience
+        return lines, [f"{waiting:.0%}", compact(samples / spent), dataset], patience
 
 
 def _followed(loader: DataLoader[Any]) -> _Followed:
@@ -204,11 +207,15 @@ def begins(loader: Any) -> None:
         _log.exception("penstock watch cannot see a loader")
 
 
-def begins_torch(loader: LoaderFacts, loops: LoopMeter, read: Callable[[], Any]) -> None:
-    """Take note that a pass of torch's own loader begins. read: returns batches, samples, loop and stages, as Stats."""
+def begins_torch(loader: tuple[str, str, int, str], loops: LoopMeter, read: Callable[[], Any]) -> None:
+    """Take note that a pass of torch's own loader begins.
+
+    Args:
+        loader: its dataset, batches, number of workers, and who reads.
+        read: returns batches, samples, loop and stages, as Stats.
+    """
     if _publisher is not None:
-        about = loader.dataset, loader.batching, loader.workers, loader.method
-        _publisher.begins(loops, lambda: _Followed(about, loops, read))
+        _publisher.begins(loops, lambda: _Followed(loader, loops, read))
 
 
 def publish(enabled: bool = True) -> None:

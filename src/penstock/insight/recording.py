@@ -85,7 +85,8 @@ class Loop:
             self.passes += 1
             self.loaders += new
             if not self.loader.penstock:
-                begins_torch(self.loader, self.meter, self._counts)
+                about = self.loader.dataset, self.loader.batching, self.loader.workers, self.loader.method
+                begins_torch(about, self.meter, self._counts)
             if not new:
                 return
             self._loader = weakref.ref(loader)

@@ -50,6 +50,7 @@ from penstock.settings import Settings
 from penstock.system.randomness import digest, torch_seed
 from penstock.system.words import there_are
 
+_ALONE = Share()
 #: The kind of an order that comes from a sampler of the user's.
 BY_SAMPLER = "by a sampler"
 
@@ -103,7 +104,7 @@ class BatchOrder:
         order: returns the order, the same at each call; None: only the number of batches or samples is asked for.
         """
         settings, size = self.settings, self.size()
-        share = share or self.share() or Share()
+        share = share or self.share() or _ALONE
         if not settings.own_order and isinstance(settings.sampler, LengthBuckets):
             return BucketSchedule(size, settings.sampler.batches, order, share, left.start)
         drop_last = settings.drop_last and settings.batch_size is not None
@@ -116,7 +117,10 @@ class BatchOrder:
 
     def blocks(self) -> Blocks | None:
         """Return the blocks that the samples are shuffled in; None: they are not shuffled, or as a whole."""
-        return self.settings.blocks if type(self.settings.sampler) is RandomSampler and self.draws_itself() else None
+        blocks = self.settings.blocks
+        return (
+            blocks if blocks is None or (type(self.settings.sampler) is RandomSampler and self.draws_itself()) else None
+        )
 
     def kind(self) -> str:
         """Return what tells the order from orders of other loaders, but for seed and epoch."""

@@ -11,7 +11,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from penstock.errors import InvalidOption
-from penstock.observe import Delivery, Observer
+from penstock.observe import Delivery, Observer, PassCount
 from penstock.order.batches import BatchOrder, as_indices, seeded, share_of_sampler, with_sample_numbers, without_skip
 from penstock.order.permutations import Indices, Order, Positions
 from penstock.order.schedule import WHOLE, Arrivals, Leftover, Steps, cut, cut_to_lists, step_of, without
@@ -45,14 +45,40 @@ class Progress(Observer):
     """Which batches came; None: they come in order."""
     schedule: Steps | None = None
     """None: a user's sampler gives the batches."""
-    taken: int = 0
-    """Batches that came, or failed."""
-    handed: int = 0
-    """The number of the last batch that came, from 1 on."""
+    count: PassCount = field(default_factory=PassCount)
+    """How far the pass is; counted here, or by the pass that this `follows`."""
+    follows: bool = False
     done: bool = False
     """The pass was gone through to its end."""
     named: bool = False
     """set_epoch() has said which epoch it is of."""
+
+    @property
+    def taken(self) -> int:
+        """Return how many batches came, or failed."""
+        return self.count.taken
+
+    @property
+    def handed(self) -> int:
+        """Return the number of the last batch that came, from 1 on."""
+        return self.count.handed
+
+    @property
+    def reads_counts(self) -> bool:
+        return self.arrivals is None
+
+    def follow(self, count: PassCount, clock: object) -> Callable[[], None] | None:
+        """Read what a pass counts, from what was handed out on."""
+        count.taken, count.handed = self.taken, self.handed
+        self.count, self.follows = count, True
+        return None if self.streams is None and self.samplers is None else self._states_follow
+
+    def _states_follow(self) -> None:
+        """Let the states of the dataset and the sampler be those behind the batch that came."""
+        if self.streams is not None:
+            self.streams.taken()
+        if self.samplers is not None:
+            self.samplers.handed(self.missing)
 
     @property
     def latest(self) -> int:
@@ -87,27 +113,25 @@ class Progress(Observer):
         return sorted(step - missing for step in (*early, *came) if step > missing)
 
     def delivered(self, delivery: Delivery) -> None:
-        self._took(handed=True)
-        self.handed = self.taken
-        if self.samplers is not None:
-            self.samplers.handed(self.missing)
+        self.count.taken = self.count.handed = self.count.taken + 1
+        if self.arrivals is not None:
+            self.arrivals.took(handed=True)
+        self._states_follow()
 
     def failed(self, error: Exception) -> None:
         """Count a batch whose error was raised."""
-        self._took(handed=False)
+        if not self.follows:
+            self.count.taken += 1
+        if self.streams is not None:
+            self.streams.taken()
+        if self.arrivals is not None:
+            self.arrivals.took(handed=False)
 
     def ended(self) -> None:
         """Note that the pass was gone through to its end."""
         self.done = True
         if self.streams is not None:
             self.streams.finish()
-
-    def _took(self, *, handed: bool) -> None:
-        self.taken += 1
-        if self.streams is not None:
-            self.streams.taken()
-        if self.arrivals is not None:
-            self.arrivals.took(handed=handed)
 
 
 Batches = Iterator[tuple[Any, Positions]]

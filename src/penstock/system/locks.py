@@ -70,12 +70,11 @@ class ProcessLock:
     """A lock of this process: in a child that is forked off while another thread holds it, it is free."""
 
     def __init__(self) -> None:
-        self._lock = self._taken = threading.Lock()
-        _LOCKS.add(self)
+        self._locks: dict[object, threading.Lock] = {}
 
     def acquire(self, *, wait: bool = True) -> bool:
         """Take the lock and return True; False: it is taken, and is not to be waited for."""
-        lock = self._lock
+        lock = self._locks.get(_process) or self._locks.setdefault(_process, threading.Lock())
         if not lock.acquire(wait):
             return False
         self._taken = lock  # given back even where the thread that holds it forks
@@ -92,7 +91,8 @@ class ProcessLock:
 
 
 _HELD: weakref.WeakSet[HeldFile] = weakref.WeakSet()
-_LOCKS: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
+_process = object()
+"""This process, and no child that is forked off."""
 
 
 #: Whether the process was forked since somebody set this to False.
@@ -101,10 +101,8 @@ new_child = False
 
 def _forked() -> None:
     """Free a child's locks, and close its copies of open files: its parent's locks would last until the child ends."""
-    global new_child
-    new_child = True
-    for lock in list(_LOCKS):
-        lock._lock = threading.Lock()
+    global new_child, _process
+    new_child, _process = True, object()
     for held in list(_HELD):
         descriptor, held.descriptor = held.descriptor, -1
         if descriptor >= 0:
