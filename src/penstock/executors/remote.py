@@ -21,7 +21,7 @@ from penstock.executors.iterator import FillerExecutor
 from penstock.executors.job import Job, fetcher
 from penstock.executors.workers.filler_actor import Filled, FillerActor, FillJob
 from penstock.observe import Delivery
-from penstock.plan import NativePlan, PythonPlan
+from penstock.plan import NativePlan
 from penstock.settings import known_size
 from penstock.sources.naming import names_of
 from penstock.system.modes import in_callers_mode
