@@ -30,7 +30,8 @@ from torch.utils.data.datapipes.map import SequenceWrapper
 
 import penstock
 from penstock.errors import WorkerDied, WorkerStuck
-from penstock.executors.processes import ProcessPass
+from penstock.executors.iterator import Pass
+from penstock.executors.processes import ProcessFiller
 from penstock.executors.workers.post_mortem import end
 from penstock.executors.workers.progress import Board, WorkerStage
 from tests.differential import values
@@ -88,7 +89,7 @@ def loader_of(dataset: Any, **options: Any) -> Any:
 
 def processes(loader: Any) -> Any:
     iterator = iter(loader)
-    assert isinstance(iterator, ProcessPass)
+    assert isinstance(iterator, Pass) and isinstance(iterator.filler, ProcessFiller)
     return iterator
 
 
@@ -104,7 +105,7 @@ def is_gone(worker: Any) -> bool:
     return multiprocessing.connection.wait([worker.sentinel], 0) != []
 
 
-def pids_of(iterator: ProcessPass) -> list[int]:
+def pids_of(iterator: Any) -> list[int]:
     return [process.pid or 0 for process in iterator._workers]
 
 
@@ -116,7 +117,7 @@ def assert_gone(held: list[Any], seconds: float = 3) -> None:
     assert time.monotonic() - started < seconds and left_by(pids) == []
 
 
-def kill_idle(iterator: ProcessPass) -> Any:
+def kill_idle(iterator: Any) -> Any:
     worker = iterator._workers[0]
     wait_until(lambda: done_since(iterator) > 0.1)
     os.kill(worker.pid or 0, signal.SIGKILL)
@@ -124,7 +125,7 @@ def kill_idle(iterator: ProcessPass) -> Any:
     return worker
 
 
-def died(iterator: ProcessPass, seconds: float = 100) -> str:
+def died(iterator: Any, seconds: float = 100) -> str:
     started = time.monotonic()
     with pytest.raises(WorkerDied) as caught:
         list(iterator)
@@ -132,7 +133,7 @@ def died(iterator: ProcessPass, seconds: float = 100) -> str:
     return str(caught.value)
 
 
-def stuck(iterator: ProcessPass, got: list[Any]) -> str:
+def stuck(iterator: Any, got: list[Any]) -> str:
     with pytest.raises(WorkerStuck) as caught:
         got.extend(iterator)
     assert isinstance(caught.value, RuntimeError)
@@ -249,8 +250,8 @@ def test_persistent_workers_after_an_early_break() -> None:
     assert iterator.reusable
 
 
-def done_since(iterator: ProcessPass) -> float:
-    progress = iterator._board.progress(0)
+def done_since(iterator: Any) -> float:
+    progress = iterator.filler._board.progress(0)
     return progress.seconds if progress.stage is WorkerStage.DONE else 0.0
 
 
@@ -378,6 +379,7 @@ def test_persistent_worker_killed_between_passes() -> None:
     loader = loader_of(Numbers(), persistent_workers=True)
     list(iterator := processes(loader))
     os.kill(iterator._workers[1].pid or 0, signal.SIGKILL)
+    wait_until(lambda: is_gone(iterator._workers[1]))
     with pytest.raises(WorkerDied, match=f"{iterator._workers[1].pid}"):
         iter(loader)
     assert not iterator.reusable
@@ -404,7 +406,6 @@ def half_a_message(samples: Any) -> Any:
 def test_killed_while_sending() -> None:
     iterator = processes(loader_of(Numbers(), collate_fn=half_a_message))
     pid = iterator._workers[1].pid
-    assert iterator._context.results._reader.poll(10)
     wait_until(lambda: is_gone(iterator._workers[1]))
     assert f"(pid {pid}) ended by SIGKILL" in died(iterator)
 
@@ -422,7 +423,7 @@ def test_killed_at_any_time(seed: int) -> None:
 
 
 def test_a_pass_in_a_cycle_has_its_queues_until_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The collector ends the objects of a cycle in an order of its own: here a queue's end for writing may be first."""
+    """The collector ends the objects of a cycle in an order of its own: here a pipe's end for writing may be first."""
     ignored: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", ignored.append)
     for _ in range(4):

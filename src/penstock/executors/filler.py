@@ -251,6 +251,10 @@ class Filler:
 
     in_order = True
     """Batches are handed out in the sampler's order."""
+    closes_at_exit = True
+    """It is closed where Python ends amid a pass."""
+    profile_name = "Pass"
+    """The class of iterator that torch's profiler names."""
 
     def __init__(self, resources: PassResources) -> None:
         self.resources = resources
@@ -258,6 +262,8 @@ class Filler:
         """Its threads, for programs that ask."""
         self.reads_ahead = bool(resources.workers) and resources.ahead
         """Batches are begun before the user calls next() for them."""
+        self.shown: dict[str, Any] = {}
+        """Attributes of torch's iterators, for programs that look: the pass has them from its start on."""
 
     # --- the life of a pass -----------------------------------------------------------------------------------------
 
@@ -276,6 +282,9 @@ class Filler:
     def reusable(self) -> bool:
         """Whether another pass can be made."""
         return True
+
+    def interrupted(self) -> None:
+        """Take note that a Ctrl-C came, which reaches other processes too: no other pass is made."""
 
     @abstractmethod
     def close(self) -> None:

@@ -54,12 +54,14 @@ class Pass(_BaseDataLoaderIter):
         self._persistent_workers = filler.resources.persistent
         self._timeout = filler.resources.timeout
         self._lock = threading.RLock()
-        self._profile_name = "enumerate(DataLoader)#Pass.__next__"
+        self._profile_name = f"enumerate(DataLoader)#{filler.profile_name}.__next__"
         self._hold(filler)  # before its threads start: an interrupt in any line leaves none behind
         try:
             filler.start()
+            vars(self).update(filler.shown)
             self.begin(pass_input, eager=eager)
         except BaseException:
+            filler.interrupted()
             self._end()
             raise
 
@@ -69,6 +71,7 @@ class Pass(_BaseDataLoaderIter):
             if filler is not None and filler is not self.filler:
                 self.close()
                 self._hold(filler)
+            self._open, self._interrupted = False, True  # until it has begun
             self.filler.open(pass_input)
             self._begin_with(pass_input)
             self._open, self._interrupted, self._exhausted, self._num_yielded = True, False, False, 0
@@ -78,7 +81,8 @@ class Pass(_BaseDataLoaderIter):
     def _hold(self, filler: Filler) -> None:
         """Make a filler this pass's own: it ends with it."""
         self.filler = filler
-        self._end: Callable[[], object] = weakref.finalize(self, filler.close)
+        self._end = weakref.finalize(self, filler.close)
+        self._end.atexit = filler.closes_at_exit
 
     def _begin_with(self, pass_input: PassInput) -> None:
         self._queue: deque[Any] = deque()
@@ -187,6 +191,7 @@ class Pass(_BaseDataLoaderIter):
             raise
         except BaseException:  # Ctrl-C in any line: what was begun is not known
             self._open, self._interrupted = False, True
+            self.filler.interrupted()
             self.close()  # a notebook keeps the traceback, and with it this pass
             raise
 

@@ -1,6 +1,6 @@
 """The states of datasets, and of their iterators, that have a state_dict() and a load_state_dict().
 
-A worker process adds the dataset's state to each batch that it makes (`StatefulStream`), so that a loader's state
+A worker process adds the dataset's state to each batch that it makes (`Stream`), so that a loader's state
 holds the one behind the batch that was handed out last, however far the workers have read ahead. The rules are
 torchdata's: the iterator's state is taken; the dataset's too, where it is not its own iterator. When a pass goes on,
 the dataset's state is loaded first, then iter() is called, then the iterator's state is loaded.
@@ -14,12 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, islice
 from typing import Any
 
-from torch.utils.data import IterableDataset, IterDataPipe
+from torch.utils.data import IterDataPipe
 
 from penstock.errors import InvalidOption
-from penstock.state.delivery import Delivered
 from penstock.state.samplers import is_stateful, restore, saved
-from penstock.system.tracebacks import shorten, shortens
 
 Entry = Mapping[str, Any]
 """The state of one worker. "dataset", "iterator": of their state_dict(); "ended": the worker has come to its end;
@@ -200,63 +198,39 @@ def state_of(dataset: Any, iterator: Any = None, *, ended: bool = False) -> dict
     return state or None
 
 
-class StatefulStream(IterableDataset[Any]):
-    """An iterable dataset in a worker process, and its iterator: its batches come with the dataset's state.
+class Stream:
+    """An iterable dataset in one pass of a worker process: its samples, and its state behind them.
 
-    Args:
-        streams: the states that the workers begin with.
-        keep: the fewest samples that are a batch; fewer are left out at the end. 0: samples are not batched.
+    given: the state that the pass goes on from; None: it begins at the start.
     """
 
-    def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any], streams: Streams, keep: int) -> None:
-        self.dataset = dataset
-        self.worker = 0
-        self._collate_fn = collate_fn
-        self._given = streams.states()
-        self._keep = keep
-
-    @shortens
-    def __iter__(self) -> StatefulStream:
-        given, self._given[self.worker] = self._given[self.worker], None  # for the first pass
-        restore_dataset(self.dataset, given)
-        self._samples = self._iterator = iter(self.dataset)
+    def __init__(self, dataset: Any, given: Entry | None) -> None:
+        restore_dataset(dataset, given)
+        self._dataset = dataset
+        self._samples = self._iterator = iter(dataset)
         if given is not None:
-            self._samples = _restored(self.dataset, self._iterator, given)
+            self._samples = _restored(dataset, self._iterator, given)
             self._iterator = self._iterator if _has_ended(given) else self._samples
-        self._ended = False
-        return self
+        self._ended = self._told = False
 
-    def __next__(self) -> Any:
-        if not self._ended:
-            try:
-                return next(self._samples)
-            except StopIteration:
-                self._ended = True
-                # As many as make a batch that torch's fetcher does not leave out.
-                stateful = is_stateful(self._iterator) or is_stateful(self.dataset)
-                self._ends = max(1, self._keep) if stateful else 0
-            except Exception as error:
-                shorten(error)
-                raise
-        if not self._ends:
-            raise StopIteration
-        self._ends -= 1
-        return End()
+    def take(self, count: int) -> list[Any]:
+        """Return the next samples, fewer at the end."""
+        samples: list[Any] = []
+        try:
+            while len(samples) < count and not self._ended:
+                samples.append(next(self._samples))
+        except StopIteration:
+            self._ended = True
+        return samples
 
-    @shortens
-    def collate(self, samples: Any) -> Any:
-        """Return the user's batch with the state of the dataset behind it."""
-        if isinstance(samples[-1] if self._keep else samples, End):
-            samples = [sample for sample in samples if not isinstance(sample, End)] if self._keep else []
-            if len(samples) < max(1, self._keep):
-                return Delivered(End(), state=state_of(self.dataset, self._iterator, ended=True))
-        batch = self._collate_fn(samples)
-        state = state_of(self.dataset, self._iterator, ended=self._ended)
-        return batch if state is None else Delivered(batch, state=state)
+    def state(self) -> Entry | None:
+        """Return the states of the dataset and its iterator; None: they have none."""
+        self._told = self._ended
+        return state_of(self._dataset, self._iterator, ended=self._ended)
 
-
-class End:
-    """Comes behind a worker's last sample, so that the dataset's state at its end reaches the loader."""
+    def end(self) -> Entry | None:
+        """Return the states at the end, where none that was returned is of it."""
+        return None if self._told else self.state()
 
 
 def with_first_drawn(batches: Iterator[Any]) -> Iterator[Any]:

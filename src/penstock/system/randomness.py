@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch.utils.data._utils import worker as torch_worker
 
 _MASK = 0xFFFFFFFFFFFFFFFF
 #: The functions that set the generators of numpy and Python, and their modules.
@@ -44,6 +45,15 @@ def seed_globals(seed: int, epoch: int, sample: int, position: int) -> None:
     random.seed(int.from_bytes(key[:16], "little"))
     np.random.seed(int.from_bytes(key[16:20], "little"))
     torch.default_generator.manual_seed(torch_seed(key))
+
+
+def seed_worker(base_seed: int, worker: int) -> int:
+    """Set the global generators of a worker process as torch does, and return the seed of get_worker_info()."""
+    seed = base_seed + worker
+    random.seed(seed)
+    torch.manual_seed(seed)
+    np.random.seed(torch_worker._generate_state(base_seed, worker))  # type: ignore[no-untyped-call]
+    return seed
 
 
 def torch_seed(key: bytes) -> int:

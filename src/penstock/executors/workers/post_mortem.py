@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.executors.workers.pipes import Receivers
 from penstock.executors.workers.progress import Board, WorkerProgress, WorkerStage
-from penstock.executors.workers.queues import Results
 from penstock.sample_notes import add_note
 from penstock.showing import said
 from penstock.system.limits import group_memory
@@ -98,7 +98,7 @@ def end(processes: Iterable[Any]) -> None:
             time.sleep(0.002)
 
 
-def clear_away(board: Board, pids: list[int], queues: Sequence[object] = ()) -> None:
+def clear_away(board: Board, pids: list[int]) -> None:
     """Remove what workers that were killed could not: torch's shared memory without a user, and sockets' folders."""
     board.remove_folders()
     own = tuple(f"torch_{pid}_" for pid in pids)
@@ -127,7 +127,7 @@ _SIGNALS: dict[int, str] = {int(number): number.name for number in signal.Signal
 _STACKS_TOLD = 4  # of stuck workers
 _FRAMES_TOLD = 20
 # Of a stack, most recent call first, what comes from here on is the way to the user's code.
-_MACHINERY = re.compile(r"penstock/(executors/|sample_notes)|torch/utils/data/_utils/")
+_MACHINERY = re.compile(r"penstock/(executors/|sample_notes)|torch/utils/data/_utils/|multiprocessing/process")
 
 
 class WorkerWatch:
@@ -145,18 +145,17 @@ class WorkerWatch:
         self.deaths: dict[int, Death] = {}
         self._board, self._identify = board, identify
         self._processes: Sequence[Any] = ()
-        self._results: Results | None = None
+        self._receivers: Receivers | None = None
         self._sentinels = select.poll()
         self._worker_of: dict[int, int] = {}  # by sentinel, of those that are to stay
         self._kills_before = group_memory().oom_kills
 
-    def begin(self, processes: Sequence[Any], results: Results, *, pinned: bool) -> None:
-        """Watch these processes, and let a wait for their results end with them, unless torch's thread pins those."""
-        self._processes, self._results = processes, results
+    def begin(self, processes: Sequence[Any], receivers: Receivers) -> None:
+        """Watch these processes, whose ends `receivers` tells too."""
+        self._processes, self._receivers = processes, receivers
         self._worker_of = {process.sentinel: worker for worker, process in enumerate(processes)}
         for sentinel in self._worker_of:
             self._sentinels.register(sentinel, select.POLLIN)
-        results.watch([] if pinned else self._worker_of)
 
     @property
     def pids(self) -> list[int]:
@@ -187,9 +186,9 @@ class WorkerWatch:
         return self.deaths
 
     def _unwatch(self, sentinel: int) -> None:
-        if self._worker_of.pop(sentinel, None) is not None and self._results is not None:
+        if self._worker_of.pop(sentinel, None) is not None and self._receivers is not None:
             self._sentinels.unregister(sentinel)
-            self._results.unwatch(sentinel)
+            self._receivers.forget(sentinel)
 
     def why_died(self, start_method: str | None) -> str:
         """Return the message for the deaths: what torch says, where workers were, memory, stacks, what to do."""

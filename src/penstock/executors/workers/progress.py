@@ -1,10 +1,11 @@
 """What each worker process is doing, written by it where its parent can read it even after its death.
 
 A `Board` is memory that the parent shares with its worker processes: one record a worker, overwritten before every
-sample without a lock or a system call. Beside it each worker has a file in memory into which faulthandler writes its
-Python stacks: when it crashes, and when the parent asks by a signal. Nothing of it has a name in any file system.
+sample without a lock or a system call, and a byte by which the parent says that they are to end. Beside it each worker
+has a file in memory into which faulthandler writes its Python stacks: when it crashes, and when the parent asks by a
+signal. Nothing of it has a name in any file system.
 
-Processes: the parent makes and closes a board; `report` runs in the worker, everything else in the parent. The
+Processes: the parent makes and closes a board; `report` and `ending` run in the worker, all else in the parent. The
 descriptors are inherited by a forked worker and sent to a spawned one.
 """
 
@@ -104,10 +105,10 @@ class Board:
         try:
             self._fds.append(os.memfd_create("penstock-progress", os.MFD_CLOEXEC))
             # As shared_memory does: memory that is not to be had is an error here, not a SIGBUS at a write.
-            os.posix_fallocate(self._fds[0], 0, workers * _REGION)
+            os.posix_fallocate(self._fds[0], 0, workers * _REGION + 1)
             for _ in range(workers):
                 self._fds.append(os.memfd_create("penstock-stacks", os.MFD_CLOEXEC))
-            self._memory = mmap.mmap(self._fds[0], workers * _REGION)
+            self._memory = mmap.mmap(self._fds[0], workers * _REGION + 1)
         except BaseException:
             self.close()
             raise
@@ -122,7 +123,7 @@ class Board:
     def __setstate__(self, state: tuple[str, list[Any]]) -> None:
         self.folders, handles = state
         self._fds = [handle.detach() for handle in handles]
-        self._memory = mmap.mmap(self._fds[0], (len(handles) - 1) * _REGION)
+        self._memory = mmap.mmap(self._fds[0], (len(handles) - 1) * _REGION + 1)
 
     def report(self, worker: int) -> tuple[Note, Callable[[Iterable[Any]], Iterator[Any]]]:
         """Make the calling process that worker, and return what it takes note with of what it is doing.
@@ -193,6 +194,15 @@ class Board:
             faulthandler.register(_ASK, self._fds[1 + worker])
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [_ASK])
             _WORD.pack_into(self._memory, worker * _REGION + _ANSWERS_AT, 1)
+
+    def end(self) -> None:
+        """Let the workers know that they are to end."""
+        assert self._memory is not None
+        self._memory[-1] = 1
+
+    def ending(self) -> bool:
+        """Return whether the workers are to end: no batch is waited for any more."""
+        return self._memory is None or self._memory[-1] != 0
 
     def progress(self, worker: int) -> WorkerProgress:
         """Return what a worker has last begun."""

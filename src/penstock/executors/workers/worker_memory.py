@@ -17,7 +17,7 @@ import torch
 
 from penstock.executors.buffers import Field, Rows, storage_on, tensor_on
 from penstock.executors.shared_mappings import has_storage
-from penstock.executors.workers.queues import MessagePickler
+from penstock.executors.workers.pipes import MessagePickler
 from penstock.executors.workers.shared_memory import (
     SHARED_BYTES,
     BlockName,
