@@ -157,7 +157,6 @@ def test_a_native_prefix_and_its_rest_draw_as_the_whole(root: Path) -> None:
     for at, workers in [*((at, 0) for at in range(5)), (2, 2)]:
         cut = folder(root, *steps[:at], v1.Lambda(itself), *steps[at:], v1.ToTensor())
         loader = PL(cut, batch_size=3, seed=4, num_workers=workers)
-        assert at == 0 or "decoded (only the pixels used)" in loader.explain()
         assert_same(list(loader), whole)
 
 

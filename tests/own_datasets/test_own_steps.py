@@ -90,7 +90,7 @@ def test_tensors_with_a_step_of_the_users(saved: Path, suffix: str) -> None:
     step = (lambda found: found["x"] * 2) if suffix == ".npz" else torch.neg
     dataset = penstock.TensorFolder(saved, ids, {name: int(name) for name in ids}, suffix=suffix, transform=step)
     assert_conforms(dataset, seed=None, batch_size=5)
-    packed = ConcatDataset([Subset(dataset, [5, -3, 5]), dataset])
+    packed: Any = ConcatDataset([Subset(dataset, [5, -3, 5]), dataset])
     assert_conforms(packed, seed=None, batch_size=5)
 
 
@@ -115,10 +115,11 @@ def test_errors_and_odd_indices(folder: Path, kind: Any, options: dict[str, Any]
         raise KeyError("mine")
 
     inner = kind(str(folder), np.asarray)
-    numbers: list[Any] = [3, -1, True, np.int32(2)]
-    parts: Any = ConcatDataset([Subset(inner, np.array([5, 0, 2])), [("no", "image")], Subset(inner, numbers)])
-    ours = partial(penstock.DataLoader, batch_size=1, collate_fn=listed, **options)
-    theirs = partial(tud.DataLoader, batch_size=1, collate_fn=listed)
+    numbers: list[Any] = [np.array([5, 0, 2]), [3, -1, True, np.int32(2)]]
+    listed_part: Any = [("no", "image")]
+    parts: Any = ConcatDataset([Subset(inner, numbers[0]), listed_part, Subset(inner, numbers[1])])
+    ours: Any = partial(penstock.DataLoader, batch_size=1, collate_fn=listed, **options)
+    theirs: Any = partial(tud.DataLoader, batch_size=1, collate_fn=listed)
     assert_same(list(ours(parts)), list(theirs(parts)))
     assert_same(list(ours(Subset(parts, range(5, -1, -1)))), list(theirs(Subset(parts, range(5, -1, -1)))))
     for dataset, sampler in ((inner, [len(inner)]), (inner, [-len(inner) - 1]), (kind(str(folder), refusing), [0])):

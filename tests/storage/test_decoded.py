@@ -242,13 +242,6 @@ def test_other_samples_than_images_for_the_native_core(decoded: bool, tmp_path: 
         assert f"nothing is kept: {why}" in loader.explain() and "files unchanged" not in loader.explain()
 
 
-def test_a_transform_that_python_calls(photos: Path, tmp_path: Path) -> None:
-    steps = [v1.Resize(26), v1.Lambda(np.array), v1.Lambda(lambda pixels: pixels[:8, :8])]
-    loader = checked(ImageFolder(photos, compose(steps)), cache=tmp_path / "cache")
-    assert "files unchanged: Python calls some transforms" in loader.explain()
-    assert counts_of(loader).samples and not counts_of(loader).decoded
-
-
 def test_pixels_that_do_not_fit(photos: Path, tmp_path: Path) -> None:
     dataset = ImageFolder(photos, compose([v1.Resize((200, 200)), v1.ToTensor()]))
     for cache in ("1MiB", (tmp_path / "cache", "1MiB")):

@@ -105,26 +105,6 @@ def negative(value: Any) -> Any:
     return -torchvision.transforms.functional.to_tensor(value) if not isinstance(value, torch.Tensor) else -value
 
 
-@pytest.mark.parametrize("workers", [{"num_workers": 0}, {"num_workers": 2}, {"worker_method": "thread"}])
-@pytest.mark.parametrize("tiers", ["memory", "folder"])
-@pytest.mark.parametrize("kind", ["tensors", "images", "torchvision"])
-def test_samples_whose_transform_is_pythons(kind: str, tiers: str, workers: dict[str, Any], tmp_path: Path) -> None:
-    dataset: Any
-    if kind == "tensors":
-        dataset = TensorFolder(tensor_files(tmp_path / "data", 14), transform=negative)
-    else:
-        made: Any = ImageFolder if kind == "images" else torchvision.datasets.ImageFolder
-        dataset = made(pictures(tmp_path / "data", 14, ("jpg",), step=0), negative)
-    loader = DataLoader(dataset, batch_size=4, cache=TIERS[tiers](tmp_path), **workers)
-    wanted = torchs(dataset)
-    assert_same(list(loader), wanted)
-    spoil(tmp_path / "data")
-    assert_passes(loader, wanted)
-    counts = counts_of(loader)
-    assert (counts.samples, counts.dropped) == (14, 0) and counts.hits >= 28
-    assert "14 samples" in loader.explain()
-
-
 def test_a_tier_that_is_full(tmp_path: Path) -> None:
     dataset = TensorFolder(tensor_files(tmp_path / "data", 40, (100,)))
     size = 10 * (tmp_path / "data" / "00.pt").stat().st_size

@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass, field
 from functools import cache
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from PIL import Image
@@ -144,7 +144,7 @@ class NativeCrew:
         batch.rescues_failed, batch.rescued = {}, []
         batch.fields = [field or _UNKNOWN for field in self.fields]
         batch.rows = [memory.rows(len(batch.indices), field) for field in batch.fields]
-        fields = [(*rows, field.spec) for rows, field in zip(batch.rows, batch.fields, strict=True)]
+        fields: list[Any] = [(*rows, field.spec) for rows, field in zip(batch.rows, batch.fields, strict=True)]
         with self.lock:
             self.batches[self._submitted] = batch
             batch.number, batch.prepared = self.pool.submit(batch.prepared, fields, staged), None
