@@ -32,6 +32,7 @@ import penstock
 from penstock.errors import WorkerDied, WorkerStuck
 from penstock.executors.iterator import Pass
 from penstock.executors.processes import ProcessFiller
+from penstock.executors.workers import pipes, protocol
 from penstock.executors.workers.post_mortem import end
 from penstock.executors.workers.progress import Board, WorkerStage
 from tests.differential import values
@@ -251,7 +252,7 @@ def test_persistent_workers_after_an_early_break() -> None:
 
 
 def done_since(iterator: Any) -> float:
-    progress = iterator.filler._board.progress(0)
+    progress = iterator.filler._processes.board.progress(0)
     return progress.seconds if progress.stage is WorkerStage.DONE else 0.0
 
 
@@ -438,6 +439,47 @@ def test_a_pass_in_a_cycle_has_its_queues_until_it_has_ended(monkeypatch: pytest
         gc.collect()
         assert all(map(is_gone, workers))
     assert [one.exc_value for one in ignored] == []
+
+
+RUBBISH: dict[str, tuple[Callable[[Any, int], Any], str]] = {
+    "unknown status": (lambda sender, number: sender.send(99, number, None), "a message of kind 99 and number 3"),
+    "no task": (lambda sender, number: sender.send(0, 1 << 40, None), "a message of kind 0 and number 1099511627776"),
+    "another's task": (lambda sender, number: sender.send(0, 4, None), "a message of kind 0 and number 4"),
+    "no end": (lambda sender, number: sender.send(2, number, None), "a message of kind 2 and number 3"),
+    "truncated": (
+        lambda sender, number: os.write(sender._writer.fileno(), pipes._HEADER.pack(9, 0, number) + bytes([128] * 9)),
+        r"a truncated message \(",
+    ),
+    "cut off": (
+        lambda sender, number: os.write(sender._writer.fileno(), pipes._HEADER.pack(3, 0, number) + b"\x80\x04]"),
+        r"a truncated message \(",
+    ),
+    "noise": (lambda sender, number: os.write(sender._writer.fileno(), b"\xff" * 64), "a message of kind -1"),
+    "no error": (lambda sender, number: sender.send(1, number, "words"), "an error that is a str"),
+}
+
+
+@pytest.mark.parametrize("what", RUBBISH)
+def test_a_worker_that_sends_rubbish_is_named(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    send, sending, words = protocol._send, *RUBBISH[what]
+
+    def instead(sender: Any, status: Any, number: int, *given: Any, **options: Any) -> None:
+        if number == 3:
+            sending(sender, number)
+        else:
+            send(sender, status, number, *given, **options)
+
+    monkeypatch.setattr(protocol, "_send", instead)  # in the workers, which are forked
+    iterator = processes(loader_of(Numbers()))
+    pids = pids_of(iterator)
+    got = taken(iterator, 1)
+    with pytest.raises(
+        WorkerDied, match=rf"^DataLoader worker 1 \(pid {pids[1]}\) sent {words}.*, which answers no task"
+    ):
+        got.extend(iterator)
+    assert first_column(got) == whole()[: len(got)] and left_by(pids) == []
+    with pytest.raises(WorkerDied, match=r"worker 1 .*make a new one"):
+        next(iterator)
 
 
 def test_dropped_with_a_dead_worker() -> None:

@@ -1,50 +1,41 @@
-"""Batches that worker processes make: torch's rules for who makes which batch, and processes that are watched.
+"""Batches that worker processes make: torch's rules for who makes which one, and what comes with them.
 
-workers/protocol.py says what parent and workers tell each other. The parent waits for answers and for the ends of
-processes at once: a worker that dies, or does not answer within timeout=, becomes an error that says at which sample,
-in what and why.
+workers/protocol.py says what parent and workers tell each other.
 """
 
 from __future__ import annotations
 
-import errno
-import multiprocessing.util
 import os
 import pickle
-import signal
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from time import monotonic
 from typing import Any
 
 import torch.distributed
 import torch.multiprocessing
 from torch._utils import ExceptionWrapper
 from torch.utils.data import IterDataPipe, MapDataPipe, default_collate
-from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 from torch.utils.data.dataloader import _get_distributed_settings, _sharding_worker_init_fn, _share_dist_seed
 from torch.utils.data.graph_settings import apply_random_seed
 
-from penstock.errors import InvalidOption, WorkerDied, WorkerStuck
+from penstock.errors import InvalidOption, WorkerDied
 from penstock.executors.filler import Batch, Filler, PassInput
 from penstock.executors.iterator import FillerExecutor
 from penstock.executors.job import Job
 from penstock.executors.staging import Staging
-from penstock.executors.workers.answers import ENDED, Answer, Answers, PinnedAnswers
-from penstock.executors.workers.pipes import Receivers, Sender, close_in_workers
-from penstock.executors.workers.post_mortem import WorkerWatch, clear_away, end, note_space
+from penstock.executors.workers.answers import error_of
 from penstock.executors.workers.progress import Board
-from penstock.executors.workers.protocol import Command, Status, Work, WorkerSetup, serve
+from penstock.executors.workers.protocol import Command, Status, Work, WorkerSetup
 from penstock.executors.workers.shared_memory import Lease
 from penstock.executors.workers.work import BatchWork, StreamWork
+from penstock.executors.workers.worker_processes import WorkerProcesses
 from penstock.hooks.calls import ANSWERED
 from penstock.observe import Delivery
 from penstock.order.permutations import draw_seed
 from penstock.recipe import patches
-from penstock.sample_notes import add_note
 from penstock.settings import Method, Settings
 from penstock.showing import said
 from penstock.sources.naming import name_of
@@ -54,20 +45,6 @@ from penstock.state.delivery import Delivered, Task
 from penstock.state.manifest import BadSample
 from penstock.stats import samples_given, samples_in
 from penstock.system.warn_user import warn_user
-
-_OUT_OF_FILES = (  # in torch's words
-    "Too many open files. Communication with the workers is no longer possible. Please increase the limit using "
-    "`ulimit -n` in the shell or change the sharing strategy by calling "
-    "`torch.multiprocessing.set_sharing_strategy('file_system')` at the beginning of your code"
-)
-_NOT_PICKLED = (
-    "Got pickle error when attempting to start a worker Process. This might be because the worker Process arguments "
-    "are not picklable. Python 3.14+ changed the multiprocessing start method in non-Mac POSIX platforms to "
-    "'forkserver', which requires the worker Process arguments to be picklable. You can also try "
-    "multiprocessing.set_start_method('fork')."
-)
-_LOOK: float = MP_STATUS_CHECK_INTERVAL  # seconds between looks at the processes themselves
-_DYING = 1.0  # seconds between a worker's connections and the worker itself being gone
 
 
 @dataclass(slots=True, eq=False)
@@ -136,21 +113,14 @@ class ProcessFiller(Filler):
         self._base_seed, self._seeds, self._shared_seed = base_seed, seeds, shared_seed
         self._prefetch = settings.prefetch_factor or 2
         self._most = self._prefetch * self.workers
-        self._processes: list[Any] = []
-        self._senders: list[Sender] = []
-        self._pids: list[int] = []
-        self._answers: Answers | PinnedAnswers
-        self._board: Board | None = None
-        self._watch: WorkerWatch
-        self._clear_away: Callable[[], object]
+        self._processes: WorkerProcesses
         self._outstanding: dict[int, ProcessBatch] = {}  # by the numbers of their tasks
         self._tasks = 0  # that were ever sent
         self._loads = [0] * self.workers  # of these, without an answer
         self._exhausted: set[int] = set()  # workers, in this pass
         # The worker that is next: in a pass that goes on it may be another than the first.
         self._turn = self._streams.following if self._streams is not None and self._streams.given else 0
-        self._began = self._closed = self._interrupted = self._stuck = False
-        self._failure = ""  # the first sentence of what ended all workers
+        self._started = self._began = False
         self._yielded = 0  # batches of the pass
         self._promised: int | None = None  # of an iterable dataset, as len() of the loader said
 
@@ -164,46 +134,16 @@ class ProcessFiller(Filler):
 
     def start(self) -> None:
         """Start the processes. Raises what starting one raises."""
-        self._watch = WorkerWatch(board := Board(self.workers), partial(name_of, self._settings.dataset))
-        self._answers = Answers(receivers := Receivers())
-        self._board = board
-        # At exit it comes after multiprocessing has ended the workers.
-        self._clear_away = multiprocessing.util.Finalize(None, clear_away, (board, self._pids), exitpriority=-1)
-        self.resources.meter.open(board.stages, board.calls)
+        identify = partial(name_of, self._settings.dataset)
+        self._processes = processes = WorkerProcesses(self._context, self.workers, identify)
+        self._started = True
+        self.resources.meter.open(processes.board.stages, processes.board.calls)
         if self._shared is not None:
             self._shared.expect(self._most)
-        with ExitStack() as held:
-            blocked = None
-            if self._context.get_start_method() == "fork":
-                blocked = held.enter_context(interrupts_held())
-                held.enter_context(self._hooked())
-            setup = self._setup(board, blocked)
-            for worker in range(self.workers):
-                self._start_worker(setup, worker, receivers)
-        self._watch.begin(self._processes, receivers)
-        self.shown = {"_workers": self._processes, "_index_queues": self._senders}
+        processes.start(self._setup, self._hooked)
+        self.shown = {"_workers": processes.processes, "_index_queues": processes.senders}
         if self._pins:
-            self._answers = PinnedAnswers(receivers)
-            self.shown["_pin_memory_thread"] = self._answers.thread
-
-    def _start_worker(self, setup: WorkerSetup, worker: int, receivers: Receivers) -> None:
-        commands, to_worker = self._context.Pipe(duplex=False)
-        from_worker, answers = self._context.Pipe(duplex=False)
-        close_in_workers(to_worker)
-        close_in_workers(from_worker)
-        process = self._context.Process(target=serve, args=(setup, worker, commands, answers))
-        process.daemon = True
-        try:
-            process.start()
-        except (TypeError, AttributeError, pickle.PicklingError):
-            warn_user(_NOT_PICKLED)
-            raise
-        self._processes.append(process)
-        self._pids.append(process.pid)
-        close_in_workers(commands)
-        answers.close()
-        self._senders.append(Sender(to_worker, commands))
-        receivers.add(from_worker, process.sentinel)
+            self.shown["_pin_memory_thread"] = processes.pin()
 
     def _hooked(self) -> AbstractContextManager[object]:
         """Hold what the workers answer set while they are forked.
@@ -218,7 +158,7 @@ class ProcessFiller(Filler):
     def _composes(self) -> bool:
         return self._settings.method is not Method.PROCESS
 
-    def _setup(self, board: Board, blocked: set[int | signal.Signals] | None) -> WorkerSetup:
+    def _setup(self, board: Board, blocked: Any) -> WorkerSetup:
         settings, states = self._settings, None if self._streams is None else self._streams.states()
         work: Work
         if self._fetch is not None:
@@ -239,53 +179,30 @@ class ProcessFiller(Filler):
 
     @property
     def reusable(self) -> bool:
-        if os.getpid() != self._pid or self._closed or self._stuck or self._interrupted:
-            return False
-        return all((death.code or 0) < 0 for death in self._watch.notice().values())  # else they got a Ctrl-C, too
+        return os.getpid() == self._pid and self._processes.reusable
 
     def interrupted(self) -> None:
-        self._interrupted = True
+        if self._started:
+            self._processes.sound = False
 
     def rest(self) -> bool:
         self._let_shards_go()
-        return not self._closed
+        return not self._processes.closed
 
     def close(self) -> None:
-        """End the workers: they are asked to, or killed where one is dead, stuck or interrupted."""
-        if self._closed or os.getpid() != self._pid:
+        if os.getpid() != self._pid or not self._started:
             return
-        self._closed = True
         try:
-            if self._began and not (self._failure or self._stuck or self._interrupted or self._watch.notice()):
-                self._ask_to_end()
+            ended = () if self.resources.persistent else self._exhausted
+            self._processes.close([worker for worker in range(self.workers) if worker not in ended])
         finally:
-            with interrupts_held():
-                end(self._processes)
-                self._clear()
-
-    def _ask_to_end(self) -> None:
-        assert self._board is not None
-        self._board.end()
-        for worker, sender in enumerate(self._senders):
-            if worker not in self._exhausted or self.resources.persistent:
-                sender.send(Command.END, -1, None)
-        self._answers.stop()  # a worker does not wait for a parent that reads no more
-        for process in self._processes:
-            process.join(_LOOK)
-
-    def _clear(self) -> None:
-        """Give back what the workers had, which are gone."""
-        for sender in self._senders:
-            sender.close()
-        for batch in self._outstanding.values():
-            batch.let_shards_go()
-        self._outstanding.clear()  # their blocks are not used again
-        self._let_shards_go()
-        if self._board is not None:
-            self._answers.stop()
-            self._clear_away()
-            self.resources.meter.close(self._board.stages, self._board.calls)
-            self._board.close()
+            for batch in self._outstanding.values():
+                batch.let_shards_go()
+            self._outstanding.clear()  # their blocks are not used again
+            self._let_shards_go()
+            board = self._processes.board
+            self.resources.meter.close(board.stages, board.calls)
+            board.close()
 
     def _let_shards_go(self) -> None:
         if self._staging is not None:
@@ -300,12 +217,11 @@ class ProcessFiller(Filler):
     def open(self, pass_input: PassInput) -> None:
         super().open(pass_input)
         self._let_shards_go()
-        if self._watch.notice():
-            raise self._died()
+        self._processes.check()
         if self._began:
             self._turn = 0
             if self._settings.iterable:
-                for sender in self._senders:
+                for sender in self._processes.senders:
                     sender.send(Command.PASS, -1, self._shared_seed)
             while self._outstanding:  # of the pass before
                 self._take(None)
@@ -320,8 +236,8 @@ class ProcessFiller(Filler):
     def prepare(self, queue: deque[ProcessBatch]) -> None:
         if os.getpid() != self._pid:
             raise RuntimeError("the workers of this iterator belong to the parent process of this fork")
-        if self._failure:
-            raise WorkerDied(f"{self._failure} This iterator ended then: make a new one.")
+        if failure := self._processes.failure:
+            raise WorkerDied(f"{failure} This iterator ended then: make a new one.")
 
     def depth(self, queue: deque[ProcessBatch]) -> int:
         return self._most - self._prefetch * len(self._exhausted)
@@ -339,7 +255,7 @@ class ProcessFiller(Filler):
             block = None if lease is None else lease.sent()
             message = Task(given, self._input.seed, self._input.epoch, positions, block).message
         try:
-            self._senders[worker].send(Command.TASK, number, message)
+            self._processes.senders[worker].send(Command.TASK, number, message)
         except Exception as error:  # what the sampler gave cannot be pickled
             batch.error = error
             return
@@ -424,62 +340,45 @@ class ProcessFiller(Filler):
 
         owing: the worker that is waited for; None: any of those that have not answered.
         """
-        timeout = self.resources.timeout
-        deadline = monotonic() + timeout if timeout > 0 else None
-        while True:
-            seconds = _LOOK if deadline is None else max(0.0, min(_LOOK, deadline - monotonic()))
-            answer = None if self._closed else self._answers.get(seconds)
-            if answer is not None and answer.kind != ENDED:
-                self._stuck = False
-                self._note(answer)
-                return
-            if self._closed:
-                raise RuntimeError("the loader's iterator was closed while it waited for a batch")
-            if self._watch.notice(by_pid=answer is None):  # a dead worker's children may hold its sentinel open
-                raise self._died()
-            if (thread := self._answers.thread) is not None and not thread.is_alive():
-                raise RuntimeError("Pin memory thread exited unexpectedly")
-            if deadline is not None and monotonic() >= deadline:
-                self._stuck = True
-                awaited = {one.worker for one in self._outstanding.values()} if owing is None else {owing}
-                raise WorkerStuck(self._watch.why_stuck(timeout, awaited or self._watch.watched))
-
-    def _note(self, answer: Answer) -> None:
-        """Note an answer, and that its worker has finished with the memory of the task, or keeps some."""
+        answer = self._processes.answer(self.resources.timeout, partial(self._owing, owing))
         worker, kind, value, error = answer.worker, answer.kind, answer.value, answer.error
         batch = self._outstanding.get(answer.number)
         if batch is None or batch.worker != worker or kind not in self._statuses:
-            raise self._rubbish(worker, f"a message of kind {kind} and number {answer.number}")
-        if isinstance(error, OSError | EOFError) and self._watch.notice(_DYING, by_pid=True):
-            raise self._died() from error  # it cannot be fetched from a worker that is dying
+            raise self._processes.rubbish(worker, f"a message of kind {kind} and number {answer.number}")
+        if isinstance(error, OSError | EOFError) and self._processes.is_dying():
+            raise self._processes.died() from error  # what it sent cannot be fetched from it
         if isinstance(error, pickle.UnpicklingError | EOFError):
-            raise self._rubbish(worker, f"a truncated message ({said(error)})")
+            raise self._processes.rubbish(worker, f"a truncated message ({said(error)})")
         if kind == Status.ERROR and error is None and not isinstance(value, ExceptionWrapper):
-            raise self._rubbish(worker, f"an error that is a {type(value).__name__}")
+            raise self._processes.rubbish(worker, f"an error that is a {type(value).__name__}")
         del self._outstanding[answer.number]
         self._loads[worker] -= 1
         batch.let_shards_go()
-        kept = kind == Status.ERROR  # samples of a batch that failed may be kept by anybody
+        needed, kept = 0, kind == Status.ERROR  # samples of a batch that failed may be kept by anybody
         if error is not None:
-            batch.error = _out_of_files(error)
+            batch.error = error
         elif kind == Status.ERROR:
-            batch.error = _error_of(value)
+            batch.error = error_of(value)
         elif kind == Status.EXHAUSTED:
             batch.exhausted, batch.state = True, value
             self._exhaust(worker)
         elif type(value) is Delivered:
             if value.calls:
-                assert self._board is not None
-                self._board.counted[worker] = value.calls
-            batch.value, batch.bad, batch.state, kept = value.batch, value.bad, value.state, value.kept
+                self._processes.board.counted[worker] = value.calls
+            batch.value, batch.bad, batch.state, needed, kept = (
+                value.batch, value.bad, value.state, value.needed, value.kept,
+            )  # fmt: skip
         else:
             batch.value = value
-        if self._shared is not None and kind == Status.BATCH and error is None:
-            self._shared.learn(value.needed if type(value) is Delivered else 0)
-        if batch.lease is not None:
+        if self._shared is not None and batch.error is None:
+            self._shared.learn(needed)
+        if batch.lease is not None:  # the worker has finished with the memory of its task, or keeps some
             batch.lease.received(kept=kept)
             batch.lease = None
         batch.came = True
+
+    def _owing(self, worker: int | None) -> set[int]:
+        return {one.worker for one in self._outstanding.values()} if worker is None else {worker}
 
     @property
     def _statuses(self) -> tuple[Status, ...]:
@@ -492,74 +391,11 @@ class ProcessFiller(Filler):
             del self._outstanding[number]
         self._loads[worker] = 0
         if not self.resources.persistent:
-            self._watch.release(worker)
-            self._senders[worker].send(Command.END, -1, None)
-
-    def _died(self) -> WorkerDied:
-        """Return the error for the workers that have ended, and end the others."""
-        text = self._watch.why_died(self._context.get_start_method())
-        return self._fail(text, next(iter(self._watch.deaths.values())).as_torch_says())
-
-    def _rubbish(self, worker: int, what: str) -> WorkerDied:
-        """Return the error for a worker that sent what no worker sends, and end all workers."""
-        first = f"DataLoader worker {worker} (pid {self._pids[worker]}) sent {what}, which answers no task."
-        return self._fail(f"{first} Look for code that writes to file descriptors which it has not opened.", first)
-
-    def _fail(self, text: str, first: str) -> WorkerDied:
-        self._failure = first
-        self.close()
-        return WorkerDied(text)
+            self._processes.release(worker)
 
 
 _OF_BATCHES = Status.BATCH, Status.ERROR
 _OF_STREAMS = (*_OF_BATCHES, Status.EXHAUSTED)
-
-
-@contextmanager
-def interrupts_held() -> Iterator[set[int | signal.Signals]]:
-    """Hold a Ctrl-C back in this thread; yields the signals that it blocked before.
-
-    In the middle of a fork Python would lose the Ctrl-C, or the child; in the middle of an end, the processes.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        yield before
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _out_of_files(error: Exception) -> Exception:
-    """Return the error of a message that could not be read; where that lacks descriptors, in torch's words."""
-    if getattr(error, "errno", None) != errno.EMFILE and "items of ancdata" not in said(error):
-        return error
-    made = RuntimeError(_OUT_OF_FILES)  # in the middle of a message, or before it
-    made.__cause__ = error
-    return made
-
-
-def _error_of(sent: ExceptionWrapper) -> Exception:
-    """Return torch's error for one of a worker's."""
-    try:
-        sent.reraise()  # type: ignore[no-untyped-call]
-    except Exception as error:
-        return _told(error, sent)
-    raise AssertionError("it is an error")
-
-
-def _told(error: Exception, sent: ExceptionWrapper) -> Exception:
-    """Return torch's error; another where its class is lost, with a note where its words are."""
-    kind: type[Exception] = sent.exc_type
-    text: str = sent.exc_msg
-    words = f"Caught {kind.__name__} {sent.where}.\nOriginal {text}"
-    if isinstance(error, kind) and not isinstance(error, StopIteration):
-        if not any(shown in said(error) for shown in (text, repr(text)[1:-1])):  # a KeyError has its repr()
-            add_note(error, words)
-    # Its class may take other arguments than torch gave, and a StopIteration would end the pass.
-    elif isinstance(error, StopIteration) or text not in said(error):
-        error = RuntimeError(words)
-    note_space(error)
-    return error
 
 
 class _SharedSeeds:

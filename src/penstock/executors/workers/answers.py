@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import queue
 import threading
 from dataclasses import dataclass
@@ -12,7 +13,16 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data._utils.pin_memory import _pin_memory_loop, pin_memory
 
 from penstock.executors.workers.pipes import Receivers
+from penstock.executors.workers.post_mortem import note_space
 from penstock.executors.workers.protocol import Status
+from penstock.sample_notes import add_note
+from penstock.showing import said
+
+_OUT_OF_FILES = (  # in torch's words
+    "Too many open files. Communication with the workers is no longer possible. Please increase the limit using "
+    "`ulimit -n` in the shell or change the sharing strategy by calling "
+    "`torch.multiprocessing.set_sharing_strategy('file_system')` at the beginning of your code"
+)
 
 #: The kind of an answer that tells that the process of its worker has ended.
 ENDED = -2
@@ -58,7 +68,7 @@ class Answers:
         try:
             answer.value = message.value
         except Exception as error:
-            answer.error = error
+            answer.error = _readable(error)
         return answer
 
     def stop(self) -> None:
@@ -115,3 +125,36 @@ class _Source:
         if answer is None:
             raise queue.Empty
         return (answer.worker, answer.number), answer
+
+
+def _readable(error: Exception) -> Exception:
+    """Return the error of a message that could not be read; where that lacks descriptors, in torch's words."""
+    if getattr(error, "errno", None) != errno.EMFILE and "items of ancdata" not in said(error):
+        return error
+    made = RuntimeError(_OUT_OF_FILES)  # in the middle of a message, or before it
+    made.__cause__ = error
+    return made
+
+
+def error_of(sent: ExceptionWrapper) -> Exception:
+    """Return torch's error for one of a worker's."""
+    try:
+        sent.reraise()  # type: ignore[no-untyped-call]
+    except Exception as error:
+        return _told(error, sent)
+    raise AssertionError("it is an error")
+
+
+def _told(error: Exception, sent: ExceptionWrapper) -> Exception:
+    """Return torch's error; another where its class is lost, with a note where its words are."""
+    kind: type[Exception] = sent.exc_type
+    text: str = sent.exc_msg
+    words = f"Caught {kind.__name__} {sent.where}.\nOriginal {text}"
+    if isinstance(error, kind) and not isinstance(error, StopIteration):
+        if not any(shown in said(error) for shown in (text, repr(text)[1:-1])):  # a KeyError has its repr()
+            add_note(error, words)
+    # Its class may take other arguments than torch gave, and a StopIteration would end the pass.
+    elif isinstance(error, StopIteration) or text not in said(error):
+        error = RuntimeError(words)
+    note_space(error)
+    return error
