@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+import penstock
+from penstock.executors.job import Job
 from penstock.storage import advice
-from penstock.storage.advice import FileAdvice
+from penstock.storage.advice import AdvisedBatches
+from tests.photos import photo_files
 from tests.waiting import wait_until
 
 
@@ -34,16 +39,32 @@ def threads() -> int:
 
 
 def test_the_files_of_coming_samples_where_storage_is_read_from(tmp_path: Path, advised: list[Any]) -> None:
-    paths, reads = files(tmp_path, 40), iter([0, 0, 10, 10, 10])
+    paths, reads = files(tmp_path, 40), iter([0, 0, 10, 10, 20, 20])
     before = len(os.listdir("/proc/self/fd"))
-    given = FileAdvice(lambda indices: (paths[index] for index in indices), lambda: next(reads))
-    for _ in range(2):
-        given.expect(range(len(paths)))
+    batches: Any = [*[(range(len(paths)), None)] * 4, (7, None), ([1, 2], None)]
+    given: Any = AdvisedBatches(iter(batches), lambda indices: (paths[index] for index in indices), lambda: next(reads))
+    assert [next(given), next(given)] == batches[:2]
     assert not advised and not threads()
-    given.expect(range(len(paths)))
+    assert next(given) == batches[2]
     wait_until(lambda: len(advised) == 40)
     assert set(advised) == {(0, 0, os.POSIX_FADV_WILLNEED)}
-    given.expect(range(len(paths)))  # nothing was read from storage since
-    given.close()
+    assert next(given) == batches[3]  # nothing was read from storage since
+    assert [*given] == batches[4:]
+    wait_until(lambda: len(advised) == 41)
+    del given
     wait_until(lambda: not threads())
-    assert len(advised) == 40 and len(os.listdir("/proc/self/fd")) == before
+    assert len(advised) == 41 and len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("options", [{}, {"worker_method": "thread"}], ids=["processes", "threads"])
+def test_workers_have_their_files_read_ahead(
+    tmp_path: Path, advised: list[Any], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos = photo_files(tmp_path, 12, (24, 31))
+    counts = itertools.count()
+    monkeypatch.setattr(Job, "_bytes_read", lambda self: next(counts))
+    dataset = penstock.ImageFolder(str(photos), np.asarray)
+    loader = penstock.DataLoader(dataset, batch_size=2, num_workers=2, collate_fn=len, **options)
+    assert list(loader) == [2] * (len(dataset) // 2)
+    wait_until(lambda: len(advised) >= len(dataset) - 2)
+    wait_until(lambda: not threads())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,16 +11,18 @@ import torch
 from torch.utils.data import IterableDataset
 
 from penstock.executors.fetch import Fetch
-from penstock.executors.filler import PassInput, PassResources
+from penstock.executors.filler import BatchRequest, PassInput, PassResources
 from penstock.executors.filling import Filling
 from penstock.executors.rows import CACHE_LINE, SMALL_BATCH, fits_small
 from penstock.order.batches import BatchOrder, settled_at_start
 from penstock.order.permutations import Epochs, draw_seed
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
 from penstock.settings import Method, Settings
+from penstock.sources.naming import name_of, names_of
 from penstock.state.progress import PassBatches, Progress
 from penstock.state.streams import Streams, with_first_drawn
 from penstock.state.substitutes import Substitutes
+from penstock.storage.advice import AdvisedBatches
 from penstock.system.limits import usable_cpus
 
 if TYPE_CHECKING:
@@ -98,13 +100,24 @@ class Job:
         if batches.drawn_first():
             drawn = batches.sampled()
         seed, epoch = self._key()
-        given = batches(seed, epoch) if drawn is None else drawn
+        given = self._advised(batches(seed, epoch) if drawn is None else drawn)
         if self.streams is not None and any(self.streams.counts):
             given = with_first_drawn(given)
         if drawn is not None or not self.order.cuts_itself():
             return PassInput(given, length, seed, epoch)
         coming = partial(batches.coming, seed, epoch)
         return PassInput(given, length, seed, epoch, coming=coming, samples=batches.samples_left())
+
+    def _advised(self, batches: Iterator[BatchRequest]) -> Iterator[BatchRequest]:
+        """Return what the sampler gives; where Python workers read files that are known, they are read ahead."""
+        dataset, plan = self.settings.dataset, self.plan
+        reads = isinstance(plan, PythonPlan) and plan.filled is None and not self.settings.iterable
+        if not (reads and self.settings.num_workers) or name_of(dataset, 0)[1] is None:
+            return batches
+        return AdvisedBatches(batches, lambda given: (path for _, path in names_of(dataset, given)), self._bytes_read)
+
+    def _bytes_read(self) -> int:
+        return sum(stage.bytes for stage in self.shared.counters.meter.stages().values())
 
     def _key(self) -> tuple[int, int]:
         """Return (seed, epoch) of the pass, and advance the generators as torch's iterator would."""
