@@ -10,6 +10,8 @@ import time
 import weakref
 from contextlib import suppress
 
+from penstock.system.process_events import at_fork
+
 #: What flock says on file systems without locks.
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -50,6 +52,7 @@ class HeldFile:
         self.descriptor = descriptor
         self._process = os.getpid()
         _HELD.add(self)
+        at_fork(after_in_child=_forked)
 
     def close(self) -> None:
         """Let the file go. A second call does nothing."""
@@ -71,10 +74,14 @@ class ProcessLock:
 
     def __init__(self) -> None:
         self._lock = self._taken = threading.Lock()
-        _LOCKS.add(self)
+        self._known = False
 
     def acquire(self, *, wait: bool = True) -> bool:
         """Take the lock and return True; False: it is taken, and is not to be waited for."""
+        if not self._known:  # a lock that an import makes is not taken by it
+            self._known = True
+            _LOCKS.add(self)
+            at_fork(after_in_child=_forked)
         lock = self._lock
         if not lock.acquire(wait):
             return False
@@ -93,22 +100,21 @@ class ProcessLock:
 
 _HELD: weakref.WeakSet[HeldFile] = weakref.WeakSet()
 _LOCKS: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
+_process = os.getpid()
 
 
-#: Whether the process was forked since somebody set this to False.
-new_child = False
+def is_new_child() -> bool:
+    """Return whether this process was forked since the last call, or else since penstock was imported."""
+    global _process
+    before, _process = _process, os.getpid()
+    return before != _process
 
 
 def _forked() -> None:
     """Free a child's locks, and close its copies of open files: its parent's locks would last until the child ends."""
-    global new_child
-    new_child = True
     for lock in list(_LOCKS):
         lock._lock = threading.Lock()
     for held in list(_HELD):
         descriptor, held.descriptor = held.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
-
-
-os.register_at_fork(after_in_child=_forked)
