@@ -460,11 +460,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         What would make the rest native, and what might be faster, comes last, as advice.
         """
         feed, settings = feed_of(self.device), self._settings()
-        sends = self._feeder().sends(feed)
+        sends = feed is not None and self._feeder().sends(feed)
         chosen = planned(settings, raw=sends)
         if settings.workers_chosen:
             settings = replace(settings, num_workers=default_workers(self.dataset, chosen, settings.method))
-        device = tuple(self._feeder().explain(feed, chosen, replaces=self.on_error != "raise"))
+        replaces = self.on_error != "raise"
+        device = () if feed is None else tuple(self._feeder().explain(feed, chosen, replaces=replaces))
         return explain.Explained(settings, chosen, self._executors, device, sends).text(self.stats())
 
     def stats(self) -> Stats:

@@ -117,12 +117,10 @@ class DeviceFeed:
         sender, self._sender = self._sender, None
         if sender is not None:
             sender.release()
-        self._target = self._target_of(feed)
+        self._target = None if feed is None else self._target_of(feed)
         return self._target
 
-    def _target_of(self, feed: Feed | None) -> Target | None:
-        if feed is None:
-            return None
+    def _target_of(self, feed: Feed) -> Target:
         device = feed.resolve()
         return self._target if self._target is not None and self._target.device == device else Target(device)
 
@@ -151,27 +149,25 @@ class DeviceFeed:
         self._sender = made.sender if settings.persistent_workers else None
         return made
 
-    def explain(self, feed: Feed | None, plan: Plan, *, replaces: bool) -> Iterator[str]:
+    def explain(self, feed: Feed, plan: Plan, *, replaces: bool) -> Iterator[str]:
         """Yield what explain() says of the device.
 
         plan: of the loader, of raw pixels where those are sent; replaces: bad samples are replaced.
         """
         target = self._quietly(feed)
-        if feed is not None and target is not None:
-            if target.sends:
-                ahead = f"{feed.depth} batch{'es' * (feed.depth > 1)} ahead"
-                way = f"one copy a field, from page-locked memory, on a separate stream, {ahead}"
-            else:
-                way = "batches stay in host memory" if target.device.type == "cpu" else "by plain copies"
-            yield f"device   {target.device}: {way}"
-            yield from target.explain(feed, plan, replaces=replaces)
+        if target.sends:
+            ahead = f"{feed.depth} batch{'es' * (feed.depth > 1)} ahead"
+            way = f"one copy a field, from page-locked memory, on a separate stream, {ahead}"
+        else:
+            way = "batches stay in host memory" if target.device.type == "cpu" else "by plain copies"
+        yield f"device   {target.device}: {way}"
+        yield from target.explain(feed, plan, replaces=replaces)
 
-    def sends(self, feed: Feed | None) -> bool:
+    def sends(self, feed: Feed) -> bool:
         """Return whether a pass that began now would send its batches to an accelerator."""
-        target = self._quietly(feed)
-        return target is not None and target.sends
+        return self._quietly(feed).sends
 
-    def _quietly(self, feed: Feed | None) -> Target | None:
+    def _quietly(self, feed: Feed) -> Target:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a device that is not there: the pass says it
             return self._target_of(feed)
