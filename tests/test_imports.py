@@ -154,14 +154,14 @@ import atexit, copyreg, gc, logging, os, random, signal, threading
 import numpy, torch
 
 def attributes():
-    'Return the identity of what stands at each name of the modules and classes of other packages.'
+    'Return the identity of what stands at each name, of each module and class of other packages.'
     found = {{}}
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in ("torch", "torchvision", "numpy", "PIL", "multiprocessing", "os", "threading"):
-            for key, value in list(vars(module).items()):
-                found[f"{{name}}.{{key}}"] = id(value)
-                if issubclass(type(value), type):
-                    found |= {{f"{{name}}.{{key}}.{{one}}": id(held) for one, held in list(vars(value).items())}}
+            held = {{key: value for key, value in list(vars(module).items()) if type(value) is not type(sys)}}
+            classes = [(f"{{name}}.{{key}}", vars(one)) for key, one in held.items() if issubclass(type(one), type)]
+            for owner, names in [(name, held), *classes]:
+                found[owner] = {{key: id(value) for key, value in list(names.items())}}
     return found
 
 def state():
@@ -195,10 +195,11 @@ before = state()
 import_all()
 after = state()
 print(json.dumps([
-    f"{{what}}: {{key}}" if isinstance(after[what], dict) else f"{{what}}: {{before[what]}} -> {{after[what]}}"
+    f"{{what}} {{key}}" if what == "attributes" else f"{{what}} {{key}}: {{then.get(key)}} -> {{now.get(key)}}"
     for what in after
-    for key in (after[what] if isinstance(after[what], dict) else ("",))
-    if (after[what][key] != before[what].get(key, after[what][key]) if key else after[what] != before[what])
+    for then, now in [[each if isinstance(each, dict) else {{"": each}} for each in (before[what], after[what])]]
+    for key in {{**then, **now}}
+    if then.get(key) != now.get(key)
 ]))
 """
 
@@ -249,3 +250,19 @@ for method in ("thread", "process"):
 def test_the_thresholds_of_malloc_are_not_moved(script: str) -> None:
     theirs, ours = (run_script(f"import ctypes, torch, torch.utils.data\n{text}\n{MAPPED}") for text in ("", script))
     assert (ours.stdout, ours.stderr) == (theirs.stdout, "")
+
+
+REGISTERED = """
+import atexit, os, sys
+hooks, original = [], os.register_at_fork
+os.register_at_fork = lambda **given: hooks.append(given) or original(**given)
+for _ in range(3):
+    exec(sys.argv[1], {})
+    print(len(hooks), atexit._ncallbacks())
+"""
+
+
+def test_what_loaders_register_they_register_once() -> None:
+    done = run_script(REGISTERED, PASSES)
+    first, *later = done.stdout.splitlines()
+    assert (later, done.stderr) == ([first] * 2, "") and int(first.split()[0]) > 0
