@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from penstock.device.feed import Feed as Feed
     from penstock.device.feeding import prefetch as prefetch
     from penstock.device.memory import find_batch_size as find_batch_size, run_within_memory as run_within_memory
-    from penstock.executors.padded import Padded as Padded, PaddedSequences as PaddedSequences
     from penstock.frameworks.installing import install as install, uninstall as uninstall
     from penstock.loader import DataLoader as DataLoader
     from penstock.order.buckets import Buckets as Buckets
     from penstock.order.mix import Mix as Mix
     from penstock.order.weighted import Weighted as Weighted
     from penstock.packing.pack import pack as pack
+    from penstock.padded import Padded as Padded, PaddedSequences as PaddedSequences
     from penstock.recipe.reader import Views as Views
     from penstock.sources import (
         Arrays as Arrays,
@@ -44,7 +44,7 @@ _MODULES = {
     "device.feed": ("Feed",),
     "device.feeding": ("prefetch",),
     "device.memory": ("find_batch_size", "run_within_memory"),
-    "executors.padded": ("Padded", "PaddedSequences"),
+    "padded": ("Padded", "PaddedSequences"),
     "frameworks.installing": ("install", "uninstall"),
     "loader": ("DataLoader",),
     "order.buckets": ("Buckets",),
@@ -62,7 +62,8 @@ if _find_spec("penstock._native") is None:
     _MODULES = {"without_native": tuple(name for names in _MODULES.values() for name in names)}
     without_native.warn()
 else:
-    import penstock.system.locks  # noqa: F401  notes a fork before the loader is imported
+    import penstock.frameworks
+    import penstock.system.locks  # noqa: F401  notes the process, so that a fork before the first pass is seen
 __all__ = sorted(name for names in _MODULES.values() for name in names)
 __all__ += errors.__all__
 

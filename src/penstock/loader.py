@@ -8,16 +8,15 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 import torch.utils.data
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, RandomSampler, SequentialSampler, Subset
 
-from penstock import settings as options
+from penstock import announcements, settings as options
 from penstock.cluster.option import Ray, ray_of
-from penstock.device.feed import Device, DeviceFeed, Feed, feed_of
+from penstock.device.feed import Device, Feed, feed_of
 from penstock.errors import InvalidOption
 from penstock.executors.job import Executor, default_workers, planned
 from penstock.executors.rows import holds_rows, is_native
@@ -47,8 +46,10 @@ from penstock.system.tracebacks import shorten, shortens
 
 if TYPE_CHECKING:
     from penstock import explain
+    from penstock.device import target as targets
 else:
     (explain,) = deferred("penstock", "explain")
+    (targets,) = deferred("penstock.device", "target")
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -125,7 +126,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     """What the plan was made for: the settings of the latest pass, and whether images stay pixels for a device."""
     _begins: bool = False
     """A call of __iter__ has begun no pass yet."""
-    _device_feed: DeviceFeed | None = None
+    _device_feed: targets.DeviceFeed | None = None
     _recording: LoaderLedger | None = None
 
     @shortens
@@ -252,7 +253,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if given.seeded is not None and given.own_order and type(self.sampler) is RandomSampler:
             self.sampler.generator = given.seeded
         self._offer_set_epoch()
-        self.meet_accelerate()
+        announcements.made(self)
         if isinstance(self._plan, NativePlan) and not self._plan.reads_files:  # of files a pass opens what is kept
             self._planned_for = self._settings(), False
 
@@ -263,6 +264,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
+        announcements.made(self)
         self._executors = copy(self._executors)
         self._checkpoint = self._checkpoint.copied(self._executors.in_threads)
         self._offer_set_epoch()
@@ -371,8 +373,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         vars(self)["_kept_settings"] = kept
         return kept
 
-    def _feeder(self) -> DeviceFeed:
-        self._device_feed = self._device_feed or DeviceFeed()
+    def _feeder(self) -> targets.DeviceFeed:
+        self._device_feed = self._device_feed or targets.DeviceFeed()
         return self._device_feed
 
     def _order(self) -> BatchOrder:
@@ -491,14 +493,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         What would make the rest native, and what might be faster, comes last, as advice.
         """
         feed, settings = feed_of(self.device), self._settings()
-        sends = self._feeder().sends(feed)
+        sends = feed is not None and self._feeder().sends(feed)
         chosen = planned(settings, raw=sends)
         if settings.workers_chosen:
             native = isinstance(chosen, NativePlan)
             settings = replace(
                 settings, num_workers=default_workers(self.dataset, native=native, method=settings.method)
             )
-        device = tuple(self._feeder().explain(feed, chosen, replaces=self.on_error != "raise"))
+        replaces = self.on_error != "raise"
+        device = () if feed is None else tuple(self._feeder().explain(feed, chosen, replaces=replaces))
         return explain.Explained(settings, chosen, self._executors, device, sends).text(self.stats())
 
     def stats(self) -> Stats:
@@ -550,9 +553,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         twin._executors.reach = self._executors.reach
         return twin
 
-    @staticmethod
-    def meet_accelerate() -> bool:
-        """Let Accelerate keep loaders of this class; return whether it does. penstock.frameworks puts its own here."""
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Whether Accelerator.prepare leaves this loader as it is. It asks before it builds another one: it may."""
+        announcements.copied(self)
         return False
 
     @property
@@ -577,6 +581,3 @@ _THEIRS = inspect.signature(torch.utils.data.DataLoader).parameters
 _READING = [name for name in _THEIRS if name not in _CHOOSING]
 # Our own arguments, attributes of the same name too, and their defaults.
 _OWN = {name: p.default for name, p in inspect.signature(DataLoader).parameters.items() if name not in _THEIRS}
-
-
-import_module("penstock.frameworks")  # which stands above this module, and completes its class

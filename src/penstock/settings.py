@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import BatchSampler, IterableDataset, IterDataPipe, MapDataPipe, RandomSampler, SequentialSampler
 
 from penstock.errors import InvalidOption
+from penstock.padded import Padded, PaddedSequences
 from penstock.system.urls import is_url
 
 
@@ -239,7 +240,7 @@ def check_kinds(dataset: object, collate_fn: object, **switches: object) -> None
         )
     if isinstance(dataset, type):
         raise InvalidOption(f"the dataset is the class {dataset.__name__}: give an object, {dataset.__name__}(...)")
-    if isinstance(collate_fn, type) and collate_fn.__module__ == "penstock.executors.padded":
+    if collate_fn is Padded or collate_fn is PaddedSequences:
         raise InvalidOption(f"collate_fn={collate_fn.__name__}: it is a class; give an object, {collate_fn.__name__}()")
 
 

@@ -32,6 +32,7 @@ from tests.frameworks import run_accelerate
 from tests.frameworks.launching import launched
 from tests.frameworks.run_accelerate import CASES, OWN
 from tests.photos import photo_files
+from tests.resources import run_script
 from tests.same import assert_same
 from tests.values import flat, listed
 
@@ -214,6 +215,21 @@ def test_loaders_that_accelerate_builds_itself_are_torchs(accelerator: Any) -> N
     assert listed(skipped)[-1] == [[20, 21]] and len(skipped) == 4
     bare = accelerate.skip_first_batches(tud.DataLoader(NUMBERS, batch_size=4), 2)
     assert type(bare) is penstock.DataLoader and len(bare) == 4
+
+
+SENT = """
+import pickle, sys, warnings
+loader = pickle.loads(bytes.fromhex(sys.argv[1]))
+warnings.simplefilter("ignore")  # of Accelerate's imports
+import accelerate
+print(type(accelerate.Accelerator(cpu=True).prepare(loader).base_dataloader).__module__)
+"""
+
+
+def test_a_loader_from_another_process_is_kept() -> None:
+    """pickle finds its class by the name of its module, and reads no attribute of the package."""
+    done = run_script(SENT, pickle.dumps(penstock.DataLoader(NUMBERS, 4)).hex())
+    assert done.stdout == "penstock.loader\n", done.stderr
 
 
 @pytest.mark.usefixtures("installed")

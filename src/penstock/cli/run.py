@@ -28,7 +28,8 @@ from penstock.cli.terminal import add_verb, number, positive, say, say_last, sho
 from penstock.errors import PenstockError
 from penstock.insight.program import NoSuchProgram, Program, run
 from penstock.insight.program_loaders import read_by_torch
-from penstock.insight.recording import Recording, recorded
+from penstock.insight.recorded import recorded
+from penstock.insight.recording import Recording
 from penstock.insight.run_report import LiveLine, RunReport
 from penstock.system.launched import rank_here
 from penstock.system.output_files import OutputFile, output_files

@@ -1,29 +1,16 @@
-"""`Feed`, the one value that says how batches go to a device, and what a loader does with it."""
+"""`Feed`, the one value that says how batches go to a device."""
 
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
 from penstock.errors import InvalidOption
-from penstock.settings import Settings
-from penstock.stats import Counters
-from penstock.system.deferred import deferred
 from penstock.system.warn_user import warn_user
-
-if TYPE_CHECKING:
-    from penstock.device import feeding, target as targets
-    from penstock.device.copy_stream import CopyStream
-    from penstock.device.feeding import Feeding, Sender
-    from penstock.device.target import Target
-    from penstock.plan import Plan
-else:
-    feeding, targets = deferred("penstock.device", "feeding", "target")
 
 Device = str | int | torch.device
 Decode = Literal["cpu", "gpu", "auto"]
@@ -116,78 +103,3 @@ def _parsed(device: object) -> torch.device:
     if parsed.type not in fed:
         raise InvalidOption(refusal)
     return parsed
-
-
-class DeviceFeed:
-    """Finds the device of a loader when a pass begins, and makes the pass that brings batches to it. Not picklable."""
-
-    def __init__(self) -> None:
-        self._target: Target | None = None  # of the latest pass
-        self._sender: Sender | None = None  # of the pass that uses an iterator which the loader keeps
-
-    def begin(self, feed: Feed | None) -> Target | None:
-        """Return the device of the pass that begins, None where batches stay in host memory; end the pass before.
-
-        Raises InvalidOption.
-        """
-        sender, self._sender = self._sender, None
-        if sender is not None:
-            sender.release()
-        self._target = self._target_of(feed)
-        return self._target
-
-    def _target_of(self, feed: Feed | None) -> Target | None:
-        if feed is None:
-            return None
-        device = feed.resolve()
-        return self._target if self._target is not None and self._target.device == device else targets.Target(device)
-
-    def feeding(
-        self,
-        batches: Any,
-        feed: Feed,
-        target: Target,
-        stream: CopyStream | None,
-        settings: Settings,
-        plan: Plan,
-        counters: Counters,
-    ) -> Feeding[Any]:
-        """Return the pass that brings batches to the device. counters: of the loader."""
-        end = getattr(batches, "_shutdown_workers", None)
-        made: Feeding[Any] = feeding.Feeding(
-            batches,
-            feed,
-            target.device,
-            stream,
-            arithmetic=target.arithmetic(plan),
-            in_thread=settings.num_workers > 0,
-            end_source=None if settings.persistent_workers else end,
-            counters=counters,
-        )
-        self._sender = made.sender if settings.persistent_workers else None
-        return made
-
-    def explain(self, feed: Feed | None, plan: Plan, *, replaces: bool) -> Iterator[str]:
-        """Yield what explain() says of the device.
-
-        plan: of the loader, of raw pixels where those are sent; replaces: bad samples are replaced.
-        """
-        target = self._quietly(feed)
-        if feed is not None and target is not None:
-            if target.sends:
-                ahead = f"{feed.depth} batch{'es' * (feed.depth > 1)} ahead"
-                way = f"one copy a field, from page-locked memory, on a separate stream, {ahead}"
-            else:
-                way = "batches stay in host memory" if target.device.type == "cpu" else "by plain copies"
-            yield f"device   {target.device}: {way}"
-            yield from target.explain(feed, plan, replaces=replaces)
-
-    def sends(self, feed: Feed | None) -> bool:
-        """Return whether a pass that began now would send its batches to an accelerator."""
-        target = self._quietly(feed)
-        return target is not None and target.sends
-
-    def _quietly(self, feed: Feed | None) -> Target | None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a device that is not there: the pass says it
-            return self._target_of(feed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -13,10 +14,13 @@ from penstock.device.copy_stream import CopyStream, copy_stream_to
 from penstock.device.decoders import Decoder, decoder_for
 from penstock.device.decoding import DecodingExecutor, refusal
 from penstock.device.feed import Feed
+from penstock.device.feeding import Feeding, Sender
 from penstock.device.moving import Arithmetic
 from penstock.errors import InvalidOption
 from penstock.executors.job import Executor
 from penstock.plan import NativePlan, Plan
+from penstock.settings import Settings
+from penstock.stats import Counters
 from penstock.system.modes import outside_inference
 
 
@@ -96,3 +100,74 @@ class Target:
         if feed.decode == "gpu":
             raise self._decoder
         return None
+
+
+class DeviceFeed:
+    """Finds the device of a loader when a pass begins, and makes the pass that brings batches to it. Not picklable."""
+
+    def __init__(self) -> None:
+        self._target: Target | None = None  # of the latest pass
+        self._sender: Sender | None = None  # of the pass that uses an iterator which the loader keeps
+
+    def begin(self, feed: Feed | None) -> Target | None:
+        """Return the device of the pass that begins, None where batches stay in host memory; end the pass before.
+
+        Raises InvalidOption.
+        """
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.release()
+        self._target = None if feed is None else self._target_of(feed)
+        return self._target
+
+    def _target_of(self, feed: Feed) -> Target:
+        device = feed.resolve()
+        return self._target if self._target is not None and self._target.device == device else Target(device)
+
+    def feeding(
+        self,
+        batches: Any,
+        feed: Feed,
+        target: Target,
+        stream: CopyStream | None,
+        settings: Settings,
+        plan: Plan,
+        counters: Counters,
+    ) -> Feeding[Any]:
+        """Return the pass that brings batches to the device. counters: of the loader."""
+        end = getattr(batches, "_shutdown_workers", None)
+        made: Feeding[Any] = Feeding(
+            batches,
+            feed,
+            target.device,
+            stream,
+            arithmetic=target.arithmetic(plan),
+            in_thread=settings.num_workers > 0,
+            end_source=None if settings.persistent_workers else end,
+            counters=counters,
+        )
+        self._sender = made.sender if settings.persistent_workers else None
+        return made
+
+    def explain(self, feed: Feed, plan: Plan, *, replaces: bool) -> Iterator[str]:
+        """Yield what explain() says of the device.
+
+        plan: of the loader, of raw pixels where those are sent; replaces: bad samples are replaced.
+        """
+        target = self._quietly(feed)
+        if target.sends:
+            ahead = f"{feed.depth} batch{'es' * (feed.depth > 1)} ahead"
+            way = f"one copy a field, from page-locked memory, on a separate stream, {ahead}"
+        else:
+            way = "batches stay in host memory" if target.device.type == "cpu" else "by plain copies"
+        yield f"device   {target.device}: {way}"
+        yield from target.explain(feed, plan, replaces=replaces)
+
+    def sends(self, feed: Feed) -> bool:
+        """Return whether a pass that began now would send its batches to an accelerator."""
+        return self._quietly(feed).sends
+
+    def _quietly(self, feed: Feed) -> Target:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a device that is not there: the pass says it
+            return self._target_of(feed)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import weakref
 from collections import deque
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 import penstock._native as _native
 from penstock.system.modes import outside_inference
+from penstock.system.process_events import at_fork
 
 _HUGE_PAGE = 2 << 20
 #: Bytes from which on blocks are recycled here: the C library takes large ones from the system, fault by fault.
@@ -109,6 +109,7 @@ class _Free:
         self.keep = keep
         self._blocks: deque[_Block] = deque()
         _FREE.add(self)
+        at_fork(before=_before_fork)
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -148,9 +149,6 @@ def _before_fork() -> None:
     """Leave a forked child no free blocks: each of their pages would be copied when it is written to next."""
     for free in list(_FREE):
         free.discard()
-
-
-os.register_at_fork(before=_before_fork)
 
 
 class Buffers:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,7 +34,8 @@ from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import Caches
 from penstock.system import locks
 from penstock.system.deferred import deferred
-from penstock.system.limits import cpu_quota, host_cpus, keep_freed_memory
+from penstock.system.limits import cpu_quota, host_cpus
+from penstock.system.process_events import end_openmp_at_forks
 from penstock.system.warn_user import warn_user
 from penstock.verdict import log_verdict
 
@@ -184,6 +184,7 @@ class Executors:
             )
         if settings.num_workers and settings.prefetch_factor == 0:  # torch asserts it, too
             raise pair(InvalidOption, AssertionError)("prefetch_factor=0: it is 1 at least, or None for the default")
+        end_openmp_at_forks()
         self._executor, native = None, not isinstance(chosen, PythonPlan)
         in_threads = not native and self.in_threads(settings, chosen)
         kind = Workers.NATIVE if native else Workers.THREADS if in_threads else Workers.PROCESSES
@@ -196,7 +197,6 @@ class Executors:
         self._files = isinstance(filled, NativePlan) and any(leaf.files is not None for leaf in filled.leaves)
         if not self._logs:
             self._logs = True
-            keep_freed_memory()
             weakref.finalize(loader, self._log_verdict, os.getpid())
         return Job(weakref.ref(loader), settings, chosen, BatchOrder(settings), epochs, sends, in_threads)
 
@@ -208,8 +208,7 @@ class Executors:
             on_device: makes the batches on the device; None: the host makes them.
         """
         settings, streams = job.settings, job.streams
-        if locks.new_child:
-            locks.new_child = False
+        if locks.is_new_child():
             # Each thread's first operation uses torch's pool, and two at once may find none ("Invalid thread pool!"):
             # it is made anew in a forked child, before threads are started.
             torch.set_num_threads(torch.get_num_threads())
@@ -358,8 +357,3 @@ class Executors:
     def fetch(self, settings: Settings, chosen: PythonPlan, *, here: bool = False) -> Fetch:
         """Return what calls the dataset; here: in a process whose global generators it may set."""
         return fetch_of(settings, self.substitutes(settings), chosen, here=here)
-
-
-# A child would wait for its parent's OpenMP threads in torch's next operation: where OpenMP has this, a fork ends them.
-if (_pause := getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)) is not None:
-    os.register_at_fork(before=partial(_pause, 1))  # omp_pause_soft: they start anew when they are needed

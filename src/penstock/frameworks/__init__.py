@@ -1,27 +1,42 @@
-"""Penstock loaders in the hands of other frameworks, and of `penstock watch`. The loader's module imports this one."""
+"""Penstock loaders in the hands of other frameworks, and of `penstock watch`: both are told of each loader."""
 
 import sys
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from penstock.loader import DataLoader
-from penstock.observe import watch
+from penstock.announcements import listeners
 from penstock.system.deferred import attributes_of, deferred
 
 if TYPE_CHECKING:
+    from penstock import observe
     from penstock.frameworks import accelerate
     from penstock.frameworks.accelerate import keep_loaders
     from penstock.insight import publishing
 else:
+    (observe,) = deferred("penstock", "observe")
     (accelerate,) = deferred(__name__, "accelerate")
     (publishing,) = deferred("penstock.insight", "publishing")
     __getattr__ = attributes_of(__name__, {"accelerate": ("keep_loaders",)})
 
 
-watch(lambda loader: publishing.begins(loader))  # of any loader, from the first pass
-# Without importing Accelerate.
-DataLoader.meet_accelerate = staticmethod(  # type: ignore[method-assign]
-    lambda: "accelerate.data_loader" in sys.modules and accelerate.meet_accelerate()
-)
-DataLoader._is_accelerate_prepared = property(lambda loader: accelerate.is_prepared(loader))  # type: ignore[attr-defined]
+class _Frameworks:
+    """Lets Accelerate keep a program's loaders, and `penstock watch` see them, without importing Accelerate."""
+
+    def made(self, loader: Any) -> None:
+        _watch()
+        if "accelerate.data_loader" in sys.modules:
+            accelerate.meet_accelerate()
+
+    def copied(self, loader: Any) -> None:
+        accelerate.before_copy(loader)
+
+
+@cache
+def _watch() -> None:
+    """Have the live file follow the loaders of this process, from the first pass on."""
+    observe.watch(lambda loader: publishing.begins(loader))
+
+
+listeners.append(_Frameworks())
 
 __all__ = ["keep_loaders"]

@@ -79,14 +79,14 @@ def meet_accelerate() -> bool:
     return True
 
 
-def is_prepared(loader: DataLoader[Any]) -> bool:
-    """Answer what Accelerator.prepare asks before it builds a loader from the attributes of one: it is to build one.
+def before_copy(loader: DataLoader[Any]) -> None:
+    """Make a loader ready for Accelerator.prepare, which builds another one from its attributes.
 
     Raises:
         InvalidOption: an argument of our own is in use and would be lost, because the class is a derived one.
     """
     if meet_accelerate() and type(loader) is DataLoader:
-        return False
+        return
     name = type(loader).__name__
     if given := loader.own_options():
         raise InvalidOption(
@@ -96,7 +96,6 @@ def is_prepared(loader: DataLoader[Any]) -> bool:
         )
     if loader._given.workers:  # native threads; torch's loader would start as many processes
         loader.num_workers, loader.prefetch_factor = 0, None
-    return False
 
 
 def _replace(function: Callable[..., Any], ours: Callable[..., Any]) -> None:

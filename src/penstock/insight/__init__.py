@@ -10,9 +10,9 @@ from penstock.system.deferred import attributes_of
 
 if TYPE_CHECKING:
     from penstock.insight.publishing import publish
-    from penstock.insight.recording import record
+    from penstock.insight.recorded import record
 
 if not TYPE_CHECKING:
-    __getattr__ = attributes_of(__name__, {"publishing": ("publish",), "recording": ("record",)})
+    __getattr__ = attributes_of(__name__, {"publishing": ("publish",), "recorded": ("record",)})
 
 __all__ = ["publish", "record"]

@@ -12,7 +12,6 @@ process continues without it. Worker processes and threads write none, and a for
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import json
 import logging
@@ -38,6 +37,7 @@ from penstock.insight.live_files import (
 )
 from penstock.loader import DataLoader
 from penstock.loop_times import LoopMeter
+from penstock.system.process_events import at_exit, at_fork
 from penstock.system.words import compact, counted
 from penstock.verdict import WAITING
 
@@ -141,6 +141,8 @@ class Publisher:
             self._loaders = [one for one in self._loaders if one.read_stats() is not None]
             self._loaders.append(followed)
             if self._began is None:
+                at_exit(_remove_at_exit)
+                at_fork(after_in_child=_begin_in_child)
                 self._began = wall_clock()
                 self._due = perf_counter() + FIRST_AFTER
         loops.follows = self._looked
@@ -235,7 +237,9 @@ def _remove_at_exit() -> None:
             _publisher.remove()
 
 
+def _begin_in_child() -> None:
+    """Have a forked child begin a file of its own, where its parent has one."""
+    publish(_publisher is not None)
+
+
 publish()
-atexit.register(_remove_at_exit)
-# A forked child has a file of its own, where its parent has one.
-os.register_at_fork(after_in_child=lambda: publish(_publisher is not None))

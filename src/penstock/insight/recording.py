@@ -12,8 +12,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter, time as wall_clock
 from types import SimpleNamespace
@@ -21,7 +20,6 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from penstock.insight.live_files import program_name
 from penstock.insight.loop_rows import Rows, WorkSpans
 from penstock.insight.program_loaders import LoaderFacts, facts_of, place_of, watch_torch
 from penstock.insight.publishing import begins_torch
@@ -29,9 +27,7 @@ from penstock.loader import DataLoader
 from penstock.loop_times import LoopClock, LoopMeter, LoopTimes
 from penstock.observe import Delivery, Observer, watch
 from penstock.plan import NativePlan, plan
-from penstock.showing import shown
 from penstock.stats import Stats
-from penstock.system.output_files import OutputFile, output_files
 
 #: Seconds between two readings of stats(), at the least.
 EVERY = 0.5
@@ -317,45 +313,3 @@ class Recording:
         """Keep what stats() of a loop's loaders says, while this records, and not in a child that was forked off."""
         if self.ended is None and self.pid == os.getpid():
             loop.read()
-
-
-@contextmanager
-def record(
-    trace: str | os.PathLike[str] | None = None, report: str | os.PathLike[str] | None = None
-) -> Iterator[Recording]:
-    """Record the loops over DataLoaders, torch's and Penstock's, while a block of code runs: a context manager.
-
-    Passes that begin in the block are recorded; no sample, ID or file name is. The files are written when the block
-    ends, also by an exception or Ctrl-C; one that cannot be written then is logged, and nothing is raised.
-
-    Args:
-        trace: a file for ui.perfetto.dev; gzip compresses it where its name ends in .gz.
-        report: a file for one HTML page. In both "{rank}" is the RANK of torchrun, or 0.
-
-    Raises:
-        InvalidOption: a file that cannot be written, or the same one for both.
-    """
-    with recorded(Recording(), output_files(trace=trace, report=report)) as recording:
-        yield recording
-
-
-@contextmanager
-def recorded(recording: Recording, files: Mapping[str, OutputFile]) -> Iterator[Recording]:
-    """Record by a given recording, and write its "trace" and "report" at the end: see `record`."""
-    # When they are asked for: `import penstock` does not load them.
-    from penstock.insight import report as reports, trace as traces  # noqa: PLC0415
-
-    writers = {"trace": traces.write_trace, "report": reports.write_report}
-    recording.begin()
-    try:
-        yield recording
-    finally:
-        recording.end()
-        if recording.pid == os.getpid():  # not in a child that was forked off in the block
-            facts = {"program": program_name(), "host": os.uname().nodename, "process": str(recording.pid)}
-            for what in writers.keys() & files.keys():
-                file = files[what]
-                try:
-                    writers[what](recording, file, facts)
-                except Exception as error:  # the run is over, and its own result counts
-                    _log.error("%s could not be written: %s", shown(file.path), shown(str(error)))

@@ -167,8 +167,8 @@ def sentence(error: BaseException) -> str:
 
 def _name_of(loader: Any) -> str:
     kind = type(loader)
-    where = {"penstock.loader": "penstock.", "torch.utils.data.dataloader": "torch.utils.data."}
-    return f"{where.get(kind.__module__, '')}{kind.__qualname__}"
+    where = {DataLoader: "penstock.", torch.utils.data.DataLoader: "torch.utils.data."}
+    return f"{where.get(kind, '')}{kind.__qualname__}"
 
 
 # --- what a dataset says of its pictures and labels -------------------------------------------------------------------

@@ -15,7 +15,6 @@ keyed_methods.py puts what asks this module in the place of torchvision's method
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ from penstock.recipe.patches import Patches, standing_in
 from penstock.recipe.torchvision import V1, V2
 from penstock.system import randomness
 from penstock.system.locks import ProcessLock
+from penstock.system.process_events import at_fork
 
 _MASK = 0xFFFFFFFFFFFFFFFF
 
@@ -47,7 +47,10 @@ class _ThreadState(threading.local):
 
 
 _this_thread = _ThreadState()
-os.register_at_fork(after_in_child=lambda: vars(_this_thread).clear())  # a child's generators are its own
+
+
+def _in_child() -> None:
+    vars(_this_thread).clear()  # a child's generators are its own
 
 
 def turn_to(seed: int, epoch: int, sample: int, position: int, *, owned: bool = False) -> None:
@@ -194,12 +197,13 @@ class _Watched:
 
 
 def _note_first(original: Any, name: str, *given: Any, **named: Any) -> Any:
-    if sys._getframe(2).f_globals.get("__name__") != randomness.__name__:  # behind the function that chose this one
+    if sys._getframe(2).f_globals is not vars(randomness):  # behind the function that chose this one
         _note_setting(name)
     return original(*given, **named)
 
 
 def _find(patches: Patches) -> None:
+    at_fork(after_in_child=_in_child)
     patches.add_value(torch.random, "default_generator", torch.default_generator, _Watched())
     for module, name in randomness.SETTING:
         if (module, name) not in patches:

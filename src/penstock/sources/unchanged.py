@@ -19,6 +19,7 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 import penstock._native as _native
 from penstock.recipe.originals import AttributeState, hooked, replaced_in, replaced_in_class
+from penstock.recipe.reader import Views
 from penstock.recipe.steps import Refusal
 from penstock.recipe.torchvision import classes, is_wrapper
 
@@ -135,8 +136,8 @@ def _is_transform(value: object) -> bool:
     if not hasattr(value, "__dict__") or isinstance(value, type | Enum):
         return False
     kind = type(value)
-    ours = ("torchvision.transforms", "penstock.recipe.reader")
-    return kind.__module__.startswith(ours) or kind in classes("Compose") or is_wrapper(value)
+    theirs = kind.__module__.startswith("torchvision.transforms")
+    return theirs or kind is Views or kind in classes("Compose") or is_wrapper(value)
 
 
 #: What default_collate meets in samples of tensors, arrays and numbers.

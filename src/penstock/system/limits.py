@@ -10,7 +10,7 @@ import ctypes
 import math
 import os
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from time import monotonic
 
@@ -148,26 +148,16 @@ def available_bytes() -> int:
     return available if limit is None else min(available, limit)
 
 
-@cache
-def keep_freed_memory() -> None:
-    """Let malloc keep what samples and batches free for those that come next.
-
-    glibc gives the top of its heap back to the system where more is free there than twice the largest block that was
-    mapped by itself and freed (mallopt(3): M_MMAP_THRESHOLD, M_TRIM_THRESHOLD). That was a batch, and the samples that
-    it is made of are as much again: where nothing happens to lie above them, each batch would come in new pages, which
-    takes as long as making it. One larger block, never written to, is freed here. Other mallocs take no notice.
-    """
-    np.empty(_BLOCK, dtype=np.uint8)
-
-
 def keep_freed_samples() -> None:
     """Let malloc keep the samples of a batch that a worker process frees, up to _KEPT, for the next batch.
 
-    A worker holds all samples of a batch until it collates them. Where they take more than keep_freed_memory() sees to,
-    they would come in new pages each time, which takes longer than reading a sound. The setting is for the life of the
-    process, which is Penstock's own.
+    A worker holds all samples of a batch until it collates them. glibc gives the top of its heap back to the system
+    where more is free there than M_TRIM_THRESHOLD, and maps blocks above M_MMAP_THRESHOLD by themselves (mallopt(3)):
+    samples would come in new pages each time, which takes longer than reading a sound. Freeing one large block, never
+    written to, raises the second threshold. Both are for the life of the process, which is Penstock's own: in the
+    user's they stay where the user's program has them.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries may have none
     if mallopt is not None:
-        keep_freed_memory()  # first: a threshold that is set is not learned any more
+        np.empty(_BLOCK, dtype=np.uint8)  # first: a threshold is not learned any more where one was set
         mallopt(_M_TRIM_THRESHOLD, _KEPT)

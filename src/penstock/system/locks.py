@@ -10,6 +10,8 @@ import time
 import weakref
 from contextlib import suppress
 
+from penstock.system.process_events import at_fork
+
 #: What flock says on file systems without locks.
 NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -50,6 +52,7 @@ class HeldFile:
         self.descriptor = descriptor
         self._process = os.getpid()
         _HELD.add(self)
+        at_fork(after_in_child=_forked)
 
     def close(self) -> None:
         """Let the file go. A second call does nothing."""
@@ -70,11 +73,11 @@ class ProcessLock:
     """A lock of this process: in a child that is forked off while another thread holds it, it is free."""
 
     def __init__(self) -> None:
-        self._locks: dict[object, threading.Lock] = {}
+        self._locks: dict[int, threading.Lock] = {}  # by process
 
     def acquire(self, *, wait: bool = True) -> bool:
         """Take the lock and return True; False: it is taken, and is not to be waited for."""
-        lock = self._locks.get(_process) or self._locks.setdefault(_process, threading.Lock())
+        lock = self._locks.get(process := os.getpid()) or self._locks.setdefault(process, threading.Lock())
         if not lock.acquire(wait):
             return False
         self._taken = lock  # given back even where the thread that holds it forks
@@ -91,22 +94,19 @@ class ProcessLock:
 
 
 _HELD: weakref.WeakSet[HeldFile] = weakref.WeakSet()
-_process = object()
-"""This process, and no child that is forked off."""
+_process = os.getpid()
 
 
-#: Whether the process was forked since somebody set this to False.
-new_child = False
+def is_new_child() -> bool:
+    """Return whether this process was forked since the last call, or else since penstock was imported."""
+    global _process
+    before, _process = _process, os.getpid()
+    return before != _process
 
 
 def _forked() -> None:
     """Free a child's locks, and close its copies of open files: its parent's locks would last until the child ends."""
-    global new_child, _process
-    new_child, _process = True, object()
     for held in list(_HELD):
         descriptor, held.descriptor = held.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
-
-
-os.register_at_fork(after_in_child=_forked)

@@ -30,6 +30,7 @@ import torch
 
 import penstock._native as _native
 from penstock.executors.buffers import storage_on
+from penstock.system.process_events import at_fork
 
 #: Bytes of a tensor from which on it lies in a block: below, sending it costs less.
 SHARED_BYTES = 16 << 10
@@ -55,6 +56,7 @@ class SharedBlock:
     """Memory that processes share. blocks: all of its owner, itself in time."""
 
     def __init__(self, nbytes: int, blocks: weakref.WeakSet[SharedBlock]) -> None:
+        at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
         self.blocks = blocks
         self.descriptor = memory_file(nbytes)
         weakref.finalize(self, os.close, self.descriptor)
@@ -193,18 +195,18 @@ _at_forks: list[list[Lease]] = []
 """The leases of each fork that is under way: none of them ends before it is noted."""
 
 
+def _before_fork() -> None:
+    _at_forks.append(list(_leases.values()))
+
+
 def _after_fork_in_parent() -> None:
-    for lease in _at_forks.pop():
+    for lease in _at_forks.pop() if _at_forks else ():  # none: another thread has made the first block meanwhile
         lease.forked()
 
 
 def _after_fork_in_child() -> None:
     _at_forks.clear()
     _leases.clear()
-
-
-os.register_at_fork(before=lambda: _at_forks.append(list(_leases.values())))
-os.register_at_fork(after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 def memory_file(nbytes: int) -> int:

@@ -26,6 +26,7 @@ from penstock.executors.workers.shared_memory import (
     memory_file,
     storage_in,
 )
+from penstock.system.process_events import at_fork
 
 #: Batches after which a block that none of them used is not mapped any more.
 _UNUSED = 32
@@ -91,6 +92,7 @@ class WorkerBuffers:
     """
 
     def __init__(self) -> None:
+        at_fork(after_in_parent=_count_fork)
         self._mappings = _Mappings()
         self.begin(None)
 
@@ -200,6 +202,3 @@ _forks = 0  # of this process: a child of a worker may hold a part of its block
 def _count_fork() -> None:
     global _forks
     _forks += 1
-
-
-os.register_at_fork(after_in_parent=_count_fork)

@@ -9,7 +9,6 @@ their crew, until the process ends.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import contextvars
 import ctypes
@@ -30,6 +29,7 @@ from torch.utils.data._utils import collate as torch_collate, worker as torch_wo
 
 from penstock.executors.workers.loading import Activity
 from penstock.recipe.patches import Patches, standing_in
+from penstock.system.process_events import at_exit
 from penstock.system.randomness import Generators
 
 #: How long a crew waits for threads that are in the middle of a sample, in seconds.
@@ -114,6 +114,7 @@ def context_here() -> Callable[[], Context]:
     are grad and autocast modes and the default device. Of inference mode they have that there are no gradients: what a
     thread makes may be taken when the mode is off.
     """
+    at_exit(_end_outliving)  # before the first of our threads begins
     modes, context = _modes(), contextvars.copy_context()
 
     def in_modes(work: Callable[..., Any], *arguments: Any) -> Any:
@@ -194,6 +195,3 @@ def _end_outliving() -> None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
     for thread in alive:
         thread.join(1.0)
-
-
-atexit.register(_end_outliving)
