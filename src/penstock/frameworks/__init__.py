@@ -4,7 +4,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from penstock.loader import DataLoader
-from penstock.observe import watch
+from penstock.loop_times import follow_loops
 from penstock.system.deferred import attributes_of, deferred
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ else:
     __getattr__ = attributes_of(__name__, {"accelerate": ("keep_loaders",)})
 
 
-watch(lambda loader: publishing.begins(loader))  # of any loader, from the first pass
+follow_loops(lambda loops, now: publishing.looked(loops, now))
 # Without importing Accelerate.
 DataLoader.meet_accelerate = staticmethod(  # type: ignore[method-assign]
     lambda: "accelerate.data_loader" in sys.modules and accelerate.meet_accelerate()
