@@ -41,8 +41,8 @@ else:
 
 #: Stands for a batch, or for what the sampler gives, that is not there yet.
 _NOTHING = object()
-#: Whether the samples of a class of dataset were light in all first passes so far.
-_light: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+#: Classes of dataset whose samples were light in the latest pass that had their calls answered.
+_light: weakref.WeakSet[type] = weakref.WeakSet()
 _PIPES = (IterDataPipe, MapDataPipe)
 _profiles = torch._C._autograd._profiler_enabled
 
@@ -120,7 +120,7 @@ class InlinePass(_BaseDataLoaderIter):
         # To exchange functions takes 30 us, which samples without a costly call never win back. What other loaders have
         # shown of the dataset's class is believed until the first batch.
         answers = composes and not meter.light()
-        self._believes = answers and self._maps and _light.get(_kind_of(self._dataset), False)
+        self._believes = answers and self._maps and _kind_of(self._dataset) in _light
         if answers and not self._believes:
             self._answer_calls()
         if not self._maps:
@@ -250,7 +250,7 @@ class InlinePass(_BaseDataLoaderIter):
                     if self._believes:
                         self._believes = False
                         if not self._meter.light():
-                            _light[_kind_of(self._dataset)] = False
+                            _light.discard(_kind_of(self._dataset))
                             self._answer_calls()
                 if self._meter.sinks:
                     self._tell()
@@ -263,8 +263,9 @@ class InlinePass(_BaseDataLoaderIter):
         except Exception as error:
             self._note(error, asked, samples, left)
             if isinstance(error, StopIteration) and self._lease is not None:
-                self._lease, kind = None, _kind_of(self._dataset)
-                _light[kind] = self._meter.light() and _light.get(kind, True)
+                self._lease = None
+                if self._meter.light():
+                    _light.add(_kind_of(self._dataset))
             raise
 
     def _streamed(self, asked: Any) -> Any:
