@@ -113,6 +113,7 @@ class LoopMeter:
         latest: returns the clock of the pass that began last, while it is there.
         looked: when the CPU times were read, by time.perf_counter(); before that, when this was made.
         label: of the loader; None: nobody follows its loops.
+        when_long: is called once, when the loops have taken longer than SHORT_PASS.
         followed_by: what follows them.
     """
 
@@ -125,6 +126,7 @@ class LoopMeter:
         self.looked = perf_counter()  # a loader that is gone within SHORT_PASS never pays for it
         self.label: LoopLabel | None = None
         self.followed_by: object = None
+        self.when_long: Callable[[], None] | None = None
         #: Of the process and the machine, and in the run queue of the loop's thread, then.
         self._ran: tuple[float, float, float] | None = None
         #: In how many seconds the CPU times are read again.
@@ -143,11 +145,6 @@ class LoopMeter:
         clock = self.latest()
         return clock is not None and not clock.over
 
-    @property
-    def looked_at(self) -> bool:
-        """Whether the CPU times were read: the loops took longer than SHORT_PASS."""
-        return self._ran is not None
-
     def look(self, *, begins: bool = False) -> None:
         """Count the CPU times of process and machine since the last look; begins: of a pass, they are only read."""
         if (now := perf_counter()) - self.looked < SHORT_PASS:
@@ -160,6 +157,9 @@ class LoopMeter:
                 self._cpu += process
                 self._machine_cpu += machine
                 self._queued += min(max(0.0, queued), passed)  # another thread may have gone on with the loop
+            first, self.when_long = self.when_long, None
+        if first is not None:
+            first()
         for follow in _followers if self.label is not None else ():
             follow(self, now)
 
