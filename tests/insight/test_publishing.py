@@ -207,8 +207,9 @@ def test_two_processes_and_one_that_is_killed(folder: Path) -> None:
 def test_a_process_removes_its_recording_at_its_end(folder: Path) -> None:
     program = """
 import penstock, torch
+from penstock import loop_times
 from penstock.insight import publishing
-publishing.FIRST_AFTER = 0
+publishing.FIRST_AFTER = loop_times.SHORT_PASS = 0
 list(penstock.DataLoader(torch.utils.data.TensorDataset(torch.zeros(8))))
 print(publishing.live_folder().joinpath(publishing.this_process().file).exists(), publishing.program_name())
 """
