@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import weakref
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
@@ -21,7 +22,7 @@ from penstock.errors import InvalidOption
 from penstock.executors.job import Executor, default_workers, planned
 from penstock.executors.rows import holds_rows, is_native
 from penstock.executors.selection import Executors
-from penstock.loop_times import LoopClock, LoopMeter
+from penstock.loop_times import LoopClock, LoopLabel, LoopMeter
 from penstock.observe import Observers, SpanSink, watching
 from penstock.order.batches import BatchOrder, deepest
 from penstock.order.buckets import Buckets
@@ -311,7 +312,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         checkpoint.progress = progress
         if settings.seed is not None:
             executors.warn_of_unreached(settings, chosen)
-        followers += (progress, LoopClock(executors.counters.loop), *watching(self))
+        loop = executors.counters.loop
+        if loop.label is None:
+            kind, owner = type(settings.dataset).__name__, weakref.ref(executors)
+            facts = settings.batch_size, settings.num_workers, reader_of(chosen)
+            loop.label = LoopLabel(kind, *facts, owner, Executors.stats)
+        followers += (progress, LoopClock(loop), *watching(self))
         if feed is None or target is None or chosen is None:
             batches = self._batches(settings, chosen, progress, begins=begins)
             batches.observers = (*executors.observers, *followers)
@@ -515,7 +521,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     @property
     def read_by(self) -> str:
         """Who reads the dataset: "native threads" or "Python"."""
-        return "Python" if isinstance(self._plan, PythonPlan) else "native threads"
+        return reader_of(self._plan)
 
     @property
     def loop_meter(self) -> LoopMeter:
@@ -573,6 +579,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def own_options(self) -> dict[str, Any]:
         """Return the arguments in use that torch's loader does not know."""
         return {name: getattr(self, name) for name in _OWN if getattr(self, name) != _OWN[name]}
+
+
+def reader_of(chosen: Plan | None) -> str:
+    """Return who reads by a plan. None: torch gathers rows."""
+    return "Python" if isinstance(chosen, PythonPlan) else "native threads"
 
 
 _COMPOUND = (Subset, ConcatDataset)

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter, process_time
+from typing import Any, NamedTuple
 
 import penstock._native as _native
 from penstock.observe import Delivery, Observer, PassCount
@@ -76,6 +77,31 @@ class LoopTimes:
         return 0.0
 
 
+class LoopLabel(NamedTuple):
+    """Whose loops a LoopMeter counts."""
+
+    dataset: str
+    batches: int | str | None
+    """The batch size, None where a batch_sampler makes the batches; or how they are made, in words."""
+    workers: int
+    reader: str
+    """Who reads the dataset."""
+    owner: Callable[[], Any]
+    """Returns what counts for the loader, while the loader or one of its passes is there; else None."""
+    read: Callable[[Any], Any]
+    """Returns batches, samples, loop and stages of the owner, as Stats."""
+
+
+#: Is called with a meter and the time, by time.perf_counter(), where CPU times are read; it raises nothing.
+LoopFollower = Callable[["LoopMeter", float], None]
+_followers: list[LoopFollower] = []
+
+
+def follow_loops(follower: LoopFollower) -> None:
+    """Have the loops over all loaders of this process followed, for its life."""
+    _followers.append(follower)
+
+
 class LoopMeter:
     """Adds up the times of all passes of a loader. Any thread may call any method.
 
@@ -86,7 +112,9 @@ class LoopMeter:
         failed: errors that the loops got in a batch's place.
         latest: returns the clock of the pass that began last, while it is there.
         looked: when the CPU times were read, by time.perf_counter(); before that, when this was made.
-        follows: is called then, with this time; it raises nothing.
+        label: of the loader; None: nobody follows its loops.
+        when_long: is called once, when the loops have taken longer than SHORT_PASS.
+        followed_by: what follows them.
     """
 
     def __init__(self, counter: _native.LoopCounter | None = None) -> None:
@@ -96,7 +124,9 @@ class LoopMeter:
         self.passes = self.failed = 0
         self.latest: Callable[[], LoopClock | None] = lambda: None
         self.looked = perf_counter()  # a loader that is gone within SHORT_PASS never pays for it
-        self.follows: Callable[[float], None] | None = None
+        self.label: LoopLabel | None = None
+        self.followed_by: object = None
+        self.when_long: Callable[[], None] | None = None
         #: Of the process and the machine, and in the run queue of the loop's thread, then.
         self._ran: tuple[float, float, float] | None = None
         #: In how many seconds the CPU times are read again.
@@ -115,11 +145,6 @@ class LoopMeter:
         clock = self.latest()
         return clock is not None and not clock.over
 
-    @property
-    def looked_at(self) -> bool:
-        """Whether the CPU times were read: the loops took longer than SHORT_PASS."""
-        return self._ran is not None
-
     def look(self, *, begins: bool = False) -> None:
         """Count the CPU times of process and machine since the last look; begins: of a pass, they are only read."""
         if (now := perf_counter()) - self.looked < SHORT_PASS:
@@ -132,8 +157,11 @@ class LoopMeter:
                 self._cpu += process
                 self._machine_cpu += machine
                 self._queued += min(max(0.0, queued), passed)  # another thread may have gone on with the loop
-        if self.follows is not None:
-            self.follows(now)
+            first, self.when_long = self.when_long, None
+        if first is not None:
+            first()
+        for follow in _followers if self.label is not None else ():
+            follow(self, now)
 
     def times(self) -> LoopTimes:
         batches, in_flight, waited, first_waited, worked, longest_wait, waits = self._counter.counts()

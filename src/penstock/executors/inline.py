@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 import torch.distributed as dist
 from torch.autograd.profiler import record_function
-from torch.utils.data import IterDataPipe, MapDataPipe, default_collate, graph_settings
+from torch.utils.data import IterDataPipe, MapDataPipe, Subset, default_collate, graph_settings
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _get_distributed_settings, _share_dist_seed
 
 import penstock._native as _native
@@ -41,7 +41,7 @@ else:
 
 #: Stands for a batch, or for what the sampler gives, that is not there yet.
 _NOTHING = object()
-#: Classes of dataset whose samples were light in the passes that answered their calls.
+#: Classes of dataset whose samples were light in the latest pass that had their calls answered.
 _light: weakref.WeakSet[type] = weakref.WeakSet()
 _PIPES = (IterDataPipe, MapDataPipe)
 _profiles = torch._C._autograd._profiler_enabled
@@ -120,7 +120,7 @@ class InlinePass(_BaseDataLoaderIter):
         # To exchange functions takes 30 us, which samples without a costly call never win back. What other loaders have
         # shown of the dataset's class is believed until the first batch.
         answers = composes and not meter.light()
-        self._believes = answers and type(self._dataset) in _light
+        self._believes = answers and self._maps and _kind_of(self._dataset) in _light
         if answers and not self._believes:
             self._answer_calls()
         if not self._maps:
@@ -247,11 +247,11 @@ class InlinePass(_BaseDataLoaderIter):
                     clock.read()
                     batch = self._collate(samples)
                     clock.made(length_hint(asked, 1) if self._auto_collation else 1)
-                if self._believes:
-                    self._believes = False
-                    if not self._meter.light():
-                        _light.discard(type(self._dataset))
-                        self._answer_calls()
+                    if self._believes:
+                        self._believes = False
+                        if not self._meter.light():
+                            _light.discard(_kind_of(self._dataset))
+                            self._answer_calls()
                 if self._meter.sinks:
                     self._tell()
                 if self._pin_memory:
@@ -265,7 +265,7 @@ class InlinePass(_BaseDataLoaderIter):
             if isinstance(error, StopIteration) and self._lease is not None:
                 self._lease = None
                 if self._meter.light():
-                    _light.add(type(self._dataset))
+                    _light.add(_kind_of(self._dataset))
             raise
 
     def _streamed(self, asked: Any) -> Any:
@@ -352,6 +352,13 @@ def _interrupted() -> NoReturn:
 
 def _state_now(dataset: Any, fetcher: Any) -> dict[str, Any] | None:
     return state_of(dataset, getattr(fetcher, "dataset_iter", None), ended=getattr(fetcher, "ended", False))
+
+
+def _kind_of(dataset: Any) -> type:
+    """Return the class whose code makes the samples of a dataset."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return type(dataset)
 
 
 def _as_it_is(batch: Any) -> Any:

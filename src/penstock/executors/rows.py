@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import Subset, TensorDataset
 from torch.utils.data._utils import collate
@@ -119,9 +120,9 @@ class Rows:
                 chosen = [dataset.indices[row] for row in rows.tolist()]
                 if not set(map(type, chosen)) <= {int}:
                     break
-                dataset, rows = dataset.dataset, torch.tensor(chosen, dtype=torch.int64, device="cpu")
+                dataset, rows = dataset.dataset, torch.from_numpy(np.array(chosen, dtype=np.int64))
             if type(dataset) is TensorDataset and all(map(_is_plain, dataset.tensors)):
                 return [tensor.index_select(0, rows) for tensor in dataset.tensors]
-        except (IndexError, RuntimeError):  # a negative index, one that is not there, or a dtype
+        except (IndexError, OverflowError, RuntimeError):  # a negative index, one that is not there, or a dtype
             pass
         return torch_batch(self._dataset, indices.tolist())

@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -132,8 +132,8 @@ class Executors:
     def measured(self) -> Measured | None:
         """Return what the passes so far have shown of why their loops wait; None: they were too short to tell."""
         workers, kind = self._workers
-        counters = self.counters
-        if not counters.loop.looked_at or not tells(times := counters.loop.times()):
+        counters, times = self.counters, self.counters.loop.times()
+        if not tells(times):
             return None
         found = measured(
             times,
@@ -197,7 +197,7 @@ class Executors:
         self._files = isinstance(filled, NativePlan) and any(leaf.files is not None for leaf in filled.leaves)
         if not self._logs:
             self._logs = True
-            weakref.finalize(loader, self._log_verdict, os.getpid())
+            self.counters.loop.when_long = partial(_log_at_end, weakref.ref(loader), weakref.ref(self), os.getpid())
         return Job(weakref.ref(loader), settings, chosen, BatchOrder(settings), epochs, sends, in_threads)
 
     def begin(self, job: Job, held: Any, on_device: Executor | None) -> Any:
@@ -357,3 +357,10 @@ class Executors:
     def fetch(self, settings: Settings, chosen: PythonPlan, *, here: bool = False) -> Fetch:
         """Return what calls the dataset; here: in a process whose global generators it may set."""
         return fetch_of(settings, self.substitutes(settings), chosen, here=here)
+
+
+def _log_at_end(loader: Callable[[], Any], executors: Callable[[], Executors | None], process: int) -> None:
+    """Have the verdict of a loader logged when it is gone, where it still is there."""
+    made, owner = loader(), executors()
+    if made is not None and owner is not None:
+        weakref.finalize(made, owner._log_verdict, process)

@@ -1,29 +1,27 @@
-"""Penstock loaders in the hands of other frameworks, and of `penstock watch`: both are told of each loader."""
+"""Penstock loaders in the hands of other frameworks, and of `penstock watch`: both are told of loaders."""
 
 import sys
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from penstock.announcements import listeners
+from penstock.loop_times import follow_loops
 from penstock.system.deferred import attributes_of, deferred
 
 if TYPE_CHECKING:
-    from penstock import observe
     from penstock.frameworks import accelerate
     from penstock.frameworks.accelerate import keep_loaders
     from penstock.insight import publishing
 else:
-    (observe,) = deferred("penstock", "observe")
     (accelerate,) = deferred(__name__, "accelerate")
     (publishing,) = deferred("penstock.insight", "publishing")
     __getattr__ = attributes_of(__name__, {"accelerate": ("keep_loaders",)})
 
 
-class _Frameworks:
-    """Lets Accelerate keep a program's loaders, and `penstock watch` see them, without importing Accelerate."""
+class _Accelerate:
+    """Lets Accelerate keep a program's loaders, without importing Accelerate."""
 
     def made(self, loader: Any) -> None:
-        _watch()
         if "accelerate.data_loader" in sys.modules:
             accelerate.meet_accelerate()
 
@@ -31,12 +29,7 @@ class _Frameworks:
         accelerate.before_copy(loader)
 
 
-@cache
-def _watch() -> None:
-    """Have the live file follow the loaders of this process, from the first pass on."""
-    observe.watch(lambda loader: publishing.begins(loader))
-
-
-listeners.append(_Frameworks())
+listeners.append(_Accelerate())
+follow_loops(lambda loops, now: publishing.looked(loops, now))
 
 __all__ = ["keep_loaders"]

@@ -18,8 +18,7 @@ import logging
 import operator
 import os
 import threading
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from time import perf_counter, time as wall_clock
 from typing import Any
 
@@ -35,9 +34,8 @@ from penstock.insight.live_files import (
     this_process,
     write,
 )
-from penstock.loader import DataLoader
-from penstock.loop_times import LoopMeter
-from penstock.system.process_events import at_exit, at_fork
+from penstock.loop_times import LoopLabel, LoopMeter
+from penstock.system.process_events import at_exit
 from penstock.system.words import compact, counted
 from penstock.verdict import WAITING
 
@@ -58,26 +56,26 @@ _log = logging.getLogger("penstock")
 
 
 class _Followed:
-    """A loader that a live file tells of.
+    """A loader that a live file tells of, by its number."""
 
-    Args:
-        loader: its dataset, batches, number of workers, and who reads.
-        read: a bound method, alive while the loader or one of its passes is.
-    """
-
-    def __init__(self, loader: tuple[str, str, int, str], loops: LoopMeter, read: Callable[[], Any]) -> None:
-        self.number, self.loops, self._loader = 0, loops, loader
-        self.read_stats: Callable[[], Callable[[], Any] | None] = weakref.WeakMethod(read)
+    def __init__(self, number: int, loops: LoopMeter, label: LoopLabel) -> None:
+        self.loops, self._number, self._label = loops, number, label
         self._history: list[tuple[float, int, int, float, float]] = []  # the time, and sums since the loader was made
+
+    @property
+    def gone(self) -> bool:
+        """Whether neither the loader nor one of its passes is there."""
+        return self._label.owner() is None
 
     def lines(self, wall: float, every: float) -> tuple[list[str], list[str], float] | None:
         """Return the loader's lines, its summary and its patience, as Job has them; None: it is gone.
 
         wall: the time, by time.time(). every: seconds between writes.
         """
-        if (read_stats := self.read_stats()) is None:
+        label, loops = self._label, self.loops
+        if (owner := label.owner()) is None:
             return None
-        stats, loops = read_stats(), self.loops
+        stats = label.read(owner)
         now = (wall, stats.batches, stats.samples, stats.loop.steady_waited, stats.loop.worked)
         self._history = [*(one for one in self._history if one[0] > wall - RECENT), now]
         before = self._history[0] if stats.batches > self._history[0][1] else (0.0,) * 5  # of all its passes
@@ -85,10 +83,11 @@ class _Followed:
         spent = max(waited + worked, 1e-9)
         waiting = min(1.0, max(0.0, waited / spent))
         step = (stats.loop.waited + stats.loop.worked) / max(stats.batches, 1)
-        dataset, of, number, who = self._loader
-        workers = counted(number, "worker") if number else "no workers"
+        batches_of = f"batches of {label.batches:,}" if isinstance(label.batches, int) else label.batches
+        workers = counted(label.workers, "worker") if label.workers else "no workers"
         lines = [
-            f"loader {self.number}: {dataset}, {of}, {workers}, read by {who}",
+            f"loader {self._number}: {label.dataset}, {batches_of or 'batches by batch_sampler'}, {workers}, "
+            f"read by {label.reader}",
             f"  rate      {compact(batches / spent)} batches/s, {compact(samples / spent)} samples/s; "
             f"{counted(stats.batches, 'batch', 'batches')} in {counted(loops.passes, 'pass', 'passes')}",
             f"{'! ' if waiting > WAITING else '  '}waiting   {waiting:.0%} of the time",
@@ -96,14 +95,7 @@ class _Followed:
             *_stage_lines(stats),
         ]
         patience = max(_STILL_SECONDS, _STILL_STEPS * step, 3 * every) if loops.open else 0.0
-        return lines, [f"{waiting:.0%}", compact(samples / spent), dataset], patience
-
-
-def _followed(loader: DataLoader[Any]) -> _Followed:
-    size = loader.batch_size
-    batches = "batches by batch_sampler" if size is None else f"batches of {size:,}"
-    about = type(loader.dataset).__name__, batches, loader.num_workers, loader.read_by
-    return _Followed(about, loader.loop_meter, loader.stats_reader())
+        return lines, [f"{waiting:.0%}", compact(samples / spent), label.dataset], patience
 
 
 def _stage_lines(stats: Any) -> Iterator[str]:
@@ -130,30 +122,29 @@ class Publisher:
         self._lock = threading.Lock()
         self._writing = threading.Lock()
 
-    def begins(self, loops: LoopMeter, follow: Callable[[], _Followed]) -> None:
-        """Follow the loops over a loader of which a pass begins, but not in the workers of another one."""
-        if loops.follows == self._looked or get_worker_info() is not None or self._pid != os.getpid():
-            return
-        followed = follow()
-        with self._lock:
-            self._count += 1
-            followed.number = self._count
-            self._loaders = [one for one in self._loaders if one.read_stats() is not None]
-            self._loaders.append(followed)
-            if self._began is None:
-                at_exit(_remove_at_exit)
-                at_fork(after_in_child=_begin_in_child)
-                self._began = wall_clock()
-                self._due = perf_counter() + FIRST_AFTER
-        loops.follows = self._looked
+    def is_of_this_process(self) -> bool:
+        return self._pid == os.getpid()
 
-    def _looked(self, now: float) -> None:
+    def looked(self, loops: LoopMeter, now: float) -> None:
+        """Follow the loops over a loader, but not in the workers of another one; write the file where that is due."""
+        if get_worker_info() is not None:
+            return
+        if loops.followed_by is not self and loops.label is not None:
+            with self._lock:
+                self._count += 1
+                self._loaders = [one for one in self._loaders if not one.gone]
+                self._loaders.append(_Followed(self._count, loops, loops.label))
+                if self._began is None:
+                    at_exit(_remove_at_exit)
+                    self._began = wall_clock()
+                    self._due = now + FIRST_AFTER
+            loops.followed_by = self
         if now >= self._due:
             self._publish(now)
 
     def _publish(self, now: float) -> None:
         """Write the file, where no other thread does so just now; where that fails, no more."""
-        if self._pid != os.getpid() or not self._writing.acquire(blocking=False):
+        if not (self.is_of_this_process() and self._writing.acquire(blocking=False)):
             return
         try:
             self._due = float("inf")
@@ -193,31 +184,22 @@ class Publisher:
     def remove(self) -> None:
         """Remove the file, and write no more."""
         self._due = float("inf")
-        if self._name is not None and self._pid == os.getpid() and (folder := live_folder()) is not None:
+        if self._name is not None and self.is_of_this_process() and (folder := live_folder()) is not None:
             remove(folder, self._name)
 
 
 _publisher: Publisher | None = None
 
 
-def begins(loader: Any) -> None:
-    """Take note that a pass of a loader begins. Of torch's own a Recording tells: see `begins_torch`."""
+def looked(loops: LoopMeter, now: float) -> None:
+    """Take note that the CPU times of the loops over a loader were read."""
     try:
-        if _publisher is not None and isinstance(loader, DataLoader):
-            _publisher.begins(loader.loop_meter, lambda: _followed(loader))
+        if _publisher is not None and not _publisher.is_of_this_process():
+            publish()  # a forked child has a file of its own
+        if _publisher is not None:
+            _publisher.looked(loops, now)
     except Exception:  # of a derived class of the user's
         _log.exception("penstock watch cannot see a loader")
-
-
-def begins_torch(loader: tuple[str, str, int, str], loops: LoopMeter, read: Callable[[], Any]) -> None:
-    """Take note that a pass of torch's own loader begins.
-
-    Args:
-        loader: its dataset, batches, number of workers, and who reads.
-        read: returns batches, samples, loop and stages, as Stats.
-    """
-    if _publisher is not None:
-        _publisher.begins(loops, lambda: _Followed(loader, loops, read))
 
 
 def publish(enabled: bool = True) -> None:
@@ -235,11 +217,6 @@ def _remove_at_exit() -> None:
     if _publisher is not None:
         with contextlib.suppress(Exception):
             _publisher.remove()
-
-
-def _begin_in_child() -> None:
-    """Have a forked child begin a file of its own, where its parent has one."""
-    publish(_publisher is not None)
 
 
 publish()

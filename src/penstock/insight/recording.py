@@ -22,9 +22,8 @@ from torch.utils.data import get_worker_info
 
 from penstock.insight.loop_rows import Rows, WorkSpans
 from penstock.insight.program_loaders import LoaderFacts, facts_of, place_of, watch_torch
-from penstock.insight.publishing import begins_torch
 from penstock.loader import DataLoader
-from penstock.loop_times import LoopClock, LoopMeter, LoopTimes
+from penstock.loop_times import LoopClock, LoopLabel, LoopMeter, LoopTimes
 from penstock.observe import Delivery, Observer, watch
 from penstock.plan import NativePlan, plan
 from penstock.stats import Stats
@@ -81,8 +80,10 @@ class Loop:
             self.passes += 1
             self.loaders += new
             if not self.loader.penstock:
-                about = self.loader.dataset, self.loader.batching, self.loader.workers, self.loader.method
-                begins_torch(about, self.meter, self._counts)
+                facts, owner = self.loader, weakref.ref(self)
+                self.meter.label = LoopLabel(
+                    facts.dataset, facts.batching, facts.workers, facts.method, owner, type(self)._counts
+                )
             if not new:
                 return
             self._loader = weakref.ref(loader)
