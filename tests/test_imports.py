@@ -14,23 +14,6 @@ from tests.resources import run_script
 
 SOURCE = Path(__file__).parents[1] / "src"
 
-#: The modules that still import each other in a circle, by way of `Job.shared`. None is added here.
-STILL_IN_A_CIRCLE = {
-    f"penstock.executors.{name}"
-    for name in (
-        "inline",
-        "iterator",
-        "job",
-        "native",
-        "processes",
-        "remote",
-        "selection",
-        "threads",
-        "workers.filler_actor",
-        "workers.tasks",
-    )
-}
-
 
 # --- circles ----------------------------------------------------------------------------------------------------------
 
@@ -97,8 +80,7 @@ def circles(graph: dict[str, set[str]]) -> list[set[str]]:
 def test_no_modules_import_each_other() -> None:
     """Imports for types, imports in functions and deferred ones count."""
     found: set[str] = set().union(*circles(imports(SOURCE)))
-    assert found <= STILL_IN_A_CIRCLE, f"these import each other: {sorted(found - STILL_IN_A_CIRCLE)}"
-    assert found == STILL_IN_A_CIRCLE, f"take off the list what is free of it: {sorted(STILL_IN_A_CIRCLE - found)}"
+    assert not found, f"these import each other: {sorted(found)}"
 
 
 @pytest.mark.parametrize(

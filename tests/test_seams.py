@@ -17,7 +17,7 @@ import penstock
 import penstock._native as _native
 from penstock.executors import selection
 from penstock.executors.filler import Batch, Filler
-from penstock.executors.iterator import FillerExecutor
+from penstock.executors.iterator import Pass, open_pass
 from penstock.executors.job import Job
 from penstock.observe import Delivery, Observer
 from penstock.recipe.steps import Refusal, Step
@@ -66,14 +66,13 @@ def accepts_squares(job: Job) -> bool:
     return type(job.settings.dataset) is Squares
 
 
-class Computer(FillerExecutor):
-    def filler(self, job: Job, held: Filler | None, drawn: Any) -> Filler:
-        return held or Computing(job.resources)
+def open_computer(job: Job, held: Pass | None) -> Pass:
+    return open_pass(lambda job, held, drawn: held or Computing(job.resources), job, held)
 
 
 @pytest.fixture
 def computer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "EXECUTORS", ((accepts_squares, Computer), *selection.EXECUTORS))
+    monkeypatch.setattr(selection, "CARRIERS", ((accepts_squares, open_computer), *selection.CARRIERS))
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str)

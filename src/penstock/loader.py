@@ -19,7 +19,7 @@ from penstock import announcements, settings as options
 from penstock.cluster.option import Ray, ray_of
 from penstock.device.feed import Device, Feed, feed_of
 from penstock.errors import InvalidOption
-from penstock.executors.job import Executor, default_workers, planned
+from penstock.executors.job import Open, default_workers, planned
 from penstock.executors.rows import holds_rows, is_native
 from penstock.executors.selection import Executors
 from penstock.loop_times import LoopClock, LoopLabel, LoopMeter
@@ -335,7 +335,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         settings: Settings,
         chosen: Plan | None,
         progress: Progress,
-        on_device: Executor | None = None,
+        on_device: Open | None = None,
         *,
         begins: bool,
         sends: bool = False,
@@ -345,7 +345,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         job = executors.job(self, settings, chosen, progress, checkpoint.epochs, sends=sends)
         held = None
         if not begins:
-            executors.base_seed = None  # torch's new iterators draw one
+            executors.base_seed.latest = None  # torch's new iterators draw one
         elif self._iterator is not None:
             held, self._iterator = self._iterator, None
         batches = executors.begin(job, held, on_device)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,7 +21,7 @@ from penstock.device.decoders import Decoder
 from penstock.device.reading import Batch, Encoded, Readers
 from penstock.errors import ShapeMismatch, WorkerStuck
 from penstock.executors.filler import IN_FLIGHT, Filler, PassInput, PassResources
-from penstock.executors.iterator import FillerExecutor
+from penstock.executors.iterator import MakeFiller
 from penstock.executors.job import Job
 from penstock.plan import NativePlan, Plan
 from penstock.recipe.steps import Recipe, Refusal
@@ -174,17 +173,14 @@ class DecodingFiller(Filler):
         )
 
 
-@dataclass(frozen=True)
-class DecodingExecutor(FillerExecutor):
-    """Decodes images on the device."""
+def decoding_filler(decoder: Decoder, device: torch.device, stream: CopyStream) -> MakeFiller:
+    """Return what makes passes of batches whose images are decoded on the device."""
 
-    decoder: Decoder
-    device: torch.device
-    stream: CopyStream
-
-    def filler(self, job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> DecodingFiller:
+    def make(job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> DecodingFiller:
         assert isinstance(job.plan, NativePlan)
-        return DecodingFiller(job.plan, job.resources, self.decoder, self.device, self.stream)
+        return DecodingFiller(job.plan, job.resources, decoder, device, stream)
+
+    return make
 
 
 # --- operations on decoded pictures -----------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 import penstock._native as _native
 from penstock.device.copy_stream import CopyStream
 from penstock.executors.filler import Filler, IndexedBatch, PassInput, PassResources
-from penstock.executors.iterator import FillerExecutor
+from penstock.executors.iterator import MakeFiller
 from penstock.executors.job import Job
 from penstock.order.batches import as_array
 from penstock.order.permutations import Indices
@@ -278,16 +278,14 @@ class ResidentFiller(Filler):
             return plan.leaves[0].form.batch(fields if labels is None else [*fields, labels])
 
 
-class ResidentExecutor(FillerExecutor):
-    """Gathers batches from data that lives on the device as long as the pass."""
+def resident_filler(held: ResidentPlan, stream: CopyStream) -> MakeFiller:
+    """Return what makes passes of batches that are gathered from data which lives on the device as long as the pass."""
+    given = [held]  # the filler alone keeps the arrays
 
-    def __init__(self, held: ResidentPlan, stream: CopyStream) -> None:
-        self._held: ResidentPlan | None = held
-        self._stream = stream
-
-    def filler(self, job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> Filler:
-        plan, self._held = self._held, None  # the filler alone keeps the arrays
-        if plan is not None:
-            return ResidentFiller(plan, job.resources, self._stream)
-        assert held is not None  # the pass that this executor has made begins anew
+    def make(job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> Filler:
+        if given:
+            return ResidentFiller(given.pop(), job.resources, stream)
+        assert held is not None  # the pass that this has made begins anew
         return held
+
+    return make

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,12 +13,13 @@ import torch
 from penstock.device import resident
 from penstock.device.copy_stream import CopyStream, copy_stream_to
 from penstock.device.decoders import Decoder, decoder_for
-from penstock.device.decoding import DecodingExecutor, refusal
+from penstock.device.decoding import decoding_filler, refusal
 from penstock.device.feed import Feed
 from penstock.device.feeding import Feeding, Sender
 from penstock.device.moving import Arithmetic
 from penstock.errors import InvalidOption
-from penstock.executors.job import Executor
+from penstock.executors.iterator import open_pass
+from penstock.executors.job import Open
 from penstock.plan import NativePlan, Plan
 from penstock.settings import Settings
 from penstock.stats import Counters
@@ -44,8 +46,8 @@ class Target:
         return nullcontext() if stream is None else stream.current()
 
     @outside_inference()  # what stays on the device outlives the mode
-    def prepare(self, feed: Feed, plan: Plan, stream: CopyStream | None, *, replaces: bool) -> Executor | None:
-        """Return what makes the batches of the pass that begins on the device; None: the host makes them.
+    def prepare(self, feed: Feed, plan: Plan, stream: CopyStream | None, *, replaces: bool) -> Open | None:
+        """Return what opens a pass whose batches are made on the device; None: the host makes them.
 
         replaces: bad samples are replaced. Raises InvalidOption where decode="gpu", and nothing is installed that can.
         """
@@ -54,9 +56,9 @@ class Target:
         if feed.cache is not None:
             held = resident.hold(plan, self.device)
             if isinstance(held, resident.ResidentPlan):
-                return resident.ResidentExecutor(held, stream)
+                return partial(open_pass, resident.resident_filler(held, stream))
         decoder = self._decoding(feed, plan, replaces)
-        return None if decoder is None else DecodingExecutor(decoder, self.device, stream)
+        return None if decoder is None else partial(open_pass, decoding_filler(decoder, self.device, stream))
 
     @staticmethod
     def arithmetic(plan: Plan) -> Arithmetic | None:

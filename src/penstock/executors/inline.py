@@ -365,31 +365,23 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-class InlineExecutor:
-    """Makes passes in the caller's thread: for what no other executor accepts.
+def open_here(job: Job, *, rows: bool = False) -> InlinePass:
+    """Return a pass in the caller's thread: for what no filler makes.
 
     rows: the dataset is a TensorDataset whose rows are gathered batch by batch.
     """
-
-    def __init__(self, *, rows: bool = False) -> None:
-        self._rows = rows
-
-    def open(self, job: Job, held: None) -> InlinePass:
-        """Return an iterator of the batches. held: none is kept without workers, as by torch."""
-        settings, batches = job.settings, job.batches
-        job.epochs.next(counted=True)
-        sampled = (
-            partial(iter, settings.index_sampler) if settings.iterable else partial(batches.without_positions, 0, 0)
-        )
-        made = InlinePass(
-            settings,
-            sampled,
-            job.shared.counters.meter,
-            pins=job.pins,
-            rows=Rows(settings.dataset) if self._rows else None,
-            composes=settings.method is not Method.PROCESS and not self._rows,
-            streams=job.streams,
-            ahead=settings.device is not None,
-        )
-        job.progress.arrivals = None  # batches come in order
-        return made
+    settings, batches = job.settings, job.batches
+    job.epochs.next(counted=True)
+    sampled = partial(iter, settings.index_sampler) if settings.iterable else partial(batches.without_positions, 0, 0)
+    made = InlinePass(
+        settings,
+        sampled,
+        job.meter,
+        pins=job.pins,
+        rows=Rows(settings.dataset) if rows else None,
+        composes=settings.method is not Method.PROCESS and not rows,
+        streams=job.streams,
+        ahead=settings.device is not None,
+    )
+    job.progress.arrivals = None  # batches come in order
+    return made

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
 from functools import cache
@@ -219,27 +218,27 @@ class Pass(_BaseDataLoaderIter):
         return f"<Pass: {state}, {self.filler!r}, {len(self._queue)} batches in flight>"
 
 
-class FillerExecutor:
-    """Makes passes whose batches a filler makes."""
+MakeFiller = Callable[[Job, "Filler | None", Callable[[], PassInput]], Filler]
+"""Returns what makes the batches of a pass, called with
 
-    @abstractmethod
-    def filler(self, job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> Filler:
-        """Return what makes the batches of a pass.
+- the pass,
+- what made those of the pass before, whose iterator is kept; it may make these too,
+- what returns the input of the pass; it draws, and is called where nothing is refused any more.
+"""
 
-        Args:
-            held: of the pass before, whose iterator is kept; it may make this one too.
-            drawn: returns what the pass goes through; it draws, and is called where nothing is refused any more.
-        """
 
-    def open(self, job: Job, held: Pass | None) -> Pass:
-        """Return an iterator of the batches: the one that is held, or a new one."""
-        drawn = cache(job.pass_input)
-        filler = self.filler(job, None if held is None else held.filler, drawn)
-        if held is None:
-            held = Pass(filler, drawn(), eager=job.eager)
-        else:
-            held.begin(drawn(), filler, eager=job.eager)
-        if filler.in_order:
-            job.progress.arrivals = None
-        held.arrivals = job.progress.arrivals
-        return held
+def open_pass(make: MakeFiller, job: Job, held: Pass | None) -> Pass:
+    """Return an iterator of the batches: the one that is held, whose filler is of the same kind, or a new one."""
+    drawn = cache(job.pass_input)
+    filler = make(job, None if held is None else held.filler, drawn)
+    if held is not None and type(filler) is not type(held.filler):
+        held.close()
+        held = None
+    if held is None:
+        held = Pass(filler, drawn(), eager=job.eager)
+    else:
+        held.begin(drawn(), filler, eager=job.eager)
+    if filler.in_order:
+        job.progress.arrivals = None
+    held.arrivals = job.progress.arrivals
+    return held

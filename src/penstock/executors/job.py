@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset
@@ -14,9 +14,11 @@ from penstock.executors.fetch import Fetch
 from penstock.executors.filler import BatchRequest, PassInput, PassResources
 from penstock.executors.filling import Filling
 from penstock.executors.rows import CACHE_LINE, SMALL_BATCH, fits_small
+from penstock.observe import Meter
 from penstock.order.batches import BatchOrder, settled_at_start
 from penstock.order.permutations import Epochs, draw_seed
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
+from penstock.recipe.unseeded_generators import SeedWarnings
 from penstock.settings import Method, Settings
 from penstock.sources.naming import name_of, names_of
 from penstock.state.progress import PassBatches, Progress
@@ -25,15 +27,13 @@ from penstock.state.substitutes import Substitutes
 from penstock.storage.advice import AdvisedBatches
 from penstock.system.limits import usable_cpus
 
-if TYPE_CHECKING:
-    from penstock.executors.selection import Executors
 
+class BaseSeed:
+    """The base seed of torch's iterators, as a loader's passes draw it."""
 
-class Executor(Protocol):
-    """Fills the batches of a pass in one way."""
-
-    def open(self, job: Job, held: Any) -> Any:
-        """Return an iterator of the batches: the one that is held, where that is not None, or a new one."""
+    def __init__(self) -> None:
+        self.latest: int | None = None
+        """Of the latest pass; None: the next one draws another."""
 
 
 @dataclass(eq=False)
@@ -44,7 +44,7 @@ class Job:
     """
 
     loader: Callable[[], Any]
-    """Returns the loader: torch's own iterators read its attributes while they are made."""
+    """Returns the loader, whose warnings of too many workers may be overridden."""
     settings: Settings
     plan: Plan | None
     """None: torch gathers the rows of the batches, for which no plan is needed."""
@@ -54,12 +54,19 @@ class Job:
     """The batches go to an accelerator."""
     in_threads: bool
     """Python threads of this process read the dataset, where Python reads it."""
+    # What all passes of the loader share.
+    meter: Meter
+    seed_warnings: SeedWarnings
+    base_seed: BaseSeed
+
+    # Of one pass.
     pins: bool = False
     """Torch's own iterator pins its batches."""
     progress: Progress = field(init=False)
     substitutes: Substitutes | None = field(init=False)
     """How bad samples are replaced; None raises their errors."""
-    shared: Executors = field(init=False)
+    make_resources: Callable[[], PassResources] = field(init=False)
+    """Returns what a pass of threads, or with batch memory, works with."""
 
     def of_pass(self, **own: Any) -> Job:
         job = object.__new__(Job)
@@ -69,13 +76,11 @@ class Job:
     @property
     def batches(self) -> PassBatches:
         """What the sampler gives in the pass."""
-        return PassBatches(self.order, self.progress, self.shared.reach, not isinstance(self.plan, PythonPlan))
+        return PassBatches(self.order, self.progress, self.seed_warnings, not isinstance(self.plan, PythonPlan))
 
     @cached_property
     def resources(self) -> PassResources:
-        """What a pass of threads, or with batch memory, works with."""
-        assert self.plan is not None
-        return self.shared.resources(self.settings, self.plan, sends=self.sends)
+        return self.make_resources()
 
     @property
     def plain(self) -> bool:
@@ -117,22 +122,26 @@ class Job:
         return AdvisedBatches(batches, lambda given: (path for _, path in names_of(dataset, given)), self._bytes_read)
 
     def _bytes_read(self) -> int:
-        return sum(stage.bytes for stage in self.shared.counters.meter.stages().values())
+        return sum(stage.bytes for stage in self.meter.stages().values())
 
     def _key(self) -> tuple[int, int]:
         """Return (seed, epoch) of the pass, and advance the generators as torch's iterator would."""
-        settings, shared = self.settings, self.shared
+        settings, base = self.settings, self.base_seed
         seed, epoch = self.epochs.next(counted=settings.persistent_workers)
         if seed is None:
-            if shared.base_seed is None or not settings.persistent_workers:  # torch's persistent workers keep the first
-                shared.base_seed = draw_seed(settings.draws_from)
-            seed = shared.base_seed = self.progress.drawn.setdefault("base", shared.base_seed)
+            if base.latest is None or not settings.persistent_workers:  # torch's persistent workers keep the first
+                base.latest = draw_seed(settings.draws_from)
+            seed = base.latest = self.progress.drawn.setdefault("base", base.latest)
         return seed, epoch
 
     def fetch(self, *, here: bool) -> Fetch:
         """Return what calls the dataset; here: in a process whose global generators it may set."""
         assert isinstance(self.plan, PythonPlan)
         return fetch_of(self.settings, self.substitutes, self.plan, here=here)
+
+
+Open = Callable[[Job, Any], Any]
+"""Returns an iterator of the batches of a pass: the one of the pass before, where that can make them, or a new one."""
 
 
 def planned(settings: Settings, *, raw: bool = False, begins: bool = False) -> Plan:

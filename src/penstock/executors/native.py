@@ -26,7 +26,6 @@ from penstock.errors import ShapeMismatch, WorkerStuck
 from penstock.executors.failures import agree_on_fields, error_of, put_others, why_stuck
 from penstock.executors.fetch import Fetch
 from penstock.executors.filler import IN_FLIGHT, BatchShards, Filler, PassInput, PassResources, pinned
-from penstock.executors.iterator import FillerExecutor
 from penstock.executors.job import Job, fetcher
 from penstock.executors.staging import Staging
 from penstock.executors.workers.native import SAMPLES_AHEAD, NativeBatch, NativeCrew
@@ -296,10 +295,8 @@ class NativeFiller(Filler):
         return True
 
 
-class NativeExecutor(FillerExecutor):
-    """Native threads, for a dataset that the native core reads."""
-
-    def filler(self, job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> NativeFiller:
-        assert isinstance(job.plan, NativePlan)
-        fetch = fetcher(job.settings, job.substitutes, here=job.settings.num_workers == 0)
-        return NativeFiller(job.plan, job.resources, substitutes=job.substitutes, live=not job.eager, fetch=fetch)
+def native_filler(job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> NativeFiller:
+    """Return native threads, for a dataset that the native core reads."""
+    assert isinstance(job.plan, NativePlan)
+    fetch = fetcher(job.settings, job.substitutes, here=job.settings.num_workers == 0)
+    return NativeFiller(job.plan, job.resources, substitutes=job.substitutes, live=not job.eager, fetch=fetch)

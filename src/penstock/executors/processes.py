@@ -23,7 +23,6 @@ from torch.utils.data.graph_settings import apply_random_seed
 
 from penstock.errors import InvalidOption, WorkerDied
 from penstock.executors.filler import Batch, Filler, PassInput
-from penstock.executors.iterator import FillerExecutor
 from penstock.executors.job import Job
 from penstock.executors.staging import Staging
 from penstock.executors.workers.answers import error_of
@@ -430,22 +429,20 @@ def _context_of(settings: Settings, *, remote: bool) -> Any:
     return given or torch.multiprocessing
 
 
-class ProcessExecutor(FillerExecutor):
-    """Worker processes, where Python reads the dataset, unless worker_method= says threads."""
-
-    def filler(self, job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> ProcessFiller:
-        if isinstance(held, ProcessFiller):
-            held.work_for(job)
-            return held
-        settings = job.settings
-        job.loader().check_worker_number_rationality()
-        remote = None if settings.iterable else remote_leaves(settings.dataset)
-        context = _context_of(settings, remote=remote is not None)
-        seeds = _SharedSeeds(settings) if isinstance(settings.dataset, IterDataPipe) else None
-        shared_seed = None if seeds is None else seeds.draw()
-        drawn()
-        if seeds is not None:
-            seeds.draw()  # torch's iterator draws one for each pass, and one more before the first
-        base_seed = draw_seed(settings.draws_from) if settings.seed is not None else 0
-        base_seed = job.progress.drawn.setdefault("base", base_seed)
-        return ProcessFiller(job, context, base_seed, remote, seeds, shared_seed)
+def process_filler(job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> ProcessFiller:
+    """Return worker processes, where Python reads the dataset, unless worker_method= says threads."""
+    if isinstance(held, ProcessFiller):
+        held.work_for(job)
+        return held
+    settings = job.settings
+    job.loader().check_worker_number_rationality()
+    remote = None if settings.iterable else remote_leaves(settings.dataset)
+    context = _context_of(settings, remote=remote is not None)
+    seeds = _SharedSeeds(settings) if isinstance(settings.dataset, IterDataPipe) else None
+    shared_seed = None if seeds is None else seeds.draw()
+    drawn()
+    if seeds is not None:
+        seeds.draw()  # torch's iterator draws one for each pass, and one more before the first
+    base_seed = draw_seed(settings.draws_from) if settings.seed is not None else 0
+    base_seed = job.progress.drawn.setdefault("base", base_seed)
+    return ProcessFiller(job, context, base_seed, remote, seeds, shared_seed)

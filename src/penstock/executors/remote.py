@@ -17,7 +17,6 @@ from penstock.cluster.option import REQUESTS, Ray
 from penstock.errors import InvalidOption, WorkerDied, WorkerStuck
 from penstock.executors.buffers import Field
 from penstock.executors.filler import IN_FLIGHT, Batch, Filler, PassInput, PassResources, pinned
-from penstock.executors.iterator import FillerExecutor
 from penstock.executors.job import Job, fetcher
 from penstock.executors.workers.filler_actor import Filled, FillerActor, FillJob
 from penstock.observe import Delivery
@@ -213,29 +212,26 @@ class RemoteFiller(Filler):
         return [row for rows in list(self._stages.values()) for row in rows]
 
 
-class RemoteExecutor(FillerExecutor):
-    """Fillers of a Ray cluster, where worker_method= asks for them."""
+def remote_filler(job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> RemoteFiller:
+    """Return fillers of a Ray cluster; those that are kept have the dataset of the first pass.
 
-    def filler(self, job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> RemoteFiller:
-        """Return what makes the batches; fillers that are kept have the dataset of the first pass.
+    Raises, before anything is drawn for the pass:
 
-        Raises, before anything is drawn for the pass:
-
-        InvalidOption: Ray is not installed; the dataset has a state of its own.
-        ClusterUnreachable, ClusterError: the cluster, or a node of it, cannot do its part.
-        """
-        if isinstance(held, RemoteFiller):
-            return held
-        settings = job.settings
-        if job.streams is not None:
-            raise InvalidOption(
-                f"worker_method='ray' cannot keep the state_dict() of a {type(settings.dataset).__name__}: each filler "
-                "has a copy of the dataset, and another filler repeats what a lost one did"
-            )
-        ray = connected(settings.cluster)  # what is missing here is said before the dataset is pickled
-        job_bytes = pickled(_fill_job(job), settings.dataset)
-        files = _files(settings.dataset)
-        return RemoteFiller(ray, settings.cluster, job_bytes, files, job.resources, in_order=settings.in_order)
+    InvalidOption: Ray is not installed; the dataset has a state of its own.
+    ClusterUnreachable, ClusterError: the cluster, or a node of it, cannot do its part.
+    """
+    if isinstance(held, RemoteFiller):
+        return held
+    settings = job.settings
+    if job.streams is not None:
+        raise InvalidOption(
+            f"worker_method='ray' cannot keep the state_dict() of a {type(settings.dataset).__name__}: each filler "
+            "has a copy of the dataset, and another filler repeats what a lost one did"
+        )
+    ray = connected(settings.cluster)  # what is missing here is said before the dataset is pickled
+    job_bytes = pickled(_fill_job(job), settings.dataset)
+    files = _files(settings.dataset)
+    return RemoteFiller(ray, settings.cluster, job_bytes, files, job.resources, in_order=settings.in_order)
 
 
 def _fill_job(job: Job) -> FillJob:

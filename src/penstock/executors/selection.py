@@ -17,7 +17,7 @@ from penstock.errors import InvalidOption, pair
 from penstock.executors.buffers import Buffers
 from penstock.executors.fetch import Fetch
 from penstock.executors.filler import IN_FLIGHT, Filler, FillerReport, PassInput, PassResources
-from penstock.executors.job import Executor, Job, can_pin, fetch_of, is_small, planned, reads_ahead, settled
+from penstock.executors.job import BaseSeed, Job, Open, can_pin, fetch_of, is_small, planned, reads_ahead, settled
 from penstock.executors.rows import gathers_rows
 from penstock.executors.workers.shared_memory import SharedBuffers
 from penstock.loop_model import Measured, Workers, measured, tells
@@ -54,13 +54,22 @@ def _in_threads(job: Job) -> bool:
 
 
 #: Who makes a pass: the first whose test holds. The modules are imported when they are first needed.
-EXECUTORS: tuple[tuple[Callable[[Job], bool], Callable[[], Executor]], ...] = (
-    (lambda job: job.settings.cluster is not None and job.settings.num_workers > 0, lambda: remote.RemoteExecutor()),
-    (lambda job: job.plan is None, lambda: inline.InlineExecutor(rows=True)),
-    (lambda job: isinstance(job.plan, NativePlan), lambda: native.NativeExecutor()),
-    (lambda job: job.settings.num_workers > 0 and not job.in_threads, lambda: processes.ProcessExecutor()),
-    (_in_threads, lambda: threads.ThreadExecutor()),
-    (lambda job: True, lambda: inline.InlineExecutor()),
+CARRIERS: tuple[tuple[Callable[[Job], bool], Open], ...] = (
+    (
+        lambda job: job.settings.cluster is not None and job.settings.num_workers > 0,
+        lambda job, held: iterator.open_pass(remote.remote_filler, job, held),
+    ),
+    (lambda job: job.plan is None, lambda job, held: inline.open_here(job, rows=True)),
+    (
+        lambda job: isinstance(job.plan, NativePlan),
+        lambda job, held: iterator.open_pass(native.native_filler, job, held),
+    ),
+    (
+        lambda job: job.settings.num_workers > 0 and not job.in_threads,
+        lambda job, held: iterator.open_pass(processes.process_filler, job, held),
+    ),
+    (_in_threads, lambda job, held: iterator.open_pass(threads.thread_filler, job, held)),
+    (lambda job: True, lambda job, held: inline.open_here(job)),
 )
 
 
@@ -91,8 +100,7 @@ class Executors:
         self.buffers: Buffers | None = None
         self._choice: Choice | None = None  # of worker_method="auto"
         self._draws: tuple[str, ...] | None = None  # global generators that the dataset draws from
-        self.base_seed: int | None = None
-        """Torch's, of the latest pass."""
+        self.base_seed = BaseSeed()
         self._workers = 0, Workers.CALLER  # how many made the latest pass, and who they are
         self._cluster: Ray | None = None  # whose fillers made it
         self._files = False  # a cache could keep the files of that pass
@@ -100,7 +108,7 @@ class Executors:
         self._may_thread = False  # threads could make its samples too, for all that is known
         self._logs = False  # why the loop waited is logged when the loader is gone
         self._job: Job | None = None  # what the passes have in common, while settings and plan are what they were
-        self._executor: Executor | None = None  # that makes them
+        self._open: Open | None = None  # opens them
         self._latest: Callable[[], Any] = lambda: None  # returns the iterator of the latest pass; None: it is gone
 
     @cached_property
@@ -174,7 +182,11 @@ class Executors:
             job = self._job = self._job_of(loader, settings, chosen, epochs, sends=sends)
         if settings.pin_memory:
             job.pins = self.pins(settings)  # which warns, once a pass
-        return job.of_pass(progress=progress, substitutes=self.substitutes(settings), shared=self)
+        return job.of_pass(
+            progress=progress,
+            substitutes=self.substitutes(settings),
+            make_resources=partial(self.resources, settings, chosen, sends=sends),
+        )
 
     def _job_of(self, loader: Any, settings: Settings, chosen: Plan | None, epochs: Epochs, *, sends: bool) -> Job:
         """Return what all passes have in common that begin with these settings and this plan."""
@@ -185,7 +197,7 @@ class Executors:
         if settings.num_workers and settings.prefetch_factor == 0:  # torch asserts it, too
             raise pair(InvalidOption, AssertionError)("prefetch_factor=0: it is 1 at least, or None for the default")
         end_openmp_at_forks()
-        self._executor, native = None, not isinstance(chosen, PythonPlan)
+        self._open, native = None, not isinstance(chosen, PythonPlan)
         in_threads = not native and self.in_threads(settings, chosen)
         kind = Workers.NATIVE if native else Workers.THREADS if in_threads else Workers.PROCESSES
         kind = kind if settings.cluster is None else Workers.FILLERS
@@ -198,40 +210,49 @@ class Executors:
         if not self._logs:
             self._logs = True
             self.counters.loop.when_long = partial(_log_at_end, weakref.ref(loader), weakref.ref(self), os.getpid())
-        return Job(weakref.ref(loader), settings, chosen, BatchOrder(settings), epochs, sends, in_threads)
+        return Job(
+            weakref.ref(loader),
+            settings,
+            chosen,
+            BatchOrder(settings),
+            epochs,
+            sends,
+            in_threads,
+            self.counters.meter,
+            self.reach,
+            self.base_seed,
+        )
 
-    def begin(self, job: Job, held: Any, on_device: Executor | None) -> Any:
+    def begin(self, job: Job, held: Any, on_device: Open | None) -> Any:
         """Return the iterator of a pass: the one that is held, where it can make this pass too, or a new one.
 
         Args:
             held: the iterator of the pass before, where it is kept; it is ended where it cannot make this one.
-            on_device: makes the batches on the device; None: the host makes them.
+            on_device: opens a pass whose batches are made on the device; None: the host makes them.
         """
         settings, streams = job.settings, job.streams
         if locks.is_new_child():
             # Each thread's first operation uses torch's pool, and two at once may find none ("Invalid thread pool!"):
             # it is made anew in a forked child, before threads are started.
             torch.set_num_threads(torch.get_num_threads())
-        if on_device is None and self._executor is None:
-            self._executor = next(make() for accepts, make in EXECUTORS if accepts(job))
-        executor: Any = on_device or self._executor
+        if self._open is None:
+            self._open = next(opens for accepts, opens in CARRIERS if accepts(job))
+        opens = on_device or self._open
         elsewhere = streams is not None and streams.resumed  # its workers are where no state says
-        if held is not None:
-            before, _ = held.made_by
-            if type(before) is not type(executor) or not getattr(held, "reusable", True) or elsewhere:
-                held._shutdown_workers()
-                held = None
+        if held is not None and (elsewhere or not held.reusable):
+            held.close()
+            held = None
         if not settings.num_workers and streams is not None:
             streams.restore_between_passes(settings.dataset)
         try:
-            made = executor.open(job, held)
+            made = opens(job, held)
         except copies.NotCopied as error:
             if settings.method is not Method.AUTO:
                 raise
             self._choice = method.not_copied(error)  # the loop has opened something since threads were chosen
-            self._job = self._executor = None
+            self._job = self._open = None
             return self.begin(job.of_pass(in_threads=False), None, on_device)
-        made.made_by = executor, job
+        made.made_by = opens, job
         self._latest = weakref.ref(made)
         return made
 
@@ -239,9 +260,9 @@ class Executors:
         """Begin the latest pass anew, where it is there and follows() says so of its settings."""
         held = self._latest()
         if held is not None:
-            executor, job = held.made_by
+            opens, job = held.made_by
             if follows(job.settings):
-                executor.open(job, held)
+                opens(job, held)
 
     def read_batch(self, settings: Settings, epoch: int, indices: Indices, positions: Positions) -> Any:
         """Return the batch of these samples, read in the calling thread; not counted."""
@@ -269,8 +290,9 @@ class Executors:
         self.register.substitutes.population = drawn_from
         return self.register.substitutes
 
-    def resources(self, settings: Settings, chosen: Plan, *, sends: bool) -> PassResources:
+    def resources(self, settings: Settings, chosen: Plan | None, *, sends: bool) -> PassResources:
         """Return what a pass works with. sends: its batches go to an accelerator."""
+        assert chosen is not None
         workers = 0 if settings.workers_chosen and is_small(settings, chosen) else settings.num_workers
         if isinstance(chosen, NativePlan) and settings.batch_size:  # more threads than samples in flight would wait
             workers = min(workers, settings.batch_size * (1 if chosen.gathers else settings.in_flight or IN_FLIGHT))

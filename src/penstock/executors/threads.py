@@ -10,7 +10,6 @@ from typing import Any
 from penstock.errors import InvalidOption, WorkerStuck
 from penstock.executors.fetch import Fetch
 from penstock.executors.filler import Filler, PassInput, PassResources, pinned
-from penstock.executors.iterator import FillerExecutor
 from penstock.executors.job import Job
 from penstock.executors.staging import Staging
 from penstock.executors.workers.crew import ThreadCrew
@@ -235,20 +234,20 @@ class ThreadFiller(Filler):
         batch.let_shards_go()
 
 
-class ThreadExecutor(FillerExecutor):
-    """Python threads of this process, and the caller's thread where samples are seeded or replaced."""
+def thread_filler(job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> ThreadFiller:
+    """Return Python threads of this process, and the caller's thread where samples are seeded or replaced.
 
-    def filler(self, job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> ThreadFiller:
-        """Raises NotCopied, before anything is drawn for the pass."""
-        settings, fetch = job.settings, job.fetch(here=job.settings.num_workers == 0)
-        if isinstance(held, ThreadFiller):
-            held.work_for(job, fetch)
-            return held
-        own = OwnFetches(fetch, settings.worker_init_fn, shared=settings.share_dataset or settings.num_workers == 0)
-        seed = worker_seed(drawn().seed, drawn().epoch)
-        made = ThreadFiller(fetch, job.resources, seed, own=own, in_order=settings.in_order)
-        made.work_for(job, fetch)
-        return made
+    Raises NotCopied, before anything is drawn for the pass.
+    """
+    settings, fetch = job.settings, job.fetch(here=job.settings.num_workers == 0)
+    if isinstance(held, ThreadFiller):
+        held.work_for(job, fetch)
+        return held
+    own = OwnFetches(fetch, settings.worker_init_fn, shared=settings.share_dataset or settings.num_workers == 0)
+    seed = worker_seed(drawn().seed, drawn().epoch)
+    made = ThreadFiller(fetch, job.resources, seed, own=own, in_order=settings.in_order)
+    made.work_for(job, fetch)
+    return made
 
 
 def worker_seed(seed: int, epoch: int) -> int:

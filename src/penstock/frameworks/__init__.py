@@ -1,7 +1,6 @@
 """Penstock loaders in the hands of other frameworks, and of `penstock watch`: both are told of loaders."""
 
 import sys
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from penstock.announcements import listeners
