@@ -144,7 +144,7 @@ class Explained:
             )
         if threads:
             yield describe_copies(
-                executors.fetch(settings, plan), settings.worker_init_fn, shared=settings.share_dataset
+                executors.worker(settings, plan), settings.worker_init_fn, shared=settings.share_dataset
             )
         seeded = settings.seed is not None and not settings.iterable
         if seeded:

@@ -249,7 +249,7 @@ def test_what_a_spawned_worker_gets(folder, tmp_path):
     loader = penstock.DataLoader(dataset, batch_size=8, collate_fn=handed_on, cache=tmp_path / "cache")
     chosen = planned(loader._settings(), begins=True)
     assert isinstance(chosen, PythonPlan)
-    sent = pickle.loads(pickle.dumps(loader._executors.fetch(loader._settings(), chosen)))
+    sent = pickle.loads(pickle.dumps(loader._executors.worker(loader._settings(), chosen)))
     for _ in range(2):
         assert_same(sent.make(Task([3, 7], 0, 0, range(2))), default_collate([dataset[3], dataset[7]]))
 

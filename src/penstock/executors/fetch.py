@@ -1,6 +1,6 @@
 """Fetching in Python: the only place that calls a user's dataset and collate_fn.
 
-`Fetch.make` does for one task what torch's fetcher does, in whatever process or thread it is called, and adds what
+`Worker.make` does for one task what torch's fetcher does, wherever it is called, and adds what
 torch has no place for: generators set for each sample, bad samples replaced by good ones, and word of what it is at.
 """
 
@@ -47,7 +47,7 @@ def no_note(stage: str, index: Any, samples: int = 1) -> None:
     """Take no note of what is being done."""
 
 
-class Fetch:
+class Worker:
     """Fetches a task's samples and collates them. Picklable where the dataset and the collate_fn are.
 
     Args:
@@ -211,7 +211,7 @@ class Fetch:
         """Return one sample, or the one that replaces it; it stands at a position of the epoch's order."""
         replacing = self.replacing
         if replacing is None:
-            return self._fetch(task, index, position)
+            return self._worker(task, index, position)
         last: Exception | None = None
         for candidate in chain([index], replacing.candidates(task, index, position)):
             if replacing.is_bad(candidate):
@@ -219,7 +219,7 @@ class Fetch:
             if candidate is not index:
                 self.note("getitem", candidate, 0)
             try:
-                return self._fetch(task, candidate, position)
+                return self._worker(task, candidate, position)
             except MemoryError:  # the machine's, not the sample's
                 raise
             except Exception as error:
@@ -242,7 +242,7 @@ class Fetch:
             given = tuple(task.given) if self.batched else task.given
             self._key(task, ("collate", given), task.first)
 
-    def _fetch(self, task: Task, index: Any, position: int) -> Any:
+    def _worker(self, task: Task, index: Any, position: int) -> Any:
         if self._seeded or self._keyed:
             self._key(task, index, position)
         return self.dataset[index]
@@ -273,14 +273,14 @@ class Fetch:
             for pipeline in self._pipelines:
                 reseed(pipeline, key)
 
-    def beside(self, each: Callable[[Any], Iterator[Any]]) -> Fetch:
+    def beside(self, each: Callable[[Any], Iterator[Any]]) -> Worker:
         """Return what fetches this dataset in a thread beside others. each: takes note of the thread's samples."""
         own = copy(self)
         own.each = each
         return own
 
-    def with_own(self, copied: Callable[[Any, str], Any]) -> Fetch:
-        """Return a Fetch with copies of the dataset and of all functions; copied: called with each and its name."""
+    def with_own(self, copied: Callable[[Any, str], Any]) -> Worker:
+        """Return a Worker with copies of the dataset and of all functions; copied: called with each and its name."""
         own = copy(self)
         own.dataset = copied(self.dataset, type(self.dataset).__qualname__)
         own.collate_fn = copied(self.collate_fn, "collate_fn")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from penstock.executors.fetch import Fetch
+from penstock.executors.fetch import Worker
 from penstock.executors.filler import BatchRequest, PassInput, PassResources
 from penstock.executors.filling import Filling
 from penstock.executors.rows import CACHE_LINE, SMALL_BATCH, fits_small
@@ -134,10 +134,10 @@ class Job:
             seed = base.latest = self.progress.drawn.setdefault("base", base.latest)
         return seed, epoch
 
-    def fetch(self, *, here: bool) -> Fetch:
+    def worker(self, *, here: bool) -> Worker:
         """Return what calls the dataset; here: in a process whose global generators it may set."""
         assert isinstance(self.plan, PythonPlan)
-        return fetch_of(self.settings, self.substitutes, self.plan, here=here)
+        return worker_of(self.settings, self.substitutes, self.plan, here=here)
 
 
 Open = Callable[[Job, Any], Any]
@@ -196,10 +196,10 @@ def is_small(settings: Settings, chosen: Plan) -> bool:
     return fits_small(row, settings.batch_size)
 
 
-def fetcher(settings: Settings, substitutes: Substitutes | None, *, here: bool) -> Callable[..., Fetch]:
-    """Return what makes a Fetch; here: in a process whose global generators it may set."""
+def worker_maker(settings: Settings, substitutes: Substitutes | None, *, here: bool) -> Callable[..., Worker]:
+    """Return what makes a Worker; here: in a process whose global generators it may set."""
     return partial(
-        Fetch,
+        Worker,
         settings.dataset,
         batched=settings.batched,
         collate_fn=settings.collate_fn,
@@ -210,10 +210,10 @@ def fetcher(settings: Settings, substitutes: Substitutes | None, *, here: bool) 
     )
 
 
-def fetch_of(settings: Settings, substitutes: Substitutes | None, plan: PythonPlan, *, here: bool) -> Fetch:
+def worker_of(settings: Settings, substitutes: Substitutes | None, plan: PythonPlan, *, here: bool) -> Worker:
     """Return what fetches by a plan; here: in a process whose global generators it may set."""
     filling = None if plan.filled is None else Filling(settings.dataset, plan.kept, plan.filled, unseen=plan.unseen)
-    return fetcher(settings, substitutes, here=here)(filling=filling)
+    return worker_maker(settings, substitutes, here=here)(filling=filling)
 
 
 class LoaderView:

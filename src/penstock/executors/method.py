@@ -23,8 +23,8 @@ import torch
 from torch.utils.data import IterableDataset
 
 from penstock.executors.copies import NotCopied
-from penstock.executors.fetch import Fetch
-from penstock.executors.workers.own_fetch import OwnFetches
+from penstock.executors.fetch import Worker
+from penstock.executors.workers.own_fetch import OwnWorkers
 from penstock.executors.workers.worker_thread import WORKER_INFO, ThreadWorkerInfo, set_for_this_thread
 from penstock.hooks.calls import natively_in_this_process
 from penstock.loop_model import TRANSFER_SECONDS
@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 #: How long a trial may take in all, in seconds, and more for each worker: what is not known then is not waited for.
 LIMIT_SECONDS, LIMIT_EACH_SECONDS = 1.0, 0.02
-#: Rounds of one thread, and of all, who fetch so many batches in each. The fastest counts: other programs slow it down.
+#: Rounds of one thread, and of all, which make so many batches in each. The fastest counts: other programs slow others.
 ROUNDS, BATCHES_OF_ALL = 2, 2
 #: A trial's batch is made smaller where it would take one worker longer, in seconds.
 BATCH_SECONDS = 0.01
@@ -100,7 +100,7 @@ def choose(found: Measurement, workers: int, size: int, samples: int | None, *, 
     return Choice(Method.PROCESS, f"processes: {why}; threads are used where they are {WORTH_THREADS} times as fast")
 
 
-def try_out(settings: Settings, fetch: Fetch, samples: int | None) -> Choice:
+def try_out(settings: Settings, worker: Worker, samples: int | None) -> Choice:
     """Return the method for a dataset, after threads have fetched some batches of it for a moment.
 
     It takes at most LIMIT_SECONDS, and LIMIT_EACH_SECONDS more for each worker, whatever the samples take.
@@ -118,8 +118,8 @@ def try_out(settings: Settings, fetch: Fetch, samples: int | None) -> Choice:
     try:
         if known_size(dataset) == 0:
             return Choice(Method.THREAD, "threads: the dataset is empty")
-        own = OwnFetches(fetch, settings.worker_init_fn, shared=settings.share_dataset)
-        found = _apart(lambda: measure(fetch, own, workers, size), seconds)
+        own = OwnWorkers(worker, settings.worker_init_fn, shared=settings.share_dataset)
+        found = _apart(lambda: measure(worker, own, workers, size), seconds)
     except NotCopied as error:
         return not_copied(error)
     except drawing.SeededInThread as error:
@@ -136,12 +136,12 @@ def not_copied(error: NotCopied) -> Choice:
     return Choice(Method.PROCESS, f"processes: {error.what}, and each thread needs a copy of the dataset")
 
 
-def draws_in_threads(fetch: Fetch) -> tuple[str, ...]:
+def draws_in_threads(worker: Worker) -> tuple[str, ...]:
     """Return which global generators a dataset draws from, as its first sample shows."""
 
     def find() -> tuple[str, ...]:
-        set_for_this_thread(ThreadWorkerInfo(0, 1, 0, fetch.dataset))  # with generators of its own, for those who ask
-        return _draws_of(fetch, 0)
+        set_for_this_thread(ThreadWorkerInfo(0, 1, 0, worker.dataset))  # with generators of its own, for those who ask
+        return _draws_of(worker, 0)
 
     try:
         return _apart(find, LIMIT_SECONDS) or ()
@@ -205,34 +205,34 @@ def _outcome(work: Callable[[], Any]) -> tuple[Any, Exception | None]:
         return None, _Failed(f"{type(error).__name__}: {said(error)}")
 
 
-def _draws_of(fetch: Fetch, index: Any) -> tuple[str, ...]:
+def _draws_of(worker: Worker, index: Any) -> tuple[str, ...]:
     """Return which global generators one sample, or its collate_fn, draws from."""
     before, task = generator_states(), Task(None, 0, 0)
-    sample = fetch.sample(task, index)
-    if fetch.batched and not fetch.stacks:
+    sample = worker.sample(task, index)
+    if worker.batched and not worker.stacks:
         with contextlib.suppress(Exception):  # what ails it is raised at its batch
-            fetch.collate(task._replace(given=[index, index]), [sample, sample])
+            worker.collate(task._replace(given=[index, index]), [sample, sample])
     return generators_drawn_from(before)
 
 
-def measure(fetch: Fetch, own: OwnFetches, workers: int, size: int) -> Measurement:
+def measure(worker: Worker, own: OwnWorkers, workers: int, size: int) -> Measurement:
     """Return what a trial finds. Raises what the dataset raises, NotCopied where threads are refused.
 
     The process that calls it must be one that ends then: samples are fetched.
 
     Args:
-        fetch: of the loader.
+        worker: of the loader.
         own: what each thread fetches with.
         workers, size: threads, and samples of a batch.
     """
-    length = len(fetch.dataset)
+    length = len(worker.dataset)
     needed = 2 + ROUNDS * (size + max(BATCHES_OF_ALL * size, workers))
     spread = range(0, length, max(1, length // needed))  # over the dataset; each is read once
     begun = perf_counter()
-    draws = _draws_of(fetch, spread[0])  # the first one also opens and imports what later ones need not
+    draws = _draws_of(worker, spread[0])  # the first one also opens and imports what later ones need not
     for index in spread[1:2]:
         begun = perf_counter()
-        fetch.sample(Task(None, 0, 0), index)
+        worker.sample(Task(None, 0, 0), index)
     seconds = max(perf_counter() - begun, 1e-9)
     size = max(1, min(size, int(BATCH_SECONDS / seconds), len(spread) // (ROUNDS * (1 + BATCHES_OF_ALL))))
     indices = iter(spread[2:])
@@ -241,21 +241,21 @@ def measure(fetch: Fetch, own: OwnFetches, workers: int, size: int) -> Measureme
     return Measurement(draws, one, every)
 
 
-def _in_threads(threads: int, own: OwnFetches, indices: Iterable[Any], size: int) -> float:
+def _in_threads(threads: int, own: OwnWorkers, indices: Iterable[Any], size: int) -> float:
     """Return the seconds a sample of so many threads at once, 0 where no index is left. size: samples of a batch."""
     rounds = [[list(islice(indices, size)) for _ in range(threads)] for _ in range(ROUNDS)]
     taken = [own.take() for _ in range(threads)]
     times = []
 
     def work(number: int, turn: int) -> tuple[float, float]:
-        fetch, init = taken[number]
-        set_for_this_thread(ThreadWorkerInfo(number, threads, number, fetch.dataset))
+        worker, init = taken[number]
+        set_for_this_thread(ThreadWorkerInfo(number, threads, number, worker.dataset))
         if init is not None and turn == 0:
             init(number)
         with drawing.beside_others():
             begun = perf_counter()
             if given := rounds[turn][number]:
-                _fetch(fetch, given)
+                _make(worker, given)
             return begun, perf_counter()
 
     own.begin()
@@ -273,9 +273,9 @@ def _in_threads(threads: int, own: OwnFetches, indices: Iterable[Any], size: int
     return min(times, default=0.0)
 
 
-def _fetch(fetch: Fetch, given: list[Any]) -> None:
-    if fetch.batched and not (fetch.stacks and fetch.one_by_one):
-        fetch.make(Task(given, 0, 0, range(len(given))))
+def _make(worker: Worker, given: list[Any]) -> None:
+    if worker.batched and not (worker.stacks and worker.one_by_one):
+        worker.make(Task(given, 0, 0, range(len(given))))
         return
     for index in given:
-        fetch.sample(Task(None, 0, 0), index)  # and a crew writes it to its row while caches hold it
+        worker.sample(Task(None, 0, 0), index)  # and a crew writes it to its row while caches hold it

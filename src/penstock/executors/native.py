@@ -24,9 +24,9 @@ from torch.utils.data import default_collate
 import penstock._native as _native
 from penstock.errors import ShapeMismatch, WorkerStuck
 from penstock.executors.failures import agree_on_fields, error_of, put_others, why_stuck
-from penstock.executors.fetch import Fetch
+from penstock.executors.fetch import Worker
 from penstock.executors.filler import IN_FLIGHT, BatchShards, Filler, PassInput, PassResources, pinned
-from penstock.executors.job import Job, fetcher
+from penstock.executors.job import Job, worker_maker
 from penstock.executors.staging import Staging
 from penstock.executors.workers.native import SAMPLES_AHEAD, NativeBatch, NativeCrew
 from penstock.plan import NativePlan
@@ -46,7 +46,7 @@ class NativeFiller(Filler):
         live: batches are what the dataset is when they are asked for, as in torch's loader without workers. Images in
             memory are not copied ahead then; files are read ahead, and again where the dataset was changed meanwhile.
             False: changes need not be seen, as where torch's workers have a copy.
-        fetch: returns what reads the rest of a pass in which the dataset was changed, and batches with a bad label.
+        worker: returns what reads the rest of a pass in which the dataset was changed, and batches with a bad label.
     """
 
     # Over 15 attributes: the pass, and the plan, its crew and its layout.
@@ -58,12 +58,12 @@ class NativeFiller(Filler):
         *,
         substitutes: Substitutes | None = None,
         live: bool = False,
-        fetch: Callable[[], Fetch] | None = None,
+        worker: Callable[[], Worker] | None = None,
     ) -> None:
         super().__init__(resources)
         self._live = live
-        self._make_fetch = fetch or partial(
-            Fetch, plan.dataset, batched=True, collate_fn=default_collate, replacing=substitutes
+        self._make_worker = worker or partial(
+            Worker, plan.dataset, batched=True, collate_fn=default_collate, replacing=substitutes
         )
         self._buffers = resources.buffers
         self._substitutes = substitutes
@@ -71,7 +71,7 @@ class NativeFiller(Filler):
         self._crew: NativeCrew
         self._opened = False
         self._staging: Staging | None = None
-        self._fetch: Fetch | None = None  # reads the rest of the pass
+        self._worker: Worker | None = None  # reads the rest of the pass
         self._target = 1  # batches in flight
         within_next = plan.gathers or (live and plan.in_memory)
         self.reads_ahead = bool(self.workers) and resources.ahead and not within_next
@@ -101,7 +101,7 @@ class NativeFiller(Filler):
         self._waits_for_next = False
         # What must hold when a batch is asked for, before memory is read.
         holds = self._plan.still if self._live and not self.reads_ahead else self._plan.unmoved
-        if self._fetch is None and not holds():
+        if self._worker is None and not holds():
             self._read_in_python(queue)
 
     def depth(self, queue: deque[NativeBatch]) -> int:
@@ -120,7 +120,7 @@ class NativeFiller(Filler):
         batch.begin(partial(self._begin, batch))
 
     def _begin(self, batch: NativeBatch) -> None:
-        if self._fetch is not None:
+        if self._worker is not None:
             batch.other = batch.wanted.tolist()
             return
         if self._substitutes is not None:
@@ -163,7 +163,7 @@ class NativeFiller(Filler):
     def _read_in_python(self, queue: deque[NativeBatch]) -> None:
         """Have Python read the rest of the pass: the dataset is not what was planned for."""
         self.close()
-        self._fetch = self._make_fetch()
+        self._worker = self._make_worker()
         self.reads_ahead = False
         for batch in queue:
             if batch.given is not None:  # else it is an error of the sampler's
@@ -244,26 +244,26 @@ class NativeFiller(Filler):
 
     def assemble(self, batch: NativeBatch) -> Any:
         if batch.other is not None:
-            return self._by_python(batch, self._fetch)
+            return self._by_python(batch, self._worker)
         fields: list[Any] = in_callers_mode([rows.tensor for rows in batch.rows])
         try:
             labels = self._plan.labels(batch.leaves, batch.local)
         except Exception as error:
             if self._substitutes is not None:  # the label's sample is bad, and Python finds it
                 batch.other = batch.wanted.tolist()
-                return self._by_python(batch, self._make_fetch())
+                return self._by_python(batch, self._make_worker())
             note_batch(error, batch.indices.tolist())
             raise
         if labels is not None:
             fields.append(pinned(labels) if self._buffers.pinned else labels)
         return self._plan.leaves[0].form.batch(fields)
 
-    def _by_python(self, batch: NativeBatch, fetch: Fetch | None) -> Any:
-        if fetch is None:
+    def _by_python(self, batch: NativeBatch, worker: Worker | None) -> Any:
+        if worker is None:
             out = torch_batch(self._plan.dataset, batch.other)
         else:
-            with fetch.lease(), fetch.as_guest(self.resources.meter.calls):
-                out = fetch.make(Task(batch.other, *batch.key, batch.positions))
+            with worker.lease(), worker.as_guest(self.resources.meter.calls):
+                out = worker.make(Task(batch.other, *batch.key, batch.positions))
         if self._plan.table is not None:  # pixels would be taken for those that are yet to be converted
             refuse_pixels(out)
         return pinned(out) if self._buffers.pinned else out
@@ -298,5 +298,5 @@ class NativeFiller(Filler):
 def native_filler(job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> NativeFiller:
     """Return native threads, for a dataset that the native core reads."""
     assert isinstance(job.plan, NativePlan)
-    fetch = fetcher(job.settings, job.substitutes, here=job.settings.num_workers == 0)
-    return NativeFiller(job.plan, job.resources, substitutes=job.substitutes, live=not job.eager, fetch=fetch)
+    worker = worker_maker(job.settings, job.substitutes, here=job.settings.num_workers == 0)
+    return NativeFiller(job.plan, job.resources, substitutes=job.substitutes, live=not job.eager, worker=worker)

@@ -101,7 +101,7 @@ class ProcessFiller(Filler):
         super().__init__(resources)
         self.in_order, self.reads_ahead = settings.in_order, True
         self._settings, self._context, self._pid = settings, context, os.getpid()
-        self._fetch = None if settings.iterable else job.fetch(here=True)
+        self._fetch = None if settings.iterable else job.worker(here=True)
         self._streams, self._pins = job.streams, job.pins
         strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
         self._packs = strategy == "file_descriptor" and collates_as_torch()  # else somebody has replaced torch's ways

@@ -17,7 +17,7 @@ from penstock.cluster.option import REQUESTS, Ray
 from penstock.errors import InvalidOption, WorkerDied, WorkerStuck
 from penstock.executors.buffers import Field
 from penstock.executors.filler import IN_FLIGHT, Batch, Filler, PassInput, PassResources, pinned
-from penstock.executors.job import Job, fetcher
+from penstock.executors.job import Job, worker_maker
 from penstock.executors.workers.filler_actor import Filled, FillerActor, FillJob
 from penstock.observe import Delivery
 from penstock.plan import NativePlan
@@ -239,7 +239,7 @@ def _fill_job(job: Job) -> FillJob:
     native = isinstance(chosen, NativePlan)
     return FillJob(
         dataset=settings.dataset,
-        fetch=fetcher(settings, job.substitutes, here=True),
+        worker=worker_maker(settings, job.substitutes, here=True),
         native=native,
         collate_fn=settings.collate_fn,
         substitutes=job.substitutes,

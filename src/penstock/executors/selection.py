@@ -15,9 +15,9 @@ import torch
 from penstock.cluster.option import Ray
 from penstock.errors import InvalidOption, pair
 from penstock.executors.buffers import Buffers
-from penstock.executors.fetch import Fetch
+from penstock.executors.fetch import Worker
 from penstock.executors.filler import IN_FLIGHT, Filler, FillerReport, PassInput, PassResources
-from penstock.executors.job import BaseSeed, Job, Open, can_pin, fetch_of, is_small, planned, reads_ahead, settled
+from penstock.executors.job import BaseSeed, Job, Open, can_pin, is_small, planned, reads_ahead, settled, worker_of
 from penstock.executors.rows import gathers_rows
 from penstock.executors.workers.shared_memory import SharedBuffers
 from penstock.loop_model import Measured, Workers, measured, tells
@@ -276,7 +276,7 @@ class Executors:
             filler = native.NativeFiller(chosen, resources, substitutes=self.substitutes(settings))
         else:
             given = indices.tolist()
-            filler = threads.ThreadFiller(self.fetch(settings, chosen, here=True), resources, seed)
+            filler = threads.ThreadFiller(self.worker(settings, chosen, here=True), resources, seed)
         made = iterator.Pass(filler, PassInput(iter([(given, positions)]), 1, seed, epoch))
         if self.register is not None:
             made.observers = (self.register,)
@@ -358,14 +358,14 @@ class Executors:
         if self._choice is None:
             batches = None if settings.persistent_workers else BatchOrder(settings).length()
             samples = None if batches is None else batches * (settings.batch_size or 1)
-            self._choice = method.try_out(settings, self.fetch(settings, chosen), samples)
+            self._choice = method.try_out(settings, self.worker(settings, chosen), samples)
         return self._choice
 
     def global_draws(self, settings: Settings, chosen: PythonPlan) -> tuple[str, ...]:
         """Return which global generators the dataset draws from, as its first sample shows; looked for once."""
         if self._draws is None:  # "auto" has looked, and takes threads where there are none
             tried = settings.method is Method.AUTO
-            self._draws = () if tried else method.draws_in_threads(self.fetch(settings, chosen))
+            self._draws = () if tried else method.draws_in_threads(self.worker(settings, chosen))
         return self._draws
 
     def warn_of_unreached(self, settings: Settings, chosen: Plan | None) -> None:
@@ -376,9 +376,9 @@ class Executors:
         draws = (lambda: self.global_draws(settings, chosen)) if threads else None
         self.reach.warn_of_dataset(settings.dataset, draws, shared=threads and settings.share_dataset)
 
-    def fetch(self, settings: Settings, chosen: PythonPlan, *, here: bool = False) -> Fetch:
+    def worker(self, settings: Settings, chosen: PythonPlan, *, here: bool = False) -> Worker:
         """Return what calls the dataset; here: in a process whose global generators it may set."""
-        return fetch_of(settings, self.substitutes(settings), chosen, here=here)
+        return worker_of(settings, self.substitutes(settings), chosen, here=here)
 
 
 def _log_at_end(loader: Callable[[], Any], executors: Callable[[], Executors | None], process: int) -> None:

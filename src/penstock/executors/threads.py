@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import InvalidOption, WorkerStuck
-from penstock.executors.fetch import Fetch
+from penstock.executors.fetch import Worker
 from penstock.executors.filler import Filler, PassInput, PassResources, pinned
 from penstock.executors.job import Job
 from penstock.executors.staging import Staging
 from penstock.executors.workers.crew import ThreadCrew
 from penstock.executors.workers.loading import Activity, FetchedBatch, SampleRows
-from penstock.executors.workers.own_fetch import OwnFetches
+from penstock.executors.workers.own_fetch import OwnWorkers
 from penstock.executors.workers.worker_thread import WORKER_INFO, generators_here
 from penstock.observe import Delivery, Instant
 from penstock.recipe.drawing import SEEDING
@@ -29,26 +29,32 @@ from penstock.system.randomness import sample_number
 
 
 class ThreadFiller(Filler):
-    """Has Python threads fetch the samples of a dataset into the rows of the batches.
+    """Has Python threads make the samples of a dataset into the rows of the batches.
 
     Args:
         resources: the threads are Python's.
         seed: of worker 0, for get_worker_info().
-        own: what each thread fetches with; None: all with `fetch`.
+        own: what each thread makes samples with; None: all with `worker`.
         in_order: batches are handed out in the sampler's order.
     """
 
     def __init__(
-        self, fetch: Fetch, resources: PassResources, seed: int, *, own: OwnFetches | None = None, in_order: bool = True
+        self,
+        worker: Worker,
+        resources: PassResources,
+        seed: int,
+        *,
+        own: OwnWorkers | None = None,
+        in_order: bool = True,
     ) -> None:
         super().__init__(resources)
         self.in_order = in_order
-        stacks = fetch.batched and fetch.stacks and collates_as_torch()
+        stacks = worker.batched and worker.stacks and collates_as_torch()
         self._rows = SampleRows(resources.buffers) if stacks else None
         self._crew = ThreadCrew(
-            fetch,
+            worker,
             resources.workers,
-            own=own or OwnFetches(fetch, None, shared=True),
+            own=own or OwnWorkers(worker, None, shared=True),
             rows=self._rows,
             meter=resources.meter,
             seed=seed,
@@ -56,13 +62,13 @@ class ThreadFiller(Filler):
         self._pid = os.getpid()
         self._lease = Lease()
         self._staging: Staging | None = None  # of the pass; None: it needs none
-        self._fetch = fetch
+        self._worker = worker
         self._streams: Streams | None = None  # are told of each batch that comes
         self._remote: RemoteLeaves | None = None  # of the samples whose shards are brought here ahead of need
 
-    def work_for(self, job: Job, fetch: Fetch) -> None:
+    def work_for(self, job: Job, worker: Worker) -> None:
         """Make the next pass of a job."""
-        self._fetch, self._streams = fetch, job.streams
+        self._worker, self._streams = worker, job.streams
         self._remote = remote_leaves(job.settings.dataset)
 
     # --- the life of a pass -----------------------------------------------------------------------------------------
@@ -81,13 +87,13 @@ class ThreadFiller(Filler):
         if self._remote is not None:
             self._staging = Staging(self._remote, pass_input.coming, pass_input.samples)
         self._lease = self._lease_for_pass()
-        self._crew.begin(self._fetch)
+        self._crew.begin(self._worker)
         if (streams := self._streams) is not None:
-            restore_dataset(self._fetch.dataset, streams.states()[0])
-            streams.begin_with(state_of(self._fetch.dataset))
+            restore_dataset(self._worker.dataset, streams.states()[0])
+            streams.begin_with(state_of(self._worker.dataset))
 
     def _lease_for_pass(self) -> Lease:
-        return self._fetch.lease(*([WORKER_INFO, SEEDING] if self.workers else ()))
+        return self._worker.lease(*([WORKER_INFO, SEEDING] if self.workers else ()))
 
     def rest(self) -> bool:
         self._let_shards_go()
@@ -130,7 +136,7 @@ class ThreadFiller(Filler):
         except Exception as error:  # it is no list of indices
             batch.error = error
             return
-        indices = (batch.indices if self._fetch.batched else [given]) or ()
+        indices = (batch.indices if self._worker.batched else [given]) or ()
         if self._staging is None:
             self._submit(batch)
         else:
@@ -201,17 +207,17 @@ class ThreadFiller(Filler):
 
         if (generators := generators_here()) is not None:
             generators.turn_to(task.seed, task.epoch, activity, task.positions)
-        fetch = self._fetch.beside(activity.each)
-        fetch.note = note
+        worker = self._worker.beside(activity.each)
+        worker.note = note
         try:
-            with fetch.as_guest(meter.calls):
-                batch.result = fetch.make(task, self.resources.buffers if self._rows else None)
+            with worker.as_guest(meter.calls):
+                batch.result = worker.make(task, self.resources.buffers if self._rows else None)
             meter.add("collate", begun, samples)
         except Exception as error:
             batch.error = error
 
     def _samples_of(self, task: Task) -> int:
-        return samples_given(task.given) if self._fetch.batched else 1
+        return samples_given(task.given) if self._worker.batched else 1
 
     def assemble(self, batch: FetchedBatch) -> Any:
         out = batch.result
@@ -226,7 +232,7 @@ class ThreadFiller(Filler):
     def report(self, batch: FetchedBatch | None, *, came: bool) -> None:
         if self._streams is not None and self._streams.now is None:
             if came:
-                self._streams.read(0, state_of(self._fetch.dataset))
+                self._streams.read(0, state_of(self._worker.dataset))
             else:
                 self._streams.failed()
 
@@ -239,14 +245,14 @@ def thread_filler(job: Job, held: Filler | None, drawn: Callable[[], PassInput])
 
     Raises NotCopied, before anything is drawn for the pass.
     """
-    settings, fetch = job.settings, job.fetch(here=job.settings.num_workers == 0)
+    settings, worker = job.settings, job.worker(here=job.settings.num_workers == 0)
     if isinstance(held, ThreadFiller):
-        held.work_for(job, fetch)
+        held.work_for(job, worker)
         return held
-    own = OwnFetches(fetch, settings.worker_init_fn, shared=settings.share_dataset or settings.num_workers == 0)
+    own = OwnWorkers(worker, settings.worker_init_fn, shared=settings.share_dataset or settings.num_workers == 0)
     seed = worker_seed(drawn().seed, drawn().epoch)
-    made = ThreadFiller(fetch, job.resources, seed, own=own, in_order=settings.in_order)
-    made.work_for(job, fetch)
+    made = ThreadFiller(worker, job.resources, seed, own=own, in_order=settings.in_order)
+    made.work_for(job, worker)
     return made
 
 

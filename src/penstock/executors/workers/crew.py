@@ -1,4 +1,4 @@
-"""Python worker threads: they fetch samples in this process, each into its row of the batch.
+"""Python worker threads: they make samples in this process, each into its row of the batch.
 
 Batches in flight form one queue. A thread takes a few samples of the oldest batch that has any left, so that all
 threads share one batch. How many threads work at a time is measured while samples cost little: where each holds
@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Callable, Generator
 from statistics import median
 
-from penstock.executors.fetch import Fetch
+from penstock.executors.fetch import Worker
 from penstock.executors.workers.loading import FetchedBatch, SampleRows
-from penstock.executors.workers.own_fetch import OwnFetches
+from penstock.executors.workers.own_fetch import OwnWorkers
 from penstock.executors.workers.worker_thread import (
     ThreadWorkerInfo,
     WorkerThread,
@@ -34,7 +34,7 @@ from penstock.stats import samples_given
 
 #: Work that a thread takes at a time, in seconds: long beside taking it, short beside a batch.
 GRAIN_SECONDS = 3e-4
-#: Samples cheaper than this are worth measuring how many threads fetch them best, in seconds.
+#: Samples cheaper than this are worth measuring how many threads make them best, in seconds.
 CHEAP_SECONDS = 1e-3
 
 
@@ -42,7 +42,7 @@ class ThreadCrew:
     """The Python worker threads of a loader. They hold their fetches, never the iterator, which can be collected.
 
     Args:
-        fetch: calls the user's dataset, where the threads share it.
+        worker: calls the user's dataset, where the threads share it.
         count: threads.
         own: what each thread fetches with, and the worker_init_fn that is called in each when it starts.
         rows: where batches are built; None: collate_fn makes them from a list of samples.
@@ -56,9 +56,9 @@ class ThreadCrew:
     # More than 15 attributes: all are guarded by one lock, and each decision of the queue looks at most of them.
 
     def __init__(
-        self, fetch: Fetch, count: int, *, own: OwnFetches, rows: SampleRows | None, meter: Meter, seed: int = 0
+        self, worker: Worker, count: int, *, own: OwnWorkers, rows: SampleRows | None, meter: Meter, seed: int = 0
     ) -> None:
-        self._fetch = fetch
+        self._worker = worker
         self._own = own
         self._rows = rows
         self._pid = os.getpid()
@@ -72,9 +72,9 @@ class ThreadCrew:
         self._context = context_here()  # of the pass; a new pass has new ones
         self.pace = Pace(count)
         self._meter = meter
-        infos = (ThreadWorkerInfo(number, count, seed + number, fetch.dataset) for number in range(count))
+        infos = (ThreadWorkerInfo(number, count, seed + number, worker.dataset) for number in range(count))
         self._workers = [WorkerThread(info, self._run) for info in infos]
-        self._threads = [worker.thread for worker in self._workers]
+        self._threads = [thread.thread for thread in self._workers]
 
     def start(self) -> None:
         """Start the threads. Raises RuntimeError: the system has not so many."""
@@ -85,7 +85,7 @@ class ThreadCrew:
 
     def prepare(self, batch: FetchedBatch, task: Task) -> None:
         """Make a batch ready to be submitted: what its task gives."""
-        if self._fetch.batched and self._fetch.one_by_one:
+        if self._worker.batched and self._worker.one_by_one:
             task = task._replace(given=list(task.given))  # it may be gone through only once
             batch.indices = task.given or None
         if batch.indices and self._rows is None:
@@ -112,17 +112,17 @@ class ThreadCrew:
                 self._done.wait(remaining if timeout else None)
         return found
 
-    def begin(self, fetch: Fetch) -> None:
+    def begin(self, worker: Worker) -> None:
         """Begin a pass, in the caller's context. Batches in flight are forgotten."""
         self._own.begin()
         context = context_here()
         with self._lock:
-            self._fetch, self._context = fetch, context
+            self._worker, self._context = worker, context
             self._open.clear()
 
     def describe(self) -> list[str]:
         """Return what each thread that is at work does, for how long, and its stack."""
-        return [text for worker in self._workers if (text := worker.describe())]
+        return [text for thread in self._workers if (text := thread.describe())]
 
     def close(self) -> None:
         """End the threads. In a forked child they do not exist, and nothing is done."""
@@ -139,49 +139,49 @@ class ThreadCrew:
         """Count samples of a batch, all of it unless said otherwise, and return the seconds that they took."""
         if samples is None or batch.indices is None:
             assert batch.task is not None
-            samples = samples_given(batch.task.given) if self._fetch.batched else 1
+            samples = samples_given(batch.task.given) if self._worker.batched else 1
         return self._meter.add(stage, begun, samples)
 
     # --- the threads' side --------------------------------------------------------------------------------------
 
-    def _run(self, worker: WorkerThread) -> None:
-        set_for_this_thread(worker.info)
+    def _run(self, thread: WorkerThread) -> None:
+        set_for_this_thread(thread.info)
         one_core_each()
         context = self._context
         here = context()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(working(self._meter.calls) if self._fetch.composes else contextlib.nullcontext())
-            fetch, failed = here(self._begin, worker)
+            stack.enter_context(working(self._meter.calls) if self._worker.composes else contextlib.nullcontext())
+            worker, failed = here(self._begin, thread)
             stack.enter_context(drawing.beside_others())  # not before: a worker_init_fn may seed generators
-            while (work := self._take(worker)) is not None:
+            while (work := self._take(thread)) is not None:
                 if context is not self._context:  # another pass has begun
                     context = self._context
                     here = context()
                 if self._own.shared:
-                    fetch = self._fetch.beside(worker.activity.each)  # of the pass
-                    worker.info.dataset = fetch.dataset
-                here(self._make_part, work, fetch, worker, failed)
+                    worker = self._worker.beside(thread.activity.each)  # of the pass
+                    thread.info.dataset = worker.dataset
+                here(self._make_part, work, worker, thread, failed)
                 failed = None
                 del work  # a thread that waits holds no batch
 
-    def _begin(self, worker: WorkerThread) -> tuple[Fetch, BaseException | None]:
+    def _begin(self, thread: WorkerThread) -> tuple[Worker, BaseException | None]:
         """Return what a thread fetches with, and the error that its first batch raises."""
-        fetch = self._fetch
+        worker = self._worker
         try:
-            fetch, init = self._own.take()
-            fetch = fetch.beside(worker.activity.each)
-            worker.info.dataset = fetch.dataset
+            worker, init = self._own.take()
+            worker = worker.beside(thread.activity.each)
+            thread.info.dataset = worker.dataset
             if init is not None:
-                init(worker.number)
+                init(thread.number)
         except BaseException as error:
-            return fetch, error
-        return fetch, None
+            return worker, error
+        return worker, None
 
-    def _take(self, worker: WorkerThread) -> tuple[FetchedBatch, int, int] | None:
+    def _take(self, thread: WorkerThread) -> tuple[FetchedBatch, int, int] | None:
         """Return the next work of a thread: a batch and a part of its samples. None: the crew is closed."""
         with self._lock:
             while not self.closed:
-                if worker.number >= self.pace.active:
+                if thread.number >= self.pace.active:
                     self._parked.wait()
                 elif self._open:
                     return self._take_from(self._open[0])
@@ -202,7 +202,7 @@ class ThreadCrew:
         return batch, begin, end
 
     def _make_part(
-        self, work: tuple[FetchedBatch, int, int], fetch: Fetch, worker: WorkerThread, broken: BaseException | None
+        self, work: tuple[FetchedBatch, int, int], worker: Worker, thread: WorkerThread, broken: BaseException | None
     ) -> None:
         """Make a part of a batch's samples, and finish the batch with the last of them. broken: why it cannot be."""
         batch, begin, end = work
@@ -210,17 +210,17 @@ class ThreadCrew:
         if broken is not None:
             self._fail(batch, begin, broken)
         elif batch.failed is None and not self.closed:
-            failed = batch.make_part(begin, end, fetch, self._rows, worker.info.rng, worker.activity)
+            failed = batch.make_part(begin, end, worker, self._rows, thread.info.rng, thread.activity)
             if failed is not None:
                 self._fail(batch, *failed)
             del failed  # whose traceback holds this frame, and with it the pass
-        self._finish(batch, end - begin, fetch, begun)
+        self._finish(batch, end - begin, worker, begun)
 
     def _fail(self, batch: FetchedBatch, position: int, error: BaseException) -> None:
         with self._lock:
             batch.fail(position, self._own.explained(error))
 
-    def _finish(self, batch: FetchedBatch, samples: int, fetch: Fetch, begun: Instant | None = None) -> None:
+    def _finish(self, batch: FetchedBatch, samples: int, worker: Worker, begun: Instant | None = None) -> None:
         """Count a part as done; whoever finishes the last one collates."""
         seconds = 0.0 if begun is None else self._count("getitem", batch, begun, samples)
         with self._lock:
@@ -237,7 +237,7 @@ class ThreadCrew:
             begun = Instant.now()
             try:
                 if batch.indices is not None:
-                    batch.collate(fetch, self._rows)
+                    batch.collate(worker, self._rows)
                     self._count("collate", batch, begun)
                 self._own.check()
             except BaseException as error:

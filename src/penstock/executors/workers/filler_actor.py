@@ -17,7 +17,7 @@ import torch
 from penstock.cluster.connection import Facts, Pieces, here, pieces_of, whole
 from penstock.errors import ClusterError
 from penstock.executors.buffers import Buffers
-from penstock.executors.fetch import Fetch
+from penstock.executors.fetch import Worker
 from penstock.executors.filler import BatchRequest, Filler, PassInput, PassResources
 from penstock.executors.iterator import Pass
 from penstock.executors.native import NativeFiller
@@ -40,7 +40,7 @@ class FillJob:
     """What a filler works with, as it is sent to it."""
 
     dataset: Any
-    fetch: Callable[..., Fetch]
+    worker: Callable[..., Worker]
     """Returns what calls the dataset."""
     native: bool
     """The trainer's plan is native."""
@@ -203,7 +203,7 @@ class _Work:
         job = self._job
         made: Filler
         if self._plan is not None:
-            made = NativeFiller(self._plan, self._resources, substitutes=job.substitutes, fetch=job.fetch)
+            made = NativeFiller(self._plan, self._resources, substitutes=job.substitutes, worker=job.worker)
         else:
             seed = worker_seed(pass_input.seed, pass_input.epoch) + self._number
             if not self._begun:  # as torch's worker process begins before its first batch
@@ -213,7 +213,7 @@ class _Work:
                 if job.init is not None:
                     job.init(self._number)
                 self._begun = True
-            made = ThreadFiller(job.fetch(), self._resources, seed)
+            made = ThreadFiller(job.worker(), self._resources, seed)
         return Pass(made, pass_input)
 
     def news(self) -> list[BadSample]:

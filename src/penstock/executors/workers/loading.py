@@ -1,4 +1,4 @@
-"""A batch that Python threads fetch, a part each, and what each of them is doing."""
+"""A batch that Python threads make, a part each, and what each of them is doing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.executors.buffers import Buffers
 from penstock.executors.collating import Build, Layout, layout_of
-from penstock.executors.fetch import Fetch
+from penstock.executors.fetch import Worker
 from penstock.executors.filler import Batch
 from penstock.sample_notes import add_note, not_an_end
 from penstock.state.delivery import Task
@@ -92,7 +92,7 @@ class SampleRows:
 
 @dataclass(slots=True, eq=False)
 class FetchedBatch(Batch):
-    """A batch that threads fetch."""
+    """A batch that threads make."""
 
     task: Task | None = None
     """None: nothing was prepared for the batch."""
@@ -122,13 +122,13 @@ class FetchedBatch(Batch):
             self.failed = (position, error)
 
     def make_part(
-        self, begin: int, end: int, fetch: Fetch, rows: SampleRows | None, generators: Generators, activity: Activity
+        self, begin: int, end: int, worker: Worker, rows: SampleRows | None, generators: Generators, activity: Activity
     ) -> tuple[int, BaseException] | None:
         """Make a part of the samples in the calling thread, and return the position and the error of one that failed.
 
         Args:
             begin, end: of the part; of a task that is done in one go 0 and 1.
-            fetch: the thread's own, whose `each` is that of the activity.
+            worker: the thread's own, whose `each` is that of the activity.
             rows: where samples are built; None: they are kept for collate_fn.
             generators: of the thread, for the task's seed.
         """
@@ -138,12 +138,12 @@ class FetchedBatch(Batch):
             if self.indices is None:
                 activity.begin([task.given])
                 generators.turn_to(task.seed, task.epoch, activity, task.positions)
-                self.result = fetch.make(task)
+                self.result = worker.make(task)
                 return None
             while at < end:  # a few at a time, which are written to their rows while caches hold them
                 until = end if rows is None else min(end, at + rows.at_a_time)
                 generators.turn_to(task.seed, task.epoch, activity, task.positions[at:until])
-                samples = fetch.part(task, at, until)
+                samples = worker.part(task, at, until)
                 if rows is None:
                     self.samples[at:until] = samples
                 else:
@@ -163,9 +163,9 @@ class FetchedBatch(Batch):
         add_note(error, f"in {threading.current_thread().name}")
         return not_an_end(error, "by the dataset")
 
-    def collate(self, fetch: Fetch, rows: SampleRows | None) -> None:
+    def collate(self, worker: Worker, rows: SampleRows | None) -> None:
         if self.build is not None and rows is not None:
             self.result = rows.finish(self, self.build)
         else:
             assert self.task is not None
-            self.result = fetch.collate(self.task, self.samples)
+            self.result = worker.collate(self.task, self.samples)

@@ -1,4 +1,4 @@
-"""Each worker thread's own Fetch: its dataset and functions are copies, as those of a worker process are."""
+"""Each worker thread's own Worker: its dataset and functions are copies, as those of a worker process are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from penstock.executors.copies import NotCopied, Snapshot
-from penstock.executors.fetch import Fetch, is_refused_write
+from penstock.executors.fetch import Worker, is_refused_write
 
 Init = Callable[[int], object]
 #: Of the tensors that threads share so many are looked at with each batch.
@@ -23,7 +23,7 @@ LOOKED_AT = 256
 _KNOWN = ("builtins", "typing", "torch", "torchvision", "numpy", "PIL")
 
 
-class OwnFetches:
+class OwnWorkers:
     """What each thread of a crew fetches with.
 
     A snapshot is made with this, in the thread that begins the pass: what the loop does to its dataset later reaches no
@@ -37,22 +37,22 @@ class OwnFetches:
         shared: nothing is copied.
     """
 
-    def __init__(self, fetch: Fetch, init: Init | None, *, shared: bool = False) -> None:
+    def __init__(self, worker: Worker, init: Init | None, *, shared: bool = False) -> None:
         self._lock = threading.Lock()
         self.shared = shared
         self._looked_at = 0
         self._versions: Iterator[tuple[torch.Tensor, int]] = iter(())
         self._unseen: set[type] = set()
-        self._given = (fetch, init)
+        self._given = (worker, init)
         snapshot = Snapshot(share=as_shared)
         if not shared:
-            _copied(snapshot.add, fetch, init)
+            _copied(snapshot.add, worker, init)
         self._copy, self._data, self._classes = snapshot.finish(), snapshot.shared, snapshot.kinds
         _refuse_handles(self._classes)
         if any(isinstance(part, np.ndarray) for part in self._data):
             _warn_of_no_array()
 
-    def take(self) -> tuple[Fetch, Init | None]:
+    def take(self) -> tuple[Worker, Init | None]:
         """Return what is the calling thread's own. Raises NotCopied."""
         if self.shared:
             return self._given
@@ -84,8 +84,8 @@ class OwnFetches:
         return made
 
 
-def _copied(copies: Callable[[Any, str], Any], fetch: Fetch, init: Init | None) -> tuple[Fetch, Init | None]:
-    return fetch.with_own(copies), copies(init, "worker_init_fn")
+def _copied(copies: Callable[[Any, str], Any], worker: Worker, init: Init | None) -> tuple[Worker, Init | None]:
+    return worker.with_own(copies), copies(init, "worker_init_fn")
 
 
 def as_shared(value: Any, snapshot: Snapshot) -> Any:
@@ -139,12 +139,12 @@ def _warn_of_no_array() -> None:
         torch.from_numpy(array)
 
 
-def describe_copies(fetch: Fetch, init: Init | None, *, shared: bool) -> str:
+def describe_copies(worker: Worker, init: Init | None, *, shared: bool) -> str:
     """Return whose dataset each thread uses, for explain()."""
     if shared:
         return "shared   all threads use the one dataset, as share_dataset=True says"
     try:
-        OwnFetches(fetch, init)
+        OwnWorkers(worker, init)
     except NotCopied as error:
         return f"refused  {error}"
     return (

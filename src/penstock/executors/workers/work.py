@@ -11,7 +11,7 @@ from torch.utils.data.graph_settings import apply_random_seed
 
 from penstock.call_counts import counted_here
 from penstock.executors.collating import collate_in
-from penstock.executors.fetch import Fetch, Note
+from penstock.executors.fetch import Note, Worker
 from penstock.executors.workers.progress import WorkerStage
 from penstock.executors.workers.protocol import Exhausted
 from penstock.executors.workers.worker_memory import Packed, WorkerBuffers
@@ -30,7 +30,7 @@ class BatchWork:
         in_place: batches are built in shared memory.
     """
 
-    def __init__(self, fetch: Fetch, states: list[Any] | None, *, in_place: bool) -> None:
+    def __init__(self, fetch: Worker, states: list[Any] | None, *, in_place: bool) -> None:
         self.fetch = fetch
         self._states = states
         self._memory = WorkerBuffers() if in_place else None
