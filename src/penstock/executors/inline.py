@@ -221,14 +221,13 @@ class InlinePass(_BaseDataLoaderIter):
     def _batch(self) -> Any:
         """Return the next batch: what torch's iterator and fetcher do."""
         clock, answering, counting = self._clock, this_thread, call_counts.this_thread
-        asked, samples, left, before = _NOTHING, _NOTHING, None, None
+        before, asked, samples, left = (answering.native, counting.sink), _NOTHING, _NOTHING, None
         if self._lease is not None:
             self._lease.meet()
-            before = answering.native, counting.sink
         clock.called()
         try:
             try:
-                if before is not None:
+                if self._lease is not None:
                     answering.native, counting.sink = True, self._calls
                 with self._sampling:
                     asked = next(self._sampler_iter)
@@ -258,8 +257,7 @@ class InlinePass(_BaseDataLoaderIter):
                     batch = pinned(batch)
                 return batch
             finally:
-                if before is not None:
-                    answering.native, counting.sink = before
+                answering.native, counting.sink = before
         except Exception as error:
             self._note(error, asked, samples, left)
             if isinstance(error, StopIteration) and self._lease is not None:
