@@ -161,7 +161,7 @@ class RecordsSource(Source):
         return NativeSource(
             fields=(Field(_native.GatherFiller(records.view(np.uint8), spec), spec),),
             steps=(Step(f"gather  {len(records)} records", "native"),),
-            rescue=lambda position: torch.from_numpy(records[position]),
+            read_in_python=lambda position: torch.from_numpy(records[position]),
         )
 
 

@@ -357,8 +357,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Return whether the plan that was made last is that of the pass that begins."""
         made = self._plan
         if isinstance(made, PythonPlan) and made.foreign is not None:  # whatever the settings are
-            return made.foreign[0] is settings.dataset and made.lasts()
-        return made is not None and self._planned_for == (settings, sends) and made.lasts()
+            return made.foreign[0] is settings.dataset and made.reusable()
+        return made is not None and self._planned_for == (settings, sends) and made.reusable()
 
     def _choose_workers(self) -> None:
         """Choose the number of workers for the plan, where it was not given."""
@@ -532,9 +532,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Have a sink called for each piece of work of this process's workers; return what ends that."""
         return self._executors.counters.meter.add_sink(sink)
 
-    def log_nothing(self) -> None:
+    def silence_verdict(self) -> None:
         """Let nothing be logged of why the loop waited: whoever measures the loader says so."""
-        self._executors.log_nothing()
+        self._executors.silence_verdict()
 
     def __repr__(self) -> str:
         return (

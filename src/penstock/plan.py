@@ -57,11 +57,11 @@ class NativePlan:
     program: _native.Program
     kept: Kept = Kept()  # noqa: RUF009  a tuple
 
-    def still(self) -> bool:
+    def same_dataset(self) -> bool:
         """Return whether the dataset is what it was when planned, but for elements of its arrays and lists."""
-        return self.root.still() and self._still() and collates_as_torch()
+        return self.root.same_dataset() and self._same_leaves() and collates_as_torch()
 
-    def lasts(self) -> bool:
+    def reusable(self) -> bool:
         """Return whether the plan serves the next pass too: that of sources that last, and are still the same.
 
         Caches are opened for each pass; indexes learn of what other processes have kept.
@@ -69,9 +69,9 @@ class NativePlan:
         look_again()
         caches, indexes = self.kept
         for leaf in self.leaves:
-            if leaf.lasting is None or (leaf.files is not None and caches is not None) or not leaf.lasting():
+            if leaf.reusable is None or (leaf.files is not None and caches is not None) or not leaf.reusable():
                 return False
-        if not (self.still() and self.unmoved()):
+        if not (self.same_dataset() and self.same_memory()):
             return False
         for index in () if indexes is None else indexes.opened:
             index.refresh()
@@ -83,9 +83,9 @@ class NativePlan:
         return any(leaf.files is not None for leaf in self.leaves)
 
     @cached_property
-    def unmoved(self) -> Unchanged:
+    def same_memory(self) -> Unchanged:
         """Whether the memory that the native core reads, where it reads any, is where it was."""
-        return all_of(*(leaf.unmoved for leaf in self.leaves))
+        return all_of(*(leaf.same_memory for leaf in self.leaves))
 
     @cached_property
     def in_memory(self) -> bool:
@@ -102,8 +102,8 @@ class NativePlan:
         return [leaf.memory for leaf in self.leaves if leaf.memory is not None]
 
     @cached_property
-    def _still(self) -> Unchanged:
-        return all_of(*(leaf.still for leaf in self.leaves))
+    def _same_leaves(self) -> Unchanged:
+        return all_of(*(leaf.same_dataset for leaf in self.leaves))
 
     @cached_property
     def remote(self) -> RemoteLeaves | None:
@@ -210,7 +210,7 @@ class PythonPlan:
         """Whether files are read natively, of which caches and indexes of the loader keep something."""
         return self.foreign is None
 
-    def lasts(self) -> bool:
+    def reusable(self) -> bool:
         """Return whether the plan serves the next pass too: the dataset's own code reads it, whatever that does now."""
         return self.foreign is not None and type(self.foreign[0]) is self.foreign[1]
 

@@ -216,7 +216,7 @@ def test_a_run_that_replaces_says_so_when_it_begins_and_at_its_end(
         gc.collect()  # loaders of other tests speak at their end
         caplog.clear()
         loader = replacing(numbers(*bad), 8, on_error=penstock.Replace(1.0, manifest), **options)
-        loader.log_nothing()
+        loader.silence_verdict()
         list(loader), list(loader)
         assert len(caplog.records) == bool(bad), "once, and not at each sample or pass"
         del loader

@@ -145,7 +145,7 @@ class DecodingFiller(Filler):
                 pixels[i] = picture
                 continue
             self._readers.prepare(batch, i, trusted=False)
-            batch.rescued.append(f"{self._decoder.name} does not decode it")
+            batch.read_by_python.append(f"{self._decoder.name} does not decode it")
             if batch.error is not None:
                 batch.raise_error()
         for i, sample in enumerate(batch.samples):

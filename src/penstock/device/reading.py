@@ -163,20 +163,20 @@ class Readers:
         content: Encoded | torch.Tensor | str = self._encoded(number, local) if trusted else ""
         if isinstance(content, str):
             if content:
-                batch.rescued.append(content)
-            rescued = leaf.rescue(local)
-            if isinstance(rescued, torch.Tensor):
-                return Sample(number, local, rescued, None)
-            content = planes(torch.from_numpy(np.array(rescued)))
+                batch.read_by_python.append(content)
+            made = leaf.read_in_python(local)
+            if isinstance(made, torch.Tensor):
+                return Sample(number, local, made, None)
+            content = planes(torch.from_numpy(np.array(made)))
         assert leaf.recipe is not None
         height, width = content.size if isinstance(content, Encoded) else content.shape[1:]
         try:
             key = (self._seed & _WORD, self._epoch, index & _WORD, place)
             return Sample(number, local, content, _native.draw(leaf.recipe.native, *key, width, height))
         except ValueError as why:  # the user's own transform has the last word
-            batch.rescued.append(str(why))
+            batch.read_by_python.append(str(why))
             with keyed_methods.of_sample(self._seed, self._epoch, index, place):
-                return Sample(number, local, leaf.apply(local), None)
+                return Sample(number, local, leaf.sample_in_python(local), None)
 
     def _encoded(self, number: int, local: int) -> Encoded | str:
         """Return a file for the decoder, or why Pillow must read it; number, local: of the leaf, and of the sample."""

@@ -21,7 +21,7 @@ def error_of(plan: NativePlan, batch: NativeBatch, failures: list[_native.Failur
     position, number, code, system, *_ = (grave or failures)[0]
     name, path = identify(plan, batch, position)
     if code == "python":
-        error = not_an_end(batch.rescues_failed[position], "by the dataset")
+        error = not_an_end(batch.python_errors[position], "by the dataset")
         place = f"at position {position} of a batch of {len(batch.indices)}"
         add_note(error, f"{place}: {named(name, path)}")
         return error if isinstance(error, Exception) else RuntimeError(f"sample {name!r} was interrupted")

@@ -167,7 +167,7 @@ class Worker:
         )
 
     @contextmanager
-    def as_guest(self, calls: CallMeter) -> Iterator[None]:
+    def in_callers_thread(self, calls: CallMeter) -> Iterator[None]:
         """Work in a thread that is not ours: its global generators are left as they were. calls: counts the user's."""
         generators = generators_kept() if self._seeded else nullcontext()
         with generators, drawing.given_back(), working(calls) if self.composes else nullcontext():
@@ -265,7 +265,7 @@ class Worker:
         keyed_methods.HOOKS.meet_imported()
         if self._seeded:
             seed_globals(task.seed, task.epoch, number, position)
-        drawing.turn_to(task.seed, task.epoch, number, position, owned=self._seeded)
+        drawing.set_sample_key(task.seed, task.epoch, number, position, owned=self._seeded)
         if self._owns_dataset and self._pipelines is None:
             self._pipelines = seedable(self.dataset)
         if self._pipelines:

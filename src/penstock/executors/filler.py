@@ -101,7 +101,7 @@ class IndexedBatch(Batch):
     leaves: LeafNumbers | None = None
     local: Indices = field(default_factory=no_indices)
     """In their leaf."""
-    rescued: list[str] = field(default_factory=list)
+    read_by_python: list[str] = field(default_factory=list)
     """Why Python read a sample, one reason a sample."""
     other: list[Any] | None = None
     """What a sampler gave that is no list of indices, or that only the dataset knows what to make of."""
@@ -320,7 +320,7 @@ class Filler:
         """Return a batch as its user gets it."""
 
     def delivery(self, batch: Any, out: Any) -> Delivery:
-        return Delivery(out, batch.count, read_by_python=batch.rescued)
+        return Delivery(out, batch.count, read_by_python=batch.read_by_python)
 
     def report(self, batch: Any | None, *, came: bool) -> None:
         """Tell who follows the pass that a batch came, or an error: in its place, or of no batch (None)."""

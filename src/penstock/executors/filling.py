@@ -115,13 +115,13 @@ class Filling:
             crew = self._idle.pop()
         except IndexError:
             crew = None
-        if crew is not None and _holds(crew.plan):
+        if crew is not None and _serves(crew.plan):
             return crew
         if self._refused == (task.seed, task.epoch):
             return None
-        if self._plan is None or not _holds(self._plan):
+        if self._plan is None or not _serves(self._plan):
             self._plan = fill_plan(self._dataset, self._kept, unseen=self.unseen)
-        if self._plan is None or not _holds(self._plan):
+        if self._plan is None or not _serves(self._plan):
             self._plan, self._refused = None, (task.seed, task.epoch)
             return None
         return NativeCrew(self._plan, 0, Meter(), READERS)
@@ -145,7 +145,7 @@ def _fill(crew: NativeCrew, indices: Indices, task: Task, memory: BatchMemory, s
         except Exception:  # the dataset itself raises it, or knows better
             return None
         failures = crew.fill_here(batch, memory)
-        if not crew.plan.unmoved():
+        if not crew.plan.same_memory():
             return None
         if not failures:
             return batch
@@ -154,8 +154,8 @@ def _fill(crew: NativeCrew, indices: Indices, task: Task, memory: BatchMemory, s
     return None
 
 
-def _holds(plan: NativePlan) -> bool:
-    return plan.still() and plan.unmoved()
+def _serves(plan: NativePlan) -> bool:
+    return plan.same_dataset() and plan.same_memory()
 
 
 def _numbers(given: Any) -> Indices | None:

@@ -100,7 +100,7 @@ class NativeFiller(Filler):
     def prepare(self, queue: deque[NativeBatch]) -> None:
         self._waits_for_next = False
         # What must hold when a batch is asked for, before memory is read.
-        holds = self._plan.still if self._live and not self.reads_ahead else self._plan.unmoved
+        holds = self._plan.same_dataset if self._live and not self.reads_ahead else self._plan.same_memory
         if self._worker is None and not holds():
             self._read_in_python(queue)
 
@@ -171,14 +171,14 @@ class NativeFiller(Filler):
                 batch.let_shards_go()
                 self.begin(batch)
 
-    def _holds(self, batch: NativeBatch) -> bool:
+    def _serves(self, batch: NativeBatch) -> bool:
         """Return whether a batch that was filled is what the user asked for. Costs microseconds.
 
         Of one that was read ahead the dataset's lists may name other samples now. In a pass that is not live only where
         their labels, which are read when the batch is handed out, may be others.
         """
         plan = self._plan
-        if not (plan.still() if self._live and self.reads_ahead else plan.unmoved()):
+        if not (plan.same_dataset() if self._live and self.reads_ahead else plan.same_memory()):
             return False
         if self._target == 1 or not (self._live or batch.names is not None):
             return True
@@ -217,7 +217,7 @@ class NativeFiller(Filler):
             if batch.number < 0:
                 return []
             self._wait(batch)
-            if not self._holds(batch):
+            if not self._serves(batch):
                 self._read_in_python(queue)
                 return None
             failures = self._crew.retire(batch)
@@ -262,7 +262,7 @@ class NativeFiller(Filler):
         if worker is None:
             out = torch_batch(self._plan.dataset, batch.other)
         else:
-            with worker.lease(), worker.as_guest(self.resources.meter.calls):
+            with worker.lease(), worker.in_callers_thread(self.resources.meter.calls):
                 out = worker.make(Task(batch.other, *batch.key, batch.positions))
         if self._plan.table is not None:  # pixels would be taken for those that are yet to be converted
             refuse_pixels(out)

@@ -202,7 +202,7 @@ class RemoteFiller(Filler):
     def delivery(self, batch: FillerBatch, out: Any) -> Delivery:
         filled = batch.filled
         assert filled is not None
-        return Delivery(out, filled.samples, read_by_python=filled.rescued, bad=filled.bad)
+        return Delivery(out, filled.samples, read_by_python=filled.read_by_python, bad=filled.bad)
 
     def drop(self, batch: FillerBatch) -> None:
         self._asked.pop(batch.number, None)

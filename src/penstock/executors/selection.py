@@ -133,7 +133,7 @@ class Executors:
             cache, fillers = {}, self.fillers.counts()
         return self.counters.snapshot(buffers, cache, self.measured(), self.indexes.counts(), fillers)
 
-    def log_nothing(self) -> None:
+    def silence_verdict(self) -> None:
         """Let nothing be logged of why the loop waited: whoever measures it says so."""
         self._logs = True
 

@@ -206,11 +206,11 @@ class ThreadFiller(Filler):
                 begun = Instant.now()
 
         if (generators := generators_here()) is not None:
-            generators.turn_to(task.seed, task.epoch, activity, task.positions)
+            generators.set_sample_key(task.seed, task.epoch, activity, task.positions)
         worker = self._worker.beside(activity.each)
         worker.note = note
         try:
-            with worker.as_guest(meter.calls):
+            with worker.in_callers_thread(meter.calls):
                 batch.result = worker.make(task, self.resources.buffers if self._rows else None)
             meter.add("collate", begun, samples)
         except Exception as error:

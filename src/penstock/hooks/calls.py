@@ -32,7 +32,7 @@ from penstock.hooks.loads import Refused, load_numpy, load_torch, look_at_settin
 from penstock.recipe import compose_hook
 from penstock.recipe.encoded_image import converted_to_rgb, leave_encoded
 from penstock.recipe.originals import add_methods, is_original
-from penstock.recipe.patches import Lease, Patches, standing_in, stood_for, work_in_this_process, working, works_here
+from penstock.recipe.patches import Lease, Patches, in_worker, original_of, work_in_this_process, working, wrap
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def natively_in_this_process(sink: ThreadCalls | None = None) -> None:
 _for_life: list[Lease] = []
 
 
-def _asking(answer: Callable[..., Any], function: str, original: Any) -> Callable[..., Any]:
+def _answered_natively(answer: Callable[..., Any], function: str, original: Any) -> Callable[..., Any]:
     """Return a function that answers a call, and leaves to the original what is refused."""
 
     def load(*arguments: Any, **named: Any) -> Any:
@@ -82,7 +82,7 @@ def _standing_in(original: Any, home: str, answer: Callable[..., Any], function:
     if not is_original(original, home, function.rpartition(".")[2]):
         return None
     place = (__name__, name) if name else None
-    return standing_in(original, _asking(answer, function, original), works_here, place)
+    return wrap(original, _answered_natively(answer, function, original), in_worker, place)
 
 
 load_of_torch = _standing_in(torch.load, "torch.serialization", load_torch, "torch.load", "load_of_torch")
@@ -127,23 +127,23 @@ def _converting(original: Any) -> Any:
 #: Methods that are answered; each is given itself, or the class, as the first argument.
 _METHODS = (
     ("PIL.Image", "Image", "convert", _converting),
-    ("numpy", "memmap", "__new__", partial(_asking, map_file, "numpy.memmap")),
-    ("soundfile", "SoundFile", "read", partial(_asking, read_from, "soundfile.SoundFile.read")),
+    ("numpy", "memmap", "__new__", partial(_answered_natively, map_file, "numpy.memmap")),
+    ("soundfile", "SoundFile", "read", partial(_answered_natively, read_from, "soundfile.SoundFile.read")),
 )
 
 
 def _find(patches: Patches) -> None:
     look_at_settings()
     compose_hook.find(patches)
-    images.find(patches, _asking)
-    add_methods(patches, _METHODS, works_here)
-    opencv.find(patches, _asking)
+    images.find(patches, _answered_natively)
+    add_methods(patches, _METHODS, in_worker)
+    opencv.find(patches, _answered_natively)
     for home, name, answer in _OF_PACKAGES:
         if home not in _of_packages and (module := sys.modules.get(home)) is not None and hasattr(module, name):
             _of_packages[home] = _standing_in(getattr(module, name), home, answer, f"{home}.{name}"), module
     for ours, module in ((load_of_torch, torch), (load_of_numpy, np), (fromfile_of_numpy, np), *_of_packages.values()):
         if ours is not None:
-            patches.add_function(stood_for(ours), ours, module)
+            patches.add_function(original_of(ours), ours, module)
 
 
 #: All functions that are answered. Threads that work while a lease on them is open say so by `working`.

@@ -16,7 +16,7 @@ import torch
 import penstock._native as _native
 from penstock.hooks.loads import Refused, modes_are_on
 from penstock.recipe.installed import encoded_in_grey, operator_decodes_alike
-from penstock.recipe.patches import Patches, works_here
+from penstock.recipe.patches import Patches, in_worker
 
 _Operator: Any = torch._ops.OpOverloadPacket
 _UNCHANGED, _GRAY, _RGB = 0, 1, 3  # torchvision.io.ImageReadMode
@@ -43,7 +43,7 @@ class Standing(_Operator):  # type: ignore[misc]
         return getattr(self.original, key)
 
     def __call__(self, /, *arguments: Any, **named: Any) -> Any:
-        return (self.answer if works_here() else self.original)(*arguments, **named)
+        return (self.answer if in_worker() else self.original)(*arguments, **named)
 
 
 def find(patches: Patches, asking: Callable[[Callable[..., Any], str, Any], Callable[..., Any]]) -> None:

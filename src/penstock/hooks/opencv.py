@@ -25,7 +25,7 @@ from penstock import _native
 from penstock.hooks.loads import Refused
 from penstock.recipe.installed import jpeg_files, noise
 from penstock.recipe.originals import is_original
-from penstock.recipe.patches import Patches, standing_in, stood_for, works_here
+from penstock.recipe.patches import Patches, in_worker, original_of, wrap
 
 # OpenCV's flags.
 _UNCHANGED, _GREY, _COLOUR, _ANY_COLOUR, _AS_STORED, _RGB = -1, 0, 1, 4, 128, 256
@@ -155,10 +155,10 @@ def find(patches: Patches, asking: Callable[[Callable[..., Any], str, Any], Call
             continue
         if name not in _made:
             instead = asking(answer, f"cv2.{name}", original)
-            _made[name] = standing_in(original, instead, works_here, (__name__, name + _OURS))
+            _made[name] = wrap(original, instead, in_worker, (__name__, name + _OURS))
             _Originals.imdecode, _Originals.flip, _Originals.transpose = cv2.imdecode, cv2.flip, cv2.transpose
             _Originals.takes = 7 | _AS_STORED | (_RGB if hasattr(cv2, "IMREAD_COLOR_RGB") else 0)
-        if stood_for(_made[name]) is original:
+        if original_of(_made[name]) is original:
             patches.add_function(original, _made[name], cv2)
 
 
@@ -171,5 +171,5 @@ def __getattr__(name: str) -> Any:
     if original not in _ANSWERS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module("cv2"), original)
-    theirs = stood_for(found) if name == original else None
+    theirs = original_of(found) if name == original else None
     return _made.get(original, found) if theirs is None else theirs

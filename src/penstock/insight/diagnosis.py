@@ -113,7 +113,7 @@ def loader_maker(dataset: Any, **options: Any) -> MakeLoader:
         if not arguments.get("num_workers", 1):
             arguments = {name: value for name, value in arguments.items() if name not in _OF_WORKERS}
         made: DataLoader[Any] = DataLoader(dataset, **arguments)
-        made.log_nothing()
+        made.silence_verdict()
         return made
 
     return make

@@ -293,7 +293,7 @@ class Recording:
                 self._of[loader] = found
             found.begin(loader, new=not known, detail=self.detail)
             if isinstance(loader, DataLoader) and self._printed:
-                loader.log_nothing()
+                loader.silence_verdict()
             return _PassRecorder(self, found)
 
     def is_over(self, loop: Loop) -> bool:

@@ -27,7 +27,7 @@ from penstock.recipe.composed_run import REFUSED, Run, called, find_picture, rea
 from penstock.recipe.conversions import PRESETS as KNOWN_PRESETS, tensor_ramp
 from penstock.recipe.encoded_image import is_encoded
 from penstock.recipe.originals import AttributeState, Row, add_methods, hooked, look_again, replaced_in_class
-from penstock.recipe.patches import Patches, works_here
+from penstock.recipe.patches import Patches, in_worker
 from penstock.recipe.reader import known_transforms
 from penstock.recipe.torchvision import PRESETS, TV_TENSORS, V1, V2, changed, classes
 
@@ -388,4 +388,4 @@ def find(patches: Patches) -> None:
     """Add the methods of what is imported of torchvision."""
     Passes.begun += 1
     look_again()
-    add_methods(patches, _METHODS, works_here)
+    add_methods(patches, _METHODS, in_worker)

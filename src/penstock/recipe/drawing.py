@@ -1,6 +1,6 @@
 """What torchvision's known random transforms draw, as a function of (seed, epoch, sample, position).
 
-A thread that works on a sample of a loader with a seed says so by `turn_to`. From then on the known random transforms
+A thread that works on a sample of a loader with a seed says so by `set_sample_key`. From then on the known random transforms
 (both generations) draw in that thread what the native core draws for that sample: the k-th of them that acts on it
 draws as the k-th random operation of a recipe. So a pipeline draws the same whether the native core runs it, or part of
 it, or torchvision's own Compose, or code of the user's that calls one transform by itself. In every other thread the
@@ -26,7 +26,7 @@ import torch
 
 import penstock._native as _native
 from penstock.errors import InvalidOption
-from penstock.recipe.patches import Patches, standing_in
+from penstock.recipe.patches import Patches, wrap
 from penstock.recipe.torchvision import V1, V2
 from penstock.system import randomness
 from penstock.system.locks import ProcessLock
@@ -53,7 +53,7 @@ def _in_child() -> None:
     vars(_this_thread).clear()  # a child's generators are its own
 
 
-def turn_to(seed: int, epoch: int, sample: int, position: int, *, owned: bool = False) -> None:
+def set_sample_key(seed: int, epoch: int, sample: int, position: int, *, owned: bool = False) -> None:
     """Let the known transforms draw for a sample in this thread, from its first operation on.
 
     owned: until the sample ends, torch's generator is set by what this thread calls only.
@@ -66,7 +66,7 @@ def turn_to(seed: int, epoch: int, sample: int, position: int, *, owned: bool = 
 def of_sample(seed: int, epoch: int, sample: int, position: int) -> Iterator[None]:
     """Let the known transforms draw for a sample in this thread, within the block."""
     with given_back():
-        turn_to(seed, epoch, sample, position, owned=_this_thread.torch_seed is not None)
+        set_sample_key(seed, epoch, sample, position, owned=_this_thread.torch_seed is not None)
         yield
 
 
@@ -209,7 +209,7 @@ def _find(patches: Patches) -> None:
         if (module, name) not in patches:
             original = getattr(module, name)
             noting = partial(_note_first, original, f"{module.__name__}.{name}")
-            ours = standing_in(original, noting, lambda: _this_thread.beside_others)
+            ours = wrap(original, noting, lambda: _this_thread.beside_others)
             patches.add_value(module, name, original, ours, searched=True)
 
 

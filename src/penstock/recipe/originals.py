@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.recipe.patches import Patches, stood_for
+from penstock.recipe.patches import Patches, original_of
 from penstock.recipe.steps import Refusal
 
 #: The methods of a dataset that its samples come from, and those that its other parts are found with.
@@ -145,7 +145,7 @@ def _is_foreign(value: Any, module: str, name: str) -> bool:
 
     name: what it is called there; empty: by any name.
     """
-    value = stood_for(value) or value
+    value = original_of(value) or value
     if isinstance(value, staticmethod | classmethod):
         value = value.__func__
     if type(value) is FunctionType:

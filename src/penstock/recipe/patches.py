@@ -29,7 +29,7 @@ _originals: dict[int, tuple[Any, Any]] = {}
 """By id() of a function or static method of ours: it, and the one that it stands in for."""
 
 
-def standing_in(
+def wrap(
     original: Any, instead: Callable[..., Any], active: Callable[[], bool], home: tuple[str, str] | None = None
 ) -> Any:
     """Return a function that calls `instead` in threads where `active()`, and the original elsewhere.
@@ -60,7 +60,7 @@ def _choosing(original: Any, instead: Any, active: Any, compiling: Any) -> Any:
     return lambda *args, **named: (original if compiling() or not active() else instead)(*args, **named)
 
 
-def stood_for(function: Any) -> Any:
+def original_of(function: Any) -> Any:
     """Return what a function (or static method) of ours stands in for, or None where it is none of ours."""
     return _originals.get(id(function), (None, None))[1]
 
@@ -100,7 +100,7 @@ class Patches:
         attribute = vars(owner)[name]
         static = isinstance(attribute, staticmethod)
         original = attribute.__func__ if static else attribute
-        ours: Any = standing_in(original, make(original), active)
+        ours: Any = wrap(original, make(original), active)
         if static:
             ours = staticmethod(ours)
             _originals[id(ours)] = ours, attribute
@@ -250,7 +250,7 @@ class _ThreadState(threading.local):
 this_thread = _ThreadState()
 
 
-def works_here() -> bool:
+def in_worker() -> bool:
     """Return whether the calling thread works for a loader."""
     return this_thread.native
 

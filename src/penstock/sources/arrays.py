@@ -171,10 +171,10 @@ class ArraysSource(Source):
 
         return replace(
             native,
-            still=whole,
-            unmoved=all_of(native.unmoved, whole),
+            same_dataset=whole,
+            same_memory=all_of(native.same_memory, whole),
             memory=native.memory._replace(reads_ahead=mapped),
-            lasting=None,
+            reusable=None,
         )
 
 
@@ -206,11 +206,11 @@ def _rows(dataset: object, tensors: Sequence[torch.Tensor]) -> NativeSource | Re
     return NativeSource(
         fields=tuple(fields),
         steps=(Step(f"gather  {counted(size, 'row')} of {', '.join(shapes)}", "native"),),
-        rescue=lambda position: tensors[0][position],
+        read_in_python=lambda position: tensors[0][position],
         memory=Memory(held=tuple(tensors)),
-        still=same_items(tensors),
-        unmoved=same_memory(tensors),
-        lasting=lambda: all(map(within_storage, tensors)),
+        same_dataset=same_items(tensors),
+        same_memory=same_memory(tensors),
+        reusable=lambda: all(map(within_storage, tensors)),
     )
 
 

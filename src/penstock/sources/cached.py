@@ -21,7 +21,7 @@ from PIL import Image, ImageFile
 
 import penstock._native as _native
 from penstock.recipe.steps import Recipe
-from penstock.sources.native_source import Field, NativeSource, Rescued
+from penstock.sources.native_source import Field, NativeSource, ReadInPython
 from penstock.storage.jpeg_index import JpegIndexes, Photos, known_of
 from penstock.storage.tiers import Caches, SampleNames
 
@@ -81,11 +81,11 @@ def _cached(leaf: NativeSource, cache: _native.SampleCache) -> NativeSource:
     assert files is not None
     fields = tuple(Field(field.filler.cached(cache) or field.filler, field.spec) for field in leaf.fields)
 
-    def rescue(position: int) -> Rescued:
+    def read_in_python(position: int) -> ReadInPython:
         kept = cache.find(position, files.name(position))
-        return leaf.rescue(position) if kept is None else leaf.rescue(position, io.BytesIO(kept))
+        return leaf.read_in_python(position) if kept is None else leaf.read_in_python(position, io.BytesIO(kept))
 
-    return replace(leaf, fields=fields, rescue=rescue)
+    return replace(leaf, fields=fields, read_in_python=read_in_python)
 
 
 def _decoded(leaf: NativeSource, cache: _native.SampleCache, pixels: KeptPixels) -> NativeSource:
@@ -95,16 +95,16 @@ def _decoded(leaf: NativeSource, cache: _native.SampleCache, pixels: KeptPixels)
     filler = field.filler.keeping_pixels(cache, pixels.operations)
     lenient = ImageFile.LOAD_TRUNCATED_IMAGES
 
-    def rescue(position: int) -> Rescued:
+    def read_in_python(position: int) -> ReadInPython:
         name = files.name(position)
-        found = leaf.rescue(position)
+        found = leaf.read_in_python(position)
         # A program may exchange the files in a dataset's list at any time.
         same = files.name(position) == name and lenient == ImageFile.LOAD_TRUNCATED_IMAGES
         if same and isinstance(found, np.ndarray):
             filler.keep(position, name, np.ascontiguousarray(found))
         return found
 
-    return replace(leaf, fields=(Field(filler, field.spec),), rescue=rescue)
+    return replace(leaf, fields=(Field(filler, field.spec),), read_in_python=read_in_python)
 
 
 # --- the pixels that are kept -----------------------------------------------------------------------------------------

@@ -141,7 +141,7 @@ class ImageTableSource(Source):
             dataset,
             raw,
             dataset.paths,
-            rescue=lambda position, file=None: np.asarray(dataset.read(position, file)),
+            read_in_python=lambda position, file=None: np.asarray(dataset.read(position, file)),
             files=SampleFiles(dataset.paths.name),
             form=Form(pair=held is not None),
             labels=None if held is None else label_reader(partial(taken, held), dataset),

@@ -17,7 +17,7 @@ from penstock.sources.labels import LabelColumn
 from penstock.sources.unchanged import Unchanged, always
 from penstock.storage.remote_shards import Range, RemoteShards
 
-Rescued = NDArray[np.uint8] | torch.Tensor
+ReadInPython = NDArray[np.uint8] | torch.Tensor
 
 
 class Field(NamedTuple):
@@ -112,25 +112,25 @@ def _unknown(position: int) -> Any:
 class NativeSource:
     """How the native core reads a dataset, as it was when a plan was made.
 
-    `native_of` adds what is the same for all adapters: `size`, `identify`, `apply`, `still`, `unmoved`, a last step.
+    `native_of` adds what is the same for all adapters: `size`, `identify`, `sample_in_python`, `same_dataset`, `same_memory`, a last step.
     """
 
     fields: tuple[Field, ...]
     """The fields of a sample, in order; at least one."""
     steps: tuple[Step, ...]
     """The steps that explain() shows, but for that of the labels, which `native_of` adds."""
-    rescue: Callable[..., Rescued] = _unknown
+    read_in_python: Callable[..., ReadInPython] = _unknown
     """Reads the first field of one sample in Python: the decoded pixels of an image, else the tensor itself. Called
     with the position; of `files` also with the sample's file, open over bytes from a cache, which it closes. Rows of
     columns never need it: all have the shape that the plan has seen."""
     size: int = 0
     identify: Callable[[int], tuple[str, str | None]] = _unknown
     """Returns (ID, file) of a sample, for messages."""
-    apply: Callable[[int], Any] = _unknown
+    sample_in_python: Callable[[int], Any] = _unknown
     """Returns the first field of one sample from the dataset's own __getitem__, transform and all."""
-    still: Unchanged = always
+    same_dataset: Unchanged = always
     """Whether the dataset is what it was when this was made, but for the elements of its arrays and lists."""
-    unmoved: Unchanged = always
+    same_memory: Unchanged = always
     """Whether the memory of the user's that the fillers read is where it was, and as long."""
     form: Form = Form()
     labels: Callable[[Indices], LabelColumn] | None = None
@@ -143,8 +143,8 @@ class NativeSource:
     """None: samples are not made of files."""
     memory: Memory | None = None
     """None: samples are not in memory."""
-    lasting: Unchanged | None = None
-    """Whether a plan may serve the next pass too, beside `still` and `unmoved`; None: it may not."""
+    reusable: Unchanged | None = None
+    """Whether a plan may serve the next pass too, beside `same_dataset` and `same_memory`; None: it may not."""
     remote: RemoteSamples | None = None
     """The shards in an object store that the fillers read once they are here; None: the files are local."""
 

@@ -101,7 +101,7 @@ class ShardsSource(Source):
         """Return what is the same whatever the files hold."""
         dataset, encoded = self.dataset, self.dataset.description.kind != "tensors"
         return {
-            "rescue": (lambda position: np.asarray(dataset.read(position))) if encoded else dataset.read,
+            "read_in_python": (lambda position: np.asarray(dataset.read(position))) if encoded else dataset.read,
             "form": Form(pair=dataset.description.pair),
             "labels": None if dataset.labels is None else label_reader(dataset.labels.take, dataset),
             "remote": self.remote(),

@@ -23,7 +23,7 @@ from penstock.recipe.originals import READING, own_class, replaced_in_class
 from penstock.recipe.steps import Refusal, Step
 from penstock.settings import known_size
 from penstock.sources.labels import LabelColumn, joined_ids, label_values, transformed
-from penstock.sources.native_source import NativeSource, RemoteSamples, Rescued
+from penstock.sources.native_source import NativeSource, ReadInPython, RemoteSamples
 from penstock.sources.unchanged import DatasetState, all_of
 
 _READING = frozenset(READING.split())
@@ -160,12 +160,12 @@ def native_of(source: Source, raw: bool) -> NativeSource | Refusal:
         native = source.native(raw)
         if isinstance(native, Refusal):
             return native
-        state, more, exact = DatasetState(dataset), native.still, kind in source.kinds()
-        pair, unmoved = native.form.pair, all_of(state.unmoved, native.unmoved)
+        state, more, exact = DatasetState(dataset), native.same_dataset, kind in source.kinds()
+        pair, same_memory = native.form.pair, all_of(state.same_memory, native.same_memory)
 
-        def still() -> bool:
+        def same_dataset() -> bool:
             known = type(dataset) is kind and (exact or _reads_as_known(source))
-            return known and state.holds() and unmoved() and more() and replaced(dataset) is None
+            return known and state.same() and same_memory() and more() and replaced(dataset) is None
 
         labelled: tuple[Step, ...] = ()
         if native.labels is not None and dataset.target_transform is None:
@@ -177,9 +177,9 @@ def native_of(source: Source, raw: bool) -> NativeSource | Refusal:
             size=len(dataset),
             steps=(*native.steps, *labelled),
             identify=lambda position: (source.id(position), source.name(position)[1]),
-            apply=lambda position: dataset[position][0] if pair else dataset[position],
-            still=still,
-            unmoved=unmoved,
+            sample_in_python=lambda position: dataset[position][0] if pair else dataset[position],
+            same_dataset=same_dataset,
+            same_memory=same_memory,
         )
         return native if native.table is None else _giving_pixels(native, Inverse(native.table))
     except Exception as error:  # a dataset in an unusual state is torch's to read, or to refuse
@@ -242,8 +242,12 @@ def _giving_pixels(native: NativeSource, inverse: Inverse) -> NativeSource:
                 path=path,
             ) from error
 
-    def rescue(position: int, *file: Any) -> Rescued:
-        value = native.rescue(position, *file)
+    def read_in_python(position: int, *file: Any) -> ReadInPython:
+        value = native.read_in_python(position, *file)
         return pixels(position, value) if isinstance(value, torch.Tensor) else value
 
-    return replace(native, rescue=rescue, apply=lambda position: pixels(position, native.apply(position)))
+    return replace(
+        native,
+        read_in_python=read_in_python,
+        sample_in_python=lambda position: pixels(position, native.sample_in_python(position)),
+    )

@@ -197,7 +197,7 @@ class TensorFolderSource(Source):
         return NativeSource(
             fields=(Field(_native.TensorFileFiller(dataset.paths), None),),
             steps=(_read_step(dataset),),
-            rescue=dataset.read,
+            read_in_python=dataset.read,
             files=SampleFiles(dataset.paths.name),
             form=Form(pair=held is not None),
             labels=None if held is None else label_reader(dataset.take_labels, dataset),

@@ -62,7 +62,7 @@ class TorchvisionFolderSource(Source):
         def labels(positions: Indices) -> LabelColumn:
             return transformed([located(position)[1] for position in positions.tolist()], dataset.target_transform)
 
-        def rescue(position: int, file: BinaryIO | None = None) -> NDArray[np.uint8]:
+        def read_in_python(position: int, file: BinaryIO | None = None) -> NDArray[np.uint8]:
             path = os.fsdecode(located(position)[0])
             return np.asarray(read_image(file or open_path(path), path, self.id(position)))
 
@@ -70,11 +70,11 @@ class TorchvisionFolderSource(Source):
             dataset,
             raw,
             None,
-            rescue=rescue,
+            read_in_python=read_in_python,
             files=SampleFiles(lambda position: os.fsencode(located(position)[0]), listed=True),
             labels=labels,
-            still=_opens_by_pillow,
-            lasting=always,
+            same_dataset=_opens_by_pillow,
+            reusable=always,
         )
 
 
@@ -149,7 +149,7 @@ class ImageArraySource(Source):
         return NativeSource(
             fields=(Field(_native.ImageArrayFiller(alias, recipe.native), spec_of(recipe)),),
             steps=(Step(f"gather  {what}", "native"), *recipe.steps),
-            rescue=lambda position: dataset[position][0],
+            read_in_python=lambda position: dataset[position][0],
             labels=lambda positions: transformed(labels(positions), transform),
             images=ImageSteps((recipe,)),
             memory=Memory(reads_ahead=True, held=(held,)),

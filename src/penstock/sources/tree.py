@@ -57,7 +57,7 @@ class Node(NamedTuple):
     """Returns the leaf of each index, None when it is leaf 0 for all, and the index into it.
 
     Negative indices count from the end. Raises IndexError, Unresolved."""
-    still: Unchanged
+    same_dataset: Unchanged
     """Whether the dataset is made up as it was, but for what its leaves know of themselves."""
     leaf: NativeSource | None = None
     """What the dataset is, where it is not made of others."""
@@ -89,9 +89,9 @@ class _Compound(Source):
         """Return the node of the dataset, or why Python must read it."""
         raise NotImplementedError
 
-    def still(self) -> Unchanged:
+    def same_dataset(self) -> Unchanged:
         """Return whether it is made of the datasets that it is made of now."""
-        return all_of(DatasetState(self.dataset).holds, same_items(self.inner))
+        return all_of(DatasetState(self.dataset).same, same_items(self.inner))
 
     def child(self, part: int) -> Source:
         if part not in self._children:
@@ -144,7 +144,7 @@ class SubsetSource(_Compound):
                 found = [chosen[i] for i in indices.tolist()]
             return child.resolve(_whole_numbers(found))
 
-        return Node(len(chosen), resolve, all_of(self.still(), child.still))
+        return Node(len(chosen), resolve, all_of(self.same_dataset(), child.same_dataset))
 
 
 class ConcatSource(_Compound):
@@ -196,7 +196,7 @@ class ConcatSource(_Compound):
                     numbers[chosen] = inner
             return numbers, local
 
-        return Node(size, resolve, all_of(self.still(), *(child.still for child in children)))
+        return Node(size, resolve, all_of(self.same_dataset(), *(child.same_dataset for child in children)))
 
 
 #: The adapters, in the order in which they are tried: the module without which no dataset is of its kind, and the

@@ -77,7 +77,7 @@ class DatasetState:
     """What a dataset was: its attributes, what its transforms hold, and the settings of torch and Pillow.
 
     Attributes:
-        unmoved: returns whether the arrays among its attributes are where they were.
+        same_memory: returns whether the arrays among its attributes are where they were.
     """
 
     def __init__(self, dataset: object) -> None:
@@ -87,13 +87,13 @@ class DatasetState:
         containers = [value for value in values if isinstance(value, list | dict)]
         self._short = [(value, value.copy()) for value in containers if len(value) <= _SHORT]
         self._long = [(value, len(value)) for value in containers if len(value) > _SHORT]
-        self.unmoved = same_memory([value for value in values if _has_address(value)])
+        self.same_memory = same_memory([value for value in values if _has_address(value)])
         self._transforms = list(_states_of(self._attributes.get("transform")).values())
         self._kinds = {type(part) for part, _ in self._transforms}
         self._wrappers = [part for part, _ in self._transforms if is_wrapper(part)]
         self._settings = _settings()
 
-    def holds(self) -> bool:
+    def same(self) -> bool:
         """Return whether the dataset is what it was, but for the elements of its arrays and longer lists."""
         held = self._attributes
         for name, value in self._kept:
@@ -103,7 +103,7 @@ class DatasetState:
             same = all(now == then for now, then in self._short) and all(len(now) == then for now, then in self._long)
         except Exception:  # of a comparison
             return False
-        if not (same and self.unmoved() and self._settings == _settings()) or (self._transforms and hooked()):
+        if not (same and self.same_memory() and self._settings == _settings()) or (self._transforms and hooked()):
             return False
         same = all(state.same(part) for part, state in self._transforms)
         same = same and all(replaced_in_class(kind) is None for kind in self._kinds)

@@ -103,7 +103,7 @@ class Cursor(Protocol):
 class Generators:
     """The generators of one worker thread, under the names that torch's WorkerInfo.rng gives them.
 
-    They are functions of (seed, epoch, sample, position), set when first used after `turn_to`, for one thread.
+    They are functions of (seed, epoch, sample, position), set when first used after `set_sample_key`, for one thread.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class Generators:
         self._positions: Sequence[int] = range(0)
         self._set_for: dict[str, int] = {}  # the position of the sample that each generator was set for last
 
-    def turn_to(self, seed: int, epoch: int, cursor: Cursor, positions: Sequence[int]) -> None:
+    def set_sample_key(self, seed: int, epoch: int, cursor: Cursor, positions: Sequence[int]) -> None:
         """Begin with other samples, at these positions of the epoch's order; no generator is set before it is used."""
         self._seed, self._epoch, self._cursor, self._positions = seed, epoch, cursor, positions
         self._set_for = {}

@@ -67,7 +67,7 @@ class Filled:
     """Its number."""
     batch: Any = None
     samples: int = 0
-    rescued: Sequence[str] = ()
+    read_by_python: Sequence[str] = ()
     """Why Python read a sample of a native plan, one reason a sample."""
     bad: list[BadSample] = field(default_factory=list)
     error: BaseException | None = None
@@ -114,7 +114,7 @@ class FillerActor:
             self._requests.append((given, positions))
             filled.batch = next(made)
             last = self._last.delivery
-            filled.samples, filled.rescued = last.samples, list(last.read_by_python)
+            filled.samples, filled.read_by_python = last.samples, list(last.read_by_python)
         except Exception as error:
             filled = self._failure(error)
         self._last.delivery = Delivery(None, 0)

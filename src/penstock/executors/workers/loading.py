@@ -137,12 +137,12 @@ class FetchedBatch(Batch):
         try:
             if self.indices is None:
                 activity.begin([task.given])
-                generators.turn_to(task.seed, task.epoch, activity, task.positions)
+                generators.set_sample_key(task.seed, task.epoch, activity, task.positions)
                 self.result = worker.make(task)
                 return None
             while at < end:  # a few at a time, which are written to their rows while caches hold them
                 until = end if rows is None else min(end, at + rows.at_a_time)
-                generators.turn_to(task.seed, task.epoch, activity, task.positions[at:until])
+                generators.set_sample_key(task.seed, task.epoch, activity, task.positions[at:until])
                 samples = worker.part(task, at, until)
                 if rows is None:
                     self.samples[at:until] = samples

@@ -68,14 +68,14 @@ class NativeBatch(IndexedBatch):
     """What the readers of files know of it, until it is submitted."""
     number: int = -1
     key: tuple[int, int] = (0, 0)  # seed and epoch of its random draws
-    rescues_failed: dict[int, BaseException] = field(default_factory=dict)  # by position in the batch
+    python_errors: dict[int, BaseException] = field(default_factory=dict)  # by position in the batch
 
     @property
     def waits_for_shards(self) -> bool:
         return self.number < 0 and self.shards is not None
 
     def let_go(self) -> None:
-        self.rescues_failed.clear()
+        self.python_errors.clear()
         self.rows.clear()
 
 
@@ -141,7 +141,7 @@ class NativeCrew:
         if batch.prepared is None:
             self.prepare(batch)
         assert batch.prepared is not None
-        batch.rescues_failed, batch.rescued = {}, []
+        batch.python_errors, batch.read_by_python = {}, []
         batch.fields = [field or _UNKNOWN for field in self.fields]
         batch.rows = [memory.rows(len(batch.indices), field) for field in batch.fields]
         fields: list[Any] = [(*rows, field.spec) for rows, field in zip(batch.rows, batch.fields, strict=True)]
@@ -167,7 +167,7 @@ class NativeCrew:
     def serve_here(self) -> None:
         """Read all rows that wait now, in the calling thread."""
         while (job := self.pool.take_python(False)) is not None:
-            self._rescue(job)
+            self._read_in_python(job)
 
     def close(self) -> None:
         """End the threads. In a forked child they do not exist, and nothing is done."""
@@ -193,30 +193,32 @@ class NativeCrew:
     def _serve(self) -> None:
         while (job := self.pool.take_python(True)) is not None:
             with contextlib.suppress(BaseException):  # it is raised where the batch is handed out
-                self._rescue(job)
+                self._read_in_python(job)
 
     def busy(self) -> list[tuple[int, int, float]]:
         """Return (batch, position in it, seconds since it began) of each sample that a Python thread reads now."""
         now = monotonic()
         return [(batch, position, now - since) for batch, position, since in list(self._reading.values())]
 
-    def _rescue(self, job: _native.PythonJob) -> None:
+    def _read_in_python(self, job: _native.PythonJob) -> None:
         with self.lock:
             batch = self.batches[job.batch]
         self._reading[threading.get_ident()] = (job.batch, job.position, monotonic())
         try:
-            batch.rescued.append(job.reason)  # before the row is finished: the batch may be handed out right then
+            batch.read_by_python.append(
+                job.reason
+            )  # before the row is finished: the batch may be handed out right then
             leaf, local = self.plan.leaf(batch.leaves, job.position), int(batch.local[job.position])
-            value = leaf.rescue(local)
+            value = leaf.read_in_python(local)
             if not isinstance(value, torch.Tensor):
                 if self.pool.finish_pixels(job, value) is None:
                     return
                 with keyed_methods.of_sample(*batch.key, job.sample, batch.positions[job.position]):
-                    value = leaf.apply(local)  # the user's own transform has the last word
+                    value = leaf.sample_in_python(local)  # the user's own transform has the last word
                 value = value[job.field] if leaf.form.views else value
             self._finish_tensor(job, value, *leaf.identify(local))
         except BaseException as error:
-            batch.rescues_failed.setdefault(job.position, error)
+            batch.python_errors.setdefault(job.position, error)
             self.pool.fail_python(job)
             if not isinstance(error, Exception):
                 raise  # Ctrl-C in the caller's thread

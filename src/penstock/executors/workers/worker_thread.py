@@ -28,7 +28,7 @@ from threadpoolctl import ThreadpoolController
 from torch.utils.data._utils import collate as torch_collate, worker as torch_worker
 
 from penstock.executors.workers.loading import Activity
-from penstock.recipe.patches import Patches, standing_in
+from penstock.recipe.patches import Patches, wrap
 from penstock.system.process_events import at_exit
 from penstock.system.randomness import Generators
 
@@ -97,7 +97,7 @@ def _info_here() -> Any:
     return _of_thread.info
 
 
-get_worker_info = standing_in(torch_worker.get_worker_info, _info_here, _is_worker, (__name__, "get_worker_info"))
+get_worker_info = wrap(torch_worker.get_worker_info, _info_here, _is_worker, (__name__, "get_worker_info"))
 
 
 def _find(patches: Patches) -> None:
