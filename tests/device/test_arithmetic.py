@@ -154,7 +154,7 @@ def test_what_only_the_datasets_own_transform_makes(workers: int) -> None:
     dataset = mnist(v1.Pad(30, padding_mode="reflect"), v1.ToTensor(), v1.Normalize((0.1307,), (0.3081,)))
     sent = assert_split(dataset, workers=workers)
     leaf = sent.leaves[0]
-    for made in (leaf.apply(3), leaf.read_in_python(3)):
+    for made in (leaf.sample_in_python(3), leaf.read_in_python(3)):
         assert isinstance(made, torch.Tensor) and made.dtype == torch.uint8
         assert torch.equal(Inverse(leaf.table)(dataset[3][0]), made)  # type: ignore[arg-type]
 

@@ -137,9 +137,9 @@ class Worker:
         if self.replacing is not None and any(map(self.replacing.is_bad, task.given)):
             return None
         self.note("getitem", task.given, len(task.given))
-        turn = partial(self._turn, task) if self._seeded or self._keyed else None
+        set_key = partial(self._key_position, task) if self._seeded or self._keyed else None
         try:
-            filled = self._filling.fill(task, memory, self._native_seed(task), turn)
+            filled = self._filling.fill(task, memory, self._native_seed(task), set_key)
         except Exception as error:
             if self.replacing is None:
                 note_batch(error, task.given)
@@ -253,12 +253,12 @@ class Worker:
         reseeded = worker is not None and torch.initial_seed() != worker.seed
         return torch.initial_seed() if reseeded else task.seed
 
-    def _turn(self, task: Task, position: int) -> None:
-        """Let what the user's code draws be that of the sample at a position of a batch."""
+    def _key_position(self, task: Task, position: int) -> None:
+        """Key random draws to the sample at a position of a batch."""
         self._key(task, task.given[position], task.positions[position])
 
     def _key(self, task: Task, index: Any, position: int) -> None:
-        """Make what is drawn from here on, in this thread or process, a function of these."""
+        """Key random draws of this thread, or process, to a sample."""
         if not (self._seeded or self._keyed):
             return
         number = sample_number(index)

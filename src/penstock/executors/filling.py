@@ -32,8 +32,8 @@ _TRIES = 2
 #: Free blocks of memory that are kept for the next batches.
 _KEPT = 16
 
-Turn = Callable[[int], None]
-"""Makes what the user's code draws from here on that of the sample at a position of the batch."""
+SetKey = Callable[[int], None]
+"""Keys random draws to the sample at a position of the batch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,14 +85,14 @@ class Filling:
         self._refused: tuple[int, int] | None = None  # the pass whose dataset is not native any more
         self.memory = Buffers(pinned=False, keep=_KEPT)
 
-    def fill(self, task: Task, memory: BatchMemory | None, seed: int, turn: Turn | None) -> FilledBatch | None:
+    def fill(self, task: Task, memory: BatchMemory | None, seed: int, set_key: SetKey | None) -> FilledBatch | None:
         """Return the batch of a task, None where Python must make it.
 
         Args:
             task: a batch.
             memory: for the rows; None: this object's own.
             seed: of the native draws.
-            turn: called with each position before the user's function makes that label; None: nothing need be done.
+            set_key: called with each position before the user's function makes that label; None: nothing need be done.
 
         Raises what the user's function of labels raises.
         """
@@ -107,7 +107,7 @@ class Filling:
         if batch is None:
             return None
         rows = tuple(one.tensor for one in batch.rows)
-        return FilledBatch(crew.plan, rows, _labels(crew.plan, batch, turn))
+        return FilledBatch(crew.plan, rows, _labels(crew.plan, batch, set_key))
 
     def _take(self, task: Task) -> NativeCrew | None:
         """Return a crew without threads for the dataset as it is now, used by this thread only; None: there is none."""
@@ -169,14 +169,14 @@ def _numbers(given: Any) -> Indices | None:
         return None
 
 
-def _labels(plan: NativePlan, batch: NativeBatch, turn: Turn | None) -> LabelColumn | None:
-    """Return the labels of a batch; turn: as for Filling.fill."""
+def _labels(plan: NativePlan, batch: NativeBatch, set_key: SetKey | None) -> LabelColumn | None:
+    """Return the labels of a batch; set_key: as for Filling.fill."""
     leaves, local = batch.leaves, batch.local
-    if turn is None or not any(leaf.calls_python for leaf in plan.leaves):
+    if set_key is None or not any(leaf.calls_python for leaf in plan.leaves):
         return plan.label_column(leaves, local)
     labels: list[Any] = []
     for position in range(len(local)):
-        turn(position)
+        set_key(position)
         one = slice(position, position + 1)
         column = plan.label_column(None if leaves is None else leaves[one], local[one])
         labels += [] if column is None else as_objects(column)

@@ -1,8 +1,8 @@
 """What torchvision's known random transforms draw, as a function of (seed, epoch, sample, position).
 
-A thread that works on a sample of a loader with a seed says so by `set_sample_key`. From then on the known random transforms
-(both generations) draw in that thread what the native core draws for that sample: the k-th of them that acts on it
-draws as the k-th random operation of a recipe. So a pipeline draws the same whether the native core runs it, or part of
+A thread that works on a sample of a loader with a seed says so by `set_sample_key`. From then on the known random
+transforms (both generations) draw in that thread what the native core draws for that sample: the k-th of them that acts
+on it draws as the k-th random operation of a recipe. So a pipeline draws the same whether the native core runs it, or part of
 it, or torchvision's own Compose, or code of the user's that calls one transform by itself. In every other thread the
 transforms are what they were. Behind a call by which a program sets or reads the state of torch's generator they draw
 from that generator until the sample ends.
@@ -54,7 +54,7 @@ def _in_child() -> None:
 
 
 def set_sample_key(seed: int, epoch: int, sample: int, position: int, *, owned: bool = False) -> None:
-    """Let the known transforms draw for a sample in this thread, from its first operation on.
+    """Key random draws of known transforms to a sample in this thread, from its first operation on.
 
     owned: until the sample ends, torch's generator is set by what this thread calls only.
     """

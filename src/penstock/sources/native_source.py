@@ -112,7 +112,8 @@ def _unknown(position: int) -> Any:
 class NativeSource:
     """How the native core reads a dataset, as it was when a plan was made.
 
-    `native_of` adds what is the same for all adapters: `size`, `identify`, `sample_in_python`, `same_dataset`, `same_memory`, a last step.
+    `native_of` adds what is the same for all adapters: `size`, `identify`, `sample_in_python`, `same_dataset`,
+    `same_memory`, a last step.
     """
 
     fields: tuple[Field, ...]
