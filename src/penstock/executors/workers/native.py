@@ -205,9 +205,8 @@ class NativeCrew:
             batch = self.batches[job.batch]
         self._reading[threading.get_ident()] = (job.batch, job.position, monotonic())
         try:
-            batch.read_by_python.append(
-                job.reason
-            )  # before the row is finished: the batch may be handed out right then
+            # Before the row is finished: the batch may be handed out right then.
+            batch.read_by_python.append(job.reason)
             leaf, local = self.plan.leaf(batch.leaves, job.position), int(batch.local[job.position])
             value = leaf.read_in_python(local)
             if not isinstance(value, torch.Tensor):
