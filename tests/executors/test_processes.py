@@ -471,11 +471,9 @@ def test_a_worker_that_sends_rubbish_is_named(what: str, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(protocol, "_send", instead)  # in the workers, which are forked
     iterator = processes(loader_of(Numbers()))
-    pids = pids_of(iterator)
-    got = taken(iterator, 1)
-    with pytest.raises(
-        WorkerDied, match=rf"^DataLoader worker 1 \(pid {pids[1]}\) sent {words}.*, which answers no task"
-    ):
+    pids, got = pids_of(iterator), list[Any]()
+    sent = rf"^DataLoader worker 1 \(pid {pids[1]}\) sent {words}.*, which answers no task"
+    with pytest.raises(WorkerDied, match=sent):
         got.extend(iterator)
     assert first_column(got) == whole()[: len(got)] and left_by(pids) == []
     with pytest.raises(WorkerDied, match=r"worker 1 .*make a new one"):

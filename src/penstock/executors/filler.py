@@ -148,8 +148,9 @@ class PassInput:
     """Returns the indices of each batch, independently of `batches`, for who looks ahead; None: they are not known."""
     samples: int = 0
     """Of the pass on all ranks, where they are known."""
-    ready: Callable[[], bool] = lambda: True
-    """Returns whether `batches` gives the next one at once: while others are in flight, it is not waited for."""
+    ready: Callable[[], bool] | None = None
+    """Returns whether `batches` gives the next one at once: while others are in flight, it is not waited for. None:
+    it always does."""
 
 
 @dataclass(slots=True)

@@ -137,7 +137,7 @@ class Pass(_BaseDataLoaderIter):
             if batch.error is not None:
                 batch.raise_error()
             out = filler.assemble(batch)
-            if filler.reads_ahead and self._input.ready():  # without workers nothing is done ahead
+            if filler.reads_ahead and self._may_ask():  # without workers nothing is done ahead
                 self._refill(queue)
             self._num_yielded += 1
             return filler.delivery(batch, out)
@@ -156,7 +156,7 @@ class Pass(_BaseDataLoaderIter):
         filler = self.filler
         filler.push(queue)
         while not self._exhausted and len(queue) < filler.depth(queue):
-            if queue and not self._input.ready():
+            if queue and not self._may_ask():
                 return
             batch = filler.new_batch()
             if not self._ask(batch):
@@ -165,6 +165,9 @@ class Pass(_BaseDataLoaderIter):
             if batch.given is not None:
                 filler.begin(batch)
             filler.push(queue)
+
+    def _may_ask(self) -> bool:
+        return self._input.ready is None or self._input.ready()
 
     def _ask(self, batch: Batch) -> bool:
         """Put what the sampler gives next, or its error, into a batch. False: the sampler is at its end."""

@@ -27,7 +27,7 @@ from penstock.executors.job import Job
 from penstock.executors.staging import Staging
 from penstock.executors.workers.answers import error_of
 from penstock.executors.workers.progress import Board
-from penstock.executors.workers.protocol import Command, Status, Work, WorkerSetup
+from penstock.executors.workers.protocol import Command, Signals, Status, Work, WorkerSetup
 from penstock.executors.workers.shared_memory import Lease
 from penstock.executors.workers.work import BatchWork, StreamWork
 from penstock.executors.workers.worker_processes import WorkerProcesses
@@ -157,7 +157,7 @@ class ProcessFiller(Filler):
     def _composes(self) -> bool:
         return self._settings.method is not Method.PROCESS
 
-    def _setup(self, board: Board, blocked: Any) -> WorkerSetup:
+    def _setup(self, board: Board, signals: Signals | None) -> WorkerSetup:
         settings, states = self._settings, None if self._streams is None else self._streams.states()
         work: Work
         if self._fetch is not None:
@@ -174,7 +174,7 @@ class ProcessFiller(Filler):
         init = settings.worker_init_fn
         if isinstance(settings.dataset, IterDataPipe | MapDataPipe):
             init = partial(_sharding_worker_init_fn, init, *_get_distributed_settings())  # type: ignore[no-untyped-call]
-        return WorkerSetup(work, board, self._base_seed, self.workers, init, self._composes, self._shared_seed, blocked)
+        return WorkerSetup(work, board, self._base_seed, self.workers, init, self._composes, self._shared_seed, signals)
 
     @property
     def reusable(self) -> bool:
@@ -330,7 +330,8 @@ class ProcessFiller(Filler):
                 self._streams.failed()
 
     def drop(self, batch: ProcessBatch) -> None:
-        batch.let_shards_go()
+        if batch.shards is not None:  # else its answer has let them go
+            batch.let_shards_go()
 
     # --- answers ----------------------------------------------------------------------------------------------------
 
@@ -352,7 +353,7 @@ class ProcessFiller(Filler):
             raise self._processes.rubbish(worker, f"an error that is a {type(value).__name__}")
         del self._outstanding[answer.number]
         self._loads[worker] -= 1
-        batch.let_shards_go()
+        self.drop(batch)
         needed, kept = 0, kind == Status.ERROR  # samples of a batch that failed may be kept by anybody
         if error is not None:
             batch.error = error

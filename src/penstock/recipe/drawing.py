@@ -4,8 +4,8 @@ A thread that works on a sample of a loader with a seed says so by `set_sample_k
 transforms (both generations) draw in that thread what the native core draws for that sample: the k-th of them that acts
 on it draws as the k-th random operation of a recipe. So a pipeline draws the same whether the native core runs it, or
 part of it, or torchvision's own Compose, or code of the user's that calls one transform by itself. In every other
-thread the transforms are what they were. Behind a call by which a program sets or reads the state of torch's generator they draw
-from that generator until the sample ends.
+thread the transforms are what they were. Behind a call by which a program sets or reads the state of torch's generator
+they draw from that generator until the sample ends.
 
 Crops and flips draw from the sample's own numbers. Of all others the numbers are those of torch's generator after a
 seed that is the sample's for that operation: torchvision's code draws from it as it is.

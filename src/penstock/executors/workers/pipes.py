@@ -49,6 +49,8 @@ class Message(NamedTuple):
 
     @property
     def value(self) -> Any:
+        if self.pickled[:1] != pickle.PROTO or self.pickled[-1:] != pickle.STOP:
+            raise pickle.UnpicklingError("it does not begin and end as a pickle does")
         return pickle.loads(self.pickled)
 
 

@@ -59,6 +59,8 @@ from penstock.system.randomness import seed_worker
 from penstock.system.tracebacks import shorten
 
 _BRIEF = 1e-3  # seconds of CPU
+Signals = tuple[set[int | signal.Signals], Any]
+"""Which signals are blocked, and the handler of SIGINT; None: it is not to be set."""
 
 
 class Command(IntEnum):
@@ -125,8 +127,8 @@ class WorkerSetup:
     """Costly calls of the user's code are answered natively."""
     shared_seed: int | None
     """Of DataPipes."""
-    blocked: set[int | signal.Signals] | None = None
-    """The signals to block from the start of `serve` on; None: they are as they are."""
+    signals: Signals | None = None
+    """How signals are handled from the start of `serve` on; None: as they are."""
 
 
 def serve(setup: WorkerSetup, worker: int, commands: Any, answers: Any) -> None:
@@ -137,8 +139,11 @@ def serve(setup: WorkerSetup, worker: int, commands: Any, answers: Any) -> None:
     """
     receiver, sender, ending = Receiver(commands), Sender(answers), setup.board.ending
     try:
-        if setup.blocked is not None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, setup.blocked)
+        if setup.signals is not None:
+            blocked, handler = setup.signals
+            if handler is not None:
+                signal.signal(signal.SIGINT, handler)
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         failure, exhausted, ran = _started(setup, worker), False, 0.0
         while not sender.broken:
             command, number, pickled = message = receiver.get()
@@ -162,6 +167,7 @@ def serve(setup: WorkerSetup, worker: int, commands: Any, answers: Any) -> None:
     except (KeyboardInterrupt, EOFError):
         pass  # the parent is interrupted too, or gone
     finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process ends by itself
         torch_worker._worker_info = None
         sender.close(unsent=not ending())
 

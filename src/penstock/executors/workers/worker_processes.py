@@ -10,6 +10,7 @@ import multiprocessing.util
 import os
 import pickle
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from time import monotonic
@@ -22,7 +23,7 @@ from penstock.executors.workers.answers import ENDED, Answer, Answers, PinnedAns
 from penstock.executors.workers.pipes import Receivers, Sender, close_in_workers
 from penstock.executors.workers.post_mortem import Identify, WorkerWatch, clear_away, end
 from penstock.executors.workers.progress import Board
-from penstock.executors.workers.protocol import Command, WorkerSetup, serve
+from penstock.executors.workers.protocol import Command, Signals, WorkerSetup, serve
 from penstock.system.warn_user import warn_user
 
 _LOOK: float = MP_STATUS_CHECK_INTERVAL  # seconds between looks at the processes themselves
@@ -63,18 +64,22 @@ class WorkerProcesses:
     def forks(self) -> bool:
         return bool(self._context.get_start_method() == "fork")
 
-    def start(self, setup: Callable[..., WorkerSetup], hooked: Callable[[], AbstractContextManager[object]]) -> None:
+    def start(
+        self,
+        setup: Callable[[Board, Signals | None], WorkerSetup],
+        hooked: Callable[[], AbstractContextManager[object]],
+    ) -> None:
         """Start the processes. Raises what starting one raises.
 
         Args:
-            setup: returns what they are started with; called with `board` and `blocked`.
+            setup: returns what they are started with; called with the board and how signals are handled.
             hooked: returns what is held while they are forked.
         """
         if self.forks:
-            with interrupts_held() as blocked, hooked():
-                self._start(setup(board=self.board, blocked=blocked))
+            with interrupts_held() as signals, hooked():
+                self._start(setup(self.board, signals))
         else:
-            self._start(setup(board=self.board, blocked=None))
+            self._start(setup(self.board, None))
         self._watch.begin(self.processes, self._receivers)
 
     def _start(self, setup: WorkerSetup) -> None:
@@ -189,14 +194,26 @@ class WorkerProcesses:
 
 
 @contextmanager
-def interrupts_held() -> Iterator[set[int | signal.Signals]]:
-    """Hold a Ctrl-C back in this thread; yields the signals that it blocked before.
+def interrupts_held() -> Iterator[Signals]:
+    """Hold a Ctrl-C back; yields how signals were handled before.
 
-    In the middle of a fork Python would lose the Ctrl-C, or the child; in the middle of an end, the processes.
+    In the middle of a fork Python would lose the Ctrl-C, or the child; in the middle of an end, the processes. The
+    signal is blocked in this thread, and in the child. The kernel gives it to another thread then, where there is one,
+    and Python would call the handler in this one all the same: only then another handler is set meanwhile.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    before, came = signal.pthread_sigmask(signal.SIG_BLOCK, []), list[Any]()
+    handler, here = signal.getsignal(signal.SIGINT), threading.current_thread() is threading.main_thread()
+    handler = handler if here and callable(handler) and len(os.listdir("/proc/self/task")) > 1 else None
     try:
+        if handler is not None:
+            signal.signal(signal.SIGINT, lambda *given: came.append(given))
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        yield before
+        yield before, handler
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        try:
+            if handler is not None:
+                signal.signal(signal.SIGINT, handler)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if came and callable(handler):
+        handler(*came[0])
