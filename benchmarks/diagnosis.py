@@ -160,7 +160,7 @@ CASES = {
 
 def run(name: str, seconds: float) -> dict[str, Any]:
     """Diagnose a case in this process."""
-    from penstock.executors import selection
+    from penstock.carriers import choice as selection
     from penstock.insight.diagnosis import _gain, _run, diagnose
     from penstock.verdict import findings, verdict
 

@@ -126,7 +126,7 @@ def strings(setup: Setup, make: Make, **options: Any) -> Running:
 def seeding(setup: Setup) -> Running:
     """What setting random, numpy.random and torch's generator adds to fetching a sample in a worker process: the same
     batches fetched with and without, in this process."""
-    fetch_class = private("Fetch", "penstock.executors.fetch", "penstock.fetch")
+    fetch_class = private("Fetch", "penstock.workers.worker", "penstock.fetch")
     task = private("Task", "penstock.state.delivery", "penstock.fetch")
     numbers = list(range(setup.facts["slow"]))
     collate = torch.utils.data.default_collate

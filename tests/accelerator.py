@@ -13,7 +13,7 @@ import torch
 from penstock.device import resident
 from penstock.device.copy_stream import CopyStream
 from penstock.device.decoders import decoded_by_pillow
-from penstock.device.decoding import DecodingFiller
+from penstock.device.decoding import DecodingCarrier
 from penstock.device.feed import Feed
 
 CPU = torch.device("cpu")
@@ -89,7 +89,7 @@ def replaced_by_late_streams(monkeypatch: pytest.MonkeyPatch) -> list[LateStream
     monkeypatch.setattr(Feed, "resolve", lambda self: DEVICE)
     for module in ("penstock.device.feeding", "penstock.device.target"):
         monkeypatch.setattr(f"{module}.copy_stream_to", copy_stream_to)
-    for module in ("executors.selection", "explain"):
+    for module in ("carriers.choice", "explain"):
         monkeypatch.setattr(f"penstock.{module}.can_pin", lambda settings, *, sends: False)
     return streams
 
@@ -98,10 +98,10 @@ def replaced_by_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make of cuda:0 a device that copies at once, holds arrays, and decodes JPEG files with Pillow."""
     replaced_by_late_streams(monkeypatch)
 
-    def decoding(plan: Any, means: Any, decoder: Any, device: Any, stream: Any, **named: Any) -> DecodingFiller:
-        return DecodingFiller(plan, means, decoder, torch.device("cpu"), stream, **named)
+    def decoding(plan: Any, means: Any, decoder: Any, device: Any, stream: Any, **named: Any) -> DecodingCarrier:
+        return DecodingCarrier(plan, means, decoder, torch.device("cpu"), stream, **named)
 
-    monkeypatch.setattr("penstock.device.decoding.DecodingFiller", decoding)
+    monkeypatch.setattr("penstock.device.decoding.DecodingCarrier", decoding)
     monkeypatch.setattr("penstock.device.target.decoder_for", lambda device: OnHost())
     monkeypatch.setattr("penstock.device.target.copy_stream_to", lambda device: PromptStream())
     for name in ("hold", "explain"):

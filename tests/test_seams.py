@@ -15,16 +15,17 @@ from torch.utils.data import ConcatDataset, Subset
 
 import penstock
 import penstock._native as _native
-from penstock.executors import selection
-from penstock.executors.filler import Batch, Filler
-from penstock.executors.iterator import Pass, open_pass
-from penstock.executors.job import Job
+from penstock.carriers import choice as selection
 from penstock.observe import Delivery, Observer
+from penstock.passes.carrier import Carrier
+from penstock.passes.iterator import Pass, open_pass
+from penstock.passes.job import Job
 from penstock.recipe.steps import Refusal, Step
 from penstock.sources import tree
 from penstock.sources.naming import catalogue
 from penstock.sources.native_source import Field, NativeSource
 from penstock.sources.source import Source
+from penstock.workers.batch import Batch
 from tests.same import assert_same, outcomes
 from tests.sample_datasets import Made, Numbers
 from tests.values import flat, listed, resumed
@@ -39,7 +40,7 @@ class Squares(Numbers):
         return torch.tensor(super().number(index) ** 2)
 
 
-class Computing(Filler):
+class Computing(Carrier):
     """Computes whole batches at once."""
 
     ended = threading.Event()
@@ -83,7 +84,7 @@ def test_an_executor_is_one_more_in_the_tuple(computer: None, options: dict[str,
     )
     for _ in range(2):
         batches = iter(loader)
-        assert type(batches.filler) is Computing
+        assert type(batches.carrier) is Computing
         assert_same(list(batches), list(theirs))
     assert (loader.stats().batches, loader.stats().samples) == (12, 46)
     assert "Squares" in loader.explain()
@@ -132,7 +133,7 @@ WAYS: dict[str, tuple[Any, dict[str, Any], list[Any]]] = {
 def test_an_observer_knows_of_every_batch_error_and_end(way: str) -> None:
     dataset, options, wanted = WAYS[way]
     loader, watching = penstock.DataLoader(dataset, 4, **options), Watching()
-    loader._executors.observers += (watching,)
+    loader._pass_factory.observers += (watching,)
     given = [one for one in wanted if one is not KeyError]
     assert [isinstance(one, tuple) for one in outcomes(loader)] == [one is KeyError for one in wanted]
     assert watching.seen == [*wanted, "end"]

@@ -372,7 +372,7 @@ def test_a_loader_that_is_collected_while_its_stages_are_read(caplog: pytest.Log
     loader: Any = penstock.DataLoader(Made(slow, 130), 10, num_workers=0)
     list(loader)
     caplog.set_level(logging.INFO, "penstock")
-    read, meter, gone = loader.stats_reader(), loader._executors.counters.meter, weakref.ref(loader)
+    read, meter, gone = loader.stats_reader(), loader._pass_factory.counters.meter, weakref.ref(loader)
     loader.cycle = loader
     del loader
     seconds = Collecting(0.0)

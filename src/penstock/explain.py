@@ -11,11 +11,10 @@ from typing import Any
 
 from torch.utils.data import IterDataPipe, MapDataPipe, SequentialSampler, default_collate
 
-from penstock.executors.job import can_pin, reads_ahead
-from penstock.executors.selection import Executors
-from penstock.executors.workers.own_fetch import describe_copies
+from penstock.carriers.choice import PassFactory
 from penstock.order.batches import BatchOrder
 from penstock.order.permutations import KeyedSampler
+from penstock.passes.job import can_pin, reads_ahead
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
 from penstock.recipe.torchvision import classes
 from penstock.recipe.unseeded_generators import missed
@@ -25,6 +24,7 @@ from penstock.sources.cached import describe_decoded, describe_indexes
 from penstock.sources.tree import source_of
 from penstock.stats import Stats
 from penstock.system.words import and_join, counted
+from penstock.workers.own_workers import describe_copies
 
 #: How many datasets of a ConcatDataset are looked at: they are alike as a rule.
 _ALIKE = 8
@@ -45,7 +45,7 @@ class Explained:
 
     settings: Settings
     plan: Plan
-    executors: Executors
+    executors: PassFactory
     device: tuple[str, ...]
     """What is done on the device, a line each."""
     sends: bool

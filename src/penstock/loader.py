@@ -16,12 +16,11 @@ import torch.utils.data
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, RandomSampler, SequentialSampler, Subset
 
 from penstock import announcements, settings as options
+from penstock.carriers.choice import PassFactory
+from penstock.carriers.rows import holds_rows, is_native
 from penstock.cluster.option import Ray, ray_of
 from penstock.device.feed import Device, Feed, feed_of
 from penstock.errors import InvalidOption
-from penstock.executors.job import Open, default_workers, planned
-from penstock.executors.rows import holds_rows, is_native
-from penstock.executors.selection import Executors
 from penstock.loop_times import LoopClock, LoopLabel, LoopMeter
 from penstock.observe import Observers, SpanSink, watching
 from penstock.order.batches import BatchOrder, deepest
@@ -30,6 +29,7 @@ from penstock.order.mix import Mix
 from penstock.order.permutations import SetEpoch, checked_seed
 from penstock.order.schedule import Shard
 from penstock.order.weighted import Weighted
+from penstock.passes.job import Open, default_workers, planned
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
 from penstock.recipe.unseeded_generators import SeedWarnings
 from penstock.settings import Given, Method, Settings
@@ -116,7 +116,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     cache_decoded: bool
     share_dataset: bool
     _given: Given
-    _executors: Executors
+    _pass_factory: PassFactory
     _checkpoint: Checkpoint
     _iterator: Any
     _kept_settings: Settings | None = None
@@ -198,7 +198,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             indexes=JpegIndexes(),
             cluster=cluster,
         )
-        executors = Executors(register_of(on_error, dataset), SeedWarnings(), given.caches, given.indexes)
+        executors = PassFactory(register_of(on_error, dataset), SeedWarnings(), given.caches, given.indexes)
         # torch's __setattr__ looks each name up in a list of its own.
         vars(self).update(
             seed=seed,
@@ -212,7 +212,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             cache_decoded=cache_decoded,
             share_dataset=options.shares(share_dataset, method),
             _given=given,
-            _executors=executors,
+            _pass_factory=executors,
             _checkpoint=Checkpoint(seed, executors.in_threads),
         )
         batched = batch_size is not None or batch_sampler is not None
@@ -266,11 +266,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         announcements.made(self)
-        self._executors = copy(self._executors)
-        self._checkpoint = self._checkpoint.copied(self._executors.in_threads)
+        self._pass_factory = copy(self._pass_factory)
+        self._checkpoint = self._checkpoint.copied(self._pass_factory.in_threads)
         self._offer_set_epoch()
         settings = self._settings()
-        if not self._executors.gathers(settings):
+        if not self._pass_factory.gathers(settings):
             self._plan = planned(settings)
         self._choose_workers()
 
@@ -296,7 +296,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             target = self._feeder().begin(feed)
         sends = target is not None and target.sends
         settings = self._settings()
-        checkpoint, executors = self._checkpoint, self._executors
+        checkpoint, executors = self._checkpoint, self._pass_factory
         rows = executors.gathers(settings)
         if not (rows or self._plan_serves(settings, sends)):
             self._plan = planned(settings, raw=sends, begins=True)
@@ -316,7 +316,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if loop.label is None:
             kind, owner = type(settings.dataset).__name__, weakref.ref(executors)
             facts = settings.batch_size, settings.num_workers, reader_of(chosen)
-            loop.label = LoopLabel(kind, *facts, owner, Executors.stats)
+            loop.label = LoopLabel(kind, *facts, owner, PassFactory.stats)
         followers += (progress, LoopClock(loop), *watching(self))
         if feed is None or target is None or chosen is None:
             batches = self._batches(settings, chosen, progress, begins=begins)
@@ -341,7 +341,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         sends: bool = False,
     ) -> Any:
         """Return the pass that begins, before it goes to a device."""
-        checkpoint, executors = self._checkpoint, self._executors
+        checkpoint, executors = self._checkpoint, self._pass_factory
         job = executors.job(self, settings, chosen, progress, checkpoint.epochs, sends=sends)
         held = None
         if not begins:
@@ -411,7 +411,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if callable(theirs) and not isinstance(theirs, SetEpoch):
             reached = True
             theirs(self._checkpoint.epochs.number)
-        self._executors.begin_anew(partial(self._checkpoint.begins_anew, reached=reached))
+        self._pass_factory.begin_anew(partial(self._checkpoint.begins_anew, reached=reached))
 
     def _offer_set_epoch(self) -> None:
         """Give the sampler that torch's __init__ made a set_epoch."""
@@ -487,7 +487,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Args, Raises: as `ids`; and what reading the samples raises.
         """
         settings = replace(self._settings(), num_workers=0, persistent_workers=False, timeout=0)
-        return self._executors.read_batch(
+        return self._pass_factory.read_batch(
             settings, epoch, *self._checkpoint.replayed(settings, epoch, step, rank, state)
         )
 
@@ -508,15 +508,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             )
         replaces = self.on_error != "raise"
         device = () if feed is None else tuple(self._feeder().explain(feed, chosen, replaces=replaces))
-        return explain.Explained(settings, chosen, self._executors, device, sends).text(self.stats())
+        return explain.Explained(settings, chosen, self._pass_factory, device, sends).text(self.stats())
 
     def stats(self) -> Stats:
         """Return the counters of all epochs so far."""
-        return self._executors.stats()
+        return self._pass_factory.stats()
 
     def stats_reader(self) -> Callable[[], Stats]:
         """Return what returns stats() and does not keep the loader: a bound method."""
-        return self._executors.stats
+        return self._pass_factory.stats
 
     @property
     def read_by(self) -> str:
@@ -526,15 +526,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     @property
     def loop_meter(self) -> LoopMeter:
         """What adds up the times of the loops over this loader."""
-        return self._executors.counters.loop
+        return self._pass_factory.counters.loop
 
     def record_spans(self, sink: SpanSink) -> Callable[[], None]:
         """Have a sink called for each piece of work of this process's workers; return what ends that."""
-        return self._executors.counters.meter.add_sink(sink)
+        return self._pass_factory.counters.meter.add_sink(sink)
 
     def silence_verdict(self) -> None:
         """Let nothing be logged of why the loop waited: whoever measures the loader says so."""
-        self._executors.silence_verdict()
+        self._pass_factory.silence_verdict()
 
     def __repr__(self) -> str:
         return (
@@ -556,7 +556,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             del arguments["prefetch_factor"]
         twin: DataLoader[Any] = DataLoader(dataset, **samples, **arguments)
         twin._checkpoint.epochs = self._checkpoint.epochs.copy()
-        twin._executors.reach = self._executors.reach
+        twin._pass_factory.reach = self._pass_factory.reach
         return twin
 
     @property

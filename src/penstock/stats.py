@@ -17,7 +17,7 @@ from penstock.system.locks import ProcessLock
 from penstock.verdict import verdict
 
 #: What metrics() has: shares of the waits, in per cent; fields of TierCounts, summed over the tiers; of IndexCounts; of
-#: Reading; of FillerCounts.
+#: Reading; of ActorCounts.
 _QUANTILES = (50, 90, 99)
 _OF_TIERS = ("samples", "bytes", "hits", "dropped")
 _OF_INDEX = ("photos", "bytes", "hits", "changed")
@@ -62,7 +62,7 @@ class IndexCounts:
 
 
 @dataclass(frozen=True)
-class FillerCounts:
+class ActorCounts:
     """What the fillers of a Ray cluster did for a loader, over all of its passes."""
 
     nodes: Mapping[str, int]
@@ -119,7 +119,7 @@ class Stats:
     """Why the loops wait, as far as the passes show it; None: they were too short to tell."""
     jpeg_index: IndexCounts | None = None
     """Decoder states of JPEG files, which save decoding rows above a crop; None: no pass used any."""
-    fillers: FillerCounts | None = None
+    fillers: ActorCounts | None = None
     """What fillers of a Ray cluster did; None: worker_method= names no cluster. Their stages are in `stages`."""
 
     @property
@@ -201,7 +201,7 @@ class Counters(Observer):
         cache: dict[str, TierCounts],
         found: Measured | None,
         jpeg_index: IndexCounts | None = None,
-        fillers: FillerCounts | None = None,
+        fillers: ActorCounts | None = None,
     ) -> Stats:
         """Return the counters now, with the given (lent, free, created) buffers, tiers and so on."""
         with self._lock:

@@ -82,7 +82,7 @@ def actors() -> dict[str, str]:
     """Return the state of each filler and packer that the cluster has had, by its ID."""
     from ray._private.state import actors as known  # noqa: PLC0415
 
-    ours = ("FillerActor", "Packer")
+    ours = ("BatchActor", "Packer")
     return {name: one["State"] for name, one in known().items() if one["ActorClassName"].endswith(ours)}
 
 

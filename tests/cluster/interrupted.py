@@ -22,7 +22,7 @@ def load(cluster: penstock.Ray, told: Path) -> None:
 def catch(cluster: penstock.Ray, told: Path) -> None:
     """The same, by a program that goes on after the interrupt, and leaves only when its fillers are gone."""
     batches: Any = iter(penstock.DataLoader(ENDLESS, 4, num_workers=2, worker_method=cluster))
-    pids = [one.facts.pid for one in batches.filler._crew.at_work]
+    pids = [one.facts.pid for one in batches.carrier._crew.at_work]
     try:
         for number, _ in enumerate(batches):
             if number == 5:

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import penstock
+from penstock.carriers.native import NativeCarrier
 from penstock.cluster.connection import (
     Facts,
     Memory,
@@ -30,10 +31,9 @@ from penstock.cluster.connection import (
     versions,
 )
 from penstock.cluster.option import Ray, ray_of
-from penstock.executors.buffers import Buffers
-from penstock.executors.filler import PassInput, PassResources
-from penstock.executors.iterator import Pass
-from penstock.executors.native import NativeFiller
+from penstock.memory.buffers import Buffers
+from penstock.passes.iterator import Pass
+from penstock.passes.values import PassInput, PassResources
 from penstock.plan import NativePlan, plan
 from tests.same import assert_same
 from tests.sample_datasets import Made, Stream, rows
@@ -224,7 +224,7 @@ def test_a_pass_asks_for_no_request_that_has_not_come(tmp_path: Path) -> None:
     requests: deque[Any] = deque()
     resources = PassResources(2, None, Buffers(pinned=False, keep=2))
     given = PassInput(iter(requests.popleft, None), None, 0, 0, ready=lambda: bool(requests))
-    made = Pass(NativeFiller(found, resources), given)
+    made = Pass(NativeCarrier(found, resources), given)
     for number in (2, 0, 3):
         requests.append((np.array([number]), range(number, number + 1)))
         assert int(next(made)[0, 0]) == number

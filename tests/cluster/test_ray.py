@@ -35,7 +35,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fillers(batches: Any) -> list[Any]:
-    return [one.facts for one in batches.filler._crew.at_work]
+    return [one.facts for one in batches.carrier._crew.at_work]
 
 
 def test_a_dataset_of_the_users_own() -> None:

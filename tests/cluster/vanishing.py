@@ -28,7 +28,7 @@ def main(address: str, folder: Path) -> None:
     crew._OTHERS = 60.0
     loader: Any = penstock.DataLoader(ROWS, 8, num_workers=2, worker_method=cluster)
     batches, firsts, longest = iter(loader), list[float](), 0.0
-    hosts, last = {one.facts.host for one in batches.filler._crew.at_work}, time.monotonic()
+    hosts, last = {one.facts.host for one in batches.carrier._crew.at_work}, time.monotonic()
     while len(firsts) < BATCHES:
         firsts.append(float(next(batches)[0, 0]))
         longest, last = max(longest, time.monotonic() - last), time.monotonic()

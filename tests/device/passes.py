@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from penstock.executors.buffers import Buffers
-from penstock.executors.filler import PassInput, PassResources
-from penstock.executors.iterator import Pass
-from penstock.executors.native import NativeFiller
+from penstock.carriers.native import NativeCarrier
+from penstock.memory.buffers import Buffers
 from penstock.order.batches import as_indices, with_sample_numbers
+from penstock.passes.iterator import Pass
+from penstock.passes.values import PassInput, PassResources
 from penstock.plan import NativePlan, plan
 
 
@@ -34,4 +34,4 @@ def pass_input(batches: Iterable[Any], seed: int = 3, epoch: int = 1) -> PassInp
 
 def on_host(made: NativePlan, batches: Iterable[Any], workers: int = 2, **key: Any) -> Pass:
     """Return a pass over a plan without a device."""
-    return Pass(NativeFiller(made, resources(workers)), pass_input(batches, **key))
+    return Pass(NativeCarrier(made, resources(workers)), pass_input(batches, **key))

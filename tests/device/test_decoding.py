@@ -27,13 +27,13 @@ from torchvision.transforms import InterpolationMode, v2
 import penstock
 from penstock.device import decoders, reading
 from penstock.device.decoders import decoder_for, read_header
-from penstock.device.decoding import DecodingFiller, refusal
+from penstock.device.decoding import DecodingCarrier, refusal
 from penstock.device.feed import Feed
 from penstock.device.feeding import Feeding
 from penstock.device.moving import Arithmetic
 from penstock.errors import CorruptSample, ImageTooLarge, InvalidOption, MissingSample, ShapeMismatch
-from penstock.executors.filler import PassInput
-from penstock.executors.iterator import Pass
+from penstock.passes.iterator import Pass
+from penstock.passes.values import PassInput
 from penstock.plan import NativePlan
 from penstock.sample_notes import add_note
 from penstock.stats import Counters
@@ -86,8 +86,8 @@ def planned(dataset, **options) -> NativePlan:
     return found
 
 
-def filler(made: NativePlan, workers=2, decoder=None, **options) -> DecodingFiller:
-    return DecodingFiller(made, resources(workers, **options), decoder or OnHost(), CPU)
+def filler(made: NativePlan, workers=2, decoder=None, **options) -> DecodingCarrier:
+    return DecodingCarrier(made, resources(workers, **options), decoder or OnHost(), CPU)
 
 
 def on_device(dataset, batches, workers=2, decoder=None, **key):
@@ -254,7 +254,7 @@ def test_a_loaders_pass_goes_on_from_here(root):
     table = planned(dataset).table
     assert table is not None
     stream: Any = Beside()
-    source = Pass(DecodingFiller(planned(dataset), resources(), OnHost(), CPU, stream), pass_input(BATCHES))
+    source = Pass(DecodingCarrier(planned(dataset), resources(), OnHost(), CPU, stream), pass_input(BATCHES))
     batches = list(Feeding(source, Feed("cpu"), CPU, stream, arithmetic=Arithmetic(table), end_source=source.close))
     assert_same(batches, [default_collate([dataset[n] for n in numbers]) for numbers in BATCHES])
     # Decoding and the rest of the way are on the stream; pixels that are on the device are not copied.
@@ -347,7 +347,7 @@ def test_threads_end_with_the_pass(root, way):
         del batches
         assert gone() is None  # no thread and no cycle holds it
     else:
-        batches.filler._decoder.decode = None
+        batches.carrier._decoder.decode = None
         with pytest.raises(TypeError):
             next(batches)
         batches.close()
@@ -363,7 +363,7 @@ def test_a_pass_can_be_closed_while_it_is_waited_for(root, monkeypatch):
         return "late"
 
     monkeypatch.setattr(reading.Readers, "_encoded", slow)
-    monkeypatch.setattr("penstock.executors.workers.worker_thread.JOIN_SECONDS", 0.1)
+    monkeypatch.setattr("penstock.carriers.worker_thread.JOIN_SECONDS", 0.1)
     batches = on_device(folder(root, v1.CenterCrop(20)), [[0, 1]])
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(next, batches)

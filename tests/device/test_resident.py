@@ -22,11 +22,11 @@ import penstock._native as _native
 from penstock.device import resident
 from penstock.device.feed import Feed
 from penstock.device.moving import Arithmetic, finish
-from penstock.device.resident import ResidentFiller, ResidentPlan
-from penstock.executors.filler import PassInput
-from penstock.executors.iterator import Pass
+from penstock.device.resident import ResidentCarrier, ResidentPlan
 from penstock.order.permutations import InSequence, KeyedShuffle
 from penstock.order.schedule import Schedule, cut
+from penstock.passes.iterator import Pass
+from penstock.passes.values import PassInput
 from penstock.recipe.reader import read
 from penstock.recipe.steps import Recipe, Refusal
 from tests.device.passes import native_plan, pass_input, resources
@@ -58,7 +58,7 @@ def refusal(dataset: Any) -> str:
 
 
 def gathering(held: ResidentPlan, batches: Iterable[Any], *, seed: int = 7, epoch: int = 0) -> Pass:
-    return Pass(ResidentFiller(held, resources(keep=1)), pass_input(batches, seed, epoch))
+    return Pass(ResidentCarrier(held, resources(keep=1)), pass_input(batches, seed, epoch))
 
 
 def gathered(dataset: Any, batches: Iterable[Any], **key: Any) -> list[Any]:
@@ -283,7 +283,7 @@ def test_a_pass_can_be_closed_and_begun_again() -> None:
     next(made)
     made.close()
     assert list(made) == []
-    again = ResidentFiller(held, resources(keep=1))
+    again = ResidentCarrier(held, resources(keep=1))
     made.begin(PassInput(iter([(np.arange(3), range(3))]), 1, 0, 0), again)
     assert [batch[0].tolist() for batch in made] == [[0, 1, 2]]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import penstock._native as _native
-from penstock.executors.buffers import Buffers, Field
+from penstock.memory.buffers import Buffers, Field
 
 pytestmark = pytest.mark.native
 

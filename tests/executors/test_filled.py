@@ -13,10 +13,10 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock
-from penstock.executors.filling import Filling
-from penstock.executors.job import planned
+from penstock.passes.job import planned
 from penstock.plan import Kept, PythonPlan
 from penstock.state.delivery import Task
+from penstock.workers.native_batches import NativeBatches
 from tests.filled_batches import (
     EVAL,
     LAST,
@@ -249,7 +249,7 @@ def test_what_a_spawned_worker_gets(folder, tmp_path):
     loader = penstock.DataLoader(dataset, batch_size=8, collate_fn=handed_on, cache=tmp_path / "cache")
     chosen = planned(loader._settings(), begins=True)
     assert isinstance(chosen, PythonPlan)
-    sent = pickle.loads(pickle.dumps(loader._executors.worker(loader._settings(), chosen)))
+    sent = pickle.loads(pickle.dumps(loader._pass_factory.worker(loader._settings(), chosen)))
     for _ in range(2):
         assert_same(sent.make(Task([3, 7], 0, 0, range(2))), default_collate([dataset[3], dataset[7]]))
 
@@ -266,7 +266,7 @@ def task(*indices: int) -> Task:
     return Task(list(indices), 3, 0, range(len(indices)))
 
 
-def filled(filling: Filling, given: Task) -> Any:
+def filled(filling: NativeBatches, given: Task) -> Any:
     found = filling.fill(given, None, given.seed, None)
     assert found is not None
     return found
@@ -277,7 +277,7 @@ def samples(dataset, indices):
 
 
 def test_readers_bring_files_where_reads_block(slow, dataset):
-    filling = Filling(dataset, Kept())
+    filling = NativeBatches(dataset, Kept())
     for begin in (0, 60, 0, 60):
         indices = range(begin, begin + 60)
         assert_same(filled(filling, task(*indices)).batch(), samples(dataset, indices))
@@ -286,7 +286,7 @@ def test_readers_bring_files_where_reads_block(slow, dataset):
 
 
 def test_threads_that_share_one(dataset):
-    filling, found = Filling(dataset, Kept()), {}
+    filling, found = NativeBatches(dataset, Kept()), {}
 
     def work(number: int) -> None:
         for turn in range(4):
@@ -300,7 +300,7 @@ def test_threads_that_share_one(dataset):
 
 
 def test_a_forked_child_goes_on(dataset):
-    filling = Filling(dataset, Kept())
+    filling = NativeBatches(dataset, Kept())
     expected = filled(filling, task(1, 2)).batch()
 
     def check() -> None:
@@ -312,14 +312,14 @@ def test_a_forked_child_goes_on(dataset):
 
 @pytest.mark.parametrize("given", [[], [0, 500], [0, True], [0, "1"], [1 << 70], range(3), [[0], [1]]])
 def test_what_only_the_dataset_makes_sense_of(dataset, given):
-    filling = Filling(dataset, Kept())
+    filling = NativeBatches(dataset, Kept())
     assert filling.fill(Task(given, 0, 0, range(3)), None, 0, None) is None
     indices: Any = [np.int64(3), torch.tensor(4), -1]
     assert_same(filled(filling, task(*indices)).batch(), samples(dataset, [3, 4, -1]))
 
 
 def test_a_dataset_that_changes_for_a_batch(dataset):
-    filling = Filling(dataset, Kept())
+    filling = NativeBatches(dataset, Kept())
     for transform in (SMALL, v1.Compose([v1.Resize((9, 9)), v1.ToTensor()])):
         dataset.transform = transform
         assert_same(filled(filling, task(0, 1)).batch(), samples(dataset, [0, 1]))
@@ -331,9 +331,9 @@ def test_a_dataset_that_changes_for_a_batch(dataset):
 
 
 def test_samples_that_are_seen(dataset):
-    batch = filled(Filling(dataset, Kept(), unseen=False), task(3, 4))
+    batch = filled(NativeBatches(dataset, Kept(), unseen=False), task(3, 4))
     seen = batch.samples()
     assert_same(seen, [dataset[3], dataset[4]])
     assert all(image.untyped_storage().nbytes() == image.nbytes for image, _ in seen)
     dataset.transform = v1.Compose([v1.Resize((9, 9)), v1.PILToTensor()])
-    assert Filling(dataset, Kept(), unseen=False).fill(task(3), None, 0, None) is None
+    assert NativeBatches(dataset, Kept(), unseen=False).fill(task(3), None, 0, None) is None

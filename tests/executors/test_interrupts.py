@@ -17,11 +17,11 @@ import torch
 from torch.utils.data import IterableDataset
 
 import penstock
-from penstock.device.resident import ResidentFiller, ResidentPlan, hold
-from penstock.executors.buffers import Buffers
-from penstock.executors.filler import PassInput, PassResources
-from penstock.executors.iterator import Pass
+from penstock.device.resident import ResidentCarrier, ResidentPlan, hold
+from penstock.memory.buffers import Buffers
 from penstock.order.batches import with_sample_numbers
+from penstock.passes.iterator import Pass
+from penstock.passes.values import PassInput, PassResources
 from penstock.plan import NativePlan, plan
 from penstock.recipe.patches import this_thread
 from tests.same import outcomes
@@ -141,7 +141,7 @@ def gathered() -> Pass:
     held = hold(plan_of_rows, torch.device("cpu"))
     assert isinstance(held, ResidentPlan)
     resources = PassResources(1, None, Buffers(pinned=False, keep=1))
-    return Pass(ResidentFiller(held, resources), PassInput(with_sample_numbers(iter(rows), 0, batched=True), 4, 7, 0))
+    return Pass(ResidentCarrier(held, resources), PassInput(with_sample_numbers(iter(rows), 0, batched=True), 4, 7, 0))
 
 
 PASSES: dict[str, tuple[Callable[[], Any], int]] = {
@@ -238,7 +238,7 @@ def test_a_pass_that_is_closed_while_a_thread_is_in_next(method: Any, monkeypatc
     loader: Any = penstock.DataLoader(read_by(method), 3, num_workers=1, worker_method=method)
     batches: Any = iter(loader)
     inside, closed = threading.Event(), threading.Event()
-    wait = batches.filler.ready
+    wait = batches.carrier.ready
     came: list[Any] = []
 
     def waited(queue: Any) -> Any:
@@ -253,7 +253,7 @@ def test_a_pass_that_is_closed_while_a_thread_is_in_next(method: Any, monkeypatc
         except RuntimeError as error:
             came.append("closed" in str(error))
 
-    monkeypatch.setattr(batches.filler, "ready", waited)
+    monkeypatch.setattr(batches.carrier, "ready", waited)
     taking = threading.Thread(target=take)
     taking.start()
     assert inside.wait(10)

@@ -14,7 +14,7 @@ import torch
 import torch.utils.data as tud
 
 import penstock
-from penstock.executors.workers.shared_memory import MOST_KEPT, SharedBuffers, State
+from penstock.memory.shared_memory import MOST_KEPT, SharedBuffers, State
 from tests.differential.values import pinning
 from tests.forking import assert_ended_well, assert_in_child, begin_in_child
 from tests.same import assert_same
@@ -67,7 +67,7 @@ def test_pinned_batches_of_workers_are_right(persistent: bool) -> None:
     with pinning():
         options: Any = {"num_workers": 2, "pin_memory": True, "persistent_workers": persistent}
         ours = penstock.DataLoader(rows(), 8, shuffle=True, **options)
-        assert wrong_batches(chain(ours, ours)) == 0 and ours._executors.shared.counts()[0] <= 4 + MOST_KEPT
+        assert wrong_batches(chain(ours, ours)) == 0 and ours._pass_factory.shared.counts()[0] <= 4 + MOST_KEPT
         del ours
 
 
@@ -97,18 +97,18 @@ def test_a_loader_that_is_used_before_a_fork_serves_parent_and_child(pins: bool)
 def test_a_forked_child_has_no_block_of_its_parents() -> None:
     ours = penstock.DataLoader(rows(80), 8, num_workers=2)
     list(ours)
-    assert ours._executors.shared.counts()[1] > 0
-    blocks = list(ours._executors.shared._blocks)
+    assert ours._pass_factory.shared.counts()[1] > 0
+    blocks = list(ours._pass_factory.shared._blocks)
 
     def check() -> None:
-        lease = ours._executors.shared.reserve()
+        lease = ours._pass_factory.shared.reserve()
         assert lease is not None and lease._block not in blocks
 
     assert_in_child(check)
 
 
 def bytes_of_blocks(ours: Any) -> int:
-    return sum(block.nbytes for block in ours._executors.shared._blocks)
+    return sum(block.nbytes for block in ours._pass_factory.shared._blocks)
 
 
 def of_sizes(sizes: list[int]) -> Made:
@@ -173,7 +173,7 @@ def test_the_end_of_a_loader_ends_its_blocks() -> None:
     ours = penstock.DataLoader(rows(80), 8, num_workers=2)
     kept, *others = [images for images, _ in ours]
     others.clear()
-    blocks = weakref.WeakSet(ours._executors.shared._blocks)
+    blocks = weakref.WeakSet(ours._pass_factory.shared._blocks)
     del ours
     assert len(blocks) <= 1 and bool((kept[1] == 1).all())
     del kept

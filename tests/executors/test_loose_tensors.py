@@ -14,7 +14,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 import penstock
-from penstock.executors.workers import shared_memory
+from penstock.memory import shared_memory
 from tests.same import assert_passes
 from tests.sample_datasets import Made, Stream
 from tests.values import listed
@@ -42,7 +42,7 @@ def loader(dataset: Any, cls: Any = penstock.DataLoader, **options: Any) -> Any:
 
 
 def blocks(ours: Any) -> list[Any]:
-    return list(ours._executors.shared._blocks)
+    return list(ours._pass_factory.shared._blocks)
 
 
 def is_in(tensor: torch.Tensor, block: Any) -> bool:
@@ -123,7 +123,7 @@ def test_batches_that_grow() -> None:
             assert [image.shape[0] for image in images] == [100 * (index + 60) for index in labels]
             assert [image.unique().tolist() for image in images] == [[index] for index in labels]
     largest = sum(400 * (index + 60) for index in range(SIZE - BATCH, SIZE))
-    block_bytes = ours._executors.shared.block_bytes
+    block_bytes = ours._pass_factory.shared.block_bytes
     assert block_bytes in {block.nbytes for block in blocks(ours)}
     assert block_bytes in range(largest, (largest + 64 * BATCH) * 9 // 8 + 1)
 

@@ -13,7 +13,7 @@ import torch
 import torch.utils.data as tud
 
 import penstock
-from penstock.executors.method import LIMIT_SECONDS, Choice, Measurement, choose
+from penstock.carriers.auto import LIMIT_SECONDS, Choice, Measurement, choose
 from penstock.settings import Method
 from penstock.system.randomness import generator_states, generators_drawn_from
 from tests.same import assert_passes
@@ -52,7 +52,7 @@ def found(one: float, every: float, draws: tuple[str, ...] = ()) -> Measurement:
     ],
 )
 def test_the_faster_method_is_taken(measured: Measurement, samples: Any, wanted: Method, monkeypatch: Any) -> None:
-    monkeypatch.setattr("penstock.executors.method.usable_cpus", lambda: 4)
+    monkeypatch.setattr("penstock.carriers.auto.usable_cpus", lambda: 4)
     choice = choose(measured, *OF_LOADER, samples, seeded=False)
     assert choice.method is wanted
     assert f"one thread fetched {1 / measured.one:,.0f} samples/s and 2 threads {1 / measured.all:,.0f}" in choice.why
@@ -81,7 +81,7 @@ def test_it_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append(given)
         return choose(found(1e-5, 1e-5), *OF_LOADER, 100, seeded=False)
 
-    monkeypatch.setattr("penstock.executors.method.try_out", fake)
+    monkeypatch.setattr("penstock.carriers.auto.try_out", fake)
     loader = auto(range(40))
     assert not calls  # not before somebody iterates or asks
     assert_passes(loader, list(tud.DataLoader(range(40), 4)))  # type: ignore[arg-type]
@@ -129,7 +129,7 @@ TIMED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", TIMED, ids=str)
 def test_threads_are_timed(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.executors.method.LIMIT_SECONDS", 60.0)  # of a busy machine
+    monkeypatch.setattr("penstock.carriers.auto.LIMIT_SECONDS", 60.0)  # of a busy machine
     loader = auto(PAIRS, **options)
     why = chosen(loader)
     assert "tried for a moment, one thread fetched" in why and "processes would fetch about" in why
@@ -165,7 +165,7 @@ def test_what_cannot_be_tried_goes_as_torch_would(dataset: Any, workers: int, wh
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_auto_over_a_native_dataset_tries_nothing(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.executors.method.try_out", None)
+    monkeypatch.setattr("penstock.carriers.auto.try_out", None)
     loader = auto(rows(8), num_workers=workers, persistent_workers=workers > 0)
     for _ in range(2):
         assert listed(loader) == [[[0, 1, 2, 3]], [[4, 5, 6, 7]]]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.executors.workers.pipes import NO_MESSAGE, Receiver, Sender
+from penstock.carriers.pipes import NO_MESSAGE, Receiver, Sender
 from tests.same import assert_passes
 from tests.sample_datasets import Made
 

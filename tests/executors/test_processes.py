@@ -26,15 +26,15 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data as tud
+from penstock.executors.workers import pipes, protocol
 from torch.utils.data.datapipes.map import SequenceWrapper
 
 import penstock
+from penstock.carriers.board import Board, WorkerStage
+from penstock.carriers.post_mortem import end
+from penstock.carriers.processes import ProcessCarrier
 from penstock.errors import WorkerDied, WorkerStuck
-from penstock.executors.iterator import Pass
-from penstock.executors.processes import ProcessFiller
-from penstock.executors.workers import pipes, protocol
-from penstock.executors.workers.post_mortem import end
-from penstock.executors.workers.progress import Board, WorkerStage
+from penstock.passes.iterator import Pass
 from tests.differential import values
 from tests.forking import assert_in_child
 from tests.resources import collect, run_script
@@ -90,7 +90,7 @@ def loader_of(dataset: Any, **options: Any) -> Any:
 
 def processes(loader: Any) -> Any:
     iterator = iter(loader)
-    assert isinstance(iterator, Pass) and isinstance(iterator.filler, ProcessFiller)
+    assert isinstance(iterator, Pass) and isinstance(iterator.carrier, ProcessCarrier)
     return iterator
 
 
@@ -252,7 +252,7 @@ def test_persistent_workers_after_an_early_break() -> None:
 
 
 def done_since(iterator: Any) -> float:
-    progress = iterator.filler._processes.board.progress(0)
+    progress = iterator.carrier._processes.board.progress(0)
     return progress.seconds if progress.stage is WorkerStage.DONE else 0.0
 
 

@@ -19,7 +19,7 @@ from torchvision import transforms as v1
 import penstock
 import penstock._native as _native
 from penstock.errors import WorkerStuck
-from penstock.executors.workers import native as crew
+from penstock.workers import native_crew as crew
 from tests.forking import assert_in_child
 from tests.reading import assert_read_ahead, readers
 from tests.same import assert_same, assert_same_batches, outcomes

@@ -23,8 +23,8 @@ import torch.multiprocessing
 import torch.utils.data as tud
 
 import penstock
-from penstock.executors.workers import shared_memory
-from penstock.executors.workers.post_mortem import note_space
+from penstock.carriers.post_mortem import note_space
+from penstock.memory import shared_memory
 from tests.forking import assert_ended_well, begin_in_child
 from tests.same import assert_passes, assert_same, outcomes
 from tests.sample_datasets import Made
@@ -82,8 +82,8 @@ def test_memory_is_used_again_and_looks_like_torchs() -> None:
             assert batch.untyped_storage().nbytes() == batch.nbytes
             assert batch.is_contiguous() and batch.is_leaf and batch._base is None
             del batch, labels
-    assert len(addresses) < 12 and 0 < len(ours._executors.shared._blocks) < 12
-    blocks = weakref.WeakSet(ours._executors.shared._blocks)
+    assert len(addresses) < 12 and 0 < len(ours._pass_factory.shared._blocks) < 12
+    blocks = weakref.WeakSet(ours._pass_factory.shared._blocks)
     del ours
     gc.collect()
     assert not blocks, "with which their descriptors are closed"
@@ -166,7 +166,7 @@ def test_a_worker_that_dies_takes_no_memory_with_it() -> None:
         ours = loader(dying)
         with pytest.raises(penstock.WorkerDied):
             list(map(len, ours))
-        blocks = weakref.WeakSet(ours._executors.shared._blocks)
+        blocks = weakref.WeakSet(ours._pass_factory.shared._blocks)
         del ours
         gc.collect()
         assert not blocks
@@ -194,8 +194,8 @@ def test_a_parent_without_memory_for_it(monkeypatch: pytest.MonkeyPatch) -> None
     ours = loader()
     list(map(len, ours))  # what a field takes is known
     monkeypatch.setattr(shared_memory, "SharedBlock", mock.Mock(side_effect=OSError(28, "No space left on device")))
-    ours._executors.shared = shared_memory.SharedBuffers()
-    ours._executors.shared.learn(4 * 4 * LARGE)
+    ours._pass_factory.shared = shared_memory.SharedBuffers()
+    ours._pass_factory.shared.learn(4 * 4 * LARGE)
     assert last_column(ours) == numbers(SIZE)
 
 
@@ -203,7 +203,7 @@ def test_what_is_torchs_own_way_stays_it() -> None:
     ours = loader(large, batch_size=None)
     for _ in range(2):
         list(map(len, ours))
-    assert ours._executors.shared.counts() == (0, 0)
+    assert ours._pass_factory.shared.counts() == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_tensors_that_share_memory_do_so_where_they_arrive(elements: int) -> Non
     made = Made(lambda index: torch.arange(float(elements)) + index, 8)
     ours: Any = penstock.DataLoader(made, 4, num_workers=1, collate_fn=aliased)
     batches = list(itertools.chain(ours, ours))[2:]
-    assert (ours._executors.shared.counts() != (0, 0)) == (elements == LARGE)
+    assert (ours._pass_factory.shared.counts() != (0, 0)) == (elements == LARGE)
     theirs = list(tud.DataLoader(made, 4, num_workers=1, collate_fn=aliased))
     assert_same(batches, theirs)
     for one in (*batches, *theirs):

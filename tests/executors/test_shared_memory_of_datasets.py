@@ -16,7 +16,7 @@ import torch
 import torch.utils.data as tud
 
 import penstock
-from penstock.executors.copies import SCRATCH_BYTES
+from penstock.workers.copies import SCRATCH_BYTES
 from tests.resources import collect
 
 SAMPLES = 20

@@ -11,11 +11,11 @@ import torch
 import torch.utils.data as tud
 
 import penstock
-from penstock.executors import collating
-from penstock.executors.buffers import Buffers
-from penstock.executors.collating import Build, layout_of
-from penstock.executors.workers import loading
-from penstock.executors.workers.loading import FetchedBatch, SampleRows
+from penstock.carriers import thread_batch as loading
+from penstock.carriers.thread_batch import FetchedBatch, SampleRows
+from penstock.memory.buffers import Buffers
+from penstock.workers import collating
+from penstock.workers.collating import Build, layout_of
 from tests.sample_datasets import Stream
 from tests.values import taken
 

@@ -26,9 +26,9 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock
-from penstock.executors.copies import MANY, SCRATCH_BYTES, NotCopied, copied
-from penstock.executors.method import Choice
+from penstock.carriers.auto import Choice
 from penstock.settings import Method
+from penstock.workers.copies import MANY, SCRATCH_BYTES, NotCopied, copied
 from tests import python_processes
 from tests.resources import collect
 from tests.same import assert_same
@@ -172,12 +172,12 @@ def test_what_cannot_be_copied_is_said_and_goes_to_processes(name: str, tmp_path
 @pytest.fixture
 def threads_chosen(monkeypatch):
     chosen = Choice(Method.THREAD, "threads: for the test")
-    monkeypatch.setattr("penstock.executors.method.try_out", lambda *given, **more: chosen)
+    monkeypatch.setattr("penstock.carriers.auto.try_out", lambda *given, **more: chosen)
 
 
 @pytest.fixture
 def patience(monkeypatch):
-    monkeypatch.setattr("penstock.executors.method.LIMIT_SECONDS", 60.0)  # of a busy machine
+    monkeypatch.setattr("penstock.carriers.auto.LIMIT_SECONDS", 60.0)  # of a busy machine
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")

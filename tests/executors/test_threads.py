@@ -19,8 +19,8 @@ from torch.utils.data import get_worker_info as torchs_get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import penstock
-from penstock.executors.filler import IN_FLIGHT
-from penstock.executors.workers.crew import Pace
+from penstock.carriers.thread_crew import Pace
+from penstock.passes.values import IN_FLIGHT
 from tests import python_processes
 from tests.resources import collect
 from tests.same import assert_passes, assert_same
@@ -206,7 +206,7 @@ def test_a_cycle_that_holds_an_iterator_may_be_collected_by_its_own_threads() ->
         next(batches)
         cycle: list[Any] = [batches]
         cycle.append(cycle)
-        threads: list[threading.Thread] = batches.filler._crew._threads
+        threads: list[threading.Thread] = batches.carrier._crew._threads
         del batches, cycle
         in_cycle.set()
         for thread in threads:
@@ -234,14 +234,14 @@ def test_explain_says_who_reads() -> None:
     ids=["rows", "threads", "objects", "prefetch_factor"],
 )
 def test_without_num_workers_there_is_one_for_each_cpu(dataset, options, depth, persistent, monkeypatch) -> None:
-    monkeypatch.setattr("penstock.executors.job.usable_cpus", lambda: 3)
-    monkeypatch.setattr("penstock.executors.rows.SMALL_BATCH", 0)  # threads fill the smallest batch too
+    monkeypatch.setattr("penstock.passes.job.usable_cpus", lambda: 3)
+    monkeypatch.setattr("penstock.carriers.rows.SMALL_BATCH", 0)  # threads fill the smallest batch too
     loader: Any = penstock.DataLoader(dataset, 4, persistent_workers=persistent, **options)
     fixed = penstock.DataLoader(dataset, 4, num_workers=2, **options)
     assert_passes(loader, list(fixed))
     batches: Any = iter(loader)
     taken(batches, 2)
-    assert batches.filler.workers == 3 and len(batches._queue) == depth
+    assert batches.carrier.workers == 3 and len(batches._queue) == depth
     batches._shutdown_workers()
 
 

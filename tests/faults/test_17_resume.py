@@ -104,7 +104,7 @@ def makes(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture(autouse=True)
 def _no_look_for_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """`computed` draws nothing; to look for that in a forked process, once a loader, would take most of the time."""
-    monkeypatch.setattr("penstock.executors.method.draws_in_threads", lambda _: ())
+    monkeypatch.setattr("penstock.carriers.auto.draws_in_threads", lambda _: ())
 
 
 # --- stop anywhere, resume anywhere -----------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.executors.workers import post_mortem
-from penstock.executors.workers.progress import Board
+from penstock.carriers import post_mortem
+from penstock.carriers.board import Board
 from tests.faults import caches
 from tests.faults.caches import Cache
 from tests.packing.packed import contents

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import penstock
-from penstock.executors.workers.shared_memory import MOST_KEPT
+from penstock.memory.shared_memory import MOST_KEPT
 from tests import python_processes
 from tests.differential.making import case_of
 from tests.sample_datasets import Made

@@ -68,7 +68,7 @@ def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def fillers(batches: Any) -> list[Any]:
-    return [one.facts for one in batches.filler._crew.at_work]
+    return [one.facts for one in batches.carrier._crew.at_work]
 
 
 def gone(places: list[Any]) -> bool:
@@ -98,7 +98,7 @@ def test_lost_fillers(how: str, kind: str, cluster: penstock.Ray, tmp_path: Path
         batches, found, lost = iter(loader), list[Any](), sorted(chance.sample(range(15), 2))
         places = fillers(batches)
         for number in range(len(loader)):
-            if number in lost and (members := batches.filler._crew.at_work):
+            if number in lost and (members := batches.carrier._crew.at_work):
                 victim = chance.choice(members)
                 places = [*places, *fillers(batches)]
                 os.kill(victim.facts.pid, signal.SIGKILL) if how == "kill" else victim.actor.cut()

@@ -12,18 +12,18 @@ from PIL import Image
 from torchvision import transforms as v1
 
 import penstock
+from penstock.carriers.native import NativeCarrier
 from penstock.device import decoders
 from penstock.device.copy_stream import copy_stream_to
 from penstock.device.decoders import decoder_for
-from penstock.device.decoding import DecodingFiller
+from penstock.device.decoding import DecodingCarrier
 from penstock.device.feed import Feed
 from penstock.device.feeding import Feeding
 from penstock.errors import CorruptSample, InvalidOption
-from penstock.executors.buffers import Buffers
-from penstock.executors.filler import PassInput, PassResources
-from penstock.executors.iterator import Pass
-from penstock.executors.native import NativeFiller
+from penstock.memory.buffers import Buffers
 from penstock.order.batches import as_indices, with_sample_numbers
+from penstock.passes.iterator import Pass
+from penstock.passes.values import PassInput, PassResources
 from penstock.plan import NativePlan, plan
 from tests.gpu.on_device import DEVICE, slowly
 from tests.same import assert_same
@@ -72,7 +72,7 @@ def passes(dataset, batches, decoder, stream=None):
     found = plan(dataset, batched=True, collate_fn=None, worker_init_fn=None, raw=True)
     assert isinstance(found, NativePlan)
     resources = [PassResources(4, None, Buffers(pinned=False, keep=8)) for _ in range(2)]
-    fillers = DecodingFiller(found, resources[0], decoder, DEVICE, stream), NativeFiller(found, resources[1])
+    fillers = DecodingCarrier(found, resources[0], decoder, DEVICE, stream), NativeCarrier(found, resources[1])
     return [
         Pass(one, PassInput(with_sample_numbers(map(as_indices, batches), 0, batched=True), len(batches), 5, 2))
         for one in fillers

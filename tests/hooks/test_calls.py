@@ -346,7 +346,7 @@ def test_a_compose_that_cannot_be_followed_is_counted() -> None:
 
 def test_names_of_owners_and_many_reasons() -> None:
     loader: Any = penstock.DataLoader([1])  # type: ignore[arg-type]
-    with natively(loader._executors.counters.meter.calls):
+    with natively(loader._pass_factory.counters.meter.calls):
         for number in range(6):
             for _ in range(number + 1):
                 call_counts.refused("PIL.Image.open", f"reason {number}", "" if number else "x" * 100)

@@ -103,7 +103,7 @@ def test_each_way_to_read_is_recorded(way: str) -> None:
     assert way != "native" or (begun <= column(delivered, "got")).all()
     assert recorded.stats is not None and recorded.stats.batches == stats.batches
     assert recorded.explained.startswith("plan ")
-    assert loader._executors.counters.meter.sinks == ()
+    assert loader._pass_factory.counters.meter.sinks == ()
 
 
 def test_loaders_of_torch_are_recorded() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.executors.job import Job
+from penstock.passes.job import Job
 from penstock.storage import advice
 from penstock.storage.advice import AdvisedBatches
 from tests.photos import photo_files

@@ -251,12 +251,12 @@ def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
         os.close(descriptor)
     caches, first = Caches((FolderTier(tmp_path, None),)), DataLoader(dataset, cache="1KiB")
     list(first)
-    assert first._executors.caches is not None
-    (key,) = first._executors.caches._held
+    assert first._pass_factory.caches is not None
+    (key,) = first._pass_factory.caches._held
     caches._held[key] = SampleCache([tier]), [tier]
     loader = DataLoader(dataset, batch_size=2, cache=tmp_path / "unused")
     loader._given = dataclasses.replace(loader._given, caches=caches)
-    loader._executors.caches = caches
+    loader._pass_factory.caches = caches
     assert_passes(loader, torchs(dataset, 2))
     assert loader.stats().cache[str(tmp_path)].error == "No space left on device"
     assert "no more after an error (No space left on device)" in loader.explain()

@@ -20,9 +20,10 @@ from penstock.device.copy_stream import CopyStream
 from penstock.device.decoders import Decoder
 from penstock.device.reading import Batch, Encoded, Readers
 from penstock.errors import ShapeMismatch, WorkerStuck
-from penstock.executors.filler import IN_FLIGHT, Filler, PassInput, PassResources
-from penstock.executors.iterator import MakeFiller
-from penstock.executors.job import Job
+from penstock.passes.carrier import Carrier
+from penstock.passes.iterator import MakeCarrier
+from penstock.passes.job import Job
+from penstock.passes.values import IN_FLIGHT, PassInput, PassResources
 from penstock.plan import NativePlan, Plan
 from penstock.recipe.steps import Recipe, Refusal
 from penstock.sample_notes import torch_batch
@@ -52,7 +53,7 @@ def refusal(plan: Plan, *, replaces: bool = False) -> Refusal | None:
     return None
 
 
-class DecodingFiller(Filler):
+class DecodingCarrier(Carrier):
     """Makes the batches of one pass over the data of a plan for which `refusal` gives None, made with raw=True.
 
     A batch is what the host's own pass over that plan gives, its first field on the device: uint8 (samples, channels,
@@ -173,12 +174,12 @@ class DecodingFiller(Filler):
         )
 
 
-def decoding_filler(decoder: Decoder, device: torch.device, stream: CopyStream) -> MakeFiller:
+def decoding_carrier(decoder: Decoder, device: torch.device, stream: CopyStream) -> MakeCarrier:
     """Return what makes passes of batches whose images are decoded on the device."""
 
-    def make(job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> DecodingFiller:
+    def make(job: Job, held: Carrier | None, drawn: Callable[[], PassInput]) -> DecodingCarrier:
         assert isinstance(job.plan, NativePlan)
-        return DecodingFiller(job.plan, job.resources, decoder, device, stream)
+        return DecodingCarrier(job.plan, job.resources, decoder, device, stream)
 
     return make
 

@@ -20,13 +20,13 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import torch.utils.data
 
+from penstock.carriers.worker_thread import JOIN_SECONDS, context_here, leave_behind
 from penstock.device.copy_stream import CopyStream, IdleMeter, copy_stream_to
 from penstock.device.feed import Device, Feed
 from penstock.device.moving import Arithmetic, Mover
-from penstock.executors.iterator import Pass
-from penstock.executors.workers.worker_thread import JOIN_SECONDS, context_here, leave_behind
 from penstock.observe import Delivery, Observers, observed
 from penstock.order.batches import length
+from penstock.passes.iterator import Pass
 from penstock.sample_notes import add_note
 from penstock.stats import Counters
 from penstock.system.modes import outside_inference

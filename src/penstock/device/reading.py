@@ -17,14 +17,15 @@ import torch
 from PIL import Image
 
 import penstock._native as _native
+from penstock.carriers.worker_thread import end_crew
 from penstock.device.decoders import planes, read_header
 from penstock.errors import InvalidOption
-from penstock.executors.filler import IndexedBatch, PassInput
-from penstock.executors.workers.worker_thread import end_crew
+from penstock.passes.values import PassInput
 from penstock.plan import NativePlan
 from penstock.recipe import keyed_methods
 from penstock.sample_notes import add_note
 from penstock.sources.image_files import max_pixels
+from penstock.workers.batch import IndexedBatch
 
 #: Threads at the most: each holds Python's lock for a good part of its time, unless the file system is slow.
 MAX_READERS = 16

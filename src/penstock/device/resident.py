@@ -19,15 +19,17 @@ from numpy.typing import NDArray
 
 import penstock._native as _native
 from penstock.device.copy_stream import CopyStream
-from penstock.executors.filler import Filler, IndexedBatch, PassInput, PassResources
-from penstock.executors.iterator import MakeFiller
-from penstock.executors.job import Job
 from penstock.order.batches import as_array
 from penstock.order.permutations import Indices
+from penstock.passes.carrier import Carrier
+from penstock.passes.iterator import MakeCarrier
+from penstock.passes.job import Job
+from penstock.passes.values import PassInput, PassResources
 from penstock.plan import NativePlan
 from penstock.recipe.steps import Recipe, Refusal
 from penstock.sample_notes import torch_batch
 from penstock.system.words import size_of
+from penstock.workers.batch import IndexedBatch
 
 #: Of the memory that a device has left, this share stays for the program.
 _FOR_THE_PROGRAM = 0.25
@@ -221,15 +223,15 @@ def _bytes(plan: NativePlan) -> int:
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 
-class ResidentFiller(Filler):
-    """Makes the batches of a plan whose arrays are on a device: those of `NativeFiller`, where the arrays are.
+class ResidentCarrier(Carrier):
+    """Makes the batches of a plan whose arrays are on a device: those of `NativeCarrier`, where the arrays are.
 
     A batch is gathered when it is asked for: the device does it behind what it was given before. Each batch has memory
     of its own; pixels that a table is yet to convert get theirs by the conversion. Labels of images stay on the host,
     to be moved. Nothing waits for the device.
 
     Args:
-        held: the plan and its arrays, until the filler is closed.
+        held: the plan and its arrays, until the carrier is closed.
         resources: workers are not started.
         stream: batches are made on it; None: on the calling thread's current one.
     """
@@ -278,13 +280,13 @@ class ResidentFiller(Filler):
             return plan.leaves[0].form.batch(fields if labels is None else [*fields, labels])
 
 
-def resident_filler(held: ResidentPlan, stream: CopyStream) -> MakeFiller:
+def resident_carrier(held: ResidentPlan, stream: CopyStream) -> MakeCarrier:
     """Return what makes passes of batches that are gathered from data which lives on the device as long as the pass."""
-    given = [held]  # the filler alone keeps the arrays
+    given = [held]  # the carrier alone keeps the arrays
 
-    def make(job: Job, held: Filler | None, drawn: Callable[[], PassInput]) -> Filler:
+    def make(job: Job, held: Carrier | None, drawn: Callable[[], PassInput]) -> Carrier:
         if given:
-            return ResidentFiller(given.pop(), job.resources, stream)
+            return ResidentCarrier(given.pop(), job.resources, stream)
         assert held is not None  # the pass that this has made begins anew
         return held
 

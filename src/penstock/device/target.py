@@ -13,13 +13,13 @@ import torch
 from penstock.device import resident
 from penstock.device.copy_stream import CopyStream, copy_stream_to
 from penstock.device.decoders import Decoder, decoder_for
-from penstock.device.decoding import decoding_filler, refusal
+from penstock.device.decoding import decoding_carrier, refusal
 from penstock.device.feed import Feed
 from penstock.device.feeding import Feeding, Sender
 from penstock.device.moving import Arithmetic
 from penstock.errors import InvalidOption
-from penstock.executors.iterator import open_pass
-from penstock.executors.job import Open
+from penstock.passes.iterator import open_pass
+from penstock.passes.job import Open
 from penstock.plan import NativePlan, Plan
 from penstock.settings import Settings
 from penstock.stats import Counters
@@ -56,9 +56,9 @@ class Target:
         if feed.cache is not None:
             held = resident.hold(plan, self.device)
             if isinstance(held, resident.ResidentPlan):
-                return partial(open_pass, resident.resident_filler(held, stream))
+                return partial(open_pass, resident.resident_carrier(held, stream))
         decoder = self._decoding(feed, plan, replaces)
-        return None if decoder is None else partial(open_pass, decoding_filler(decoder, self.device, stream))
+        return None if decoder is None else partial(open_pass, decoding_carrier(decoder, self.device, stream))
 
     @staticmethod
     def arithmetic(plan: Plan) -> Arithmetic | None:

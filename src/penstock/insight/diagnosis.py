@@ -80,7 +80,7 @@ def diagnose(
     note("the loop")
     if step is not None:
         together, loader = _run(make(), step, seconds)
-    found = loader._executors.measured()
+    found = loader._pass_factory.measured()
     if found is None:
         raise InvalidOption(
             f"the loader gave too few batches in {seconds:g} s to tell anything: give more seconds, or more samples"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from penstock.executors.workers.post_mortem import FOLDER, REMEDY
+from penstock.carriers.post_mortem import FOLDER, REMEDY
 from penstock.sources.naming import names_of
 from penstock.sources.shards import Shards
 from penstock.state.manifest import file_size

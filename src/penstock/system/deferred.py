@@ -11,9 +11,9 @@ def deferred(package: str, *names: str) -> list[Any]:
     """Return what stands for modules of a package; each is imported when one of its attributes is first read.
 
     if TYPE_CHECKING:
-        from penstock.executors import native, threads
+        from penstock.carriers import native, threads
     else:
-        native, threads = deferred("penstock.executors", "native", "threads")
+        native, threads = deferred("penstock.carriers", "native", "threads")
     """
     return [_Deferred(f"{package}.{name}") for name in names]
 

@@ -17,12 +17,12 @@ import torch
 from torch.utils.data import IterableDataset
 
 from penstock.errors import InvalidOption
-from penstock.executors.copies import copied
 from penstock.loader import DataLoader
 from penstock.settings import Method, method_of
 from penstock.system.randomness import States, generator_states, generators_drawn_from, generators_kept, seed_globals
 from penstock.testing.bitwise import Difference, difference
 from penstock.testing.ranks import fail, without_advice
+from penstock.workers.copies import copied
 
 _TORCHS = torch.utils.data.DataLoader
 #: Options of torch's loader that choose samples: with one of them, the check chooses none.

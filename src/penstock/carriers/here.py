@@ -1,0 +1,385 @@
+"""A pass in the caller's thread: it does in two functions what torch's iterator and fetcher do for a batch."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from functools import cached_property, partial
+from operator import length_hint
+from threading import RLock
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch.autograd.profiler import record_function
+from torch.utils.data import IterDataPipe, MapDataPipe, Subset, default_collate, graph_settings
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _get_distributed_settings, _share_dist_seed
+
+import penstock._native as _native
+from penstock import call_counts, loop_times
+from penstock.carriers.rows import Rows
+from penstock.observe import Delivery, LoopWatch, Meter, Observers, PassCount, observed
+from penstock.order.permutations import draw_seed
+from penstock.passes.carrier import pinned
+from penstock.passes.job import Job
+from penstock.recipe.patches import Lease, this_thread
+from penstock.sample_notes import collated, note_batch, note_sample
+from penstock.settings import Method, Settings
+from penstock.state.streams import Streams, restore_dataset, restore_fetcher, state_of, with_first_drawn
+from penstock.stats import samples_in
+from penstock.system.deferred import deferred
+from penstock.system.tracebacks import shorten
+from penstock.system.warn_user import warn_user
+
+if TYPE_CHECKING:
+    from penstock.hooks import calls
+    from penstock.passes import iterator
+else:
+    (calls,) = deferred("penstock.hooks", "calls")
+    (iterator,) = deferred("penstock.passes", "iterator")
+
+#: Stands for a batch, or for what the sampler gives, that is not there yet.
+_NOTHING = object()
+#: Classes of dataset whose samples were light in the latest pass that had their calls answered.
+_light: weakref.WeakSet[type] = weakref.WeakSet()
+_PIPES = (IterDataPipe, MapDataPipe)
+_profiles = torch._C._autograd._profiler_enabled
+
+
+class CallerPass(_BaseDataLoaderIter):
+    """One pass over the data in the caller's thread.
+
+    For programs that ask it is one of torch's by its class, its attributes and its name in the profiler; it shares none
+    of its code. After an interrupt (Ctrl-C, in any line of next()) each next() raises RuntimeError.
+
+    Args:
+        settings: of the loader, with num_workers=0 or chosen.
+        begin: returns what the sampler gives; it is called where torch calls iter() of the sampler.
+        meter: counts getitem, collate and iterate (over an iterable dataset).
+        pins: batches come in page-locked memory.
+        rows: returns the batch of some rows in the place of dataset and collate_fn; None: these are called.
+        composes: each Compose that the dataset calls runs natively.
+        streams: the states of a dataset that has a state_dict().
+        ahead: the pass is read ahead of its user.
+    """
+
+    # Over 15 attributes: those that torch's iterators have too.
+
+    _num_workers, _timeout, _persistent_workers = 0, 0, False
+    _shared_seed: Any = None
+    _pg: Any = None
+    _profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"  # traces are read by it
+    _observers: Observers = ()
+    _loop: LoopWatch | None = None
+    """Counts the loop over the pass, whose observers read what it counts; None: each is told of each batch."""
+    _following: tuple[Callable[[], None], ...] = ()
+    """What observers do behind each batch that they only read of."""
+    _profiled = False  # the profiler knows of the call that is under way
+
+    # not torch's: this draws in the same order
+    def __init__(
+        self,
+        settings: Settings,
+        begin: Callable[[], Iterator[Any]],
+        meter: Meter,
+        *,
+        pins: bool,
+        rows: Rows | None,
+        composes: bool,
+        streams: Streams | None,
+        ahead: bool,
+    ) -> None:
+        self._dataset: Any = settings.dataset
+        self._collate_fn = settings.collate_fn
+        self._index_sampler, self._auto_collation = settings.index_sampler, settings.batched
+        self._drop_last, self._pin_memory = settings.drop_last, pins
+        self._maps = not settings.iterable
+        self._dataset_kind = _DatasetKind.Map if self._maps else _DatasetKind.Iterable
+        self._IterableDataset_len_called = settings.noted_length  # type: ignore[assignment]
+        self._promised = None if self._maps else settings.noted_length
+        (given,) = [None] if streams is None else streams.states()
+        generator = settings.draws_from
+        if not self._maps and isinstance(self._dataset, IterDataPipe):
+            self._seed_pipe(generator)
+        batches = begin()
+        self._base_seed = draw_seed(generator)
+        if given is not None:  # the dataset's state may be that of a generator
+            if self._maps and streams is not None and any(streams.counts):
+                batches = with_first_drawn(batches)
+            restore_dataset(self._dataset, given)
+        self._sampler_iter = batches
+        if isinstance(self._dataset, _PIPES):
+            graph_settings.apply_sharding(self._dataset, self._world_size, self._rank)
+        self._num_yielded = 0
+        self._read: Any = self._dataset if rows is None else rows
+        self._collate = self._collate_fn if rows is None else _as_it_is
+        self._meter, self._clock, self._count = meter, _native.CallerClock(meter.counter), PassCount()
+        self._sampling = RLock()  # several threads may call next()
+        self._lease: Lease | None = None
+        # To exchange functions takes 30 us, which samples without a costly call never win back. What other loaders have
+        # shown of the dataset's class is believed until the first batch.
+        answers = composes and not meter.light()
+        self._believes = answers and self._maps and _kind_of(self._dataset) in _light
+        if answers and not self._believes:
+            self._answer_calls()
+        if not self._maps:
+            self._begin_stream(given)
+        self._streams = streams if ahead else None
+        if streams is not None and not ahead:
+            streams.now = partial(_state_now, self._dataset, None if self._maps else self._dataset_fetcher)
+
+    def _seed_pipe(self, generator: torch.Generator | None) -> None:
+        """Seed the shuffling of a DataPipe, alike on all ranks."""
+        if dist.is_available() and dist.is_initialized():
+            self._pg = dist.new_group(backend="gloo")
+        self._shared_seed = _share_dist_seed(generator, self._pg)  # type: ignore[no-untyped-call]
+        shared = torch.Generator().manual_seed(self._shared_seed)
+        self._dataset = graph_settings.apply_random_seed(self._dataset, shared)
+
+    def _answer_calls(self) -> None:
+        """Have the costly calls of the dataset's code answered, from the next batch on."""
+        self._lease, self._calls = Lease(calls.ANSWERED), self._meter.calls.of_this_thread()
+
+    def _begin_stream(self, given: Any) -> None:
+        """Begin to iterate over the dataset. given: its state, which it goes on from; None: it has none."""
+        fetcher = self._dataset_fetcher
+        if self._collate_fn is not default_collate:  # whose StopIteration is not the end of the samples
+            fetcher.collate_fn = partial(collated, self._collate_fn, None)
+        if given is not None:
+            restore_fetcher(fetcher, given)
+
+    @cached_property
+    def _dataset_fetcher(self) -> Any:
+        """Torch's; it goes through an iterable dataset, and is made for programs that look at it for another."""
+        return _DatasetKind.create_fetcher(  # type: ignore[no-untyped-call]
+            self._dataset_kind, self._dataset, self._auto_collation, self._collate_fn, self._drop_last
+        )
+
+    @cached_property
+    def _world_size(self) -> int:
+        return int(_get_distributed_settings()[0])  # type: ignore[no-untyped-call]
+
+    @cached_property
+    def _rank(self) -> int:
+        return int(_get_distributed_settings()[1])  # type: ignore[no-untyped-call]
+
+    @property
+    def _pin_memory_device(self) -> str | None:  # type: ignore[override]
+        device = torch.accelerator.current_accelerator() if self._pin_memory else None
+        return None if device is None else device.type
+
+    def __len__(self) -> int:
+        return len(self._index_sampler)
+
+    def __getstate__(self) -> NoReturn:
+        raise NotImplementedError("a pass over the data cannot be pickled; pickle the loader")
+
+    # --- a batch ----------------------------------------------------------------------------------------------------
+
+    def __next__(self) -> Any:
+        if _profiles() and not self._profiled:
+            try:
+                return self._profiled_next()
+            except Exception as error:
+                shorten(error)
+                raise
+        try:
+            if (loop := self._loop) is None:
+                return observed(self._observers, self._delivery)
+            batch, count = self._batch(), self._count
+            self._num_yielded = number = self._num_yielded + 1
+            if self._clock.handed(number, loop.every, loop.looked, loop_times.SHORT_PASS):
+                loop.look(begins=number == 1)
+            count.taken = count.handed = count.taken + 1
+            for follow in self._following:
+                follow()
+            return batch
+        except StopIteration:
+            for observer in () if self._loop is None else self._observers:
+                observer.ended()
+            raise
+        except Exception as error:
+            if self._loop is not None:
+                self._count.taken += 1
+                for observer in self._observers:
+                    observer.failed(error)
+            shorten(error)
+            raise
+        except BaseException:  # Ctrl-C in any line: what was begun is not known
+            self._sampler_iter = iter(_interrupted, None)
+            raise
+
+    def _profiled_next(self) -> Any:
+        self._profiled = True
+        try:
+            with record_function(self._profile_name):
+                return next(self)
+        finally:
+            self._profiled = False
+
+    def _batch(self) -> Any:
+        """Return the next batch: what torch's iterator and fetcher do."""
+        clock, answering, counting = self._clock, this_thread, call_counts.this_thread
+        before, asked, samples, left = (answering.native, counting.sink), _NOTHING, _NOTHING, None
+        if self._lease is not None:
+            self._lease.meet()
+        clock.called()
+        try:
+            try:
+                if self._lease is not None:
+                    answering.native, counting.sink = True, self._calls
+                with self._sampling:
+                    asked = next(self._sampler_iter)
+                if not self._maps:
+                    batch = self._streamed(asked)
+                else:
+                    dataset = self._read
+                    if not self._auto_collation:
+                        samples = dataset[asked]
+                    elif whole := getattr(dataset, "__getitems__", None):
+                        samples = whole(asked)
+                    else:
+                        asked = asked if type(asked) is list else list(asked)
+                        left = iter(asked)  # its length hint gives the position, at no cost
+                        samples = [dataset[index] for index in left]
+                    clock.read()
+                    batch = self._collate(samples)
+                    clock.made(length_hint(asked, 1) if self._auto_collation else 1)
+                    if self._believes:
+                        self._believes = False
+                        if not self._meter.light():
+                            _light.discard(_kind_of(self._dataset))
+                            self._answer_calls()
+                if self._meter.sinks:
+                    self._tell()
+                if self._pin_memory:
+                    batch = pinned(batch)
+                return batch
+            finally:
+                answering.native, counting.sink = before
+        except Exception as error:
+            self._note(error, asked, samples, left)
+            if isinstance(error, StopIteration) and self._lease is not None:
+                self._lease = None
+                if self._meter.light():
+                    _light.add(_kind_of(self._dataset))
+            raise
+
+    def _streamed(self, asked: Any) -> Any:
+        fetcher = self._dataset_fetcher
+        batch = fetcher.fetch(asked)
+        given = length_hint(asked, 1) if self._auto_collation else 1
+        last = fetcher.ended and self._auto_collation
+        self._clock.made(samples_in(batch, given, iterable=last, stacks=self._collate_fn is default_collate), True)
+        return batch
+
+    def _note(self, error: Exception, asked: Any, samples: Any, left: Any) -> None:
+        """Note on an error of the dataset or the collate_fn which sample or batch it is about."""
+        if asked is _NOTHING or not self._maps:
+            return
+        if samples is not _NOTHING:
+            note_batch(error, asked, samples)
+        elif left is not None:
+            note_sample(error, asked[len(asked) - length_hint(left) - 1])
+        elif self._auto_collation:
+            note_batch(error, asked)
+        else:
+            note_sample(error, asked)
+
+    # --- who is told ------------------------------------------------------------------------------------------------
+
+    @property
+    def observers(self) -> Observers:
+        """Who is told of the pass; where all of them can read what it counts, of its errors and its end only."""
+        return self._observers
+
+    @observers.setter
+    def observers(self, observers: Observers) -> None:
+        self._observers, self._loop, self._following = observers, None, ()
+        loop = None
+        for one in observers:
+            if not one.reads_counts:
+                return
+            loop = loop or one.loop_watch
+        if loop is None or self._promised is not None or self._streams is not None:
+            return
+        self._loop = loop
+        for one in observers:
+            if (follow := one.follow(self._count, self._clock)) is not None:
+                self._following += (follow,)
+
+    def _delivery(self) -> Delivery:
+        batch = self._next_batch()
+        self._num_yielded += 1
+        began, _, _ = self._clock.moments()
+        if self._promised is not None and self._num_yielded > self._promised:
+            warn_user(  # in torch's words
+                f"Length of IterableDataset {self._dataset} was reported to be {self._promised}"
+                f"(when accessing len(dataloader)), but {self._num_yielded} samples have been fetched. "
+            )
+        return Delivery(batch, self._clock.samples, perf_counter() - began)
+
+    def _next_batch(self) -> Any:
+        if self._streams is None:
+            return self._batch()
+        try:
+            batch = self._batch()
+        except StopIteration:
+            self._streams.ended(0, _state_now(self._dataset, self._dataset_fetcher))
+            raise
+        except Exception:
+            self._streams.failed()
+            raise
+        self._streams.read(0, _state_now(self._dataset, self._dataset_fetcher))
+        return batch
+
+    def _tell(self) -> None:
+        """Tell those who record the work of this thread of the batch that was made last."""
+        began, read, made = self._clock.moments()
+        if not self._maps:
+            self._meter.tell("iterate", began, made, self._clock.samples)
+        else:
+            self._meter.tell("getitem", began, read, self._clock.samples)
+            self._meter.tell("collate", read, made, self._clock.samples)
+
+
+def _interrupted() -> NoReturn:
+    raise RuntimeError(iterator.INTERRUPTED)
+
+
+def _state_now(dataset: Any, fetcher: Any) -> dict[str, Any] | None:
+    return state_of(dataset, getattr(fetcher, "dataset_iter", None), ended=getattr(fetcher, "ended", False))
+
+
+def _kind_of(dataset: Any) -> type:
+    """Return the class whose code makes the samples of a dataset."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
+    return type(dataset)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def open_here(job: Job, *, rows: bool = False) -> CallerPass:
+    """Return a pass in the caller's thread: for what no filler makes.
+
+    rows: the dataset is a TensorDataset whose rows are gathered batch by batch.
+    """
+    settings, batches = job.settings, job.batches
+    job.epochs.next(counted=True)
+    sampled = partial(iter, settings.index_sampler) if settings.iterable else partial(batches.without_positions, 0, 0)
+    made = CallerPass(
+        settings,
+        sampled,
+        job.meter,
+        pins=job.pins,
+        rows=Rows(settings.dataset) if rows else None,
+        composes=settings.method is not Method.PROCESS and not rows,
+        streams=job.streams,
+        ahead=settings.device is not None,
+    )
+    job.progress.arrivals = None  # batches come in order
+    return made

@@ -1,0 +1,151 @@
+"""What a worker process does for a task: a batch of a map-style dataset, or the next one of an iterable dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import IterDataPipe, default_collate
+from torch.utils.data.graph_settings import apply_random_seed
+
+from penstock.call_counts import counted_here
+from penstock.carriers.board import WorkerStage
+from penstock.carriers.protocol import Exhausted
+from penstock.carriers.worker_memory import Packed, WorkerBuffers
+from penstock.hooks.calls import ANSWERED
+from penstock.recipe import patches
+from penstock.sample_notes import collated
+from penstock.state.delivery import Delivered, Task
+from penstock.state.streams import Stream, restore_dataset, state_of
+from penstock.workers.collating import collate_in
+from penstock.workers.worker import Note, Worker
+
+
+class BatchWork:
+    """Batches of a map-style dataset.
+
+    Args:
+        states: of the dataset in each worker as the pass begins; None: it has no state_dict().
+        in_place: batches are built in shared memory.
+    """
+
+    def __init__(self, fetch: Worker, states: list[Any] | None, *, in_place: bool) -> None:
+        self.fetch = fetch
+        self._states = states
+        self._memory = WorkerBuffers() if in_place else None
+        self._note: Note  # in a worker, as
+        self._lease: patches.Lease  # on what is exchanged there, for the life of the process
+        self._worker = 0
+
+    @property
+    def dataset(self) -> Any:
+        return self.fetch.dataset
+
+    def seed(self, shared: int | None) -> None:
+        """No worker shares a seed with the others."""
+
+    def start(self, worker: int, note: Note, each: Callable[[Iterable[Any]], Iterator[Any]]) -> None:
+        self._worker, self._note, self._lease = worker, note, self.fetch.lease()
+        self.fetch.note, self.fetch.each = note, each
+
+    def begin(self) -> None:
+        if self._states is not None:
+            restore_dataset(self.fetch.dataset, self._states[self._worker])
+            self._states = []
+        self._note(WorkerStage.DONE, None)
+
+    def make(self, value: tuple[Any, ...]) -> Any:
+        task = Task.of(*value)
+        self._lease.meet()  # a sample of an earlier batch may have imported a package
+        try:
+            batch = self.fetch.make(task) if self._memory is None else self._packed(task, self._memory)
+        except Exception:  # what else is raised ends the process here
+            self._note(WorkerStage.DONE, None)
+            raise
+        self._note(WorkerStage.DONE, None)
+        bad = [] if self.fetch.replacing is None else self.fetch.replacing.take_news()
+        memory, calls = self._memory, counted_here()
+        needed, kept = (0, False) if memory is None else (memory.needed, memory.kept)
+        if self._states is None and not (bad or needed or kept or calls):
+            return batch
+        state = None if self._states is None else state_of(self.fetch.dataset)
+        return Delivered(batch, bad, state, needed, kept, calls)
+
+    def _packed(self, task: Task, memory: WorkerBuffers) -> Packed:
+        """Return the batch of a task, built in place, as it is sent.
+
+        A user's collate_fn may keep what it was given, or what it returns: a block that somebody holds is not used
+        again.
+        """
+        memory.begin(task.block)
+        return memory.packed([self.fetch.make(task, memory)])
+
+
+class StreamWork:
+    """Batches of an iterable dataset, as torch's fetcher makes them.
+
+    Args:
+        states: of the dataset and its iterator in each worker as the first pass begins; None: it has none.
+        batched: batches are made of samples; False: each sample is one.
+        packs: the small tensors of a batch are sent by value. Torch would send a descriptor of shared memory for each,
+            which takes some 200 us.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        collate_fn: Callable[[Any], Any],
+        states: list[Any] | None,
+        *,
+        batched: bool,
+        drop_last: bool,
+        packs: bool,
+    ) -> None:
+        self.dataset = dataset
+        self._collate_fn, self._states = collate_fn, states
+        self._batched, self._drop_last = batched, drop_last
+        self._memory = WorkerBuffers() if packs else None
+        self._note: Note  # in a worker, as
+        self._stream: Stream
+        self._worker = 0
+
+    def seed(self, shared: int | None) -> None:
+        if isinstance(self.dataset, IterDataPipe):
+            assert shared is not None
+            self.dataset = apply_random_seed(self.dataset, torch.Generator().manual_seed(shared))
+
+    def start(self, worker: int, note: Note, each: Callable[[Iterable[Any]], Iterator[Any]]) -> None:
+        self._worker, self._note = worker, note
+
+    def begin(self) -> None:
+        given = None
+        if self._states is not None:
+            given, self._states[self._worker] = self._states[self._worker], None
+        self._stream = Stream(self.dataset, given)
+        self._note(WorkerStage.ITERATING, None)
+
+    def make(self, value: Any) -> Any:
+        ANSWERED.meet_imported()
+        samples = self._taken(value)
+        stream, stateful = self._stream, self._states is not None
+        if samples is None:
+            return Exhausted(stream.end() if stateful else None)
+        memory = self._memory
+        if memory is not None:
+            memory.begin(None)
+        if memory is None or self._collate_fn is not default_collate:
+            batch = collated(self._collate_fn, None, samples)
+        else:
+            batch = collate_in(memory, None, samples)
+        if memory is not None:
+            batch = memory.packed([batch])
+        state, calls = stream.state() if stateful else None, counted_here()
+        return batch if state is None and not calls else Delivered(batch, state=state, calls=calls)
+
+    def _taken(self, given: Any) -> Any:
+        """Return the samples of a batch, or the sample where they are not batched; None: there are no more."""
+        samples = self._stream.take(len(given) if self._batched else 1)
+        if not samples or (self._drop_last and self._batched and len(samples) < len(given)):
+            return None
+        return samples if self._batched else samples[0]

@@ -1,0 +1,219 @@
+"""The worker processes of an iterator: started, asked, waited for, watched and ended. No hang, no orphan.
+
+The parent waits for answers and for the ends of processes at once: a worker that dies, or does not answer within
+timeout=, becomes an error that says at which sample, in what and why.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.util
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from time import monotonic
+from typing import Any
+
+from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
+
+from penstock.carriers.answers import ENDED, Answer, Answers, PinnedAnswers
+from penstock.carriers.board import Board
+from penstock.carriers.pipes import Receivers, Sender, close_in_workers
+from penstock.carriers.post_mortem import Identify, WorkerWatch, clear_away, end
+from penstock.carriers.protocol import Command, Signals, WorkerSetup, serve
+from penstock.errors import WorkerDied, WorkerStuck
+from penstock.system.warn_user import warn_user
+
+_LOOK: float = MP_STATUS_CHECK_INTERVAL  # seconds between looks at the processes themselves
+_DYING = 1.0  # seconds between a worker's connections and the worker itself being gone
+_NOT_PICKLED = (  # in torch's words
+    "Got pickle error when attempting to start a worker Process. This might be because the worker Process arguments "
+    "are not picklable. Python 3.14+ changed the multiprocessing start method in non-Mac POSIX platforms to "
+    "'forkserver', which requires the worker Process arguments to be picklable. You can also try "
+    "multiprocessing.set_start_method('fork')."
+)
+
+
+class WorkerProcesses:
+    """The worker processes of an iterator.
+
+    Args:
+        context: multiprocessing's.
+        identify: returns (ID, path) of a sample's index; for messages only.
+
+    Attributes:
+        processes, senders: of the workers, by their numbers.
+        failure: the first sentence of what ended them all; empty: nothing did.
+        sound: False: one may hold what others wait for, so that no other pass is made, and they are killed in the end.
+    """
+
+    def __init__(self, context: Any, workers: int, identify: Identify) -> None:
+        self.board = Board(workers)
+        self.processes: list[Any] = []
+        self.senders: list[Sender] = []
+        self.failure, self.sound, self.closed = "", True, False
+        self._context, self._pid, self._pids = context, os.getpid(), list[int]()
+        self._watch, self._receivers = WorkerWatch(self.board, identify), Receivers()
+        self._answers: Answers | PinnedAnswers = Answers(self._receivers)
+        # At exit it comes after multiprocessing has ended the workers.
+        self._clear_away = multiprocessing.util.Finalize(None, clear_away, (self.board, self._pids), exitpriority=-1)
+
+    @property
+    def forks(self) -> bool:
+        return bool(self._context.get_start_method() == "fork")
+
+    def start(
+        self,
+        setup: Callable[[Board, Signals | None], WorkerSetup],
+        hooked: Callable[[], AbstractContextManager[object]],
+    ) -> None:
+        """Start the processes. Raises what starting one raises.
+
+        Args:
+            setup: returns what they are started with; called with the board and how signals are handled.
+            hooked: returns what is held while they are forked.
+        """
+        if self.forks:
+            with interrupts_held() as signals, hooked():
+                self._start(setup(self.board, signals))
+        else:
+            self._start(setup(self.board, None))
+        self._watch.begin(self.processes, self._receivers)
+
+    def _start(self, setup: WorkerSetup) -> None:
+        for worker in range(setup.workers):
+            commands, to_worker = self._context.Pipe(duplex=False)
+            from_worker, answers = self._context.Pipe(duplex=False)
+            close_in_workers(to_worker)
+            close_in_workers(from_worker)
+            process = self._context.Process(target=serve, args=(setup, worker, commands, answers))
+            process.daemon = True
+            try:
+                process.start()
+            except (TypeError, AttributeError, pickle.PicklingError):
+                warn_user(_NOT_PICKLED)
+                raise
+            self.processes.append(process)
+            self._pids.append(process.pid)
+            close_in_workers(commands)
+            answers.close()
+            self.senders.append(Sender(to_worker, commands))
+            self._receivers.add(from_worker, process.sentinel)
+
+    def pin(self) -> Any:
+        """Have a thread pin the batches, and return it."""
+        self._answers = PinnedAnswers(self._receivers)
+        return self._answers.thread
+
+    def release(self, worker: int) -> None:
+        """End a worker that nothing is asked of any more."""
+        self._watch.release(worker)
+        self.senders[worker].send(Command.END, -1, None)
+
+    def check(self) -> None:
+        """Raise WorkerDied where a worker has."""
+        if self._watch.notice():
+            raise self.died()
+
+    def answer(self, timeout: float, owing: Callable[[], set[int]]) -> Answer:
+        """Wait for the next answer. Raises WorkerDied, WorkerStuck.
+
+        Args:
+            timeout: seconds; 0: for ever.
+            owing: returns the workers that have not answered; empty: any of them.
+        """
+        deadline = monotonic() + timeout if timeout > 0 else None
+        while not self.closed:
+            seconds = _LOOK if deadline is None else max(0.0, min(_LOOK, deadline - monotonic()))
+            answer = self._answers.get(seconds)
+            if answer is not None and answer.kind != ENDED:
+                self.sound = True
+                return answer
+            if self.closed:
+                break
+            if self._watch.notice(by_pid=answer is None):  # a dead worker's children may hold its sentinel open
+                raise self.died()
+            if (thread := self._answers.thread) is not None and not thread.is_alive():
+                raise RuntimeError("Pin memory thread exited unexpectedly")
+            if deadline is not None and monotonic() >= deadline:
+                self.sound = False
+                raise WorkerStuck(self._watch.why_stuck(timeout, owing() or self._watch.watched))
+        raise RuntimeError("the loader's iterator was closed while it waited for a batch")
+
+    def is_dying(self) -> bool:
+        """Return whether a worker has died, or does within a second."""
+        return bool(self._watch.notice(_DYING, by_pid=True))
+
+    def died(self) -> WorkerDied:
+        """Return the error for the workers that have ended, and end the others."""
+        text = self._watch.why_died(self._context.get_start_method())
+        return self._fail(text, next(iter(self._watch.deaths.values())).as_torch_says())
+
+    def rubbish(self, worker: int, what: str) -> WorkerDied:
+        """Return the error for a worker that sent what no worker sends, and end all workers."""
+        first = f"DataLoader worker {worker} (pid {self._pids[worker]}) sent {what}, which answers no task."
+        return self._fail(f"{first} Look for code that writes to file descriptors which it has not opened.", first)
+
+    def _fail(self, text: str, first: str) -> WorkerDied:
+        self.failure, self.sound = first, False
+        self.close(())
+        return WorkerDied(text)
+
+    @property
+    def reusable(self) -> bool:
+        """Whether they can make another pass."""
+        if self.closed or not self.sound:
+            return False
+        return all((death.code or 0) < 0 for death in self._watch.notice().values())  # else they got a Ctrl-C, too
+
+    def close(self, workers: Any) -> None:
+        """End the processes: they are asked to, or killed where one is dead, stuck or interrupted.
+
+        workers: those that were not released.
+        """
+        if self.closed or os.getpid() != self._pid:
+            return
+        self.closed = True
+        try:
+            if self.sound and not self._watch.notice():
+                self.board.end()
+                for worker in workers:
+                    self.senders[worker].send(Command.END, -1, None)
+                self._answers.stop()  # a worker does not wait for a parent that reads no more
+                for process in self.processes:
+                    process.join(_LOOK)
+        finally:
+            with interrupts_held():
+                end(self.processes)
+                self._answers.stop()
+                for sender in self.senders:
+                    sender.close()
+                self._clear_away()
+
+
+@contextmanager
+def interrupts_held() -> Iterator[Signals]:
+    """Hold a Ctrl-C back; yields how signals were handled before.
+
+    In the middle of a fork Python would lose the Ctrl-C, or the child; in the middle of an end, the processes. The
+    signal is blocked in this thread, and in the child. The kernel gives it to another thread then, where there is one,
+    and Python would call the handler in this one all the same: only then another handler is set meanwhile.
+    """
+    before, came = signal.pthread_sigmask(signal.SIG_BLOCK, []), list[Any]()
+    handler, here = signal.getsignal(signal.SIGINT), threading.current_thread() is threading.main_thread()
+    handler = handler if here and callable(handler) and len(os.listdir("/proc/self/task")) > 1 else None
+    try:
+        if handler is not None:
+            signal.signal(signal.SIGINT, lambda *given: came.append(given))
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        yield before, handler
+    finally:
+        try:
+            if handler is not None:
+                signal.signal(signal.SIGINT, handler)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if came and callable(handler):
+        handler(*came[0])

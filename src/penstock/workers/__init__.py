@@ -1,0 +1,1 @@
+"""What makes a batch where Python reads, and the native core's pool."""
