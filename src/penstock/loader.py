@@ -17,7 +17,6 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, RandomSamp
 
 from penstock import announcements, settings as options
 from penstock.carriers.choice import PassFactory
-from penstock.carriers.rows import holds_rows, is_native
 from penstock.cluster.option import Ray, ray_of
 from penstock.device.feed import Device, Feed, feed_of
 from penstock.errors import InvalidOption
@@ -44,6 +43,7 @@ from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import CacheOption, caches_of
 from penstock.system.deferred import deferred
 from penstock.system.tracebacks import shorten, shortens
+from penstock.workers.rows import holds_rows, is_native
 
 if TYPE_CHECKING:
     from penstock import explain

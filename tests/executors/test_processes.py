@@ -26,10 +26,10 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data as tud
-from penstock.executors.workers import pipes, protocol
 from torch.utils.data.datapipes.map import SequenceWrapper
 
 import penstock
+from penstock.carriers import pipes, protocol
 from penstock.carriers.board import Board, WorkerStage
 from penstock.carriers.post_mortem import end
 from penstock.carriers.processes import ProcessCarrier

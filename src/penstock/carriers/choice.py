@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from penstock.carriers.rows import gathers_rows
 from penstock.cluster.option import Ray
 from penstock.errors import InvalidOption, pair
 from penstock.loop_model import Measured, Workers, measured, tells
@@ -38,6 +37,7 @@ from penstock.system.limits import cpu_quota, host_cpus
 from penstock.system.process_events import end_openmp_at_forks
 from penstock.system.warn_user import warn_user
 from penstock.verdict import log_verdict
+from penstock.workers.rows import gathers_rows
 from penstock.workers.worker import Worker
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _get_
 
 import penstock._native as _native
 from penstock import call_counts, loop_times
-from penstock.carriers.rows import Rows
 from penstock.observe import Delivery, LoopWatch, Meter, Observers, PassCount, observed
 from penstock.order.permutations import draw_seed
 from penstock.passes.carrier import pinned
@@ -31,6 +30,7 @@ from penstock.stats import samples_in
 from penstock.system.deferred import deferred
 from penstock.system.tracebacks import shorten
 from penstock.system.warn_user import warn_user
+from penstock.workers.rows import Rows
 
 if TYPE_CHECKING:
     from penstock.hooks import calls

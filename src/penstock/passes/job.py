@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.utils.data import IterableDataset
 
-from penstock.carriers.rows import CACHE_LINE, SMALL_BATCH, fits_small
 from penstock.observe import Meter
 from penstock.order.batches import BatchOrder, settled_at_start
 from penstock.order.permutations import Epochs, draw_seed
@@ -26,6 +25,7 @@ from penstock.storage.advice import AdvisedBatches
 from penstock.system.limits import usable_cpus
 from penstock.workers.batch import BatchRequest
 from penstock.workers.native_batches import NativeBatches
+from penstock.workers.rows import CACHE_LINE, SMALL_BATCH, fits_small
 from penstock.workers.worker import Worker
 
 
@@ -212,27 +212,8 @@ def worker_maker(settings: Settings, substitutes: Substitutes | None, *, here: b
 
 
 def worker_of(settings: Settings, substitutes: Substitutes | None, plan: PythonPlan, *, here: bool) -> Worker:
-    """Return what fetches by a plan; here: in a process whose global generators it may set."""
-    filling = (
-        None if plan.filled is None else NativeBatches(settings.dataset, plan.kept, plan.filled, unseen=plan.unseen)
-    )
-    return worker_maker(settings, substitutes, here=here)(filling=filling)
-
-
-class LoaderView:
-    """A loader as torch's own iterators are to see it: with some attributes replaced."""
-
-    def __init__(self, loader: Any, **replaced: Any) -> None:
-        self.__dict__.update(replaced)
-        self._loader = loader
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-
-def view_of(job: Job, **seen: Any) -> Any:
-    """Return the loader of a pass, with these attributes. Torch would warn of a pin_memory_device at our own line."""
-    loader, generator = job.loader(), job.settings.draws_from
-    if not seen and loader.pin_memory == job.pins and loader.generator is generator and not loader.pin_memory_device:
-        return loader
-    return LoaderView(loader, pin_memory_device="", pin_memory=job.pins, generator=generator, **seen)
+    """Return what makes samples by a plan; here: in a process whose global generators it may set."""
+    native = None
+    if plan.filled is not None:
+        native = NativeBatches(settings.dataset, plan.kept, plan.filled, unseen=plan.unseen)
+    return worker_maker(settings, substitutes, here=here)(native=native)

@@ -57,7 +57,7 @@ class Worker:
         keyed: torchvision's known random transforms draw by sample, in any thread.
         replacing: how bad samples are replaced; None raises their errors.
         composes: torchvision's Compose runs natively, as far as its parts are known.
-        filling: fills whole batches natively, where it can.
+        native: fills whole batches natively, where it can.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Worker:
         keyed: bool = False,
         replacing: Substitutes | None = None,
         composes: bool = True,
-        filling: NativeBatches | None = None,
+        native: NativeBatches | None = None,
     ) -> None:
         self.dataset = dataset
         self.composes = composes
@@ -80,7 +80,7 @@ class Worker:
         self.note: Note = no_note
         self.each: Callable[[Any], Iterator[Any]] = iter
         """Yields the indices of a batch, and takes note of each sample that begins."""
-        self._filling = filling
+        self._native = native
         self._seeded = seeded
         self._keyed = keyed
         self._owns_dataset = seeded
@@ -93,7 +93,7 @@ class Worker:
     @property
     def plain(self) -> bool:
         """Whether this does no more than torch's own fetcher."""
-        return self._filling is None and not (self._seeded or self._keyed) and self.replacing is None
+        return self._native is None and not (self._seeded or self._keyed) and self.replacing is None
 
     @property
     def stacks(self) -> bool:
@@ -103,12 +103,12 @@ class Worker:
     @property
     def only_collates(self) -> bool:
         """Whether the collate_fn leaves the samples of a batch that is filled to default_collate, as they are."""
-        return self._filling is not None and self._filling.unseen
+        return self._native is not None and self._native.unseen
 
     @property
     def one_by_one(self) -> bool:
         """Whether a batch's samples are fetched by one call each."""
-        return self._filling is None and _whole_batches(self.dataset) is None
+        return self._native is None and _whole_batches(self.dataset) is None
 
     def make(self, task: Task, memory: BatchMemory | None = None) -> Any:
         """Return the batch of a task, or its one sample where samples are not batched.
@@ -132,14 +132,14 @@ class Worker:
 
     def _fill(self, task: Task, memory: BatchMemory | None) -> FinishedBatch | None:
         """Return the batch of a task filled natively, None where that cannot be."""
-        if self._filling is None or not isinstance(task.given, list | tuple):
+        if self._native is None or not isinstance(task.given, list | tuple):
             return None
         if self.replacing is not None and any(map(self.replacing.is_bad, task.given)):
             return None
         self.note("getitem", task.given, len(task.given))
         set_key = partial(self._key_position, task) if self._seeded or self._keyed else None
         try:
-            filled = self._filling.fill(task, memory, self._native_seed(task), set_key)
+            filled = self._native.fill(task, memory, self._native_seed(task), set_key)
         except Exception as error:
             if self.replacing is None:
                 note_batch(error, task.given)
@@ -284,7 +284,7 @@ class Worker:
         own = copy(self)
         own.dataset = copied(self.dataset, type(self.dataset).__qualname__)
         own.collate_fn = copied(self.collate_fn, "collate_fn")
-        own._filling = None if self._filling is None else self._filling.of(own.dataset)
+        own._native = None if self._native is None else self._native.of(own.dataset)
         own._pipelines, own._owns_dataset, own._is_copy = None, own._keyed, True
         return own
 
