@@ -189,11 +189,8 @@ _publisher: Publisher | None = None
 
 def looked(loops: LoopMeter, now: float) -> None:
     """Take note that the CPU times of the loops over a loader were read."""
-    try:
-        if _publisher is not None:
-            _publisher.looked(loops, now)
-    except Exception:  # of a derived class of the user's
-        _log.exception("penstock watch cannot see a loader")
+    if _publisher is not None:
+        _publisher.looked(loops, now)
 
 
 def publish(enabled: bool = True) -> None:
