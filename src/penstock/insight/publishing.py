@@ -193,13 +193,10 @@ _publisher: Publisher | None = None
 
 def looked(loops: LoopMeter, now: float) -> None:
     """Take note that the CPU times of the loops over a loader were read."""
-    try:
-        if _publisher is not None and not _publisher.is_of_this_process():
-            publish()  # a forked child has a file of its own
-        if _publisher is not None:
-            _publisher.looked(loops, now)
-    except Exception:  # of a derived class of the user's
-        _log.exception("penstock watch cannot see a loader")
+    if _publisher is not None and not _publisher.is_of_this_process():
+        publish()  # a forked child has a file of its own
+    if _publisher is not None:
+        _publisher.looked(loops, now)
 
 
 def publish(enabled: bool = True) -> None:
