@@ -14,7 +14,8 @@ import penstock
 from penstock.cli import main
 from penstock.errors import ChecksumMismatch, InvalidOption
 from penstock.state.manifest import BadSample, Manifest
-from tests.packing.packed import contents, flip_bit, write_photos
+from tests.data import write_photos
+from tests.packing.packed import contents, flip_bit
 from tests.s3_server import S3, serve
 
 

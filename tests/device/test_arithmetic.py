@@ -22,8 +22,8 @@ from penstock.plan import NativePlan, PythonPlan
 from penstock.recipe.conversions import Inverse
 from penstock.recipe.reader import read
 from penstock.recipe.steps import Recipe
+from tests.data import in_memory, noise_image, photo_files
 from tests.device.passes import native_plan, on_host, plan_of
-from tests.photos import in_memory, noise_image, photo_files
 from tests.waiting import run_in_threads
 
 pytestmark = pytest.mark.native

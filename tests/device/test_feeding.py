@@ -30,10 +30,9 @@ from penstock.device.moving import tensors_in
 from penstock.errors import InvalidOption
 from penstock.stats import Counters
 from tests.accelerator import DEVICE, LateStream, PromptStream, replaced_by_late_streams, replaced_by_the_cpu
+from tests.data import Made, in_memory, photo_files
 from tests.forking import assert_in_child
-from tests.photos import in_memory, photo_files
 from tests.same import assert_same
-from tests.sample_datasets import Made
 from tests.values import taken
 from tests.waiting import wait_until
 

@@ -29,10 +29,9 @@ from penstock.order.permutations import InSequence, KeyedShuffle
 from penstock.order.schedule import Schedule, cut
 from penstock.recipe.reader import read
 from penstock.recipe.steps import Recipe, Refusal
+from tests.data import in_memory, tensor_files
 from tests.device.passes import native_plan, pass_input, resources
-from tests.photos import in_memory
 from tests.same import assert_same, outcomes
-from tests.sample_datasets import tensor_files
 
 pytestmark = pytest.mark.native
 

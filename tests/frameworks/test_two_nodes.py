@@ -15,9 +15,8 @@ import pytest
 
 import penstock
 from penstock.sources.image_folder import RACY_NS
+from tests.data import photo_files, tensor_files
 from tests.frameworks.launching import PATIENCE_SECONDS, TRIES, descendants, environment, found_in, needs_gloo
-from tests.photos import photo_files
-from tests.sample_datasets import tensor_files
 from tests.two_machines import ADDRESSES, Machines, two_machines
 
 SCRIPT = Path(__file__).parent / "run_nodes.py"

@@ -27,10 +27,9 @@ from penstock.call_counts import MOST_REASONS, OTHER_REASONS, CallCounts, CallMe
 from penstock.errors import WorkerDied
 from penstock.hooks.calls import example_of, natively
 from tests import python_processes
+from tests.data import Made, Stream, photo_files
 from tests.executors_under_test import options
-from tests.photos import photo_files
 from tests.same import assert_passes
-from tests.sample_datasets import Made, Stream
 from tests.waiting import wait_until
 
 SIZE = 12

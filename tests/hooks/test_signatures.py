@@ -17,7 +17,7 @@ import torchvision.transforms.v2
 
 import penstock
 from penstock.recipe.patches import stood_for
-from tests.sample_datasets import Made
+from tests.data import Made
 
 PACKAGES = ("PIL", "accelerate", "cv2", "numpy", "safetensors", "soundfile", "torch", "torchvision")
 

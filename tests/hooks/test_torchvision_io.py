@@ -25,11 +25,11 @@ from penstock import call_counts
 from penstock.call_counts import CallMeter
 from penstock.hooks import images
 from penstock.hooks.calls import natively
+from tests.data import Made
 from tests.hooks.jpegs import FILES, PLAIN, encoded, jpeg, outcome, picture
 from tests.jpegs import PHOTOS, SAMPLINGS, encode
 from tests.recipe.against_torchvision import MEAN, STD, assert_as_torchvision, runs
 from tests.same import assert_same
-from tests.sample_datasets import Made
 
 pytestmark = [
     pytest.mark.native,

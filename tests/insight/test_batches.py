@@ -17,9 +17,8 @@ import penstock
 from penstock.errors import CorruptSample, InvalidOption
 from penstock.insight.pictures import Normalisation
 from penstock.insight.view import _classes, _normalisation, _of_all_parts, batch_of, sheet_of
-from tests.packing.packed import write_photos
+from tests.data import Made, Numbers, Stream, Whole, rows, tensor_files, write_photos
 from tests.same import assert_same
-from tests.sample_datasets import Made, Numbers, Stream, Whole, rows, tensor_files
 from tests.values import listed
 
 OURS = penstock.DataLoader

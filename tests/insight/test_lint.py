@@ -26,7 +26,7 @@ import penstock
 from penstock.insight import lint as state
 from penstock.insight.lint import Remark, lint
 from penstock.insight.machine import State
-from tests.sample_datasets import tensor_files
+from tests.data import tensor_files
 
 
 def rules(dataset: Any) -> list[str]:

@@ -10,8 +10,8 @@ import pytest
 
 import penstock
 from penstock.loop_times import WAIT_CLASSES, LoopTimes
+from tests.data import Made, tensor_files
 from tests.pages import ROOT, rows_of
-from tests.sample_datasets import Made, tensor_files
 
 
 def loader_of(folder: Path) -> penstock.DataLoader[Any]:

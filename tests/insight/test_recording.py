@@ -20,8 +20,8 @@ from penstock.insight.loop_rows import COLUMNS, Rows, WorkSpans, column
 from penstock.insight.recording import Recording
 from penstock.insight.run_report import advice, import_line
 from penstock.observe import Delivery
+from tests.data import Made, Stream, rows
 from tests.forking import assert_in_child
-from tests.sample_datasets import Made, Stream, rows
 from tests.values import flat
 
 

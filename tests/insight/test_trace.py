@@ -17,7 +17,7 @@ import penstock
 from penstock.errors import InvalidOption
 from penstock.insight import loop_rows, record
 from penstock.insight.trace import tracks_for
-from tests.sample_datasets import Made, Numbers, rows
+from tests.data import Made, Numbers, rows
 from tests.waiting import run_in_threads
 
 

@@ -13,9 +13,8 @@ import penstock
 from penstock.cli import main
 from penstock.errors import InvalidOption
 from penstock.insight.targets import target
+from tests.data import tensor_files, write_photos, write_tensors
 from tests.insight.penstock_processes import Captured, fails
-from tests.packing.packed import write_photos, write_tensors
-from tests.sample_datasets import tensor_files
 
 MODULE = """
 import torch

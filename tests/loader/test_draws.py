@@ -24,9 +24,8 @@ from torchvision.transforms import v2
 import penstock
 from penstock.recipe import drawing, keyed_methods
 from penstock.system.randomness import generator_states, generators_drawn_from
-from tests.photos import photo_files
+from tests.data import Drawing, Made, Numbers, Order, photo_files
 from tests.same import assert_same
-from tests.sample_datasets import Drawing, Made, Numbers, Order
 from tests.values import flat, loaded, resumed, stopped
 
 PL = penstock.DataLoader

@@ -24,9 +24,8 @@ import penstock
 from penstock.errors import like, pair
 from penstock.sample_notes import add_note
 from tests.corrupt import npy, saved
-from tests.photos import noise_image
+from tests.data import Made, noise_image, tensor_files
 from tests.resources import open_files
-from tests.sample_datasets import Made, tensor_files
 
 TORCH: Any = torch.utils.data.DataLoader
 OURS: Any = penstock.DataLoader

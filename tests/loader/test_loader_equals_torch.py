@@ -16,10 +16,9 @@ from torchvision.transforms import v2
 
 import penstock
 from penstock.system.limits import usable_cpus
-from tests.photos import in_memory, photo_files
+from tests.data import Doubling, Made, in_memory, photo_files, rows, tensor_files
 from tests.resources import run_script
 from tests.same import assert_same, assert_same_batches
-from tests.sample_datasets import Doubling, Made, rows, tensor_files
 from tests.values import flat
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -19,7 +19,7 @@ from penstock.order.blocks import Blocks
 from penstock.sources.blocks import blocks_of
 from penstock.state.ledger import compare, read
 from penstock.system.launched import _COUNTS_ELSEWHERE, _OF_TORCH
-from tests.sample_datasets import Made
+from tests.data import Made
 from tests.values import flat, loaded, resumed, stopped, taken
 
 SIZE = 22

@@ -17,8 +17,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, defa
 import penstock
 import penstock.state.manifest
 from penstock.device.feeding import prefetch
-from tests.photos import photo_files
-from tests.sample_datasets import Made, Stream, rows
+from tests.data import Made, Stream, photo_files, rows
 from tests.values import stopped
 
 TORCH: Any = torch.utils.data.DataLoader

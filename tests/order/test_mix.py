@@ -16,7 +16,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler
 import penstock
 from penstock.errors import InvalidOption
 from penstock.order.mix import Mix
-from tests.sample_datasets import Stream, rows
+from tests.data import Stream, rows
 from tests.values import flat, taken
 
 pytestmark = pytest.mark.native

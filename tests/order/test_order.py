@@ -17,9 +17,8 @@ import penstock
 from penstock.errors import InvalidOption
 from penstock.order.blocks import Blocks, checked_window
 from penstock.order.permutations import KeyedShuffle, torch_shuffle
-from tests.photos import photo_files
+from tests.data import photo_files, rows
 from tests.same import assert_same
-from tests.sample_datasets import rows
 
 pytestmark = pytest.mark.native
 

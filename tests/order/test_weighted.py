@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Sampler, WeightedRandomSampler
 
 from penstock.errors import InvalidOption
 from penstock.order.weighted import Weighted, _log
-from tests.sample_datasets import rows
+from tests.data import rows
 from tests.values import flat
 
 pytestmark = pytest.mark.native

@@ -7,38 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 import penstock
 import penstock._native as _native
 from penstock.packing.engines import Packing
-
-
-def write_photos(folder: Path, *, count: int = 12, png: bool = True) -> Path:
-    """Write an image folder of two classes, of JPEGs and one PNG a class; return it."""
-    random = np.random.default_rng(0)
-    for kind in ("cat", "dog"):
-        (folder / kind / "deep").mkdir(parents=True)
-        for number in range(count):
-            pixels = random.integers(0, 256, (6, 8, 3), np.uint8)
-            image = Image.fromarray(pixels).resize((80 + number, 60), Image.Resampling.BICUBIC)
-            image.save(folder / kind / (f"deep/{number}.jpg" if number % 5 == 0 else f"{number}.jpg"), quality=80)
-        if png:
-            image.save(folder / kind / "picture.png")
-    return folder
-
-
-def write_tensors(folder: Path, *, count: int = 30, suffix: str = ".pt") -> Path:
-    """Write a folder of tensors (3, 5) of float32, ID.pt or ID.npy; return it."""
-    folder.mkdir(parents=True)
-    for number in range(count):
-        tensor = torch.arange(15, dtype=torch.float32).reshape(3, 5) + number
-        if suffix == ".npy":
-            np.save(folder / f"id-{number}.npy", tensor.numpy())
-        else:
-            torch.save(tensor, folder / f"id-{number}{suffix}")
-    return folder
 
 
 def interrupt_packing(dataset: Any, out: Any) -> None:

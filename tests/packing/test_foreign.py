@@ -15,7 +15,8 @@ import penstock
 from penstock.packing.foreign import index
 from penstock.packing.unpack import unpack, verify
 from penstock.storage.tar import header, member_bytes, members
-from tests.packing.packed import contents, flip_bit, write_photos
+from tests.data import write_photos
+from tests.packing.packed import contents, flip_bit
 from tests.same import assert_same
 
 

@@ -20,10 +20,9 @@ from penstock.packing import pack as pack_module
 from penstock.packing.engines import Packing
 from penstock.packing.unpack import unpack
 from tests import python_processes
-from tests.packing.packed import contents, interrupt_packing, plain, write_photos, write_tensors
-from tests.photos import in_memory
+from tests.data import Made, in_memory, write_photos, write_tensors
+from tests.packing.packed import contents, interrupt_packing, plain
 from tests.same import assert_same
-from tests.sample_datasets import Made
 
 
 def equal(a: Any, b: Any, *, pixels: bool = False) -> None:

@@ -18,7 +18,8 @@ from penstock.cli import main
 from penstock.packing import places
 from penstock.packing.engines import Packing
 from penstock.storage import objects
-from tests.packing.packed import contents, interrupt_packing, plain, write_photos
+from tests.data import write_photos
+from tests.packing.packed import contents, interrupt_packing, plain
 from tests.python_processes import Program
 from tests.s3_server import S3, serve
 from tests.same import assert_same

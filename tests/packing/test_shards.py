@@ -24,7 +24,8 @@ from torch.utils.data import Subset, TensorDataset
 import penstock
 import penstock._native as _native
 from penstock.packing.unpack import unpack, verify
-from tests.packing.packed import contents, flip_bit, offset_of, start_readers, write_photos, write_tensors
+from tests.data import write_photos, write_tensors
+from tests.packing.packed import contents, flip_bit, offset_of, start_readers
 from tests.same import assert_same
 from tests.values import resumed
 

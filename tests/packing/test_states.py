@@ -16,8 +16,9 @@ from penstock import DataLoader, ImageFolder, Shards
 from penstock.cli import main
 from penstock.errors import CorruptShards, InvalidOption
 from penstock.packing.unpack import verify
+from tests.data import write_photos, write_tensors
 from tests.indexed_photos import FORMS, LOW, MIDDLE, PHOTOS, counts_of, pictures, torchs
-from tests.packing.packed import contents, write_photos, write_tensors
+from tests.packing.packed import contents
 from tests.same import assert_passes, assert_same
 
 pytestmark = pytest.mark.native

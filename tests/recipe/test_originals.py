@@ -22,9 +22,8 @@ from torchvision.transforms import v2
 import penstock
 from penstock.hooks import calls
 from penstock.recipe import compose_hook as composed, originals
-from tests.photos import photo_files
+from tests.data import Made, photo_files, tensor_files
 from tests.same import assert_same
-from tests.sample_datasets import Made, tensor_files
 
 pytestmark = pytest.mark.native
 

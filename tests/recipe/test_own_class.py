@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 import penstock
 from penstock.recipe import own_class
 from penstock.recipe.torchvision import is_wrapper
-from tests.photos import photo_files
+from tests.data import photo_files
 from tests.recipe.against_torchvision import MEAN, STD, assert_as_torchvision, picture, recipe_of, refusal_of
 from tests.same import assert_same
 

@@ -19,9 +19,9 @@ import torch
 import penstock
 import penstock._native as _native
 from tests.corrupt import Archive, archive_of, npy, saved
+from tests.data import tensor_files
 from tests.native_testing import TensorReader, crc32_by, crc32c_by, crc_ways
 from tests.same import assert_same
-from tests.sample_datasets import tensor_files
 
 pytestmark = pytest.mark.native
 

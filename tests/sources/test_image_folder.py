@@ -22,7 +22,7 @@ from penstock.sources import image_folder
 from penstock.sources.image_folder import IMG_EXTENSIONS, ImageFolder, Samples
 from penstock.system import cache_folder
 from tests import same
-from tests.photos import noise_image
+from tests.data import noise_image
 
 torchvision = pytest.importorskip("torchvision")
 pytestmark = pytest.mark.native

@@ -22,9 +22,9 @@ from torchvision.transforms import v2
 import penstock
 from penstock import Views
 from penstock.sources.torchvision_datasets import TorchvisionFolderSource
-from tests.filled_batches import batches, handed_on, save_pictures
+from tests.data import Made, save_pictures
+from tests.filled_batches import batches, handed_on
 from tests.same import assert_same, assert_same_batches, assert_same_outcome
-from tests.sample_datasets import Made
 
 pytestmark = [pytest.mark.native, pytest.mark.filterwarnings("ignore:The transform `ToTensor")]
 GENERATIONS = pytest.mark.parametrize("t", [v1, v2], ids=["v1", "v2"])

@@ -22,9 +22,8 @@ from penstock.sources.naming import catalogue, id_of, ids_of, name_of, names_of
 from penstock.sources.native_source import NativeSource
 from penstock.sources.source import Source
 from penstock.sources.tree import SOURCES, build, source_of
-from tests.photos import in_memory
+from tests.data import Made, in_memory, tensor_files
 from tests.same import assert_same
-from tests.sample_datasets import Made, tensor_files
 
 IMAGE = v2.Compose([v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)])
 

@@ -17,7 +17,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import penstock
 from penstock.sources.naming import catalogue, id_of
-from tests.sample_datasets import Made
+from tests.data import Made
 from tests.values import listed, loaded, stopped
 
 torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed")

@@ -25,9 +25,9 @@ from penstock.cli import main
 from penstock.errors import InvalidOption
 from penstock.state import ledger as ledgers
 from penstock.state.ledger import Ledger, Record, compare, read
+from tests.data import Made
 from tests.forking import assert_ended_well, begin_in_child
 from tests.python_processes import Program
-from tests.sample_datasets import Made
 from tests.waiting import wait_until
 
 Captured = pytest.CaptureFixture[str]

@@ -22,7 +22,7 @@ from torch.utils.data import (
 
 import penstock
 from penstock.state.ledger import compare, read
-from tests.sample_datasets import Made, rows
+from tests.data import Made, rows
 from tests.values import flat, listed, loaded, resumed, stopped, stored
 
 SIZE = 24

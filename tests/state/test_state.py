@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader as TorchDataLoader, DistributedSampler, 
 import penstock
 from penstock.cli import main
 from penstock.order.schedule import Schedule, Share, share_of
+from tests.data import Drawing, Made, Stream
 from tests.executors_under_test import Executor, executors
 from tests.same import assert_same
-from tests.sample_datasets import Drawing, Made, Stream
 from tests.values import flat, listed, loaded, resumed, stopped, stored, taken
 
 SIZE = 101

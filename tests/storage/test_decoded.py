@@ -23,12 +23,11 @@ import penstock._native as _native
 from penstock import DataLoader, ImageFolder, TensorFolder
 from penstock.sources.cached import KeptPixels, kept_pixels
 from tests.accelerator import replaced_by_the_cpu
+from tests.data import noise_image, tensor_files
 from tests.native_testing import SlowTable
 from tests.packing.packed import start_readers
-from tests.photos import noise_image
 from tests.python_processes import VISION, Program
 from tests.same import assert_passes, assert_same
-from tests.sample_datasets import tensor_files
 from tests.storage.test_tiers import TIERS, counts_of, spoil, torchs
 
 pytestmark = pytest.mark.native

@@ -19,10 +19,10 @@ from torchvision.transforms import v2
 import penstock
 from penstock.errors import MissingObject, StorageError
 from penstock.storage.remote_shards import RemoteShards
+from tests.data import photo_files
 from tests.forking import assert_in_child
 from tests.object_server import ObjectServer
 from tests.packing.packed import contents
-from tests.photos import photo_files
 from tests.python_processes import Program
 from tests.same import assert_same
 from tests.values import loaded, stopped

@@ -21,12 +21,11 @@ import penstock._native as _native
 from penstock import DataLoader, ImageFolder, TensorFolder
 from penstock._native import CacheTier, SampleCache
 from penstock.storage.tiers import Caches, FolderTier, MemoryTier, caches_of
+from tests.data import noise_image, tensor_files, write_tensors
 from tests.forking import assert_in_child
 from tests.native_testing import SlowTable
-from tests.packing.packed import start_readers, write_tensors
-from tests.photos import noise_image
+from tests.packing.packed import start_readers
 from tests.same import assert_passes, assert_same, outcomes
-from tests.sample_datasets import tensor_files
 
 pytestmark = pytest.mark.native
 

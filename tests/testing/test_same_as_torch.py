@@ -22,8 +22,7 @@ from penstock.system.randomness import generator_states, generators_drawn_from
 from penstock.testing import assert_same_as_torch, same_as_torch
 from penstock.testing.bitwise import difference
 from penstock.testing.same_as_torch import words_of
-from tests.photos import photo_files
-from tests.sample_datasets import Made, Stream
+from tests.data import Made, Stream, photo_files
 
 CALLER: dict[str, Any] = {"worker_methods": (None,), "num_workers": (0,), "seed": None}
 

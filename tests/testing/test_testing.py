@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 import penstock
 from penstock.testing import Ranks, assert_each_sample_once, assert_resume_exact, assert_worker_invariant, simulate
 from penstock.testing.bitwise import difference, digest, rows
-from tests.sample_datasets import Made
+from tests.data import Made
 from tests.values import flat
 
 SIZE = 53
