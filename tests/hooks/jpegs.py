@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from penstock.hooks.calls import natively
+from tests.in_workers import within
 from tests.same import assert_same
 
 
@@ -71,6 +71,4 @@ def outcome(call: Callable[..., Any], *arguments: Any) -> Any:
 
 def assert_as_pillow(call: Callable[..., Any], *arguments: Any) -> None:
     """Assert that a call gives, raises and draws in our workers what it does outside of them."""
-    with natively():
-        found = outcome(call, *arguments)
-    assert_same(found, outcome(call, *arguments))
+    assert_same(within(outcome, call, *arguments), outcome(call, *arguments))

@@ -17,8 +17,8 @@ from torch.utils.data import ConcatDataset, DataLoader as TorchDataLoader, Distr
 import penstock
 from penstock.order.blocks import Blocks
 from penstock.sources.blocks import blocks_of
-from penstock.state.ledger import compare, read
 from penstock.system.launched import _COUNTS_ELSEWHERE, _OF_TORCH
+from tests.commands import assert_equal_ledgers
 from tests.data import Made
 from tests.values import flat, loaded, resumed, stopped, taken
 
@@ -113,8 +113,7 @@ def test_the_ledger_says_which_epoch_came(tmp_path: Path) -> None:
     flat(loader)
     loader = make("native, workers", ledger=two)
     begun(loader, loader.set_epoch, 2)
-    found = compare(read(one), read(two))
-    assert (found.at, found.ended) == (None, None)
+    assert_equal_ledgers(one, two)
 
 
 def test_without_a_seed_nothing_is_drawn_twice() -> None:

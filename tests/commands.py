@@ -1,0 +1,43 @@
+"""The command `penstock`, in this process, for tests of what it reads and writes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.cli import main
+
+
+def command(*arguments: str | Path, code: int = 0) -> str:
+    """Run the command, which ends with this code; return its output."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert main(list(map(str, arguments))) == code, out.getvalue()
+    return out.getvalue()
+
+
+def assert_equal_ledgers(one: str | Path, other: str | Path) -> None:
+    """Assert that two ledgers hold the same steps, all of them."""
+    assert command("ledger", "diff", one, other).startswith("equal: ")
+
+
+class BadSample(NamedTuple):
+    """A line of a manifest of bad samples (docs/bad-samples.md)."""
+
+    id: str
+    path: str | None
+    error: str
+    size: int | None
+    time: str = "2025-11-20T13:03:00Z"
+    index: int | None = None
+
+    def line(self) -> bytes:
+        return json.dumps(self._asdict()).encode() + b"\n"
+
+
+def bad_samples(manifest: str | Path) -> list[BadSample]:
+    """Return the lines of a manifest."""
+    return [BadSample(**json.loads(line)) for line in Path(manifest).read_bytes().splitlines()]
