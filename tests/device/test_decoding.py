@@ -521,12 +521,9 @@ def test_nvimagecodec_is_asked_as_its_documentation_has_it(monkeypatch):
 
 PHOTO = photo(1, (40, 56))
 OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"progressive": True, "optimize": True},
-    {"subsampling": 0, "quality": 100},
-    {"restart_marker_blocks": 2},
+    {}, {"progressive": True, "optimize": True}, {"subsampling": 0, "quality": 100}, {"restart_marker_blocks": 2},
     {"comment": b"\xff\xd9" * 9},
-]
+]  # fmt: skip
 HEADERS = {
     (56, 40): [jpeg(PHOTO, **options) for options in OPTIONS],
     "JPEG: no end-of-image marker at its end": [jpeg(PHOTO) + b"trailing", jpeg(PHOTO)[:-2]],

@@ -100,12 +100,9 @@ class Hidden:
 def nested(number: int) -> Any:
     x = torch.full((4, 3), float(number))
     return {
-        "pair": Pair(x, torch.arange(4) + number),
-        "list": [x.half(), (x > 0), None, "text"],
-        "sample": Sample(x.double(), "a name"),
-        "array": np.arange(3),
-        "number": number,
-    }
+        "pair": Pair(x, torch.arange(4) + number), "list": [x.half(), (x > 0), None, "text"],
+        "sample": Sample(x.double(), "a name"), "array": np.arange(3), "number": number,
+    }  # fmt: skip
 
 
 def test_any_structure_arrives_whole() -> None:
@@ -189,13 +186,9 @@ def test_errors_are_raised_at_their_batch_and_the_pass_goes_on(monkeypatch: pyte
             found.append((type(error), error.args[0], getattr(error, "__notes__", [])))
     note = "while batch {} of this pass went to its device".format
     assert found == [
-        0,
-        (torch.OutOfMemoryError, "no memory left", [note(1)]),
-        (KeyError, "of the source", []),
-        *(30, 40),
-        (ValueError, "of the transform", [note(5)]),
-        *(60, 70),
-    ]
+        0, (torch.OutOfMemoryError, "no memory left", [note(1)]), (KeyError, "of the source", []), *(30, 40),
+        (ValueError, "of the transform", [note(5)]), *(60, 70),
+    ]  # fmt: skip
     assert list(feeding) == []
 
 

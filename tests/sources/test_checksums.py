@@ -262,13 +262,9 @@ def test_archives_of_other_writers(tmp_path: Path) -> None:
 
 #: RFC 3720, appendix B.4; and the check value of the catalogue of parametrised CRCs (CRC-32/ISCSI).
 VECTORS = [
-    (b"", 0),
-    (b"123456789", 0xE3069283),
-    (bytes(32), 0x8A9136AA),
-    (b"\xff" * 32, 0x62A8AB43),
-    (bytes(range(32)), 0x46DD794E),
-    (bytes(range(31, -1, -1)), 0x113FDB5C),
-]
+    (b"", 0), (b"123456789", 0xE3069283), (bytes(32), 0x8A9136AA), (b"\xff" * 32, 0x62A8AB43),
+    (bytes(range(32)), 0x46DD794E), (bytes(range(31, -1, -1)), 0x113FDB5C),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("way", [*crc_ways(), None])
