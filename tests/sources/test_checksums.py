@@ -20,7 +20,7 @@ import penstock
 import penstock._native as _native
 from tests.corrupt import Archive, archive_of, npy, saved
 from tests.data import tensor_files
-from tests.native_testing import TensorReader, crc32_by, crc32c_by, crc_ways
+from tests.native_testing import crc32_by, crc32c_by, crc_ways
 from tests.same import assert_same
 
 pytestmark = pytest.mark.native
@@ -105,6 +105,7 @@ def full(number: int) -> torch.Tensor:
 
 
 def assert_corrupt(read: Callable[[], Any], record: str = "data/0") -> None:
+    """Assert that a read fails by the checksum of a record."""
     with pytest.raises(penstock.CorruptSample, match=f"the CRC-32 of {record} is"):
         read()
 
@@ -136,7 +137,11 @@ def test_a_flipped_bit(kind: str, tmp_path: Path) -> None:
     for read in ways.values():
         read()  # the good files pass
     path = tmp_path / "5.pt"
-    path.write_bytes(flipped(path.read_bytes(), "data/0"))
+    good = path.read_bytes()
+    for record, bit, at in (("data/0", 0, 0.0), ("data/0", 7, 0.9999999), ("data.pkl", 0, 0.999)):
+        path.write_bytes(flipped(good, record, bit, at))
+        assert_corrupt(ways["native"], record)
+    path.write_bytes(flipped(good, "data/0"))
     torch.load(path)  # does not notice
     for name, read in ways.items():
         with pytest.raises(penstock.CorruptSample) as caught:
@@ -156,25 +161,6 @@ def test_a_flipped_bit_in_worker_processes(tmp_path: Path) -> None:
     methods: list[Any] = ["process", None]
     for method in methods:
         assert_corrupt(partial(list, penstock.DataLoader(dataset, num_workers=1, worker_method=method)))
-
-
-@pytest.mark.parametrize("shape", [(300,), (400_000,)], ids=["small", "large"])
-def test_every_byte_counts(shape: tuple[int, ...], tmp_path: Path) -> None:
-    """The first and the last bit of the storage, of what lies around a view, and of the pickle."""
-    storage = torch.arange(float(np.prod(shape)))
-    whole, bad = tmp_path / "good.pt", tmp_path / "bad.pt"
-    for tensor in (storage, storage[3:-3]):
-        good = saved(tensor)
-        whole.write_bytes(good)
-        reader = TensorReader()
-        spec = ("float32", tuple(tensor.shape))
-        for at, bit in ((0, 0), (0.5, 7), (0.9999999, 7)):
-            bad.write_bytes(flipped(good, "data/0", bit, at))
-            for _ in range(2):
-                assert reader.read(str(whole), 1, *spec) == tensor.numpy().tobytes()
-                assert reader.read(str(bad), 1, *spec) == ("python", "the elements do not match their CRC-32")
-        bad.write_bytes(flipped(good, "data.pkl", 0, 0.999))
-        assert reader.read(str(bad), 1, *spec) == ("python", "data.pkl does not match its CRC-32")
 
 
 def test_a_pickle_that_was_changed(tmp_path: Path) -> None:
@@ -282,38 +268,6 @@ def test_every_length_and_alignment(way: str) -> None:
             assert crc32c_by(way, part) == crc32c_by("portable", part), (length, start)
             half = length // 3
             assert crc32c_by(way, part[half:], crc32c_by(way, part[:half])) == crc32c_by(way, part)
-
-
-def test_any_buffer() -> None:
-    data = bytes(range(256)) * 200
-    views = (bytearray(data), memoryview(data), np.frombuffer(data, np.uint8), np.frombuffer(data, np.float64))
-    assert {_native.crc32c(view) for view in views} == {_native.crc32c(data)}
-    with pytest.raises(TypeError):
-        _native.crc32c("text")  # type: ignore[arg-type]
-
-
-def test_rows(tmp_path: Path) -> None:
-    rows = np.arange(60, dtype=np.uint8).reshape(20, 3)
-    (tmp_path / "rows").write_bytes(b"head" + rows.tobytes())
-    with open(tmp_path / "rows", "rb") as file:
-        table = _native.RowFile(file.fileno(), 4, 3, 20)
-    out = np.empty((3, 3), np.uint8)
-    table.read(np.array([19, 0, 7]), out)
-    assert np.array_equal(out, rows[[19, 0, 7]])
-    for wrong in (20, -1, 1 << 62):
-        with pytest.raises(IndexError):
-            table.read(np.array([0, 1, wrong]), out)
-    with pytest.raises(ValueError, match="another number of rows"):
-        table.read(np.array([0]), out)
-    (tmp_path / "rows").write_bytes(b"head")  # cut off meanwhile
-    with pytest.raises(OSError, match="No data"):
-        table.read(np.array([0, 1, 2]), out)
-
-
-def test_rows_that_no_file_can_hold(tmp_path: Path) -> None:
-    (tmp_path / "rows").write_bytes(b"")
-    with open(tmp_path / "rows", "rb") as file, pytest.raises(ValueError, match="no file"):
-        _native.RowFile(file.fileno(), 4, 1 << 40, 1 << 40)
 
 
 def messages(folder: Path, suffix: str = ".pt") -> list[str]:
