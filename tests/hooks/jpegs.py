@@ -38,24 +38,14 @@ def with_exif() -> bytes:
 
 
 PLAIN = {
-    "colours": jpeg(),
-    "4:4:4": jpeg(subsampling=0),
-    "4:2:2": jpeg(subsampling=1),
-    "grey": jpeg(picture().convert("L")),
-    "restart markers": jpeg(restart_marker_blocks=3),
-    "exif": with_exif(),
-    "trailing bytes": jpeg() + b"behind the image" * 9000,
-    "one pixel": jpeg(picture(1, 1)),
-}
+    "colours": jpeg(), "4:4:4": jpeg(subsampling=0), "4:2:2": jpeg(subsampling=1), "grey": jpeg(picture().convert("L")),
+    "restart markers": jpeg(restart_marker_blocks=3), "exif": with_exif(),
+    "trailing bytes": jpeg() + b"behind the image" * 9000, "one pixel": jpeg(picture(1, 1)),
+}  # fmt: skip
 OTHERS = {
-    "progressive": jpeg(progressive=True),
-    "cmyk": jpeg(picture().convert("CMYK")),
-    "png": encoded(picture(), "PNG"),
-    "no end": jpeg()[:-2],
-    "cut": jpeg()[:-400],
-    "header": jpeg()[:300],
-    "nothing": b"",
-}
+    "progressive": jpeg(progressive=True), "cmyk": jpeg(picture().convert("CMYK")), "png": encoded(picture(), "PNG"),
+    "no end": jpeg()[:-2], "cut": jpeg()[:-400], "header": jpeg()[:300], "nothing": b"",
+}  # fmt: skip
 FILES = PLAIN | OTHERS
 
 

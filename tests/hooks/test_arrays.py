@@ -74,23 +74,11 @@ def test_fromfile(raw: str, dtype: Any, options: Any) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"count": -2},
-        {"count": 0},
-        {"count": 1.5},
-        {"offset": -1},
-        {"offset": 20000},
-        {"offset": 2**70},
-        {"dtype": "O"},
-        {"dtype": "(2,)f4"},
-        {"dtype": "S0"},
-        {"dtype": "nonsense"},
-        {"sep": " "},
-        {"sep": b""},
-        {"like": np.ones(1)},
-        {"count": 2**63},
-        {"strange": 1},
+        {"count": -2}, {"count": 0}, {"count": 1.5}, {"offset": -1}, {"offset": 20000}, {"offset": 2**70},
+        {"dtype": "O"}, {"dtype": "(2,)f4"}, {"dtype": "S0"}, {"dtype": "nonsense"}, {"sep": " "}, {"sep": b""},
+        {"like": np.ones(1)}, {"count": 2**63}, {"strange": 1},
     ],
-)
+)  # fmt: skip
 def test_fromfile_is_numpys_otherwise(raw: str, options: Any) -> None:
     assert_alike(lambda: np.fromfile(raw, **{"dtype": "u1", **options}))
     assert_alike(lambda: np.fromfile(raw + "missing", "u1"))
@@ -122,15 +110,10 @@ def test_a_builtin_function_is_pickled_and_put_back() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"offset": 3},
-        {"offset": 5, "shape": (7, 11)},
-        {"shape": ()},
-        {"shape": (17, 59)},
-        {"shape": 100},
+        {}, {"offset": 3}, {"offset": 5, "shape": (7, 11)}, {"shape": ()}, {"shape": (17, 59)}, {"shape": 100},
         {"shape": (2, 3), "dtype": "<i4", "order": "F"},
     ],
-)
+)  # fmt: skip
 def test_memmap(raw: str, mode: Any, options: Any) -> None:
     for path in (raw, Path(raw)):
         ours, theirs = (call(path, mode=mode, **options) for call in (partial(answered, np.memmap), np.memmap))
@@ -151,21 +134,11 @@ def test_memmap_is_numpys_otherwise(raw: str, tmp_path: Path) -> None:
     assert np.fromfile(tmp_path / "new", "f4").tolist() == [5, 1, 1]
     (tmp_path / "empty").touch()
     cases: list[tuple[Any, ...]] = [
-        (raw, "f4", "r"),
-        (raw, "u1", "r", 3),
-        (raw, "u1", "r", 0, (20000,)),
-        (raw, "u1", "r", 0, (-1,)),
-        (raw, "u1", "x"),
-        (raw, "O", "r"),
-        (tmp_path / "empty", "u1", "r"),
-        (raw + "x", "u1", "r"),
-        (raw, "u1", "r", 0, (3, 0)),
-        (raw, "u1", "r", 0, [3, 4]),
-        (raw, "u1", "r", 0, np.int64(3)),
-        (raw, "u1", "r", 0, (2**40, 2**40)),
-        (),
-        (raw, "u1", "r", 0, (3,), "Z"),
-    ]
+        (raw, "f4", "r"), (raw, "u1", "r", 3), (raw, "u1", "r", 0, (20000,)), (raw, "u1", "r", 0, (-1,)),
+        (raw, "u1", "x"), (raw, "O", "r"), (tmp_path / "empty", "u1", "r"), (raw + "x", "u1", "r"),
+        (raw, "u1", "r", 0, (3, 0)), (raw, "u1", "r", 0, [3, 4]), (raw, "u1", "r", 0, np.int64(3)),
+        (raw, "u1", "r", 0, (2**40, 2**40)), (), (raw, "u1", "r", 0, (3,), "Z"),
+    ]  # fmt: skip
     for arguments in cases:
         assert_alike(lambda: np.array(np.memmap(*arguments)))  # noqa: B023
 
@@ -178,14 +151,10 @@ def test_memmap_is_numpys_otherwise(raw: str, tmp_path: Path) -> None:
 # --- .npz -------------------------------------------------------------------------------------------------------------
 
 ARRAYS: dict[str, Any] = {
-    "x": np.arange(12.0).reshape(3, 4),
-    "fortran": np.asfortranarray(np.arange(6).reshape(2, 3)),
-    "scalar": np.float32(3),
-    "empty": np.empty((0, 3)),
-    "a b": np.array([True, False]),
-    "half": np.ones(5, np.float16),
+    "x": np.arange(12.0).reshape(3, 4), "fortran": np.asfortranarray(np.arange(6).reshape(2, 3)),
+    "scalar": np.float32(3), "empty": np.empty((0, 3)), "a b": np.array([True, False]), "half": np.ones(5, np.float16),
     "y.npy": np.arange(3),
-}
+}  # fmt: skip
 
 
 def test_an_archive(tmp_path: Path) -> None:
@@ -228,16 +197,11 @@ def npy(value: Any) -> bytes:
 
 def test_records_that_are_left_to_numpy(tmp_path: Path) -> None:
     records = [
-        ("text.txt", b"no array"),
-        ("objects.npy", npy(np.array([{}], object))),
-        ("big.npy", npy(np.arange(3, dtype=">i4"))),
-        ("longer.npy", npy(np.arange(3)) + b"more"),
-        ("short.npy", npy(np.arange(3))[:-1]),
-        ("head.npy", npy(np.arange(3))[:40]),
-        ("strings.npy", npy(np.array(["a", "bc"]))),
-        ("none.npy", b""),
-        ("good.npy", npy(np.arange(4))),
-    ]
+        ("text.txt", b"no array"), ("objects.npy", npy(np.array([{}], object))),
+        ("big.npy", npy(np.arange(3, dtype=">i4"))), ("longer.npy", npy(np.arange(3)) + b"more"),
+        ("short.npy", npy(np.arange(3))[:-1]), ("head.npy", npy(np.arange(3))[:40]),
+        ("strings.npy", npy(np.array(["a", "bc"]))), ("none.npy", b""), ("good.npy", npy(np.arange(4))),
+    ]  # fmt: skip
     path = archive(tmp_path, *records)
     with answered(load, path) as ours, np.load(path) as theirs:
         for name in theirs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,12 @@ import pytest
 from PIL import Image
 
 import penstock
-import penstock._native as _native
-from penstock.packing.engines import Packing
 
 
 def interrupt_packing(dataset: Any, out: Any) -> None:
     """Pack in one thread, and interrupt it after 20 samples."""
 
-    def stop(now: Packing) -> None:
+    def stop(now: Any) -> None:
         if now.samples == 20:
             raise KeyboardInterrupt
 
@@ -54,11 +53,12 @@ def offset_of(shards: penstock.Shards, position: int) -> tuple[Path, int]:
 
 def start_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have readers from the start of each pass, though nothing blocks."""
-    real = _native.Pool
+    name = "penstock._native.Pool"
+    real = pkgutil.resolve_name(name)
 
     def pool(*arguments: Any) -> Any:
         made = real(*arguments)
         made.start_readers()
         return made
 
-    monkeypatch.setattr(_native, "Pool", pool)
+    monkeypatch.setattr(name, pool)
