@@ -559,13 +559,6 @@ def test_an_error_of_a_sample_is_raised_at_its_batch(late: list[LateStream]) -> 
     assert len(taken(iter(loader), 3)) == 3
 
 
-def test_stats_count_what_the_loop_waits(late: list[LateStream]) -> None:
-    loader = penstock.DataLoader(DATA, batch_size=4, num_workers=1, device="cuda")
-    list(loader)
-    stats = loader.stats()
-    assert (stats.batches, stats.samples) == (5, 20) and stats.wait_seconds > 0
-
-
 def test_a_forked_child_is_told(late: list[LateStream]) -> None:
     feeding = iter(penstock.DataLoader(DATA, batch_size=4, num_workers=1, device="cuda"))
     next(feeding)
