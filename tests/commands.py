@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from penstock.cli import main
 
@@ -25,7 +25,8 @@ def assert_equal_ledgers(one: str | Path, other: str | Path) -> None:
     assert command("ledger", "diff", one, other).startswith("equal: ")
 
 
-class BadSample(NamedTuple):
+@dataclass(frozen=True)
+class BadSample:
     """A line of a manifest of bad samples (docs/bad-samples.md)."""
 
     id: str
@@ -36,7 +37,7 @@ class BadSample(NamedTuple):
     index: int | None = None
 
     def line(self) -> bytes:
-        return json.dumps(self._asdict()).encode() + b"\n"
+        return json.dumps(asdict(self)).encode() + b"\n"
 
 
 def bad_samples(manifest: str | Path) -> list[BadSample]:

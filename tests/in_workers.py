@@ -17,7 +17,12 @@ from tests.data import Made
 def in_samples(work: Callable[[int], Any], count: int = 1, **options: Any) -> list[Any]:
     """Return what a function gives for each of so many samples, or raise what it raises."""
     found: list[Any] = []
-    for _ in penstock.DataLoader(Made(lambda index: bool(found.append(work(index))), count), None, **options):
+
+    def sample(index: int) -> int:
+        found.append(work(index))
+        return index
+
+    for _ in penstock.DataLoader(Made(sample, count), None, **options):
         pass
     return found
 
@@ -27,7 +32,7 @@ class Worker:
 
     def __init__(self) -> None:
         self._loader = penstock.DataLoader(Made(self._sample, 1), None, num_workers=0)
-        self._work: Callable[[], None] = dict
+        self._work: Callable[[], object] = dict
 
     def _sample(self, index: int) -> int:
         self._work()

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import wave
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ def test_list(manifest: str, capsys: Captured) -> None:
         f"3 bad samples in {manifest}",
     ]
     for arguments in (["list", manifest, "--json"], ["export", manifest, "--format", "json"]):
-        assert json.loads(printed(capsys, *arguments)) == [entry._asdict() for entry in bad_samples(manifest)]
+        assert json.loads(printed(capsys, *arguments)) == [asdict(entry) for entry in bad_samples(manifest)]
 
 
 def test_list_empty_and_odd_names(tmp_path: Path, capsys: Captured) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,9 @@ SCALED = v2.ToDtype(torch.float32, scale=True)
 
 
 @pytest.fixture(autouse=True)
-def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.Tensor]]:
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """Return what is copied to cuda:0, which is the CPU."""
-    seen: list[torch.Tensor] = []
+    seen: Any = []
     replaced_by_late_streams(monkeypatch)
     monkeypatch.setattr(PromptStream, "copy", lambda self, tensor: seen.append(tensor) or tensor.clone())
     monkeypatch.setattr("penstock.device.target.copy_stream_to", lambda device: PromptStream())

@@ -130,7 +130,8 @@ def test_a_known_normalisation_is_undone(tmp_path: Path) -> None:
         assert np.array_equal(cell.pictures[0].pixels, expected)
     assert "from black to white" in sheet_of(folder, as_is=True).notes[-1]
     assert "after a normalisation was undone (mean 0.4" in sheet_of(Subset(folder, [0])).notes[-1]
-    for other in (ConcatDataset([folder, plain]), twice, plain):
+    others: list[Any] = [ConcatDataset([folder, plain]), twice, plain]
+    for other in others:
         assert "undone" not in sheet_of(other).notes[-1]
 
 

@@ -36,7 +36,7 @@ def loader(dataset: Any, **options: Any) -> Any:
 
 def ids(dataset: Any) -> list[str]:
     """Return the IDs of all samples."""
-    return loader(dataset, batch_size=len(dataset), shuffle=False).ids(0, 0)  # type: ignore[no-any-return]
+    return loader(dataset, batch_size=len(dataset), shuffle=False).ids(0, 0)
 
 
 def fingerprint(dataset: Any) -> dict[str, Any]:

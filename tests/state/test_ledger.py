@@ -60,11 +60,12 @@ def write(path: Path, given: Iterable[Step], run: dict[str, Any] = RUN) -> str:
 
 
 TEN = steps(*((epoch, step) for epoch in (0, 1) for step in range(5)))
+IDS = tuple(f"n{number}" for number in range(10))
 #: What a loader gives in two epochs.
 GIVEN: list[Step] = [(epoch, step, (f"n{2 * step}", f"n{2 * step + 1}")) for epoch in (0, 1) for step in range(5)]
 
 
-def loader(path: Path, ids: Iterable[str] = [f"n{number}" for number in range(10)], **options: Any) -> Any:
+def loader(path: Path, ids: Iterable[str] = IDS, **options: Any) -> Any:
     names = list(ids)
     dataset: Any = Made(size=len(names))
     dataset.ids = names
