@@ -8,7 +8,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from penstock.cli import main
+from penstock.cli import main, parser
 
 
 def command(*arguments: str | Path, code: int | None = 0) -> str:
@@ -17,6 +17,14 @@ def command(*arguments: str | Path, code: int | None = 0) -> str:
     with contextlib.redirect_stdout(out):
         ended = main(list(map(str, arguments)))
     assert code in (ended, None), out.getvalue()
+    return out.getvalue()
+
+
+def attempted(verb: str, *arguments: str | Path) -> str:
+    """Run the command and return its output; what it would say of an error is raised, as the error it is."""
+    out, parsed = io.StringIO(), parser({verb}).parse_args([verb, *map(str, arguments)])
+    with contextlib.redirect_stdout(out):
+        parsed.run(parsed)
     return out.getvalue()
 
 

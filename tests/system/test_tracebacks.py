@@ -216,11 +216,11 @@ def test_groups_and_rings_of_errors(monkeypatch: pytest.MonkeyPatch) -> None:
         context.setattr("penstock.system.tracebacks.sys", DEVELOPMENT)
         one, other = raised(loader), raised(loader)
     one.__context__, other.__context__ = other, one
-    group = vars(builtins)["ExceptionGroup"]("two", [one, other])
+    group: Any = vars(builtins)["ExceptionGroup"]("two", [one, other])
     assert ours(one) and ours(group)
 
     def give(_: int) -> Any:
         raise group
 
-    assert raised(penstock.DataLoader(Made(give, 8), num_workers=0)) is group
-    assert ours(group) == [] and group.exceptions == (one, other)
+    found: Any = raised(penstock.DataLoader(Made(give, 8), num_workers=0))
+    assert found is group and ours(group) == [] and group.exceptions == (one, other)
