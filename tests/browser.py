@@ -27,18 +27,13 @@ class Browser:
         # The browser reads commands from file descriptor 3 and writes to 4.
         self.process = subprocess.Popen(
             [
-                "bash",
-                "-c",
-                f'exec "$@" 3<&{commands} 4>&{answers}',
-                "bash",
-                program,
-                *flags,
+                "bash", "-c", f'exec "$@" 3<&{commands} 4>&{answers}', "bash", program, *flags,
                 f"--user-data-dir={profile}",
             ],
             pass_fds=(commands, answers),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-        )
+        )  # fmt: skip
         os.close(commands)
         os.close(answers)
         self.errors: list[str] = []

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from PIL import Image
 from torch.utils.data import default_collate
 from torchvision import transforms as v1
 
@@ -25,16 +24,6 @@ FILLED = "native   each batch in one piece"
 METHODS = pytest.mark.parametrize(
     ("workers", "method"), [(0, None), (2, None), (2, "thread")], ids=["0", "2", "threads"]
 )
-
-
-def save_pictures(root: Path) -> Path:
-    """Save 30 images in three classes, of which Pillow alone reads some, and return the folder."""
-    draw = np.random.default_rng(0)
-    for i in range(30):
-        (root / f"{i % 3}").mkdir(exist_ok=True)
-        pixels = draw.integers(0, 256, (30 + i % 4, 40, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(root / f"{i % 3}" / f"{i:02}.{'png' if i % 10 == 4 else 'jpg'}")
-    return root
 
 
 def images(folder: Path, transform: Any = EVAL, **named: Any) -> Any:

@@ -6,7 +6,6 @@ try:
     from penstock._native_testing import (
         JpegRowStates,
         ReadDepth,
-        SampleFile,
         SlowTable,
         TensorReader,
         crc32_by,
@@ -15,7 +14,6 @@ try:
         decode_jpeg_by,
         jpeg_decoders,
         parse_tensor,
-        probe,
         resize,
         resize_needed,
     )
@@ -23,18 +21,6 @@ except ModuleNotFoundError:
     pytest.skip("wheels leave out penstock._native_testing: install in place (make setup)", allow_module_level=True)
 
 __all__ = [
-    "JpegRowStates",
-    "ReadDepth",
-    "SampleFile",
-    "SlowTable",
-    "TensorReader",
-    "crc32_by",
-    "crc32c_by",
-    "crc_ways",
-    "decode_jpeg_by",
-    "jpeg_decoders",
-    "parse_tensor",
-    "probe",
-    "resize",
-    "resize_needed",
-]
+    "JpegRowStates", "ReadDepth", "SlowTable", "TensorReader", "crc32_by", "crc32c_by", "crc_ways",
+    "decode_jpeg_by", "jpeg_decoders", "parse_tensor", "resize", "resize_needed",
+]  # fmt: skip

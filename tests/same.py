@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,20 @@ def outcomes(loader: Any) -> list[Any]:
             found.append((type(error).__name__, str(error)))
 
 
+def generator_states() -> Any:
+    """Return the states of the global generators."""
+    numpys: Any = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), numpys[1].tobytes(), numpys[2:]
+
+
+@contextmanager
+def nothing_drawn() -> Iterator[None]:
+    """Assert that what is done meanwhile draws from no global generator."""
+    before = generator_states()
+    yield
+    assert generator_states() == before
+
+
 def seeded_outcome(call: Callable[[], Any], seed: int = 5) -> tuple[Any, Any]:
     """Return what a call gives or raises, and the states of the global generators after it."""
     torch.default_generator.manual_seed(seed)  # torch.manual_seed formats three stacks for devices that are not there
@@ -88,6 +103,4 @@ def seeded_outcome(call: Callable[[], Any], seed: int = 5) -> tuple[Any, Any]:
         value = call()
     except Exception as error:
         value = (type(error), str(error))
-    numpys: Any = np.random.get_state()
-    states = torch.get_rng_state().numpy().tobytes(), random.getstate(), numpys[1].tobytes(), numpys[2:]
-    return value, states
+    return value, generator_states()

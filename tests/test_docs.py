@@ -17,6 +17,7 @@ from PIL import Image
 
 import penstock
 import penstock.cli
+from tests.data import Made, tensor_files
 from tests.pages import (
     ALL_PAGES,
     FENCE,
@@ -30,7 +31,6 @@ from tests.pages import (
     text_of,
     without_code,
 )
-from tests.sample_datasets import Made, tensor_files
 
 # ---------------------------------------------------------------- code
 

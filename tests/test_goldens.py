@@ -20,7 +20,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset, WeightedRando
 from torchvision import datasets, transforms as v1
 
 import penstock
-from tests.sample_datasets import Made, Stream
+from tests.data import Made, Stream
 from tests.values import taken
 
 KEPT = Path(__file__).with_name("goldens.json")

@@ -14,8 +14,8 @@ from torchvision import datasets, transforms
 
 import penstock
 from tests import python_processes
+from tests.data import noise_image
 from tests.pages import FENCE, ROOT, blocks_of, text_of
-from tests.photos import noise_image
 from tools import chart
 
 README = ROOT / "README.md"

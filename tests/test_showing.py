@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import traceback
 import warnings
@@ -11,13 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+import torchvision.transforms as T
 from torch.utils.data import TensorDataset
 
 import penstock
-from penstock.sample_notes import add_note
-from penstock.showing import shown, shown_lines, without_secrets
-from penstock.system.warn_user import warn_user
+from tests.data import Made
 from tests.object_server import ObjectServer
+from tests.packing.packed import contents
+from tests.same import assert_same
 
 NAME = "a\x1b]0;taken\x07\n\x9b31m\u202e"
 SECRET = "hidden"
@@ -67,15 +69,32 @@ def test_a_folder_with_a_name_of_escapes(tmp_path: Path) -> None:
     assert clean(repr(penstock.TensorFolder(folder)))
 
 
-def test_notes_and_warnings() -> None:
-    error = ValueError("of the user's")
-    for _ in range(2):
-        add_note(error, f"in {NAME} of https://me:{SECRET}@host/x")
-    assert len(error.__notes__) == 1 and clean(error.__notes__[0])
+def test_notes_and_warnings(tmp_path: Path) -> None:
+    path = f"{tmp_path}/{NAME}/https://me:{SECRET}@host/x.jpg"
+    os.makedirs(os.path.dirname(path))
+    Path(path).write_bytes(b"garbage")
+    with pytest.raises(penstock.SampleError) as raised:
+        list(penstock.DataLoader(penstock.Images([path], transform=T.ToTensor()), num_workers=2))
+    (note,) = raised.value.__notes__
+    assert "taken" in note and clean(note)
+    manifest = tmp_path / f"{NAME}.jsonl"
+    manifest.write_text('{"id": "a", "path": null, "error": "", "size": 1, "time": ""}\n?\n')
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        warn_user(f"{NAME}: s3://{SECRET}:key@bucket/x")
-    assert clean(str(caught[0].message))
+        next(iter(penstock.DataLoader(TensorDataset(torch.arange(3)), on_error=penstock.Replace(1, manifest))))
+    assert "damaged lines" in str(caught[0].message) and clean(str(caught[0].message))
+
+
+def test_a_note_is_made_once() -> None:
+    error = ValueError("of the user's")
+
+    def fail(_: int) -> Any:
+        raise error
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="of the user's"):
+            next(iter(penstock.DataLoader(Made(fail, 2), num_workers=0)))
+    assert error.__notes__ == ["in __getitem__ of sample 0"]
 
 
 @pytest.mark.parametrize(
@@ -93,30 +112,26 @@ def test_notes_and_warnings() -> None:
     ],
 )
 def test_urls_without_secrets(text: str, bare: str) -> None:
-    assert without_secrets(text) == shown(text) == shown_lines(text) == bare
-    assert str(penstock.InvalidOption(text)) == bare
-    assert without_secrets(bare) == bare
+    assert str(penstock.InvalidOption(text)) == str(penstock.InvalidOption(bare)) == bare
 
 
 def test_the_secrets_of_a_url_open_the_store_and_are_seen_nowhere(tmp_path: Path) -> None:
     pytest.importorskip("obstore", reason="the client of object stores (extra 'remote') is not installed")
-    from penstock.storage.objects import ObjectStore  # noqa: PLC0415
-
-    query, contents = f"?sig={SECRET}", {f"x.bin?sig={SECRET}": b"content"}
-    with ObjectServer(contents, lambda method, name, number: "403" if name.startswith("refused") else "") as server:
-        url = f"{server.url.replace('://', f'://me:{SECRET}@')}{query}"
-        store = ObjectStore(url)
-        for each in (store, pickle.loads(pickle.dumps(store)), copy.copy(store)):
-            assert each.read("x.bin") == b"content"
-            assert clean(repr(each)) and clean(each.url_of("x.bin"))
-        for name in ("refused", "missing"):
+    penstock.pack(TensorDataset(torch.arange(3)), tmp_path / "packed")
+    objects = {f"{name}?sig={SECRET}": data for name, data in contents(tmp_path / "packed").items()}
+    with ObjectServer(objects) as server:
+        url = f"{server.url.replace('://', f'://me:{SECRET}@')}?sig={SECRET}"
+        shards = penstock.Shards(url, cache_folder=tmp_path / "cache")
+        for each in (shards, pickle.loads(pickle.dumps(shards)), copy.copy(shards)):
+            loader = penstock.DataLoader(each, batch_size=3)
+            assert_same(list(loader), [[torch.arange(3)]])
+            assert clean(repr(each)) and clean(loader.explain())
+        for number, fault in enumerate(("403", "404")):
+            server.faults = lambda *_, fault=fault: fault
             with pytest.raises(penstock.StorageError) as caught:
-                store.read(name)
-            assert caught.value.url == f"{server.url}/{name}"
+                penstock.Shards(url, cache_folder=tmp_path / str(number))
+            assert caught.value.url == f"{server.url}/dataset.json"
             assert clean("".join(traceback.format_exception(caught.value, limit=0)) + repr(caught.value))
-        with pytest.raises(penstock.StorageError) as caught:
-            penstock.Shards(url, cache_folder=tmp_path)
-        assert clean("".join(traceback.format_exception(caught.value, limit=0)))
     with pytest.raises(penstock.InvalidOption, match="shards are written to a local folder") as refused:
         penstock.pack(TensorDataset(torch.zeros(3)), url)
     assert clean(text_of(refused.value))

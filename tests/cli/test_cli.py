@@ -22,8 +22,7 @@ from PIL import Image
 
 import penstock
 from penstock.cli import main
-from penstock.errors import CorruptSample
-from penstock.state.manifest import BadSample, Manifest
+from tests.commands import BadSample, bad_samples
 from tests.insight.penstock_processes import Captured, fails
 
 WHEN = "2025-11-20T13:03:00Z"
@@ -134,8 +133,7 @@ def test_list(manifest: str, capsys: Captured) -> None:
         f"3 bad samples in {manifest}",
     ]
     for arguments in (["list", manifest, "--json"], ["export", manifest, "--format", "json"]):
-        entries = Manifest(manifest).read().values()
-        assert json.loads(printed(capsys, *arguments)) == [asdict(entry) for entry in entries]
+        assert json.loads(printed(capsys, *arguments)) == [asdict(entry) for entry in bad_samples(manifest)]
 
 
 def test_list_empty_and_odd_names(tmp_path: Path, capsys: Captured) -> None:
@@ -253,8 +251,7 @@ def test_retry(tmp_path: Path, capsys: Captured) -> None:
     wanted = f"{len(GOOD)} good again ({{}}), {len(bad) - len(GOOD) - 3} still bad, 3 left without a try, in {manifest}"
     assert counts == wanted.format(f"{len(GOOD)} taken out")
     assert dry_counts == wanted.format("not taken out: a dry run")
-    kept = Manifest(manifest).read()
-    assert kept == {entry.id: entry for entry in bad if entry.id not in GOOD}  # what stays has its old error
+    assert bad_samples(manifest) == [entry for entry in bad if entry.id not in GOOD]  # what stays has its old error
 
 
 def test_retry_when_all_is_well(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +259,7 @@ def test_retry_when_all_is_well(tmp_path: Path, capsys: Captured, monkeypatch: p
     torch.save(torch.zeros(3), files[0])
     Image.new("RGB", (40, 40)).save(files[1])
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # of which Pillow warns
-    manifest = write(tmp_path / "m", *(BadSample.of(file.stem, file, CorruptSample("torn")) for file in files))
+    manifest = write(tmp_path / "m", *(BadSample(file.stem, str(file), "CorruptSample: torn", 1) for file in files))
     first, _, counts = printed(capsys, "retry", manifest).splitlines()
     assert first == "good again  a: was CorruptSample: torn" and counts.startswith("2 good again (2 taken out), 0 ")
     assert Path(manifest).read_bytes() == b""
@@ -304,7 +301,7 @@ def test_export_to_a_file(manifest: str, tmp_path: Path, capsys: Captured) -> No
     command = ["quarantine", "export", manifest, "--format", "ids", "--output"]
     assert main([*command, str(output)]) == 0
     assert output.read_text() == "id-1\nid-22\n/data/x.jpg\n"
-    Manifest(manifest).remove(["id-1"])
+    write(Path(manifest), *bad_samples(manifest)[1:])
     assert f"{output} exists; give --force to overwrite it" in fails(capsys, *command, str(output))
     assert output.read_text().startswith("id-1")
     assert main([*command, str(output), "--force"]) == main([*command, "/dev/null"]) == 0

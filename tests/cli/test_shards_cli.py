@@ -14,7 +14,8 @@ import pytest
 import penstock
 from penstock.cli import main
 from penstock.cli.terminal import Bar
-from tests.packing.packed import contents, flip_bit, write_photos, write_tensors
+from tests.data import write_photos, write_tensors
+from tests.packing.packed import contents, flip_bit
 
 Captured = pytest.CaptureFixture[str]
 

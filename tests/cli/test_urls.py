@@ -13,8 +13,9 @@ import torch
 import penstock
 from penstock.cli import main
 from penstock.errors import ChecksumMismatch, InvalidOption
-from penstock.state.manifest import BadSample, Manifest
-from tests.packing.packed import contents, flip_bit, write_photos
+from tests.commands import BadSample
+from tests.data import write_photos
+from tests.packing.packed import contents, flip_bit
 from tests.s3_server import S3, serve
 
 
@@ -98,10 +99,9 @@ def test_retry_of_samples_of_shards(remote: bool, served: S3, folder: Path, said
     if remote:
         put(served, folder)
     (name,) = [name for name in ("cat/1.jpg", "cat/2.jpg", "cat/3.jpg") if faulty(folder, name)]
-    bad = BadSample.of(name, f"{url}/data-000001.tar", ValueError("once"))
-    other = BadSample.of("cat/no.jpg", bad.path, ValueError("once"))
-    for one in (bad, other):
-        Manifest("bad.jsonl").add(one)
+    manifest = Path("bad.jsonl")
+    bad = [BadSample(one, f"{url}/data-000001.tar", "ValueError: once", None) for one in (name, "cat/no.jpg")]
+    manifest.write_bytes(b"".join(one.line() for one in bad))
     told = said("quarantine", "retry", "bad.jsonl", code=1)
     assert "0 good again (0 taken out), 1 still bad, 1 left" in told and "no index beside" in told
     flip_bit(folder / "data-000001.tar", 600)
@@ -109,7 +109,7 @@ def test_retry_of_samples_of_shards(remote: bool, served: S3, folder: Path, said
         put(served, folder)
     assert "1 good again (1 taken out), 0 still bad, 1 left" in said("quarantine", "retry", "bad.jsonl")
     for path in ("photos/some.tar", "hf://datasets/x.png"):
-        Manifest("bad.jsonl").add(BadSample.of(path, path, ValueError("once")))
+        manifest.write_bytes(manifest.read_bytes() + BadSample(path, path, "ValueError: once", None).line())
     told = said("quarantine", "retry", "bad.jsonl")
     assert "it has no dataset.json" in told and "'hf://datasets' is not a URL" in told and "3 left" in told
 

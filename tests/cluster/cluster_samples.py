@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from tests.cluster.conftest import wait_until
-from tests.sample_datasets import Made
+from tests.data import Made
 
 
 class Signals(Made):

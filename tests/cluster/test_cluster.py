@@ -35,8 +35,8 @@ from penstock.memory.buffers import Buffers
 from penstock.passes.iterator import Pass
 from penstock.passes.values import PassInput, PassResources
 from penstock.plan import NativePlan, plan
+from tests.data import Made, Stream, rows
 from tests.same import assert_same
-from tests.sample_datasets import Made, Stream, rows
 from tests.samples import SAMPLES
 
 needs_ray = pytest.mark.skipif(

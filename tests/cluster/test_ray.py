@@ -10,9 +10,8 @@ import pytest
 import penstock
 from tests.cluster.cluster_samples import Signals
 from tests.cluster.conftest import Nodes, wait_until
-from tests.photos import smooth_photos
+from tests.data import smooth_photos, tensor_files
 from tests.same import assert_same
-from tests.sample_datasets import tensor_files
 
 pytest.importorskip("ray", reason="ray is not installed: pip install 'penstock[ray]'")
 pytestmark = pytest.mark.timeout(300)  # actors start slowly on a machine that is shared

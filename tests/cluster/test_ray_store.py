@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.storage.objects import ObjectStore
 from tests.cluster.cluster_samples import Slow, as_is
 from tests.cluster.conftest import Nodes
 from tests.s3_server import S3, serve
@@ -70,4 +69,4 @@ def test_nodes_that_the_store_refuses(s3: S3, tmp_path: Path) -> None:
     finally:
         s3.refuse = lambda method, path: None
     assert any(" on node " in note for note in e.value.__notes__)
-    assert "dataset.json" not in ObjectStore(f"{s3.url}/refused").sizes()
+    assert "dataset.json" not in s3.objects("refused")

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import penstock
-from penstock.packing.foreign import index
 from tests.cluster.conftest import Nodes
 from tests.cluster.trained import train
+from tests.commands import command
 from tests.same import assert_same
 
 pytest.importorskip("ray.train.torch", reason="ray[train] is not installed")
@@ -36,7 +36,7 @@ def prepared(nodes: Nodes, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("prepared")
     made = data.from_items(rows(), override_num_blocks=3).map(lambda row: {**row, "npy": row["npy"] * 2})
     made.write_webdataset(str(folder))
-    index(folder)
+    command("index", folder)
     return folder
 
 

@@ -33,7 +33,6 @@ from penstock.device.feeding import Feeding
 from penstock.device.moving import Arithmetic
 from penstock.errors import CorruptSample, ImageTooLarge, InvalidOption, MissingSample, ShapeMismatch
 from penstock.passes.iterator import Pass
-from penstock.passes.values import PassInput
 from penstock.plan import NativePlan
 from penstock.sample_notes import add_note
 from penstock.stats import Counters
@@ -145,16 +144,6 @@ def test_pixels_are_the_hosts_or_close_to_them(root, transform, mean, greatest):
     assert found_mean <= mean and found_greatest <= greatest
 
 
-def test_the_key_of_the_draws_is_the_hosts(root):
-    dataset = folder(root, v1.RandomCrop(40), v1.RandomHorizontalFlip())
-    seen = []
-    for key in ({"seed": -5, "epoch": 0}, {"seed": 2**63 + 1, "epoch": 4}):
-        ours, theirs = on_device(dataset, [[0, 1, 2]], **key), on_host(planned(dataset), [[0, 1, 2]], **key)
-        seen.append(next(ours)[0])
-        assert torch.equal(seen[-1], next(theirs)[0])
-    assert not torch.equal(*seen)
-
-
 def test_parts_of_several_folders_with_other_transforms_and_labels(root, tmp_path):
     other = fill_folder(tmp_path, SIZES[:3])
     one = folder(root, v1.RandomCrop(40))
@@ -169,24 +158,6 @@ def test_torchvisions_folder_beside_ours(root, tmp_path):
     ours, theirs = penstock.ImageFolder(root, transform), datasets.ImageFolder(fill_folder(tmp_path), transform)
     whole: Any = ConcatDataset([theirs, Subset(ours, [6, 2])])
     assert_same(list(on_device(whole, [[9, 3, 8]])), [default_collate([whole[n] for n in (9, 3, 8)])])
-
-
-@pytest.mark.parametrize("workers", [0, 1, 3])
-def test_batches_come_in_order_for_any_number_of_threads(root, workers):
-    dataset = folder(root, v1.RandomCrop(20))
-    batches = [[n % 8, (3 * n) % 8] for n in range(40)]
-    with_two, ours = list(on_device(dataset, batches)), on_device(dataset, batches, workers)
-    assert len(ours) == 40
-    assert_same(list(ours), with_two)
-
-
-def test_what_a_sampler_gives_that_is_no_index_is_asked_of_the_dataset(root):
-    dataset = folder(root, v1.CenterCrop(20))
-    given = [([0, 1], range(2)), (np.array([2]), range(2, 3))]  # a list is what as_indices gives for other things
-    taken = Pass(filler(planned(dataset)), PassInput(iter(given), 2, 0, 0))
-    first, second = list(taken)
-    assert first[0].dtype == torch.float32 and torch.equal(first[0][1], dataset[1][0])
-    assert second[0].dtype == torch.uint8
 
 
 def test_the_counters_say_what_pillow_read_and_why(root, tmp_path):
@@ -331,29 +302,6 @@ def reading_threads():
     return [thread for thread in threading.enumerate() if thread.name.startswith("penstock-reading")]
 
 
-@pytest.mark.parametrize("way", ["exhausted", "closed", "dropped", "raised"])
-def test_threads_end_with_the_pass(root, way):
-    batches = on_device(folder(root, v1.CenterCrop(20)), [[0, 1]] * 30)
-    next(batches)
-    assert len(reading_threads()) == 2
-    if way == "exhausted":
-        assert len(list(batches)) == 29
-    elif way == "closed":
-        batches.close()
-        with pytest.raises(StopIteration):
-            next(batches)
-    elif way == "dropped":
-        gone = weakref.ref(batches)
-        del batches
-        assert gone() is None  # no thread and no cycle holds it
-    else:
-        batches.carrier._decoder.decode = None
-        with pytest.raises(TypeError):
-            next(batches)
-        batches.close()
-    wait_until(lambda: not reading_threads())
-
-
 def test_a_pass_can_be_closed_while_it_is_waited_for(root, monkeypatch):
     begun, go_on = threading.Event(), threading.Event()
 
@@ -395,16 +343,6 @@ def test_waiting_ends_after_the_timeout(root, monkeypatch):
         next(batches)
     go_on.set()
     batches.close()
-
-
-def test_another_pass_with_the_same_iterator(root):
-    dataset = folder(root, v1.RandomCrop(20))
-    batches = on_device(dataset, [[0, 1]])
-    first = list(batches)
-    batches.begin(pass_input([[0, 1], [2]]), filler(planned(dataset)))
-    again = list(batches)
-    assert len(again) == 2 and torch.equal(again[0][0], first[0][0])
-    wait_until(lambda: not reading_threads())
 
 
 def test_an_error_keeps_no_memory(tmp_path):
@@ -521,12 +459,9 @@ def test_nvimagecodec_is_asked_as_its_documentation_has_it(monkeypatch):
 
 PHOTO = photo(1, (40, 56))
 OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"progressive": True, "optimize": True},
-    {"subsampling": 0, "quality": 100},
-    {"restart_marker_blocks": 2},
+    {}, {"progressive": True, "optimize": True}, {"subsampling": 0, "quality": 100}, {"restart_marker_blocks": 2},
     {"comment": b"\xff\xd9" * 9},
-]
+]  # fmt: skip
 HEADERS = {
     (56, 40): [jpeg(PHOTO, **options) for options in OPTIONS],
     "JPEG: no end-of-image marker at its end": [jpeg(PHOTO) + b"trailing", jpeg(PHOTO)[:-2]],

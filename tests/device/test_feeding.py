@@ -30,10 +30,9 @@ from penstock.device.moving import tensors_in
 from penstock.errors import InvalidOption
 from penstock.stats import Counters
 from tests.accelerator import DEVICE, LateStream, PromptStream, replaced_by_late_streams, replaced_by_the_cpu
+from tests.data import Made, in_memory, photo_files
 from tests.forking import assert_in_child
-from tests.photos import in_memory, photo_files
 from tests.same import assert_same
-from tests.sample_datasets import Made
 from tests.values import taken
 from tests.waiting import wait_until
 
@@ -101,12 +100,9 @@ class Hidden:
 def nested(number: int) -> Any:
     x = torch.full((4, 3), float(number))
     return {
-        "pair": Pair(x, torch.arange(4) + number),
-        "list": [x.half(), (x > 0), None, "text"],
-        "sample": Sample(x.double(), "a name"),
-        "array": np.arange(3),
-        "number": number,
-    }
+        "pair": Pair(x, torch.arange(4) + number), "list": [x.half(), (x > 0), None, "text"],
+        "sample": Sample(x.double(), "a name"), "array": np.arange(3), "number": number,
+    }  # fmt: skip
 
 
 def test_any_structure_arrives_whole() -> None:
@@ -190,13 +186,9 @@ def test_errors_are_raised_at_their_batch_and_the_pass_goes_on(monkeypatch: pyte
             found.append((type(error), error.args[0], getattr(error, "__notes__", [])))
     note = "while batch {} of this pass went to its device".format
     assert found == [
-        0,
-        (torch.OutOfMemoryError, "no memory left", [note(1)]),
-        (KeyError, "of the source", []),
-        *(30, 40),
-        (ValueError, "of the transform", [note(5)]),
-        *(60, 70),
-    ]
+        0, (torch.OutOfMemoryError, "no memory left", [note(1)]), (KeyError, "of the source", []), *(30, 40),
+        (ValueError, "of the transform", [note(5)]), *(60, 70),
+    ]  # fmt: skip
     assert list(feeding) == []
 
 
@@ -565,13 +557,6 @@ def test_an_error_of_a_sample_is_raised_at_its_batch(late: list[LateStream]) -> 
         next(iterator)
     assert [labels.tolist() for _, labels in iterator] == [[16, 17, 18, 19]]
     assert len(taken(iter(loader), 3)) == 3
-
-
-def test_stats_count_what_the_loop_waits(late: list[LateStream]) -> None:
-    loader = penstock.DataLoader(DATA, batch_size=4, num_workers=1, device="cuda")
-    list(loader)
-    stats = loader.stats()
-    assert (stats.batches, stats.samples) == (5, 20) and stats.wait_seconds > 0
 
 
 def test_a_forked_child_is_told(late: list[LateStream]) -> None:

@@ -10,7 +10,6 @@ import torch
 from torch.utils.data import TensorDataset
 
 import penstock
-from penstock.device.copy_stream import IdleMeter
 from tests.accelerator import PromptStream, replaced_by_late_streams
 
 
@@ -28,22 +27,24 @@ class Event:
         return float(end_event.time - self.time)
 
 
-def test_waits_are_counted_when_the_device_has_gone_through_them() -> None:
+def test_waits_are_counted_when_the_device_has_gone_through_them(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[Event] = []
-    counted: list[float] = []
 
-    def record() -> Event:
-        events.append(Event(None))
-        return events[-1]
+    class SlowStream(PromptStream):
+        def timed_event(self) -> Any:
+            events.append(Event(None))
+            return events[-1]
 
-    meter = IdleMeter(record, counted.append)
-    for _ in range(3):
-        meter.end(record())
-    assert not counted
+    replaced_by_late_streams(monkeypatch)
+    monkeypatch.setattr("penstock.device.target.copy_stream_to", lambda device: SlowStream())
+    loader = penstock.DataLoader(TensorDataset(torch.arange(24.0)), 4, num_workers=0, device="cuda")
+    batches = iter(loader)
+    next(batches), next(batches), next(batches)
+    assert loader.stats().loop.device_idle == 0
     for event, time in zip(events, (10.0, 12.0, 30.0, 30.0, 45.0, 45.5), strict=True):
         event.time = time  # in milliseconds
-    meter.end(record())
-    assert counted == pytest.approx([2e-3, 0, 0.5e-3])
+    next(batches)
+    assert loader.stats().loop.device_idle == pytest.approx(2.5e-3)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

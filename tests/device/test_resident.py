@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,69 +16,40 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock
-import penstock._native as _native
-from penstock.device import resident
-from penstock.device.feed import Feed
-from penstock.device.moving import Arithmetic, finish
-from penstock.device.resident import ResidentCarrier, ResidentPlan
-from penstock.order.permutations import InSequence, KeyedShuffle
-from penstock.order.schedule import Schedule, cut
-from penstock.passes.iterator import Pass
-from penstock.passes.values import PassInput
-from penstock.recipe.reader import read
-from penstock.recipe.steps import Recipe, Refusal
-from tests.device.passes import native_plan, pass_input, resources
-from tests.photos import in_memory
+from tests.accelerator import replaced_by_the_cpu
+from tests.data import in_memory, tensor_files
 from tests.same import assert_same, outcomes
-from tests.sample_datasets import tensor_files
 
 pytestmark = pytest.mark.native
 
-CPU = torch.device("cpu")
 CIFAR = ((0.49, 0.48, 0.45), (0.25, 0.24, 0.26))
 MNIST = ((0.13,), (0.31,))
 DATASETS = torchvision.datasets
 
 
-def hold(dataset: Any) -> ResidentPlan:
-    held = resident.hold(native_plan(dataset), CPU)
-    assert isinstance(held, ResidentPlan), held
-    return held
+@pytest.fixture(autouse=True)
+def _device(monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced_by_the_cpu(monkeypatch)
 
 
-def refusal(dataset: Any) -> str:
-    """Return why a dataset stays on the host."""
-    made = native_plan(dataset)
-    refused = resident.hold(made, CPU)
-    assert isinstance(refused, Refusal)
-    assert refused.why in resident.explain(made, CPU)
-    return refused.why
+def loader_of(dataset: Any, *, there: bool = True, **options: Any) -> Any:
+    device = penstock.Feed("cuda", cache="device") if there else None
+    return penstock.DataLoader(dataset, device=device, seed=7, num_workers=1, **options)
 
 
-def gathering(held: ResidentPlan, batches: Iterable[Any], *, seed: int = 7, epoch: int = 0) -> Pass:
-    return Pass(ResidentCarrier(held, resources(keep=1)), pass_input(batches, seed, epoch))
+def assert_refused(dataset: Any, why: str) -> None:
+    """Assert that a dataset stays on the host, and why."""
+    explained = loader_of(dataset).explain()
+    assert "of arrays on cpu" not in explained and why in explained, explained
 
 
-def gathered(dataset: Any, batches: Iterable[Any], **key: Any) -> list[Any]:
-    """Return the batches that a device makes, with what its Feed does last."""
-    held = hold(dataset)
-    table = held.plan.table
-    made = list(gathering(held, batches, **key))
-    return made if table is None else [finish(Arithmetic(table), batch, Feed("cpu")) for batch in made]
-
-
-def in_order(dataset: Any, size: int = 16, *, epoch: int = 0, shuffle: bool = True, drop_last: bool = False) -> Any:
-    number = len(dataset)
-    order = KeyedShuffle(number, 7, epoch) if shuffle else InSequence()
-    return (indices for indices, _ in cut(lambda: order, Schedule(number, size, drop_last)))
-
-
-def assert_equal(dataset: Any, *, size: int = 16, epochs: int = 2, **how: Any) -> None:
+def assert_equal(dataset: Any, *, epochs: int = 2, **how: Any) -> None:
     """Assert that all batches of some epochs are those of the loader on the host."""
-    loader = penstock.DataLoader(dataset, batch_size=size, num_workers=1, seed=7, **{"shuffle": True, **how})
-    for epoch in range(epochs):
-        wanted = list(loader)
-        assert_same(gathered(dataset, in_order(dataset, size, epoch=epoch, **how), epoch=epoch), wanted)
+    options = how if "batch_sampler" in how else {"batch_size": 16, "shuffle": True, **how}
+    there, host = loader_of(dataset, **options), loader_of(dataset, there=False, **options)
+    assert "of arrays on cpu" in there.explain()
+    for _ in range(epochs):
+        assert_same(list(there), list(host))
 
 
 def images(name: str, *steps: Any, t: Any = v1, planar: bool = True, samples: int = 50) -> Any:
@@ -134,25 +103,6 @@ def test_dtypes_that_a_table_gives(dtype: torch.dtype) -> None:
     assert_equal(images("CIFAR10", crop, v2.ToImage(), v2.ToDtype(dtype, scale=True), t=v2))
 
 
-def test_axis_maps_refuse_what_does_not_fit() -> None:
-    recipe, resizing = (
-        read(v1.Compose([*steps, v1.ToTensor()]), mode="L") for steps in ([v1.Pad(1)], [v1.Pad(1), v1.Resize(4)])
-    )
-    assert isinstance(recipe, Recipe) and isinstance(resizing, Recipe)
-    samples = np.arange(2, dtype=np.int64)
-    assert _native.map_size(recipe.native, 4, 3) == (5, 6)
-    assert _native.map_size(resizing.native, 4, 3) is None
-    for native, shape, size, positions in (
-        (recipe.native, (2, 10), (4, 3), samples),
-        (recipe.native, (3, 11), (4, 3), samples),
-        (recipe.native, (2, 2), (0, 0), samples),
-        (resizing.native, (2, 11), (4, 3), samples),
-        (recipe.native, (2, 11), (4, 3), samples[:1]),
-    ):
-        with pytest.raises(ValueError):
-            _native.axis_maps(native, 0, 0, samples, positions, *size, np.empty(shape, dtype=np.int32))
-
-
 def columns(samples: int = 53) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(2)
     numbers = torch.randint(0, 200, (samples, 3, 5), generator=generator)
@@ -169,7 +119,7 @@ def test_rows_of_every_kind() -> None:
 
 
 def test_pieces_of_memory_mapped_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resident, "_PIECE", 1000)
+    monkeypatch.setattr("penstock.device.resident._PIECE", 1000)
     rng = np.random.default_rng(1)
     for name, array in (("x", rng.normal(size=(300, 11))), ("y", rng.integers(0, 9, 300))):
         np.save(tmp_path / f"{name}.npy", array)
@@ -182,7 +132,7 @@ def test_pieces_of_memory_mapped_files(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("size", [1, 7, 25, 60])
 def test_batches_of_any_size(size: int, shuffle: bool, drop_last: bool) -> None:
     crop = images("CIFAR10", v1.RandomCrop(32, padding=4), *to_float(v1))
-    assert_equal(crop, size=size, shuffle=shuffle, drop_last=drop_last)
+    assert_equal(crop, batch_size=size, shuffle=shuffle, drop_last=drop_last)
 
 
 def test_samplers_of_the_users() -> None:
@@ -191,18 +141,19 @@ def test_samplers_of_the_users() -> None:
     rows, no_indices = TensorDataset(torch.arange(10), torch.arange(10) * 2), [[1, 2], [slice(0, 3), slice(3, 6)], [5]]
     samplers: tuple[Any, ...] = (moved, indices), (rows, no_indices)
     for dataset, sampler in samplers:
-        wanted = list(penstock.DataLoader(dataset, batch_sampler=sampler, seed=7, num_workers=1))
-        assert_same(gathered(dataset, sampler), wanted)
+        assert_equal(dataset, batch_sampler=sampler)
+
+
+class Failing:
+    """Batches of indices, of which two are out of range, and an error."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield from ([0, 1, 2, 3], [4, 5, 6, 7], [8, 50], [9, 10, 11, 12], [-51], [13, 14, 15, 16])
+        raise KeyError("no more")
 
 
 def test_errors_are_raised_at_their_batch() -> None:
-    good = np.arange(4, dtype=np.int64)
-
-    def sampler() -> Iterator[Any]:
-        yield from (good, good, good + 48, good, np.array([-51]), good)
-        raise KeyError("no more")
-
-    found = outcomes(gathering(hold(images("CIFAR10", *to_float(v1))), sampler()))
+    found = outcomes(loader_of(images("CIFAR10", *to_float(v1)), batch_sampler=Failing()))
     told = "index {} is out of range for a dataset of 50 samples".format
     said = [one if isinstance(one[0], str) else len(one[1]) for one in found]
     assert said == [4, 4, ("IndexError", told(50)), 4, ("IndexError", told(-51)), 4, ("KeyError", "'no more'")]
@@ -210,10 +161,10 @@ def test_errors_are_raised_at_their_batch() -> None:
 
 def test_labels_of_every_kind() -> None:
     dataset = images("CIFAR10", v1.ToTensor())
+    loader = loader_of(dataset, batch_size=5)
     for change in (0, 1, 2):
         dataset.targets[3] = 70 + change
-        [batch] = gathering(hold(dataset), iter([np.arange(5, dtype=np.int64)]))
-        assert int(batch[1][3]) == 70 + change
+        assert int(next(iter(loader))[1][3]) == 70 + change
     kinds: tuple[Callable[[int], Any], ...] = (lambda i: 0.5 * i, lambda i: f"class {i}", lambda i: (i, str(i)), int)
     for label in kinds:
         dataset.targets = [label(i) for i in range(50)]
@@ -228,79 +179,57 @@ def test_subsets() -> None:
     crop = v1.RandomCrop(32, padding=4, fill=(1, 2, 3))
     train = images("CIFAR10", v1.Pad(1, fill=9), crop, v1.RandomHorizontalFlip(), *to_float(v1), samples=30)
     for dataset in (train, TensorDataset(*columns(30))):
-        assert_equal(Subset(dataset, [5, 3, 3, 28]), size=3)
-        assert_equal(Subset(Subset(dataset, range(10, 20)), range(0, 10, 3)), size=4)
+        assert_equal(Subset(dataset, [5, 3, 3, 28]), batch_size=3)
+        assert_equal(Subset(Subset(dataset, range(10, 20)), range(0, 10, 3)), batch_size=4)
 
 
 def test_what_stays_on_the_host(tmp_path: Path) -> None:
     reflected = v1.Compose([v1.Pad(20, padding_mode="reflect"), v1.Resize(16)])
     for step in (v1.Resize(40), v1.RandomResizedCrop(32), v1.Grayscale(3), v1.RandomCrop(50), reflected):
-        assert "resized" in refusal(images("CIFAR10", step, v1.ToTensor())), step
-    assert "files *.pt" in refusal(penstock.TensorFolder(tensor_files(tmp_path, 3, (4,), "{}")))
-    assert "joined" in refusal(ConcatDataset([TensorDataset(torch.zeros(3, 4)), TensorDataset(torch.zeros(2, 4))]))
+        assert_refused(images("CIFAR10", step, v1.ToTensor()), "resized")
+    assert_refused(penstock.TensorFolder(tensor_files(tmp_path, 3, (4,), "{}")), "files *.pt")
+    assert_refused(ConcatDataset([TensorDataset(torch.zeros(3, 4)), TensorDataset(torch.zeros(2, 4))]), "joined")
     moves = [v1.RandomCrop(32, padding=4), v1.RandomHorizontalFlip()]  # zeros, which no pixel becomes
-    assert "converted" in refusal(images("CIFAR10", *to_float(v1), *moves))
+    assert_refused(images("CIFAR10", *to_float(v1), *moves), "converted")
 
 
 def test_what_does_not_fit_stays_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = TensorDataset(torch.zeros(1000, 250))
-    monkeypatch.setattr(resident, "available", lambda device: 1_300_000)
-    assert "977 KiB of arrays do not fit on cpu, which has 1.2 MiB left" in refusal(dataset)
-    monkeypatch.setattr(resident, "available", lambda device: 1_400_000)
-    assert "977 KiB of arrays on cpu" in resident.explain(native_plan(dataset), CPU)
-    hold(dataset)
-    monkeypatch.setattr(resident, "Rows", mock.Mock(side_effect=torch.OutOfMemoryError("no room")))
-    refused = resident.hold(native_plan(TensorDataset(torch.zeros(10))), CPU)
-    assert isinstance(refused, Refusal) and "had no room" in refused.why
+    monkeypatch.setattr("penstock.device.resident.available", lambda device: 1_300_000)
+    assert_refused(dataset, "977 KiB of arrays do not fit on cpu, which has 1.2 MiB left")
+    monkeypatch.setattr("penstock.device.resident.available", lambda device: 1_400_000)
+    assert "977 KiB of arrays on cpu" in loader_of(dataset).explain()
+    assert_equal(dataset, epochs=1)
+    monkeypatch.setattr("penstock.device.resident.Rows", mock.Mock(side_effect=torch.OutOfMemoryError("no room")))
+    assert len(list(loader_of(dataset, batch_size=100))) == 10
 
 
 def test_a_pass_has_the_arrays_as_they_were_when_it_began() -> None:
     array = np.arange(3000).reshape(100, 30)
-    dataset, first = penstock.Arrays(array), [np.arange(100)]
-    held, before = hold(dataset), array.copy()
+    loader, before = loader_of(penstock.Arrays(array), batch_size=50), array.copy()
+    batches = iter(loader)
+    first = next(batches)
     array[99, 29] += 1
-    assert_same([batch.numpy() for [batch] in gathering(held, iter(first))], [before])
-    assert_same([batch.numpy() for [batch] in gathering(hold(dataset), iter(first))], [array])
+    assert_same([batch.numpy() for [batch] in (first, *batches)], np.split(before, 2))
+    assert_same([batch.numpy() for [batch] in loader], np.split(array, 2))
 
 
 def test_a_batch_has_memory_of_its_own() -> None:
-    dataset = images("MNIST", v1.PILToTensor())
-    batches = list(in_order(dataset, 4))
-    wanted = gathered(dataset, iter(batches))
-    kept = []
-    for batch in gathering(hold(dataset), iter(batches)):
+    loader = loader_of(images("MNIST", v1.PILToTensor()), batch_size=4)
+    wanted, kept = list(loader), []
+    for batch in loader:
         kept.append([field.clone() for field in batch])
         for field in batch:
             assert field.untyped_storage().nbytes() == field.nbytes
             field.zero_()
     assert_same(kept, wanted)
-    assert_same(gathered(dataset, iter(batches)), wanted)
+    assert_same(list(loader_of(images("MNIST", v1.PILToTensor()), batch_size=4)), wanted)
 
 
 def test_a_pass_can_be_closed_and_begun_again() -> None:
-    held = hold(TensorDataset(torch.arange(20)))
-    made = gathering(held, iter(np.arange(20).reshape(10, 2)))
-    next(made)
-    made.close()
-    assert list(made) == []
-    again = ResidentCarrier(held, resources(keep=1))
-    made.begin(PassInput(iter([(np.arange(3), range(3))]), 1, 0, 0), again)
-    assert [batch[0].tolist() for batch in made] == [[0, 1, 2]]
-
-
-@pytest.mark.parametrize("end", ["dropped", "closed", "exhausted"])
-def test_the_arrays_are_there_as_long_as_the_pass(end: str) -> None:
-    held = hold(TensorDataset(torch.arange(20)))
-    rows = weakref.ref(held.rows[0])
-    made = gathering(held, iter(np.arange(20).reshape(10, 2)))
-    next(made)
-    del held
-    assert rows() is not None
-    if end == "dropped":
-        del made
-    elif end == "closed":
-        made.close()
-    else:
-        assert len(list(made)) == 9
-    gc.collect()
-    assert rows() is None
+    loader = loader_of(TensorDataset(torch.arange(20)), batch_size=2, persistent_workers=True)
+    batches = iter(loader)
+    next(batches)
+    batches.close()
+    assert list(batches) == []
+    assert [batch[0].tolist() for batch in loader] == [[2 * i, 2 * i + 1] for i in range(10)]

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 import penstock._native as _native
-from tests.filled_batches import save_pictures
+from tests.data import save_pictures
 from tests.native_testing import SlowTable
 from tests.sample_datasets import tensor_files
 

@@ -16,8 +16,7 @@ import torchvision
 import penstock
 from penstock import loop_times
 from penstock.insight import publishing
-from tests.photos import photo_files
-from tests.sample_datasets import rows, tensor_files
+from tests.data import photo_files, rows, tensor_files
 from tests.sources.test_image_folder import age
 from tests.storage.test_tiers import RECIPE, pictures, torchs
 

@@ -25,10 +25,9 @@ from torchvision import transforms
 
 import penstock
 from penstock import _native
+from tests.data import Made, tensor_files, write_photos, write_tensors
 from tests.forking import assert_in_child
-from tests.packing.packed import write_photos, write_tensors
 from tests.same import assert_same
-from tests.sample_datasets import Made, tensor_files
 
 #: ThreadSanitizer cannot follow threads that a forked child starts; AddressSanitizer's own allocator may be locked in a
 #: child that is forked while another thread allocates.

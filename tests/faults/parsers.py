@@ -28,12 +28,12 @@ from penstock.state import ledger
 from penstock.state.manifest import Manifest
 from penstock.storage import description
 from tests.corrupt import Archive, archive_of, npy, oracle, raw, saved, tensor_files
+from tests.data import write_tensors
 from tests.hooks.loaded import corpus as objects
 from tests.indexed_photos import LOW, Reader, pictures, scan_of
 from tests.jpegs import damaged
 from tests.native_pool import SECONDS, pool_of, submit
 from tests.native_testing import JpegRowStates, TensorReader, decode_jpeg_by, jpeg_decoders, parse_tensor
-from tests.packing.packed import write_tensors
 
 JPEGS = Path(__file__).parents[2] / "native" / "fuzz" / "corpus"
 NUMBERS = (0, 1, 2, 127, 255, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1)

@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 import penstock
+from tests.data import write_photos
 from tests.faults import injection
 from tests.faults.conftest import Count
-from tests.packing.packed import contents, write_photos
+from tests.packing.packed import contents
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 

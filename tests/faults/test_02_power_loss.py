@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 import penstock
+from tests.data import write_photos
 from tests.faults import power_loss
-from tests.packing.packed import contents, write_photos
+from tests.packing.packed import contents
 
 
 def labels(out: Path, split: str) -> list[int]:

@@ -18,10 +18,10 @@ import pytest
 import torch
 
 import penstock
+from tests.data import tensor_files, write_photos
 from tests.faults import injection
-from tests.packing.packed import contents, write_photos
+from tests.packing.packed import contents
 from tests.same import assert_same
-from tests.sample_datasets import tensor_files
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 Cases = Callable[[int], None]

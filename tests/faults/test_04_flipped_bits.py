@@ -18,10 +18,10 @@ import pytest
 import torch
 
 import penstock
+from tests.data import tensor_files, write_photos, write_tensors
 from tests.faults.conftest import Count
-from tests.packing.packed import flip_bit, write_photos, write_tensors
+from tests.packing.packed import flip_bit
 from tests.same import assert_same
-from tests.sample_datasets import tensor_files
 
 Read = Callable[[Path], list[Any]]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from tests.packing.packed import write_tensors
+from tests.data import write_tensors
 
 
 def cut(path: Path, other: Path) -> None:

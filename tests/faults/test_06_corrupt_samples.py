@@ -20,10 +20,9 @@ from PIL import Image
 from torchvision.transforms import v2
 
 import penstock
+from tests.data import Made, Numbers, in_memory, tensor_files
 from tests.faults.conftest import Count
-from tests.photos import in_memory
 from tests.same import assert_same
-from tests.sample_datasets import Made, Numbers, tensor_files
 
 BATCH = 8
 NATIVE: list[dict[str, Any]] = [{"num_workers": 0}, {"num_workers": 2}]

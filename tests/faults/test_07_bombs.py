@@ -26,7 +26,7 @@ from PIL import Image
 from torchvision import transforms
 
 import penstock
-from tests.packing.packed import write_tensors
+from tests.data import write_tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 LIMIT_SECONDS, LIMIT_BYTES = 1.0, 64 << 20

@@ -21,8 +21,8 @@ import torch
 import penstock
 from penstock.packing.foreign import index
 from penstock.packing.unpack import unpack
+from tests.data import tensor_files
 from tests.packing.packed import contents
-from tests.sample_datasets import tensor_files
 
 NAMES = ["../evil", "/evil", "a/../../evil", "a/./../../evil", "..", "", "a\0b", "x" * 4096, "a//../../../evil"]
 IDS = [name[:12] or "empty" for name in NAMES]

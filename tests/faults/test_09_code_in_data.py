@@ -22,7 +22,7 @@ import torch
 import penstock
 from penstock.cli import main
 from penstock.packing.foreign import index
-from tests.sample_datasets import tensor_files
+from tests.data import tensor_files
 
 ERRORS = (penstock.PenstockError, RuntimeError, ValueError, OSError, TypeError, KeyError, pickle.UnpicklingError)
 

@@ -21,11 +21,11 @@ import torch
 
 import penstock
 from penstock import _native
+from tests.data import tensor_files
 from tests.faults.conftest import Count
 from tests.faults.test_11_dead_workers import Slow, all_gone, worker_pids
 from tests.native_testing import SlowTable
 from tests.same import assert_same
-from tests.sample_datasets import tensor_files
 from tests.waiting import wait_until
 
 TIMEOUT = 0.5

@@ -25,10 +25,10 @@ import pytest
 
 import penstock
 from penstock.insight import live_files
+from tests.data import tensor_files
 from tests.faults.conftest import Count
 from tests.frameworks.launching import TORCHRUN, descendants, environment, lives, needs_gloo
 from tests.python_processes import Program
-from tests.sample_datasets import tensor_files
 from tests.waiting import SECONDS, wait_until
 
 PROGRAM = """
@@ -40,7 +40,7 @@ sys.path.insert(0, tests)
 import numpy as np
 import penstock
 from penstock.insight import publishing
-from tests.sample_datasets import Made
+from tests.data import Made
 
 tempfile.tempdir = None  # what TMPDIR says here
 publishing.FIRST_AFTER = 0.0
@@ -165,7 +165,7 @@ import torch.distributed as dist
 
 import penstock
 from tests.frameworks.launching import begin
-from tests.sample_datasets import Made
+from tests.data import Made
 
 begin()
 tensors, folder = sys.argv[1:]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sample_datasets import tensor_files
+from tests.data import tensor_files
 
 PROGRAM = """
 import os, resource, sys

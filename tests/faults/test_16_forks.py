@@ -22,10 +22,10 @@ import torch.utils.data as tud
 
 import penstock
 from tests import python_processes
+from tests.data import Made, tensor_files
 from tests.executors_under_test import EXECUTORS
 from tests.faults.conftest import Count
 from tests.forking import assert_in_child
-from tests.sample_datasets import Made, tensor_files
 from tests.values import taken
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -24,8 +24,8 @@ from torch.utils.data import TensorDataset
 import penstock
 from penstock.testing import assert_each_sample_once, assert_resume_exact, assert_worker_invariant
 from penstock.testing.ranks import Make
+from tests.data import Drawing, Made
 from tests.faults.conftest import Count
-from tests.sample_datasets import Drawing, Made
 from tests.values import loaded, stopped
 
 WORKERS = (0, 1, 2, 8)

@@ -28,9 +28,9 @@ from torchvision import transforms
 
 import penstock
 from tests import python_processes
+from tests.data import Numbers, tensor_files
 from tests.faults.conftest import is_full
 from tests.resources import collect, native_threads
-from tests.sample_datasets import Numbers, tensor_files
 from tests.values import resumed, taken
 
 SIZE, BATCH, BAD = 23, 4, 13

@@ -18,11 +18,11 @@ import pytest
 import penstock
 from penstock.carriers import post_mortem
 from penstock.carriers.board import Board
+from tests.data import tensor_files
 from tests.faults import caches
 from tests.faults.caches import Cache
 from tests.packing.packed import contents
 from tests.python_processes import run
-from tests.sample_datasets import tensor_files
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 STRANGER = 65534

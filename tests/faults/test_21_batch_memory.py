@@ -21,8 +21,8 @@ import torch
 import penstock
 from penstock.memory.shared_memory import MOST_KEPT
 from tests import python_processes
+from tests.data import Made
 from tests.differential.making import case_of
-from tests.sample_datasets import Made
 
 MINUTES = 5
 LIGHT = 100_000

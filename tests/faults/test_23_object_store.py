@@ -22,11 +22,11 @@ from torch.utils.data import Subset
 
 import penstock
 from penstock.storage import objects, remote_shards
+from tests.data import tensor_files
 from tests.faults.conftest import Count
 from tests.object_server import SIGNATURE, ObjectServer
 from tests.packing.packed import contents
 from tests.same import assert_same
-from tests.sample_datasets import tensor_files
 
 pytest.importorskip("obstore", reason="the client of object stores (extra 'remote') is not installed")
 

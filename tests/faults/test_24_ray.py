@@ -32,10 +32,10 @@ from tests.cluster import ray_machines, vanishing
 from tests.cluster.cluster_samples import ENDLESS, Signals, Slow, as_is, ending_at_5
 from tests.cluster.conftest import Nodes, actors, at_work, ray_processes, started, wait_until
 from tests.cluster.stand_in import RayOfProcesses
+from tests.data import Made, tensor_files
 from tests.faults.conftest import Count
 from tests.packing.packed import contents
 from tests.same import assert_same
-from tests.sample_datasets import Made, tensor_files
 from tests.two_machines import ADDRESSES, Machines
 from tests.values import listed, loaded, taken
 

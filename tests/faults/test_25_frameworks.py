@@ -20,8 +20,7 @@ import torch
 import torch.utils.data as tud
 
 import penstock
-from tests.photos import grey_files
-from tests.sample_datasets import Made
+from tests.data import Made, grey_files
 
 SAMPLES, BATCH, EPOCHS, RATE = 43, 4, 3, 0.01
 STEPS = -(-SAMPLES // BATCH)

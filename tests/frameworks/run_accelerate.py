@@ -13,8 +13,8 @@ from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler, T
 
 import penstock
 from penstock.frameworks import keep_loaders
+from tests.data import Made, Stream
 from tests.frameworks.launching import begin, end
-from tests.sample_datasets import Made, Stream
 
 SAMPLES, BATCH = 27, 4
 OWN: dict[str, Any] = {"seed": 5, "worker_method": "thread", "on_error": "replace"}

@@ -16,8 +16,8 @@ from torch.utils.data import TensorDataset
 
 import penstock
 from penstock.frameworks import keep_loaders
+from tests.data import Made, Placed
 from tests.frameworks.launching import begin, end
-from tests.sample_datasets import Made, Placed
 
 SAMPLES, BATCH, EPOCHS = 43, 4, 3
 #: The state is saved in this epoch, after so many steps: in its middle, and when a dispatcher has met its end.

@@ -15,8 +15,8 @@ import torch.distributed.checkpoint
 from torch.utils.data import TensorDataset
 
 import penstock
+from tests.data import Drawing
 from tests.frameworks.launching import begin, end
-from tests.sample_datasets import Drawing
 
 dcp: Any = torch.distributed.checkpoint  # which does not say what it exports
 

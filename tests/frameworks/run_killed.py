@@ -27,8 +27,8 @@ from torchvision import datasets
 from torchvision.transforms import v2
 
 import penstock
+from tests.data import Made
 from tests.frameworks.launching import begin
-from tests.sample_datasets import Made
 
 PATIENCE_SECONDS = 60
 BATCH, SEED = 2, 11

@@ -15,8 +15,8 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch.utils.data import TensorDataset
 
 import penstock
+from tests.data import Made
 from tests.frameworks.launching import begin
-from tests.sample_datasets import Made
 
 SAMPLES, BATCH = 26, 4
 OWN: dict[str, Any] = {"seed": 5, "worker_method": "thread", "on_error": "replace"}

@@ -28,10 +28,10 @@ from accelerate import skip_first_batches  # a name of this module, as transform
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DataLoaderConfiguration
 
+from tests.data import photo_files
 from tests.frameworks import run_accelerate
 from tests.frameworks.launching import launched
 from tests.frameworks.run_accelerate import CASES, OWN
-from tests.photos import photo_files
 from tests.resources import run_script
 from tests.same import assert_same
 from tests.values import flat, listed

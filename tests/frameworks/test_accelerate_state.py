@@ -23,9 +23,9 @@ import accelerate
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DataLoaderConfiguration
 
+from tests.data import Stream
 from tests.frameworks.launching import launched
 from tests.frameworks.run_accelerate_state import BATCH, CASES, EPOCH, EPOCHS, SAMPLES, STEPS, Case, Seen, numbers
-from tests.sample_datasets import Stream
 from tests.values import stored
 
 pytestmark = pytest.mark.timeout(600)  # see launching.run

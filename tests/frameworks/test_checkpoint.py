@@ -15,10 +15,10 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.utils.data import TensorDataset
 
 import penstock
+from tests.data import Drawing, Placed
 from tests.frameworks import run_checkpoint
 from tests.frameworks.launching import found_in, launched
 from tests.same import assert_same
-from tests.sample_datasets import Drawing, Placed
 from tests.values import flat, taken
 
 dcp: Any = torch.distributed.checkpoint  # which does not say what it exports

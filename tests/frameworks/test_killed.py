@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from tests.data import noise_image, tensor_files
 from tests.frameworks.launching import TORCHRUN, descendants, environment, lives, needs_gloo
-from tests.photos import noise_image
-from tests.sample_datasets import tensor_files
 from tests.waiting import wait_until
 
 pytest.importorskip("torchvision")

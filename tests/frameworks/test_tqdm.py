@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import penstock
-from tests.sample_datasets import Stream
+from tests.data import Stream
 from tests.values import flat, listed
 
 tqdm = pytest.importorskip("tqdm", reason="tqdm is not installed: pip install tqdm").tqdm

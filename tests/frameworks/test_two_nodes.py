@@ -14,10 +14,8 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.sources.image_folder import RACY_NS
+from tests.data import photo_files, tensor_files
 from tests.frameworks.launching import PATIENCE_SECONDS, TRIES, descendants, environment, found_in, needs_gloo
-from tests.photos import photo_files
-from tests.sample_datasets import tensor_files
 from tests.two_machines import ADDRESSES, Machines, two_machines
 
 SCRIPT = Path(__file__).parent / "run_nodes.py"
@@ -34,7 +32,7 @@ pytestmark = [
 def folder(tmp_path: Path) -> Path:
     """Return a folder with photos and packed shards, that nobody has changed for a while."""
     root = photo_files(tmp_path / "photos", 22, (8, 9))
-    old = time.time_ns() - 10 * RACY_NS
+    old = time.time_ns() - 3_600_000_000_000
     for one in (root, *root.iterdir()):
         os.utime(one, ns=(old, old))
     names = [f"{number:02}" for number in range(64)]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from penstock.hooks.calls import natively
+from tests.in_workers import within
 from tests.same import assert_same
 
 
@@ -38,24 +38,14 @@ def with_exif() -> bytes:
 
 
 PLAIN = {
-    "colours": jpeg(),
-    "4:4:4": jpeg(subsampling=0),
-    "4:2:2": jpeg(subsampling=1),
-    "grey": jpeg(picture().convert("L")),
-    "restart markers": jpeg(restart_marker_blocks=3),
-    "exif": with_exif(),
-    "trailing bytes": jpeg() + b"behind the image" * 9000,
-    "one pixel": jpeg(picture(1, 1)),
-}
+    "colours": jpeg(), "4:4:4": jpeg(subsampling=0), "4:2:2": jpeg(subsampling=1), "grey": jpeg(picture().convert("L")),
+    "restart markers": jpeg(restart_marker_blocks=3), "exif": with_exif(),
+    "trailing bytes": jpeg() + b"behind the image" * 9000, "one pixel": jpeg(picture(1, 1)),
+}  # fmt: skip
 OTHERS = {
-    "progressive": jpeg(progressive=True),
-    "cmyk": jpeg(picture().convert("CMYK")),
-    "png": encoded(picture(), "PNG"),
-    "no end": jpeg()[:-2],
-    "cut": jpeg()[:-400],
-    "header": jpeg()[:300],
-    "nothing": b"",
-}
+    "progressive": jpeg(progressive=True), "cmyk": jpeg(picture().convert("CMYK")), "png": encoded(picture(), "PNG"),
+    "no end": jpeg()[:-2], "cut": jpeg()[:-400], "header": jpeg()[:300], "nothing": b"",
+}  # fmt: skip
 FILES = PLAIN | OTHERS
 
 
@@ -71,6 +61,4 @@ def outcome(call: Callable[..., Any], *arguments: Any) -> Any:
 
 def assert_as_pillow(call: Callable[..., Any], *arguments: Any) -> None:
     """Assert that a call gives, raises and draws in our workers what it does outside of them."""
-    with natively():
-        found = outcome(call, *arguments)
-    assert_same(found, outcome(call, *arguments))
+    assert_same(within(outcome, call, *arguments), outcome(call, *arguments))

@@ -10,6 +10,7 @@ import random
 import struct
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,8 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.hooks.arrays import from_file, load_safetensors, map_file
-from penstock.hooks.calls import natively
-from penstock.hooks.loads import NpzArchive, load_numpy
-from tests.hooks.loaded import answered_by, filled, refused_by
+from tests.hooks.loaded import filled
+from tests.in_workers import answered, refused, within
 from tests.same import assert_same, assert_same_outcome
 
 safetensors = pytest.importorskip("safetensors", reason="safetensors is not installed: pip install safetensors")
@@ -28,14 +27,21 @@ pytest.importorskip("safetensors.torch")
 pytestmark = pytest.mark.native
 
 
+def fromfile(*arguments: Any, **named: Any) -> Any:
+    return np.fromfile(*arguments, **named)
+
+
+def load(path: Any) -> Any:
+    return np.load(path)
+
+
+def load_file(*arguments: Any, **named: Any) -> Any:
+    return safetensors.torch.load_file(*arguments, **named)
+
+
 def assert_alike(call: Callable[[], Any]) -> None:
     """Assert that a call gives the same within a worker and outside."""
-
-    def within() -> Any:
-        with natively():
-            return call()
-
-    assert_same_outcome(within, call)
+    assert_same_outcome(lambda: within(call), call)
 
 
 # --- numpy.fromfile ---------------------------------------------------------------------------------------------------
@@ -58,33 +64,21 @@ PAIR = np.dtype([("a", "<i2"), ("b", ">f8")])
     "options", [{}, {"count": 3}, {"count": 10**6}, {"count": np.int64(2), "offset": 5}, {"offset": 9003}]
 )
 def test_fromfile(raw: str, dtype: Any, options: Any) -> None:
-    ours, theirs = answered_by(from_file, raw, dtype, **options), np.fromfile(raw, dtype, **options)
+    ours, theirs = answered(fromfile, raw, dtype, **options), np.fromfile(raw, dtype, **options)
     assert (ours.dtype, ours.shape, str(ours.flags)) == (theirs.dtype, theirs.shape, str(theirs.flags))
     assert ours.base is None
     assert ours.tobytes() == theirs.tobytes()
-    assert answered_by(from_file, Path(raw), dtype, **options).tobytes() == theirs.tobytes()
+    assert answered(fromfile, Path(raw), dtype, **options).tobytes() == theirs.tobytes()
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"count": -2},
-        {"count": 0},
-        {"count": 1.5},
-        {"offset": -1},
-        {"offset": 20000},
-        {"offset": 2**70},
-        {"dtype": "O"},
-        {"dtype": "(2,)f4"},
-        {"dtype": "S0"},
-        {"dtype": "nonsense"},
-        {"sep": " "},
-        {"sep": b""},
-        {"like": np.ones(1)},
-        {"count": 2**63},
-        {"strange": 1},
+        {"count": -2}, {"count": 0}, {"count": 1.5}, {"offset": -1}, {"offset": 20000}, {"offset": 2**70},
+        {"dtype": "O"}, {"dtype": "(2,)f4"}, {"dtype": "S0"}, {"dtype": "nonsense"}, {"sep": " "}, {"sep": b""},
+        {"like": np.ones(1)}, {"count": 2**63}, {"strange": 1},
     ],
-)
+)  # fmt: skip
 def test_fromfile_is_numpys_otherwise(raw: str, options: Any) -> None:
     assert_alike(lambda: np.fromfile(raw, **{"dtype": "u1", **options}))
     assert_alike(lambda: np.fromfile(raw + "missing", "u1"))
@@ -94,15 +88,18 @@ def test_fromfile_is_numpys_otherwise(raw: str, options: Any) -> None:
     with open(raw, "rb") as file:
         file.seek(3)
         assert_alike(lambda: np.fromfile(file, "u1", 4, offset=1)[:0])
-        assert "BufferedReader" in refused_by(from_file, file)
+        assert "BufferedReader" in refused(fromfile, file)
 
 
 def test_a_builtin_function_is_pickled_and_put_back() -> None:
     before, module = np.fromfile, np.fromfile.__module__
-    with natively():
+
+    def check() -> None:
         assert pickle.loads(pickle.dumps(before)) is before
         assert np.fromfile is not before
         assert pickle.loads(pickle.dumps(np.fromfile)) is np.fromfile
+
+    within(check)
     assert (np.fromfile, np.fromfile.__module__) == (before, module)
 
 
@@ -113,21 +110,13 @@ def test_a_builtin_function_is_pickled_and_put_back() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"offset": 3},
-        {"offset": 5, "shape": (7, 11)},
-        {"shape": ()},
-        {"shape": (17, 59)},
-        {"shape": 100},
+        {}, {"offset": 3}, {"offset": 5, "shape": (7, 11)}, {"shape": ()}, {"shape": (17, 59)}, {"shape": 100},
         {"shape": (2, 3), "dtype": "<i4", "order": "F"},
     ],
-)
+)  # fmt: skip
 def test_memmap(raw: str, mode: Any, options: Any) -> None:
     for path in (raw, Path(raw)):
-        ours, theirs = (
-            answered_by(map_file, np.memmap, path, mode=mode, **options),
-            np.memmap(path, mode=mode, **options),
-        )
+        ours, theirs = (call(path, mode=mode, **options) for call in (partial(answered, np.memmap), np.memmap))
         for name in ("dtype", "shape", "strides", "filename", "mode", "offset"):
             assert getattr(ours, name) == getattr(theirs, name), name
         assert (type(ours), str(ours.flags)) == (type(theirs), str(theirs.flags))
@@ -140,61 +129,40 @@ def test_memmap(raw: str, mode: Any, options: Any) -> None:
 
 
 def test_memmap_is_numpys_otherwise(raw: str, tmp_path: Path) -> None:
-    with natively():
-        np.memmap(tmp_path / "new", "f4", "w+", shape=(3,))[:] = 1
-        mapped = np.memmap(tmp_path / "new", "f4", "r+")
-        mapped[0] = 5
+    within(np.memmap, tmp_path / "new", "f4", "w+", shape=(3,))[:] = 1
+    within(np.memmap, tmp_path / "new", "f4", "r+")[0] = 5
     assert np.fromfile(tmp_path / "new", "f4").tolist() == [5, 1, 1]
     (tmp_path / "empty").touch()
     cases: list[tuple[Any, ...]] = [
-        (raw, "f4", "r"),
-        (raw, "u1", "r", 3),
-        (raw, "u1", "r", 0, (20000,)),
-        (raw, "u1", "r", 0, (-1,)),
-        (raw, "u1", "x"),
-        (raw, "O", "r"),
-        (tmp_path / "empty", "u1", "r"),
-        (raw + "x", "u1", "r"),
-        (raw, "u1", "r", 0, (3, 0)),
-        (raw, "u1", "r", 0, [3, 4]),
-        (raw, "u1", "r", 0, np.int64(3)),
-        (raw, "u1", "r", 0, (2**40, 2**40)),
-        (),
-        (raw, "u1", "r", 0, (3,), "Z"),
-    ]
+        (raw, "f4", "r"), (raw, "u1", "r", 3), (raw, "u1", "r", 0, (20000,)), (raw, "u1", "r", 0, (-1,)),
+        (raw, "u1", "x"), (raw, "O", "r"), (tmp_path / "empty", "u1", "r"), (raw + "x", "u1", "r"),
+        (raw, "u1", "r", 0, (3, 0)), (raw, "u1", "r", 0, [3, 4]), (raw, "u1", "r", 0, np.int64(3)),
+        (raw, "u1", "r", 0, (2**40, 2**40)), (), (raw, "u1", "r", 0, (3,), "Z"),
+    ]  # fmt: skip
     for arguments in cases:
         assert_alike(lambda: np.array(np.memmap(*arguments)))  # noqa: B023
 
     class Own(np.memmap):
         pass
 
-    assert "no file" in refused_by(map_file, Own, raw, mode="r")
+    assert "no file" in refused(Own, raw, mode="r")
 
 
 # --- .npz -------------------------------------------------------------------------------------------------------------
 
 ARRAYS: dict[str, Any] = {
-    "x": np.arange(12.0).reshape(3, 4),
-    "fortran": np.asfortranarray(np.arange(6).reshape(2, 3)),
-    "scalar": np.float32(3),
-    "empty": np.empty((0, 3)),
-    "a b": np.array([True, False]),
-    "half": np.ones(5, np.float16),
+    "x": np.arange(12.0).reshape(3, 4), "fortran": np.asfortranarray(np.arange(6).reshape(2, 3)),
+    "scalar": np.float32(3), "empty": np.empty((0, 3)), "a b": np.array([True, False]), "half": np.ones(5, np.float16),
     "y.npy": np.arange(3),
-}
-
-
-def opened(path: Any) -> NpzArchive:
-    found: NpzArchive = answered_by(load_numpy, path)
-    return found
+}  # fmt: skip
 
 
 def test_an_archive(tmp_path: Path) -> None:
     path = tmp_path / "ä.npz"
     np.savez(path, **ARRAYS)
     for given in (str(path), path):
-        with opened(given) as ours, np.load(given) as theirs:
-            assert isinstance(ours, np.lib.npyio.NpzFile)
+        with answered(load, given) as ours, np.load(given) as theirs:
+            assert issubclass(type(ours), np.lib.npyio.NpzFile)
             assert (list(ours), len(ours), ours.files) == (list(theirs), len(theirs), theirs.files)
             assert (repr(ours), dir(ours.f), ours.pickle_kwargs) == (repr(theirs), dir(theirs.f), theirs.pickle_kwargs)
             for name in (*theirs, "x.npy", "y", "y.npy", "y.npy.npy", "no", 7):
@@ -229,29 +197,22 @@ def npy(value: Any) -> bytes:
 
 def test_records_that_are_left_to_numpy(tmp_path: Path) -> None:
     records = [
-        ("text.txt", b"no array"),
-        ("objects.npy", npy(np.array([{}], object))),
-        ("big.npy", npy(np.arange(3, dtype=">i4"))),
-        ("longer.npy", npy(np.arange(3)) + b"more"),
-        ("short.npy", npy(np.arange(3))[:-1]),
-        ("head.npy", npy(np.arange(3))[:40]),
-        ("strings.npy", npy(np.array(["a", "bc"]))),
-        ("none.npy", b""),
-        ("good.npy", npy(np.arange(4))),
-    ]
+        ("text.txt", b"no array"), ("objects.npy", npy(np.array([{}], object))),
+        ("big.npy", npy(np.arange(3, dtype=">i4"))), ("longer.npy", npy(np.arange(3)) + b"more"),
+        ("short.npy", npy(np.arange(3))[:-1]), ("head.npy", npy(np.arange(3))[:40]),
+        ("strings.npy", npy(np.array(["a", "bc"]))), ("none.npy", b""), ("good.npy", npy(np.arange(4))),
+    ]  # fmt: skip
     path = archive(tmp_path, *records)
-    with opened(path) as ours, np.load(path) as theirs:
+    with answered(load, path) as ours, np.load(path) as theirs:
         for name in theirs:
             assert_same_outcome(lambda: ours[name], lambda: theirs[name])  # noqa: B023
-    assert (
-        refused_by(load_numpy, archive(tmp_path, *records, compression=zipfile.ZIP_DEFLATED))
-        == "zip: compressed record"
-    )
-    assert "name" in refused_by(load_numpy, archive(tmp_path, ("ä.npy", npy(1))))
+    packed = archive(tmp_path, *records, compression=zipfile.ZIP_DEFLATED)
+    assert refused(load, packed) == "zip: compressed record"
+    assert "name" in refused(load, archive(tmp_path, ("ä.npy", npy(1))))
     with pytest.warns(UserWarning, match="Duplicate"):
-        assert "one name" in refused_by(load_numpy, archive(tmp_path, ("x.npy", npy(1)), ("x.npy", npy(2))))
+        assert "one name" in refused(load, archive(tmp_path, ("x.npy", npy(1)), ("x.npy", npy(2))))
     many = archive(tmp_path, *((f"array number {i} of many.npy", npy(i)) for i in range(200)))
-    with opened(many) as ours:
+    with answered(load, many) as ours:
         assert [int(ours[name]) for name in ours] == list(range(200))
 
 
@@ -298,29 +259,33 @@ def test_safetensors(tmp_path: Path, tensors: Any, metadata: Any) -> None:
     path = tmp_path / "ä.safetensors"
     safetensors.torch.save_file(tensors, path, metadata)
     for given in (str(path), path):
-        ours, theirs = answered_by(load_safetensors, given), safetensors.torch.load_file(given)
+        ours, theirs = answered(load_file, given), safetensors.torch.load_file(given)
         assert_same(ours, theirs)
         for name, value in theirs.items():
             mine, other = ours[name].untyped_storage(), value.untyped_storage()
             assert (mine.nbytes(), mine.resizable()) == (other.nbytes(), other.resizable())
             assert (ours[name]._version, ours[name].requires_grad) == (value._version, value.requires_grad)
-    assert_same(answered_by(load_safetensors, path, "cpu"), theirs)
-    assert_same(answered_by(load_safetensors, path, torch.device("cpu")), theirs)
+    assert_same(answered(load_file, path, "cpu"), theirs)
+    assert_same(answered(load_file, path, torch.device("cpu")), theirs)
 
 
 def test_safetensors_is_the_librarys_otherwise(tmp_path: Path) -> None:
     path = str(tmp_path / "x.safetensors")
     safetensors.torch.save_file({"x": torch.ones(3)}, path)
-    assert "device" in refused_by(load_safetensors, path, "cuda")
-    assert "device" in refused_by(load_safetensors, path, 0)
-    assert "backend" in refused_by(load_safetensors, path, backend="pread")
-    with torch.device("meta"):
-        assert "modes" in refused_by(load_safetensors, path)
+    assert "device" in refused(load_file, path, "cuda")
+    assert "device" in refused(load_file, path, 0)
+    assert "backend" in refused(load_file, path, backend="pread")
+
+    def load_to_meta() -> Any:
+        with torch.device("meta"):
+            return load_file(path)
+
+    assert "modes" in refused(load_to_meta)
     assert_alike(lambda: safetensors.torch.load_file(path + "x"))
     assert_alike(lambda: safetensors.torch.load_file(path, nonsense=1))
     for tensors in ({"x": torch.empty(0)}, {"x": filled((4,), torch.float8_e5m2)}):
         safetensors.torch.save_file(tensors, path)
-        assert refused_by(load_safetensors, path)
+        assert refused(load_file, path)
         assert_alike(lambda: safetensors.torch.load_file(path))
 
 

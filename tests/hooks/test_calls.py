@@ -22,15 +22,11 @@ import torch.utils.data as tud
 from PIL import Image
 
 import penstock
-from penstock import call_counts
-from penstock.call_counts import MOST_REASONS, OTHER_REASONS, CallCounts, CallMeter, RefusedCalls, this_thread
 from penstock.errors import WorkerDied
-from penstock.hooks.calls import example_of, natively
 from tests import python_processes
+from tests.data import Made, Stream, photo_files
 from tests.executors_under_test import options
-from tests.photos import photo_files
 from tests.same import assert_passes
-from tests.sample_datasets import Made, Stream
 from tests.waiting import wait_until
 
 SIZE = 12
@@ -228,20 +224,28 @@ def lines_of(loader: Any) -> list[str]:
     return [line for line in loader.explain().splitlines() if line.startswith("calls")]
 
 
-def counts_of(epochs: int, folder: Path) -> dict[str, CallCounts]:
-    example = f"{folder}/0c.npz"
-    archives = RefusedCalls(4 * epochs, example if len(example) <= 40 else f"...{example[-37:]}")
-    return {"numpy.load": CallCounts(8 * epochs, {ARCHIVE: archives}), "torch.load": CallCounts(SIZE * epochs)}
+def calls_of(loader: Any) -> dict[str, tuple[int, dict[str, tuple[int, str]]]]:
+    """Return, by function, how many calls were answered; and how many were not by reason, with an example."""
+    return {name: (counts.answered, counts.refused) for name, counts in loader.stats().calls.items()}
+
+
+def shortened(path: object) -> str:
+    return str(path) if len(str(path)) <= 40 else f"...{str(path)[-37:]}"
+
+
+def counts_of(epochs: int, folder: Path) -> dict[str, Any]:
+    archives = {ARCHIVE: (4 * epochs, shortened(folder / "0c.npz"))}
+    return {"numpy.load": (8 * epochs, archives), "torch.load": (SIZE * epochs, {})}
 
 
 @COUNTED_WAYS
 def test_calls_are_counted_in_every_kind_of_worker(folder: Path, options: dict[str, Any]) -> None:
     loader = penstock.DataLoader(Files(folder), 4, **options)
-    assert loader.stats().calls == {} and lines_of(loader) == []
+    assert calls_of(loader) == {} and lines_of(loader) == []
     for epochs in (1, 2):
         go_through(loader)
-        assert loader.stats().calls == counts_of(epochs, folder)
-    example = counts_of(1, folder)["numpy.load"].refused[ARCHIVE].example
+        assert calls_of(loader) == counts_of(epochs, folder)
+    example = shortened(folder / "0c.npz")
     assert lines_of(loader) == [
         f'calls    numpy.load: 16 answered natively; 8 numpy\'s own ("{example}": {ARCHIVE})',
         "calls    torch.load: 24 answered natively",
@@ -252,14 +256,14 @@ def test_calls_are_counted_in_every_kind_of_worker(folder: Path, options: dict[s
 def test_an_iterable_dataset(folder: Path, options: dict[str, Any]) -> None:
     made = {**options, "num_workers": min(1, options["num_workers"])}  # each worker goes through all of it
     loader = go_through(penstock.DataLoader(Stream(SIZE, Files(folder).__getitem__, shared=False), 4, **made))
-    assert loader.stats().calls == counts_of(1, folder)
+    assert calls_of(loader) == counts_of(1, folder)
 
 
 def test_a_spawned_worker_and_one_where_nothing_is_answered(folder: Path) -> None:
     loader = go_through(penstock.DataLoader(Files(folder), 4, num_workers=1, multiprocessing_context="spawn"))
-    assert loader.stats().calls == counts_of(1, folder)
+    assert calls_of(loader) == counts_of(1, folder)
     loader = go_through(penstock.DataLoader(Files(folder), 4, num_workers=1, worker_method="process"))
-    assert loader.stats().calls == {}
+    assert calls_of(loader) == {}
 
 
 def test_calls_outside_of_workers_are_not_counted(folder: Path) -> None:
@@ -268,8 +272,7 @@ def test_calls_outside_of_workers_are_not_counted(folder: Path) -> None:
     for _ in loader:
         dataset[0]
     dataset[0]
-    assert loader.stats().calls == counts_of(1, folder)
-    assert this_thread.sink is None
+    assert calls_of(loader) == counts_of(1, folder)
 
 
 @options("caller", "threads, 2", "processes, 2")
@@ -278,8 +281,8 @@ def test_each_loader_has_its_own_counts(folder: Path, options: dict[str, Any]) -
     for _ in zip(one, other, strict=True):
         pass
     go_through(other)
-    assert one.stats().calls == counts_of(1, folder)
-    assert other.stats().calls == counts_of(2, folder)
+    assert calls_of(one) == counts_of(1, folder)
+    assert calls_of(other) == counts_of(2, folder)
 
 
 def test_a_loader_in_a_dataset_counts_for_itself(folder: Path) -> None:
@@ -290,8 +293,8 @@ def test_a_loader_in_a_dataset_counts_for_itself(folder: Path) -> None:
         return torch.load(f"{folder}/0.pt")
 
     outer = go_through(penstock.DataLoader(Made(read, 2)))
-    assert outer.stats().calls == {"torch.load": CallCounts(2)}
-    assert inner.stats().calls == counts_of(2, folder)
+    assert calls_of(outer) == {"torch.load": (2, {})}
+    assert calls_of(inner) == counts_of(2, folder)
 
 
 def test_a_worker_that_dies_leaves_the_counts_of_its_batches(folder: Path) -> None:
@@ -307,7 +310,7 @@ def test_a_worker_that_dies_leaves_the_counts_of_its_batches(folder: Path) -> No
 def test_a_copy_counts_anew(folder: Path) -> None:
     loader = go_through(penstock.DataLoader(Files(folder), 4))
     for twin in (copy.copy(loader), pickle.loads(pickle.dumps(loader))):
-        assert twin.stats().calls == {}
+        assert calls_of(twin) == {}
 
 
 def test_transforms_count_by_image() -> None:
@@ -318,14 +321,14 @@ def test_transforms_count_by_image() -> None:
         return Made(lambda index: transform(Image.new("RGB" if index else "CMYK", (16, 16)))[:3], SIZE)
 
     name, why = "torchvision transforms", "the image is of mode CMYK"
-    another_mode = {why: RefusedCalls(1, "")}
+    another_mode = {why: (1, "")}
     for made in ({}, {"num_workers": 2}, {"num_workers": 2, "worker_method": "thread"}):
         plain = go_through(penstock.DataLoader(images(), 4, **made))
-        assert plain.stats().calls == {name: CallCounts(11, another_mode)}
+        assert calls_of(plain) == {name: (11, another_mode)}
         assert lines_of(plain) == [f"calls    {name}: 11 answered natively; 1 torchvision's own ({why})"]
         part = go_through(penstock.DataLoader(images(transforms.ElasticTransform(sigma=1.0)), 4, **made))
-        refused = {"ElasticTransform has no native form": RefusedCalls(11, ""), **another_mode}
-        assert part.stats().calls[name] == CallCounts(11, refused)
+        refused = {"ElasticTransform has no native form": (11, ""), **another_mode}
+        assert calls_of(part)[name] == (11, refused)
 
 
 def test_a_compose_that_cannot_be_followed_is_counted() -> None:
@@ -341,41 +344,7 @@ def test_a_compose_that_cannot_be_followed_is_counted() -> None:
 
     loader = go_through(penstock.DataLoader(Made(changing, SIZE), 4))
     why = "the Compose, or what its transforms call, was changed"
-    assert loader.stats().calls == {"torchvision transforms": CallCounts(0, {why: RefusedCalls(SIZE, "")})}
-
-
-def test_names_of_owners_and_many_reasons() -> None:
-    loader: Any = penstock.DataLoader([1])  # type: ignore[arg-type]
-    with natively(loader._pass_factory.counters.meter.calls):
-        for number in range(6):
-            for _ in range(number + 1):
-                call_counts.refused("PIL.Image.open", f"reason {number}", "" if number else "x" * 100)
-    assert lines_of(loader) == [
-        "calls    PIL.Image.open: 0 answered natively; 6 Pillow's own (reason 5); 5 Pillow's own (reason 4); "
-        "4 Pillow's own (reason 3); 3 Pillow's own (reason 2); 2 Pillow's own (reason 1); "
-        f'1 Pillow\'s own ("...{"x" * 37}": reason 0)'
-    ]
-    assert loader.stats().calls["PIL.Image.open"].refused["reason 0"].example == "..." + "x" * 37
-
-
-def test_examples_are_paths(tmp_path: Path) -> None:
-    (tmp_path / "a").touch()
-    assert example_of("a/b") == "a/b" and example_of(Path("a/b")) == "a/b"
-    assert example_of(3) == ""
-    with (tmp_path / "a").open("rb") as file:
-        assert example_of(file) == str(tmp_path / "a")
-
-
-def test_a_meter_keeps_so_many_reasons() -> None:
-    meter = CallMeter()
-    sink = meter.of_this_thread()
-    for number in range(3 * MOST_REASONS):
-        sink.count("f", str(number))
-        sink.count("g", "one")
-    counts = meter.counts()
-    assert len(counts["f"].refused) == MOST_REASONS + 1
-    assert counts["f"].refused[OTHER_REASONS].calls == 2 * MOST_REASONS
-    assert counts["g"].refused == {"one": RefusedCalls(3 * MOST_REASONS, "")}
+    assert calls_of(loader) == {"torchvision transforms": (0, {why: (SIZE, "")})}
 
 
 @options("caller", "threads, 2", "processes, 2")
@@ -388,5 +357,37 @@ def test_the_rest_of_a_folders_transform_counts(tmp_path: Path, options: dict[st
     transform = transforms.Compose([transforms.CenterCrop(16), unchanged, transforms.Resize(8), transforms.ToTensor()])
     loader = go_through(penstock.DataLoader(penstock.ImageFolder(tmp_path, transform), 4, **options))
     calls = loader.stats().calls
-    assert calls["PIL.Image.convert"] == CallCounts(SIZE, {})
+    assert calls_of(loader)["PIL.Image.convert"] == (SIZE, {})
     assert calls["torchvision transforms"].answered == SIZE
+
+
+def test_examples_are_paths_and_the_commonest_reason_comes_first(folder: Path) -> None:
+    file = folder / "0.pt"
+
+    def load(index: int) -> int:
+        with file.open("rb") as opened:
+            given: Any = [str(file), file, opened, io.BytesIO(file.read_bytes())][index]
+            options: dict[str, Any] = {"map_location": "meta"} if index < 3 else {"weights_only": False}
+            torch.load(given, **options)
+        return index
+
+    loader = go_through(penstock.DataLoader(Made(load, 4), sampler=[3, 2, 1, 0]))
+    device, anything = "its map_location= names a device", "it may unpickle any object (weights_only=False)"
+    assert calls_of(loader) == {"torch.load": (0, {device: (3, shortened(file)), anything: (1, "")})}
+    line = f"0 answered natively; 3 torch's own (\"{shortened(file)}\": {device}); 1 torch's own ({anything})"
+    assert lines_of(loader) == [f"calls    torch.load: {line}"]
+
+
+def test_so_many_reasons_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = [type(f"Kind{number}", (), {"__module__": __name__}) for number in range(24)]
+    for number, kind in enumerate(kinds):
+        monkeypatch.setattr(sys.modules[__name__], kind.__name__, kind, raising=False)
+        torch.save([kind()], tmp_path / f"{number}.pt")
+
+    def load(index: int) -> int:
+        with pytest.raises(pickle.UnpicklingError):
+            torch.load(tmp_path / f"{index}.pt")
+        return index
+
+    counts = go_through(penstock.DataLoader(Made(load, 24), 4)).stats().calls["torch.load"]
+    assert len(counts.refused) == 9 and counts.refused["other reasons"].calls == 16

@@ -14,7 +14,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 import penstock
-from tests.photos import noise_image
+from tests.data import noise_image
 from tests.same import assert_same
 
 pytestmark = pytest.mark.native

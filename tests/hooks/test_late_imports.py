@@ -36,13 +36,10 @@ assert answered >= 20, answered
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"num_workers": 1},
-        {"num_workers": 1, "persistent_workers": True},
-        {"num_workers": 1, "worker_method": "thread"},
-        {"num_workers": 1, "iterable": True},
+        {}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True},
+        {"num_workers": 1, "worker_method": "thread"}, {"num_workers": 1, "iterable": True},
     ],
-)
+)  # fmt: skip
 def test_calls_are_answered_from_the_next_batch_on(tmp_path: Path, seed: int | None, options: dict[str, Any]) -> None:
     path = tmp_path / "a.safetensors"
     save_file({"x": np.arange(3, dtype=np.float32)}, path)

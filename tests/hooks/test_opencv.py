@@ -18,10 +18,10 @@ import penstock
 from penstock.call_counts import CallCounts, CallMeter, RefusedCalls
 from penstock.hooks import opencv
 from penstock.hooks.calls import natively
+from tests.data import Made
 from tests.executors_under_test import options
 from tests.hooks.jpegs import FILES, PLAIN, encoded, jpeg, picture
 from tests.jpegs import PHOTOS, SAMPLINGS, damaged, encode, extreme
-from tests.sample_datasets import Made
 from tests.waiting import run_in_threads
 
 cv2: Any = pytest.importorskip("cv2")

@@ -380,18 +380,6 @@ def test_several_views_of_one_image() -> None:
         assert_as_pillow(views, jpeg(picture(seed=seed)))
 
 
-def test_pairs_with_functions_of_torchvision() -> None:
-    """The same crop of an image and its mask, as people segment."""
-
-    def work() -> Any:
-        image = Image.open(io.BytesIO(PLAIN["colours"])).convert("RGB")
-        mask = Image.open(io.BytesIO(PLAIN["grey"])).convert("L")
-        box = v1.RandomCrop.get_params(image, (32, 40))
-        return F.to_tensor(F.crop(image, *box)), F.pil_to_tensor(F.hflip(F.crop(mask, *box)))
-
-    assert_as_pillow(work)
-
-
 def test_images_as_large_as_pillow_warns_of(monkeypatch: pytest.MonkeyPatch) -> None:
     crop = v1.Compose([v1.CenterCrop(60), v1.ToTensor()])
 

@@ -7,9 +7,9 @@ import random
 import struct
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,16 +20,12 @@ from torchvision.io import ImageReadMode, decode_image, decode_jpeg, read_file, 
 from torchvision.transforms import v2
 
 import penstock
-import penstock._native as _native
-from penstock import call_counts
-from penstock.call_counts import CallMeter
-from penstock.hooks import images
-from penstock.hooks.calls import natively
+from tests.data import Made
 from tests.hooks.jpegs import FILES, PLAIN, encoded, jpeg, outcome, picture
+from tests.in_workers import Worker, within
 from tests.jpegs import PHOTOS, SAMPLINGS, encode
 from tests.recipe.against_torchvision import MEAN, STD, assert_as_torchvision, runs
 from tests.same import assert_same
-from tests.sample_datasets import Made
 
 pytestmark = [
     pytest.mark.native,
@@ -43,11 +39,9 @@ def tensor(data: bytes) -> torch.Tensor:
 
 def assert_as_outside(call: Callable[..., Any], *arguments: Any, **named: Any) -> int:
     """Assert that a call gives or raises in our workers what it does elsewhere; return how many calls were answered."""
-    meter = CallMeter()
-    with natively(meter):
-        found = outcome(lambda: call(*arguments, **named))
-    assert_same(found, outcome(lambda: call(*arguments, **named)))
-    return sum(counts.answered for counts in meter.counts().values())
+    worker = Worker()
+    assert_same(worker(outcome, partial(call, *arguments, **named)), outcome(partial(call, *arguments, **named)))
+    return worker.answered
 
 
 def oriented(orientation: int, *, big_endian: bool = False, image: Image.Image | None = None, **options: Any) -> bytes:
@@ -133,18 +127,20 @@ def test_unusual_inputs(tmp_path: Path) -> None:
     assert assert_as_outside(decode_jpeg, [plain, plain[:100]]) == 1
     with torch.inference_mode():
         assert_as_outside(decode_image, plain)
-    with natively(), torch.device("meta"):
-        found = decode_image(plain)
-    assert_same(found, decode_image(plain))
+
+    def decode_under_a_mode() -> torch.Tensor:
+        with torch.device("meta"):
+            return decode_image(plain)
+
+    assert_same(within(decode_under_a_mode), decode_image(plain))
 
 
 def test_reasons_are_counted() -> None:
-    meter = CallMeter()
-    with natively(meter):
-        for data in (jpeg(), encoded(picture(), "PNG"), jpeg(picture().convert("CMYK"))):
-            decode_image(tensor(data), "RGB")
-        decode_image(tensor(jpeg()), "GRAY")
-    counts = meter.counts()["torchvision.io.decode_image"]
+    worker = Worker()
+    for data in (jpeg(), encoded(picture(), "PNG"), jpeg(picture().convert("CMYK"))):
+        worker(decode_image, tensor(data), "RGB")
+    worker(decode_image, tensor(jpeg()), "GRAY")
+    counts = worker.calls["torchvision.io.decode_image"]
     assert counts.answered == 1
     reasons = {"JPEG: the grey of a colour image", "not a JPEG", "JPEG: CMYK or another number of components"}
     assert set(counts.refused) == reasons
@@ -153,33 +149,36 @@ def test_reasons_are_counted() -> None:
 def test_a_warning_is_still_given() -> None:
     if not hasattr(vision_io.image, "_warn_deprecated"):
         pytest.skip("this torchvision does not warn")
-    with natively(), pytest.warns(DeprecationWarning, match="TorchCodec"):
-        decode_image(tensor(jpeg()))
+    with pytest.warns(DeprecationWarning, match="TorchCodec"):
+        within(decode_image, tensor(jpeg()))
 
 
 def test_other_threads_and_the_time_after_a_pass_are_left_alone() -> None:
     operator = torch.ops.image.decode_image
     counted: list[Any] = []
-    with natively(CallMeter()):
+    worker = Worker()
+
+    def work() -> None:
         assert isinstance(torch.ops.image.decode_image, type(operator))
         assert torch.ops.image.decode_image.default is operator.default
         assert str(torch.ops.image.decode_image) == str(operator)
         thread = threading.Thread(target=lambda: counted.append(decode_image(tensor(jpeg()))))
         thread.start()
         thread.join()
-        assert call_counts.counted_here() == []
+
+    worker(work)
+    assert worker.calls == {}
     assert torch.ops.image.decode_image is operator
     assert_same(counted, [decode_image(tensor(jpeg()))])
 
 
 def test_a_function_of_the_programs_own_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.ops.image, "decode_image", lambda *given: "mine")
-    with natively():
-        assert decode_image(tensor(jpeg())) == "mine"
+    assert within(decode_image, tensor(jpeg())) == "mine"
 
 
 def test_a_torchvision_that_decodes_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "operator_decodes_alike", lambda operator: False)
+    monkeypatch.setattr("penstock.hooks.images.operator_decodes_alike", lambda operator: False)
     assert assert_as_outside(decode_image, tensor(jpeg())) == 0
 
 
@@ -249,17 +248,16 @@ def test_tensors_that_lie_otherwise() -> None:
     assert_as_torchvision(transform, decoded("GRAY"), range(3))
     assert_as_torchvision(transform, torch.zeros(3, 0, 4, dtype=torch.uint8))
     assert_as_torchvision(transform, torch.zeros(3, 5, 1, dtype=torch.uint8))
-    with natively():
-        assert transform(torch.zeros(3, 5, 5, dtype=torch.uint8, device="meta")).is_meta
+    assert within(transform, torch.zeros(3, 5, 5, dtype=torch.uint8, device="meta")).is_meta
 
 
 def test_nothing_is_shared_with_the_image() -> None:
     image = decoded()
     kept, transform = image.clone(), v2.Compose([*TRAIN, *FLOATS])
-    with mock.patch.object(_native, "transform_tensor", wraps=_native.transform_tensor) as counted, natively():
-        for _ in range(100):  # the first of each kind are compared with torchvision's
-            transform(image).zero_()
-    assert torch.equal(image, kept) and counted.call_count > 10
+    worker = Worker()
+    for _ in range(100):  # the first of each kind are compared with torchvision's
+        worker(transform, image).zero_()
+    assert torch.equal(image, kept) and worker.answered > 10
 
 
 @pytest.mark.parametrize("options", [{"num_workers": 2}, {"num_workers": 2, "worker_method": "thread"}])
@@ -278,7 +276,6 @@ def test_a_dataset_of_ones_own(tmp_path: Path, options: dict[str, Any]) -> None:
 
 
 def test_pixels_are_bytes_of_torchs_own() -> None:
-    with natively():
-        image = decode_image(tensor(jpeg()))
+    image = within(decode_image, tensor(jpeg()))
     assert image.untyped_storage().resizable() and image.untyped_storage().nbytes() == image.numel()
     np.testing.assert_array_equal(image.permute(1, 2, 0).numpy(), np.asarray(Image.open(io.BytesIO(jpeg()))))

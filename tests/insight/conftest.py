@@ -8,23 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from penstock.insight import publish, publishing
-from penstock.insight.live_files import live_folder
+from penstock.insight import publish
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return the folder of recordings, of this test alone, in a process that writes its own at once."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(publishing, "FIRST_AFTER", 0.0)
-    monkeypatch.setattr(publishing, "EVERY", 0.0)
-    monkeypatch.setattr(publishing, "_SHARE", 0.0)
+    for name in ("FIRST_AFTER", "EVERY", "_SHARE"):
+        monkeypatch.setattr(f"penstock.insight.publishing.{name}", 0.0)
     for name in ("LOOK_SECONDS", "SHORT_PASS"):  # at each batch
         monkeypatch.setattr(f"penstock.loop_times.{name}", 0.0)
     publish()
-    found = live_folder()
-    assert found is not None
-    yield found
+    yield tmp_path / "cache" / "penstock" / "live"
     publish(False)
     monkeypatch.undo()
     publish()

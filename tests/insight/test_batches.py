@@ -15,24 +15,14 @@ from torch.utils.data import BatchSampler, ConcatDataset, Subset
 
 import penstock
 from penstock.errors import CorruptSample, InvalidOption
-from penstock.insight.pictures import Normalisation
-from penstock.insight.view import _classes, _normalisation, _of_all_parts, batch_of, sheet_of
-from tests.packing.packed import write_photos
+from penstock.insight.view import batch_of, sheet_of
+from tests.data import Made, Numbers, Stream, Whole, rows, tensor_files, write_photos
 from tests.same import assert_same
-from tests.sample_datasets import Made, Numbers, Stream, Whole, rows, tensor_files
 from tests.values import listed
 
 OURS = penstock.DataLoader
 KINDS: list[Any] = [torch.utils.data.DataLoader, OURS]
 both = pytest.mark.parametrize("kind", KINDS)
-
-
-def classes_of(*datasets: Any) -> list[Any]:
-    return [_of_all_parts(dataset, _classes) for dataset in datasets]
-
-
-def normalisations_of(*datasets: Any) -> list[Any]:
-    return [_of_all_parts(dataset, _normalisation) for dataset in datasets]
 
 
 @both
@@ -139,21 +129,29 @@ def test_a_known_normalisation_is_undone(tmp_path: Path) -> None:
         expected = np.rint(plain[number][0].permute(1, 2, 0).numpy() * 255)
         assert np.array_equal(cell.pictures[0].pixels, expected)
     assert "from black to white" in sheet_of(folder, as_is=True).notes[-1]
-    assert normalisations_of(Subset(folder, [0])) == [Normalisation(mean, std)]
-    assert normalisations_of(ConcatDataset([folder, plain]), twice, plain, [1]) == [None] * 4
+    assert "after a normalisation was undone (mean 0.4" in sheet_of(Subset(folder, [0])).notes[-1]
+    others: list[Any] = [ConcatDataset([folder, plain]), twice, plain]
+    for other in others:
+        assert "undone" not in sheet_of(other).notes[-1]
 
 
 def test_names_of_classes(tmp_path: Path) -> None:
     folder = penstock.ImageFolder(write_photos(tmp_path / "photos", count=2))
     penstock.pack(folder, tmp_path / "packed")
     pets = [folder, Subset(folder, [1]), ConcatDataset([folder, folder]), penstock.Shards(tmp_path / "packed")]
-    assert classes_of(*pets) == [("cat", "dog")] * 4
-    of_hugging_face: Any = Made()
+    assert [sheet_of(dataset, 0).cells[-1].texts for dataset in pets] == [
+        ("1 dog",),
+        ("0 cat",),
+        ("1 dog",),
+        ("1 dog",),
+    ]
+    of_hugging_face: Any = Made(lambda index: {"image": np.zeros((8, 8, 3), np.uint8), "label": index}, 2)
     of_hugging_face.features = {"image": object(), "label": SimpleNamespace(names=["a", "b"])}
-    assert classes_of(of_hugging_face) == [("a", "b")]
-    assert classes_of(Made(), ConcatDataset([folder, rows(2)])) == [None, None]
+    assert [cell.texts for cell in sheet_of(of_hugging_face).cells] == [("label: 0 a",), ("label: 1 b",)]
+    mixed: Any = ConcatDataset([folder, Made(lambda index: (np.zeros((8, 8, 3), np.uint8), index), 2)])
+    assert sheet_of(mixed).cells[-1].texts == ("1",)
     folder.target_transform = str  # the labels are numbers of classes no more
-    assert classes_of(folder) == [None]
+    assert sheet_of(folder).cells[-1].texts == ("1",)
 
 
 @both

@@ -16,9 +16,9 @@ from penstock.cli import main
 from penstock.errors import InvalidOption
 from penstock.insight.diagnosis import diagnose, loader_maker
 from penstock.loop_model import Workers
+from tests.data import Made, Stream, rows
 from tests.insight.penstock_processes import Captured, fails as one_line
 from tests.same import assert_same
-from tests.sample_datasets import Made, Stream, rows
 
 
 @pytest.fixture(autouse=True)
@@ -161,7 +161,7 @@ def test_a_dataset_that_fails_is_bad(module: str, capsys: Captured) -> None:
 
 
 def test_a_dataset_that_is_too_small_is_unknown(user_module: Callable[[str, str], str], capsys: Captured) -> None:
-    name = user_module("own_rows", "from tests.sample_datasets import rows\ndataset = rows(8)\n")
+    name = user_module("own_rows", "from tests.data import rows\ndataset = rows(8)\n")
     main(["doctor", f"{name}:dataset", "--seconds", "0.1", "--batch-size", "8"])
     out = capsys.readouterr().out
     assert any(line.startswith("unknown") and "too few batches" in line for line in out.splitlines())

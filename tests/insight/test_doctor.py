@@ -13,9 +13,8 @@ import pytest
 import penstock
 from penstock.cli import doctor, main
 from penstock.insight.machine import Check, DatasetFiles, State
+from tests.data import photo_files, tensor_files
 from tests.insight.penstock_processes import Captured
-from tests.photos import photo_files
-from tests.sample_datasets import tensor_files
 
 TRAIN = """
 import random

@@ -25,8 +25,7 @@ from torch.utils.data import ChainDataset, ConcatDataset, Dataset, StackDataset,
 import penstock
 from penstock.insight import lint as state
 from penstock.insight.lint import Remark, lint
-from penstock.insight.machine import State
-from tests.sample_datasets import tensor_files
+from tests.data import tensor_files
 
 
 def rules(dataset: Any) -> list[str]:
@@ -96,7 +95,7 @@ def test_many_and_few_python_objects(name: str) -> None:
         assert lint(Held(FEW[name]())) == []
     else:
         remark = only(Held(MANY[name]()))
-        assert (remark.rule, remark.state) == ("python-objects", State.LOOK)
+        assert (remark.rule, remark.state.name) == ("python-objects", "LOOK")
         assert "dataset.value" in remark.what and "MiB" in remark.what
         assert remark.where == f"Held (tests/insight/test_lint.py:{inspect.getsourcelines(Held)[1]})"
 
@@ -183,7 +182,7 @@ def test_open_handles(tmp_path: Path) -> None:
     for words, handle in handles(tmp_path):
         for value in (handle, [handle], {"train": handle}, (1, [handle])):
             remark = only(Held(value))
-            assert (remark.rule, remark.state) == ("open-handle", State.BAD)
+            assert (remark.rule, remark.state.name) == ("open-handle", "BAD")
             assert words in remark.what and "self.value = None" in remark.change
         handle.close()
         assert "sqlite3" in words or lint(Held(handle)) == []  # nothing says that such a connection is closed

@@ -20,9 +20,9 @@ import penstock
 from penstock.insight.recording import Loop, Recording
 from penstock.insight.run_report import RunReport, plain_sentence
 from penstock.system.words import duration
-from tests import sample_datasets
+from tests import data
+from tests.data import Made, Numbers
 from tests.same import assert_same, outcomes
-from tests.sample_datasets import Made, Numbers
 from tests.waiting import run_in_threads
 
 ROWS, BAD = TensorDataset(torch.arange(12)), Numbers(bad=[5], size=10, error=LookupError)
@@ -48,7 +48,7 @@ class Derived(DataLoader[Any]):
         super().__init__(dataset, batch_size=3, **named)
 
 
-class Stream(sample_datasets.Stream):
+class Stream(data.Stream):
     def __len__(self) -> int:
         return self.size - 1
 

@@ -14,9 +14,8 @@ import torch
 from penstock.insight import machine as host
 from penstock.insight.machine import Check, DatasetFiles, HostMemory, Processors, State, checked, dataset_files, examine
 from penstock.sources import ImageFolder, Images, TensorFolder
+from tests.data import Made, photo_files, tensor_files
 from tests.insight.penstock_processes import written
-from tests.photos import photo_files
-from tests.sample_datasets import Made, tensor_files
 
 MIB, GIB, NONE = 1 << 20, 1 << 30, resource.RLIM_INFINITY
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import penstock
-from penstock.loop_times import WAIT_CLASSES, LoopTimes
+from tests.data import Made, tensor_files
 from tests.pages import ROOT, rows_of
-from tests.sample_datasets import Made, tensor_files
 
 
 def loader_of(folder: Path) -> penstock.DataLoader[Any]:
@@ -48,10 +48,12 @@ def test_every_name_is_in_the_table(tmp_path: Path) -> None:
 
 
 def test_quantiles_of_waits() -> None:
-    def times(longest: float, counts: dict[int, int]) -> LoopTimes:
-        return LoopTimes(waits=tuple(counts.get(place, 0) for place in range(WAIT_CLASSES)), longest_wait=longest)
+    none = penstock.DataLoader(Made()).stats().loop
 
-    assert LoopTimes().wait_quantile(0.5) == 0.0
+    def times(longest: float, counts: dict[int, int]) -> Any:
+        return replace(none, waits=tuple(counts.get(n, 0) for n in range(len(none.waits))), longest_wait=longest)
+
+    assert none.wait_quantile(0.5) == 0.0
     assert times(3e-6, {2: 1}).wait_quantile(0.5) == 3e-6  # never more than the longest
     mixed = times(0.9, {0: 50, 10: 45, 20: 5})
     assert mixed.wait_quantile(0.5) == 1e-6

@@ -20,9 +20,9 @@ from penstock.errors import PenstockError
 from penstock.insight import live_files, publish, publishing, record
 from penstock.insight.live_files import Job, ProcessName, job_of, jobs, machine, read_all, started_at, this_process
 from penstock.system.words import compact
+from tests.data import Made, Numbers, rows
 from tests.forking import assert_in_child, begin_in_child
 from tests.python_processes import run
-from tests.sample_datasets import Made, Numbers, rows
 from tests.waiting import wait_until
 
 

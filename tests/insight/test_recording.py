@@ -16,12 +16,11 @@ import torch
 
 import penstock
 from penstock.insight import record, recording
-from penstock.insight.loop_rows import COLUMNS, Rows, WorkSpans, column
+from penstock.insight.loop_rows import COLUMNS, Rows, column
 from penstock.insight.recording import Recording
 from penstock.insight.run_report import advice, import_line
-from penstock.observe import Delivery
+from tests.data import Made, Stream, rows
 from tests.forking import assert_in_child
-from tests.sample_datasets import Made, Stream, rows
 from tests.values import flat
 
 
@@ -36,45 +35,6 @@ def whole(rows: Rows) -> Any:
 
 def sums(table: Any, *names: str) -> list[float]:
     return [column(table, name).sum() for name in names]
-
-
-@pytest.mark.parametrize(("count", "passes"), [(0, False), (7, False), (1001, False), (1001, True)])
-def test_the_latest_rows_are_kept(count: int, passes: bool) -> None:
-    """One batch a second: of one pass, or of one pass each."""
-    found = Rows(8)
-    for number in range(count):
-        place = (number, 1) if passes else (1, number + 1)
-        found.add(number + 0.75, (0.25, 0.0, 0.5, 4, 1), *place, number)
-    table = whole(found)
-    assert len(table) == count if count < 8 else 8 <= len(table) < 16
-    assert column(table, "got").tolist() == [number + 0.75 for number in range(count - len(table), count)]
-    assert column(table, "start").tolist() == list(range(count - len(table), count))
-
-
-def test_rows_agree_with_the_loop_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    for name in (
-        "loop_times.perf_counter",
-        "loop_times.process_time",
-        "recording.perf_counter",
-        "recording.wall_clock",
-    ):
-        module = "penstock." if name.startswith("loop_times") else "penstock.insight."
-        monkeypatch.setattr(module + name, lambda: now[0])
-    made = Recording()
-    loader = penstock.DataLoader(rows())
-    for waits in ([0.5, 0.25, 4.0], [1.0], [], [0.125] * 5):
-        observer = made.observe(loader)
-        assert observer is not None
-        for waited in waits:
-            now[0] += 3.0 + waited
-            observer.delivered(Delivery(None, 7, waited))
-        now[0] += 2.0
-        observer.ended()
-    times, first = made.all_loops()[0].times, 3.5 + 4.0 + 3.125
-    assert (times.batches, times.waited, times.first_waited) == (9, first + 0.25 + 4.0 + 4 * 0.125, first)
-    found = sums(table_of(made), "batches", "samples", "waited", "first_waited", "worked")
-    assert found == [9, 63, times.waited, first, times.worked]
 
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -217,11 +177,3 @@ def test_a_forked_child_leaves_the_recording_alone(tmp_path: Path) -> None:
     everything.end()
     block.__exit__(None, None, None)
     assert json.loads(file.read_text())["traceEvents"] == []
-
-
-def test_the_latest_spans_are_kept() -> None:
-    spans = WorkSpans(8)
-    for number in range(101):
-        spans("read", 0.5, 1, float(number), "reader")
-    (done,) = spans.by_thread().values()
-    assert [one.end for one in done] == [*range(93, 101)] and done[0][:3] == ("reader", "read", 92.5)

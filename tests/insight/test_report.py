@@ -19,8 +19,8 @@ from penstock.insight.loop_rows import Rows
 from penstock.insight.recording import Loop, Recording
 from penstock.insight.report import page, smoothed, time_shares
 from penstock.observe import Delivery
+from tests.data import Made, rows
 from tests.insight.html_pages import Page
-from tests.sample_datasets import Made, rows
 
 #: A name that is none of a good citizen.
 BAD = "</script><script>document.title='taken'</script><img src=x onerror=\"alert('&')\">\n\x1b[31m\udcff\x00"

@@ -15,9 +15,8 @@ import pytest
 
 import penstock
 from penstock.errors import InvalidOption
-from penstock.insight import loop_rows, record
-from penstock.insight.trace import tracks_for
-from tests.sample_datasets import Made, Numbers, rows
+from penstock.insight import record
+from tests.data import Made, Numbers, rows
 from tests.waiting import run_in_threads
 
 
@@ -107,7 +106,7 @@ def test_threads_that_share_a_pass(file: Path) -> None:
 
 
 def test_a_long_run_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_rows.Rows.__init__, "__defaults__", (16,))
+    monkeypatch.setattr("penstock.insight.loop_rows.Rows.__init__.__defaults__", (16,))
     with record(trace=tmp_path / "trace.json.gz") as made:
         list(penstock.DataLoader(rows(1000), batch_size=2))
     events = read(tmp_path / "trace.json.gz")
@@ -178,9 +177,3 @@ def test_ranks_have_files_of_their_own(tmp_path: Path, monkeypatch: pytest.Monke
     with record(trace=tmp_path / "trace-{rank}.json"):
         pass
     assert os.listdir(tmp_path) == ["trace-3.json"]
-
-
-def test_tracks_are_few() -> None:
-    assert tracks_for([]) == []
-    assert tracks_for([(0, 1), (1, 2), (2, 3)]) == [0, 0, 0]
-    assert tracks_for([(0, 5), (1, 2), (2, 3), (4, 6), (5, 7)]) == [0, 1, 1, 1, 0]

@@ -11,11 +11,8 @@ from PIL import Image
 
 import penstock
 from penstock.cli import main
-from penstock.errors import InvalidOption
-from penstock.insight.targets import target
+from tests.data import tensor_files, write_photos
 from tests.insight.penstock_processes import Captured, fails
-from tests.packing.packed import write_photos, write_tensors
-from tests.sample_datasets import tensor_files
 
 MODULE = """
 import torch
@@ -54,40 +51,39 @@ def module(user_module: Callable[[str, str], str]) -> str:
     return user_module("own_pictures_of_a_test", MODULE)
 
 
-def test_folders(tmp_path: Path) -> None:
-    photos = write_photos(tmp_path / "photos", count=2)
-    assert type(target(str(photos))) is penstock.ImageFolder
-    for suffix in (".pt", ".npy"):
-        assert target(str(write_tensors(tmp_path / f"data{suffix}", count=2, suffix=suffix))).suffix == suffix
+def test_splits(tmp_path: Path, capsys: Captured) -> None:
+    photos = penstock.ImageFolder(write_photos(tmp_path / "photos", count=2))
     for split in ("train", "test"):
-        penstock.pack(penstock.ImageFolder(photos), tmp_path / "packed", split=split)
-    assert target(str(tmp_path / "packed"), "test").split == "test"
-    with pytest.raises(InvalidOption, match="split"):
-        target(str(tmp_path / "packed"))
-    with pytest.raises(InvalidOption, match=r"--split is of a folder of packed shards; .*photos has no dataset\.json"):
-        target(str(photos), "train")
+        penstock.pack(photos, tmp_path / "packed", split=split)
+    packed = str(tmp_path / "packed")
+    assert main(["view", packed, "--split", "test", "-o", str(tmp_path / "a.html")]) == 0
+    assert "cat/1.jpg" in (tmp_path / "a.html").read_text()
+    capsys.readouterr()
+    assert "split" in fails(capsys, "view", packed)
+    words = "--split is of a folder of packed shards; "
+    assert words in (said := fails(capsys, "view", str(tmp_path / "photos"), "--split", "train"))
+    assert "photos has no dataset.json" in said
 
 
-def test_objects_of_modules(module: str) -> None:
-    assert [type(target(f"{module}:{name}")).__name__ for name in ("dataset", "Pictures")] == ["Pictures"] * 2
-    assert isinstance(target(f"{module}:Holder.loader"), penstock.DataLoader)
-    assert len(target(f"{module}:Holder.torchs")) == 2
-    write_photos(Path("a:b"), count=1)
-    assert type(target("a:b")) is penstock.ImageFolder  # a path that exists
+def test_objects_of_modules(module: str, tmp_path: Path, capsys: Captured) -> None:
+    write_photos(Path("a:b"), count=1)  # a path that exists
+    for given, words in (
+        *((f"{module}:{name}", "Pictures: batch 0") for name in ("dataset", "Pictures")),
+        *((f"{module}:Holder.{name}", "DataLoader, 2 samples") for name in ("loader", "torchs")),
+        ("a:b", "ImageFolder: batch 0"),
+    ):
+        assert main(["view", given, "-o", str(tmp_path / "a.html")]) == 0
+        assert words in capsys.readouterr().out, given
 
 
-def test_what_is_no_dataset(module: str, tmp_path: Path) -> None:
+def test_what_is_no_dataset(module: str, tmp_path: Path, capsys: Captured) -> None:
     Path("broken_of_a_test.py").write_text("1 / 0")
     Path("notes.txt").write_text("")
     Path("exits_of_a_test.py").write_text("raise SystemExit(3)")
     for text, words in (
-        ("nowhere", "no such folder"),
         ("no/such:thing", "no such folder"),
-        (f"{module}.py:dataset", rf"as in {module}:dataset"),
-        (
-            "broken_of_a_test.py",
-            "is a file: give the folder of a dataset, or broken_of_a_test:NAME, a dataset or loader",
-        ),
+        (f"{module}.py:dataset", f"as in {module}:dataset"),
+        ("broken_of_a_test.py", "a file: give the folder of a dataset, or broken_of_a_test:NAME, a dataset or loader"),
         ("notes.txt", "is a file: give the folder of a dataset instead"),
         (f"{module}:cats", "has no 'cats'"),
         (f"{module}:number", "an object of type int"),
@@ -97,10 +93,8 @@ def test_what_is_no_dataset(module: str, tmp_path: Path) -> None:
         ("broken_of_a_test:x", "cannot be imported: ZeroDivisionError: division by zero"),
         ("exits_of_a_test:x", "cannot be imported: SystemExit: 3"),
     ):
-        with pytest.raises(InvalidOption, match=words):
-            target(text)
-    with pytest.raises(InvalidOption, match="--split"):
-        target(f"{module}:dataset", "train")
+        assert words in fails(capsys, "view", text), text
+    assert "--split" in fails(capsys, "view", f"{module}:dataset", "--split", "train")
 
 
 def test_a_sheet_in_the_current_folder(module: str, capsys: Captured) -> None:

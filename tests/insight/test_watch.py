@@ -19,8 +19,8 @@ import penstock
 from penstock.cli import main, watch
 from penstock.insight import live_files
 from penstock.insight.live_files import ProcessName, machine, read_all, this_process
+from tests.data import Made, rows
 from tests.insight.penstock_processes import Captured, fails
-from tests.sample_datasets import Made, rows
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import itertools
 import random
@@ -22,11 +21,9 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock
-from penstock.recipe import drawing, keyed_methods
-from penstock.system.randomness import generator_states, generators_drawn_from
-from tests.photos import photo_files
-from tests.same import assert_same
-from tests.sample_datasets import Drawing, Made, Numbers, Order
+from tests.data import Drawing, Made, Numbers, Order, photo_files
+from tests.in_workers import in_samples
+from tests.same import assert_same, nothing_drawn
 from tests.values import flat, loaded, resumed, stopped
 
 PL = penstock.DataLoader
@@ -103,19 +100,6 @@ def test_a_sample_that_comes_often_is_drawn_anew(root: Path, name: str) -> None:
         assert views(batches) >= 13  # two crops may be the same by chance
         if seed is not None:
             assert_same(batches, list(PL(dataset, batch_size=16, sampler=sampler, seed=seed, num_workers=0)))
-
-
-def test_a_thread_beside_others_takes_no_draws_back() -> None:
-    """Those of another thread, which came between, would be drawn once more."""
-    torch.manual_seed(0)
-    first = torch.rand(1)
-    for beside_others in (True, False):
-        with drawing.beside_others() if beside_others else contextlib.nullcontext():
-            torch.manual_seed(0)
-            marked = drawing.mark()
-            torch.rand(1)
-            drawing.rewind(marked)
-            assert torch.equal(torch.rand(1), first) is not beside_others
 
 
 def augmented(t: Any) -> tuple[Any, list[Any]]:
@@ -319,9 +303,9 @@ def test_torchs_samplers_follow_the_seed_and_are_left_as_they_are(make: Any) -> 
         torch.manual_seed(salt)
         sampler = make()
         loader = PL(Drawing(9), batch_sampler=tud.BatchSampler(sampler, 3, False), seed=seed, num_workers=0)
-        before = generator_states()
-        orders.append([flat(loader), flat(loader)])
-        assert generators_drawn_from(before) == () and sampler.generator is None
+        with nothing_drawn():
+            orders.append([flat(loader), flat(loader)])
+        assert sampler.generator is None
         assert loader.batch_sampler.sampler is sampler
     assert orders[0] == orders[1] != orders[2] and orders[0][0] != orders[0][1]
 
@@ -448,8 +432,8 @@ def test_outside_of_a_seeded_sample_transforms_are_what_they_were(root: Path) ->
     "transform", [v1.RandomCrop(4), v1.RandomResizedCrop(4), v1.RandomHorizontalFlip(), v2.RandomVerticalFlip()]
 )
 def test_hooked_transforms_can_be_scripted(transform: Any) -> None:
-    with keyed_methods.of_sample(1, 0, 0, 0):
-        assert torch.jit.script(transform)(torch.zeros(3, 8, 8)).shape[0] == 3
+    (found,) = in_samples(lambda _: torch.jit.script(transform)(torch.zeros(3, 8, 8)), seed=1)
+    assert found.shape[0] == 3
 
 
 def test_what_a_program_puts_in_place_is_called(root: Path) -> None:
@@ -483,12 +467,8 @@ def test_a_subclass_draws_as_its_class(root: Path) -> None:
 def test_one_draw_for_image_and_mask() -> None:
     image = torchvision.tv_tensors.Image(torch.arange(48).view(3, 4, 4))
     mask = torchvision.tv_tensors.Mask(torch.arange(16).view(4, 4))
-    flips = set()
-    for sample in range(12):
-        with keyed_methods.of_sample(1, 0, sample, 0):
-            one, other = v2.RandomHorizontalFlip()(image, mask)
-        flips.add((bool(one[0, 0, 0] == 3), bool(other[0, 0] == 3)))
-    assert flips == {(False, False), (True, True)}
+    pairs = in_samples(lambda _: v2.RandomHorizontalFlip()(image, mask), 12, seed=1)
+    assert {(bool(one[0, 0, 0] == 3), bool(other[0, 0] == 3)) for one, other in pairs} == {(False, False), (True, True)}
 
 
 def test_explain_says_the_rule(root: Path) -> None:

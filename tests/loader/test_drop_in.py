@@ -22,9 +22,8 @@ import torchvision
 from torchvision import transforms as v1
 
 import penstock
-from tests.photos import grey_files, in_memory
+from tests.data import Order, grey_files, in_memory, rows, tensor_files
 from tests.same import assert_same, assert_same_batches
-from tests.sample_datasets import Order, rows, tensor_files
 from tests.values import flat, listed, loaded
 from tests.waiting import run_in_threads
 

@@ -22,11 +22,9 @@ from torchvision import transforms as v1
 
 import penstock
 from penstock.errors import like, pair
-from penstock.sample_notes import add_note
 from tests.corrupt import npy, saved
-from tests.photos import noise_image
+from tests.data import Made, noise_image, tensor_files
 from tests.resources import open_files
-from tests.sample_datasets import Made, tensor_files
 
 TORCH: Any = torch.utils.data.DataLoader
 OURS: Any = penstock.DataLoader
@@ -302,7 +300,7 @@ def copies(error: BaseException) -> Iterator[BaseException]:
 @pytest.mark.parametrize("kind", [penstock.CorruptSample, penstock.ImageTooLarge], ids=lambda kind: kind.__name__)
 def test_an_error_of_two_classes(kind: Any, cause: BaseException) -> None:
     error = like(cause, kind, "our sentence", sample_id="s", path="/p")
-    add_note(error, "a note")
+    error.__notes__ = ["a note"]
     assert pair(kind, type(cause)) is type(error)
     assert (type(error).__name__, type(error).__module__) == (kind.__name__, "penstock.errors")
     one: Any

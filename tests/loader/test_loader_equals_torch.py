@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,10 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock
-from penstock.system.limits import usable_cpus
-from tests.photos import in_memory, photo_files
+from tests.commands import command
+from tests.data import Doubling, Made, in_memory, photo_files, rows, tensor_files
 from tests.resources import run_script
 from tests.same import assert_same, assert_same_batches
-from tests.sample_datasets import Doubling, Made, rows, tensor_files
 from tests.values import flat
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -70,18 +70,6 @@ LABELS: dict[str, Any] = {
 def test_tensor_folder(tensors: Path, workers: int, labels: str) -> None:
     ours = penstock.TensorFolder(tensors, IDS, LABELS[labels])
     assert_as_torch(ours, tutorial(tensors, IDS, LABELS[labels]), batch_size=8, workers=workers)
-
-
-def test_npy_folder(tmp_path: Path) -> None:
-    rng = np.random.default_rng(1)
-    arrays = {f"a{i}": rng.normal(size=(2, 7)).astype(np.float32) for i in range(9)}
-    for name, array in arrays.items():
-        np.save(tmp_path / f"{name}.npy", array)
-    dataset = penstock.TensorFolder(tmp_path, suffix=".npy")
-    assert list(dataset.ids) == sorted(arrays)
-    wanted = [torch.from_numpy(arrays[name]) for name in sorted(arrays)]
-    assert_same([dataset[i] for i in range(9)], wanted)
-    assert_same(next(iter(penstock.DataLoader(dataset, batch_size=9, num_workers=2))), torch.stack(wanted))
 
 
 DENSE: dict[str, Any] = {
@@ -189,14 +177,15 @@ def test_num_workers_none_follows_the_plan(photos: Path) -> None:
     native = v1.Compose([v1.Resize((8, 8)), v1.ToTensor()])
     dataset = torchvision.datasets.ImageFolder(str(photos), native)
     loader = penstock.DataLoader(dataset, batch_size=6)
-    assert loader.num_workers == usable_cpus()
+    said = re.search(r"(\d+) CPUs? usable", command("doctor", code=None))
+    assert said is not None and loader.num_workers == int(said[1])
     dataset.transform = WITH_LAMBDA
     next(iter(loader))
     assert loader.num_workers == 0  # torch's default, where torch reads
     assert "in the caller's thread" in loader.explain()
     dataset.transform = native
     next(iter(loader))
-    assert loader.num_workers == usable_cpus()
+    assert loader.num_workers == int(said[1])
 
 
 @pytest.mark.parametrize("name", ["CIFAR10", "CIFAR100", "MNIST", "FashionMNIST", "KMNIST"])

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import penstock
-from tests.sample_datasets import Made
+from tests.data import Made
 
 ROWS = TensorDataset(torch.arange(60.0).view(20, 3), torch.arange(20))
 

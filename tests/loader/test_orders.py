@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import os
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader as TorchDataLoader, DistributedSampler, Subset, TensorDataset
 
 import penstock
-from penstock.order.blocks import Blocks
-from penstock.sources.blocks import blocks_of
-from penstock.state.ledger import compare, read
-from penstock.system.launched import _COUNTS_ELSEWHERE, _OF_TORCH
-from tests.sample_datasets import Made
+from tests.commands import assert_equal_ledgers
 from tests.values import flat, loaded, resumed, stopped, taken
 
 SIZE = 22
@@ -113,8 +111,7 @@ def test_the_ledger_says_which_epoch_came(tmp_path: Path) -> None:
     flat(loader)
     loader = make("native, workers", ledger=two)
     begun(loader, loader.set_epoch, 2)
-    found = compare(read(one), read(two))
-    assert (found.at, found.ended) == (None, None)
+    assert_equal_ledgers(one, two)
 
 
 def test_without_a_seed_nothing_is_drawn_twice() -> None:
@@ -128,17 +125,21 @@ def test_without_a_seed_nothing_is_drawn_twice() -> None:
 SHARDS, EACH = 12, 20
 
 
-class InShards(Made):
-    """Numbers in shards."""
+@functools.cache
+def packed() -> tempfile.TemporaryDirectory[str]:
+    folder = tempfile.TemporaryDirectory(prefix="penstock-orders-")
+    penstock.pack(TensorDataset(torch.arange(SHARDS * EACH)), folder.name, shard_size=1024 * EACH)
+    return folder
 
-    def __init__(self, window: int = 3, each: int = EACH) -> None:
-        super().__init__(int, SHARDS * each)
-        self.shuffle_blocks = Blocks(np.full(SHARDS, each, dtype=np.int64), window)
+
+def shards(window: int = 3) -> penstock.Shards:
+    """Return numbers in shards."""
+    return penstock.Shards(packed().name, window=window)
 
 
 def loader(dataset: Any = None, **options: Any) -> Any:
     options = {"batch_size": 8, "shuffle": True, "num_workers": 0, "seed": 5, **options}
-    return penstock.DataLoader(InShards() if dataset is None else dataset, **options)
+    return penstock.DataLoader(shards() if dataset is None else dataset, **options)
 
 
 def test_every_sample_comes_within_the_window() -> None:
@@ -161,9 +162,9 @@ def test_a_state_goes_on_at_any_position_and_refuses_another_window() -> None:
     assert flat(begun) + flat(second) == flat(loader())
     state = first.state_dict()
     with pytest.raises(penstock.InvalidOption, match=r"windows of 3 .* cannot continue shuffled in windows of 4"):
-        loader(InShards(4)).load_state_dict(state)
+        loader(shards(4)).load_state_dict(state)
     with pytest.raises(penstock.InvalidOption, match="cannot continue shuffled"):
-        loader(InShards(SHARDS)).load_state_dict(state)
+        loader(shards(SHARDS)).load_state_dict(state)
 
 
 def test_without_a_seed_torchs_generator_gives_the_key() -> None:
@@ -177,20 +178,16 @@ def test_without_a_seed_torchs_generator_gives_the_key() -> None:
 
 
 def test_subsets_and_concatenations_keep_the_blocks() -> None:
-    dataset = InShards()
+    dataset = shards()
     chosen = list(range(60, 180))
     epoch = flat(loader(Subset(dataset, chosen)))
     assert sorted(epoch) == chosen and len({number // EACH for number in epoch[:40]}) == 3
-    blocks = blocks_of(Subset(dataset, chosen))
-    assert blocks is not None and blocks.sizes.tolist() == [EACH] * 6
-    subset = Subset(dataset, torch.arange(100).tolist())
-    assert blocks_of(subset) is blocks_of(subset)
-    parts: list[Any] = [dataset, list(range(50)), Subset(dataset, chosen)]
+    parts: list[Any] = [dataset, TensorDataset(torch.arange(1000, 1050)), Subset(dataset, chosen)]
     both: Any = ConcatDataset(parts)
-    found = blocks_of(both)
-    assert found is not None and found.samples == len(both) and found.sizes.tolist()[12:15] == [20, 20, 10]
-    assert len(flat(loader(both))) == len(both)
-    assert blocks_of(ConcatDataset([[1, 2], [3]])) is None  # type: ignore[list-item]
+    epoch = flat(loader(both))
+    assert sorted(epoch) == sorted([*range(SHARDS * EACH), *range(1000, 1050), *chosen])
+    assert len({number // EACH for number in epoch[:40]}) <= 3 and "within a window of 3" in loader(both).explain()
+    assert "window" not in loader(ConcatDataset(parts[1:2])).explain()
 
 
 def test_samplers_of_ones_own_are_followed() -> None:
@@ -203,8 +200,9 @@ DATASET = TensorDataset(torch.arange(10))
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", *_OF_TORCH, *_COUNTS_ELSEWHERE):
-        monkeypatch.delenv(name, raising=False)
+    launchers = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_RANK", "MASTER_", "SLURM_", "OMPI_", "PMI", "MV2_")
+    for name in [name for name in os.environ if name.startswith(launchers)]:
+        monkeypatch.delenv(name)
 
 
 @pytest.mark.parametrize("options", [{}, {"seed": 3}, {"seed": 3, "shuffle": True}], ids=str)

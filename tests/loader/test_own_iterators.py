@@ -12,8 +12,8 @@ import torch
 import torch.utils.data as tud
 
 import penstock
+from tests.data import Made, rows
 from tests.same import assert_same
-from tests.sample_datasets import Made, rows
 
 
 class Wrapper:

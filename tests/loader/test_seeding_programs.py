@@ -20,9 +20,8 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock
-from tests.photos import photo_files
+from tests.data import Made, photo_files
 from tests.same import assert_same
-from tests.sample_datasets import Made
 from tests.values import flat
 
 ROUTES: list[dict[str, Any]] = [

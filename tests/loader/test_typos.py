@@ -15,7 +15,6 @@ from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 
 import penstock as typed_penstock
-from penstock.packing.foreign import index
 
 penstock: Any = typed_penstock  # what these calls give it is of the wrong type
 NUMBERS: Any = list(range(8))
@@ -68,8 +67,6 @@ SLIPS: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
         "state_dict.*of a loader.*'weight', 'bias'",
     ),
     "manifest": (lambda _: penstock.Replace(manifest=3), penstock.InvalidOption, "manifest=3"),
-    "index": (lambda root: index(root / "nothere"), penstock.InvalidOption, "nothere does not exist.*tar"),
-    "indices": (lambda root: index([root / "a.tar"]), penstock.InvalidOption, "a.tar does not exist"),
 }  # fmt: skip
 
 

@@ -15,10 +15,7 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, default_collate
 
 import penstock
-import penstock.state.manifest
-from penstock.device.feeding import prefetch
-from tests.photos import photo_files
-from tests.sample_datasets import Made, Stream, rows
+from tests.data import Made, Stream, photo_files, rows
 from tests.values import stopped
 
 TORCH: Any = torch.utils.data.DataLoader
@@ -102,7 +99,7 @@ def test_a_device_that_is_not_there(dataset: Callable[[], Any], workers: int) ->
     loader = penstock.DataLoader(dataset(), num_workers=workers, device="cuda")
     (message,) = _warned(lambda: list(loader))
     assert "no cuda device is available" in message
-    batches = prefetch([torch.ones(1)])
+    batches = penstock.prefetch([torch.ones(1)])
     assert len(_warned(lambda: list(batches))) == 1
 
 

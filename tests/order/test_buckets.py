@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader as TorchDataLoader
 import penstock
 from penstock.errors import InvalidOption, ShapeMismatch
 from penstock.testing import assert_each_sample_once, assert_resume_exact, assert_same_as_torch, assert_worker_invariant
+from tests.data import Made, rows
 from tests.executors_under_test import PYTHON, options
 from tests.same import assert_same, seeded_outcome
-from tests.sample_datasets import Made, rows
 from tests.samples import Point
 from tests.values import flat, loaded, resumed, stopped, stored
 

@@ -14,9 +14,9 @@ from hypothesis import given, settings, strategies as st
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Sampler
 
 import penstock
+from penstock import Mix
 from penstock.errors import InvalidOption
-from penstock.order.mix import Mix
-from tests.sample_datasets import Stream, rows
+from tests.data import Stream, rows
 from tests.values import flat, taken
 
 pytestmark = pytest.mark.native

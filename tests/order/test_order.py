@@ -3,92 +3,19 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torchvision
-from hypothesis import given, settings, strategies as st
 from torchvision import transforms as v1
 
 import penstock
 from penstock.errors import InvalidOption
-from penstock.order.blocks import Blocks, checked_window
-from penstock.order.permutations import KeyedShuffle, torch_shuffle
-from tests.photos import photo_files
+from tests.data import photo_files, rows
 from tests.same import assert_same
-from tests.sample_datasets import rows
 
 pytestmark = pytest.mark.native
-
-#: Returns the order of an epoch, called with (seed, epoch), its size, and whether it is a permutation.
-Orders = tuple[Callable[[int, int], Any], int, bool]
-
-
-def shuffled(data: st.DataObject) -> Orders:
-    size = data.draw(st.sampled_from([0, 1, 2, 3, 17, 1024, 1025, 4096]))
-    return (lambda seed, epoch: KeyedShuffle(size, seed, epoch)), size, True
-
-
-def torchs(data: st.DataObject) -> Orders:
-    size = data.draw(st.integers(0, 3000))
-    return (lambda seed, epoch: torch_shuffle(size, seed)), size, True
-
-
-def blocks(data: st.DataObject) -> Orders:
-    sizes = data.draw(st.lists(st.integers(0, 30), min_size=1, max_size=12))
-    made = Blocks(np.array(sizes, dtype=np.int64), data.draw(st.integers(1, 14)))
-    return made.order, made.samples, True
-
-
-def mixed(data: st.DataObject) -> Orders:
-    shares = data.draw(st.lists(st.one_of(st.integers(1, 12), st.floats(1e-6, 1.0)), min_size=1, max_size=9))
-    parts: Any = {f"d{i}": (rows(7 + i), share) for i, share in enumerate(shares)}
-    return penstock.Mix(parts, length=150).order, 150, False
-
-
-def weighted(data: st.DataObject) -> Orders:
-    weights = data.draw(st.lists(st.floats(0.001, 1000), min_size=1, max_size=50))
-    replacement = data.draw(st.booleans())
-    return penstock.Weighted(weights, replacement=replacement).order, len(weights), not replacement
-
-
-@pytest.mark.parametrize("kind", [shuffled, torchs, blocks, mixed, weighted])
-@settings(max_examples=80, deadline=None)
-@given(data=st.data())
-def test_any_part_is_that_of_the_whole(kind: Callable[[st.DataObject], Orders], data: st.DataObject) -> None:
-    order, size, once = kind(data)
-    key = data.draw(st.integers(-(2**63), 2**64 - 1)), data.draw(st.integers(0, 2**40))
-    whole = order(*key).take(0, size)
-    assert not once or np.array_equal(np.sort(whole), np.arange(size))
-    begin = data.draw(st.integers(0, size))
-    count = data.draw(st.integers(0, size - begin))
-    part = order(*key).take(begin, count)
-    assert part.dtype == np.int64 and np.array_equal(part, whole[begin : begin + count])
-    backwards = order(*key)
-    assert [backwards.take(p, 1)[0] for p in range(size - 1, -1, -1)][:200] == whole[::-1][:200].tolist()
-    for begin, count in ((size, 1), (0, size + 1), (-1, 1), (2**63, 1)):
-        with pytest.raises((IndexError, TypeError)):
-            order(*key).take(begin, count)
-
-
-def test_blocks_are_open_within_a_window() -> None:
-    blocks = Blocks(np.full(40, 50), 4)
-    of_position = blocks.of_samples(blocks.order(7, 0).take(0, 2000))
-    places = [np.flatnonzero(of_position == block) for block in range(40)]
-    opened = [sum(int(each[0] <= position <= each[-1]) for each in places) for position in range(2000)]
-    assert max(opened) <= 2 * 4  # at most the window of a slot and of the next one
-
-
-def test_windows() -> None:
-    blocks = Blocks(np.array([5, 6, 7]), 3)  # a window of all blocks is the full shuffle
-    assert np.array_equal(blocks.order(1, 2).take(0, 18), KeyedShuffle(18, 1, 2).take(0, 18))
-    assert blocks.kind() == ""
-    for window in (0, -1, True, 1.5, "8"):
-        with pytest.raises(InvalidOption, match="number of shards"):
-            checked_window(window)
 
 
 def mix(**options: Any) -> Any:

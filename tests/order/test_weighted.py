@@ -11,9 +11,9 @@ import torch
 from scipy import stats
 from torch.utils.data import DataLoader, Sampler, WeightedRandomSampler
 
+from penstock import Weighted
 from penstock.errors import InvalidOption
-from penstock.order.weighted import Weighted, _log
-from tests.sample_datasets import rows
+from tests.data import rows
 from tests.values import flat
 
 pytestmark = pytest.mark.native
@@ -73,11 +73,6 @@ def test_without_replacement_each_comes_once_and_weight_zero_never() -> None:
     assert np.array_equal(np.sort(drawn), np.nonzero(weights)[0])
     with pytest.raises(InvalidOption, match="num_samples=3000 without replacement, but only 2000 of 3000"):
         Weighted(weights, replacement=False)
-
-
-def test_logarithm() -> None:
-    x = np.concatenate([np.random.default_rng(0).random(10_000), [2.0**-54, 1 - 2.0**-53, 0.5, 0.7071067811865476]])
-    assert np.abs(_log(x) / np.log(x) - 1).max() < 1e-15
 
 
 def test_the_users_weights_may_change_later() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.photos import smooth_photos
+from tests.data import smooth_photos
 
 os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")  # else its import looks for a newer release in the network
 

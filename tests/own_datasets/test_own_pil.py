@@ -16,10 +16,10 @@ from torchvision import datasets, io as vision_io, transforms as T, transforms a
 from torchvision.datasets import wrap_dataset_for_transforms_v2
 from torchvision.transforms import functional as F, v2
 
+from tests.data import Made
 from tests.filled_batches import listed as columns
 from tests.own_datasets import torchvision_files as files
 from tests.own_datasets.conformance import assert_conforms, listed
-from tests.sample_datasets import Made
 
 NORMAL = T.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 TRAIN = T.Compose([T.RandomResizedCrop(24), T.RandomHorizontalFlip(), T.ToTensor(), NORMAL])

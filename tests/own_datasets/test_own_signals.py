@@ -23,8 +23,8 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 from torchvision import transforms as T
 
+from tests.data import Made
 from tests.own_datasets.conformance import assert_conforms, kinds, listed, optional
-from tests.sample_datasets import Made
 
 soundfile = optional("soundfile")
 RATE = 8000

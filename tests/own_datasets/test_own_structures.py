@@ -20,8 +20,8 @@ import torch
 from torch.nn.utils.rnn import pack_sequence, pad_sequence
 from torch.utils.data import Dataset, default_collate, get_worker_info
 
+from tests.data import Made
 from tests.own_datasets.conformance import assert_conforms, kinds, listed
-from tests.sample_datasets import Made
 
 Pair = namedtuple("Pair", "x y")
 

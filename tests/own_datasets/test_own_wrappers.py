@@ -26,8 +26,8 @@ from torch.utils.data import (
 )
 from torchvision import transforms as T
 
+from tests.data import Made
 from tests.own_datasets.conformance import assert_conforms, kinds, listed
-from tests.sample_datasets import Made
 
 TRANSFORM = T.Compose([T.RandomCrop(20), T.ToTensor()])
 

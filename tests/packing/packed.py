@@ -2,49 +2,21 @@
 
 from __future__ import annotations
 
+import pkgutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 import penstock
-import penstock._native as _native
-from penstock.packing.engines import Packing
-
-
-def write_photos(folder: Path, *, count: int = 12, png: bool = True) -> Path:
-    """Write an image folder of two classes, of JPEGs and one PNG a class; return it."""
-    random = np.random.default_rng(0)
-    for kind in ("cat", "dog"):
-        (folder / kind / "deep").mkdir(parents=True)
-        for number in range(count):
-            pixels = random.integers(0, 256, (6, 8, 3), np.uint8)
-            image = Image.fromarray(pixels).resize((80 + number, 60), Image.Resampling.BICUBIC)
-            image.save(folder / kind / (f"deep/{number}.jpg" if number % 5 == 0 else f"{number}.jpg"), quality=80)
-        if png:
-            image.save(folder / kind / "picture.png")
-    return folder
-
-
-def write_tensors(folder: Path, *, count: int = 30, suffix: str = ".pt") -> Path:
-    """Write a folder of tensors (3, 5) of float32, ID.pt or ID.npy; return it."""
-    folder.mkdir(parents=True)
-    for number in range(count):
-        tensor = torch.arange(15, dtype=torch.float32).reshape(3, 5) + number
-        if suffix == ".npy":
-            np.save(folder / f"id-{number}.npy", tensor.numpy())
-        else:
-            torch.save(tensor, folder / f"id-{number}{suffix}")
-    return folder
 
 
 def interrupt_packing(dataset: Any, out: Any) -> None:
     """Pack in one thread, and interrupt it after 20 samples."""
 
-    def stop(now: Packing) -> None:
+    def stop(now: Any) -> None:
         if now.samples == 20:
             raise KeyboardInterrupt
 
@@ -81,11 +53,12 @@ def offset_of(shards: penstock.Shards, position: int) -> tuple[Path, int]:
 
 def start_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have readers from the start of each pass, though nothing blocks."""
-    real = _native.Pool
+    name = "penstock._native.Pool"
+    real = pkgutil.resolve_name(name)
 
     def pool(*arguments: Any) -> Any:
         made = real(*arguments)
         made.start_readers()
         return made
 
-    monkeypatch.setattr(_native, "Pool", pool)
+    monkeypatch.setattr(name, pool)

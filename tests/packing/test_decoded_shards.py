@@ -17,10 +17,9 @@ from torch.utils.data import ConcatDataset, Subset
 from torchvision.transforms import v2
 
 import penstock
-from tests.packing.packed import flip_bit, offset_of, start_readers, write_photos
-from tests.photos import in_memory
+from tests.data import Made, in_memory, write_photos
+from tests.packing.packed import flip_bit, offset_of, start_readers
 from tests.same import assert_same
-from tests.sample_datasets import Made
 
 NORMALIZE = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 CENTERED = T.Compose([T.Resize(40), T.CenterCrop(32), T.ToTensor(), NORMALIZE])

@@ -16,14 +16,11 @@ import torchvision
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import penstock
-from penstock.packing import pack as pack_module
-from penstock.packing.engines import Packing
-from penstock.packing.unpack import unpack
 from tests import python_processes
-from tests.packing.packed import contents, interrupt_packing, plain, write_photos, write_tensors
-from tests.photos import in_memory
+from tests.commands import command
+from tests.data import Made, in_memory, write_photos, write_tensors
+from tests.packing.packed import contents, interrupt_packing, plain
 from tests.same import assert_same
-from tests.sample_datasets import Made
 
 
 def equal(a: Any, b: Any, *, pixels: bool = False) -> None:
@@ -134,7 +131,7 @@ def test_any_program_reads_the_shards(root: Path, folder: Any, tmp_path: Path) -
     files = contents(tmp_path / "back")
     labels = {name: files.pop(name) for name in list(files) if name.endswith(".cls")}
     assert (labels["cat/1.cls"], labels["dog/1.cls"], len(labels)) == (b"0", b"1", 26)
-    assert unpack(tmp_path / "out", tmp_path / "unpacked") == 26
+    assert command("unpack", tmp_path / "out", tmp_path / "unpacked").startswith("26 files written")
     assert files == contents(tmp_path / "unpacked") == contents(root)
 
 
@@ -163,7 +160,7 @@ def test_long_names_and_names_that_are_not_ascii(tmp_path: Path) -> None:
     for number, name in enumerate(names):
         np.save(os.path.join(tmp_path, "data", f"{name}.npy"), np.full(3, number))
     there_and_back(penstock.TensorFolder(tmp_path / "data", suffix=".npy"), tmp_path / "out")
-    unpack(tmp_path / "out", tmp_path / "back")
+    command("unpack", tmp_path / "out", tmp_path / "back")
     assert contents(tmp_path / "back") == contents(tmp_path / "data")
 
 
@@ -201,7 +198,7 @@ def test_the_same_bytes_whoever_packs(folder: Any, tmp_path: Path) -> None:
 
 
 def test_a_file_that_changes_while_it_is_packed(root: Path, folder: Any, tmp_path: Path) -> None:
-    def change(now: Packing) -> None:
+    def change(now: Any) -> None:
         if now.samples == 1:
             with (root / "dog" / "9.jpg").open("ab") as file:
                 file.write(b"more")
@@ -248,7 +245,7 @@ def test_a_full_disk(folder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not list(out.rglob("*.partial"))
     penstock.pack(folder, out, shard_size=6000, **options)
     equal(penstock.Shards(out), folder, pixels=True)
-    monkeypatch.setattr(pack_module, "free_bytes", lambda _: 1000)
+    monkeypatch.setattr("penstock.packing.pack.free_bytes", lambda _: 1000)
     with pytest.raises(penstock.OutOfSpace, match=r"is full: .* are free"):
         penstock.pack(folder, tmp_path / "other")
     assert not list((tmp_path / "other").glob("*"))
@@ -288,7 +285,7 @@ def test_a_file_that_cannot_be_read(root: Path, folder: Any, tmp_path: Path) -> 
 
 def test_two_packings_at_once(folder: Any, tmp_path: Path) -> None:
 
-    def other(now: Packing) -> None:
+    def other(now: Any) -> None:
         with pytest.raises(penstock.InvalidOption, match="another process packs"):
             penstock.pack(folder, tmp_path / "out", split="other")
 

@@ -15,10 +15,8 @@ from torch.utils.data import Subset, TensorDataset
 
 import penstock
 from penstock.cli import main
-from penstock.packing import places
-from penstock.packing.engines import Packing
-from penstock.storage import objects
-from tests.packing.packed import contents, interrupt_packing, plain, write_photos
+from tests.data import write_photos
+from tests.packing.packed import contents, interrupt_packing, plain
 from tests.python_processes import Program
 from tests.s3_server import S3, serve
 from tests.same import assert_same
@@ -33,7 +31,7 @@ def server() -> Iterator[S3]:
 @pytest.fixture
 def s3(server: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
     server.requests.clear()
-    monkeypatch.setattr(objects, "_RETRIES", {"max_retries": 0})
+    monkeypatch.setattr("penstock.storage.objects._RETRIES", {"max_retries": 0})
     yield server
     server.refuse = lambda method, path: None
 
@@ -55,7 +53,7 @@ def photos(tmp_path: Path) -> penstock.ImageFolder:
 def test_the_bytes_are_those_of_a_folder(
     s3: S3, photos: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(places, "_PART", 5000)  # shards are sent in parts
+    monkeypatch.setattr("penstock.packing.places._PART", 5000)  # shards are sent in parts
     name = f"same{len(options)}{'decoded' in options}"
     made = assert_packed(s3, f"{name}/", photos, tmp_path / "out", shard_size=9000, **options)
     assert (made.out, made.kept, made.shards > 2) == (f"{s3.url}/{name}", 0, True)
@@ -121,14 +119,24 @@ def test_several_splits_and_objects_of_others(s3: S3, photos: Any) -> None:
         penstock.pack(photos, url, split="val")
     with pytest.raises(penstock.InvalidOption, match=r"s3://packed holds .* which Penstock did not write"):
         penstock.pack(photos, s3.url, restart=True)
-    with pytest.raises(penstock.InvalidOption, match="another process packs into s3://packed/splits"):
-        places.BucketPlace(url, "train").claim("dataset.json", b"{}")
+
+
+def test_another_process_that_begins_at_the_same_time(s3: S3, photos: Any) -> None:
+    def race(method: str, path: str) -> None:
+        if method == "PUT" and not came:  # the other one's plan comes just before
+            came.append(path)
+            s3.put(path.removeprefix("/packed/"), b"{}")
+
+    came: list[str] = []
+    s3.refuse = race
+    with pytest.raises(penstock.InvalidOption, match="another process packs into s3://packed/race"):
+        penstock.pack(photos, f"{s3.url}/race")
 
 
 def test_a_shard_that_is_gone(s3: S3, photos: Any) -> None:
     url = f"{s3.url}/gone"
     assert penstock.pack(photos, url, shard_size=6000).shards > 2
-    objects.ObjectStore(url).delete(["data-000001.tar"])
+    s3.client().delete_object(Bucket="packed", Key="gone/data-000001.tar")
     with pytest.raises(penstock.CorruptShards, match=r"s3://packed/gone/data-000001.tar is missing"):
         penstock.pack(photos, url, shard_size=6000)
 
@@ -163,10 +171,10 @@ def test_a_store_that_refuses(
 
 
 def test_an_upload_that_is_interrupted(s3: S3, photos: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(places, "_PART", 1000)
+    monkeypatch.setattr("penstock.packing.places._PART", 1000)
     told: list[int] = []
 
-    def stop(now: Packing) -> None:
+    def stop(now: Any) -> None:
         told.append(now.samples)
         if told[-2:] == [now.samples] * 2:  # nothing was added: a shard is being sent
             raise KeyboardInterrupt

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import pickle
 import shutil
+import tarfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -23,8 +24,10 @@ from torch.utils.data import Subset, TensorDataset
 
 import penstock
 import penstock._native as _native
-from penstock.packing.unpack import unpack, verify
-from tests.packing.packed import contents, flip_bit, offset_of, start_readers, write_photos, write_tensors
+from penstock.storage.tar import header, member_bytes
+from tests.commands import attempted, command
+from tests.data import write_photos, write_tensors
+from tests.packing.packed import contents, flip_bit, offset_of, start_readers
 from tests.same import assert_same
 from tests.values import resumed
 
@@ -261,7 +264,8 @@ def test_a_flipped_bit(copy: Path, reading: None) -> None:
         assert (caught.value.sample_id, caught.value.path) == (name, str(path)) and name in str(caught.value)
     replaced = list(penstock.DataLoader(found, batch_size=5, num_workers=2, on_error="replace"))
     assert sum(len(labels) for _, labels in replaced) == 26
-    assert [type(error) for error in verify(copy)] == [penstock.CorruptShards, penstock.ChecksumMismatch]
+    found_by_name = [line.partition(":")[0] for line in command("verify", copy, code=1).splitlines()[:-1]]
+    assert found_by_name == ["CorruptShards", "ChecksumMismatch"]
 
 
 @pytest.mark.native
@@ -363,15 +367,25 @@ def test_more_shards_than_may_be_open(packed_tensors: Path) -> None:
             _native.ShardTable(found.index.native, shards, wrong, True)
 
 
+@pytest.mark.parametrize("name", ["a", "a" * 99, "a" * 100, "d/" * 60 + "n", "\u00e4.jpg", "x" * 300])
+@pytest.mark.parametrize("size", [0, 1, 511, 512, 1 << 20, (1 << 33) - 1, 1 << 33])
+def test_headers_are_those_of_tarfile(name: str, size: int) -> None:
+    written = header(name, size)
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o644
+    assert written == info.tobuf(tarfile.PAX_FORMAT)
+    assert member_bytes(name, size) == len(written) + size + -size % 512
+
+
 def test_unpacking(photos: Path, packed: Path, copy: Path, tmp_path: Path) -> None:
-    unpack(packed, tmp_path / "back")
+    attempted("unpack", packed, tmp_path / "back")
     assert contents(tmp_path / "back") == contents(photos)
     with pytest.raises(penstock.InvalidOption, match="holds files"):
-        unpack(packed, tmp_path / "back")
+        attempted("unpack", packed, tmp_path / "back")
     path, offset = offset_of(penstock.Shards(copy), 0)
     flip_bit(path, offset)
     with pytest.raises(penstock.ChecksumMismatch):
-        unpack(copy, tmp_path / "damaged")
+        attempted("unpack", copy, tmp_path / "damaged")
 
 
 def test_unpacking_to_a_full_disk(photos: Path, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,11 +401,11 @@ def test_unpacking_to_a_full_disk(photos: Path, packed: Path, tmp_path: Path, mo
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         with pytest.raises(penstock.OutOfSpace, match=r"is full: .* are free") as caught:
-            unpack(packed, tmp_path / "back")
+            attempted("unpack", packed, tmp_path / "back")
     assert caught.value.missing > 0
     whole, kept = contents(photos), contents(tmp_path / "back")
     assert kept and kept.items() <= whole.items(), "no file is cut off"
-    unpack(packed, tmp_path / "other")
+    attempted("unpack", packed, tmp_path / "other")
     assert contents(tmp_path / "other") == whole
 
 
@@ -399,6 +413,6 @@ def test_ids_that_leave_the_folder(copy: Path, tmp_path: Path) -> None:
     data = (copy / "data.ids.npy").read_bytes()
     describe(copy, "ids", data.replace(b"cat/deep/0.jpg\0", b"../../evil.jpg\0"))
     with pytest.raises(penstock.OutsideRoot, match="leads out of the folder"):
-        unpack(copy, tmp_path / "a" / "b" / "back")
+        attempted("unpack", copy, tmp_path / "a" / "b" / "back")
     assert not (tmp_path / "a").exists(), "nothing was written"
     assert not list(tmp_path.rglob("evil.jpg"))

@@ -14,10 +14,11 @@ from torchvision import transforms
 import penstock
 from penstock import DataLoader, ImageFolder, Shards
 from penstock.cli import main
-from penstock.errors import CorruptShards, InvalidOption
-from penstock.packing.unpack import verify
+from penstock.errors import InvalidOption
+from tests.commands import command
+from tests.data import write_photos, write_tensors
 from tests.indexed_photos import FORMS, LOW, MIDDLE, PHOTOS, counts_of, pictures, torchs
-from tests.packing.packed import contents, write_photos, write_tensors
+from tests.packing.packed import contents
 from tests.same import assert_passes, assert_same
 
 pytestmark = pytest.mark.native
@@ -98,8 +99,8 @@ def test_damaged_states_are_as_good_as_none(damage: str, out: Path, tmp_path: Pa
     shards = Shards(out, transform=MIDDLE)
     for _ in range(2):
         assert_same(batches(shards), torchs(shards))
-    (error,) = verify(out)
-    assert isinstance(error, CorruptShards) and "data.states" in str(error)
+    fault, total = command("verify", out, code=1).splitlines()
+    assert fault.startswith("CorruptShards: ") and "data.states" in fault and total.endswith(": 1 fault")
 
 
 def test_options_that_make_no_sense(folder: Path, tmp_path: Path) -> None:
@@ -119,6 +120,6 @@ def test_photos_too_small_for_states(tmp_path: Path) -> None:
 
 def test_the_command(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "out")
-    for command in (["pack", str(folder), out, "--states"], ["verify", out], ["info", out]):
-        assert main(command) == 0
+    for words in (["pack", str(folder), out, "--states"], ["verify", out], ["info", out]):
+        assert main(words) == 0
     assert "states True" in capsys.readouterr().out and (tmp_path / "out" / "data.states").exists()

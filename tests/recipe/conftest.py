@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.recipe.compose_hook import Debt
-
 
 @pytest.fixture(autouse=True)
 def _no_debt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Debt, "images", 0)
+    monkeypatch.setattr("penstock.recipe.compose_hook.Debt.images", 0)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from unittest import mock
 
+import numpy as np
 import pytest
 import torch.utils.data
 from torch.utils.data import default_collate
 from torch.utils.data.dataloader import default_collate as from_dataloader
 
-from penstock.recipe.collate_fn import Collated, only_collates
+import penstock
+from tests.filled_batches import FILLED
 
 
 def mix(images, labels=None):
@@ -138,6 +139,13 @@ OTHERS = {
 }
 
 
+def only_collates(collate_fn):
+    """Return whether the native core makes the batches that a function hands on."""
+    dataset = penstock.Arrays(np.zeros((8, 3)), np.arange(8))
+    explained = penstock.DataLoader(dataset, 4, collate_fn=collate_fn, num_workers=0).explain()
+    return f"{FILLED}, which default_collate returns inside collate_fn" in explained
+
+
 @pytest.mark.parametrize("name", [*HANDING_ON, *OTHERS])
 def test_functions_that_hand_on_and_others(name):
     assert only_collates({**HANDING_ON, **OTHERS}[name]) == (name in HANDING_ON)
@@ -146,11 +154,3 @@ def test_functions_that_hand_on_and_others(name):
 def test_another_function_of_that_name(monkeypatch):
     monkeypatch.setitem(recipe.__globals__, "default_collate", list)
     assert not only_collates(recipe)
-
-
-def test_what_default_collate_makes_of_it():
-    batch = object()
-    assert from_dataloader([Collated(lambda: batch)] * 3) is batch
-    assert default_collate([(Collated(lambda: batch), 1), (Collated(lambda: batch), 2)])[0] is batch
-    with pytest.raises(TypeError, match="no batch"):
-        default_collate([Collated(mock.Mock(side_effect=TypeError("no batch")))])

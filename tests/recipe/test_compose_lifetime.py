@@ -22,9 +22,9 @@ from torchvision.transforms import v2
 import penstock
 from penstock.recipe import compose_hook as composed
 from penstock.recipe.compose_hook import KnownTransforms
+from tests.data import Made
 from tests.recipe.against_torchvision import GENERATIONS, natively, picture
 from tests.same import assert_same, assert_same_outcome
-from tests.sample_datasets import Made
 
 pytestmark = pytest.mark.native
 

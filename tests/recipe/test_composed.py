@@ -21,9 +21,9 @@ from torchvision.transforms import v2
 import penstock
 import penstock._native as _native
 from penstock.recipe import torchvision
+from tests.data import Made
 from tests.recipe.against_torchvision import GENERATIONS, MEAN, STD, assert_as_torchvision, natively, picture, runs
 from tests.same import assert_same
-from tests.sample_datasets import Made
 from tests.waiting import run_in_threads
 
 pytestmark = pytest.mark.native

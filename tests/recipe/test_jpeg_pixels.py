@@ -18,7 +18,7 @@ from torchvision import transforms as v1
 import penstock
 import penstock._native as _native
 from penstock.recipe import installed
-from tests.photos import photo_files
+from tests.data import photo_files
 from tests.same import assert_same
 
 pytestmark = pytest.mark.native

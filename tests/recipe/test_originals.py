@@ -20,11 +20,9 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import penstock
-from penstock.hooks import calls
-from penstock.recipe import compose_hook as composed, originals
-from tests.photos import photo_files
+from tests.data import Made, photo_files, tensor_files
+from tests.in_workers import Worker, within
 from tests.same import assert_same
-from tests.sample_datasets import Made, tensor_files
 
 pytestmark = pytest.mark.native
 
@@ -94,8 +92,7 @@ def patched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     name, before = request.param
     holder, attribute, make = PATCHES[name]
     if not before:
-        with calls.natively():
-            pass
+        within(dict)
     monkeypatch.setattr(holder, attribute, make())
     return name
 
@@ -121,13 +118,9 @@ def test_what_was_replaced_is_called(photos: Path, patched: str, route: str) -> 
                 return transform(image.convert("RGB"))
 
         same_as_torch(Made(opened, len(paths)))
-        with calls.natively():
-            image = noise()
-            found = transform(image)
-        assert_same(found, transform(image))
-        entry = composed._entries.get(id(transform))
-        known = entry is not None and entry.known is not None and entry.known.native
-        assert known == (patched == "Pillow's open")  # which the user's own code has called
+        worker, image = Worker(), noise()
+        assert_same(worker(transform, image), transform(image))
+        assert (worker.answered > 0) == (patched == "Pillow's open")  # which the user's own code has called
         return
     made: Any = penstock if route == "ours" else torchvision.datasets
     loader = same_as_torch(made.ImageFolder(str(photos), transform))
@@ -242,16 +235,13 @@ def test_a_class_in_the_place_of_another(photos: Path, monkeypatch: pytest.Monke
 
 def test_patches_that_come_and_go_between_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     transform, image = v1.Compose([v1.Resize((12, 12)), v1.ToTensor()]), noise()
-    with calls.natively():
-        plain = transform(image)
+    plain = within(transform, image)
     for _ in range(2):
         for holder, name in ((v1.Resize, "forward"), (v1.Compose, "__call__")):
             with monkeypatch.context() as patch:
                 patch.setattr(holder, name, turned(getattr(holder, name)))
-                with calls.natively():
-                    assert torch.equal(transform(image), plain.flip(-2))
-            with calls.natively():
-                assert torch.equal(transform(image), plain)
+                assert torch.equal(within(transform, image), plain.flip(-2))
+            assert torch.equal(within(transform, image), plain)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -288,25 +278,30 @@ def test_a_plan_lasts_until_its_folder_is_another(photos: Path, monkeypatch: pyt
 
 def test_a_method_that_is_replaced_within_a_pass_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     transform, image = v1.Compose([v1.Resize((12, 12)), v1.ToTensor()]), noise()
-    original = v1.Compose.__call__
-    with calls.natively():
-        plain = transform(image)
+    original, plain = v1.Compose.__call__, transform(image)
+
+    def replace() -> Any:
+        assert torch.equal(transform(image), plain)
         mine = turned(v1.Compose.__call__)
         monkeypatch.setattr(v1.Compose, "__call__", mine)
         assert torch.equal(transform(image), plain.flip(-2))
-    assert v1.Compose.__call__ is mine
+        return mine
+
+    assert within(replace) is v1.Compose.__call__
     monkeypatch.undo()  # ours is there once more, outside of a pass
     assert torch.equal(transform(image), plain)
-    with calls.natively():
-        pass
+    within(dict)
     assert v1.Compose.__call__ is original
 
 
-def test_a_hook_of_ours_passes_and_a_function_around_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    with calls.natively():
-        pass
-    assert originals.replaced_in_class(v1.Compose) is None
+def test_a_hook_of_ours_passes_and_a_function_around_it_does_not(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def because() -> str:
+        return "\n".join(
+            line for line in penstock.DataLoader(dataset).explain().splitlines() if "Compose.__call__" in line
+        )
+
+    dataset = torchvision.datasets.ImageFolder(str(photos), SMALL)
+    within(dict)
+    assert because() == ""
     monkeypatch.setattr(v1.Compose, "__call__", turned(v1.Compose.__call__))
-    originals.look_again()
-    found = originals.replaced_in_class(v1.Compose)
-    assert found is not None and found.what == "Compose.__call__" and "turned" in found.why
+    assert "turned" in because()

@@ -19,7 +19,7 @@ from torchvision.transforms import InterpolationMode, functional as functional_v
 import penstock._native as _native
 from penstock.recipe.reader import read
 from penstock.recipe.steps import Recipe
-from tests.photos import noise_image
+from tests.data import noise_image
 from tests.recipe.against_torchvision import GENERATIONS, MEAN, MODES, STD, of_sample, recipe_of, refusal_of
 
 pytestmark = pytest.mark.native

@@ -10,7 +10,8 @@ import torch
 from torchvision.datasets import ImageFolder
 
 import penstock
-from tests.filled_batches import batches, save_pictures
+from tests.data import save_pictures
+from tests.filled_batches import batches
 from tests.recipe.against_torchvision import assert_as_torchvision as assert_as_timm, picture, recipe_of
 from tests.same import assert_same
 

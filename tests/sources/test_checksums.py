@@ -17,11 +17,10 @@ import pytest
 import torch
 
 import penstock
-import penstock._native as _native
 from tests.corrupt import Archive, archive_of, npy, saved
-from tests.native_testing import TensorReader, crc32_by, crc32c_by, crc_ways
+from tests.data import tensor_files
+from tests.native_testing import crc32_by, crc32c_by, crc_ways
 from tests.same import assert_same
-from tests.sample_datasets import tensor_files
 
 pytestmark = pytest.mark.native
 
@@ -38,11 +37,6 @@ KINDS: dict[str, Callable[[int], torch.Tensor]] = {
 }
 
 
-def crc32(data: bytes, before: int = 0, *, way: str | None) -> int:
-    """Return the CRC-32 by one way, or by the one that the processor does best (None)."""
-    return _native.crc32(data, before) if way is None else crc32_by(way, data, before)
-
-
 @pytest.mark.parametrize("way", crc_ways())
 def test_known_answers(way: str) -> None:
     for data, answer in {
@@ -51,31 +45,31 @@ def test_known_answers(way: str) -> None:
         b"The quick brown fox jumps over the lazy dog": 0x414FA339,
         bytes(32): 0x190A55AD, b"\xff" * 32: 0xFF6CAB0B, bytes(1 << 20): zlib.crc32(bytes(1 << 20)),
     }.items():  # fmt: skip
-        assert crc32(data, way=way) == answer
+        assert crc32_by(way, data) == answer
 
 
-@pytest.mark.parametrize("way", [*crc_ways(), None])
-def test_every_length(way: str | None) -> None:
+@pytest.mark.parametrize("way", crc_ways())
+def test_every_length(way: str) -> None:
     data = random.Random(5).randbytes(700)
     for length in range(601):
         for start in (0, 1, 3, 8, 15, 31, 33):
             part = data[start : start + length]
-            assert crc32(part, way=way) == zlib.crc32(part), (length, start)
+            assert crc32_by(way, part) == zlib.crc32(part), (length, start)
 
 
-@pytest.mark.parametrize("way", [*crc_ways(), None])
-def test_any_split(way: str | None) -> None:
+@pytest.mark.parametrize("way", crc_ways())
+def test_any_split(way: str) -> None:
     rng = random.Random(6)
     for _ in range(300):
         data = rng.randbytes(rng.choice([10, 100, 1000, 10_000]))
         whole, at = 0, 0
         while at < len(data):
             end = at + rng.randint(0, max(1, len(data) // 3))
-            whole = crc32(data[at:end], whole, way=way)
+            whole = crc32_by(way, data[at:end], whole)
             at = end
         assert whole == zlib.crc32(data)
         before = rng.randrange(1 << 32)
-        assert crc32(data, before, way=way) == zlib.crc32(data, before)
+        assert crc32_by(way, data, before) == zlib.crc32(data, before)
 
 
 def place_of(file: bytes, record: str) -> tuple[int, int]:
@@ -105,6 +99,7 @@ def full(number: int) -> torch.Tensor:
 
 
 def assert_corrupt(read: Callable[[], Any], record: str = "data/0") -> None:
+    """Assert that a read fails by the checksum of a record."""
     with pytest.raises(penstock.CorruptSample, match=f"the CRC-32 of {record} is"):
         read()
 
@@ -136,7 +131,11 @@ def test_a_flipped_bit(kind: str, tmp_path: Path) -> None:
     for read in ways.values():
         read()  # the good files pass
     path = tmp_path / "5.pt"
-    path.write_bytes(flipped(path.read_bytes(), "data/0"))
+    good = path.read_bytes()
+    for record, bit, at in (("data/0", 0, 0.0), ("data/0", 7, 0.9999999), ("data.pkl", 0, 0.999)):
+        path.write_bytes(flipped(good, record, bit, at))
+        assert_corrupt(ways["native"], record)
+    path.write_bytes(flipped(good, "data/0"))
     torch.load(path)  # does not notice
     for name, read in ways.items():
         with pytest.raises(penstock.CorruptSample) as caught:
@@ -156,25 +155,6 @@ def test_a_flipped_bit_in_worker_processes(tmp_path: Path) -> None:
     methods: list[Any] = ["process", None]
     for method in methods:
         assert_corrupt(partial(list, penstock.DataLoader(dataset, num_workers=1, worker_method=method)))
-
-
-@pytest.mark.parametrize("shape", [(300,), (400_000,)], ids=["small", "large"])
-def test_every_byte_counts(shape: tuple[int, ...], tmp_path: Path) -> None:
-    """The first and the last bit of the storage, of what lies around a view, and of the pickle."""
-    storage = torch.arange(float(np.prod(shape)))
-    whole, bad = tmp_path / "good.pt", tmp_path / "bad.pt"
-    for tensor in (storage, storage[3:-3]):
-        good = saved(tensor)
-        whole.write_bytes(good)
-        reader = TensorReader()
-        spec = ("float32", tuple(tensor.shape))
-        for at, bit in ((0, 0), (0.5, 7), (0.9999999, 7)):
-            bad.write_bytes(flipped(good, "data/0", bit, at))
-            for _ in range(2):
-                assert reader.read(str(whole), 1, *spec) == tensor.numpy().tobytes()
-                assert reader.read(str(bad), 1, *spec) == ("python", "the elements do not match their CRC-32")
-        bad.write_bytes(flipped(good, "data.pkl", 0, 0.999))
-        assert reader.read(str(bad), 1, *spec) == ("python", "data.pkl does not match its CRC-32")
 
 
 def test_a_pickle_that_was_changed(tmp_path: Path) -> None:
@@ -262,19 +242,15 @@ def test_archives_of_other_writers(tmp_path: Path) -> None:
 
 #: RFC 3720, appendix B.4; and the check value of the catalogue of parametrised CRCs (CRC-32/ISCSI).
 VECTORS = [
-    (b"", 0),
-    (b"123456789", 0xE3069283),
-    (bytes(32), 0x8A9136AA),
-    (b"\xff" * 32, 0x62A8AB43),
-    (bytes(range(32)), 0x46DD794E),
-    (bytes(range(31, -1, -1)), 0x113FDB5C),
-]
+    (b"", 0), (b"123456789", 0xE3069283), (bytes(32), 0x8A9136AA), (b"\xff" * 32, 0x62A8AB43),
+    (bytes(range(32)), 0x46DD794E), (bytes(range(31, -1, -1)), 0x113FDB5C),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("way", [*crc_ways(), None])
+@pytest.mark.parametrize("way", crc_ways())
 @pytest.mark.parametrize(("data", "expected"), VECTORS)
-def test_published_vectors(way: str | None, data: bytes, expected: int) -> None:
-    assert (_native.crc32c(data) if way is None else crc32c_by(way, data)) == expected
+def test_published_vectors(way: str, data: bytes, expected: int) -> None:
+    assert crc32c_by(way, data) == expected
 
 
 @pytest.mark.parametrize("way", crc_ways())
@@ -286,38 +262,6 @@ def test_every_length_and_alignment(way: str) -> None:
             assert crc32c_by(way, part) == crc32c_by("portable", part), (length, start)
             half = length // 3
             assert crc32c_by(way, part[half:], crc32c_by(way, part[:half])) == crc32c_by(way, part)
-
-
-def test_any_buffer() -> None:
-    data = bytes(range(256)) * 200
-    views = (bytearray(data), memoryview(data), np.frombuffer(data, np.uint8), np.frombuffer(data, np.float64))
-    assert {_native.crc32c(view) for view in views} == {_native.crc32c(data)}
-    with pytest.raises(TypeError):
-        _native.crc32c("text")  # type: ignore[arg-type]
-
-
-def test_rows(tmp_path: Path) -> None:
-    rows = np.arange(60, dtype=np.uint8).reshape(20, 3)
-    (tmp_path / "rows").write_bytes(b"head" + rows.tobytes())
-    with open(tmp_path / "rows", "rb") as file:
-        table = _native.RowFile(file.fileno(), 4, 3, 20)
-    out = np.empty((3, 3), np.uint8)
-    table.read(np.array([19, 0, 7]), out)
-    assert np.array_equal(out, rows[[19, 0, 7]])
-    for wrong in (20, -1, 1 << 62):
-        with pytest.raises(IndexError):
-            table.read(np.array([0, 1, wrong]), out)
-    with pytest.raises(ValueError, match="another number of rows"):
-        table.read(np.array([0]), out)
-    (tmp_path / "rows").write_bytes(b"head")  # cut off meanwhile
-    with pytest.raises(OSError, match="No data"):
-        table.read(np.array([0, 1, 2]), out)
-
-
-def test_rows_that_no_file_can_hold(tmp_path: Path) -> None:
-    (tmp_path / "rows").write_bytes(b"")
-    with open(tmp_path / "rows", "rb") as file, pytest.raises(ValueError, match="no file"):
-        _native.RowFile(file.fileno(), 4, 1 << 40, 1 << 40)
 
 
 def messages(folder: Path, suffix: str = ".pt") -> list[str]:

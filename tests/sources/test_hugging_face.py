@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,6 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, random_split
 
 import penstock
-import penstock._native as _native
-from penstock.sources.hugging_face import NotNumbers, column_of
 from tests.arrow_tables import BATCH, ROWS, as_bits, datasets, equal, numbers, pa, simple, table
 from tests.executors_under_test import Executor, executors
 from tests.same import assert_same
@@ -223,33 +222,12 @@ def test_a_change_in_a_pass_and_between_passes(change: str) -> None:
         assert_same(bits(loader), bits_of_torchs(ours))
 
 
-def test_rows_of_other_bytes_than_the_elements_take() -> None:
-    spec = _native.Spec("int64", [2])
-    values = np.zeros((3, 16), np.uint8)
-    _native.ColumnFiller([values], "int64", spec)
-    for rows, kind, error, words in (
-        (values[:, :8].copy(), "int64", ValueError, "do not agree"),
-        (values.reshape(-1), "int64", ValueError, "do not agree"),
-        (values, "float64", ValueError, "convert"),
-        (values.view(np.int64), "int64", TypeError, "not an array of bytes"),
-    ):
-        with pytest.raises(error, match=words):
-            _native.ColumnFiller([rows], kind, spec)  # type: ignore[list-item]
-
-
-def test_columns_are_views_of_buffers_and_do_not_keep_their_table() -> None:
-    values = pa.array(np.arange(12, dtype=np.float32))
-    columns = {"x": pa.FixedSizeListArray.from_arrays(values, 3), "text": pa.array(["a"] * 4)}
-    arrow = pa.table(columns)
-    (rows,) = column_of(arrow, "x").chunks
-    assert (rows.shape, rows.dtype.name) == ((4, 3), "float32")
-    assert _native.address(rows) == values.buffers()[1].address
-    assert column_of(arrow, "x") is column_of(arrow, "x")
-    for _ in range(2):
-        with pytest.raises(NotNumbers, match="elements of type string"):
-            column_of(arrow, "text")
-    kept = weakref.ref(arrow)
-    del arrow
+def test_a_table_is_not_kept() -> None:
+    dataset = datasets.Dataset(pa.table({"x": pa.array(np.arange(12, dtype=np.float32))})).with_format("torch")
+    equal(dataset)
+    kept = weakref.ref(dataset._data.table)
+    del dataset
+    gc.collect()
     assert kept() is None
 
 

@@ -13,7 +13,7 @@ from torch.utils.data import Subset
 from torchvision.transforms import ToTensor
 
 import penstock
-from tests.photos import photo_files
+from tests.data import photo_files
 
 
 def through(**options: Any) -> Callable[[Any, int], object]:

@@ -21,10 +21,9 @@ from torchvision.transforms import v2
 
 import penstock
 from penstock import Views
-from penstock.sources.torchvision_datasets import TorchvisionFolderSource
-from tests.filled_batches import batches, handed_on, save_pictures
+from tests.data import Made, save_pictures
+from tests.filled_batches import batches, handed_on
 from tests.same import assert_same, assert_same_batches, assert_same_outcome
-from tests.sample_datasets import Made
 
 pytestmark = [pytest.mark.native, pytest.mark.filterwarnings("ignore:The transform `ToTensor")]
 GENERATIONS = pytest.mark.parametrize("t", [v1, v2], ids=["v1", "v2"])
@@ -276,7 +275,6 @@ def test_lists_that_change(tmp_path):
 
 @pytest.mark.parametrize("name", ["EMNIST", "KMNIST"])
 def test_digits_by_name(name):
-    assert all(hasattr(datasets, name) for name in TorchvisionFolderSource.torchvisions)
     kind = getattr(datasets, name)
     dataset = kind.__new__(kind)
     dataset.data = torch.randint(0, 256, (20, 28, 28), dtype=torch.uint8)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,8 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from torchvision.transforms import v2
 
 import penstock
-from penstock.recipe.steps import Refusal
-from penstock.sources.labels import label_values
-from penstock.sources.naming import catalogue, id_of, ids_of, name_of, names_of
-from penstock.sources.native_source import NativeSource
-from penstock.sources.source import Source
-from penstock.sources.tree import SOURCES, build, source_of
-from tests.photos import in_memory
+from tests.data import Made, in_memory, tensor_files
 from tests.same import assert_same
-from tests.sample_datasets import Made, tensor_files
 
 IMAGE = v2.Compose([v2.PILToTensor(), v2.ToDtype(torch.float32, scale=True)])
 
@@ -65,35 +57,48 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
 
 
-NAMES = ["tensor files", "our photos", "photos", "rows", "arrays", "CIFAR10", "MNIST", "subset", "concat"]
-NAMES += ["shards", "packed photos", "listed photos", "named photos"]
+NUMBERS, PHOTOS = [list(map(str, range(5))), ["cat/0.png", "cat/1.png", "dog/0.png"]]
+IDS = {
+    "tensor files": [f"id-{number}" for number in range(5)],
+    "our photos": PHOTOS,
+    "photos": PHOTOS,
+    "listed photos": ["dog/0.png", "cat/1.png"],
+    "named photos": ["dog/0.png", "cat/0.png"],
+    "rows": NUMBERS,
+    "arrays": NUMBERS,
+    "CIFAR10": NUMBERS,
+    "MNIST": NUMBERS,
+    "shards": [f"id-{number}" for number in range(5)],
+    "packed photos": PHOTOS,
+    "subset": ["id-4", "id-0", "id-2"],
+    "concat": [*(f"0/{number}" for number in range(5)), "1/3"],
+}
 
 
-def test_each_adapter_is_tried_here(datasets: dict[str, Any]) -> None:
-    tried = {type(source_of(dataset)).__name__ for dataset in datasets.values()}
-    # tests/sources/test_hugging_face.py has the other: its package may be missing.
-    assert tried == {name for *_, name in SOURCES} - {"HuggingFaceSource"}
+def known(dataset: Any) -> Any:
+    """Return what a checkpoint holds of a dataset: its size, and the digests of its IDs and labels."""
+    return penstock.DataLoader(dataset, seed=0).state_dict()["data"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", IDS)
 def test_names_and_labels_are_those_of_the_samples(datasets: dict[str, Any], name: str) -> None:
     dataset = datasets[name]
-    everything = range(len(dataset))
-    found = catalogue(dataset)
-    assert found.size == len(dataset)
-    assert [text.decode() for text in found.texts()] == ids_of(dataset, everything)
-    assert ids_of(dataset, everything) == [id_of(dataset, index) for index in everything]
-    assert list(names_of(dataset, everything)) == [name_of(dataset, index) for index in everything]
-    assert all(path is None or os.path.isfile(path) for _, path in names_of(dataset, everything))
-    if found.labels is not None:
-        assert found.labels.tolist() == label_values([dataset[index][1] for index in everything]).tolist()
+    assert penstock.DataLoader(dataset, batch_size=len(dataset), seed=0).ids(0, 0) == IDS[name]
+    found, labelled = known(dataset), name not in ("rows", "arrays", "concat")
+    assert found["size"] == len(dataset)
+    assert (found["labels"] is not None) is labelled
+    if labelled:
+        samples: Any = Made(size=len(dataset))
+        samples.targets = [label for _, label in map(dataset.__getitem__, range(len(dataset)))]
+        assert found["labels"] == known(samples)["labels"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", IDS)
 def test_native_batches_are_the_samples(datasets: dict[str, Any], name: str) -> None:
     dataset = datasets[name]
-    assert not isinstance(build(dataset), Refusal)
-    batch = next(iter(penstock.DataLoader(dataset, batch_size=len(dataset), num_workers=0)))
+    loader = penstock.DataLoader(dataset, batch_size=len(dataset), num_workers=0)
+    batch = next(iter(loader))
+    assert "\nnative " in loader.explain() and "Python reads" not in loader.explain()
     wanted = torch.utils.data.default_collate([dataset[index] for index in range(len(dataset))])
     for ours, theirs in zip(batch, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
@@ -102,11 +107,10 @@ def test_native_batches_are_the_samples(datasets: dict[str, Any], name: str) -> 
 def test_what_no_adapter_knows_is_named_by_its_attributes(tmp_path: Path) -> None:
     files: Any = Made(size=2)
     files.root, files.samples = str(tmp_path), ((str(tmp_path / "a/1.bin"), 7), (str(tmp_path / "b/2.bin"), 8))
-    assert type(source_of(files)) is Source
-    assert ids_of(files, [1, -2, 5, "x"]) == ["b/2.bin", "a/1.bin", "5", "'x'"]
-    assert name_of(Subset(files, [1]), 0) == (str(tmp_path / "b/2.bin"),) * 2
-    assert catalogue(files).labels is not None
-    assert isinstance(build(files), Refusal)
+    loader = penstock.DataLoader(files, batch_size=2, seed=0)
+    assert loader.ids(0, 0) == ["a/1.bin", "b/2.bin"]
+    assert known(files)["labels"] is not None
+    assert "Penstock does not know this class, so Python reads it" in loader.explain()
 
 
 def test_messages_count_one_thing_in_the_singular(tmp_path: Path) -> None:
@@ -117,7 +121,8 @@ def test_messages_count_one_thing_in_the_singular(tmp_path: Path) -> None:
     photos = penstock.ImageFolder(tmp_path / "photos", IMAGE)
     arrays = penstock.Arrays(np.zeros((1, 2)))
     digit = in_memory("MNIST", IMAGE, 1)
-    steps = [step.what for dataset in (tensors, photos, arrays, digit) for step in native(dataset).steps]
+    plans = [penstock.DataLoader(dataset).explain() for dataset in (tensors, photos, arrays, digit)]
+    steps = [line.removeprefix("native   ") for plan in plans for line in plan.splitlines()]
     said = [what.split(" in ")[0].split(" of ")[0] for what in steps if what.startswith(("read", "gather"))]
     assert said == ["read    1 file *.pt", "read    1 image file", "gather  1 row", "gather  1 image"]
     shown = [repr(one) for one in (arrays, tensors.ids, photos.samples)]
@@ -137,15 +142,10 @@ def test_messages_count_one_thing_in_the_singular(tmp_path: Path) -> None:
 def test_one_image_whose_stride_is_any_number() -> None:
     digit = in_memory("MNIST", IMAGE, 1)
     digit.data = digit.data.as_strided((1, 28, 28), (1, 28, 1))  # as older releases of torch have it
-    images, _ = next(iter(penstock.DataLoader(digit)))
+    loader = penstock.DataLoader(digit)
+    images, _ = next(iter(loader))
     assert torch.equal(images[0], digit[0][0])
-    native(digit)
-
-
-def native(dataset: Any) -> NativeSource:
-    found = build(dataset)
-    assert not isinstance(found, Refusal)
-    return found[1][0]
+    assert "gather  1 image of 28x28" in loader.explain()
 
 
 @pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8:UserWarning")

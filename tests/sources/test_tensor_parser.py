@@ -1,8 +1,8 @@
-"""The native readers of .pt and .npy files: torch.load(weights_only=True) and numpy.load are the oracle."""
+"""Tensor files that the native core reads: torch.load(weights_only=True) and numpy.load are the oracle."""
 
-import os
 import struct
 import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+import penstock
 from tests.corrupt import Archive, Record, archive_of, npy, npy_with_header, oracle, raw, saved, tensor_files
-from tests.native_testing import TensorReader, parse_tensor, probe
+from tests.same import outcomes
 
 DTYPES = [
     torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64,
@@ -24,7 +25,6 @@ DTYPES = [
 if hasattr(torch, "float8_e8m0fnu"):  # of torch 2.7
     DTYPES.append(torch.float8_e8m0fnu)
 NPY_DTYPES = ["|u1", "|i1", "|b1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8", "<c8", "<c16"]
-BAD_FILES = tensor_files()
 
 pytestmark = [
     pytest.mark.native,
@@ -33,56 +33,61 @@ pytestmark = [
 ]
 
 
-def name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def filled(count: int, dtype: torch.dtype) -> torch.Tensor:
     """`count` elements, bytes all different from their neighbours (bool: 0 and 1)."""
     data = torch.arange(count * dtype.itemsize, dtype=torch.int64) * 37 % 251
     return (data % 2 if dtype == torch.bool else data).to(torch.uint8).view(dtype)
 
 
-def check_read(reader: TensorReader, path: Path, want: torch.Tensor, name_length: int = 1) -> None:
-    spec = name_of(want.dtype), tuple(want.shape)
-    assert probe(str(path)) == spec
-    assert reader.read(str(path), name_length, *spec) == raw(want)
+GOOD = filled(12, torch.float32).reshape(3, 4)
 
 
-def check_file(file: bytes, tmp_path: Path) -> None:
-    """The file is read natively, by the careful path and by the predicted one, as Python reads it."""
-    want = oracle(file)
-    layout = parse_tensor(file)
-    assert isinstance(layout, dict), layout
-    assert (layout["dtype"], layout["shape"]) == (name_of(want.dtype), tuple(want.shape))
-    assert layout["contiguous"] == (want.is_contiguous() or want.numel() == 0)
-    path = tmp_path / "x.pt"
-    path.write_bytes(file)
-    reader = TensorReader()
-    for _ in range(2):
-        check_read(reader, path, want)
-    # A storage that goes on for long after the view is not worth predicting.
-    assert reader.predicted == int(layout["contiguous"] and len(file) - layout["offset"] - layout["reach"] < 60_000)
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def read(folder: Path, files: Sequence[bytes]) -> Iterator[tuple[Any, list[Any]]]:
+    """Yield loaders over a folder of these files, each with what one pass gives: a sample or an error for each."""
+    for number, file in enumerate(files):
+        (folder / f"{number:04}.pt").write_bytes(file)
+    dataset = penstock.TensorFolder(folder, [f"{number:04}" for number in range(len(files))])
+    for workers in (0, 1, 2):
+        loader: Any = penstock.DataLoader(dataset, num_workers=workers)
+        yield loader, outcomes(loader)
+
+
+def assert_equal(found: Any, wanted: torch.Tensor) -> None:
+    assert isinstance(found, torch.Tensor), found
+    (found,) = found  # a batch of one
+    assert (found.dtype, found.shape, raw(found)) == (wanted.dtype, wanted.shape, raw(wanted))
+
+
+def check(folder: Path, files: Iterable[bytes]) -> None:
+    """Assert that files are read as Python reads them, whatever the one before was, and by the native core alone."""
+    given = list(files)
+    for loader, found in read(folder, given):
+        for one, file in zip(found, given, strict=True):
+            assert_equal(one, oracle(file))
+        assert loader.stats().read_by_python == {}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
 def test_every_dtype_of_torch(dtype: torch.dtype, tmp_path: Path) -> None:
-    for shape in ((), (0,), (7,), (3, 4), (2, 0, 3), (1, 5, 1), (2, 3, 1, 2, 1, 2, 1, 2)):
-        check_file(saved(filled(int(np.prod(shape)), dtype).reshape(shape)), tmp_path)
+    shapes = ((), (0,), (7,), (3, 4), (2, 0, 3), (1, 5, 1), (2, 3, 1, 2, 1, 2, 1, 2))
+    check(tmp_path, (saved(filled(int(np.prod(shape)), dtype).reshape(shape)) for shape in shapes))
 
 
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda t: t.t(), lambda t: t[1:], lambda t: t[:, 2:], lambda t: t[3], lambda t: t[:, 3], lambda t: t[::2, ::3],
-        lambda t: t[:1].expand(5, -1), lambda t: t[2:3, 2:3], lambda t: t[6:6], lambda t: t[5, 7],
-        lambda t: t.unfold(1, 3, 2), lambda t: t.reshape(2, 3, 2, 4).permute(2, 0, 3, 1),
-        lambda t: t.t()[None, :, None], lambda t: t[0, 0].expand(2, 3, 4), lambda t: t.t()[:0],
-    ],
-)  # fmt: skip
+VIEWS: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda t: t.t(), lambda t: t[1:], lambda t: t[:, 2:], lambda t: t[3], lambda t: t[:, 3], lambda t: t[::2, ::3],
+    lambda t: t[:1].expand(5, -1), lambda t: t[2:3, 2:3], lambda t: t[6:6], lambda t: t[5, 7],
+    lambda t: t.unfold(1, 3, 2), lambda t: t.reshape(2, 3, 2, 4).permute(2, 0, 3, 1),
+    lambda t: t.t()[None, :, None], lambda t: t[0, 0].expand(2, 3, 4), lambda t: t.t()[:0],
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.int32, torch.int64, torch.complex128], ids=name_of)
-def test_views_of_a_larger_storage(view: Any, dtype: torch.dtype, tmp_path: Path) -> None:
-    check_file(saved(view(filled(48, dtype).reshape(6, 8))), tmp_path)
+def test_views_of_a_larger_storage(dtype: torch.dtype, tmp_path: Path) -> None:
+    check(tmp_path, (saved(view(filled(48, dtype).reshape(6, 8))) for view in VIEWS))
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -94,25 +99,24 @@ def test_any_strides_and_offset(data: st.DataObject, tmp_path: Path) -> None:
     offset = data.draw(st.integers(0, 20))
     reach = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if 0 not in shape else 0
     storage = filled(offset + reach + data.draw(st.integers(0, 5)), dtype)
-    check_file(saved(storage.as_strided(shape, stride, offset)), tmp_path)
+    check(tmp_path, [saved(storage.as_strided(shape, stride, offset))])
 
 
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
 @pytest.mark.parametrize("descr", NPY_DTYPES)
 def test_every_dtype_of_npy(version: tuple[int, int], descr: str, tmp_path: Path) -> None:
-    dtype = np.dtype(descr)
+    dtype, files = np.dtype(descr), list[bytes]()
     for shape in ((), (0,), (5,), (3, 4), (2, 0, 3), (2, 3, 4, 5)):
         count = int(np.prod(shape))
         array = (np.arange(count * dtype.itemsize) * 37 % (2 if descr == "|b1" else 251)).astype(np.uint8).view(dtype)
-        check_file(npy(array.reshape(shape), version), tmp_path)
-        check_file(npy(np.asfortranarray(array.reshape(shape)), version), tmp_path)
+        files += [npy(array.reshape(shape), version), npy(np.asfortranarray(array.reshape(shape)), version)]
+    check(tmp_path, files)
 
 
 def test_npy_keys_in_any_order_and_bytes_after_the_data(tmp_path: Path) -> None:
     header = b"{'shape': (3,4), 'fortran_order': True, 'descr': '<f4'}    \n"
     file = npy_with_header(header, np.arange(12, dtype=np.float32).tobytes() + b"more")
-    check_file(file, tmp_path)
-    check_file(file + bytes(5000), tmp_path)
+    check(tmp_path, [file, file + bytes(5000)])
 
 
 def test_archives_of_other_writers(tmp_path: Path) -> None:
@@ -120,7 +124,7 @@ def test_archives_of_other_writers(tmp_path: Path) -> None:
     sizes = b"XX\1\0y" + struct.pack("<HHQQ", 1, 16, 48, 48)
     elsewhere = good.pickle.replace(b"X\x03\0\0\0cpu", b"X\x06\0\0\0cuda:1")
     assert elsewhere != good.pickle
-    for archive in (
+    archives = (
         good,
         replace(good, zip64=False),
         good.drop(b"byteorder").drop(b".storage_alignment").drop(b".format_version"),
@@ -129,83 +133,56 @@ def test_archives_of_other_writers(tmp_path: Path) -> None:
         good.plus(Record(b"archive/.note-of-a-later-torch", b"hello")),
         good.edit(b"data/0", size=0xFFFFFFFF, packed=0xFFFFFFFF, extra=sizes),
         good.edit(b"data.pkl", data=elsewhere),
-    ):
-        check_file(archive.file(), tmp_path)
+    )
+    check(tmp_path, (archive.file() for archive in archives))
 
 
-@pytest.mark.parametrize("name", BAD_FILES)
-def test_bad_files_are_left_to_python(name: str, tmp_path: Path) -> None:
-    file, reason = BAD_FILES[name]
-    given_reason = parse_tensor(file)
-    assert isinstance(given_reason, str) and reason in given_reason
-    path, good_path = tmp_path / "x", tmp_path / "y"
-    good = filled(12, torch.float32).reshape(3, 4)
-    path.write_bytes(file)
-    good_path.write_bytes(saved(good) if b"NUMPY" not in file[:6] else npy(good.numpy()))
-    reader = TensorReader()
-    assert probe(str(path)) == ("python", given_reason)
-    for _ in range(2):  # nor is it taken for the good file that came before it
-        assert reader.read(str(path), 1, "float32", (3, 4)) == ("python", given_reason)
-        check_read(reader, good_path, good)
+def cuts() -> Iterator[bytes]:
+    """Yield good files that were cut off, at every third byte."""
+    for file in (saved(GOOD), npy(GOOD.numpy())):
+        yield from (file[:length] for length in range(0, len(file), 3))
 
 
-def test_a_file_that_is_not_what_the_last_one_was(tmp_path: Path) -> None:
-    reader = TensorReader()
+@pytest.mark.parametrize("what", ["bad", "cut off"])
+def test_bad_files_are_left_to_python(what: str, tmp_path: Path) -> None:
+    """Nor is one taken for the good file that came before it."""
+    given, reasons = zip(*tensor_files().values(), strict=True) if what == "bad" else (list(cuts()), ())
+    good = [saved(GOOD), npy(GOOD.numpy())]
+    for loader, found in read(tmp_path, [one for file in given for one in (*good, file)]):
+        for number, bad in enumerate(found[2::3]):
+            try:
+                wanted = loader.dataset[3 * number + 2]
+            except Exception as error:
+                said = str(error).partition(" at 0x")[0]  # an object's address
+                assert bad[0] == type(error).__name__ and bad[1].partition(" at 0x")[0] == said
+            else:  # torch takes some files for what they are not: no values to compare
+                if isinstance(bad, tuple):  # a dtype that no batch has
+                    assert "reshape it, or write your own Dataset" in bad[1]
+                    continue
+                assert (bad.dtype, bad.shape) == (wanted.dtype, (1, *wanted.shape))
+        for one in (*found[::3], *found[1::3]):
+            assert_equal(one, GOOD)
+        told = " ".join(loader.stats().read_by_python)
+        assert [reason for reason in reasons if reason not in told] == []
+
+
+def test_files_that_are_not_what_the_last_one_was(tmp_path: Path) -> None:
     base = filled(3 * 64 * 64, torch.float32).reshape(3, 64, 64)
     tensors = [
         base, base + 1, base.permute(2, 0, 1), base[1:], base.double(), base.to(torch.int32), base.flatten(), base * 2,
         base.reshape(64, 3, 64), base[0, 0, 0], torch.zeros(0), base.view(torch.uint32), base.expand(2, -1, -1, -1),
     ]  # fmt: skip
     order = [0, 0, 1, 0, 2, 0, 3, 3, 4, 0, 5, 5, 0, 6, 0, 7, 8, 0, 9, 9, 10, 10, 11, 0, 11, 12, 0]
-    for i, kind in enumerate(order):
-        file = tmp_path / f"{i:03}.pt"
-        file.write_bytes(saved(tensors[kind]) if i % 5 else npy(tensors[kind].numpy()))
-        if reader.predicted == 0 and i:  # not probed: the predicted read alone must find the difference
-            assert reader.read(str(file), 3, "float32", (3, 64, 64)) == raw(base)
-        check_read(reader, file, tensors[kind], 3)
-        if kind not in (0, 1, 7):
-            spec = name_of(tensors[kind].dtype), tuple(tensors[kind].shape)
-            expected = raw(tensors[kind]) if spec == ("float32", (3, 64, 64)) else ("mismatch", spec)
-            assert reader.read(str(file), 3, "float32", (3, 64, 64)) == expected
-    assert reader.predicted > 5
-
-
-def test_files_of_one_folder_take_one_read_each(tmp_path: Path) -> None:
-    reader = TensorReader()
-    for i in range(2000, 2020):
-        tensor = filled(1000, torch.float32) + i
-        torch.save(tensor, tmp_path / f"{i}.pt")
-        assert reader.read(str(tmp_path / f"{i}.pt"), 4, "float32", (1000,)) == raw(tensor)
-    assert reader.predicted == 19
-
-
-def test_truncated_everywhere(tmp_path: Path) -> None:
-    """A file cut at any byte is never read natively, not even after a good one of the same kind."""
-    tensor = filled(12, torch.float32).reshape(3, 4)
-    good, cut = tmp_path / "good", tmp_path / "cut"
-    for file in (saved(tensor), npy(tensor.numpy())):
-        good.write_bytes(file)
-        reader = TensorReader()
-        for length in range(0, len(file), 3):
-            reader.read(str(good), 1, "float32", (3, 4))
-            cut.write_bytes(file[:length])
-            outcome = reader.read(str(cut), 1, "float32", (3, 4))
-            assert isinstance(outcome, tuple) and outcome[0] == "python", length
+    check(tmp_path, (saved(tensors[i]) if n % 5 else npy(tensors[i].numpy()) for n, i in enumerate(order)))
 
 
 def test_large_files(tmp_path: Path) -> None:
-    reader = TensorReader()
     large = filled(700_000, torch.float32).reshape(700, 1000)  # over 1 MiB: read in parts
     records = archive_of(saved(large)).records
     note = Record(b"archive/.note", bytes(40_000))
-    views = [large, large.t(), large[3], large[:, 5], large[10:20], large, large]
-    files = [(saved(tensor), tensor) for tensor in views]
-    files += [(npy(np.asfortranarray(large.numpy())), large), (Archive(tuple(reversed(records))).file(), large)]
-    files += [(Archive((note, *records, replace(note, name=b"archive/.b"))).file(), large)]
-    for i, (file, tensor) in enumerate(files):
-        (tmp_path / f"{i}.pt").write_bytes(file)
-        check_read(reader, tmp_path / f"{i}.pt", tensor)
-        assert reader.predicted >= 1 or i < len(views) - 1
+    files = [saved(tensor) for tensor in (large, large.t(), large[3], large[:, 5], large[10:20], large, large)]
+    files += [npy(np.asfortranarray(large.numpy())), Archive(tuple(reversed(records))).file()]
+    check(tmp_path, [*files, Archive((note, *records, replace(note, name=b"archive/.b"))).file()])
 
 
 def test_a_sparse_file_of_more_than_4_gib(tmp_path: Path) -> None:
@@ -235,20 +212,10 @@ def test_a_sparse_file_of_more_than_4_gib(tmp_path: Path) -> None:
         out.write(raw(view))
         out.seek(split + length)
         out.write(tail)
-    check_read(TensorReader(), path, view)
+    for workers in (0, 1):
+        loader: Any = penstock.DataLoader(penstock.TensorFolder(tmp_path, ["x"]), num_workers=workers)
+        assert_equal(next(iter(loader)), view)
+        assert loader.stats().read_by_python == {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert torch.equal(torch.load(path, weights_only=True, mmap=True), view)
-
-
-def test_what_is_no_regular_file(tmp_path: Path) -> None:
-    reader = TensorReader()
-    (tmp_path / "good").write_bytes(saved(filled(12, torch.float32)))
-    os.mkfifo(tmp_path / "fifo")
-    for _ in range(2):  # before and after a prediction exists
-        for path, error in ((tmp_path, IsADirectoryError), (tmp_path / "missing", FileNotFoundError)):
-            with pytest.raises(error):
-                reader.read(str(path), 1, "float32", (12,))
-        for path in (tmp_path / "fifo", Path("/dev/zero")):
-            assert reader.read(str(path), 1, "float32", (12,)) == ("python", "not a regular file")
-        reader.read(str(tmp_path / "good"), 1, "float32", (12,))

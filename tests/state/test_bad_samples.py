@@ -16,7 +16,7 @@ from PIL import Image
 from torchvision import transforms as v1
 
 import penstock
-from tests.sample_datasets import tensor_files
+from tests.data import tensor_files
 
 pytestmark = pytest.mark.native
 

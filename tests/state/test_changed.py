@@ -16,8 +16,7 @@ from PIL import Image
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import penstock
-from penstock.sources.naming import catalogue, id_of
-from tests.sample_datasets import Made
+from tests.data import Made
 from tests.values import listed, loaded, stopped
 
 torchvision = pytest.importorskip("torchvision", reason="torchvision is not installed")
@@ -33,6 +32,17 @@ class Tutorial(Made):
 
 def loader(dataset: Any, **options: Any) -> Any:
     return penstock.DataLoader(dataset, **{"batch_size": 4, "shuffle": True, "seed": 7, **options})
+
+
+def ids(dataset: Any) -> list[str]:
+    """Return the IDs of all samples."""
+    return loader(dataset, batch_size=len(dataset), shuffle=False).ids(0, 0)
+
+
+def fingerprint(dataset: Any) -> dict[str, Any]:
+    """Return what states say of a dataset."""
+    found: dict[str, Any] = loader(dataset).state_dict()["data"]
+    return found
 
 
 def firsts(batches: Any) -> list[Any]:
@@ -61,14 +71,10 @@ def state_of(made: Any, steps: int) -> Any:
 
 BEFORE = list(range(50))
 CHANGES: dict[str, list[int]] = {
-    "grown": list(range(60)),
-    "grown in front": [*range(100, 110), *range(50)],
-    "shrunk": list(range(5, 45)),
-    "others": [*range(10, 50), *range(200, 230)],
-    "reordered": list(range(49, -1, -1)),
-    "all new": list(range(300, 320)),
-    "repeated": [*range(50), *range(50)],
-}
+    "grown": list(range(60)), "grown in front": [*range(100, 110), *range(50)], "shrunk": list(range(5, 45)),
+    "others": [*range(10, 50), *range(200, 230)], "reordered": list(range(49, -1, -1)),
+    "all new": list(range(300, 320)), "repeated": [*range(50), *range(50)],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"seed": None}, {"batch_size": None}], ids=str)
@@ -101,7 +107,7 @@ def test_image_folders_go_on_wherever_they_lie(kind: Any, tmp_path: Path) -> Non
 
     images(tmp_path / "a", {f"{name}/{side}.png": side for side in range(1, 21) for name in ("cat", "dog")})
     begun = made("a")
-    assert id_of(begun.dataset, 0) == "cat/1.png"
+    assert ids(begun.dataset)[0] == "cat/1.png"
     _, state, batches = stopped(begun, 5)
     rest = listed(batches)
     shutil.move(tmp_path / "a", tmp_path / "b")
@@ -124,9 +130,8 @@ def test_parts_of_a_concatenation_grow() -> None:
     state, now = state_of(loader(joined(20, 30)), 6), joined(25, 33)
     with changed(r"52 samples and has 60 \(\+8\); its IDs, or their order, have changed"):
         loader(now).load_state_dict(state)
-    assert catalogue(now).texts() == [id_of(now, index).encode() for index in range(len(now))]
-    assert [id_of(now, index) for index in (25, 58, 59)] == ["1/n0", "2/3", "2/1"]
-    assert catalogue(Subset(now, [59, 0, 30])).texts() == [b"2/1", b"0/0", b"1/n5"]
+    assert [ids(now)[index] for index in (25, 58, 59)] == ["1/n0", "2/3", "2/1"]
+    assert ids(Subset(now, [59, 0, 30])) == ["2/1", "0/0", "1/n5"]
 
 
 def test_other_labels_alone_do_not_change_the_order() -> None:
@@ -199,15 +204,14 @@ def test_datasets_have_catalogues_of_their_own(tmp_path: Path) -> None:
         ConcatDataset([numbers]),
         Tutorial(["a\0b", "\udcff", "é"], {"a\0b": torch.ones(2), "\udcff": None, "é": np.zeros(2)}),
     ]
-    found = [catalogue(dataset) for dataset in sets]
-    assert [len(one.texts()) for one in found] == [one.size for one in found] == [len(one) for one in sets]
-    assert len({json.dumps(one.fingerprint) for one in found}) == len(sets)
+    assert [fingerprint(one)["size"] for one in sets] == [len(ids(one)) for one in sets] == [len(one) for one in sets]
+    assert len({json.dumps(fingerprint(one)) for one in sets}) == len(sets)
 
 
 def labelled(targets: Any) -> Any:
     dataset: Any = TensorDataset(torch.zeros(len(targets)))
     dataset.targets = targets
-    return catalogue(dataset).fingerprint["labels"]
+    return fingerprint(dataset)["labels"]
 
 
 @pytest.mark.parametrize(

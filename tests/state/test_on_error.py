@@ -14,9 +14,9 @@ import torch
 import torch.utils.data as tud
 
 import penstock
+from tests.data import Numbers, Order, Stream, Whole, tensor_files
 from tests.executors_under_test import options
 from tests.same import assert_same
-from tests.sample_datasets import Numbers, Order, Stream, Whole, tensor_files
 
 ALL = penstock.Replace(max_share=1.0)
 

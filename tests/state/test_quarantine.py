@@ -26,7 +26,7 @@ from hypothesis import given, settings, strategies as st
 from penstock.errors import InvalidOption, TooManyBadSamples
 from penstock.state.manifest import BadSample, Manifest
 from penstock.state.substitutes import Quarantine, Replace
-from tests.waiting import run_in_threads, wait_until
+from tests.waiting import wait_until
 
 
 def bad(id: str, path: str | None = None, index: int | None = None) -> BadSample:
@@ -425,18 +425,6 @@ def test_processes_add_while_one_takes_out(path: Path) -> None:
     assert sorted(json.loads(line)["id"] for line in content) == sorted(f"id-{i}" for i in range(120))
 
 
-def test_threads_report_at_once(path: Path) -> None:
-    kept = Quarantine(Replace(1, path), 1000)
-
-    def reports(thread: int) -> None:
-        for i in range(40):
-            kept.report(bad(f"id-{i}"))
-
-    run_in_threads(4, reports)
-    assert kept.known == {f"id-{i}" for i in range(40)}
-    assert sorted(lines(path)) == sorted(kept.known)
-
-
 @pytest.mark.parametrize(
     ("share", "size", "allowed"),
     [
@@ -473,43 +461,6 @@ def test_message_lists_what_is_bad(path: Path) -> None:
     words = r"\n  'x': KeyError: /p/x is bad\nRepair .* or raise max_share; manifest="
     with pytest.raises(TooManyBadSamples, match=words):
         Quarantine(Replace(0), 10).report(BadSample("x", "/p/x", "KeyError: /p/x is bad", None, "t"))
-
-
-def test_later_run_takes_up_its_own(path: Path) -> None:
-    first = Quarantine(Replace(0.5, path), 4)
-    for id in "ab":
-        first.report(bad(id))
-    later = Quarantine(Replace(0.5, path), 6)
-    assert (lines(path), list(later.entries), later.known) == (["a", "b"], ["a", "b"], frozenset())
-    later.take_up("xyzbw")  # "a" is of another dataset, and does not count
-    before = later.known
-    for id, known in (
-        ("b", frozenset("b")),
-        ("a", frozenset("ab")),
-    ):  # found bad here too: both stand in the manifest already
-        later.report(bad(id))
-        assert (before, later.known, lines(path)) == (frozenset("b"), known, ["a", "b"])
-    assert repr(later) == f"Quarantine(2 of 6 bad, 3 allowed, manifest={str(path)!r})"
-    later.report(bad("c"))
-    with pytest.raises(TooManyBadSamples):
-        later.report(bad("d"))
-    with pytest.raises(TooManyBadSamples, match=r"^4 of 6 "):
-        Quarantine(Replace(0.5, path), 6).take_up("abcd")
-    unwritten = Quarantine(Replace(), 10)
-    unwritten.take_up(["a"])
-    assert (unwritten.entries, unwritten.known) == ({}, frozenset())
-    assert repr(unwritten) == "Quarantine(0 of 10 bad, 1 allowed)"
-
-
-def test_manifest_that_goes_bad_does_not_end_the_run(path: Path) -> None:
-    kept = Quarantine(Replace(1, path), 10)
-    path.unlink()
-    path.mkdir()
-    with pytest.warns(RuntimeWarning, match="'a' could not be written"):
-        kept.report(bad("a"))
-    path.rmdir()
-    kept.report(bad("b"))
-    assert kept.known == {"a", "b"} and lines(path) == ["b"]
 
 
 def test_copies_are_their_own(path: Path) -> None:

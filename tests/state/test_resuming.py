@@ -21,8 +21,8 @@ from torch.utils.data import (
 )
 
 import penstock
-from penstock.state.ledger import compare, read
-from tests.sample_datasets import Made, rows
+from tests.commands import command
+from tests.data import Made, rows
 from tests.values import flat, listed, loaded, resumed, stopped, stored
 
 SIZE = 24
@@ -125,13 +125,14 @@ def test_the_ledger_writes_what_was_handed_out(tmp_path: Path) -> None:
     loader, got, state, batches = begun_out_of_order(seed=1, ledger=ledgers[1])
     loader.dataset.gate.set()
     assert len(got + flat(batches)) == SIZE
-    told = compare(read(ledgers[0]), read(ledgers[1]))
-    assert (told.ended, told.at) == (None, (0, 0)), "the first step was given another batch"
+    told = command("ledger", "diff", ledgers[0], ledgers[1], code=1)
+    assert told.startswith("diverged at epoch 0 step 0, after 0 steps"), "the first step was given another batch"
     # What was given at each step, whichever way it came to that, is what two ledgers agree on.
     same = loaded(numbers(2, seed=1, num_workers=0, sampler=None, ledger=ledgers[2]), state)
     assert flat(same) == [number for number in range(SIZE) if number not in got]
-    steps = [record.step for record in read(ledgers[2])]
-    assert steps == list(range(4, SIZE // 2)), "steps are counted on from those that were given"
+    _, *steps = command("ledger", "show", ledgers[2], "--epoch", "0").splitlines()
+    numbers_of_steps = [int(line.split()[0]) for line in steps]
+    assert numbers_of_steps == list(range(4, SIZE // 2)), "steps are counted on from those that were given"
 
 
 def test_in_order_native_passes_keep_their_small_states() -> None:

@@ -15,10 +15,9 @@ from torch.utils.data import DataLoader as TorchDataLoader, DistributedSampler, 
 
 import penstock
 from penstock.cli import main
-from penstock.order.schedule import Schedule, Share, share_of
+from tests.data import Drawing, Made, Stream
 from tests.executors_under_test import Executor, executors
 from tests.same import assert_same
-from tests.sample_datasets import Drawing, Made, Stream
 from tests.values import flat, listed, loaded, resumed, stopped, stored, taken
 
 SIZE = 101
@@ -33,37 +32,32 @@ def refused(words: str) -> Any:
     return pytest.raises(penstock.InvalidOption, match=words)
 
 
-@pytest.mark.parametrize("size", [0, 1, 7, 36, 37])
+@pytest.mark.parametrize("size", [1, 7, 36, 37])
 def test_ranks_share_an_epoch(size: int) -> None:
     for case in product((1, 2, 5), (1, 2, 3, 8), (0, 4, 36), (False, True)):
         assert_shared(size, *case)
 
 
 def assert_shared(size: int, batch_size: int, world: int, start: int, drop_last: bool) -> None:
-    schedules = [Schedule(size, batch_size, drop_last, Share(rank, world), start) for rank in range(world)]
-    (steps,) = {schedule.steps for schedule in schedules}
+    options = {"batch_size": batch_size, "shuffle": False, "drop_last": drop_last, "num_workers": 0}
+    ranks = [loader(TensorDataset(torch.arange(size)), shard=(rank, world), **options) for rank in range(world)]
+    for rank in ranks:
+        rank.load_state_dict({**rank.state_dict(), "position": min(start, size)})
     found: list[int] = []
-    for step in range(steps):
-        parts = [schedule.part(step) for schedule in schedules]
-        assert len({part.count for part in parts}) == 1
-        for part in parts:
-            found += range(part.begin, part.begin + part.count - part.padding)
-    wanted = list(range(start, size))
+    for batches in zip(*ranks, strict=True):
+        assert len({len(batch[0]) for batch in batches}) == 1
+        for rank, (batch,) in zip(ranks, batches, strict=True):
+            found += batch.tolist()[: len(batch) - rank.padded]
+    wanted = list(range(min(start, size), size))
     full = len(wanted) // (batch_size * world) * (batch_size * world)
     assert found == (wanted[:full] if drop_last else wanted)
-    with pytest.raises(IndexError):
-        schedules[0].part(steps)
 
 
-def test_auto_asks_torchruns_variables_before_the_group_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_asks_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
-    assert share_of("auto") == Share(0, 1)
-    for name, number in (("RANK", "1"), ("WORLD_SIZE", "3")):
-        monkeypatch.setenv(name, number)
-    assert share_of("auto") == Share(1, 3)
     for name, value in (("is_initialized", True), ("get_rank", 4), ("get_world_size", 5)):
         monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
-    assert share_of("auto") == Share(4, 5)
+    assert "rank 4 of 5 gets its part" in loader(shard="auto").explain()
 
 
 @pytest.mark.filterwarnings("ignore:seed= does not reach the draws of the dataset")

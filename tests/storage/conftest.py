@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from tests.sample_datasets import tensor_files
+from tests.data import tensor_files
 
 SAMPLES = 240
 

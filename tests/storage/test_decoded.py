@@ -21,14 +21,10 @@ from torchvision.transforms import v2
 import penstock
 import penstock._native as _native
 from penstock import DataLoader, ImageFolder, TensorFolder
-from penstock.sources.cached import KeptPixels, kept_pixels
 from tests.accelerator import replaced_by_the_cpu
-from tests.native_testing import SlowTable
-from tests.packing.packed import start_readers
-from tests.photos import noise_image
+from tests.data import noise_image, tensor_files
 from tests.python_processes import VISION, Program
 from tests.same import assert_passes, assert_same
-from tests.sample_datasets import tensor_files
 from tests.storage.test_tiers import TIERS, counts_of, spoil, torchs
 
 pytestmark = pytest.mark.native
@@ -190,21 +186,19 @@ resize, crop, pad, flip = v1.Resize(30), v1.CenterCrop((20, 24)), v1.Pad((1, 2))
 @pytest.mark.parametrize(
     ("steps", "kept"),
     [
-        ([resize, crop], (2, "CenterCrop")),
-        ([resize, flip, crop], (1, "Resize")),
-        ([v1.Resize(30, max_size=36)], (1, "Resize")),
-        ([crop, pad, flip], (1, "CenterCrop")),  # padding costs nothing to add
-        ([crop, pad, v1.Resize((5, 6)), flip], (3, "Resize")),
-        ([pad, crop, pad, v1.Grayscale()], (4, "Grayscale")),
-        ([crop, v1.ToTensor(), v1.Pad(2)], (1, "CenterCrop")),  # pixels are kept, not what they become
+        ([resize, crop], "CenterCrop"),
+        ([resize, flip, crop], "Resize"),
+        ([v1.Resize(30, max_size=36)], "Resize"),
+        ([crop, pad, flip], "CenterCrop"),  # padding costs nothing to add
+        ([crop, pad, v1.Resize((5, 6)), flip], "Resize"),
+        ([pad, crop, pad, v1.Grayscale()], "Grayscale"),
+        ([crop, v1.ToTensor(), v1.Pad(2)], "CenterCrop"),  # pixels are kept, not what they become
     ],
 )
-def test_which_pixels_are_kept(steps: list[Any], kept: tuple[int, str]) -> None:
+def test_which_pixels_are_kept(steps: list[Any], kept: str, photos: Path) -> None:
     last = [] if any(isinstance(step, v1.ToTensor) for step in steps) else [v1.ToTensor()]
-    recipe = penstock.recipe.reader.read(compose([*steps, *last]), mode="RGB")
-    assert isinstance(recipe, penstock.recipe.steps.Recipe), recipe
-    pixels = kept_pixels(recipe)
-    assert isinstance(pixels, KeptPixels) and (pixels.operations, pixels.after) == kept
+    loader = made(ImageFolder(photos, compose([*steps, *last])))
+    assert f"pixels as {kept} leaves them" in loader.explain()
 
 
 @pytest.mark.parametrize(
@@ -306,14 +300,10 @@ def test_each_form_has_a_part_of_its_own(photos: Path, tmp_path: Path, monkeypat
     assert parts(resize, crop, v1.Pad(2, fill=7)) == 1
     assert parts(resize, crop, decoded=False) == 2
     others: list[list[Any]] = [
-        [v1.Resize(26, interpolation=BICUBIC), crop],
-        [v1.Resize(26, max_size=30), crop],
-        [v1.Resize(27), crop],
-        [v1.Pad(2), resize, crop],
-        [v1.Pad(2, fill=7), resize, crop],
-        [v1.Pad(2, padding_mode="edge"), resize, crop],
+        [v1.Resize(26, interpolation=BICUBIC), crop], [v1.Resize(26, max_size=30), crop], [v1.Resize(27), crop],
+        [v1.Pad(2), resize, crop], [v1.Pad(2, fill=7), resize, crop], [v1.Pad(2, padding_mode="edge"), resize, crop],
         [resize, crop, v1.Grayscale()],
-    ]
+    ]  # fmt: skip
     assert [parts(*steps) for steps in others] == list(range(3, 10))
     assert parts(v2.Resize(26), v2.CenterCrop(20)) == 9, "Pillow does the same for both generations"
     settings = (Image, "MAX_IMAGE_PIXELS", 10**6), (ImageFile, "LOAD_TRUNCATED_IMAGES", True), (PIL, "__version__", "0")
@@ -390,29 +380,6 @@ def test_entries_that_are_no_pixels(content: Any, tmp_path: Path, monkeypatch: p
     assert torch.equal(images, (other if content == (20, 1, 3) else dataset[0][0])[None])
 
 
-def test_pixels_that_the_filler_refuses() -> None:
-    resize = {"op": "Resize", "size": (4, 5), "shorter": 0, "longest": 0, "filter": "bilinear", "arithmetic": "pillow"}
-    recipe, drawing = (
-        _native.Recipe(3, [operation], "uint8", "hwc", None, [])
-        for operation in ({**resize, "antialias": True}, {"op": "RandomFlip", "horizontal": True, "p": 0.5})
-    )
-    cache = _native.SampleCache([_native.CacheTier.in_memory(1, 1000)])
-    files = _native.ImageFileFiller(None, recipe, 2000)
-    filler = files.keeping_pixels(cache, 1)
-    image = np.asarray(noise_image(1, 40, 50))
-    assert filler.keep(0, b"a", image)
-    assert not filler.keep(0, b"a", image[..., :1].copy()), "another number of channels"
-    assert not filler.keep(0, b"a", image[:0]), "no pixels"
-    for call, words in (
-        (lambda: filler.keep(0, b"a", image.reshape(-1)), "height x width"),
-        (lambda: files.keeping_pixels(cache, 2), "fewer operations"),
-        (lambda: files.keeping_pixels(cache, 1 << 60), "fewer operations"),
-        (lambda: _native.ImageFileFiller(None, drawing, 0).keeping_pixels(cache, 1), "draws"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            call()
-
-
 def numbers(height: int, width: int, channels: int) -> bytes:
     return b"PIX1" + b"".join(value.to_bytes(4, "little") for value in (height, width, channels))
 
@@ -438,16 +405,3 @@ def test_truncated_images_where_pillow_allows_them(photos: Path, monkeypatch: py
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", False)
     with pytest.raises(penstock.SampleError, match="truncated"):
         list(loader)
-
-
-def test_readers_keep_no_files_in_the_place_of_pixels(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class SlowFiller(_native.ImageFileFiller):
-        def __init__(self, paths: Any, recipe: _native.Recipe, max_pixels: int) -> None:
-            super().__init__(SlowTable(paths, 0.01), recipe, max_pixels)
-
-    monkeypatch.setattr(_native, "ImageFileFiller", SlowFiller)
-    start_readers(monkeypatch)
-    loader = checked(ImageFolder(photos, compose(STILL["v1"])), 3, batch_size=3, num_workers=2)
-    counts, reading = counts_of(loader), loader.stats().reading
-    assert (counts.decoded, counts.bytes, counts.dropped) == (18, 18 * (16 + 20 * 20 * 3), 0)
-    assert reading.ahead + reading.awaited > 0

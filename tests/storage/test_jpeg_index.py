@@ -5,27 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import pickle
-import resource
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torchvision
 from torch.utils.data import ConcatDataset, Subset
 from torchvision import transforms
 
-import penstock._native as _native
 from penstock import DataLoader, ImageFolder
-from penstock.sources.cached import photos_of
-from penstock.storage import jpeg_index
-from penstock.storage.jpeg_index import JpegIndexes, Photos
 from tests.forking import assert_in_child
-from tests.indexed_photos import FORMS, LOW, MIDDLE, PHOTOS, Reader, counts_of, encoded, only, pictures, scan_of, torchs
+from tests.indexed_photos import FORMS, LOW, MIDDLE, PHOTOS, counts_of, encoded, only, pictures, scan_of, torchs
 from tests.same import assert_passes, assert_same, outcomes
 
 pytestmark = pytest.mark.native
@@ -37,8 +30,8 @@ RANDOM = transforms.Compose([transforms.RandomResizedCrop(32), transforms.PILToT
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the cache folder of the user, which is empty; half of the disk need not be free for an index."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(jpeg_index, "_LEFT", 0.0)
-    return tmp_path / "home" / "penstock" / jpeg_index.KIND
+    monkeypatch.setattr("penstock.storage.jpeg_index._LEFT", 0.0)
+    return tmp_path / "home" / "penstock" / "jpeg-index"
 
 
 DATASETS: dict[str, Callable[[Path, Any], Any]] = {
@@ -246,7 +239,7 @@ def read_only(flags: int, name: str, folder: int) -> int | None:
 def test_where_nothing_can_be_kept(
     name: str, value: Any, why: str, dataset: Any, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jpeg_index, name, value)
+    monkeypatch.setattr(f"penstock.storage.jpeg_index.{name}", value)
     in_memory(made(dataset), why)
     assert not home.exists() or not any(path.stat().st_blocks for path in home.glob("*.states"))
 
@@ -265,7 +258,7 @@ def test_the_folder_is_bounded(dataset: Any, tmp_path: Path, home: Path, monkeyp
     loader = made(dataset)
     list(loader)
     path = only(home)
-    monkeypatch.setattr(jpeg_index, "MAX_BYTES", path.stat().st_blocks * 512 + 100)
+    monkeypatch.setattr("penstock.storage.jpeg_index.MAX_BYTES", path.stat().st_blocks * 512 + 100)
     held = made(other)
     in_memory(held, "the cache folder has no room")  # the other one is held
     del loader, held
@@ -273,157 +266,3 @@ def test_the_folder_is_bounded(dataset: Any, tmp_path: Path, home: Path, monkeyp
     loader = made(other)
     assert_same(list(loader), torchs(other))
     assert only(home) != path
-
-
-@pytest.mark.parametrize(
-    ("mean", "size", "slot"),
-    [(113_000, 400, 512), (40_000, 400, 160), (14_000, 400, 64), (5_000, 400, 0), (113_000, 1 << 24, 64), (1e5, 0, 0)],
-)
-def test_an_index_takes_less_than_half_a_percent(mean: float, size: int, slot: int) -> None:
-    photos = Photos(size, (), packed_bytes=mean)
-    assert photos.slot_bytes(1 << 30) == slot
-    if slot and size < 1000:
-        assert _native.JpegIndex.file_bytes(size, slot) - 4096 < 0.005 * mean * size
-
-
-def test_names_that_tell_datasets_apart(tmp_path: Path) -> None:
-    def named(index: int) -> tuple[str, str]:
-        return str(index), str(tmp_path / str(index))
-
-    def damaged(index: int) -> tuple[str, str]:
-        raise ValueError("too many values to unpack")
-
-    other = lambda index: named(index + 1)  # noqa: E731
-    given: list[Any] = [(1000, named, 1e5), (1001, named, 1e5), (1000, other, 1e5), (1000, named, 4e4)]
-    known = [photos for photos in (photos_of(*one) for one in given) if photos is not None]
-    assert 50 < len(known[0].names) <= 64
-    assert len({jpeg_index.file_name(photos, photos.slot_bytes(1 << 30)) for photos in known}) == 4
-    assert JpegIndexes().describe(known) is None
-    assert photos_of(1000, damaged, 1e5) is None
-
-
-@pytest.fixture
-def reader(tmp_path: Path) -> Reader:
-    """Photos and an index of them, from which they were read."""
-    made = Reader(tmp_path)
-    made.check(made.open())
-    return made
-
-
-def test_every_byte_that_is_flipped(reader: Reader) -> None:
-    whole = reader.path.read_bytes()
-    wrong = reused = 0
-    for at in (*range(128), *range(4096, len(whole))):
-        for flip in (0x01, 0x80, 0xFF):
-            damaged = bytearray(whole)
-            damaged[at] ^= flip
-            reader.path.write_bytes(damaged)
-            try:
-                index = reader.open()
-            except ValueError:  # the header: whoever opens it makes a new one
-                assert at < 64
-                continue
-            for _ in range(2):
-                reader.check(index)
-            _, _, hits, changed, error = index.counts()
-            assert error == 0 and hits >= 3
-            wrong += changed
-            reused += hits
-    assert wrong > 0 and reused > wrong
-
-
-@pytest.mark.parametrize("size", [0, 1, 63, 64, 4095, 4096, 4200])
-def test_an_index_that_is_cut_off(size: int, reader: Reader) -> None:
-    os.truncate(reader.path, size)
-    if 0 < size < 64:
-        with pytest.raises(ValueError, match="not an index"):
-            reader.open()
-        return
-    index = reader.open()
-    for _ in range(2):
-        reader.check(index)
-    assert index.counts()[0] == 3
-    os.truncate(reader.path, size)  # while it is open
-    reader.check(index)
-
-
-def test_random_bytes_for_slots(reader: Reader) -> None:
-    whole = reader.path.read_bytes()
-    for seed in range(50):
-        noise = np.random.default_rng(seed).bytes(len(whole) - 4096)
-        reader.path.write_bytes(whole[:4096] + noise)
-        reader.check(reader.open())
-
-
-def test_an_index_of_other_photos(tmp_path: Path) -> None:
-    one, other = Reader(tmp_path / "one"), Reader(tmp_path / "other", LOW)
-    one.check(one.open())
-    other.path.write_bytes(one.path.read_bytes())
-    other.check(other.open())  # the same photos, of which more rows are known in the end
-    Path(other.dataset.root, "class", "0.jpg").write_bytes(encoded(7, subsampling=0))
-    other.wanted = [np.asarray(other.dataset[i][0]) for i in range(3)]
-    index = other.open()
-    other.check(index)
-    assert index.counts()[3] == 1
-
-
-def test_forms_that_are_no_index(reader: Reader) -> None:
-    descriptor = os.open(reader.path, os.O_RDWR)
-    foreign, sizes = [(4, 96), (3, 64), (3, 512)], [(3, slot) for slot in (0, 31, 513, 1 << 31)]
-    for samples, slot in (*foreign, *sizes):
-        with pytest.raises(ValueError, match="not an index" if (samples, slot) in foreign else "slot"):
-            _native.JpegIndex(descriptor, samples, slot, True)
-    with pytest.raises(ValueError, match="more samples"):
-        _native.JpegIndex.file_bytes(1 << 62, 64)
-    os.close(descriptor)
-    with pytest.raises(OSError, match="Bad file"):
-        _native.JpegIndex(descriptor, 3, 96, True)
-
-
-def test_an_index_that_is_only_read(reader: Reader, tmp_path: Path) -> None:
-    before = reader.path.read_bytes()
-    index = reader.open(writable=False)
-    reader.check(index)
-    assert index.counts()[2:] == (3, 0, 0)
-    more = Reader(tmp_path, LOW)
-    more.check(more.open(writable=False))
-    assert reader.path.read_bytes() == before
-
-
-@pytest.mark.parametrize("slot", [32, 64, 128, 512])
-def test_slots_that_are_too_small_for_every_row(slot: int, tmp_path: Path) -> None:
-    reader = Reader(tmp_path, slot=slot)
-    index = reader.open()
-    for _ in range(3):
-        reader.check(index)
-    assert index.counts()[0] == 3
-    assert index.counts()[2] == (0 if slot == 32 else 6)  # of two states none lies above the crop
-    assert reader.path.stat().st_size == _native.JpegIndex.file_bytes(3, slot)
-
-
-def test_a_slot_that_was_written_in_part(reader: Reader, tmp_path: Path) -> None:
-    whole = reader.path.read_bytes()
-    more = Reader(tmp_path, LOW)
-    more.check(more.open())
-    after = reader.path.read_bytes()
-    for written in range(4096, len(whole), 5):
-        reader.path.write_bytes(after[:written] + whole[written:])
-        for one in (reader, more):
-            one.check(one.open())
-
-
-def test_a_disk_that_becomes_full(tmp_path: Path) -> None:
-    """A file may not become longer than the limit of its process: a write then fails, as it does on a full disk."""
-    reader = Reader(tmp_path)
-    reader.open()
-
-    def reads() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        index = reader.open()
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-        reader.check(index)
-        reader.check(index)
-        files, _, _, _, error = index.counts()
-        assert files == 0 and error == errno.EFBIG
-
-    assert_in_child(reads)

@@ -15,12 +15,11 @@ import pytest
 
 import penstock
 from penstock import errors
-from penstock.storage.objects import ObjectStore, run_alone
 from tests.packing.packed import contents
 from tests.python_processes import Program
 from tests.s3_server import S3, serve
 
-pytest.importorskip("obstore", reason="the client of object stores (extra 'remote') is not installed")
+obstore = pytest.importorskip("obstore", reason="the client of object stores (extra 'remote') is not installed")
 
 #: A training process: prints the labels that each batch has, a line each.
 TRAIN = """
@@ -38,14 +37,7 @@ for _, labels in penstock.DataLoader(data, batch_size=8, shuffle=True, seed=1, n
 @pytest.fixture(scope="module")
 def served() -> Iterator[S3]:
     with serve() as server:
-        server.put("folder/x.bin", b"0123456789")
         yield server
-
-
-@pytest.fixture
-def bucket(served: S3) -> str:
-    """The URL of a folder in a bucket, with one object, 'x.bin'."""
-    return f"{served.url}/folder"
 
 
 @pytest.fixture
@@ -56,27 +48,20 @@ def shards(served: S3, packed: Path) -> S3:
     return served
 
 
-def test_objects_and_ranges_of_s3(bucket: str) -> None:
-    store = ObjectStore(bucket + "/")
-    assert store.read("x.bin") == b"0123456789"
-    assert run_alone(store.read_part("x.bin", 3, 7, 10)) == b"3456"
-    assert pickle.loads(pickle.dumps(store)).read("x.bin") == b"0123456789"
-    with pytest.raises(errors.StorageError, match=r"s3://packed/folder/x.bin: the object has 10 bytes"):
-        run_alone(store.read_part("x.bin", 8, 12, 12))
-    with pytest.raises(errors.MissingObject, match=r"s3://packed/folder/y.bin: the object does not exist"):
-        store.read("y.bin")
-    with pytest.raises(errors.MissingBucket, match=r"s3://no-such-bucket/folder/y.bin: the bucket does not exist"):
-        ObjectStore("s3://no-such-bucket/folder").read("y.bin")
-
-
-def test_a_store_that_does_not_answer(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_there(served: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    for url, kind, words in (
+        (f"{served.url}/folder", errors.MissingObject, "s3://packed/folder/dataset.json: the object does not exist"),
+        ("s3://no-such-bucket/x", errors.MissingBucket, "no-such-bucket/x/dataset.json: the bucket does not exist"),
+    ):
+        with pytest.raises(kind, match=words):
+            penstock.Shards(url)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setattr("penstock.storage.objects._RETRIES", {"max_retries": 0})
-    with pytest.raises(errors.StoreUnreachable, match=r"s3://packed/folder/x.bin: the store does not answer") as raised:
-        ObjectStore(bucket).read("x.bin")
+    url = f"{served.url}/folder/dataset.json"
+    with pytest.raises(errors.StoreUnreachable, match=f"{url}: the store does not answer") as raised:
+        penstock.Shards(f"{served.url}/folder")
     assert issubclass(raised.type, ConnectionError)
-    assert raised.value.url == "s3://packed/folder/x.bin"
-    assert pickle.loads(pickle.dumps(raised.value)).url == raised.value.url
+    assert raised.value.url == pickle.loads(pickle.dumps(raised.value)).url == url
 
 
 @pytest.mark.parametrize(
@@ -87,30 +72,23 @@ def test_a_store_that_does_not_answer(bucket: str, monkeypatch: pytest.MonkeyPat
         "Generic MicrosoftAzure error: Account must be specified",
     ],
 )
-def test_credentials_that_are_missing(said: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        errors.MissingCredentials, match=r"file:///.*/x: no credentials were found; set those of the store"
-    ):
-        ObjectStore(tmp_path.as_uri())._raise(RuntimeError(said), "x")
+def test_credentials_that_are_missing(said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def get_async(*_: Any) -> Any:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(obstore, "get_async", get_async)
+    words = r"file:///.*/dataset.json: no credentials were found; set those of the store"
+    with pytest.raises(errors.MissingCredentials, match=words):
+        penstock.Shards(tmp_path.as_uri())
 
 
-def test_local_files_and_urls_that_the_client_refuses(tmp_path: Path) -> None:
-    (tmp_path / "x.bin").write_bytes(b"0123456789")
-    store = ObjectStore(tmp_path.as_uri())
-    assert store.read("x.bin") == b"0123456789" and run_alone(store.read_part("x.bin", 2, 4, 10)) == b"23"
-    with pytest.raises(errors.MissingObject):
-        store.read("y.bin")
-    with pytest.raises(errors.StorageError, match="ftp://host"):
-        ObjectStore("ftp://host/x")
-
-
-def test_the_client_is_refused_in_a_forked_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = ObjectStore(tmp_path.as_uri())
+def test_the_client_is_refused_in_a_forked_child(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = penstock.Shards(packed.as_uri())
     monkeypatch.setattr("penstock.storage.objects._FIRST", [1])
     with pytest.raises(errors.StorageError, match="does not work in a process forked after its first use"):
-        store.read("x")
+        dataset[0]
     with pytest.raises(errors.StorageError, match="multiprocessing_context='spawn'"):
-        ObjectStore(tmp_path.as_uri())
+        penstock.Shards(packed.as_uri())
 
 
 def fetched(shards: S3) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
 import pickle
 import signal
 import threading
@@ -18,11 +19,10 @@ from torchvision.transforms import v2
 
 import penstock
 from penstock.errors import MissingObject, StorageError
-from penstock.storage.remote_shards import RemoteShards
+from tests.data import photo_files
 from tests.forking import assert_in_child
 from tests.object_server import ObjectServer
 from tests.packing.packed import contents
-from tests.photos import photo_files
 from tests.python_processes import Program
 from tests.same import assert_same
 from tests.values import loaded, stopped
@@ -57,8 +57,6 @@ def negative(tensor: torch.Tensor) -> torch.Tensor:
     return -tensor
 
 
-#: Who reads: native threads, threads with copies of the
-#: dataset, threads that share it, the caller's thread, and spawned processes.
 #: Who reads: native threads, threads with copies of the dataset, threads that share it, the caller's thread, and
 #: spawned processes.
 READERS: dict[str, dict[str, Any]] = {
@@ -124,11 +122,16 @@ def hanging(method: str, name: str, number: int) -> str:
     return "hang" if name.endswith(".tar") and method == "GET" else ""
 
 
+def limit_of(packed: Path) -> int:
+    """Return how many bytes a cache needs for the index and nine shards of a folder."""
+    sizes = [path.stat().st_size for path in packed.glob("*.tar")]
+    return 9 * (max(sizes) + 1024) + sum(path.stat().st_size for path in packed.glob("*.npy")) + 4096
+
+
 @pytest.mark.parametrize("who", READERS)
 def test_an_epoch_is_that_of_the_folder(server: ObjectServer, packed: Path, far: Any, near: Any, who: str) -> None:
     options, transform = READERS[who], transform_of(who)
-    sizes = [path.stat().st_size for path in packed.glob("*.tar")]
-    limit = 9 * (max(sizes) + 1024) + sum(path.stat().st_size for path in packed.glob("*.npy")) + 4096
+    limit = limit_of(packed)
     dataset = far(transform, cache_limit=limit)
     cache, begin = dataset.files.cache, dataset.files.cache.begin
 
@@ -148,6 +151,25 @@ def test_an_epoch_is_that_of_the_folder(server: ObjectServer, packed: Path, far:
     assert_equal_passes(ours, theirs)
     assert_each_came_once(dataset, server, processes=options.get("worker_method") == "process")
     assert transform is not None or "19 shards fetched so far" in over.explain()
+
+
+def test_files_of_others_in_the_cache_folder_stay(far: Any, near: Any, packed: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir(0o700)
+    for name in ("notes.txt", "x.shard"):
+        (tmp_path / "cache" / name).write_bytes(bytes(5_000_000))
+    assert_equal_passes(loader(far(cache_limit=limit_of(packed))), loader(near()))
+    assert {"notes.txt", "x.shard"} < set(os.listdir(tmp_path / "cache"))
+
+
+def test_a_full_disk_is_said_with_what_is_missing(far: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    over = far()
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(penstock.OutOfSpace, match=r"is full: a shard of .* is needed now") as raised:
+        list(loader(over))
+    assert raised.value.errno == 28 and raised.value.missing > 0
 
 
 def test_shards_are_fetched_before_a_sample_of_them_is_read(server: ObjectServer, far: Any) -> None:
@@ -311,7 +333,6 @@ def test_what_is_wrong_is_said_at_the_opening(server: ObjectServer, far: Any, tm
 
 def test_datasets_are_pickled_by_their_url(server: ObjectServer, far: Any, near: Any) -> None:
     twin = pickle.loads(pickle.dumps(far()))
-    assert isinstance(twin.files, RemoteShards)
     assert_same(twin[5], near()[5])
     assert twin.root == server.url and len(twin) == SAMPLES and repr(server.url) in repr(twin)
 

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import os
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,10 @@ from torch.utils.data import ConcatDataset, Subset
 from torchvision import transforms
 
 import penstock
-import penstock._native as _native
 from penstock import DataLoader, ImageFolder, TensorFolder
-from penstock._native import CacheTier, SampleCache
-from penstock.storage.tiers import Caches, FolderTier, MemoryTier, caches_of
+from tests.data import noise_image, tensor_files, write_tensors
 from tests.forking import assert_in_child
-from tests.native_testing import SlowTable
-from tests.packing.packed import start_readers, write_tensors
-from tests.photos import noise_image
 from tests.same import assert_passes, assert_same, outcomes
-from tests.sample_datasets import tensor_files
 
 pytestmark = pytest.mark.native
 
@@ -192,20 +187,20 @@ def test_options_that_are_no_cache(option: Any) -> None:
 @pytest.mark.parametrize(
     ("option", "tiers"),
     [
-        ("8GiB", [8 << 30]),
-        (8 << 30, [8 << 30]),
-        (["1GB", "/a", ("/b", "2KiB"), ("/c", 5)], [10**9, ("/a", None), ("/b", 2048), ("/c", 5)]),
-        (("/b", "2KiB"), [("/b", 2048)]),
-        ("./8GiB", [(Path.cwd() / "8GiB", None)]),
-        ("~/x", [(Path.home() / "x", None)]),
-        (("1KiB", "/a"), [1024, ("/a", None)]),
+        ("8GiB", {"memory": "8.0 GiB"}),
+        (8 << 30, {"memory": "8.0 GiB"}),
+        (["1GB", "/a", ("/b", "2KiB"), ("/c", 5)], {"memory": "954 MiB", "/a": "", "/b": "2.0 KiB", "/c": "0.0 KiB"}),
+        (("/b", "2KiB"), {"/b": "2.0 KiB"}),
+        ("./8GiB", {str(Path.cwd() / "8GiB"): ""}),
+        ("~/x", {str(Path.home() / "x"): ""}),
+        (("1KiB", "/a"), {"memory": "1.0 KiB", "/a": ""}),
     ],
 )
-def test_options(option: Any, tiers: list[Any]) -> None:
-    found = caches_of(option)
-    assert caches_of(None) is None and found is not None
-    wanted = [MemoryTier(one) if isinstance(one, int) else FolderTier(Path(one[0]), one[1]) for one in tiers]
-    assert list(found.tiers) == wanted
+def test_options(option: Any, tiers: dict[str, str], tmp_path: Path) -> None:
+    loader = DataLoader(TensorFolder(tensor_files(tmp_path, 1)), cache=option)
+    (line,) = [line for line in loader.explain().splitlines() if line.startswith("cache    ")]
+    found = re.findall(r"(?:^cache    |; )(\S+), up to (.*?): 0 samples", line)
+    assert found == [(place, most or "what is free") for place, most in tiers.items()]
 
 
 def test_copies_and_forks_of_a_loader(kept: Kept) -> None:
@@ -243,25 +238,6 @@ def test_errors_of_samples_are_those_of_their_files(kept: Kept, cache: str, tmp_
     assert counts_of(loader).decoded == (8 if kept.decoded else 0), "no pixels are kept of a file that cannot be read"
 
 
-def test_a_disk_that_cannot_be_written(tmp_path: Path) -> None:
-    dataset = TensorFolder(tensor_files(tmp_path / "data", 6))
-    index, data = os.open(tmp_path / "index", os.O_RDWR | os.O_CREAT), os.open("/dev/full", os.O_RDWR)
-    tier = CacheTier(index, data, 6, 1 << 20)
-    for descriptor in (index, data):
-        os.close(descriptor)
-    caches, first = Caches((FolderTier(tmp_path, None),)), DataLoader(dataset, cache="1KiB")
-    list(first)
-    assert first._pass_factory.caches is not None
-    (key,) = first._pass_factory.caches._held
-    caches._held[key] = SampleCache([tier]), [tier]
-    loader = DataLoader(dataset, batch_size=2, cache=tmp_path / "unused")
-    loader._given = dataclasses.replace(loader._given, caches=caches)
-    loader._pass_factory.caches = caches
-    assert_passes(loader, torchs(dataset, 2))
-    assert loader.stats().cache[str(tmp_path)].error == "No space left on device"
-    assert "no more after an error (No space left on device)" in loader.explain()
-
-
 def test_a_disk_that_is_full_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -281,47 +257,6 @@ def test_a_disk_that_is_full_before(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         counts = loader.stats().cache
         assert counts[str(tmp_path / "cache")].error == "No space left on device"
         assert len(counts) == 1 or counts["memory"].hits >= 12
-
-
-def test_indices_that_are_refused(tmp_path: Path) -> None:
-    file, folder = os.open(tmp_path / "x", os.O_RDWR | os.O_CREAT), os.open(tmp_path, os.O_RDONLY)
-    try:
-        os.write(file, b"x")
-        for index, samples, error, words in (
-            (file, 1 << 60, ValueError, "more samples than an index can hold"),
-            (file, (1 << 64) - 1, ValueError, "more samples than an index can hold"),
-            (file, 3, ValueError, "not one of so many samples"),
-            (folder, 3, ValueError, "not one of so many samples"),
-            (-1, 3, OSError, "Bad file"),
-        ):
-            with pytest.raises(error, match=words):
-                CacheTier(index, file, samples, 10)
-    finally:
-        os.close(file)
-        os.close(folder)
-    assert SampleCache([CacheTier.in_memory(3, 10)]).find(7, b"x") is None
-
-
-def test_readers_bring_what_no_tier_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tables: list[SlowTable] = []
-    make_filler = _native.TensorFileFiller
-
-    def filler(table: Any) -> Any:
-        tables.append(SlowTable(table, 0.0))
-        return make_filler(tables[-1])
-
-    monkeypatch.setattr(_native, "TensorFileFiller", filler)
-    start_readers(monkeypatch)
-    dataset = TensorFolder(tensor_files(tmp_path / "data", 90, (50,)))
-    size = 40 * (tmp_path / "data" / "00.pt").stat().st_size
-    wanted = torchs(dataset, 5)
-    loader = DataLoader(dataset, batch_size=5, num_workers=2, cache=size)
-    for most in (95, 55, 55):
-        assert_same(list(loader), wanted)
-        assert sum(tables[-1].opened()) <= most, "what a tier has is not opened"
-    counts, reading = counts_of(loader), loader.stats().reading
-    assert (counts.samples, counts.bytes, counts.dropped) == (40, size, 0)
-    assert reading.ahead + reading.awaited > 0
 
 
 def test_shards_have_no_files_to_keep(tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ import pytest
 import torch
 import torch.utils.data
 from PIL import Image
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import IterableDataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 import penstock
-from penstock.system.tracebacks import shorten
+from tests.data import Made
 
 WAYS: dict[str, dict[str, Any]] = {
     "inline": {"num_workers": 0},
@@ -67,17 +67,6 @@ def same(_: int) -> Any:
     raise SAME
 
 
-class Samples(Dataset[Any]):
-    def __init__(self, make: Callable[[int], Any] = float) -> None:
-        self.make = make
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> Any:
-        return self.make(index)
-
-
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         yield 1.0
@@ -98,15 +87,15 @@ def batches() -> Iterator[list[int]]:
 
 
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
-    "getitem": lambda: {"dataset": Samples(broken)},
-    "cause": lambda: {"dataset": Samples(chained)},
-    "frozen": lambda: {"dataset": Samples(frozen)},
-    "collate_fn": lambda: {"dataset": Samples(), "collate_fn": broken},
+    "getitem": lambda: {"dataset": Made(broken, 8)},
+    "cause": lambda: {"dataset": Made(chained, 8)},
+    "frozen": lambda: {"dataset": Made(frozen, 8)},
+    "collate_fn": lambda: {"dataset": Made(float, 8), "collate_fn": broken},
     "stream": lambda: {"dataset": Stream()},
     "stateful stream": lambda: {"dataset": StatefulStream()},
     "collate_fn of a stream": lambda: {"dataset": Stream(), "collate_fn": broken},
-    "sampler": lambda: {"dataset": Samples(), "batch_sampler": batches()},
-    "worker_init_fn": lambda: {"dataset": Samples(), "worker_init_fn": broken},
+    "sampler": lambda: {"dataset": Made(float, 8), "batch_sampler": batches()},
+    "worker_init_fn": lambda: {"dataset": Made(float, 8), "worker_init_fn": broken},
 }
 
 
@@ -151,10 +140,10 @@ def test_the_users_frames_are_those_that_torchs_loader_shows() -> None:
         return [(frame.filename, frame.lineno) for frame in frames[own[0] :]]
 
     for make in (broken, chained, frozen):
-        wanted = tail(torch.utils.data.DataLoader(Samples(make)))
+        wanted = tail(torch.utils.data.DataLoader(Made(make, 8)))
         assert wanted
-        assert tail(penstock.DataLoader(Samples(make), num_workers=0)) == wanted
-        assert tail(penstock.DataLoader(Samples(make), num_workers=2, worker_method="thread")) == wanted
+        assert tail(penstock.DataLoader(Made(make, 8), num_workers=0)) == wanted
+        assert tail(penstock.DataLoader(Made(make, 8), num_workers=2, worker_method="thread")) == wanted
 
 
 @pytest.mark.native
@@ -171,7 +160,7 @@ def test_a_transform_of_the_users_behind_native_steps(way: str, tmp_path: Path) 
 
 def test_a_transform_on_the_device() -> None:
     feed = penstock.Feed("cpu", transform=broken)
-    error = raised(penstock.DataLoader(Samples(), num_workers=0, device=feed))
+    error = raised(penstock.DataLoader(Made(float, 8), num_workers=0, device=feed))
     assert ours(error) == []
     assert files_of(error) == [__file__] * 2
 
@@ -183,7 +172,7 @@ def test_an_error_of_the_package_shows_the_users_line_only(tmp_path: Path) -> No
     assert isinstance(error, penstock.MissingSample)
     assert files_of(error) == [__file__]
     with pytest.raises(penstock.InvalidOption) as caught:
-        penstock.DataLoader(Samples(), worker_method="unknown")  # type: ignore[arg-type]
+        penstock.DataLoader(Made(float, 8), worker_method="unknown")  # type: ignore[arg-type]
     assert files_of(caught.value) == [__file__]
 
 
@@ -194,7 +183,7 @@ def test_the_frame_that_raised_stays_where_it_is_the_packages() -> None:
 
 
 def test_one_error_raised_at_each_batch() -> None:
-    batches = iter(penstock.DataLoader(Samples(same), num_workers=0))
+    batches = iter(penstock.DataLoader(Made(same, 8), num_workers=0))
     for _ in range(3):
         with pytest.raises(ValueError) as caught:
             next(batches)
@@ -205,30 +194,33 @@ def test_one_error_raised_at_each_batch() -> None:
 
 
 def test_an_error_from_a_worker_process_is_in_no_cycle() -> None:
-    error = weakref.ref(raised(penstock.DataLoader(Samples(own_class), num_workers=1)))
+    error = weakref.ref(raised(penstock.DataLoader(Made(own_class, 8), num_workers=1)))
     assert error() is None
 
 
 def test_while_the_profiler_runs() -> None:
     with torch.profiler.profile():
-        error = raised(penstock.DataLoader(Samples(broken), num_workers=0))
+        error = raised(penstock.DataLoader(Made(broken, 8), num_workers=0))
     assert ours(error) == []
 
 
 def test_development_mode_keeps_all_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.system.tracebacks.sys", DEVELOPMENT)
-    assert ours(raised(penstock.DataLoader(Samples(broken), num_workers=0)))
+    assert ours(raised(penstock.DataLoader(Made(broken, 8), num_workers=0)))
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no groups of exceptions")
 def test_groups_and_rings_of_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    loader = penstock.DataLoader(Samples(broken), num_workers=0)
+    loader = penstock.DataLoader(Made(broken, 8), num_workers=0)
     with monkeypatch.context() as context:
         context.setattr("penstock.system.tracebacks.sys", DEVELOPMENT)
         one, other = raised(loader), raised(loader)
     one.__context__, other.__context__ = other, one
-    group = vars(builtins)["ExceptionGroup"]("two", [one, other])
+    group: Any = vars(builtins)["ExceptionGroup"]("two", [one, other])
     assert ours(one) and ours(group)
-    shorten(group)
-    assert ours(group) == []
-    assert group.exceptions == (one, other)
+
+    def give(_: int) -> Any:
+        raise group
+
+    found: Any = raised(penstock.DataLoader(Made(give, 8), num_workers=0))
+    assert found is group and ours(group) == [] and group.exceptions == (one, other)

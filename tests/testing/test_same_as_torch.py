@@ -18,12 +18,11 @@ from torch.utils.data import TensorDataset
 from torchvision import transforms as v1, tv_tensors
 
 import penstock
-from penstock.system.randomness import generator_states, generators_drawn_from
 from penstock.testing import assert_same_as_torch, same_as_torch
 from penstock.testing.bitwise import difference
 from penstock.testing.same_as_torch import words_of
-from tests.photos import photo_files
-from tests.sample_datasets import Made, Stream
+from tests.data import Made, Stream, photo_files
+from tests.same import nothing_drawn
 
 CALLER: dict[str, Any] = {"worker_methods": (None,), "num_workers": (0,), "seed": None}
 
@@ -126,13 +125,12 @@ def test_the_sample_is_named_in_any_order(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_same() -> None:
-    before = generator_states()
-    assert_same_as_torch(Made(sample, 11), shuffle=True, worker_invariant=True)
-    assert_same_as_torch(TensorDataset(torch.arange(40.0)), samples=9)
-    assert_same_as_torch(Stream(), samples=None, seed=None)
-    assert_same_as_torch(Made(sample, 11), batch_size=None, **CALLER)
-    assert_same_as_torch(Made(sample, 11), batch_sampler=[[1, 2], [10]], **CALLER)
-    assert generators_drawn_from(before) == ()
+    with nothing_drawn():
+        assert_same_as_torch(Made(sample, 11), shuffle=True, worker_invariant=True)
+        assert_same_as_torch(TensorDataset(torch.arange(40.0)), samples=9)
+        assert_same_as_torch(Stream(), samples=None, seed=None)
+        assert_same_as_torch(Made(sample, 11), batch_size=None, **CALLER)
+        assert_same_as_torch(Made(sample, 11), batch_sampler=[[1, 2], [10]], **CALLER)
 
 
 def test_draws() -> None:

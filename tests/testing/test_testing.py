@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 import penstock
 from penstock.testing import Ranks, assert_each_sample_once, assert_resume_exact, assert_worker_invariant, simulate
 from penstock.testing.bitwise import difference, digest, rows
-from tests.sample_datasets import Made
+from tests.data import Made
 from tests.values import flat
 
 SIZE = 53
@@ -251,21 +251,13 @@ class Plain:
 
 NAN = float("nan")
 SAME: list[Any] = [
-    lambda: torch.tensor([1.0, NAN]),
-    lambda: torch.tensor(3),
-    lambda: torch.empty(0, 3),
-    lambda: torch.tensor([True, False]),
-    lambda: torch.tensor([1 + 2j]).conj(),
-    lambda: torch.zeros(2, 3, dtype=torch.bfloat16).t(),
-    lambda: torch.tensor([[0.0, 2.0]]).to_sparse(),
-    lambda: np.array([NAN, 1.0]),
-    lambda: np.array(["a", None], dtype=object),
-    lambda: np.float32(NAN),
-    lambda: OrderedDict(a=[1, NAN], b=Pair("x", b"y")),
-    lambda: Plain({"x": torch.tensor(NAN)}),
-    lambda: Image.new("RGB", (2, 2)),
-    lambda: None,
-]
+    lambda: torch.tensor([1.0, NAN]), lambda: torch.tensor(3), lambda: torch.empty(0, 3),
+    lambda: torch.tensor([True, False]), lambda: torch.tensor([1 + 2j]).conj(),
+    lambda: torch.zeros(2, 3, dtype=torch.bfloat16).t(), lambda: torch.tensor([[0.0, 2.0]]).to_sparse(),
+    lambda: np.array([NAN, 1.0]), lambda: np.array(["a", None], dtype=object), lambda: np.float32(NAN),
+    lambda: OrderedDict(a=[1, NAN], b=Pair("x", b"y")), lambda: Plain({"x": torch.tensor(NAN)}),
+    lambda: Image.new("RGB", (2, 2)), lambda: None,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("make", SAME)
