@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import penstock
 from penstock.cli import main
-from penstock.cli.terminal import Bar
-from tests.data import write_photos, write_tensors
+from tests.data import tensor_files, write_photos, write_tensors
 from tests.packing.packed import contents, flip_bit
 
 Captured = pytest.CaptureFixture[str]
@@ -81,24 +83,25 @@ def test_what_is_wrong_in_one_line(tmp_path: Path, ran: Any) -> None:
         assert ran(verb, tmp_path / folder, *rest, code=2)[1].count("\n") == 1
 
 
-def test_progress_elsewhere_and_on_a_terminal(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr("penstock.cli.terminal.time.monotonic", lambda: now[0])
-    with Bar("packing") as bar:
-        for done in range(1, 101):
-            bar.update(done, 100, done * 1000)
-            now[0] += 0.25
-    lines = capsys.readouterr().err.splitlines()
-    assert lines == [
-        "packing: 41 of 100, 4 samples/s, 3.9 KiB/s, about 14 s left",
-        "packing: 81 of 100, 4 samples/s, 3.9 KiB/s, about 5 s left",
-    ]
+def test_progress_elsewhere_and_on_a_terminal(tmp_path: Path, ran: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=itertools.count(100, 0.25).__next__)  # 4 samples a second
+    monkeypatch.setattr("penstock.cli.terminal.time", clock)
+    out = tmp_path / "out"
+    lines = ran("pack", tensor_files(tmp_path / "data", 100, (2,)), out, "--workers", "1")[1].splitlines()
+    wanted = r"40 of 100, 4 samples/s, [0-9.]+ KiB/s, about 15 s left", r"80 of 100, 4 samples/s, .*, about 5 s left"
+    assert len(lines) == 2 and all(map(re.fullmatch, [f"packing: {words}" for words in wanted], lines)), lines
+    lines = [f"verifying: {n} of 100, 4 samples/s, about {left} s left" for n, left in ((40, 15), (80, 5))]
+    assert ran("verify", out)[1].splitlines() == lines
     terminal: Any = io.StringIO()
     terminal.isatty, terminal.fileno = lambda: True, lambda: 2
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(os, "get_terminal_size", lambda _: os.terminal_size((30, 24)))
-    with Bar("packing") as bar:
-        for done in (1, 2, 100):
-            bar.update(done, 100, 1000)
-            now[0] += 0.25
-    assert terminal.getvalue() == "\r\x1b[Kpacking: 2 of 100, 8 samples/\r\r\x1b[K"
+    ran("verify", out)
+    shown = [line.strip("\r") for line in terminal.getvalue().split("\r\x1b[K")]
+    assert shown[:4] == [
+        "",
+        "verifying: 1 of 100, 1,000 sa",
+        "verifying: 2 of 100, 8 sample",
+        "verifying: 3 of 100, 6 sample",
+    ]
+    assert len(shown) == 101 and shown[-1] == "", "the line is empty in the end"

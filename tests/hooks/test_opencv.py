@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import pkgutil
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -15,12 +16,10 @@ import torch.utils.data as tud
 from PIL import Image
 
 import penstock
-from penstock.call_counts import CallCounts, CallMeter, RefusedCalls
-from penstock.hooks import opencv
-from penstock.hooks.calls import natively
 from tests.data import Made
 from tests.executors_under_test import options
 from tests.hooks.jpegs import FILES, PLAIN, encoded, jpeg, picture
+from tests.in_workers import Worker, answered, within
 from tests.jpegs import PHOTOS, SAMPLINGS, damaged, encode, extreme
 from tests.waiting import run_in_threads
 
@@ -52,17 +51,20 @@ def outcome(call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         return type(error), str(error)
 
 
-def same_as_opencv(data: bytes, *flags: int) -> CallCounts:
+def natively_outcome(name: str, *arguments: Any, worker: Callable[..., Any] = within, **named: Any) -> Any:
+    return worker(lambda: outcome(getattr(cv2, name), *arguments, **named))
+
+
+def same_as_opencv(data: bytes, *flags: int) -> Any:
     """Assert that files in memory are decoded as by OpenCV in our workers, and return who did it."""
-    meter, answered = CallMeter(), 0
+    worker, answered = Worker(), 0
     for one in flags or FLAGS:
         wanted = outcome(cv2.imdecode, row(data), one)
-        with natively(meter):
-            found = outcome(cv2.imdecode, row(data), one)
-        before, answered = answered, meter.counts()["cv2.imdecode"].answered
+        found = natively_outcome("imdecode", row(data), one, worker=worker)
+        before, answered = answered, worker.answered
         # OpenCV leaves the rows that a file lacks as it has found the memory.
         assert found == wanted or (answered == before and found[:-1] == wanted[:-1]), one
-    return meter.counts()["cv2.imdecode"]
+    return worker.calls["cv2.imdecode"]
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -88,11 +90,6 @@ def test_files_of_opencv(sampling: int) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_other_files(name: str) -> None:
     assert bool(same_as_opencv(FILES[name]).answered) is (name in PLAIN)
-
-
-def natively_outcome(module: Any, name: str, *arguments: Any, **named: Any) -> Any:
-    with natively():
-        return outcome(getattr(module, name), *arguments, **named)
 
 
 def test_extreme_coefficients() -> None:
@@ -153,53 +150,49 @@ def test_arguments(tmp_path: Path) -> None:
     path.write_bytes(data)
     files: list[Any] = [str(path), path, PurePosixPath(path), os.fsencode(path), str(path) + "\0", 3, None]
     for file in [*files, str(tmp_path), str(tmp_path / "none")]:
-        assert natively_outcome(cv2, "imread", file) == outcome(cv2.imread, file)
+        assert natively_outcome("imread", file) == outcome(cv2.imread, file)
     for arguments, named in (
         ((str(path), 0), {}), ((str(path),), {"flags": -1}), ((), {"filename": str(path)}), ((), {}),
         ((str(path), "1"), {}), ((str(path), True), {}), ((str(path), np.int64(0)), {}), ((str(path), 1, 2, 3), {}),
     ):  # fmt: skip
-        assert natively_outcome(cv2, "imread", *arguments, **named) == outcome(cv2.imread, *arguments, **named)
+        assert natively_outcome("imread", *arguments, **named) == outcome(cv2.imread, *arguments, **named)
     whole = row(data)
     spread = np.zeros(2 * len(data), np.uint8)
     spread[::2] = whole
     for buffer in (whole.copy(), whole[None], whole[:, None], spread[::2], whole.view(np.int8), data, list(data[:9])):
-        assert natively_outcome(cv2, "imdecode", buffer, 1) == outcome(cv2.imdecode, buffer, 1)
-    assert natively_outcome(cv2, "imdecode", whole) == outcome(cv2.imdecode, whole)
+        assert natively_outcome("imdecode", buffer, 1) == outcome(cv2.imdecode, buffer, 1)
+    assert natively_outcome("imdecode", whole) == outcome(cv2.imdecode, whole)
     image = np.zeros((70, 90, 3), np.uint8)
-    assert natively_outcome(cv2, "imread", str(path), image) == outcome(cv2.imread, str(path), image)
+    assert natively_outcome("imread", str(path), image) == outcome(cv2.imread, str(path), image)
 
 
 def test_files_by_path(tmp_path: Path) -> None:
-    meter = CallMeter()
+    worker = Worker()
     for number, data in enumerate(FILES.values()):
         path = tmp_path / f"{number}.jpg"
         path.write_bytes(data)
         for flags in FLAGS:
             wanted = outcome(cv2.imread, str(path), flags)
-            with natively(meter):
-                assert outcome(cv2.imread, str(path), flags) == wanted
-    assert meter.counts()["cv2.imread"].answered > 50
+            assert natively_outcome("imread", str(path), flags, worker=worker) == wanted
+    assert worker.answered > 50
 
 
 @pytest.mark.skipif(not PHOTOS.is_dir(), reason="no photos beside the project")
 def test_photos() -> None:
-    meter = CallMeter()
+    worker = Worker()
     for path in sorted(path for path in PHOTOS.rglob("*") if path.is_file())[::23]:
         for flags in (0, 1):
             wanted = outcome(cv2.imread, str(path), flags)
-            with natively(meter):
-                assert outcome(cv2.imread, str(path), flags) == wanted
-    counts = meter.counts()["cv2.imread"]
+            assert natively_outcome("imread", str(path), flags, worker=worker) == wanted
+    counts = worker.calls["cv2.imread"]
     assert counts.answered > 4 * sum(one.calls for one in counts.refused.values())
 
 
 def test_an_array_belongs_to_the_program() -> None:
-    with natively():
-        first = cv2.imdecode(row(jpeg()), 1)
-        before = first.copy()
-        first[:] = 7
-        second = cv2.imdecode(row(jpeg()), 1)
-        turned = cv2.cvtColor(second, cv2.COLOR_BGR2RGB)
+    first = answered(lambda: cv2.imdecode(row(jpeg()), 1))
+    before = first.copy()
+    first[:] = 7
+    second, turned = answered(lambda: (again := cv2.imdecode(row(jpeg()), 1), cv2.cvtColor(again, cv2.COLOR_BGR2RGB)))
     assert np.array_equal(second, before) and (first == 7).all()
     assert np.array_equal(turned, before[..., ::-1])
 
@@ -208,13 +201,12 @@ def test_threads() -> None:
     files = [encode(60 + seed, 50, SAMPLINGS[seed % 4], seed) for seed in range(8)]
     wanted = [cv2.imdecode(row(data), 1) for data in files]
 
-    def decode(_: int) -> None:
-        with natively():
-            for _ in range(20):
-                for data, one in zip(files, wanted, strict=True):
-                    assert np.array_equal(cv2.imdecode(row(data), 1), one)
+    def decode() -> None:
+        for _ in range(20):
+            for data, one in zip(files, wanted, strict=True):
+                assert np.array_equal(cv2.imdecode(row(data), 1), one)
 
-    run_in_threads(4, decode)
+    run_in_threads(4, lambda _: Worker()(decode))
 
 
 # --- in loaders -------------------------------------------------------------------------------------------------------
@@ -249,8 +241,8 @@ def test_batches_are_torchs(folder: Path, options: dict[str, Any]) -> None:
     counts = loader.stats().calls["cv2.imread"]
     assert counts.answered == 4 * (SIZE - 2)
     assert counts.refused == {
-        "not a JPEG": RefusedCalls(4, example(folder, 3)),
-        "JPEG: progressive, in several scans, unusual or damaged": RefusedCalls(4, example(folder, 5)),
+        "not a JPEG": (4, example(folder, 3)),
+        "JPEG: progressive, in several scans, unusual or damaged": (4, example(folder, 5)),
     }
     assert "calls    cv2.imread: 40 answered natively; 4 OpenCV's own (" in loader.explain()
     assert cv2.imread is imread and type(cv2.imread) is type(len)
@@ -277,34 +269,40 @@ def test_a_function_of_the_programs_own_wins(folder: Path, monkeypatch: pytest.M
         assert [batch.tolist() for batch in batches] == [[[1.0] * 3] * 4] * 3
 
 
+@pytest.fixture
+def _looked_at_anew() -> Iterator[None]:
+    looked = pkgutil.resolve_name("penstock.hooks.opencv.decoded_alike")
+    looked.cache_clear()
+    yield
+    looked.cache_clear()
+
+
+@pytest.mark.usefixtures("_looked_at_anew")
 def test_another_opencv_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    with natively():
-        cv2.imdecode(row(jpeg()), 1)  # OpenCV is found
-    monkeypatch.setattr(opencv._Originals, "imdecode", lambda data, flags: np.zeros((3, 3), np.uint8))
-    opencv.decoded_alike.cache_clear()
-    try:
-        counts = same_as_opencv(jpeg())
-    finally:
-        opencv.decoded_alike.cache_clear()
-    assert counts == CallCounts(0, {"this OpenCV decodes JPEG in another way": RefusedCalls(len(FLAGS), "")})
+    other = "penstock.hooks.opencv._Originals.imdecode"
+    monkeypatch.setattr(other, lambda data, flags: np.zeros((3, 3), np.uint8))
+    counts = same_as_opencv(jpeg())
+    assert counts.answered == 0
+    assert counts.refused == {"this OpenCV decodes JPEG in another way": (len(FLAGS), "")}
 
 
+@pytest.mark.usefixtures("_looked_at_anew")
 def test_limits_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENCV_IO_MAX_IMAGE_PIXELS", "100")
-    opencv.decoded_alike.cache_clear()
-    try:
-        assert same_as_opencv(jpeg()).answered == 0
-    finally:
-        opencv.decoded_alike.cache_clear()
+    assert same_as_opencv(jpeg()).answered == 0
 
 
 def test_pickles(folder: Path) -> None:
     before = cv2.imread
-    with natively():
+
+    def look() -> Any:
         ours = cv2.imread
         assert ours is not before and ours.__name__ == "imread" and ours.__doc__ == before.__doc__
         stored = [pickle.dumps(one) for one in (before, ours)]
         assert [pickle.loads(one) for one in stored] == [before, ours]
+        return ours, stored
+
+    ours, stored = within(look)
     after = [*map(pickle.loads, stored), pickle.loads(pickle.dumps(ours))]
     assert all(described(one(f"{folder}/0.jpg")) == described(before(f"{folder}/0.jpg")) for one in after)
     assert pickle.dumps(before, 0).split() == [b"ccv2", *pickle.dumps(before, 0).split()[1:]]

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-import penstock
 from penstock.cli import main
-from penstock.cli.capacity import measured_costs
 from tests.insight.penstock_processes import Captured, fails
 
 JOB = "--gpus 8 --rate 1000 --cpu-ms 1.7 --stored 100KB --batched 600KB --dataset 1TB"
@@ -57,12 +55,17 @@ STAGES = {
 }
 
 
-def test_costs_are_those_of_the_doctor() -> None:
-    costs = measured_costs(json.dumps({"loop": {"stages": STAGES}}))
-    assert costs == pytest.approx((0.0005 + 0.004, 10_000))
+def test_costs_are_those_of_the_doctor(tmp_path: Path, capsys: Captured) -> None:
+    report = tmp_path / "doctor.json"
+    command = ["plan-capacity", "--gpus", "1", "--rate", "1000", "--json", "--measured"]
+    report.write_text(json.dumps({"loop": {"stages": STAGES}}))
+    main([*command, str(report)])
+    needed = {need["name"]: need["needed"] for need in json.loads(capsys.readouterr().out)["needs"]}
+    assert needed["CPU cores"] == pytest.approx(1000 * (0.0005 + 0.004) / 0.85)
+    assert needed["storage bandwidth"] == pytest.approx(1000 * 10_000)
     for text in ("", "{}", "[]", '{"loop": {"stages": {"read": 1}}}', '{"loop": {"stages": {}}}'):
-        with pytest.raises(penstock.InvalidOption, match="doctor"):
-            measured_costs(text)
+        report.write_text(text)
+        assert "doctor" in fails(capsys, *command, str(report)).replace(str(report), "")
 
 
 def test_the_command(tmp_path: Path, capsys: Captured) -> None:
