@@ -26,8 +26,8 @@ from penstock.sources.naming import catalogue
 from penstock.sources.native_source import Field, NativeSource
 from penstock.sources.source import Source
 from penstock.workers.batch import Batch
+from tests.data import Made, Numbers
 from tests.same import assert_same, outcomes
-from tests.sample_datasets import Made, Numbers
 from tests.values import flat, listed, resumed
 
 # --- an executor ------------------------------------------------------------------------------------------------------

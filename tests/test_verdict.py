@@ -25,9 +25,8 @@ from penstock.loop_times import WAIT_CLASSES, LoopClock, LoopMeter, LoopTimes
 from penstock.observe import Delivery, Meter, StageTime
 from penstock.system.limits import machine_cpu_seconds
 from penstock.verdict import WAITING, findings, verdict
+from tests.data import Made, noise_image
 from tests.forking import assert_in_child
-from tests.photos import noise_image
-from tests.sample_datasets import Made
 
 MS = 1e-3
 WAITS = (0,) * 17 + (100,) + (0,) * (WAIT_CLASSES - 18)

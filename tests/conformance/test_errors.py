@@ -11,9 +11,9 @@ import torch
 import torch.utils.data
 
 import penstock
+from tests.data import Made, Numbers, Whole, rows
 from tests.executors_under_test import Executor, executors
 from tests.same import outcomes
-from tests.sample_datasets import Made, Numbers, Whole, rows
 from tests.values import listed, taken
 
 IN_CALLER = ("caller", "caller, default", "caller, torch's", "caller, seed", "caller, fed", "threads, caller")

@@ -15,7 +15,7 @@ from torchvision import transforms as v1
 
 import penstock
 from tests.accelerator import replaced_by_the_cpu
-from tests.photos import in_memory, photo_files
+from tests.data import in_memory, photo_files
 from tests.resources import held
 from tests.same import assert_same, outcomes
 from tests.values import loaded, stored, taken

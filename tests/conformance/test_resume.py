@@ -10,9 +10,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 import penstock
+from tests.data import Drawing, Made
 from tests.executors_under_test import EXECUTORS, Executor, executors
 from tests.same import assert_same
-from tests.sample_datasets import Drawing, Made
 from tests.values import flat, loaded, stored, taken
 
 SIZE = 101

@@ -11,9 +11,9 @@ from torch.utils.data import TensorDataset
 
 import penstock
 from penstock.device.feeding import prefetch
+from tests.data import Made, Numbers, Stream, Whole
 from tests.executors_under_test import options
 from tests.same import outcomes
-from tests.sample_datasets import Made, Numbers, Stream, Whole
 
 IN_ORDER = [
     "caller", "caller, torch's", "caller, seed", "caller, fed", "threads, 2",

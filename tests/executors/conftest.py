@@ -12,9 +12,8 @@ import torch
 from PIL import Image
 
 import penstock._native as _native
-from tests.data import save_pictures
+from tests.data import save_pictures, tensor_files
 from tests.native_testing import SlowTable
-from tests.sample_datasets import tensor_files
 
 DELAY = 0.004
 

@@ -20,7 +20,7 @@ from torch.utils.data import TensorDataset
 
 import penstock
 from tests import python_processes
-from tests.sample_datasets import Made
+from tests.data import Made
 
 SAMPLES = 64
 BATCH = 4

@@ -17,6 +17,7 @@ from penstock.passes.job import planned
 from penstock.plan import Kept, PythonPlan
 from penstock.state.delivery import Task
 from penstock.workers.native_batches import NativeBatches
+from tests.data import tensor_files
 from tests.filled_batches import (
     EVAL,
     LAST,
@@ -32,7 +33,6 @@ from tests.filled_batches import (
 )
 from tests.forking import assert_in_child
 from tests.same import assert_same
-from tests.sample_datasets import tensor_files
 from tests.values import resumed
 from tests.waiting import run_in_threads
 

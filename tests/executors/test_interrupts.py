@@ -24,8 +24,8 @@ from penstock.passes.iterator import Pass
 from penstock.passes.values import PassInput, PassResources
 from penstock.plan import NativePlan, plan
 from penstock.recipe.patches import this_thread
+from tests.data import Made
 from tests.same import outcomes
-from tests.sample_datasets import Made
 
 #: What may be interrupted: the code of passes, not the interpreter's or torch's between its lines.
 FILES = tuple(

@@ -15,10 +15,10 @@ import torch.utils.data as tud
 
 import penstock
 from penstock.memory.shared_memory import MOST_KEPT, SharedBuffers, State
+from tests.data import Made
 from tests.differential.values import pinning
 from tests.forking import assert_ended_well, assert_in_child, begin_in_child
 from tests.same import assert_same
-from tests.sample_datasets import Made
 
 
 def buffers_for_batches() -> SharedBuffers:

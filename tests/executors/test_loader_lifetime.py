@@ -22,9 +22,8 @@ import penstock
 from penstock.sources.reading import read_image
 from penstock.system.limits import usable_cpus
 from tests import python_processes
-from tests.photos import grey_files
+from tests.data import grey_files, rows
 from tests.resources import descriptors
-from tests.sample_datasets import rows
 from tests.values import flat, taken
 
 pytestmark = pytest.mark.native

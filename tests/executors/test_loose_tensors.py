@@ -15,8 +15,8 @@ from torchvision.transforms import v2
 
 import penstock
 from penstock.memory import shared_memory
+from tests.data import Made, Stream
 from tests.same import assert_passes
-from tests.sample_datasets import Made, Stream
 from tests.values import listed
 
 SIZE, BATCH = 48, 4

@@ -16,8 +16,8 @@ import penstock
 from penstock.carriers.auto import LIMIT_SECONDS, Choice, Measurement, choose
 from penstock.settings import Method
 from penstock.system.randomness import generator_states, generators_drawn_from
+from tests.data import Drawing, Made, Opening, rows
 from tests.same import assert_passes
-from tests.sample_datasets import Drawing, Made, Opening, rows
 from tests.values import flat, listed
 from tests.waiting import wait_until
 

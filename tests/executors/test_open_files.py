@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 import penstock
-from tests.sample_datasets import Made
+from tests.data import Made
 
 
 def sample(index: int) -> Any:

@@ -14,8 +14,8 @@ import pytest
 
 import penstock
 from penstock.carriers.pipes import NO_MESSAGE, Receiver, Sender
+from tests.data import Made
 from tests.same import assert_passes
-from tests.sample_datasets import Made
 
 SMALL, LARGE, HUGE = 10, select.PIPE_BUF, 300_000
 

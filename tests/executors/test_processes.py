@@ -35,10 +35,10 @@ from penstock.carriers.post_mortem import end
 from penstock.carriers.processes import ProcessCarrier
 from penstock.errors import WorkerDied, WorkerStuck
 from penstock.passes.iterator import Pass
+from tests.data import Made, Order
 from tests.differential import values
 from tests.forking import assert_in_child
 from tests.resources import collect, run_script
-from tests.sample_datasets import Made, Order
 from tests.values import listed, taken
 from tests.waiting import wait_until
 

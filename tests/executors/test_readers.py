@@ -20,10 +20,10 @@ import penstock
 import penstock._native as _native
 from penstock.errors import WorkerStuck
 from penstock.workers import native_crew as crew
+from tests.data import Order, tensor_files
 from tests.forking import assert_in_child
 from tests.reading import assert_read_ahead, readers
 from tests.same import assert_same, assert_same_batches, outcomes
-from tests.sample_datasets import Order, tensor_files
 from tests.values import resumed, taken
 from tests.waiting import wait_until
 

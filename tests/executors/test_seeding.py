@@ -13,8 +13,8 @@ import torch.utils.data as tud
 
 import penstock
 from penstock.system.randomness import generator_states, generators_drawn_from, sample_number, seed_globals
+from tests.data import Drawing
 from tests.same import assert_same
-from tests.sample_datasets import Drawing
 from tests.values import flat
 
 WORKERS: list[dict[str, Any]] = [

@@ -25,9 +25,9 @@ import torch.utils.data as tud
 import penstock
 from penstock.carriers.post_mortem import note_space
 from penstock.memory import shared_memory
+from tests.data import Made
 from tests.forking import assert_ended_well, begin_in_child
 from tests.same import assert_passes, assert_same, outcomes
-from tests.sample_datasets import Made
 
 LARGE = 3000  # elements of float32 a sample: 4 of them are more than SHARED_BYTES
 SIZE = 24

@@ -14,9 +14,9 @@ from PIL import Image
 from torchvision.transforms import v2
 
 import penstock._native as _native
+from tests.data import tensor_files
 from tests.native_pool import SECONDS, pool_of, submit, table_of
 from tests.recipe.against_torchvision import recipe_of
-from tests.sample_datasets import tensor_files
 
 pytestmark = pytest.mark.native
 

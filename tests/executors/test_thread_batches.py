@@ -16,7 +16,7 @@ from penstock.carriers.thread_batch import FetchedBatch, SampleRows
 from penstock.memory.buffers import Buffers
 from penstock.workers import collating
 from penstock.workers.collating import Build, layout_of
-from tests.sample_datasets import Stream
+from tests.data import Stream
 from tests.values import taken
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}

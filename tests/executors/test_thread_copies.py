@@ -30,9 +30,9 @@ from penstock.carriers.auto import Choice
 from penstock.settings import Method
 from penstock.workers.copies import MANY, SCRATCH_BYTES, NotCopied, copied
 from tests import python_processes
+from tests.data import Made, Opening
 from tests.resources import collect
 from tests.same import assert_same
-from tests.sample_datasets import Made, Opening
 from tests.values import flat, listed, taken
 
 THREADS: dict[str, Any] = {"num_workers": 3, "worker_method": "thread"}

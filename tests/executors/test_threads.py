@@ -22,9 +22,9 @@ import penstock
 from penstock.carriers.thread_crew import Pace
 from penstock.passes.values import IN_FLIGHT
 from tests import python_processes
+from tests.data import Made, Stream, rows
 from tests.resources import collect
 from tests.same import assert_passes, assert_same
-from tests.sample_datasets import Made, Stream, rows
 from tests.samples import image
 from tests.values import flat, taken
 from tests.waiting import wait_until

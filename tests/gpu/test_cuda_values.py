@@ -16,6 +16,7 @@ from torchvision import transforms as v1, tv_tensors
 from torchvision.transforms import v2
 
 import penstock
+from tests.data import Made, in_memory, photo_files
 from tests.gpu.on_device import (
     DEVICE,
     assert_as_on_host,
@@ -26,9 +27,7 @@ from tests.gpu.on_device import (
     sleep,
     slowly,
 )
-from tests.photos import in_memory, photo_files
 from tests.same import assert_same
-from tests.sample_datasets import Made
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -13,8 +13,8 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
 
 import penstock
+from tests.data import Made, rows
 from tests.same import assert_same
-from tests.sample_datasets import Made, rows
 
 #: What programs read of torch's iterators: values, and those of which the type counts.
 VALUES = """_shared_seed _pg _dataset_kind _IterableDataset_len_called _auto_collation _drop_last _num_workers

@@ -24,9 +24,8 @@ from torchvision.transforms import v2
 
 import penstock
 from tests import same
-from tests.photos import grey_files, in_memory, photo_files
+from tests.data import Doubling, Order, grey_files, in_memory, photo_files, tensor_files
 from tests.same import assert_passes, assert_same
-from tests.sample_datasets import Doubling, Order, tensor_files
 
 pytestmark = pytest.mark.native
 

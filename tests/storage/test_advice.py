@@ -15,7 +15,7 @@ import penstock
 from penstock.passes.job import Job
 from penstock.storage import advice
 from penstock.storage.advice import AdvisedBatches
-from tests.photos import photo_files
+from tests.data import photo_files
 from tests.waiting import wait_until
 
 
