@@ -246,14 +246,15 @@ def _quoted(example: str) -> str:
 
 def _readers(settings: Settings, *, in_threads: bool) -> str:
     if not settings.num_workers:
-        how = ", each sample into its row" if in_threads else " by torch's own iterator"
+        how = ", each sample into its row" if in_threads else ""
         return f"Python reads the dataset in the caller's thread{how}"
     if settings.cluster is not None:
         return f"Python reads the dataset in {counted(settings.num_workers, 'filler')} of a Ray cluster"
     if in_threads:
         threads = counted(settings.num_workers, "thread")
         return f"Python reads the dataset in {threads} of this process, each sample into its row"
-    return f"torch's own iterator, {counted(settings.num_workers, 'worker process', 'worker processes')}"
+    processes = counted(settings.num_workers, "worker process", "worker processes")
+    return f"Python reads the dataset in {processes}"
 
 
 def _reads_once(dataset: Any) -> bool:

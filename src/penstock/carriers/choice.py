@@ -54,7 +54,7 @@ else:
 
 
 def _in_threads(job: Job) -> bool:
-    """Return whether threads read the dataset, or torch's own iterator could not seed or replace samples."""
+    """Return whether threads read the dataset, or samples are seeded or replaced in the caller's thread."""
     return not job.settings.iterable and (job.in_threads or not job.plain)
 
 

@@ -50,13 +50,13 @@ class ActorReport:
 
     wanted: int = 0
     places: dict[int, str] = field(default_factory=dict)
-    """The node of each carrier, by its number."""
+    """The node of each filler, by its number."""
     running: bool = False
     """The fillers have not been ended."""
     lost: int = 0
     """In all passes."""
     again: int = 0
-    """Batches that were asked for again, because their carrier was lost."""
+    """Batches that were asked for again, because their filler was lost."""
     batches: int = 0
     """That came, and their bytes."""
     bytes: int = 0
@@ -94,15 +94,15 @@ class ActorReport:
         nodes = Counter(list(self.places.values()))
         each = f"each takes {cluster.demand()}; at most {size_of(cluster.limit)} of batches in flight"
         if not nodes:
-            return [f"ray      {counted(wanted, 'carrier')} will be requested from Ray when a pass begins; {each}"]
+            return [f"ray      {counted(wanted, 'filler')} will be requested from Ray when a pass begins; {each}"]
         where = ", ".join(f"{count} on {place}" for place, count in sorted(nodes.items()))
         when = "at work" if self.running else "in the latest pass"
         missing = self.wanted - len(self.places)
         late = f"; {missing} more of {self.wanted} asked for did not start" if missing else ""
-        lines = [f"ray      {counted(len(self.places), 'carrier')} {when}: {where}{late}", f"ray      {each}"]
+        lines = [f"ray      {counted(len(self.places), 'filler')} {when}: {where}{late}", f"ray      {each}"]
         if self.lost:
             again = counted(self.again, "batch", "batches")
-            lines.append(f"ray      {counted(self.lost, 'carrier')} lost; {again} requested again from other fillers")
+            lines.append(f"ray      {counted(self.lost, 'filler')} lost; {again} requested again from other fillers")
         return lines
 
 
