@@ -235,7 +235,7 @@ def test_explain_says_who_reads() -> None:
 )
 def test_without_num_workers_there_is_one_for_each_cpu(dataset, options, depth, persistent, monkeypatch) -> None:
     monkeypatch.setattr("penstock.executors.job.usable_cpus", lambda: 3)
-    monkeypatch.setattr("penstock.executors.job.SMALL_BATCH", 0)  # threads fill the smallest batch too
+    monkeypatch.setattr("penstock.executors.rows.SMALL_BATCH", 0)  # threads fill the smallest batch too
     loader: Any = penstock.DataLoader(dataset, 4, persistent_workers=persistent, **options)
     fixed = penstock.DataLoader(dataset, 4, num_workers=2, **options)
     assert_passes(loader, list(fixed))

@@ -73,7 +73,7 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("method", ["native", "thread"])
 def test_a_trace_of_two_passes(file: Path, workers: int, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.executors.job.SMALL_BATCH", 0)  # read natively, however small
+    monkeypatch.setattr("penstock.executors.rows.SMALL_BATCH", 0)  # read natively, however small
     options: dict[str, Any] = {"worker_method": "thread"} if method == "thread" else {}
     with record(trace=file) as made:
         loader = penstock.DataLoader(Made() if options else rows(), batch_size=4, num_workers=workers, **options)
