@@ -356,8 +356,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _plan_serves(self, settings: Settings, sends: bool) -> bool:
         """Return whether the plan that was made last is that of the pass that begins."""
         made = self._plan
-        if isinstance(made, PythonPlan) and made.foreign is not None:  # whatever the settings are
-            return made.foreign[0] is settings.dataset and made.reusable()
+        if isinstance(made, PythonPlan):  # whatever the settings are
+            dataset, kind = made.foreign or (None, None)
+            return dataset is settings.dataset and kind is type(dataset)
         return made is not None and self._planned_for == (settings, sends) and made.reusable()
 
     def _choose_workers(self) -> None:

@@ -199,20 +199,12 @@ class PythonPlan:
     kept: Kept = field(default_factory=Kept)
     """Of the files that it reads."""
     foreign: tuple[object, type] | None = None
-    """The dataset, and its class, where that is one that no adapter stands for: nothing of it can be native."""
+    """The dataset, and its class, where that is one that no adapter stands for: nothing of it can be native, whatever
+    the dataset does now, and the plan serves each pass."""
 
     @property
     def reason(self) -> Refusal:
         return self.why()
-
-    @property
-    def reads_files(self) -> bool:
-        """Whether files are read natively, of which caches and indexes of the loader keep something."""
-        return self.foreign is None
-
-    def reusable(self) -> bool:
-        """Return whether the plan serves the next pass too: the dataset's own code reads it, whatever that does now."""
-        return self.foreign is not None and type(self.foreign[0]) is self.foreign[1]
 
 
 Plan = NativePlan | PythonPlan

@@ -104,6 +104,11 @@ class Settings:
         """Whether the dataset makes its own order."""
         return isinstance(self.dataset, IterableDataset)
 
+    @cached_property
+    def is_pipe(self) -> bool:
+        """Whether the dataset is a DataPipe."""
+        return isinstance(self.dataset, IterDataPipe | MapDataPipe)
+
     @property
     def on_demand(self) -> bool:
         """Whether torch's loader would do nothing before the first batch is asked for."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 import torch.distributed as dist
 from torch.autograd.profiler import record_function
-from torch.utils.data import IterDataPipe, MapDataPipe, Subset, default_collate, graph_settings
+from torch.utils.data import Subset, default_collate, graph_settings
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _get_distributed_settings, _share_dist_seed
 
 import penstock._native as _native
@@ -43,7 +43,6 @@ else:
 _NOTHING = object()
 #: Classes of dataset whose samples were light in the latest pass that had their calls answered.
 _light: weakref.WeakSet[type] = weakref.WeakSet()
-_PIPES = (IterDataPipe, MapDataPipe)
 _profiles = torch._C._autograd._profiler_enabled
 
 
@@ -100,7 +99,7 @@ class CallerPass(_BaseDataLoaderIter):
         self._promised = None if self._maps else settings.noted_length
         (given,) = [None] if streams is None else streams.states()
         generator = settings.draws_from
-        if not self._maps and isinstance(self._dataset, IterDataPipe):
+        if settings.is_pipe and not self._maps:
             self._seed_pipe(generator)
         batches = begin()
         self._base_seed = draw_seed(generator)
@@ -109,7 +108,7 @@ class CallerPass(_BaseDataLoaderIter):
                 batches = with_first_drawn(batches)
             restore_dataset(self._dataset, given)
         self._sampler_iter = batches
-        if isinstance(self._dataset, _PIPES):
+        if settings.is_pipe:
             graph_settings.apply_sharding(self._dataset, self._world_size, self._rank)
         self._num_yielded = 0
         self._read: Any = self._dataset if rows is None else rows
