@@ -30,28 +30,28 @@ class BatchWork:
         in_place: batches are built in shared memory.
     """
 
-    def __init__(self, fetch: Worker, states: list[Any] | None, *, in_place: bool) -> None:
-        self.fetch = fetch
+    def __init__(self, worker: Worker, states: list[Any] | None, *, in_place: bool) -> None:
+        self.worker = worker
         self._states = states
         self._memory = WorkerBuffers() if in_place else None
         self._note: Note  # in a worker, as
         self._lease: patches.Lease  # on what is exchanged there, for the life of the process
-        self._worker = 0
+        self._number = 0
 
     @property
     def dataset(self) -> Any:
-        return self.fetch.dataset
+        return self.worker.dataset
 
     def seed(self, shared: int | None) -> None:
         """No worker shares a seed with the others."""
 
-    def start(self, worker: int, note: Note, each: Callable[[Iterable[Any]], Iterator[Any]]) -> None:
-        self._worker, self._note, self._lease = worker, note, self.fetch.lease()
-        self.fetch.note, self.fetch.each = note, each
+    def start(self, number: int, note: Note, each: Callable[[Iterable[Any]], Iterator[Any]]) -> None:
+        self._number, self._note, self._lease = number, note, self.worker.lease()
+        self.worker.note, self.worker.each = note, each
 
     def begin(self) -> None:
         if self._states is not None:
-            restore_dataset(self.fetch.dataset, self._states[self._worker])
+            restore_dataset(self.worker.dataset, self._states[self._number])
             self._states = []
         self._note(WorkerStage.DONE, None)
 
@@ -59,17 +59,17 @@ class BatchWork:
         task = Task.of(*value)
         self._lease.meet()  # a sample of an earlier batch may have imported a package
         try:
-            batch = self.fetch.make(task) if self._memory is None else self._packed(task, self._memory)
+            batch = self.worker.make(task) if self._memory is None else self._packed(task, self._memory)
         except Exception:  # what else is raised ends the process here
             self._note(WorkerStage.DONE, None)
             raise
         self._note(WorkerStage.DONE, None)
-        bad = [] if self.fetch.replacing is None else self.fetch.replacing.take_news()
+        bad = [] if self.worker.replacing is None else self.worker.replacing.take_news()
         memory, calls = self._memory, counted_here()
         needed, kept = (0, False) if memory is None else (memory.needed, memory.kept)
         if self._states is None and not (bad or needed or kept or calls):
             return batch
-        state = None if self._states is None else state_of(self.fetch.dataset)
+        state = None if self._states is None else state_of(self.worker.dataset)
         return Delivered(batch, bad, state, needed, kept, calls)
 
     def _packed(self, task: Task, memory: WorkerBuffers) -> Packed:
@@ -79,7 +79,7 @@ class BatchWork:
         again.
         """
         memory.begin(task.block)
-        return memory.packed([self.fetch.make(task, memory)])
+        return memory.packed([self.worker.make(task, memory)])
 
 
 class StreamWork:
@@ -108,20 +108,20 @@ class StreamWork:
         self._memory = WorkerBuffers() if packs else None
         self._note: Note  # in a worker, as
         self._stream: Stream
-        self._worker = 0
+        self._number = 0
 
     def seed(self, shared: int | None) -> None:
         if isinstance(self.dataset, IterDataPipe):
             assert shared is not None
             self.dataset = apply_random_seed(self.dataset, torch.Generator().manual_seed(shared))
 
-    def start(self, worker: int, note: Note, each: Callable[[Iterable[Any]], Iterator[Any]]) -> None:
-        self._worker, self._note = worker, note
+    def start(self, number: int, note: Note, each: Callable[[Iterable[Any]], Iterator[Any]]) -> None:
+        self._number, self._note = number, note
 
     def begin(self) -> None:
         given = None
         if self._states is not None:
-            given, self._states[self._worker] = self._states[self._worker], None
+            given, self._states[self._number] = self._states[self._number], None
         self._stream = Stream(self.dataset, given)
         self._note(WorkerStage.ITERATING, None)
 

@@ -103,11 +103,11 @@ class ProcessCarrier(Carrier):
         super().__init__(resources)
         self.in_order, self.reads_ahead = settings.in_order, True
         self._settings, self._context, self._pid = settings, context, os.getpid()
-        self._fetch = None if settings.iterable else job.worker(here=True)
+        self._worker = None if settings.iterable else job.worker(here=True)
         self._streams, self._pins = job.streams, job.pins
         strategy = torch.multiprocessing.get_sharing_strategy()  # type: ignore[no-untyped-call]
         self._packs = strategy == "file_descriptor" and collates_as_torch()  # else somebody has replaced torch's ways
-        batched = self._fetch is not None and self._fetch.batched
+        batched = self._worker is not None and self._worker.batched
         self._shared = resources.shared if self._packs and batched else None
         self._remote = remote
         self._staging: Staging | None = None  # of the pass
@@ -151,8 +151,8 @@ class ProcessCarrier(Carrier):
 
         They would each search all modules for what to set, and have a copy of each page that they write to.
         """
-        if self._fetch is not None:
-            return self._fetch.lease()
+        if self._worker is not None:
+            return self._worker.lease()
         return patches.Lease(ANSWERED) if self._composes else nullcontext()
 
     @property
@@ -162,8 +162,8 @@ class ProcessCarrier(Carrier):
     def _setup(self, board: Board, signals: Signals | None) -> WorkerSetup:
         settings, states = self._settings, None if self._streams is None else self._streams.states()
         work: Work
-        if self._fetch is not None:
-            work = BatchWork(self._fetch, states, in_place=self._shared is not None)
+        if self._worker is not None:
+            work = BatchWork(self._worker, states, in_place=self._shared is not None)
         else:
             work = StreamWork(
                 settings.dataset,
@@ -248,10 +248,10 @@ class ProcessCarrier(Carrier):
         given, positions = batch.given
         number, worker = self._tasks, self._next_worker()
         message = given
-        if self._fetch is not None:
+        if self._worker is not None:
             lease = batch.lease = None if self._shared is None else self._shared.reserve()
             if self._staging is not None:
-                listed = given if self._fetch.batched else [given]
+                listed = given if self._worker.batched else [given]
                 batch.shards = self._staging.shards_of(listed if isinstance(listed, list | tuple) else ())
             block = None if lease is None else lease.sent()
             message = Task(given, self._input.seed, self._input.epoch, positions, block).message
@@ -319,7 +319,7 @@ class ProcessCarrier(Carrier):
         samples = 1
         if self._settings.batched:
             samples = samples_given(batch.given[0])
-            if self._fetch is None:
+            if self._worker is None:
                 stacks = self._settings.collate_fn is default_collate
                 samples = samples_in(out, samples, iterable=True, stacks=stacks)
         return Delivery(out, samples, bad=batch.bad)
@@ -384,7 +384,7 @@ class ProcessCarrier(Carrier):
 
     @property
     def _statuses(self) -> tuple[Status, ...]:
-        return _OF_STREAMS if self._fetch is None else _OF_BATCHES
+        return _OF_STREAMS if self._worker is None else _OF_BATCHES
 
     def _exhaust(self, worker: int) -> None:
         """Ask no more of a worker in this pass. Its process ends, unless it makes the next pass, too."""

@@ -100,8 +100,8 @@ class Work(Protocol):
     def dataset(self) -> Any:
         """The user's, for get_worker_info()."""
 
-    def start(self, worker: int, note: Note, each: Callable[[Iterable[Any]], Iterator[Any]]) -> None:
-        """Prepare to be worker number `worker`, before worker_init_fn. note, each: of `Board.report`."""
+    def start(self, number: int, note: Note, each: Callable[[Iterable[Any]], Iterator[Any]]) -> None:
+        """Prepare to be worker process number `number`, before worker_init_fn. note, each: of `Board.report`."""
 
     def seed(self, shared: int | None) -> None:
         """Seed what all workers share, before a pass."""
