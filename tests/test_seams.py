@@ -1,4 +1,4 @@
-"""The seams of the design: an executor, an observer and a source of this file's own are used as Penstock's are."""
+"""The seams of the design: carriers, an observer and a source of the tests' own are used as Penstock's are."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ from penstock.sources.naming import catalogue
 from penstock.sources.native_source import Field, NativeSource
 from penstock.sources.source import Source
 from penstock.workers.batch import Batch
-from tests.data import Made, Numbers
+from tests import subprocess_carrier
+from tests.data import Made, Numbers, Told
 from tests.same import assert_same, outcomes
 from tests.values import flat, listed, resumed
 
-# --- an executor ------------------------------------------------------------------------------------------------------
+# --- a carrier --------------------------------------------------------------------------------------------------------
 
 
 class Squares(Numbers):
@@ -99,6 +100,34 @@ def test_its_passes_are_cut_among_ranks_and_go_on_from_states(computer: None) ->
     assert one[0] + other[0] == whole[0] + whole[1]
     first, rest = resumed(made(0), made(0), 1)
     assert listed(first) + listed(rest) == one
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = (lambda job: isinstance(job.settings.dataset, Told), subprocess_carrier.opens)
+    monkeypatch.setattr(selection, "CARRIERS", (row, *selection.CARRIERS))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_carrier_of_other_programs_is_a_file_and_a_row(programs: None, persistent: bool) -> None:
+    makes: tuple[Any, ...] = penstock.DataLoader, tud.DataLoader
+    options = {"shuffle": True, "num_workers": 2, "persistent_workers": persistent}
+    ours, theirs = (make(Told(), 4, generator=torch.Generator().manual_seed(3), **options) for make in makes)
+    for _ in range(2):
+        assert_same(list(ours), list(theirs))
+    assert (ours.stats().batches, ours.stats().samples) == (12, 46)
+    assert "Told" in ours.explain()
+
+
+def test_its_errors_are_those_of_their_batches(programs: None) -> None:
+    batches = iter(penstock.DataLoader(Told(), batch_sampler=[[0, 1], [2, -1], [3, 4]], num_workers=1))
+    assert next(batches)[:, 0].tolist() == [0, 1]
+    with pytest.raises(KeyError, match="below 0") as caught:
+        next(batches)
+    assert "of sample -1" in "".join(getattr(caught.value, "__notes__", []))
+    assert next(batches)[:, 0].tolist() == [3, 4]
+    batches.carrier._programs[0].kill()
+    batches.close()
 
 
 class Watching(Observer):
