@@ -26,7 +26,7 @@ from penstock.executors.filler import Batch, Filler, PassInput
 from penstock.executors.iterator import FillerExecutor
 from penstock.executors.job import Job
 from penstock.executors.staging import Staging
-from penstock.executors.workers.answers import error_of
+from penstock.executors.workers.answers import error_of, readable
 from penstock.executors.workers.progress import Board
 from penstock.executors.workers.protocol import Command, Signals, Status, Work, WorkerSetup
 from penstock.executors.workers.shared_memory import Lease
@@ -357,7 +357,7 @@ class ProcessFiller(Filler):
         self.drop(batch)
         needed, kept = 0, kind == Status.ERROR  # samples of a batch that failed may be kept by anybody
         if error is not None:
-            batch.error = error
+            batch.error = readable(error)
         elif kind == Status.ERROR:
             batch.error = error_of(value)
         elif kind == Status.EXHAUSTED:
