@@ -34,7 +34,7 @@ FILES = tuple(
         "executors/inline.py", "executors/iterator.py", "executors/native.py", "executors/threads.py",
         "executors/filler.py", "observe.py", "executors/workers/crew.py", "executors/workers/native.py",
         "device/resident.py", "state/progress.py", "executors/processes.py",
-        "executors/workers/pipes.py", "executors/workers/answers.py",
+        "executors/workers/pipes.py", "executors/workers/worker_processes.py",
     )
 )  # fmt: skip
 assert all(Path(file).is_file() for file in FILES)

@@ -16,6 +16,7 @@ import select
 import struct
 import threading
 from collections import deque
+from dataclasses import dataclass
 from math import ceil
 from time import monotonic
 from typing import Any, NamedTuple
@@ -56,6 +57,20 @@ class Message(NamedTuple):
 
 #: What a Receiver gives for bytes that are no message, once.
 NO_MESSAGE = Message(-1, -1, b"")
+#: The kind of an Answer that tells that the process of its worker has ended.
+ENDED = -2
+
+
+@dataclass(slots=True)
+class Answer:
+    """A message of a worker, or word of its end."""
+
+    worker: int
+    kind: int
+    number: int = -1
+    value: Any = None
+    error: Exception | None = None
+    """What unpickling the value raised."""
 
 
 class Sender:
@@ -190,7 +205,7 @@ class Receivers:
         self._workers: list[Receiver] = []
         self._pipes: dict[int, int] = {}  # the worker of each file descriptor
         self._sentinels: dict[int, int] = {}
-        self._came: deque[tuple[int, Message | None]] = deque()
+        self._came: deque[Answer] = deque()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._events.register(self._wake, select.POLLIN)
 
@@ -207,8 +222,8 @@ class Receivers:
         if self._sentinels.pop(sentinel, None) is not None:
             self._events.unregister(sentinel)
 
-    def get(self, seconds: float) -> tuple[int, Message | None] | None:
-        """Return a worker and its message, or None where its process has ended, which is told once, and first.
+    def get(self, seconds: float) -> Answer | None:
+        """Return the next answer: that a process has ended is told once, and first.
 
         None: nothing came within so many seconds, or stop() was called.
         """
@@ -220,7 +235,7 @@ class Receivers:
                     self._receive(worker, descriptor)
                 elif (ended := self._sentinels.get(descriptor)) is not None:
                     self.forget(descriptor)
-                    came.appendleft((ended, None))
+                    came.appendleft(Answer(ended, ENDED))
                 elif descriptor == self._wake:
                     return None
             if not came:
@@ -232,10 +247,18 @@ class Receivers:
 
     def _receive(self, worker: int, descriptor: int) -> None:
         try:
-            self._came.extend([(worker, message) for message in self._workers[worker].receive()])
+            messages = self._workers[worker].receive()
         except EOFError:
             del self._pipes[descriptor]
             self._events.unregister(descriptor)
+            return
+        for message in messages:
+            answer = Answer(worker, message.kind, message.number)
+            try:
+                answer.value = message.value
+            except Exception as error:
+                answer.error = error
+            self._came.append(answer)
 
     def stop(self) -> None:
         """Have get() return None at once, in whatever thread waits there, from now on."""

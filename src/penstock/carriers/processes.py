@@ -21,7 +21,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe, default_collate
 from torch.utils.data.dataloader import _get_distributed_settings, _sharding_worker_init_fn, _share_dist_seed
 from torch.utils.data.graph_settings import apply_random_seed
 
-from penstock.carriers.answers import error_of
+from penstock.carriers.answers import error_of, readable
 from penstock.carriers.board import Board
 from penstock.carriers.process_work import BatchWork, StreamWork
 from penstock.carriers.protocol import Command, Signals, Status, Work, WorkerSetup
@@ -358,7 +358,7 @@ class ProcessCarrier(Carrier):
         self.drop(batch)
         needed, kept = 0, kind == Status.ERROR  # samples of a batch that failed may be kept by anybody
         if error is not None:
-            batch.error = error
+            batch.error = readable(error)
         elif kind == Status.ERROR:
             batch.error = error_of(value)
         elif kind == Status.EXHAUSTED:

@@ -18,9 +18,9 @@ from typing import Any
 
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 
-from penstock.carriers.answers import ENDED, Answer, Answers, PinnedAnswers
+from penstock.carriers.answers import PinnedAnswers
 from penstock.carriers.board import Board
-from penstock.carriers.pipes import Receivers, Sender, close_in_workers
+from penstock.carriers.pipes import ENDED, Answer, Receivers, Sender, close_in_workers
 from penstock.carriers.post_mortem import Identify, WorkerWatch, clear_away, end
 from penstock.carriers.protocol import Command, Signals, WorkerSetup, serve
 from penstock.errors import WorkerDied, WorkerStuck
@@ -56,7 +56,7 @@ class WorkerProcesses:
         self.failure, self.sound, self.closed = "", True, False
         self._context, self._pid, self._pids = context, os.getpid(), list[int]()
         self._watch, self._receivers = WorkerWatch(self.board, identify), Receivers()
-        self._answers: Answers | PinnedAnswers = Answers(self._receivers)
+        self._answers: Receivers | PinnedAnswers = self._receivers
         # At exit it comes after multiprocessing has ended the workers.
         self._clear_away = multiprocessing.util.Finalize(None, clear_away, (self.board, self._pids), exitpriority=-1)
 
@@ -104,8 +104,8 @@ class WorkerProcesses:
 
     def pin(self) -> Any:
         """Have a thread pin the batches, and return it."""
-        self._answers = PinnedAnswers(self._receivers)
-        return self._answers.thread
+        self._answers = pinned = PinnedAnswers(self._receivers)
+        return pinned.thread
 
     def release(self, worker: int) -> None:
         """End a worker that nothing is asked of any more."""
@@ -135,7 +135,7 @@ class WorkerProcesses:
                 break
             if self._watch.notice(by_pid=answer is None):  # a dead worker's children may hold its sentinel open
                 raise self.died()
-            if (thread := self._answers.thread) is not None and not thread.is_alive():
+            if isinstance(self._answers, PinnedAnswers) and not self._answers.thread.is_alive():
                 raise RuntimeError("Pin memory thread exited unexpectedly")
             if deadline is not None and monotonic() >= deadline:
                 self.sound = False
@@ -181,13 +181,13 @@ class WorkerProcesses:
                 self.board.end()
                 for worker in workers:
                     self.senders[worker].send(Command.END, -1, None)
-                self._answers.stop()  # a worker does not wait for a parent that reads no more
+                self._answers.close()  # a worker does not wait for a parent that reads no more
                 for process in self.processes:
                     process.join(_LOOK)
         finally:
             with interrupts_held():
                 end(self.processes)
-                self._answers.stop()
+                self._answers.close()
                 for sender in self.senders:
                     sender.close()
                 self._clear_away()
