@@ -54,7 +54,7 @@ class Job:
     in_threads: bool
     """Python threads of this process read the dataset, where Python reads it."""
     pins: bool = False
-    """Torch's own iterator pins its batches."""
+    """Batches are pinned as torch's own iterators pin them."""
     progress: Progress = field(init=False)
     substitutes: Substitutes | None = field(init=False)
     """How bad samples are replaced; None raises their errors."""
