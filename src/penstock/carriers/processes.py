@@ -356,7 +356,8 @@ class ProcessCarrier(Carrier):
         del self._outstanding[answer.number]
         self._loads[worker] -= 1
         self.drop(batch)
-        needed, kept = 0, kind == Status.ERROR  # samples of a batch that failed may be kept by anybody
+        # Samples of a batch that failed may be kept by anybody; of one that could not be read it is not known.
+        needed, kept = 0, kind == Status.ERROR or error is not None
         if error is not None:
             batch.error = readable(error)
         elif kind == Status.ERROR:

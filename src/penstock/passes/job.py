@@ -62,7 +62,7 @@ class Job:
 
     # Of one pass.
     pins: bool = False
-    """Torch's own iterator pins its batches."""
+    """Batches are pinned as torch's own iterators pin them."""
     progress: Progress = field(init=False)
     substitutes: Substitutes | None = field(init=False)
     """How bad samples are replaced; None raises their errors."""
