@@ -8,7 +8,7 @@
 #   PYTHON_2_6=python3.10 tools/matrix.sh   another interpreter for one of them
 set -uo pipefail
 cd "$(dirname "$0")/.."
-tests=${TESTS:-tests/loader tests/sources tests/executors}
+tests=${TESTS:-tests/loader tests/sources tests/carriers}
 failed=0
 
 # torch, torchvision, Pillow, Python. The oldest runs on the oldest Python.

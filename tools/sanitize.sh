@@ -30,9 +30,9 @@ compiler=$(sed -n 's/^CMAKE_CXX_COMPILER:[A-Z]*=//p' "$root/build/CMakeCache.txt
 library() { realpath "$("$compiler" -print-file-name="$1")"; }
 # The sanitizers have handlers of their own, and keep memory that was freed.
 options=(
-    --deselect tests/executors/test_moved_memory.py::test_no_signal_is_handled
-    --deselect tests/executors/test_moved_memory.py::test_a_fault_in_a_thread_of_the_core_comes_to_the_handlers_of_the_program
-    --deselect tests/executors/test_loader_lifetime.py::test_the_memory_of_one_huge_image
+    --deselect tests/carriers/test_moved_memory.py::test_no_signal_is_handled
+    --deselect tests/carriers/test_moved_memory.py::test_a_fault_in_a_thread_of_the_core_comes_to_the_handlers_of_the_program
+    --deselect tests/carriers/test_loader_lifetime.py::test_the_memory_of_one_huge_image
 )
 case $sanitizer in
     # libstdc++ beside it: the interpreter does not link it, and the sanitizer looks up __cxa_throw at start.
@@ -43,8 +43,8 @@ case $sanitizer in
         # A child that is forked beside another thread, such as pytest-timeout's, may end as soon as it starts one.
         options+=(
             -o timeout_method=signal
-            --deselect tests/executors/test_readers.py::test_a_fork_while_readers_work
-            --deselect tests/executors/test_filled.py::test_a_forked_child_goes_on
+            --deselect tests/carriers/test_readers.py::test_a_fork_while_readers_work
+            --deselect tests/carriers/test_filled.py::test_a_forked_child_goes_on
             --deselect tests/conformance/test_shutdown.py::test_a_forked_child_has_no_part_in_a_pass
             --deselect tests/conformance/test_shutdown.py::test_persistent_workers_of_the_parent_are_replaced_in_a_forked_child
         )

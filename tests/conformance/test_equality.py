@@ -11,8 +11,8 @@ import torch
 import torch.utils.data as tud
 
 import penstock
+from tests.carriers_under_test import Executor, executors
 from tests.data import Made, Stream, Whole, rows
-from tests.executors_under_test import Executor, executors
 from tests.same import assert_passes, assert_same, assert_same_outcome
 from tests.samples import SAMPLES, image
 

@@ -11,8 +11,8 @@ import torch
 import torch.utils.data
 
 import penstock
+from tests.carriers_under_test import Executor, executors
 from tests.data import Made, Numbers, Whole, rows
-from tests.executors_under_test import Executor, executors
 from tests.same import outcomes
 from tests.values import listed, taken
 

@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 import penstock
+from tests.carriers_under_test import EXECUTORS, Executor, executors
 from tests.data import Drawing, Made
-from tests.executors_under_test import EXECUTORS, Executor, executors
 from tests.same import assert_same
 from tests.values import flat, loaded, stored, taken
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import penstock
+from tests.carriers_under_test import EXECUTORS, Executor
 from tests.data import Made, tensor_files
-from tests.executors_under_test import EXECUTORS, Executor
 from tests.resources import held, run_script
 from tests.values import flat
 from tests.waiting import wait_until
@@ -127,7 +127,7 @@ def test_processes_end_amid_passes_of_every_kind(folder: Path, tmp_path: Path) -
 import os, sys, warnings
 import penstock
 from tests.data import Made
-from tests.executors_under_test import EXECUTORS
+from tests.carriers_under_test import EXECUTORS
 warnings.filterwarnings("ignore", "This DataLoader will create|num_workers=8")
 iterators = []
 for executor in sorted(EXECUTORS.values(), key=lambda executor: bool(executor.torchs)):

@@ -11,8 +11,8 @@ from torch.utils.data import TensorDataset
 
 import penstock
 from penstock.device.feeding import prefetch
+from tests.carriers_under_test import options
 from tests.data import Made, Numbers, Stream, Whole
-from tests.executors_under_test import options
 from tests.same import outcomes
 
 IN_ORDER = [

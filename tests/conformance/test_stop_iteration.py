@@ -12,8 +12,8 @@ from torch.utils.data import IterableDataset
 from torchvision import datasets, transforms
 
 import penstock
+from tests.carriers_under_test import PYTHON
 from tests.data import Made, Whole, photo_files
-from tests.executors_under_test import PYTHON
 from tests.values import flat
 
 ROUTES = {name: executor.options for name, executor in PYTHON.items() if "out of order" not in name}

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from tests import python_processes
+from tests.carriers_under_test import EXECUTORS
 from tests.data import tensor_files
-from tests.executors_under_test import EXECUTORS
 
 # Signals go to the whole process group, as a terminal and Jupyter send them. What a shell runs in the background
 # ignores SIGINT, and so the program sets Python's own handler.

@@ -22,8 +22,8 @@ import torch.utils.data as tud
 
 import penstock
 from tests import python_processes
+from tests.carriers_under_test import EXECUTORS
 from tests.data import Made, tensor_files
-from tests.executors_under_test import EXECUTORS
 from tests.faults.conftest import Count
 from tests.forking import assert_in_child
 from tests.values import taken

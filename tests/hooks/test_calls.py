@@ -24,8 +24,8 @@ from PIL import Image
 import penstock
 from penstock.errors import WorkerDied
 from tests import python_processes
+from tests.carriers_under_test import options
 from tests.data import Made, Stream, photo_files
-from tests.executors_under_test import options
 from tests.same import assert_passes
 from tests.waiting import wait_until
 

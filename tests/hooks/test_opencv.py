@@ -16,8 +16,8 @@ import torch.utils.data as tud
 from PIL import Image
 
 import penstock
+from tests.carriers_under_test import options
 from tests.data import Made
-from tests.executors_under_test import options
 from tests.hooks.jpegs import FILES, PLAIN, encoded, jpeg, picture
 from tests.in_workers import Worker, answered, within
 from tests.jpegs import PHOTOS, SAMPLINGS, damaged, encode, extreme

@@ -14,9 +14,9 @@ import torch.utils.data
 from torch.utils.data import TensorDataset
 
 import penstock
+from tests.carriers_under_test import EXECUTORS, Executor
 from tests.data import Made
 from tests.differential.values import tensors_of
-from tests.executors_under_test import EXECUTORS, Executor
 
 Make = Callable[[Any], Any]
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import penstock
 from penstock.errors import InvalidOption
-from tests.executors_under_test import PYTHON
+from tests.carriers_under_test import PYTHON
 from tests.same import assert_same
 
 BATCHES = [[5, 3], [9, 1, 7], [2]]

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader as TorchDataLoader
 import penstock
 from penstock.errors import InvalidOption, ShapeMismatch
 from penstock.testing import assert_each_sample_once, assert_resume_exact, assert_same_as_torch, assert_worker_invariant
+from tests.carriers_under_test import PYTHON, options
 from tests.data import Made, rows
-from tests.executors_under_test import PYTHON, options
 from tests.same import assert_same, seeded_outcome
 from tests.samples import Point
 from tests.values import flat, loaded, resumed, stopped, stored
@@ -194,17 +194,17 @@ def test_bad_samples_are_replaced() -> None:
     assert len(found) == COUNT and 3 not in found
 
 
-def test_tensor_folders_are_read_natively(tmp_path: Any) -> None:
+def test_files_of_tensor_folders_are_loaded_natively(tmp_path: Any) -> None:
     for i, length in enumerate(LENGTHS[:20]):
         torch.save(torch.arange(length * 2.0).reshape(length, 2), tmp_path / f"{i:02}.pt")
     folder = penstock.TensorFolder(tmp_path, labels={f"{i:02}": i for i in range(20)})
     sampler = penstock.Buckets(LENGTHS[:20], 400, shuffle=False)
     ours = penstock.DataLoader(folder, batch_sampler=sampler, collate_fn=penstock.Padded(-1), num_workers=1)
-    assert "one preadv each" in ours.explain()
     for padded, labels in ours:
         samples = [folder[i][0] for i in labels.tolist()]
         assert torch.equal(padded.values, pad_sequence(samples, batch_first=True, padding_value=-1))
         assert padded.lengths.tolist() == [len(sample) for sample in samples]
+    assert "torch.load: 20 answered natively" in ours.explain()
 
 
 def sequences(*lengths: int, dtype: torch.dtype = torch.float32) -> Iterator[torch.Tensor]:

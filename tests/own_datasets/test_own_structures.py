@@ -348,7 +348,8 @@ def warning(index: int) -> Any:
 
 def test_errors_of_functions_of_the_loader_and_warnings() -> None:
     assert_conforms(Made(torch.tensor, 14), collate_fn=bad_collate, shuffle=False, seed=None)
-    options: dict[str, Any] = {"worker_methods": (None, "process"), "num_workers": (2,), "seed": None}
+    # One batch of each worker: torch's raises an UnboundLocalError of its own in the place of the next.
+    options: dict[str, Any] = {"worker_methods": (None, "process"), "num_workers": (2,), "seed": None, "batch_size": 7}
     assert_conforms(Made(torch.tensor, 14), worker_init_fn=bad_start, **options)
     assert_conforms(Made(warning, 14), shuffle=False, num_workers=(0,))
 

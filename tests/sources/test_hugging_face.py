@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, Subset, random_split
 
 import penstock
 from tests.arrow_tables import BATCH, ROWS, as_bits, datasets, equal, numbers, pa, simple, table
-from tests.executors_under_test import Executor, executors
+from tests.carriers_under_test import Executor, executors
 from tests.same import assert_same
 from tests.values import loaded
 

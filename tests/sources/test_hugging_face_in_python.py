@@ -14,7 +14,7 @@ from PIL import Image
 
 import penstock
 from tests.arrow_tables import BATCH, as_bits, datasets, equal, from_columns, simple
-from tests.executors_under_test import Executor, executors
+from tests.carriers_under_test import Executor, executors
 from tests.same import assert_same
 
 

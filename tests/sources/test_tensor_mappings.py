@@ -16,7 +16,7 @@ import torch
 import penstock
 from penstock.errors import CorruptSample, InvalidOption, MissingSample
 from penstock.testing import assert_each_sample_once, assert_resume_exact, assert_same_as_torch
-from tests.executors_under_test import options
+from tests.carriers_under_test import options
 from tests.packing.packed import flip_bit
 from tests.same import assert_same
 

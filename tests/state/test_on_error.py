@@ -14,8 +14,8 @@ import torch
 import torch.utils.data as tud
 
 import penstock
+from tests.carriers_under_test import options
 from tests.data import Numbers, Order, Stream, Whole, tensor_files
-from tests.executors_under_test import options
 from tests.same import assert_same
 
 ALL = penstock.Replace(max_share=1.0)

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader as TorchDataLoader, DistributedSampler, 
 
 import penstock
 from penstock.cli import main
+from tests.carriers_under_test import Executor, executors
 from tests.data import Drawing, Made, Stream
-from tests.executors_under_test import Executor, executors
 from tests.same import assert_same
 from tests.values import flat, listed, loaded, resumed, stopped, stored, taken
 

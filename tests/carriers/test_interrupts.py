@@ -31,10 +31,9 @@ from tests.same import outcomes
 FILES = tuple(
     str(Path(penstock.__file__).parent / name)
     for name in (
-        "executors/inline.py", "executors/iterator.py", "executors/native.py", "executors/threads.py",
-        "executors/filler.py", "observe.py", "executors/workers/crew.py", "executors/workers/native.py",
-        "device/resident.py", "state/progress.py", "executors/processes.py",
-        "executors/workers/pipes.py", "executors/workers/worker_processes.py",
+        "carriers/here.py", "passes/iterator.py", "carriers/native.py", "carriers/threads.py", "passes/carrier.py",
+        "observe.py", "carriers/thread_crew.py", "workers/native_crew.py", "device/resident.py", "state/progress.py",
+        "carriers/processes.py", "carriers/pipes.py", "carriers/worker_processes.py",
     )
 )  # fmt: skip
 assert all(Path(file).is_file() for file in FILES)
