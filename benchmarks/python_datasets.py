@@ -126,18 +126,17 @@ def strings(setup: Setup, make: Make, **options: Any) -> Running:
 def seeding(setup: Setup) -> Running:
     """What setting random, numpy.random and torch's generator adds to fetching a sample in a worker process: the same
     batches fetched with and without, in this process."""
-    fetch_class = private("Fetch", "penstock.workers.worker", "penstock.fetch")
-    task = private("Task", "penstock.state.delivery", "penstock.fetch")
+    worker_class = private("Worker", "penstock.workers.worker")
+    task = private("Task", "penstock.state.delivery")
     numbers = list(range(setup.facts["slow"]))
     collate = torch.utils.data.default_collate
-    plain, seeded = (fetch_class(numbers, batched=True, collate_fn=collate, seeded=on) for on in (False, True))
+    plain, seeded = (worker_class(numbers, batched=True, collate_fn=collate, seeded=on) for on in (False, True))
 
-    def seconds(fetch: Any) -> float:
+    def seconds(worker: Any) -> float:
         began = time.perf_counter()
         for begin in range(0, len(numbers), setup.batch):
             given = numbers[begin : begin + setup.batch]
-            positions = (range(begin, begin + len(given)),) if "positions" in task.__dataclass_fields__ else ()
-            fetch.load(task(given, 1, 2, *positions))  # older builds have no positions
+            worker.make(task(given, 1, 2, range(begin, begin + len(given))))
         return time.perf_counter() - began
 
     def epoch() -> Numbers:
