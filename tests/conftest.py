@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -36,6 +37,13 @@ def _small_heap() -> None:
     collect()
     huge_pages.tidy()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _no_light_classes() -> None:
+    """Let no class of dataset be known for light samples: those of tests/data.py make samples of all kinds."""
+    if (here := sys.modules.get("penstock.carriers.here")) is not None:
+        here._light.clear()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

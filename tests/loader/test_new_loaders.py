@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 import penstock
 from tests.data import Made
+from tests.resources import collect
 
 ROWS = TensorDataset(torch.arange(60.0).view(20, 3), torch.arange(20))
 
@@ -41,6 +43,8 @@ def test_a_loader_that_is_made_anew_reads_no_file(
     global _opened
     monkeypatch.setattr("penstock.loop_times.SHORT_PASS", 3600.0)  # however busy the machine is
     passes(penstock.DataLoader, dataset)
+    collect()  # the verdicts of other tests' loaders
+    gc.disable()
     _opened = []
     try:
         for _ in range(3):
@@ -48,6 +52,7 @@ def test_a_loader_that_is_made_anew_reads_no_file(
         assert _opened == []
     finally:
         _opened = None
+        gc.enable()
 
 
 INDICES: list[Any] = [[3, 1, 4, 1, 5], [-1, 0], [True, 2], list(torch.tensor([2, 7])), [19, 18.0], [2, 40]]

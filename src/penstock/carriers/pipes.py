@@ -205,7 +205,8 @@ class Receivers:
         self._workers: list[Receiver] = []
         self._pipes: dict[int, int] = {}  # the worker of each file descriptor
         self._sentinels: dict[int, int] = {}
-        self._came: deque[Answer] = deque()
+        self._came: deque[tuple[int, Message | None]] = deque()
+        """Workers with what they have sent, in bytes; None: the process has ended."""
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._events.register(self._wake, select.POLLIN)
 
@@ -235,7 +236,7 @@ class Receivers:
                     self._receive(worker, descriptor)
                 elif (ended := self._sentinels.get(descriptor)) is not None:
                     self.forget(descriptor)
-                    came.appendleft(Answer(ended, ENDED))
+                    came.appendleft((ended, None))
                 elif descriptor == self._wake:
                     return None
             if not came:
@@ -243,7 +244,15 @@ class Receivers:
                 seconds = deadline - monotonic()
                 if seconds <= 0:
                     return None
-        return came.popleft()
+        worker, message = came.popleft()
+        if message is None:
+            return Answer(worker, ENDED)
+        answer = Answer(worker, message.kind, message.number)
+        try:  # not before it is asked for: tensors follow the modes of the thread
+            answer.value = message.value
+        except Exception as error:
+            answer.error = error
+        return answer
 
     def _receive(self, worker: int, descriptor: int) -> None:
         try:
@@ -252,13 +261,7 @@ class Receivers:
             del self._pipes[descriptor]
             self._events.unregister(descriptor)
             return
-        for message in messages:
-            answer = Answer(worker, message.kind, message.number)
-            try:
-                answer.value = message.value
-            except Exception as error:
-                answer.error = error
-            self._came.append(answer)
+        self._came.extend((worker, message) for message in messages)
 
     def stop(self) -> None:
         """Have get() return None at once, in whatever thread waits there, from now on."""
