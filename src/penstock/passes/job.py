@@ -117,7 +117,8 @@ class Job:
     def _advised(self, batches: Iterator[BatchRequest]) -> Iterator[BatchRequest]:
         """Return what the sampler gives; where Python workers read files that are known, they are read ahead."""
         dataset, plan = self.settings.dataset, self.plan
-        reads = isinstance(plan, PythonPlan) and plan.filled is None and not self.settings.iterable
+        # A class that no adapter knows may do anything when it is asked for its files.
+        reads = isinstance(plan, PythonPlan) and plan.filled is None and plan.foreign is None
         if not (reads and self.settings.num_workers) or name_of(dataset, 0)[1] is None:
             return batches
         return AdvisedBatches(batches, lambda given: (path for _, path in names_of(dataset, given)), self._bytes_read)
