@@ -24,7 +24,7 @@ from penstock.state.delivery import Task
 from penstock.state.streams import Streams, restore_dataset, state_of
 from penstock.stats import samples_given
 from penstock.system.modes import in_callers_mode
-from penstock.system.randomness import sample_number
+from penstock.system.randomness import Generators, sample_number
 from penstock.workers.own_workers import OwnWorkers
 from penstock.workers.worker import Worker
 
@@ -198,24 +198,25 @@ class ThreadCarrier(Carrier):
         """Make a batch in the calling thread. An error is kept in the batch."""
         meter, activity, task = self.resources.meter, Activity(), batch.task
         assert task is not None
-        samples, begun = self._samples_of(task), Instant.now()
-
-        def note(stage: str, index: Any, samples: int = 1) -> None:
-            nonlocal begun
-            if stage == "collate":
-                meter.add("getitem", begun, samples)
-                begun = Instant.now()
-
-        if (generators := generators_here()) is not None:
-            generators.set_sample_key(task.seed, task.epoch, activity, task.positions)
-        worker = self._worker.beside(activity.each)
-        worker.note = note
-        try:
-            with worker.in_callers_thread(meter.calls):
-                batch.result = worker.make(task, self.resources.buffers if self._rows else None)
+        samples, begun, worker = self._samples_of(task), Instant.now(), self._worker.beside(activity.each)
+        with worker.in_callers_thread(meter.calls):
+            failed = batch.make_part(
+                0, batch.unfinished, worker, self._rows, generators_here() or Generators(), activity
+            )
+            if failed is not None:
+                batch.error = failed[1]
+                del failed  # whose traceback holds this frame
+                return
+            meter.add("getitem", begun, samples)
+            if batch.indices is None:
+                return
+            begun = Instant.now()
+            try:
+                batch.collate(worker, self._rows)
+            except Exception as error:
+                batch.error = error
+            batch.build, batch.samples = None, []
             meter.add("collate", begun, samples)
-        except Exception as error:
-            batch.error = error
 
     def _samples_of(self, task: Task) -> int:
         return samples_given(task.given) if self._worker.batched else 1
