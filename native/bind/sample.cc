@@ -87,8 +87,8 @@ nb::object read_file(const PyProgram& python, std::size_t source, std::size_t lo
     if (outcome.ok()) outcome = read_whole(file, size, bytes, done);
   }
   if (outcome.ok()) {
+    const nb::capsule owner(bytes.get(), [](void* memory) noexcept { delete[] static_cast<std::uint8_t*>(memory); });
     std::uint8_t* const content = bytes.release();
-    const nb::capsule owner(content, [](void* memory) noexcept { delete[] static_cast<std::uint8_t*>(memory); });
     const std::size_t shape[1] = {done};
     return nb::cast(FileBytes(content, 1, shape, owner));
   }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 from penstock.carriers.thread_batch import Activity, FetchedBatch, SampleRows
@@ -200,23 +201,28 @@ class ThreadCarrier(Carrier):
         assert task is not None
         samples, begun, worker = self._samples_of(task), Instant.now(), self._worker.beside(activity.each)
         with worker.in_callers_thread(meter.calls):
-            failed = batch.make_part(
-                0, batch.unfinished, worker, self._rows, generators_here() or Generators(), activity
-            )
+            failed = batch.make_part(0, batch.unfinished, worker, self._rows, self._generators, activity)
             if failed is not None:
                 batch.error = failed[1]
                 del failed  # whose traceback holds this frame
-                return
-            meter.add("getitem", begun, samples)
-            if batch.indices is None:
-                return
-            begun = Instant.now()
-            try:
-                batch.collate(worker, self._rows)
-            except Exception as error:
-                batch.error = error
-            batch.build, batch.samples = None, []
-            meter.add("collate", begun, samples)
+            else:
+                meter.add("getitem", begun, samples)
+                if batch.indices is not None:
+                    self._collate_here(batch, worker, samples)
+        batch.build, batch.samples = None, []
+
+    def _collate_here(self, batch: FetchedBatch, worker: Worker, samples: int) -> None:
+        begun = Instant.now()
+        try:
+            batch.collate(worker, self._rows)
+        except Exception as error:
+            batch.error = error
+        self.resources.meter.add("collate", begun, samples)
+
+    @cached_property
+    def _generators(self) -> Generators:
+        """Those of the calling thread, where it is a worker."""
+        return generators_here() or Generators()
 
     def _samples_of(self, task: Task) -> int:
         return samples_given(task.given) if self._worker.batched else 1
