@@ -1,4 +1,4 @@
-"""Rows of a TensorDataset, which torch gathers in the caller's thread: a small batch needs no plan and no worker."""
+"""Rows that are gathered in the caller's thread, batch by batch, without a plan and without a worker."""
 
 from __future__ import annotations
 
@@ -10,22 +10,28 @@ from torch.utils.data import Subset, TensorDataset
 from torch.utils.data._utils import collate
 
 import penstock._native as _native
+from penstock.order.batches import BatchOrder, settled_at_start
 from penstock.order.permutations import Indices
 from penstock.plan import refuse_options
 from penstock.recipe.originals import READING, look_again, replaced_in_class
 from penstock.sample_notes import torch_batch
 from penstock.settings import Method, Settings
+from penstock.workers import indexed
 
 #: Bytes of a batch that one thread fills from memory, cache line by cache line, while others would be woken.
 SMALL_BATCH, CACHE_LINE = 64 << 10, 64
+#: Bytes of a batch that worker processes make while the loop works, where they are asked for.
+_LARGE_BATCH = 8 << 20
 
 _DTYPES = frozenset(getattr(torch, name) for name in _native.DTYPES)
 
 
 def gathers_rows(settings: Settings) -> bool:
-    """Return whether a pass is one over small batches of rows to which nothing else is done: each pass asks anew."""
+    """Return whether a pass is one over batches of rows to which nothing else is done: each pass asks anew."""
     tensors = _tensors_of(settings.dataset)
-    if tensors is None or not (
+    if tensors is None:
+        return _gathers_indexed(settings)
+    if not (
         settings.seed is None
         and settings.on_demand
         and settings.device is None
@@ -40,6 +46,39 @@ def gathers_rows(settings: Settings) -> bool:
             return False
         settings.known["rows"] = tensors
     return is_native(settings.batched, settings.collate_fn, settings.worker_init_fn, settings.method)
+
+
+def _gathers_indexed(settings: Settings) -> bool:
+    """Return whether the batches of a dataset are gathered whose class only indexes; it is read now where it pays."""
+    known = settings.known
+    if not (
+        known.get("indexed", True)
+        and settings.batched
+        and settings.device is None
+        and settings.cluster is None
+        and not settings.iterable
+        and is_native(True, settings.collate_fn, settings.worker_init_fn, settings.method)
+    ):
+        return False
+    # Without workers the class is read once it has made some samples.
+    learns = settings.num_workers > 0 or settings.seed is not None
+    if learns and not known.get("indexed", False):
+        known["indexed"] = settings.on_demand or (
+            BatchOrder(settings).cuts_itself() or settled_at_start(settings.index_sampler)
+        )
+        if not known["indexed"]:
+            return False
+    rows = indexed.rows_of(settings.dataset, learns=learns)
+    if learns and settings.num_workers:
+        known["indexed"] = rows is not None and rows.row_bytes() * (settings.batch_size or 256) <= _LARGE_BATCH
+        return bool(known["indexed"])
+    return rows is not None
+
+
+def is_default(settings: Settings) -> bool:
+    """Return whether torch's default_collate makes the batches of a map-style dataset, as torch defines it."""
+    usual = settings.batched and not settings.iterable
+    return usual and is_native(True, settings.collate_fn, settings.worker_init_fn, settings.method)
 
 
 def holds_rows(dataset: object) -> bool:
