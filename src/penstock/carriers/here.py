@@ -120,7 +120,8 @@ class CallerPass(_BaseDataLoaderIter):
         self._read: Any = self._dataset if rows is None else rows
         self._collate = self._collate_fn if rows is None else _as_it_is
         self._indexed = rows if isinstance(rows, indexed.IndexedRows) else None
-        self._learning = indexed.LEARNING if learns else 0  # samples that are made before the class is read
+        # Samples that are made before the class is read, of this pass and those before it.
+        self._learning = max(1, indexed.LEARNING - meter.counter.direct()[1]) if learns else 0
         self._meter, self._clock, self._count = meter, _native.CallerClock(meter.counter), PassCount()
         self._sampling = RLock()  # several threads may call next()
         self._lease: Lease | None = None
@@ -391,7 +392,7 @@ def _as_it_is(batch: Any) -> Any:
 
 def _rows_of(job: Job) -> Rows | indexed.IndexedRows | None:
     dataset = job.settings.dataset
-    return Rows(dataset) if holds_rows(dataset) else indexed.rows_of(dataset, learns=False)
+    return Rows(dataset) if holds_rows(dataset) else indexed.rows_of(dataset, learns=False, holds=job.eager)
 
 
 def open_here(job: Job, *, rows: bool = False) -> CallerPass:

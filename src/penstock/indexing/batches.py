@@ -3,21 +3,47 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from penstock.indexing.program import Columns, NotIndexing, Program, Value, dtype_of, same_bits
+from penstock.indexing.guard import Reads
+from penstock.indexing.program import Columns, NotIndexing, Program, Unlike, Value, dtype_of, same_bits
 from penstock.indexing.reading import Made, Reader
 
 _Build = Callable[[Columns], Any]
 
 
-def read(dataset: Any, index: int) -> Reader:
-    """Return what a dataset's `__getitem__` does, with a program that makes collated batches. Raises NotIndexing.
+@dataclass(frozen=True)
+class Reading:
+    """What a dataset's `__getitem__` does."""
+
+    program: Program
+    """Makes collated batches."""
+    reads: Reads
+    """What the program was read from."""
+    row_bytes: int
+    """Of the tensors of a sample."""
+    takes_ints_only: bool
+    """The class tells Python's whole numbers from numpy's."""
+    at_once: int
+    """Samples that the program is run for at most."""
+
+    def batch(self, indices: torch.Tensor) -> Any:
+        """Return the batch of some samples. Raises what a sample raises that is not like the example."""
+        count, most = len(indices), self.at_once
+        if count <= most:
+            return self.program.run(indices)
+        parts = ((indices[begin : begin + most], slice(begin, begin + most)) for begin in range(0, count, most))
+        return assembled(((self.program.run(numbers), places) for numbers, places in parts), count)
+
+
+def read(dataset: Any, index: int) -> Reading:
+    """Return what a dataset's `__getitem__` does. Raises NotIndexing.
 
     index: of a sample that is there, which serves as the example.
     """
@@ -28,12 +54,11 @@ def read(dataset: Any, index: int) -> Reader:
         expected = default_collate([example, copy.copy(example)])
     except Exception as error:  # the class's own, of each batch
         raise NotIndexing(f"its samples cannot be collated: {type(error).__name__}") from None
-    reader.program.finish(build)
+    at_once = reader.program.finish(build)
     made = reader.program.run(torch.tensor([index, index]))
     if not same(made, expected):
         raise NotIndexing("its samples are collated in another way")
-    reader.row_bytes = _bytes_of(made) // 2
-    return reader
+    return Reading(reader.program, reader.reads, _bytes_of(made) // 2, reader.takes_ints_only, at_once)
 
 
 def _bytes_of(batch: Any) -> int:
@@ -44,31 +69,59 @@ def _bytes_of(batch: Any) -> int:
     return 0
 
 
-def merged(made: Sequence[Any], order: Sequence[int]) -> Any:
-    """Return batches of one structure as one, with its samples in an order; None: they are not alike."""
-    first = made[0]
-    if any(type(one) is not type(first) for one in made):
-        return None
-    if isinstance(first, torch.Tensor):
-        if any(one.dtype != first.dtype or one.shape[1:] != first.shape[1:] or not one.is_contiguous() for one in made):
-            return None
-        return torch.cat(list(made))[torch.tensor(order)]
-    if isinstance(first, dict):
-        if any(list(one) != list(first) for one in made):
-            return None
-        parts = {key: merged([one[key] for one in made], order) for key in first}
-        return None if _lacks(parts.values()) else parts
-    if all(isinstance(one, str) for values in made for one in values):
-        joined = [one for values in made for one in values]
-        return type(first)(joined[place] for place in order)
-    if len(set(map(len, made))) != 1:
-        return None
-    values = [merged(column, order) for column in zip(*made, strict=True)]
-    return None if _lacks(values) else values if isinstance(first, list) else tuple.__new__(type(first), values)
+Places = slice | list[int]
 
 
-def _lacks(values: Iterable[Any]) -> bool:
-    return any(one is None for one in values)
+def assembled(parts: Iterable[tuple[Any, Places]], count: int) -> Any:
+    """Return one batch of several of the same structure, each with the places of its samples. Raises Unlike."""
+    room: Any = None
+    first: Any = None
+    for made, places in parts:
+        if room is None:
+            first, room = made, _room(made, count)
+        _put(room, made, places)
+    return _closed(room, first)
+
+
+def _room(made: Any, count: int) -> Any:
+    if isinstance(made, torch.Tensor):
+        layout = torch.contiguous_format if made.is_contiguous() else torch.channels_last
+        return torch.empty((count, *made.shape[1:]), dtype=made.dtype, memory_format=layout)
+    if isinstance(made, dict):
+        return {key: _room(one, count) for key, one in made.items()}
+    return [""] * count if _are_strings(made) else [_room(one, count) for one in made]
+
+
+def _put(room: Any, made: Any, places: Places) -> None:
+    if isinstance(room, torch.Tensor):
+        if not isinstance(made, torch.Tensor) or (made.dtype, made.shape[1:]) != (room.dtype, room.shape[1:]):
+            raise Unlike
+        room[places] = made
+    elif isinstance(room, dict):
+        if not isinstance(made, dict) or list(made) != list(room):
+            raise Unlike
+        for key, one in room.items():
+            _put(one, made[key], places)
+    elif _are_strings(made):
+        for place, one in zip(range(len(room))[places] if isinstance(places, slice) else places, made, strict=True):
+            room[place] = one
+    else:
+        for one, part in zip(room, made, strict=True):
+            _put(one, part, places)
+
+
+def _closed(room: Any, first: Any) -> Any:
+    """Return what was assembled, its containers of the same classes as the first part's."""
+    if isinstance(room, torch.Tensor):
+        return room
+    if isinstance(room, dict):
+        return {key: _closed(one, first[key]) for key, one in room.items()}
+    values = room if _are_strings(first) else list(map(_closed, room, first))
+    return values if isinstance(first, list) else tuple.__new__(type(first), values)
+
+
+def _are_strings(made: Any) -> bool:
+    return bool(made) and isinstance(made[0], str)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -91,7 +144,7 @@ def row_of(batch: Any, number: int) -> Any:
         return batch[number : number + 1]
     if isinstance(batch, dict):
         return {key: row_of(value, number) for key, value in batch.items()}
-    if all(isinstance(one, str) for one in batch):
+    if _are_strings(batch):
         return batch[number : number + 1]
     if isinstance(batch, tuple):
         return tuple.__new__(type(batch), [row_of(value, number) for value in batch])

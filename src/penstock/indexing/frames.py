@@ -141,7 +141,7 @@ def _element(program: Program, column: Any, at: Value) -> Value:
     example = column.iloc[at.example]
     values = column.values
     if is_array(values) and dtype_of(example) is not None:
-        return program.add(gathering(values, at.slot), example)
+        return program.gather(values, at, example)
     array = column.array
     return program.add(
         lambda columns: column_of([array[number] for number in objects_of(columns, at)], example), example

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sized
 from types import FunctionType
 from typing import Any
 
-import numpy as np
 import torch
 
-from penstock.indexing.program import place_of
+from penstock.indexing.program import is_array, place_of
 
 _PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
 _modes = torch._C._len_torch_function_stack
@@ -19,7 +18,7 @@ class Reads:
     """The attributes, items, functions and classes that a program was read from."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[int, Any], tuple[Callable[[Any], Any], Any, Any]] = {}
+        self._found: dict[tuple[Any, ...], tuple[Callable[[Any], Any], Any, Any]] = {}
         self._arrays: dict[tuple[int, Any], tuple[Callable[[Any], Any], Any, int, tuple[Any, ...]]] = {}
         self._sizes: list[tuple[Sized, int]] = []
         self._functions: list[tuple[FunctionType, Any]] = []
@@ -29,14 +28,19 @@ class Reads:
     def item(self, holder: Any, key: Any, value: Any, find: Callable[[Any], Any] | None = None) -> Any:
         """Note that a holder has a value under a key, and return the value."""
         find = find or (holder.get if hasattr(holder, "get") else holder.__getitem__)
-        if isinstance(value, np.ndarray):  # which is not held: numpy resizes no array that something else leads to
+        if is_array(value):  # which is not held: its owner may want its memory back
             self._arrays[id(holder), key] = find, key, id(value), place_of(value)
-        elif isinstance(value, torch.Tensor):
-            self._arrays[id(holder), key] = find, key, id(value), place_of(value)
-            self._found[id(holder), key] = find, key, value
         else:
             self._found[id(holder), key] = find, key, value
         return value
+
+    def lacks(self, holder: Any, key: Any) -> None:
+        """Note that a holder has nothing under a key."""
+        self._found[id(holder), "without", key] = holder.__contains__, key, False
+
+    def held(self) -> list[tuple[Any, tuple[Any, ...]]]:
+        """Return the arrays, and where they lie: while they are held their owner may exchange them for others."""
+        return [(find(key), place) for find, key, _, place in self._arrays.values()]
 
     def size(self, container: Any) -> int:
         """Note the length of a container, and return it."""

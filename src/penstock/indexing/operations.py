@@ -21,7 +21,6 @@ from penstock.indexing.program import (
     Value,
     column_of,
     dtype_of,
-    gathering,
     is_array,
     objects_of,
 )
@@ -60,7 +59,7 @@ def item(program: Program, holder: Any, at: Value) -> Value:
         raise NotIndexing(f"is an item of a {type(holder).__name__}")
     numbers = as_numbers(program, at)
     if is_array(holder):
-        return program.add(gathering(holder, numbers.slot), example)
+        return program.gather(holder, numbers, example)
     if isinstance(holder, np.ndarray) and dtype_of(example) is None and holder.dtype.kind in "OUS":
         base = holder.view(np.ndarray)
         return program.add(lambda columns: column_of([base[key] for key in objects_of(columns, at)], example), example)
@@ -98,7 +97,7 @@ def window(program: Program, array: Any, begin: Value, end: Value | None, length
         raise NotIndexing("is no slice of rows of an array")
     if begin.example < 0 or begin.example + length > len(array):
         raise NotIndexing("is cut off at an end")
-    return program.add(gathering(array, begin.slot, length), array[begin.example : begin.example + length])
+    return program.gather(array, begin, array[begin.example : begin.example + length], length)
 
 
 def part(program: Program, value: Value, index: Any) -> Value:

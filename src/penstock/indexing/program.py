@@ -28,6 +28,8 @@ Step = Callable[[Columns], Column]
 #: The numbers of samples go up to this.
 LARGEST_INDEX = 1 << 40
 _MOST_STEPS = 100
+#: Elements from which on torch takes several threads for an operation, which wait for each other on a busy machine.
+_PARALLEL = 32768
 
 
 class NotIndexing(Exception):
@@ -67,6 +69,7 @@ class Program:
         self._steps: list[tuple[int, Step]] = []
         self._tried = _Watched([torch.tensor([index, index])])
         self._used: list[set[int]] = [set()]
+        self._gathers: set[int] = set()
         self.index = Value(0, index, 0, (0, 1, 0), bound=LARGEST_INDEX)
         self._build: Callable[[Columns], Any] = lambda columns: None
 
@@ -96,15 +99,30 @@ class Program:
         """Return a value's column of the example."""
         return list.__getitem__(self._tried, value.slot)
 
-    def finish(self, build: Callable[[Columns], Any]) -> None:
-        """Set what makes the batch of the columns, and forget the example."""
-        self._tried.used = needed = set()
+    def gather(self, array: Any, at: Value, example: Any, window: int | None = None) -> Value:
+        """Add the step that copies the rows of an array, or windows of so many, at the numbers that a value says."""
+        made = self.add(gathering(array, at.slot, window), example)
+        self._gathers.add(made.slot)
+        return made
+
+    def finish(self, build: Callable[[Columns], Any]) -> int:
+        """Set what makes the batch of the columns, and forget the example.
+
+        Return of how many samples at most the program is to be run, so that torch does each step in one thread.
+        """
+        needed: set[int] = set()
+        self._tried.used = needed
         build(self._tried)
+        touched = needed - self._gathers
         for slot in reversed(range(len(self._used))):
             if slot in needed:
                 needed |= self._used[slot]
+                touched |= self._used[slot] | ({slot} - self._gathers)
+        columns = [list.__getitem__(self._tried, slot) for slot in touched]
+        most = max((one.numel() // 2 for one in columns if isinstance(one, torch.Tensor)), default=0)
         self._steps = [(slot, step) for slot, step in self._steps if slot in needed]
         self._build, self._columns, self._tried, self.index.example = build, len(self._tried), _Watched(), 0
+        return max(1, (_PARALLEL - 1) // max(1, most))
 
     def run(self, indices: torch.Tensor) -> Any:
         """Return the batch of some samples. Raises what a sample raises that is not like the example."""
@@ -256,7 +274,7 @@ def gathering(array: Any, slot: int, window: int | None = None) -> Step:
     def step(columns: Columns) -> torch.Tensor:
         numbers = columns[slot]
         samples = len(numbers)
-        out = torch.empty((samples, *shape), dtype=dtype, device="cpu")
+        out = torch.empty((samples, *shape), dtype=dtype)
         if gather(address, count, stride, row, numbers.data_ptr(), samples, out.data_ptr(), windows):
             return out
         raise Unlike

@@ -81,14 +81,13 @@ class Reader:
 
     def __init__(self, dataset: Any, index: int) -> None:
         self.program, self.reads = Program(index), Reads()
-        self.row_bytes = 0
-        """Of the tensors of a sample."""
         self.takes_ints_only = False
         """The class tells Python's whole numbers from numpy's."""
         self._nodes, self._frames = 0, list[_Frame]()
         method = self._attribute(dataset, "__getitem__")
         if not isinstance(method, Method):
             raise NotIndexing(f"{type(dataset).__name__}.__getitem__ is no function")
+        self.reads.lacks(vars(dataset), "__getitems__")
         self.sample = self._call_function(method.function, [dataset, self.program.index], {})
 
     # --- functions ------------------------------------------------------------------------------------------------
@@ -293,19 +292,26 @@ class Reader:
         if node.id in function.__globals__:
             return self.reads.item(function.__globals__, node.id, function.__globals__[node.id])
         known = vars(builtins)
-        if node.id in known and node.id not in function.__globals__:
+        if node.id in known:
+            self.reads.lacks(function.__globals__, node.id)
             return self.reads.item(known, node.id, known[node.id])
         raise self._refused(node, "is not known")
 
     def _attribute_of(self, node: ast.Attribute) -> Any:
-        owner = self._value(node.value)
+        owner, name = self._value(node.value), self._own_name(node.attr)
         if isinstance(owner, Value):
-            return self._made_by(node, functions.attribute, self.program, owner, node.attr)
+            return self._made_by(node, functions.attribute, self.program, owner, name)
         if isinstance(owner, frames.Row):
-            return self._of_row(node, owner, node.attr)
+            return self._of_row(node, owner, name)
         if isinstance(owner, Made):
             raise self._refused(node)
-        return self._made_by(node, self._attribute, owner, node.attr)
+        return self._made_by(node, self._attribute, owner, name)
+
+    def _own_name(self, name: str) -> str:
+        """Return what a name with two underscores is in a class."""
+        qualified = self._frame.function.__qualname__.split(".")
+        private = name.startswith("__") and not name.endswith("__") and len(qualified) > 1
+        return f"_{qualified[-2].lstrip('_')}{name}" if private else name
 
     def _of_row(self, node: ast.AST, row: frames.Row, name: str) -> Any:
         """Return an attribute of a row of a table."""
@@ -341,6 +347,7 @@ class Reader:
             if name in own:
                 break
             self.reads.item(vars(base), name, value)
+            self.reads.lacks(own, name)
             if isinstance(value, staticmethod):
                 return value.__func__
             if type(value) is FunctionType:
@@ -512,7 +519,7 @@ class Reader:
             if isinstance(owner, Value | Made | frames.Row) or _has_methods(owner):
                 given, named = self._arguments(node)
                 return self._method(node, owner, node.func.attr, given, named)
-            called = self._made_by(node.func, self._attribute, owner, node.func.attr)
+            called = self._made_by(node.func, self._attribute, owner, self._own_name(node.func.attr))
         else:
             called = self._value(node.func)
         given, named = self._arguments(node)

@@ -12,16 +12,16 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset, default_collate
 
 import penstock._native as _native
 from penstock.indexing import batches
-from penstock.indexing.program import NotIndexing
-from penstock.indexing.reading import Reader
+from penstock.indexing.program import NotIndexing, Unlike, place_of
 from penstock.recipe.originals import READING, replaced_in_class
 from penstock.sample_notes import torch_batch
-from penstock.sources.tree import is_foreign, whole
+from penstock.sources.tree import is_foreign
 from penstock.system.warn_user import warn_user
 
 #: One sample of so many is made by the class, too.
@@ -36,20 +36,25 @@ _MOST_READ = 16
 _OWN = frozenset({"__getitem__", "__getitems__", "__len__"})
 
 
+Held = tuple[batches.Reading, list[tuple[Any, tuple[Any, ...]]]] | None
+"""What a pass reads from, and its arrays with their places; None: the dataset as it is at each batch."""
+
+
 class IndexedDataset:
     """A dataset of a user's own, and the program of its `__getitem__`."""
 
     def __init__(self, dataset: Any) -> None:
-        self._dataset = weakref.ref(dataset)
-        self._read: Reader | None = None
+        self._dataset, self._kind = weakref.ref(dataset), type(dataset)
+        self._read: batches.Reading | None = None
         self.refusal = ""
         """Why the class makes the batches; empty: it does not."""
         self._checked = False
+        self._numbers: list[torch.Tensor] = []  # memory for the next batch's, which one thread at a time takes
         self._times = self._unlike = self._samples = self.row_bytes = 0
 
     def read(self, index: int) -> bool:
         """Return whether the class only indexes, with a sample as the example; it is read where it was not."""
-        if self._read is not None and self._read.reads.same():
+        if self._read is not None and self._same(self._read):
             return True
         self._read, self._times = None, self._times + 1
         if self.refusal or self._times > _MOST_READ:
@@ -66,31 +71,48 @@ class IndexedDataset:
         self._checked, self._unlike = False, 0
         return True
 
+    def _same(self, read: batches.Reading) -> bool:
+        return type(self._dataset()) is self._kind and read.reads.same()
+
     @property
     def gathers(self) -> bool:
         """Whether its batches are gathered."""
         return self._read is not None
 
-    def batch(self, given: Sequence[Any]) -> Any:
-        """Return the batch of some samples; None: the class makes it."""
-        if self._read is None or not self._read.reads.same():
+    def held(self) -> Held:
+        """Return the arrays that are read, for a pass that goes on with them whatever becomes of the dataset."""
+        return None if self._read is None else (self._read, self._read.reads.held())
+
+    def batch(self, given: Sequence[Any], held: Held = None) -> Any:
+        """Return the batch of some samples; None: the class makes it.
+
+        held: by the pass; None: the dataset is read as it is now.
+        """
+        read = self._read if held is None else held[0]
+        if held is not None and any(place_of(array) != place for array, place in held[1]):
+            return None
+        if read is None or (held is None and not self._same(read)):
             self._read = None
             return None
         count = len(given)
-        numbers = torch.empty(count, dtype=torch.int64, device="cpu")
+        numbers = self._numbers.pop() if self._numbers else torch.empty(count, dtype=torch.int64)
+        if len(numbers) != count:
+            numbers = torch.empty(count, dtype=torch.int64)
         if type(given) is not list or not _native.write_integers(given, numbers.data_ptr()):
-            plain = list(map(whole, given))
-            if self._read.takes_ints_only or None in plain or not _native.write_integers(plain, numbers.data_ptr()):
+            if read.takes_ints_only or not set(map(type, given)) <= {int, np.int64}:
+                return None
+            if not _native.write_integers(list(map(int, given)), numbers.data_ptr()):
                 return None
         try:
-            made = self._read.program.run(numbers)
+            made = read.batch(numbers)
         except Exception:  # the class raises it, or knows better
             self._unlike += 1
             if self._unlike >= _MOST_UNLIKE:
                 self._read, self.refusal = None, "its samples differ in shape or type"
             return None
+        self._numbers.append(numbers)
         self._samples += count
-        if not self._checked or self._samples >= CHECKED:
+        if (not self._checked or self._samples >= CHECKED) and (held is None or self._same(read)):
             return self._check(made, list(given))
         return made
 
@@ -133,8 +155,9 @@ def known(dataset: Any) -> IndexedDataset:
 class IndexedRows:
     """A dataset as a pass is to see it: `__getitems__` returns the collated samples."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, *, holds: bool) -> None:
         self._dataset = dataset
+        self._held = {id(base): known(base).held() for base in _bases(dataset)} if holds else {}
         self.ended = False
         """The class makes the batches from now on."""
 
@@ -144,17 +167,19 @@ class IndexedRows:
 
     def __getitems__(self, given: Any) -> Any:
         asked = given if isinstance(given, list) else given.tolist()
-        made = _gathered(self._dataset, asked)
+        made = _gathered(self._dataset, asked, self._held)
         if made is None:
             self.ended = not all(known(base).gathers for base in _bases(self._dataset))
             return torch_batch(self._dataset, asked)
         return made
 
 
-def rows_of(dataset: Any, *, learns: bool) -> IndexedRows | None:
+def rows_of(dataset: Any, *, learns: bool, holds: bool = False) -> IndexedRows | None:
     """Return what gathers the batches of a dataset, or of one made of Subset and ConcatDataset; None: its class does.
 
-    learns: a class that was not read yet is read now.
+    Args:
+        learns: a class that was not read yet is read now.
+        holds: the pass goes on with the arrays of the dataset as it is now, as torch's workers do.
     """
     try:
         bases = _bases(dataset)
@@ -167,7 +192,7 @@ def rows_of(dataset: Any, *, learns: bool) -> IndexedRows | None:
             return None
         if not (_may_be_read(base) and known(base).read(0)):
             return None
-    return IndexedRows(dataset)
+    return IndexedRows(dataset, holds=holds)
 
 
 def refusal_of(dataset: Any) -> str:
@@ -192,7 +217,7 @@ def _bases(dataset: Any) -> list[Any]:
     return [dataset]
 
 
-def _gathered(dataset: Any, given: list[Any]) -> Any:
+def _gathered(dataset: Any, given: list[Any], held: dict[int, Held]) -> Any:
     """Return the batch of some samples; None: Python makes it."""
     if type(dataset) is Subset:
         if not _OWN.isdisjoint(vars(dataset)) or replaced_in_class(Subset, READING) is not None:
@@ -201,14 +226,14 @@ def _gathered(dataset: Any, given: list[Any]) -> Any:
             chosen = [dataset.indices[number] for number in given]
         except Exception:  # which torch's own code raises
             return None
-        return _gathered(dataset.dataset, chosen)
+        return _gathered(dataset.dataset, chosen, held)
     if type(dataset) is ConcatDataset:
-        return _joined(dataset, given)
+        return _joined(dataset, given, held)
     found = _known.get(id(dataset))
-    return None if found is None or found._dataset() is not dataset else found.batch(given)
+    return None if found is None or found._dataset() is not dataset else found.batch(given, held.get(id(dataset)))
 
 
-def _joined(dataset: Any, given: list[Any]) -> Any:
+def _joined(dataset: Any, given: list[Any], all_held: dict[int, Held]) -> Any:
     """Return the batch of some samples of a ConcatDataset."""
     if not _OWN.isdisjoint(vars(dataset)) or replaced_in_class(ConcatDataset, READING) is not None:
         return None
@@ -217,13 +242,14 @@ def _joined(dataset: Any, given: list[Any]) -> Any:
         return None
     for place, number in enumerate(given):
         places.setdefault(bisect_right(ends, number), []).append(place)
-    made = []
+    parts: list[tuple[Any, batches.Places]] = []
     for part, held in places.items():
         begin = ends[part - 1] if part else 0
-        made.append(_gathered(dataset.datasets[part], [given[place] - begin for place in held]))
-        if made[-1] is None:
+        made = _gathered(dataset.datasets[part], [given[place] - begin for place in held], all_held)
+        if made is None:
             return None
-    if len(made) == 1:
-        return made[0]
-    order = [place for held in places.values() for place in held]
-    return batches.merged(made, sorted(range(len(order)), key=order.__getitem__))
+        parts.append((made, held))
+    try:
+        return parts[0][0] if len(parts) == 1 else batches.assembled(parts, len(given))
+    except (Unlike, ValueError):  # of datasets whose samples differ
+        return None

@@ -22,6 +22,8 @@ from penstock.workers import indexed
 SMALL_BATCH, CACHE_LINE = 64 << 10, 64
 #: Bytes of a batch that worker processes make while the loop works, where they are asked for.
 _LARGE_BATCH = 8 << 20
+#: Samples of a batch where a sampler of the user's makes the batches.
+_UNKNOWN_BATCH = 256
 
 _DTYPES = frozenset(getattr(torch, name) for name in _native.DTYPES)
 
@@ -30,7 +32,14 @@ def gathers_rows(settings: Settings) -> bool:
     """Return whether a pass is one over batches of rows to which nothing else is done: each pass asks anew."""
     tensors = _tensors_of(settings.dataset)
     if tensors is None:
-        return _gathers_indexed(settings)
+        # Without workers the class is read once it has made some samples: a pass in the caller's thread does that.
+        learns = settings.num_workers > 0 or settings.seed is not None
+        if "indexed" in settings.known and not settings.known["indexed"]:
+            return False
+        found = gathers_indexed(settings, learns=learns)
+        if learns:
+            settings.known["indexed"] = found
+        return found
     if not (
         settings.seed is None
         and settings.on_demand
@@ -48,31 +57,21 @@ def gathers_rows(settings: Settings) -> bool:
     return is_native(settings.batched, settings.collate_fn, settings.worker_init_fn, settings.method)
 
 
-def _gathers_indexed(settings: Settings) -> bool:
-    """Return whether the batches of a dataset are gathered whose class only indexes; it is read now where it pays."""
-    known = settings.known
-    if not (
-        known.get("indexed", True)
-        and settings.batched
-        and settings.device is None
-        and settings.cluster is None
-        and not settings.iterable
-        and is_native(True, settings.collate_fn, settings.worker_init_fn, settings.method)
-    ):
+def gathers_indexed(settings: Settings, *, learns: bool) -> bool:
+    """Return whether the batches of a dataset are gathered, whose class only indexes.
+
+    learns: a class that was not read yet is read now.
+    """
+    if not is_default(settings) or settings.method is not None:
         return False
-    # Without workers the class is read once it has made some samples.
-    learns = settings.num_workers > 0 or settings.seed is not None
-    if learns and not known.get("indexed", False):
-        known["indexed"] = settings.on_demand or (
-            BatchOrder(settings).cuts_itself() or settled_at_start(settings.index_sampler)
-        )
-        if not known["indexed"]:
+    if settings.num_workers and not settings.on_demand:
+        settled = BatchOrder(settings).cuts_itself() or settled_at_start(settings.index_sampler)
+        if not settled:
             return False
     rows = indexed.rows_of(settings.dataset, learns=learns)
-    if learns and settings.num_workers:
-        known["indexed"] = rows is not None and rows.row_bytes() * (settings.batch_size or 256) <= _LARGE_BATCH
-        return bool(known["indexed"])
-    return rows is not None
+    if rows is None or not settings.num_workers:
+        return rows is not None
+    return rows.row_bytes() * (settings.batch_size or _UNKNOWN_BATCH) <= _LARGE_BATCH
 
 
 def is_default(settings: Settings) -> bool:
