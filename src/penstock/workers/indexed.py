@@ -180,6 +180,11 @@ class IndexedRows:
         return made
 
 
+def are_known(dataset: Any) -> bool:
+    """Return whether a class was read of which a dataset is made."""
+    return bool(_known) and any(id(base) in _known for base in _bases(dataset))
+
+
 def rows_of(dataset: Any, *, learns: bool, holds: bool = False) -> IndexedRows | None:
     """Return what gathers the batches of a dataset, or of one made of Subset and ConcatDataset; None: its class does.
 
