@@ -204,7 +204,7 @@ class _Builder:
         layout = torch.contiguous_format
         if isinstance(example, torch.Tensor):
             stacked = torch.stack([example, example])
-            if not stacked.is_contiguous():
+            if stacked.stride() != torch.empty(stacked.shape).stride():
                 layout = torch.channels_last
                 if stacked.ndim != 4 or not stacked.is_contiguous(memory_format=layout):
                     raise NotIndexing("returns a tensor of a layout of its own")
