@@ -428,6 +428,21 @@ def take_integers(values: list[Any], positions: NDArray[np.int64], out: NDArray[
     what is written then is undefined. Raises ValueError where `out` is not as long as the positions.
     """
 
+def gather_rows(
+    array: int, rows: int, stride: int, row_bytes: int, numbers: int, count: int, out: int, windows: bool
+) -> bool:
+    """Copy rows of an array, one behind another. False, and nothing is written: a number is not that of a row.
+
+    Args:
+        array: the address of row 0; row k lies k * stride bytes from it. The caller holds all memory.
+        numbers: the address of the numbers of `count` rows, int64.
+        out: the address of count * row_bytes bytes.
+        windows: negative numbers are none of rows; False: they count from the end.
+    """
+
+def write_integers(values: list[Any], out: int) -> bool:
+    """Write values to an address as int64. False: one is no int itself, or does not fit."""
+
 class Stacker:
     """Copies plain tensors into rows of a batch.
 

@@ -24,7 +24,9 @@ from penstock.sources.cached import describe_decoded, describe_indexes
 from penstock.sources.tree import source_of
 from penstock.stats import Stats
 from penstock.system.words import and_join, counted
+from penstock.workers import indexed
 from penstock.workers.own_workers import describe_copies
+from penstock.workers.rows import gathers_indexed
 
 #: How many datasets of a ConcatDataset are looked at: they are alike as a rule.
 _ALIKE = 8
@@ -54,8 +56,30 @@ class Explained:
     def text(self, stats: Stats) -> str:
         """Return the explanation. stats: of the loader so far."""
         chosen = self.plan
-        lines = self._python(chosen, stats) if isinstance(chosen, PythonPlan) else self._native(chosen, stats)
+        if not isinstance(chosen, PythonPlan):
+            lines = self._native(chosen, stats)
+        elif gathers_indexed(self.settings, learns=True) and self.executors.register is None:
+            lines = self._indexed(stats)
+        else:
+            lines = self._python(chosen, stats)
         return shown_lines("\n".join(lines))
+
+    def _indexed(self, stats: Stats) -> Iterator[str]:
+        """Yield how the batches of a dataset are made whose class only indexes."""
+        settings = self.settings
+        size = "batches by batch_sampler" if settings.batch_size is None else f"batches of {settings.batch_size}"
+        idle = f"; num_workers={settings.num_workers} starts no process" if settings.num_workers else ""
+        yield f"plan     the caller's thread fills {size}, in order{idle}"
+        yield f"order    {self._order_name()}{self._share_name()}"
+        for kind in dict.fromkeys(type(part.dataset).__name__ for part in source_of(settings.dataset).parts(_ALIKE)):
+            yield (
+                f"native   gather, as {kind}.__getitem__ indexes: its first batch and one sample in "
+                f"{indexed.CHECKED:,} are made by the class, too"
+            )
+        if settings.num_workers == 0 and settings.seed is None:
+            yield f"Python   the first {indexed.LEARNING} samples of a dataset: to read a class takes as long"
+        yield from self._bad_samples_and_device()
+        yield from self._measured(stats)
 
     def _python(self, plan: PythonPlan, stats: Stats) -> Iterator[str]:
         threads = self.executors.in_threads(self.settings, plan)
@@ -66,7 +90,8 @@ class Explained:
                 what = step.what if step.who == "native" else "label   target_transform, on each label"
                 yield f"{step.who:<8} {what}"
             yield f"native   each batch in one piece{_given_on(self.settings, unseen=plan.unseen)}"
-        yield f"because  {plan.reason.what}: {plan.reason.why}"
+        why = indexed.refusal_of(self.settings.dataset) if plan.foreign is not None else ""
+        yield f"because  {plan.reason.what}: {why or plan.reason.why}"
         if self.executors.caches is not None and not self._fillers():
             described = self.executors.caches.describe() if plan.filled else None
             yield f"cache    {described or 'nothing is kept: Python reads the files'}"

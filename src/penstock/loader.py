@@ -318,15 +318,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             facts = settings.batch_size, settings.num_workers, reader_of(chosen)
             loop.label = LoopLabel(kind, *facts, owner, PassFactory.stats)
         followers += (progress, LoopClock(loop), *watching(self))
-        if feed is None or target is None or chosen is None:
+        if feed is None or target is None:
             batches = self._batches(settings, chosen, progress, begins=begins)
             batches.observers = (*executors.observers, *followers)
             return batches
         with target.current(stream := target.copy_stream()):
-            on_device = target.prepare(feed, chosen, stream, replaces=self.on_error != "raise")
+            read_by = chosen or planned(settings, raw=sends)  # rows are gathered without one
+            on_device = target.prepare(feed, read_by, stream, replaces=self.on_error != "raise")
             batches = self._batches(settings, chosen, progress, on_device, begins=begins, sends=sends)
             batches.observers = executors.observers
-        feeding = self._feeder().feeding(batches, feed, target, stream, settings, chosen, executors.counters)
+        feeding = self._feeder().feeding(batches, feed, target, stream, settings, read_by, executors.counters)
         feeding.observers = followers
         return feeding
 

@@ -233,7 +233,7 @@ def check_kinds(dataset: object, collate_fn: object, **switches: object) -> None
     for name, value in switches.items():
         if isinstance(value, str):
             raise InvalidOption(f"{name}={value!r} is a text, which counts as True: write {name}=True or {name}=False")
-    if hasattr(dataset, "iloc") and hasattr(dataset, "columns"):
+    if hasattr(type(dataset), "iloc") and hasattr(type(dataset), "columns"):
         rows = "penstock.Arrays(frame.to_numpy())"
         raise InvalidOption(f"the dataset is a DataFrame, whose items are columns: give its rows, such as {rows}")
     if isinstance(dataset, str | os.PathLike):

@@ -30,7 +30,8 @@ from penstock.stats import samples_in
 from penstock.system.deferred import deferred
 from penstock.system.tracebacks import shorten
 from penstock.system.warn_user import warn_user
-from penstock.workers.rows import Rows
+from penstock.workers import indexed
+from penstock.workers.rows import Rows, holds_rows, is_default
 
 if TYPE_CHECKING:
     from penstock.hooks import calls
@@ -58,9 +59,11 @@ class CallerPass(_BaseDataLoaderIter):
         meter: counts getitem, collate and iterate (over an iterable dataset).
         pins: batches come in page-locked memory.
         rows: returns the batch of some rows in the place of dataset and collate_fn; None: these are called.
+        learns: a dataset whose class only indexes is gathered once it has made some samples.
         composes: each Compose that the dataset calls runs natively.
         streams: the states of a dataset that has a state_dict().
         ahead: the pass is read ahead of its user.
+        eager: the sampler is asked for the first batch at once, as by torch's workers.
     """
 
     # Over 15 attributes: those that torch's iterators have too.
@@ -74,6 +77,7 @@ class CallerPass(_BaseDataLoaderIter):
     """Counts the loop over the pass, whose observers read what it counts; None: each is told of each batch."""
     _following: tuple[Callable[[], None], ...] = ()
     """What observers do behind each batch that they only read of."""
+    reusable = False
     _profiled = False  # the profiler knows of the call that is under way
 
     # not torch's: this draws in the same order
@@ -84,10 +88,12 @@ class CallerPass(_BaseDataLoaderIter):
         meter: Meter,
         *,
         pins: bool,
-        rows: Rows | None,
+        rows: Rows | indexed.IndexedRows | None,
+        learns: bool,
         composes: bool,
         streams: Streams | None,
         ahead: bool,
+        eager: bool,
     ) -> None:
         self._dataset: Any = settings.dataset
         self._collate_fn = settings.collate_fn
@@ -107,12 +113,15 @@ class CallerPass(_BaseDataLoaderIter):
             if self._maps and streams is not None and any(streams.counts):
                 batches = with_first_drawn(batches)
             restore_dataset(self._dataset, given)
-        self._sampler_iter = batches
+        self._sampler_iter = with_first_drawn(batches) if eager else batches
         if settings.is_pipe:
             graph_settings.apply_sharding(self._dataset, self._world_size, self._rank)
         self._num_yielded = 0
         self._read: Any = self._dataset if rows is None else rows
         self._collate = self._collate_fn if rows is None else _as_it_is
+        self._indexed = rows if isinstance(rows, indexed.IndexedRows) else None
+        # Samples that are made before the class is read, of this pass and those before it.
+        self._learning = max(1, indexed.LEARNING - meter.counter.direct()[1]) if learns else 0
         self._meter, self._clock, self._count = meter, _native.CallerClock(meter.counter), PassCount()
         self._sampling = RLock()  # several threads may call next()
         self._lease: Lease | None = None
@@ -170,6 +179,9 @@ class CallerPass(_BaseDataLoaderIter):
 
     def __len__(self) -> int:
         return len(self._index_sampler)
+
+    def close(self) -> None:
+        """End the pass, which has nothing to end."""
 
     def __getstate__(self) -> NoReturn:
         raise NotImplementedError("a pass over the data cannot be pickled; pickle the loader")
@@ -245,6 +257,10 @@ class CallerPass(_BaseDataLoaderIter):
                     clock.read()
                     batch = self._collate(samples)
                     clock.made(length_hint(asked, 1) if self._auto_collation else 1)
+                    if self._learning > 0:
+                        self._learn(length_hint(asked, 1))
+                    elif self._indexed is not None and self._indexed.ended:
+                        self._unlearn()
                     if self._believes:
                         self._believes = False
                         if not self._meter.light():
@@ -264,6 +280,18 @@ class CallerPass(_BaseDataLoaderIter):
                 if self._meter.light():
                     _light.add(_kind_of(self._dataset))
             raise
+
+    def _learn(self, samples: int) -> None:
+        """Have the next batches gathered where the class, which has made enough samples, only indexes."""
+        self._learning -= samples
+        if self._learning <= 0:
+            self._learning, self._indexed = 0, indexed.rows_of(self._dataset, learns=True)
+            if self._indexed is not None:
+                self._read, self._collate = self._indexed, _as_it_is
+
+    def _unlearn(self) -> None:
+        """Have the class make the next batches: the dataset was changed."""
+        self._read, self._collate, self._indexed = self._dataset, self._collate_fn, None
 
     def _streamed(self, asked: Any) -> Any:
         fetcher = self._dataset_fetcher
@@ -362,23 +390,32 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
+def _rows_of(job: Job) -> Rows | indexed.IndexedRows | None:
+    dataset = job.settings.dataset
+    return Rows(dataset) if holds_rows(dataset) else indexed.rows_of(dataset, learns=False, holds=job.eager)
+
+
 def open_here(job: Job, *, rows: bool = False) -> CallerPass:
     """Return a pass in the caller's thread: for what no filler makes.
 
-    rows: the dataset is a TensorDataset whose rows are gathered batch by batch.
+    rows: the rows of the dataset are gathered batch by batch.
     """
     settings, batches = job.settings, job.batches
-    job.epochs.next(counted=True)
-    sampled = partial(iter, settings.index_sampler) if settings.iterable else partial(batches.without_positions, 0, 0)
+    seed, epoch = job.epochs.next(counted=True)
+    sampled: Callable[[], Iterator[Any]] = partial(batches.without_positions, seed or 0, epoch)
+    if settings.iterable:
+        sampled = partial(iter, settings.index_sampler)
     made = CallerPass(
         settings,
         sampled,
         job.meter,
         pins=job.pins,
-        rows=Rows(settings.dataset) if rows else None,
+        rows=_rows_of(job) if rows else None,
+        learns=not rows and is_default(settings),
         composes=settings.method is not Method.PROCESS and not rows,
         streams=job.streams,
         ahead=settings.device is not None,
+        eager=job.eager,
     )
     job.progress.arrivals = None  # batches come in order
     return made

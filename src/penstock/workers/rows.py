@@ -1,4 +1,4 @@
-"""Rows of a TensorDataset, which torch gathers in the caller's thread: a small batch needs no plan and no worker."""
+"""Rows that are gathered in the caller's thread, batch by batch, without a plan and without a worker."""
 
 from __future__ import annotations
 
@@ -10,22 +10,37 @@ from torch.utils.data import Subset, TensorDataset
 from torch.utils.data._utils import collate
 
 import penstock._native as _native
+from penstock.order.batches import BatchOrder, settled_at_start
 from penstock.order.permutations import Indices
 from penstock.plan import refuse_options
 from penstock.recipe.originals import READING, look_again, replaced_in_class
 from penstock.sample_notes import torch_batch
 from penstock.settings import Method, Settings
+from penstock.workers import indexed
 
 #: Bytes of a batch that one thread fills from memory, cache line by cache line, while others would be woken.
 SMALL_BATCH, CACHE_LINE = 64 << 10, 64
+#: Bytes of a batch that worker processes make while the loop works, where they are asked for.
+_LARGE_BATCH = 8 << 20
+#: Samples of a batch where a sampler of the user's makes the batches.
+_UNKNOWN_BATCH = 256
 
 _DTYPES = frozenset(getattr(torch, name) for name in _native.DTYPES)
 
 
 def gathers_rows(settings: Settings) -> bool:
-    """Return whether a pass is one over small batches of rows to which nothing else is done: each pass asks anew."""
+    """Return whether a pass is one over batches of rows to which nothing else is done: each pass asks anew."""
     tensors = _tensors_of(settings.dataset)
-    if tensors is None or not (
+    if tensors is None:
+        # Without workers the class is read once it has made some samples: a pass in the caller's thread does that.
+        learns = settings.num_workers > 0 or settings.seed is not None
+        if "indexed" in settings.known and not settings.known["indexed"]:
+            return False
+        found = gathers_indexed(settings, learns=learns)
+        if learns:
+            settings.known["indexed"] = found
+        return found
+    if not (
         settings.seed is None
         and settings.on_demand
         and settings.device is None
@@ -40,6 +55,29 @@ def gathers_rows(settings: Settings) -> bool:
             return False
         settings.known["rows"] = tensors
     return is_native(settings.batched, settings.collate_fn, settings.worker_init_fn, settings.method)
+
+
+def gathers_indexed(settings: Settings, *, learns: bool) -> bool:
+    """Return whether the batches of a dataset are gathered, whose class only indexes.
+
+    learns: a class that was not read yet is read now.
+    """
+    if not is_default(settings) or settings.method is not None:
+        return False
+    if settings.num_workers and not settings.on_demand:
+        settled = BatchOrder(settings).cuts_itself() or settled_at_start(settings.index_sampler)
+        if not settled:
+            return False
+    rows = indexed.rows_of(settings.dataset, learns=learns)
+    if rows is None or not settings.num_workers:
+        return rows is not None
+    return rows.row_bytes() * (settings.batch_size or _UNKNOWN_BATCH) <= _LARGE_BATCH
+
+
+def is_default(settings: Settings) -> bool:
+    """Return whether torch's default_collate makes the batches of a map-style dataset, as torch defines it."""
+    usual = settings.batched and not settings.iterable
+    return usual and is_native(True, settings.collate_fn, settings.worker_init_fn, settings.method)
 
 
 def holds_rows(dataset: object) -> bool:

@@ -1,0 +1,214 @@
+"""The batch that default_collate would make of a class's samples, made by its program; and whether two are the same."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from penstock.indexing.guard import Reads
+from penstock.indexing.program import Columns, NotIndexing, Program, Unlike, Value, dtype_of, same_bits
+from penstock.indexing.reading import Made, Reader
+
+_Build = Callable[[Columns], Any]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a dataset's `__getitem__` does."""
+
+    program: Program
+    """Makes collated batches."""
+    reads: Reads
+    """What the program was read from."""
+    row_bytes: int
+    """Of the tensors of a sample."""
+    takes_ints_only: bool
+    """The class tells Python's whole numbers from numpy's."""
+    at_once: int
+    """Samples that the program is run for at most."""
+
+    def batch(self, indices: torch.Tensor) -> Any:
+        """Return the batch of some samples. Raises what a sample raises that is not like the example."""
+        count, most = len(indices), self.at_once
+        if count <= most:
+            return self.program.run(indices)
+        parts = ((indices[begin : begin + most], slice(begin, begin + most)) for begin in range(0, count, most))
+        return assembled(((self.program.run(numbers), places) for numbers, places in parts), count)
+
+
+def read(dataset: Any, index: int) -> Reading:
+    """Return what a dataset's `__getitem__` does. Raises NotIndexing.
+
+    index: of a sample that is there, which serves as the example.
+    """
+    reader = Reader(dataset, index)
+    build = _Builder(reader.program).of(reader.sample)
+    example = _example(reader.sample)
+    try:
+        expected = default_collate([example, copy.copy(example)])
+    except Exception as error:  # the class's own, of each batch
+        raise NotIndexing(f"its samples cannot be collated: {type(error).__name__}") from None
+    at_once = reader.program.finish(build)
+    made = reader.program.run(torch.tensor([index, index]))
+    if not same(made, expected):
+        raise NotIndexing("its samples are collated in another way")
+    return Reading(reader.program, reader.reads, _bytes_of(made) // 2, reader.takes_ints_only, at_once)
+
+
+def _bytes_of(batch: Any) -> int:
+    if isinstance(batch, torch.Tensor):
+        return batch.numel() * batch.element_size()
+    if isinstance(batch, dict | list | tuple):
+        return sum(map(_bytes_of, batch.values() if isinstance(batch, dict) else batch))
+    return 0
+
+
+Places = slice | list[int]
+
+
+def assembled(parts: Iterable[tuple[Any, Places]], count: int) -> Any:
+    """Return one batch of several of the same structure, each with the places of its samples. Raises Unlike."""
+    room: Any = None
+    first: Any = None
+    for made, places in parts:
+        if room is None:
+            first, room = made, _room(made, count)
+        _put(room, made, places)
+    return _closed(room, first)
+
+
+def _room(made: Any, count: int) -> Any:
+    if isinstance(made, torch.Tensor):
+        layout = torch.contiguous_format if made.is_contiguous() else torch.channels_last
+        return torch.empty((count, *made.shape[1:]), dtype=made.dtype, memory_format=layout)
+    if isinstance(made, dict):
+        return {key: _room(one, count) for key, one in made.items()}
+    return [""] * count if _are_strings(made) else [_room(one, count) for one in made]
+
+
+def _put(room: Any, made: Any, places: Places) -> None:
+    if isinstance(room, torch.Tensor):
+        if not isinstance(made, torch.Tensor) or (made.dtype, made.shape[1:]) != (room.dtype, room.shape[1:]):
+            raise Unlike
+        room[places] = made
+    elif isinstance(room, dict):
+        if not isinstance(made, dict) or list(made) != list(room):
+            raise Unlike
+        for key, one in room.items():
+            _put(one, made[key], places)
+    elif _are_strings(made):
+        for place, one in zip(range(len(room))[places] if isinstance(places, slice) else places, made, strict=True):
+            room[place] = one
+    else:
+        for one, part in zip(room, made, strict=True):
+            _put(one, part, places)
+
+
+def _closed(room: Any, first: Any) -> Any:
+    """Return what was assembled, its containers of the same classes as the first part's."""
+    if isinstance(room, torch.Tensor):
+        return room
+    if isinstance(room, dict):
+        return {key: _closed(one, first[key]) for key, one in room.items()}
+    values = room if _are_strings(first) else list(map(_closed, room, first))
+    return values if isinstance(first, list) else tuple.__new__(type(first), values)
+
+
+def _are_strings(made: Any) -> bool:
+    return bool(made) and isinstance(made[0], str)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Return whether two batches have the same values, types, dtypes, shapes and strides."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        alike = one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()
+        return alike and same_bits(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other or one is other)
+
+
+def row_of(batch: Any, number: int) -> Any:
+    """Return the batch of one sample of a batch."""
+    if isinstance(batch, torch.Tensor):
+        return batch[number : number + 1]
+    if isinstance(batch, dict):
+        return {key: row_of(value, number) for key, value in batch.items()}
+    if _are_strings(batch):
+        return batch[number : number + 1]
+    if isinstance(batch, tuple):
+        return tuple.__new__(type(batch), [row_of(value, number) for value in batch])
+    return [row_of(value, number) for value in batch]
+
+
+def _example(sample: Any) -> Any:
+    """Return the sample itself that serves as the example."""
+    if isinstance(sample, Value):
+        return sample.example
+    if not isinstance(sample, Made):
+        return sample
+    items = sample.items
+    if isinstance(items, dict):
+        return {key: _example(one) for key, one in items.items()}
+    values = list(map(_example, items))
+    return values if isinstance(items, list) else tuple.__new__(type(items), values)
+
+
+class _Builder:
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._roots: set[int] = {0}  # columns whose memory the batch has
+
+    def of(self, sample: Any, *, listed: bool = True) -> _Build:
+        """Return what makes, of the columns, the batch of samples like this one.
+
+        listed: strings come as a list, as where the sample is one, or lies in a dictionary; False: as a tuple.
+        """
+        if isinstance(sample, Value):
+            return self._column(sample, list if listed else tuple)
+        if not isinstance(sample, Made):
+            if type(sample) not in (bool, int, float, str, np.ndarray, torch.Tensor):
+                raise NotIndexing(f"returns a {type(sample).__name__}")
+            kind: Any = list if listed else tuple
+            return lambda columns: default_collate(kind([sample]) * len(columns[0]))
+        items = sample.items
+        if not items:
+            raise NotIndexing("returns nothing")
+        if isinstance(items, dict):
+            keyed = [(key, self.of(one)) for key, one in items.items()]
+            return lambda columns: {key: build(columns) for key, build in keyed}
+        builds = [self.of(one, listed=False) for one in items]
+        if type(items) in (list, tuple):
+            return lambda columns: [build(columns) for build in builds]
+        named = type(items)
+        return lambda columns: tuple.__new__(named, [build(columns) for build in builds])
+
+    def _column(self, value: Value, strings: type) -> _Build:
+        slot, example, root = value.slot, value.example, value.root
+        if dtype_of(example) is None:
+            if isinstance(example, str):
+                return lambda columns: strings(columns[slot])
+            return lambda columns: default_collate(columns[slot])
+        layout = torch.contiguous_format
+        if isinstance(example, torch.Tensor):
+            stacked = torch.stack([example, example])
+            if not stacked.is_contiguous():
+                layout = torch.channels_last
+                if stacked.ndim != 4 or not stacked.is_contiguous(memory_format=layout):
+                    raise NotIndexing("returns a tensor of a layout of its own")
+        tried = [self._program.tried(one) for one in (value, Value(root, None, root))]
+        whole = all(isinstance(one, torch.Tensor) for one in tried) and tried[0].numel() == tried[1].numel()
+        if whole and root not in self._roots:
+            self._roots.add(root)
+            return lambda columns: columns[slot].contiguous(memory_format=layout)
+        return lambda columns: columns[slot].clone(memory_format=layout)

@@ -1,0 +1,200 @@
+"""Rows of pandas' tables: columns of numbers lie in arrays, whose elements are gathered.
+
+pandas is not imported here: a program that has a table has imported it. A row that `iloc` gives is a `Series` of one
+dtype, to which its numbers are converted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from penstock.indexing.guard import Reads
+from penstock.indexing.program import (
+    Columns,
+    NotIndexing,
+    Program,
+    Value,
+    column_of,
+    dtype_of,
+    gathering,
+    is_array,
+    objects_of,
+)
+
+
+@dataclass(frozen=True)
+class Indexer:
+    """What finds rows of a table, or items of a column: `iloc`, `loc`, `at`, `iat`."""
+
+    owner: Any
+    name: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table, some of its columns: as pandas gives it, and where it is."""
+
+    frame: Any
+    columns: tuple[int, ...]
+    at: Value
+    example: Any
+
+
+def _pandas() -> Any:
+    return sys.modules.get("pandas")
+
+
+def is_table(value: object) -> bool:
+    """Return whether a value is a table or a column of pandas' own classes."""
+    pandas = _pandas()
+    return pandas is not None and type(value) in (pandas.DataFrame, pandas.Series)
+
+
+def note(reads: Reads, table: Any) -> None:
+    """Note which arrays a table's columns are, and its index."""
+    manager, index = table._mgr, table.index
+    arrays, axes = list(manager.arrays), table.columns if table.ndim == 2 else None
+
+    def same() -> bool:
+        now = table._mgr
+        alike = now is manager and len(now.arrays) == len(arrays) and table.index is index
+        kept = alike and all(one is other for one, other in zip(now.arrays, arrays, strict=True))
+        return kept and (axes is None or table.columns is axes)
+
+    reads.also(same)
+
+
+def attribute(reads: Reads, table: Any, name: str) -> Any:
+    """Return an attribute of a table or a column."""
+    if name in ("iloc", "loc", "at", "iat"):
+        return Indexer(table, name)
+    if name == "shape":
+        return table.shape
+    if name == "columns" and table.ndim == 2:
+        return list(table.columns)
+    if name == "values":
+        return _values(table)
+    if table.ndim == 2 and not hasattr(type(table), name):
+        return item(table, name)
+    raise NotIndexing("is more than indexing")
+
+
+def _values(table: Any) -> Any:
+    values = table.values
+    if not isinstance(values, np.ndarray) or not np.may_share_memory(values, table.values):
+        raise NotIndexing("is made anew for each sample")
+    return values
+
+
+def item(table: Any, key: Any) -> Any:
+    """Return a column of a table by its name."""
+    if table.ndim != 2 or type(key) not in (str, int) or list(table.columns).count(key) != 1:
+        raise NotIndexing("is more than a column")
+    return table[key]
+
+
+def indexed(program: Program, holder: Any, key: Any) -> Any:
+    """Return what an index that differs from sample to sample finds."""
+    if not isinstance(holder, Indexer):
+        if holder.ndim == 1 and _is_counted(holder.index) and isinstance(key, Value):
+            return _element(program, holder, key)
+        raise NotIndexing("is found by a label")
+    table, by_number = holder.owner, holder.name in ("iloc", "iat")
+    if not by_number and not _is_counted(table.index):
+        raise NotIndexing("is found by a label")
+    if table.ndim == 1:
+        if not isinstance(key, Value):
+            raise NotIndexing("is more than an item")
+        return _element(program, table, key)
+    at, which = key if isinstance(key, tuple) and len(key) == 2 else (key, slice(None))
+    if not isinstance(at, Value) or type(at.example) is not int:
+        raise NotIndexing("is more than a row")
+    every = range(len(table.columns))
+    if type(which) is int and by_number:
+        return _element(program, table.iloc[:, which], at)
+    if type(which) is str and not by_number:
+        return _element(program, item(table, which), at)
+    if isinstance(which, slice) and by_number:
+        return _row(table, tuple(every[which]), at)
+    if which == slice(None):
+        return _row(table, tuple(every), at)
+    raise NotIndexing("is more than columns of a row")
+
+
+def _is_counted(index: Any) -> bool:
+    """Return whether the labels of rows are their numbers."""
+    return type(index) is _pandas().RangeIndex and (index.start, index.step) == (0, 1)
+
+
+def _row(table: Any, columns: Sequence[int], at: Value) -> Row:
+    return Row(table, tuple(columns), at, table.iloc[at.example, list(columns)])
+
+
+def _element(program: Program, column: Any, at: Value) -> Value:
+    """Return the item of a column in each sample's row."""
+    example = column.iloc[at.example]
+    values = column.values
+    if is_array(values) and dtype_of(example) is not None:
+        return program.gather(values, at, example)
+    array = column.array
+    return program.add(
+        lambda columns: column_of([array[number] for number in objects_of(columns, at)], example), example
+    )
+
+
+def part(program: Program, row: Row, key: Any) -> Any:
+    """Return an item of a row, or a part of it, under a name or a number."""
+    names = [row.frame.columns[number] for number in row.columns]
+    if type(key) is str and names.count(key) == 1:
+        made = _element(program, row.frame.iloc[:, row.columns[names.index(key)]], row.at)
+        if row.example.dtype == object or dtype_of(made.example) is None:
+            return made if type(made.example) is type(row.example[key]) else _refused()
+        return _to(program, made, row.example[key])
+    if isinstance(key, list) and all(names.count(one) == 1 for one in key):
+        example = row.example[key]
+        return Row(row.frame, tuple(row.columns[names.index(one)] for one in key), row.at, example)
+    return _refused()
+
+
+def by_number(program: Program, row: Row, key: Any) -> Any:
+    """Return what `iloc` of a row finds."""
+    if isinstance(key, slice):
+        return Row(row.frame, row.columns[key], row.at, row.example.iloc[key])
+    if type(key) is int:
+        return _to(program, _element(program, row.frame.iloc[:, row.columns[key]], row.at), row.example.iloc[key])
+    return _refused()
+
+
+def _to(program: Program, value: Value, example: Any) -> Value:
+    dtype = dtype_of(example)
+    if dtype is None:
+        _refused()
+    return program.add(lambda columns: columns[value.slot].to(dtype), example)
+
+
+def values(program: Program, row: Row) -> Value:
+    """Return the numbers of a row as an array."""
+    example = row.example.to_numpy()
+    dtype = dtype_of(example)
+    arrays = [row.frame.iloc[:, number].values for number in row.columns]
+    if dtype is None or not all(map(is_array, arrays)):
+        raise NotIndexing("is a row of more than numbers")
+    gathers = [gathering(array, row.at.slot) for array in arrays]
+
+    def step(columns: Columns) -> torch.Tensor:
+        out = torch.empty((len(columns[0]), len(gathers)), dtype=dtype, device="cpu")
+        for number, gather in enumerate(gathers):
+            out[:, number] = gather(columns)
+        return out
+
+    return program.add(step, example, owned=True)
+
+
+def _refused() -> Any:
+    raise NotIndexing("is more than indexing")
