@@ -31,7 +31,7 @@ from penstock.system.deferred import deferred
 from penstock.system.tracebacks import shorten
 from penstock.system.warn_user import warn_user
 from penstock.workers import indexed
-from penstock.workers.rows import Rows, holds_rows, is_default
+from penstock.workers.rows import Rows, gathers_indexed, may_be_gathered
 
 if TYPE_CHECKING:
     from penstock.hooks import calls
@@ -59,7 +59,8 @@ class CallerPass(_BaseDataLoaderIter):
         meter: counts getitem, collate and iterate (over an iterable dataset).
         pins: batches come in page-locked memory.
         rows: returns the batch of some rows in the place of dataset and collate_fn; None: these are called.
-        learns: a dataset whose class only indexes is gathered once it has made some samples.
+        learn: returns what gathers the batches of a dataset whose class only indexes; called once it has made some
+            samples. None: the class makes all batches.
         composes: each Compose that the dataset calls runs natively.
         streams: the states of a dataset that has a state_dict().
         ahead: the pass is read ahead of its user.
@@ -89,7 +90,7 @@ class CallerPass(_BaseDataLoaderIter):
         *,
         pins: bool,
         rows: Rows | indexed.IndexedRows | None,
-        learns: bool,
+        learn: Callable[[], indexed.IndexedRows | None] | None,
         composes: bool,
         streams: Streams | None,
         ahead: bool,
@@ -121,7 +122,9 @@ class CallerPass(_BaseDataLoaderIter):
         self._collate = self._collate_fn if rows is None else _as_it_is
         self._indexed = rows if isinstance(rows, indexed.IndexedRows) else None
         # Samples that are made before the class is read, of this pass and those before it.
-        self._learning = max(1, indexed.LEARNING - meter.counter.direct()[1]) if learns else 0
+        self._learn, self._learning = learn, 0
+        if learn is not None:
+            self._learning = max(1, indexed.LEARNING - meter.counter.direct()[1])
         self._meter, self._clock, self._count = meter, _native.CallerClock(meter.counter), PassCount()
         self._sampling = RLock()  # several threads may call next()
         self._lease: Lease | None = None
@@ -258,7 +261,7 @@ class CallerPass(_BaseDataLoaderIter):
                     batch = self._collate(samples)
                     clock.made(length_hint(asked, 1) if self._auto_collation else 1)
                     if self._learning > 0:
-                        self._learn(length_hint(asked, 1))
+                        self._learn_class(length_hint(asked, 1))
                     elif self._indexed is not None and self._indexed.ended:
                         self._unlearn()
                     if self._believes:
@@ -281,11 +284,11 @@ class CallerPass(_BaseDataLoaderIter):
                     _light.add(_kind_of(self._dataset))
             raise
 
-    def _learn(self, samples: int) -> None:
+    def _learn_class(self, samples: int) -> None:
         """Have the next batches gathered where the class, which has made enough samples, only indexes."""
         self._learning -= samples
-        if self._learning <= 0:
-            self._learning, self._indexed = 0, indexed.rows_of(self._dataset, learns=True)
+        if self._learning <= 0 and self._learn is not None:
+            self._learning, self._indexed = 0, self._learn()
             if self._indexed is not None:
                 self._read, self._collate = self._indexed, _as_it_is
 
@@ -391,8 +394,12 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _rows_of(job: Job) -> Rows | indexed.IndexedRows | None:
-    dataset = job.settings.dataset
-    return Rows(dataset) if holds_rows(dataset) else indexed.rows_of(dataset, learns=False, holds=job.eager)
+    dataset, known = job.settings.dataset, job.settings.known
+    return Rows(dataset) if "rows" in known else indexed.rows_of(dataset, learns=False, holds=job.eager)
+
+
+def _learned(settings: Settings) -> indexed.IndexedRows | None:
+    return indexed.rows_of(settings.dataset, learns=True) if gathers_indexed(settings, learns=True) else None
 
 
 def open_here(job: Job, *, rows: bool = False) -> CallerPass:
@@ -411,7 +418,7 @@ def open_here(job: Job, *, rows: bool = False) -> CallerPass:
         job.meter,
         pins=job.pins,
         rows=_rows_of(job) if rows else None,
-        learns=not rows and is_default(settings),
+        learn=partial(_learned, settings) if not rows and may_be_gathered(settings) else None,
         composes=settings.method is not Method.PROCESS and not rows,
         streams=job.streams,
         ahead=settings.device is not None,

@@ -26,6 +26,8 @@ class Reading:
     """Makes collated batches."""
     reads: Reads
     """What the program was read from."""
+    attributes: dict[str, Any]
+    """Of the dataset."""
     row_bytes: int
     """Of the tensors of a sample."""
     takes_ints_only: bool
@@ -58,7 +60,7 @@ def read(dataset: Any, index: int) -> Reading:
     made = reader.program.run(torch.tensor([index, index]))
     if not same(made, expected):
         raise NotIndexing("its samples are collated in another way")
-    return Reading(reader.program, reader.reads, _bytes_of(made) // 2, reader.takes_ints_only, at_once)
+    return Reading(reader.program, reader.reads, vars(dataset), _bytes_of(made) // 2, reader.takes_ints_only, at_once)
 
 
 def _bytes_of(batch: Any) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import operator
+import weakref
 from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ class Reader:
         self.program, self.reads = Program(index), Reads()
         self.takes_ints_only = False
         """The class tells Python's whole numbers from numpy's."""
+        self._dataset = weakref.ref(dataset)
         self._nodes, self._frames = 0, list[_Frame]()
         method = self._attribute(dataset, "__getitem__")
         if not isinstance(method, Method):
@@ -357,7 +359,9 @@ class Reader:
             return value
         if type(own) is not dict or name not in own:
             raise NotIndexing("is no attribute of the object's own")
-        return self.reads.item(own, name, own[name])
+        # The dataset itself is not held.
+        find = own.get if owner is self._dataset() else partial(_held_by, owner)
+        return self.reads.item(own, name, own[name], find)
 
     def _made_by(self, node: ast.AST, make: Callable[..., Any], *arguments: Any) -> Any:
         """Return what an operation makes; its refusal names the expression."""
@@ -661,6 +665,10 @@ def _differs(value: Any) -> bool:
 def _is_named_tuple(kind: Any) -> bool:
     home = getattr(kind.__new__, "__globals__", {}).get("__name__", "")
     return str(home).startswith("namedtuple_")
+
+
+def _held_by(owner: Any, name: str) -> Any:
+    return vars(owner).get(name)
 
 
 def _contains(container: Any, value: Any, found: bool) -> bool:

@@ -10,19 +10,24 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset, default_collate
 
 import penstock._native as _native
-from penstock.indexing import batches
 from penstock.indexing.program import NotIndexing, Unlike, place_of
 from penstock.recipe.originals import READING, replaced_in_class
 from penstock.sample_notes import torch_batch
 from penstock.sources.tree import is_foreign
+from penstock.system.deferred import deferred
 from penstock.system.warn_user import warn_user
+
+if TYPE_CHECKING:
+    from penstock.indexing import batches
+else:
+    (batches,) = deferred("penstock.indexing", "batches")
 
 #: One sample of so many is made by the class, too.
 CHECKED = 4096
@@ -72,7 +77,8 @@ class IndexedDataset:
         return True
 
     def _same(self, read: batches.Reading) -> bool:
-        return type(self._dataset()) is self._kind and read.reads.same()
+        dataset = self._dataset()
+        return type(dataset) is self._kind and vars(dataset) is read.attributes and read.reads.same()
 
     @property
     def gathers(self) -> bool:
@@ -172,6 +178,11 @@ class IndexedRows:
             self.ended = not all(known(base).gathers for base in _bases(self._dataset))
             return torch_batch(self._dataset, asked)
         return made
+
+
+def are_known(dataset: Any) -> bool:
+    """Return whether a class was read of which a dataset is made."""
+    return bool(_known) and any(id(base) in _known for base in _bases(dataset))
 
 
 def rows_of(dataset: Any, *, learns: bool, holds: bool = False) -> IndexedRows | None:

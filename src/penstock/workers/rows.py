@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import Subset, TensorDataset, default_collate
 from torch.utils.data._utils import collate
 
 import penstock._native as _native
@@ -62,7 +62,9 @@ def gathers_indexed(settings: Settings, *, learns: bool) -> bool:
 
     learns: a class that was not read yet is read now.
     """
-    if not is_default(settings) or settings.method is not None:
+    if not may_be_gathered(settings) or not (learns or indexed.are_known(settings.dataset)):
+        return False
+    if not is_native(True, settings.collate_fn, settings.worker_init_fn, settings.method):
         return False
     if settings.num_workers and not settings.on_demand:
         settled = BatchOrder(settings).cuts_itself() or settled_at_start(settings.index_sampler)
@@ -74,10 +76,14 @@ def gathers_indexed(settings: Settings, *, learns: bool) -> bool:
     return rows.row_bytes() * (settings.batch_size or _UNKNOWN_BATCH) <= _LARGE_BATCH
 
 
-def is_default(settings: Settings) -> bool:
-    """Return whether torch's default_collate makes the batches of a map-style dataset, as torch defines it."""
-    usual = settings.batched and not settings.iterable
-    return usual and is_native(True, settings.collate_fn, settings.worker_init_fn, settings.method)
+def may_be_gathered(settings: Settings) -> bool:
+    """Return whether nothing in its arguments has a loader's batches made one sample at a time."""
+    return (
+        settings.batched
+        and settings.collate_fn is default_collate
+        and settings.method is None
+        and not settings.iterable
+    )
 
 
 def holds_rows(dataset: object) -> bool:
