@@ -15,8 +15,8 @@ from benchmarks.question import Options
 
 QUESTIONS = (
     "tensor_files", "cold", "cache", "shards", "pack", "remote", "arrays", "arrow", "photos", "jpeg", "augmentations",
-    "cifar", "always_on", "no_regret", "startup", "python_datasets", "own_classes", "recipes", "scenes", "state",
-    "tuning", "ray", "sounds",
+    "cifar", "always_on", "no_regret", "index", "startup", "python_datasets", "own_classes", "recipes", "scenes",
+    "state", "tuning", "ray", "sounds",
 )  # fmt: skip
 
 

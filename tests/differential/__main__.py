@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
+import importlib
 import itertools
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,8 @@ from tests.differential.case import Case
 from tests.differential.making import case_of, light_case_of, quick_case_of
 from tests.differential.running import LIMIT, lanes, verdict_of, verdicts_of
 
+with contextlib.suppress(ImportError):
+    importlib.import_module("pandas")
 #: Light cases that one process runs.
 TOGETHER = 200
 #: Forked processes have these from the start.
@@ -40,6 +45,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--undefined", action="store_true", help="print, too, where torch's loader varies")
     parser.add_argument("--quick", action="store_true", help="without what takes seconds: spawned workers, trials")
     parser.add_argument("--light", action="store_true", help="cases that start no process, many in one process")
+    parser.add_argument("--kind", choices=("indexing",), help="only cases of datasets whose __getitem__ indexes")
     parser.add_argument("--into", type=Path, help="a folder for the programs of failing cases")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -55,7 +61,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _making(options: argparse.Namespace) -> Callable[[int], Case]:
-    return light_case_of if options.light else quick_case_of if options.quick else case_of
+    making = light_case_of if options.light else quick_case_of if options.quick else case_of
+    return partial(making, kind=options.kind)
 
 
 def _soak(options: argparse.Namespace) -> int:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from tests.differential.indexing import OWN
 
 _HERE = Path(__file__).parent
 _HEADER = """\
 from __future__ import annotations
 
-import collections, contextlib, copy, dataclasses, gc, io, itertools, os, pickle, queue, random, re, sys, tempfile
-import threading, traceback, warnings, zlib
+import collections, contextlib, copy, dataclasses, gc, io, itertools, os, pathlib, pickle, queue, random, re, sys
+import tempfile, threading, traceback, types, warnings, zlib
 from typing import Any
 from unittest import mock
 import numpy as np
@@ -30,6 +32,8 @@ import penstock
 _LENGTH = "    def __len__(self):\n        return {length}\n"
 _ITEM = "    def __getitem__(self, i):\n{wrong}        return {sample}\n"
 _CLASS = "class Data(Dataset):\n" + _LENGTH + "\n" + _ITEM
+#: Kinds of dataset whose `__getitem__` indexes (indexing.py), and where the source of their module is.
+INDEXING = {"indexing": "file", "indexing without a source": "nowhere", "indexing, edited": "edited"}
 _KINDS = {
     "map": _CLASS,
     "getitems": _CLASS + "\n    def __getitems__(self, indices):\n        return [self[i] for i in indices]\n",
@@ -54,6 +58,10 @@ _KINDS = {
     "tensors": "def Data():\n    return TensorDataset({columns})\n",
     "subset": _CLASS + "\nWhole = Data\n\n\ndef Data():\n    return Subset(Whole(), list(range({length}))[::-2])\n",
     "concat": _CLASS + "\nWhole = Data\n\n\ndef Data():\n    return ConcatDataset([Whole(), Whole()])\n",
+    **{
+        kind: f'SOURCE = r"""{{rows}}"""\n\n\ndef Data():\n    return fresh(SOURCE, {how!r})\n'
+        for kind, how in INDEXING.items()
+    },
     "stack": _CLASS + "\nWhole = Data\n\n\ndef Data():\n    return StackDataset(Whole(), again=Whole())\n",
 }
 _CONTAINERS = {"tuple": "({},)", "list": "[{}]", "Pair": "Pair({}, i)", "Point": "Point({}, i)", "dict": "{{{}}}"}
@@ -100,12 +108,19 @@ class Case:
     container: str  # what a sample is made of its fields
     fields: tuple[str, ...]  # an expression for each, of the index `i` (of "tensors": of no index, whole columns)
     wrong: str  # a line of __getitem__ before its return, or ""
-    rows: str  # of kind "rows": the dataset's memory, an expression; of "files": a statement that writes number `i`
+    rows: str  # of kind "rows": the dataset's memory, an expression; of "files": a statement that writes number `i`;
+    # of INDEXING: the source of the dataset's module
     options: tuple[str, ...]  # arguments of both loaders
     own: tuple[str, ...]  # arguments of Penstock's only
     loop: str  # a function of consumers.py
     arguments: tuple[str, ...]  # its arguments, after the log
     pins: bool  # pinning is stood in for
+    pure: bool = True  # the same sample comes of the same index, whoever asks and how often
+
+    def __str__(self) -> str:
+        """Return what is this case's own; of a module's source, what does not stand in all of them."""
+        source = self.rows.partition(OWN)[2] if self.kind in INDEXING else ""
+        return f"{replace(self, rows='') if source else self!r}\n{source}".rstrip()
 
     def sample(self) -> str:
         named = (f'"{name}": {field}' for name, field in zip("abcdefgh", self.fields, strict=False))

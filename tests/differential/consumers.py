@@ -13,15 +13,17 @@ import itertools
 import os
 import pickle
 import queue
+import sys
 import tempfile
 import threading
 import traceback
+import warnings
 
 import torch
 import torch.multiprocessing
 import torch.utils.dlpack
 
-from tests.differential.values import Log, describe, mapped, tensors_of
+from tests.differential.values import Log, describe, generator_states, inmost, mapped, tensors_of
 
 
 def batches_of(loader, log, most=4):
@@ -68,6 +70,30 @@ def told(make, log, epochs=2):
     for epoch in range(epochs):
         loader.dataset.rows[0] = epoch + 1
         drained(batches_of(loader, log), log, log.receive, 0)
+
+
+def changed(make, log, at=-1, epochs=2, last=2, exact=True):
+    """Change the dataset behind batch `at` of each pass; tell what its code has left behind, where that is exact."""
+    log.words = exact
+    with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(io.StringIO()) as printed:
+        warnings.simplefilter("always")
+        loader = make()
+        dataset = inmost(loader.dataset)
+        module = sys.modules[type(dataset).__module__]
+        for _ in range(epochs):
+            for number, batch in enumerate(batches_of(loader, log)):
+                log.receive(batch)
+                del batch
+                if number == at:
+                    try:
+                        module.change(dataset)
+                    except Exception as error:
+                        log.raised(error)
+                log.drop(last)
+    if exact:
+        left = vars(dataset), module.CALLS, module.OUT.getvalue(), printed.getvalue(), generator_states()
+        log.note(describe(left))
+    log.lines += [f"warned: {one.message}" for one in caught if "penstock" in str(one.message).lower()]
 
 
 def unordered(make, log, epochs=1):

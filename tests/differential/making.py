@@ -7,7 +7,8 @@ import re
 import sys
 from dataclasses import replace
 
-from tests.differential.case import Case
+from tests.differential.case import INDEXING, Case
+from tests.differential.indexing import module_of
 
 _FLOATS = ("float32", "float32", "float32", "float64", "float16", "bfloat16")
 _DTYPES = (
@@ -156,6 +157,12 @@ def _file(draw: random.Random, large: bool) -> tuple[str, str]:
     return f"photo(i, '{mode}', {size}).save({path}.{name}'); self.change = {change}", f"self.change({opened})"
 
 
+def _indexing(draw: random.Random) -> Case:
+    kind, length = draw.choice((*["indexing"] * 18, *INDEXING)), draw.choice((0, 1, 2, 5, 7, 9, 9, 9, 12, 13, 17))
+    module = module_of(draw, length)
+    return Case(kind, length, "bare", ("",), "", module.source, (), (), "hold", (), pins=False, pure=module.pure)
+
+
 def _dataset(draw: random.Random) -> Case:
     kind, large = draw.choice(_KINDS), draw.random() < 0.45
     length = draw.choice((0, 1, 2, 5, 9, 12, 17, 23, 30)) if not large else draw.choice((6, 12, 20, 30, 60))
@@ -257,7 +264,11 @@ def _loop(draw: random.Random, case: Case, workers: int, persistent: bool) -> Ca
     ))  # fmt: skip
     if case.rows in _SHARED:
         loop, arguments = "told", held[:1]
-    own_tensors = case.kind in ("list", "names", "rows", "tensors") or "WithTable" in str(case.options)
+    if case.kind in INDEXING and (not case.pure or draw.random() < 0.7):
+        exact = not (workers or case.own)
+        change = f"at={draw.choice((0, 0, 1, 2))}" if (exact or not case.own) and draw.random() < 0.35 else "at=-1"
+        loop, arguments = "changed", (change, f"epochs={draw.choice((1, 2, 2, 3))}", held[1], f"exact={exact}")
+    own_tensors = case.kind in ("list", "names", "rows", "tensors", *INDEXING) or "WithTable" in str(case.options)
     if loop in ("write", "reset") and "thread" in str(case.own) and own_tensors:
         loop, arguments = "hold", held  # threads share the dataset's tensors, as the caller's thread does
     ahead = "thread" in str(case.own) or (workers and case.kind == "tensors")
@@ -272,8 +283,8 @@ def _loop(draw: random.Random, case: Case, workers: int, persistent: bool) -> Ca
     return replace(case, loop=loop, arguments=arguments)
 
 
-def quick_case_of(seed: int) -> Case:
-    case = case_of(seed)
+def quick_case_of(seed: int, kind: str | None = None) -> Case:
+    case = case_of(seed, kind)
     options = tuple(o for o in case.options if not re.search("spawn|forkserver", o))
     return replace(case, options=options, own=tuple(o for o in case.own if "auto" not in o))
 
@@ -286,26 +297,34 @@ _OF_PROCESSES = ("to_process", "fork", "unordered")
 _OF_OWN_MEMORY = ("write", "reset")
 
 
-def light_case_of(seed: int) -> Case:
+def light_case_of(seed: int, kind: str | None = None) -> Case:
     """Return a case that starts no process: torch's loader reads in the caller's thread, ours there or in threads."""
-    case = case_of(seed, light=True)
+    case = case_of(seed, kind, light=True)
     options = tuple(o for o in case.options if not o.startswith(_OF_WORKERS))
     if case.loop in _OF_PROCESSES:
         case = replace(case, loop="hold", arguments=("epochs=2", "last=2"))
     text = str(case)
     alone = case.wrong or case.kind in ("iterable", "sized") or case.loop in _OF_OWN_MEMORY or _is_drawn_from(case)
+    alone = alone or not case.pure or (case.kind in INDEXING and seed % 3 > 0)
     alone = alone or any(
         word in text for word in (*_OF_NO_THREAD, *_OF_ONE_THREAD, *_OF_SAMPLES, *_OF_NO_WORKER, *_DRAWS, *_SEEDS)
     )
     workers = [] if alone else ["num_workers=2", "worker_method='thread'"]
     workers += ["persistent_workers=True"] * (bool(workers) and case.loop == "told")
-    return replace(case, options=options, own=(*workers, *(o for o in case.own if o.startswith("seed="))))
+    own = (*workers, *(o for o in case.own if o.startswith("seed=")))
+    if case.loop == "changed":
+        case = replace(
+            case, arguments=(case.arguments[0] if not own else "at=-1", *case.arguments[1:-1], f"exact={not own}")
+        )
+    return replace(case, options=options, own=own)
 
 
-def case_of(seed: int, *, light: bool = False) -> Case:
+def case_of(seed: int, kind: str | None = None, *, light: bool = False) -> Case:
+    """Return a case. kind: "indexing" where it is to be of INDEXING; None: it is of any kind."""
     draw = random.Random(seed)
-    case, busy = _dataset(draw), draw.random() < 0.12 and not light
-    if light:
+    indexes = kind is not None or draw.random() < (0.35 if light else 0.1)
+    case, busy = _indexing(draw) if indexes else _dataset(draw), draw.random() < 0.12 and not (light or indexes)
+    if light and not indexes:
         case = replace(case, length=min(case.length, 9))
     if busy:  # many batches of large fields in workers: their memory is used again and again
         fields = (f"numbers(i, torch.float32, {draw.choice(_LARGE)})", draw.choice((*_OTHERS[:4], _tensor(draw, True))))
@@ -318,6 +337,8 @@ def case_of(seed: int, *, light: bool = False) -> Case:
         workers = 0  # as for collate_fns: torch's workers cannot stack these views
     method = draw.choice((None,) * 6 + ("process", "thread", "thread")) if draw.random() > 0.02 else "auto"
     persistent = workers > 0 and draw.random() < 0.4
+    if method in ("thread", "auto") and not case.pure:
+        method = None
     if method in ("thread", "auto") and any(word in str(case) for word in (*_OF_NO_THREAD, *_OF_ONE_THREAD)):
         method = None
     if workers or draw.random() < 0.7:
@@ -336,21 +357,24 @@ def case_of(seed: int, *, light: bool = False) -> Case:
     context = draw.random()
     if workers and context < 0.05:
         options.append("multiprocessing_context='fork'")
-    elif workers == 1 and context < 0.07 and not case.wrong:
+    elif workers == 1 and context < 0.07 and not (case.wrong or indexes):
         options.append(f"multiprocessing_context='{draw.choice(('spawn', 'forkserver'))}'")
     if workers and draw.random() < 0.05:
         options.append("timeout=50")
     pins = draw.random() < (0.3 if busy else 0.15)
     if pins:
         options.append("pin_memory=True")
-    if method in (None, "process") and draw.random() < 0.08 and case.kind not in ("tensors", "rows"):
+    if method in (None, "process") and draw.random() < 0.08 and case.kind not in ("tensors", "rows", *INDEXING):
         case = replace(case, fields=(*case.fields, draw.choice(_DRAWS)))
+    elif indexes:
+        fixed = case.pure and not any(word in str(options) for word in _RANDOM)
+        own += ["seed=7"] * (fixed and draw.random() < 0.1)
     elif method != "thread" and draw.random() < 0.08 and case.kind not in ("tensors", "rows"):
         case = replace(case, fields=(*case.fields, draw.choice(_SEEDS)))
         fixed = case.kind not in ("iterable", "sized") and not any(word in str(options) for word in _RANDOM)
         own += ["seed=7"] * (fixed and draw.random() < 0.5)
     case = replace(case, options=tuple(options), own=tuple(own), pins=pins)
-    if workers and draw.random() < 0.03:
+    if workers and case.pure and draw.random() < 0.03:
         return replace(case, options=(*options, "in_order=False"), loop="unordered", arguments=("epochs=2",))
     case = _loop(draw, case, workers, persistent)
     if busy and draw.random() < 0.2 and case.loop == "hold":

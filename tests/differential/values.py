@@ -8,8 +8,12 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import os
+import pathlib
 import random
 import re
+import sys
+import types
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +22,7 @@ from unittest import mock
 import numpy as np
 import torch
 from PIL import Image
+from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 Pair = collections.namedtuple("Pair", "first second")
 
@@ -121,7 +126,7 @@ def describe(value, seen=None):
         return f"{kind} ({', '.join(describe(part, seen) for part in value)})"
     if dataclasses.is_dataclass(value):
         return f"{kind} {describe(vars(value), seen)}"
-    return f"{kind} {value!r}"
+    return re.sub(" at 0x[0-9a-f]+", "", f"{kind} {value!r}")
 
 
 def mapped(value, change):
@@ -147,6 +152,7 @@ class Log:
 
     def __init__(self):
         self.lines = []
+        self.words = False  # errors are told with all of their words
         self.held = collections.deque[Any]()
 
     def note(self, line):
@@ -160,7 +166,8 @@ class Log:
 
     def raised(self, error):
         kind = next(kind for kind in type(error).__mro__ if not kind.__module__.startswith("penstock"))
-        self.note(f"raised {kind.__name__} {re.findall(r'bad [a-z]+ [0-9]+', str(error))[:1]}")
+        words = str(error) if self.words else re.findall(r"bad [a-z]+ [0-9]+", str(error))[:1]
+        self.note(re.sub(" at 0x[0-9a-f]+", "", f"raised {kind.__name__} {words}"))
 
     def drop(self, last):
         """Let go of all but the last ones, and note what had changed since it was received."""
@@ -171,6 +178,33 @@ class Log:
 
     def end(self):
         self.drop(0)
+
+
+def fresh(source, how="file"):
+    """Return the dataset of a new module; its source is in a file, in none, or in a file that has been edited since."""
+    name = f"dataset_{zlib.crc32(source.encode()):08x}"
+    path = os.path.abspath(f"{name}.py") if how != "nowhere" else "<string>"
+    sys.modules[name] = module = types.ModuleType(name)
+    vars(module).update(Pair=Pair, Point=Point, Marked=Marked, numbers=numbers)
+    texts = {"file": [source], "nowhere": [], "edited": [source, re.sub(r"\[i\b", "[i - 1", source)]}[how]
+    code = compile(source, path, "exec")
+    for text in texts:
+        pathlib.Path(path).write_text(text)
+    exec(code, vars(module))
+    return module.make()
+
+
+def inmost(dataset):
+    """Return the dataset of a fresh module that others are wrapped around."""
+    while type(dataset) in (Subset, ConcatDataset, StackDataset) or type(dataset).__name__ == "Outer":
+        dataset = dataset.dataset if hasattr(dataset, "dataset") else dataset.datasets[0]
+    return dataset
+
+
+def generator_states():
+    numpys = np.random.get_state()
+    states = torch.get_rng_state().numpy().tobytes(), repr(random.getstate()).encode(), numpys[1].tobytes()
+    return [*map(zlib.crc32, states), numpys[2:]]
 
 
 @contextlib.contextmanager

@@ -1,0 +1,1394 @@
+"""Datasets whose `__getitem__` only indexes, in the forms that people publish. Each class is written as they write it.
+
+FORMS has a function for each that makes it over its data: SIZE samples, of which no two are the same.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import os
+import tempfile
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.utils.data import Dataset
+
+SIZE = 23
+FORMS: dict[str, Callable[[], Any]] = {}
+
+
+def form(*arguments: Any) -> Callable[[Any], Any]:
+    """Enter a class with its arguments, or the functions that make them."""
+
+    def enter(kind: Any) -> Any:
+        FORMS[kind.__name__] = lambda: kind(*(one() if callable(one) else one for one in arguments))
+        return kind
+
+    return enter
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def numbers(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((SIZE, *shape))
+
+
+def floats() -> np.ndarray:
+    return numbers(5).astype(np.float32)
+
+
+def doubles() -> np.ndarray:
+    return numbers(5)
+
+
+def tensors() -> torch.Tensor:
+    return torch.from_numpy(floats())
+
+
+def classes() -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 4, SIZE)
+
+
+def class_tensor() -> torch.Tensor:
+    return torch.from_numpy(classes())
+
+
+def class_list() -> list[int]:
+    return classes().tolist()
+
+
+def images() -> np.ndarray:
+    return np.random.default_rng(2).integers(0, 256, (SIZE, 8, 6), dtype=np.uint8)
+
+
+def colours() -> np.ndarray:
+    return np.random.default_rng(3).integers(0, 256, (SIZE, 8, 6, 3), dtype=np.uint8)
+
+
+def token_rows() -> list[list[int]]:
+    return np.random.default_rng(4).integers(0, 1000, (SIZE, 7)).tolist()
+
+
+def token_stream() -> np.ndarray:
+    return np.random.default_rng(5).integers(0, 50_000, 60, dtype=np.uint16)
+
+
+def texts() -> list[str]:
+    return [f"the text of number {i}{' and more' * (i % 3)}" for i in range(SIZE)]
+
+
+def table() -> Any:
+    import pandas  # noqa: PLC0415
+
+    columns = {f"c{k}": numbers(seed=k).round(3) for k in range(4)}
+    return pandas.DataFrame({**columns, "n": np.arange(SIZE) * 3, "text": texts(), "label": classes()})
+
+
+def mapped(values: np.ndarray, mode: Any = "r") -> np.memmap:
+    """Return a memory map of a file of its own, whose name is gone: the map keeps the file."""
+    file, path = tempfile.mkstemp()
+    try:
+        with os.fdopen(file, "wb") as out:
+            out.write(values.tobytes())
+        return np.memmap(path, dtype=values.dtype, mode=mode, shape=values.shape)
+    finally:
+        os.unlink(path)
+
+
+# --- tensors, arrays, lists -------------------------------------------------------------------------------------------
+
+
+@form(tensors, class_tensor)
+class TensorPair(Dataset[Any]):
+    def __init__(self, X, y):
+        self.X = X
+        self.y = y
+
+    def __len__(self):
+        return len(self.X)
+
+    def __getitem__(self, idx):
+        return self.X[idx], self.y[idx]
+
+
+@form(doubles, classes)
+class ArrayPair(Dataset[Any]):
+    def __init__(self, X, y):
+        self.X, self.y = X, y
+
+    def __len__(self):
+        return self.X.shape[0]
+
+    def __getitem__(self, index):
+        return self.X[index], self.y[index]
+
+
+@form(token_rows, class_list)
+class ListPair(Dataset[Any]):
+    def __init__(self, data, labels):
+        self.data = data
+        self.labels = labels
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, idx):
+        data = self.data[idx]
+        label = self.labels[idx]
+        return data, label
+
+
+@form(token_rows, class_list)
+class TensorOfList(Dataset[Any]):
+    def __init__(self, data, labels):
+        self.data = data
+        self.labels = labels
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, idx):
+        return torch.tensor(self.data[idx], dtype=torch.long), torch.tensor(self.labels[idx], dtype=torch.float)
+
+
+@form(doubles, class_list)
+class TensorOfArray(Dataset[Any]):
+    def __init__(self, x, labels):
+        self.x = x
+        self.labels = labels
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return torch.tensor(self.x[i], dtype=torch.float32), self.labels[i]
+
+
+@form(floats, classes)
+class FromNumpyDict(Dataset[Any]):
+    def __init__(self, features, targets):
+        self.features = features
+        self.targets = targets
+
+    def __len__(self):
+        return self.features.shape[0]
+
+    def __getitem__(self, idx):
+        dct = {"x": torch.from_numpy(self.features[idx, :]), "y": torch.tensor(self.targets[idx], dtype=torch.long)}
+        return dct
+
+
+@form(lambda: numbers(3, 6, 5).astype(np.float32), lambda: numbers(1, 6, 5).astype(np.float32))
+class FromNumpyImages(Dataset[Any]):
+    def __init__(self, images, masks):
+        self.images = images
+        self.masks = masks
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, idx):
+        return {"image": torch.from_numpy(self.images[idx]), "mask": torch.from_numpy(self.masks[idx])}
+
+
+@form(floats, class_list)
+class FloatTensorForm(Dataset[Any]):
+    def __init__(self, x, y):
+        self.x = x
+        self.y = y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, idx):
+        return torch.FloatTensor(self.x[idx]), torch.LongTensor([self.y[idx]])
+
+
+@form(doubles, doubles)
+class AsTensor(Dataset[Any]):
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, idx):
+        return torch.as_tensor(self.x[idx]).float(), torch.as_tensor(self.y[idx], dtype=torch.float64)
+
+
+@form(doubles, classes)
+class Scalars(Dataset[Any]):
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.y)
+
+    def __getitem__(self, idx):
+        return self.x[idx].astype(np.float32), np.float32(self.y[idx]), int(self.y[idx]), float(self.x[idx, 0])
+
+
+@form(tensors, class_tensor)
+class ItemOfTensor(Dataset[Any]):
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.y)
+
+    def __getitem__(self, idx):
+        return self.x[idx].clone().detach(), self.y[idx].item()
+
+
+@form(tensors, class_tensor)
+class Converted(Dataset[Any]):
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.y)
+
+    def __getitem__(self, idx):
+        return self.x[idx].to(torch.float64), self.y[idx].to(torch.int32), self.x[idx].long(), self.y[idx] > 1
+
+
+@form(lambda: [torch.randn(4, 3, generator=torch.Generator().manual_seed(i)) for i in range(SIZE)])
+class ListOfTensors(Dataset[Any]):
+    def __init__(self, tensors):
+        self.tensors = tensors
+
+    def __len__(self):
+        return len(self.tensors)
+
+    def __getitem__(self, idx):
+        return self.tensors[idx]
+
+
+@form(lambda: [row for row in floats()], class_list)
+class ListOfArrays(Dataset[Any]):
+    def __init__(self, rows, y):
+        self.rows, self.y = rows, y
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, idx):
+        x = np.array(self.rows[idx], dtype=np.float32)
+        return torch.from_numpy(x), self.y[idx]
+
+
+@form(lambda: [*zip(tensors(), class_list(), strict=True)])
+class ListOfPairs(Dataset[Any]):
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, idx):
+        x, y = self.data[idx]
+        return x, y
+
+
+@form(lambda: tuple(zip(texts(), class_list(), strict=True)))
+class TupleOfTexts(Dataset[Any]):
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, idx):
+        return self.data[idx]
+
+
+@form(lambda: [{"x": x, "y": y} for x, y in zip(token_rows(), class_list(), strict=True)])
+class Records(Dataset[Any]):
+    def __init__(self, records):
+        self.records = records
+
+    def __len__(self):
+        return len(self.records)
+
+    def __getitem__(self, idx):
+        record = self.records[idx]
+        return {"x": torch.tensor(record["x"]), "y": record["y"]}
+
+
+@form(lambda: list(zip(token_rows(), token_rows(), class_list(), strict=True)))
+class Unzipped(Dataset[Any]):
+    def __init__(self, samples):
+        self.first, self.second, self.score = zip(*samples, strict=True)
+
+    def __len__(self):
+        return len(self.score)
+
+    def __getitem__(self, i):
+        return torch.LongTensor(self.first[i]), torch.LongTensor(self.second[i]), torch.FloatTensor([self.score[i]])
+
+
+@form(texts, class_list)
+class TextAndLabel(Dataset[Any]):
+    def __init__(self, texts, labels):
+        self.texts = texts
+        self.labels = labels
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, idx):
+        text = self.texts[idx]
+        label = self.labels[idx]
+        sample = {"Text": text, "Class": label}
+        return sample
+
+
+@form(class_list)
+class ScalarOnly(Dataset[Any]):
+    def __init__(self, values):
+        self.values = values
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, idx):
+        return self.values[idx]
+
+
+@form(lambda: list(numbers()), lambda: [bool(k % 2) for k in range(SIZE)])
+class FloatsAndBools(Dataset[Any]):
+    def __init__(self, values, flags):
+        self.values, self.flags = values, flags
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, idx):
+        return [self.values[idx], self.flags[idx], float(self.values[idx])]
+
+
+# --- tokens -----------------------------------------------------------------------------------------------------------
+
+
+@form(lambda: {"input_ids": token_rows(), "attention_mask": [[1] * 5 + [0] * 2] * SIZE}, class_list)
+class Encodings(Dataset[Any]):
+    def __init__(self, encodings, labels):
+        self.encodings = encodings
+        self.labels = labels
+
+    def __getitem__(self, idx):
+        item = {key: torch.tensor(val[idx]) for key, val in self.encodings.items()}
+        item["labels"] = torch.tensor(self.labels[idx])
+        return item
+
+    def __len__(self):
+        return len(self.labels)
+
+
+@form(lambda: {"input_ids": torch.tensor(token_rows()), "attention_mask": torch.ones(SIZE, 7).long()}, class_list)
+class TensorEncodings(Dataset[Any]):
+    def __init__(self, encodings, labels):
+        self.encodings = encodings
+        self.labels = labels
+
+    def __getitem__(self, idx):
+        item = {key: val[idx].clone().detach() for key, val in self.encodings.items()}
+        item["labels"] = torch.tensor(self.labels[idx])
+        return item
+
+    def __len__(self):
+        return len(self.labels)
+
+
+@form(lambda: SimpleNamespace(input_ids=np.array(token_rows()), masks=np.ones((SIZE, 7), np.int64)))
+class EncodingAttributes(Dataset[Any]):
+    def __init__(self, encodings):
+        self.encodings = encodings
+
+    def __len__(self):
+        return len(self.encodings.input_ids)
+
+    def __getitem__(self, idx):
+        return {
+            "input_ids": torch.from_numpy(self.encodings.input_ids[idx]),
+            "attention_mask": torch.from_numpy(self.encodings.masks[idx]),
+            "labels": torch.from_numpy(self.encodings.input_ids[idx]).clone(),
+        }
+
+
+@form(lambda: torch.from_numpy(token_stream().astype(np.int64)), 8)
+class TokenWindows(Dataset[Any]):
+    def __init__(self, data, block_size):
+        self.data = data
+        self.block_size = block_size
+
+    def __len__(self):
+        return len(self.data) - self.block_size
+
+    def __getitem__(self, idx):
+        chunk = self.data[idx : idx + self.block_size + 1]
+        x = chunk[:-1]
+        y = chunk[1:]
+        return x, y
+
+
+@form(lambda: mapped(token_stream()), 16)
+class MappedWindows(Dataset[Any]):
+    def __init__(self, data, block_size):
+        self.data = data
+        self.block_size = block_size
+
+    def __len__(self):
+        return len(self.data) - self.block_size
+
+    def __getitem__(self, i):
+        x = torch.from_numpy((self.data[i : i + self.block_size]).astype(np.int64))
+        y = torch.from_numpy((self.data[i + 1 : i + 1 + self.block_size]).astype(np.int64))
+        return x, y
+
+
+@form(lambda: token_stream().tolist(), lambda: SimpleNamespace(block_size=8))
+class CharacterWindows(Dataset[Any]):
+    def __init__(self, data, config):
+        self.config = config
+        self.data = data
+
+    def get_block_size(self):
+        return self.config.block_size
+
+    def __len__(self):
+        return len(self.data) - self.config.block_size
+
+    def __getitem__(self, idx):
+        dix = self.data[idx : idx + self.config.block_size + 1]
+        x = torch.tensor(dix[:-1], dtype=torch.long)
+        y = torch.tensor(dix[1:], dtype=torch.long)
+        return x, y
+
+
+@form(lambda: mapped(token_stream()), 4)
+class DisjointBlocks(Dataset[Any]):
+    def __init__(self, tokens, length):
+        self.tokens = tokens
+        self.length = length
+
+    def __len__(self):
+        return (len(self.tokens) - 1) // self.length
+
+    def __getitem__(self, idx):
+        start = idx * self.length
+        end = start + self.length
+        x = torch.tensor(self.tokens[start:end].astype(np.int64))
+        y = torch.tensor(self.tokens[start + 1 : end + 1].astype(np.int64))
+        return {"input_ids": x, "labels": y}
+
+
+# --- time series ------------------------------------------------------------------------------------------------------
+
+
+@form(lambda: numbers(3, seed=8), 5)
+class SeriesWindows(Dataset[Any]):
+    def __init__(self, series, seq_len):
+        self.series = series
+        self.seq_len = seq_len
+
+    def __len__(self):
+        return len(self.series) - self.seq_len
+
+    def __getitem__(self, index):
+        x = self.series[index : index + self.seq_len]
+        y = self.series[index + self.seq_len]
+        return torch.tensor(x, dtype=torch.float32), torch.tensor(y, dtype=torch.float32)
+
+
+@form(lambda: torch.arange(80.0).reshape(40, 2), 6, 2, 2)
+class SteppedWindows(Dataset[Any]):
+    def __init__(self, data, window, horizon, step):
+        self.data, self.window, self.horizon, self.step = data, window, horizon, step
+
+    def __len__(self):
+        return (len(self.data) - self.window - self.horizon) // self.step + 1
+
+    def __getitem__(self, i):
+        begin = i * self.step
+        x = self.data[begin : begin + self.window]
+        y = self.data[begin + self.window : begin + self.window + self.horizon, -1]
+        return x, y
+
+
+@form(lambda: numbers(2, seed=9).astype(np.float32), lambda: numbers(seed=10).astype(np.float32), 4)
+class PastWindows(Dataset[Any]):
+    """Targets of the index, features of the window that ends there."""
+
+    def __init__(self, features, target, lag):
+        self.features, self.target, self.lag = features, target, lag
+
+    def __len__(self):
+        return self.features.shape[0] - self.lag + 1
+
+    def __getitem__(self, index):
+        x = self.features[index : index + self.lag, :]
+        return torch.from_numpy(x), self.target[index + self.lag - 1]
+
+
+@form(lambda: torch.arange(7.0 * SIZE * 2).reshape(7, SIZE, 2))
+class MiddleDimension(Dataset[Any]):
+    def __init__(self, x):
+        self.x = x
+
+    def __len__(self):
+        return self.x.shape[1]
+
+    def __getitem__(self, idx):
+        return self.x[:, idx], self.x[-1, idx, 0]
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+@form(lambda: torch.from_numpy(images()), class_tensor)
+class Digits(Dataset[Any]):
+    def __init__(self, data, targets):
+        self.data = data
+        self.targets = targets
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        image = self.data[index].float() / 255.0
+        return image.unsqueeze(0), self.targets[index]
+
+
+@form(colours, classes)
+class ChannelsFirst(Dataset[Any]):
+    def __init__(self, images, labels):
+        self.images = images
+        self.labels = labels
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        image = torch.from_numpy(self.images[index]).permute(2, 0, 1).float().div(255)
+        return image, torch.tensor(self.labels[index]).long()
+
+
+@form(colours, classes)
+class TransposedArray(Dataset[Any]):
+    def __init__(self, images, labels):
+        self.images = images
+        self.labels = labels
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        image = self.images[index].transpose((2, 0, 1)).astype(np.float32) / 255
+        return image, self.labels[index]
+
+
+@form(images, class_list)
+class FlatDigits(Dataset[Any]):
+    def __init__(self, images, labels):
+        self.images = images.reshape(SIZE, -1)
+        self.labels = labels
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, i):
+        return torch.tensor(self.images[i]).float().view(1, 8, 6), self.labels[i]
+
+
+@form(lambda: torch.from_numpy(colours()), class_list, None, None)
+class WithTransforms(Dataset[Any]):
+    def __init__(self, data, targets, transform=None, target_transform=None):
+        self.data = data
+        self.targets = targets
+        self.transform = transform
+        self.target_transform = target_transform
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        """
+        Args:
+            index (int): Index
+
+        Returns:
+            tuple: (image, target) where target is index of the target class.
+        """
+        img, target = self.data[index], int(self.targets[index])
+
+        if self.transform is not None:
+            img = self.transform(img)
+
+        if self.target_transform is not None:
+            target = self.target_transform(target)
+
+        return img, target
+
+
+@form(lambda: torch.from_numpy(images()), class_list, lambda: lambda x: x.float() * 2)
+class WithOwnTransform(Dataset[Any]):
+    def __init__(self, data, targets, transform):
+        self.data, self.targets, self.transform = data, targets, transform
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        x = self.data[index]
+        if self.transform:
+            x = self.transform(x)
+        return x, self.targets[index]
+
+
+@form(floats, class_list)
+class TensorIndex(Dataset[Any]):
+    def __init__(self, features, labels, transform=None):
+        self.features = features
+        self.labels = labels
+        self.transform = transform
+
+    def __len__(self):
+        return len(self.features)
+
+    def __getitem__(self, idx):
+        if torch.is_tensor(idx):
+            idx = idx.tolist()
+        sample = {"features": self.features[idx], "label": self.labels[idx]}
+        if self.transform:
+            sample = self.transform(sample)
+        return sample
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+@form(table)
+class FrameRows(Dataset[Any]):
+    def __init__(self, df):
+        self.df = df[["c0", "c1", "c2", "c3"]]
+
+    def __len__(self):
+        return len(self.df)
+
+    def __getitem__(self, idx):
+        return torch.tensor(self.df.iloc[idx].values, dtype=torch.float32)
+
+
+@form(table)
+class FrameCells(Dataset[Any]):
+    def __init__(self, df):
+        self.df = df
+
+    def __len__(self):
+        return len(self.df)
+
+    def __getitem__(self, idx):
+        return self.df.iloc[idx, 0], self.df.iloc[idx, 4], self.df.iloc[idx, 5]
+
+
+@form(table)
+class FrameColumns(Dataset[Any]):
+    def __init__(self, df):
+        self.df = df
+
+    def __len__(self):
+        return self.df.shape[0]
+
+    def __getitem__(self, idx):
+        return self.df["c1"].values[idx], self.df["label"].values[idx], self.df["text"].values[idx]
+
+
+@form(table)
+class FrameRowColumns(Dataset[Any]):
+    def __init__(self, df):
+        self.df = df
+        self.cols = ["c0", "c2"]
+
+    def __len__(self):
+        return len(self.df)
+
+    def __getitem__(self, idx):
+        row = self.df.iloc[idx]
+        x = torch.tensor(row[self.cols].values.astype(np.float32))
+        y = torch.tensor(row["label"], dtype=torch.long)
+        return x, y
+
+
+@form(table)
+class FrameLoc(Dataset[Any]):
+    def __init__(self, df):
+        self.df = df.reset_index(drop=True)
+
+    def __len__(self):
+        return len(self.df)
+
+    def __getitem__(self, idx):
+        text = self.df.loc[idx, "text"]
+        label = self.df.loc[idx, "label"]
+        return text, label
+
+
+@form(table)
+class FrameTargets(Dataset[Any]):
+    def __init__(self, df):
+        self.x = df.drop(columns=["text", "label"])
+        self.y = df["label"]
+
+    def __len__(self):
+        return len(self.y)
+
+    def __getitem__(self, idx):
+        return self.x.iloc[idx].to_numpy(dtype=np.float32), self.y.iloc[idx]
+
+
+@form(table)
+class FrameValues(Dataset[Any]):
+    def __init__(self, df):
+        self.x = df[["c0", "c1", "n"]].values
+        self.y = df["label"].to_numpy()
+
+    def __len__(self):
+        return len(self.y)
+
+    def __getitem__(self, idx):
+        return torch.tensor(self.x[idx]).float(), torch.tensor(self.y[idx])
+
+
+@form(table)
+class FrameDictionary(Dataset[Any]):
+    def __init__(self, df):
+        self.df = df
+
+    def __len__(self):
+        return len(self.df)
+
+    def __getitem__(self, idx):
+        return self.df.iloc[idx].to_dict()
+
+
+# --- labels, pairs, graphs --------------------------------------------------------------------------------------------
+
+
+@form(tensors, class_tensor, 4)
+class OneHot(Dataset[Any]):
+    def __init__(self, x, y, n_classes):
+        self.x, self.y, self.n_classes = x, y, n_classes
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, idx):
+        return self.x[idx], F.one_hot(self.y[idx], num_classes=self.n_classes).float()
+
+
+@form(tensors, class_list)
+class OneHotOfNumber(Dataset[Any]):
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, idx):
+        label = torch.nn.functional.one_hot(torch.tensor(self.y[idx]), 4)
+        return self.x[idx], label
+
+
+@form(floats, classes)
+class OneHotOfEye(Dataset[Any]):
+    def __init__(self, x, y):
+        self.x, self.y, self.eye = x, y, np.eye(4, dtype=np.float32)
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, idx):
+        return self.x[idx], self.eye[self.y[idx]]
+
+
+class Sample(NamedTuple):
+    x: Any
+    y: Any
+
+
+@form(tensors, class_tensor)
+class NamedSamples(Dataset[Any]):
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, idx):
+        return Sample(x=self.x[idx], y=self.y[idx])
+
+
+Old = collections.namedtuple("Old", ["features", "label", "index"])
+
+
+@form(floats, class_list)
+class OldNamedSamples(Dataset[Any]):
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, idx):
+        return Old(self.x[idx], self.y[idx], idx)
+
+
+@form(tensors, class_tensor)
+class Normalised(Dataset[Any]):
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+        self.mean = x.mean(0)
+        self.std = x.std(0)
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, idx):
+        x = (self.x[idx] - self.mean) / self.std
+        return x, self.y[idx]
+
+
+@form(doubles)
+class NormalisedArray(Dataset[Any]):
+    def __init__(self, x):
+        self.x = x
+        self.mean, self.std = x.mean(), x.std()
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, idx):
+        return torch.from_numpy((self.x[idx] - self.mean) / (self.std + 1e-8)).float()
+
+
+@form(lambda: classes() * 3, lambda: classes()[::-1].copy(), lambda: numbers(seed=12).astype(np.float32))
+class Ratings(Dataset[Any]):
+    def __init__(self, users, items, ratings):
+        self.users, self.items, self.ratings = users, items, ratings
+
+    def __len__(self):
+        return len(self.ratings)
+
+    def __getitem__(self, i):
+        return (
+            torch.tensor(self.users[i], dtype=torch.long),
+            torch.tensor(self.items[i], dtype=torch.long),
+            torch.tensor(self.ratings[i], dtype=torch.float),
+        )
+
+
+@form(lambda: torch.from_numpy(np.random.default_rng(6).integers(0, 9, (2, SIZE))))
+class Edges(Dataset[Any]):
+    def __init__(self, edges):
+        self.edges = edges
+
+    def __len__(self):
+        return self.edges.shape[1]
+
+    def __getitem__(self, i):
+        return self.edges[:, i]
+
+
+@form(lambda: np.random.default_rng(7).integers(0, 9, (SIZE, 3)))
+class Triples(Dataset[Any]):
+    def __init__(self, triples):
+        self.triples = triples
+
+    def __len__(self):
+        return len(self.triples)
+
+    def __getitem__(self, idx):
+        head, relation, tail = self.triples[idx]
+        return head, relation, tail
+
+
+@form(lambda: [f"id-{k}" for k in range(SIZE)], lambda: {f"id-{k}": k % 3 for k in range(SIZE)})
+class LabelsById(Dataset[Any]):
+    def __init__(self, list_IDs, labels):
+        self.labels = labels
+        self.list_IDs = list_IDs
+
+    def __len__(self):
+        return len(self.list_IDs)
+
+    def __getitem__(self, index):
+        ID = self.list_IDs[index]
+        y = self.labels[ID]
+        return ID, y
+
+
+@form(lambda: ["cat", "dog", "owl"], lambda: [("cat", "dog", "owl")[k % 3] for k in range(SIZE)], tensors)
+class NamesOfClasses(Dataset[Any]):
+    def __init__(self, classes, labels, x):
+        self.class_to_idx = {name: number for number, name in enumerate(classes)}
+        self.labels, self.x = labels, x
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        return self.x[index], self.class_to_idx[self.labels[index]]
+
+
+@form(tensors, tensors)
+class Siamese(Dataset[Any]):
+    def __init__(self, a, b):
+        self.a, self.b = a, b.flip(0)[:17]
+
+    def __len__(self):
+        return max(len(self.a), len(self.b))
+
+    def __getitem__(self, idx):
+        anchor = self.a[idx % len(self.a)]
+        positive = self.b[idx % len(self.b)]
+        negative = self.a[(idx + 1) % len(self.a)]
+        return anchor, positive, negative
+
+
+# --- where the code and the data are ----------------------------------------------------------------------------------
+
+
+@form(tensors, class_tensor)
+class Helper(Dataset[Any]):
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def get_x(self, idx):
+        return self.x[idx]
+
+    def get_label(self, idx, offset=1):
+        return self.y[idx] + offset
+
+    def __getitem__(self, idx):
+        x = self.get_x(idx)
+        return x, self.get_label(idx), self.get_label(idx, offset=2)
+
+
+def scaled(x, low=0.0, high=255.0):
+    return (x - low) / (high - low)
+
+
+def pair_of(x, y):
+    return x, y
+
+
+@form(lambda: torch.from_numpy(images()), class_list)
+class ModuleFunction(Dataset[Any]):
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, idx):
+        return pair_of(scaled(self.x[idx].float()), self.y[idx])
+
+
+SCALE = 255.0
+
+
+@form(lambda: torch.from_numpy(images()), class_list)
+class ClassAttributes(Dataset[Any]):
+    mean = 0.1307
+    std = 0.3081
+    dtype = torch.float64
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, idx):
+        x = self.x[idx].to(self.dtype) / SCALE
+        return (x - self.mean) / self.std, self.y[idx]
+
+
+@form(tensors, class_list, True)
+class TrainSwitch(Dataset[Any]):
+    def __init__(self, x, y, train):
+        self.x, self.y, self.train = x, y, train
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, idx):
+        if self.train:
+            return self.x[idx], self.y[idx]
+        return self.x[idx]
+
+
+FORMS["TestSwitch"] = lambda: TrainSwitch(tensors(), class_list(), False)
+
+
+@form(tensors, None)
+class OptionalTargets(Dataset[Any]):
+    def __init__(self, x, y=None):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return self.x.size(0)
+
+    def __getitem__(self, idx):
+        if self.y is None:
+            return self.x[idx]
+        return self.x[idx], self.y[idx]
+
+
+@form(tensors, class_tensor)
+class WithIndex(Dataset[Any]):
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.x[index], self.y[index], index
+
+
+@form(tensors, lambda: np.random.default_rng(9).permutation(SIZE)[:15])
+class Fold(Dataset[Any]):
+    def __init__(self, x, indices):
+        self.x, self.indices = x, indices
+
+    def __len__(self):
+        return len(self.indices)
+
+    def __getitem__(self, idx):
+        return self.x[self.indices[idx]], self.indices[idx]
+
+
+@form(tensors, 2)
+class Repeated(Dataset[Any]):
+    def __init__(self, x, times):
+        self.x, self.times = x, times
+
+    def __len__(self):
+        return len(self.x) * self.times
+
+    def __getitem__(self, idx):
+        return self.x[idx % len(self.x)]
+
+
+class Wrapper(Dataset[Any]):
+    """A dataset over another one."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __len__(self):
+        return len(self.inner)
+
+    def __getitem__(self, idx):
+        x, y = self.inner[idx]
+        return {"x": x, "y": y}
+
+
+FORMS["Wrapper"] = lambda: Wrapper(TensorPair(tensors(), class_tensor()))
+
+
+@form()
+class Inherited(TensorPair):
+    def __init__(self):
+        super().__init__(tensors(), class_tensor())
+
+
+@form()
+class Extended(TensorPair):
+    def __init__(self):
+        super().__init__(tensors(), class_tensor())
+        self.weights = numbers(seed=20)
+
+    def __getitem__(self, idx):
+        x, y = super().__getitem__(idx)
+        return x, y, self.weights[idx]
+
+
+class Base(Dataset[Any]):
+    def __len__(self):
+        return len(self.load())
+
+    def load(self):
+        raise NotImplementedError
+
+    def __getitem__(self, idx):
+        return self.load()[idx]
+
+
+@form()
+class Hook(Base):
+    def __init__(self):
+        self.x = tensors()
+
+    def load(self):
+        return self.x
+
+
+@form(tensors, class_tensor)
+class Properties(Dataset[Any]):
+    def __init__(self, x, y):
+        self._x, self._y = x, y
+
+    @property
+    def x(self):
+        return self._x
+
+    @property
+    def targets(self):
+        return self._y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, idx):
+        return self.x[idx], self.targets[idx]
+
+
+@form(tensors, class_tensor)
+class Delegating(Dataset[Any]):
+    def __init__(self, x, y):
+        self.inner = SimpleNamespace(x=x, y=y)
+
+    def __getattr__(self, name):
+        if name == "inner":
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, idx):
+        return self.x[idx], self.y[idx]
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    window: int = 3
+    scale: float = 0.5
+
+
+@form(tensors, Config)
+class Configured(Dataset[Any]):
+    def __init__(self, x, cfg):
+        self.x, self.cfg = x, cfg
+
+    def __len__(self):
+        return len(self.x) - self.cfg.window
+
+    def __getitem__(self, idx):
+        return self.x[idx : idx + self.cfg.window] * self.cfg.scale
+
+
+@dataclasses.dataclass
+class DataClass(Dataset[Any]):
+    x: Any
+    y: Any
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, idx):
+        return self.x[idx], self.y[idx]
+
+
+FORMS["DataClass"] = lambda: DataClass(tensors(), class_list())
+
+
+def closed_over():
+    x, y = tensors(), class_list()
+
+    class Closed(Dataset[Any]):
+        def __len__(self):
+            return len(x)
+
+        def __getitem__(self, idx):
+            return x[idx], y[idx]
+
+    return Closed()
+
+
+FORMS["Closed"] = closed_over
+
+
+@form(tensors, class_list)
+class Duck:
+    """No Dataset: torch's loader asks for two methods only."""
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, idx):
+        return self.x[idx], self.y[idx]
+
+
+@form(tensors)
+class Slots:
+    __slots__ = ("x",)
+
+    def __init__(self, x):
+        self.x = x
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, idx):
+        return self.x[idx]
+
+
+@form(tensors)
+class Mangled(Dataset[Any]):
+    def __init__(self, x):
+        self.__x = x
+
+    def __len__(self):
+        return len(self.__x)
+
+    def __getitem__(self, idx):
+        return self.__x[idx]
+
+
+@form(lambda: {"x": tensors(), "y": class_list(), "text": texts()})
+class Columns(Dataset[Any]):
+    def __init__(self, columns):
+        self.columns = columns
+
+    def __len__(self):
+        return len(self.columns["y"])
+
+    def __getitem__(self, idx):
+        return {key: self.columns[key][idx] for key in self.columns}
+
+
+@form(lambda: (tensors(), class_tensor(), torch.arange(SIZE)))
+class OwnTensorDataset(Dataset[Any]):
+    def __init__(self, tensors):
+        assert all(tensors[0].size(0) == tensor.size(0) for tensor in tensors)
+        self.tensors = tensors
+
+    def __getitem__(self, index):
+        return tuple(tensor[index] for tensor in self.tensors)
+
+    def __len__(self):
+        return self.tensors[0].size(0)
+
+
+@form(lambda: mapped(numbers(4).astype(np.float32), "c"), class_list)
+class MappedRows(Dataset[Any]):
+    def __init__(self, rows, labels):
+        self.rows, self.labels = rows, labels
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, idx):
+        return torch.from_numpy(np.array(self.rows[idx])), self.labels[idx]
+
+
+@form(tensors, class_list)
+class Lambdas(Dataset[Any]):
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    __len__ = lambda self: len(self.x)
+    __getitem__ = lambda self, i: (self.x[i], self.y[i])
+
+
+def checked(method):
+    @functools.wraps(method)
+    def checking(self, idx):
+        if idx >= len(self):
+            raise IndexError(f"no sample {idx}")
+        return method(self, idx)
+
+    return checking
+
+
+@form(tensors)
+class Decorated(Dataset[Any]):
+    def __init__(self, x):
+        self.x = x
+
+    def __len__(self):
+        return len(self.x)
+
+    @checked
+    def __getitem__(self, idx):
+        return self.x[idx]
+
+
+@form(lambda: {"train": {"x": floats(), "y": class_list()}}, "train")
+class NestedSplits(Dataset[Any]):
+    def __init__(self, splits, split):
+        self.data, self.split = splits, split
+
+    def __len__(self):
+        return len(self.data[self.split]["y"])
+
+    def __getitem__(self, idx):
+        data = self.data[self.split]
+        x = data["x"][idx]
+        return {"inputs": {"x": x, "first": x[0]}, "target": data["y"][idx]}
+
+
+@form(lambda: numbers(6, 4).astype(np.float32), 3)
+class Truncated(Dataset[Any]):
+    def __init__(self, x, max_len):
+        self.x, self.max_len = x, max_len
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, idx):
+        x = self.x[idx][: self.max_len]
+        return torch.from_numpy(x.copy()), torch.from_numpy(x).contiguous().view(-1)
+
+
+@form(lambda: torch.rand(SIZE, 3, generator=torch.Generator().manual_seed(0)) > 0.5, lambda: torch.ones(SIZE, 2).half())
+class MultiLabel(Dataset[Any]):
+    def __init__(self, targets, x):
+        self.targets, self.x = targets, x
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, idx):
+        return self.x[idx], self.targets[idx].float(), self.targets[idx]
+
+
+@form(class_list)
+class StackedConstants(Dataset[Any]):
+    """A vector that does not depend on the index."""
+
+    def __init__(self, y):
+        self.y, self.weights = y, torch.tensor([0.2, 0.8])
+
+    def __len__(self):
+        return len(self.y)
+
+    def __getitem__(self, idx):
+        return self.weights, self.y[idx], 1.0, "train"
