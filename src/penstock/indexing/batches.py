@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -51,9 +50,8 @@ def read(dataset: Any, index: int) -> Reading:
     """
     reader = Reader(dataset, index)
     build = _Builder(reader.program).of(reader.sample)
-    example = _example(reader.sample)
     try:
-        expected = default_collate([example, copy.copy(example)])
+        expected = default_collate([dataset[index], dataset[index]])
     except Exception as error:  # the class's own, of each batch
         raise NotIndexing(f"its samples cannot be collated: {type(error).__name__}") from None
     at_once = reader.program.finish(build)
@@ -151,19 +149,6 @@ def row_of(batch: Any, number: int) -> Any:
     if isinstance(batch, tuple):
         return tuple.__new__(type(batch), [row_of(value, number) for value in batch])
     return [row_of(value, number) for value in batch]
-
-
-def _example(sample: Any) -> Any:
-    """Return the sample itself that serves as the example."""
-    if isinstance(sample, Value):
-        return sample.example
-    if not isinstance(sample, Made):
-        return sample
-    items = sample.items
-    if isinstance(items, dict):
-        return {key: _example(one) for key, one in items.items()}
-    values = list(map(_example, items))
-    return values if isinstance(items, list) else tuple.__new__(type(items), values)
 
 
 class _Builder:
