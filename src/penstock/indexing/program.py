@@ -273,7 +273,7 @@ def gathering(array: Any, slot: int, window: int | None = None) -> Step:
 
     def step(columns: Columns) -> torch.Tensor:
         numbers = columns[slot]
-        samples = len(numbers)
+        samples = numbers.numel()
         out = torch.empty((samples, *shape), dtype=dtype)
         if gather(address, count, stride, row, numbers.data_ptr(), samples, out.data_ptr(), windows):
             return out
