@@ -24,12 +24,14 @@ from penstock.state.substitutes import Substitutes
 from penstock.storage.advice import AdvisedBatches
 from penstock.system.limits import host_cpus, usable_cpus
 from penstock.system.warn_user import warn_user
+from penstock.system.words import counted
 from penstock.workers.batch import BatchRequest
 from penstock.workers.native_batches import NativeBatches
 from penstock.workers.rows import CACHE_LINE, SMALL_BATCH, fits_small
 from penstock.workers.worker import Worker
 
-#: Native threads for each CPU beyond which a number is a mistake. torch warns beyond one process: a thread costs less.
+#: Native threads for each CPU, and for two at least, beyond which a number is a mistake: verdicts advise fewer. torch
+#: warns of more than one process a CPU: a thread costs less.
 MOST_THREADS = 4
 
 
@@ -177,11 +179,11 @@ def default_workers(dataset: object, *, native: bool, method: Method | None) -> 
 
 def warn_of_many_threads(number: int, method: Method | None) -> None:
     """Warn of more native threads than can be meant."""
-    if number > MOST_THREADS and number > MOST_THREADS * (cpus := host_cpus()) and method is not Method.RAY:
+    if number > 2 * MOST_THREADS and number > MOST_THREADS * (cpus := host_cpus()) and method is not Method.RAY:
         warn_user(
-            f"num_workers={number}: native threads read this dataset, and no more of them are of use than this process "
-            f"has CPUs ({cpus}); files that must be waited for have threads of their own. Leave num_workers= out: one "
-            "thread a CPU reads it then"
+            f"num_workers={number}: native threads read this dataset, and so many are of no use where the process has "
+            f"{counted(cpus, 'CPU')}; files that must be waited for have threads of their own. Leave num_workers= out: "
+            "one thread a CPU reads it then"
         )
 
 
