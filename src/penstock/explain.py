@@ -38,6 +38,7 @@ _SOURCES = {
     "soundfile": ("penstock.AudioFolder", "docs/audio.md"),
     "torchaudio": ("penstock.AudioFolder", "docs/audio.md"),
     "torchvision.io": ("penstock.Images or ImageFolder", "docs/images.md"),
+    "torchcodec.decoders": ("penstock.Images or ImageFolder, without Exif's orientation", "docs/images.md"),
 }
 
 
