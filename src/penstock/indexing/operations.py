@@ -135,6 +135,21 @@ def parts(program: Program, value: Value) -> list[Value]:
     return [part(program, checked, number) for number in range(count)]
 
 
+def checked(program: Program, compare: Callable[[Any, Any], Any], pair: tuple[Any, Any], bad: bool) -> None:
+    """Add the check that a comparison of two numbers has another result than `bad` for each sample."""
+    if not all(type(one.example if isinstance(one, Value) else one) in (int, float) for one in pair):
+        raise NotIndexing("compares other objects than numbers")
+    made = compare(*(one.example if isinstance(one, Value) else one for one in pair))
+
+    def step(columns: Columns) -> torch.Tensor:
+        column = compare(*(columns[one.slot] if isinstance(one, Value) else one for one in pair))
+        if bool(column.any() if bad else not column.all()):
+            raise Unlike
+        return column  # type: ignore[no-any-return]
+
+    program.add(step, made)
+
+
 # --- conversions ------------------------------------------------------------------------------------------------------
 
 
