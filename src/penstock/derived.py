@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from multiprocessing.process import BaseProcess
 from operator import attrgetter
@@ -46,7 +47,7 @@ class DrawnAhead(Observer):
     def __init__(self, sampler: Any, ahead: int) -> None:
         self.sampler, self._due = sampler, ahead
         self._given: Any = None
-        self._drawn: deque[tuple[Any, Exception | None]] = deque()
+        self._drawn: deque[Any] = deque()
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -57,32 +58,24 @@ class DrawnAhead(Observer):
     def __next__(self) -> Any:
         if self._given is None:
             self._given = iter(self.sampler)
-        self._draw()
-        if not self._drawn:
-            self._due = 1
             self._draw()
-            self._due -= 1
-        given, error = self._drawn.popleft() if self._drawn else (None, StopIteration())
-        if error is not None:
-            raise error
-        return given
+        return self._drawn.popleft() if self._drawn else self._next()
+
+    def _next(self) -> Any:
+        self._due -= 1
+        return next(self._given)
 
     def _draw(self) -> None:
-        while self._due > 0:
-            self._due -= 1
-            try:
-                self._drawn.append((next(self._given), None))
-            except StopIteration:
-                return
-            except Exception as error:
-                self._drawn.append((None, error))
+        with suppress(StopIteration):
+            while self._due > 0:
+                self._drawn.append(self._next())
 
     def delivered(self, delivery: Any) -> None:
         self._due += 1
         self._draw()
 
     def failed(self, error: Exception) -> None:
-        self.delivered(None)
+        self.delivered(error)
 
 
 class Beside(DataLoader[Any]):
@@ -111,9 +104,7 @@ class Beside(DataLoader[Any]):
         if self.drawn_ahead is None:
             return super()._get_iterator()
         if not self._begins:
-            iter(
-                self.drawn_ahead.sampler
-            )  # torch's new iterators with workers begin it twice: before the base seed too
+            iter(self.drawn_ahead.sampler)  # torch's new iterators begin it twice: before the base seed, and behind it
         made = super()._get_iterator()
         made.observers = (*made.observers, self.drawn_ahead)
         return made
@@ -172,9 +163,10 @@ def stays_torchs(loader: Any) -> str:
     if own := [name for name in _ORDER if getattr(kind, name) is not getattr(_TORCHS, name)]:
         return f"it overrides {' and '.join(own)}"
     try:
-        context = _read(loader)[_READ.index("multiprocessing_context")]
+        _read(loader)
     except AttributeError as error:
         return str(error)
+    context = loader.multiprocessing_context
     process = getattr(context, "Process", BaseProcess)
     if not (isinstance(process, type) and issubclass(process, BaseProcess)):
         return f"the workers of its multiprocessing_context={type(context).__name__} are not processes"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib
 import itertools
 import os
 import pickle
@@ -431,6 +432,30 @@ def test_accelerates_shard() -> None:
     with penstock.install() as installed:
         assert found() == wanted
         assert "torch.utils.data.dataloader.DataLoader: Penstock makes the batches" in installed.explain()
+
+
+@pytest.mark.parametrize("kind", [tud.DataLoader, kinds.Graphs])
+def test_accelerates_shard_with_states(kind: Any) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed: pip install torchdata")
+    utils = importlib.import_module("accelerate.utils")
+
+    def prepared() -> Any:
+        seeded()
+        config = utils.DataLoaderConfiguration(use_stateful_dataloader=True)
+        return accelerate.Accelerator(cpu=True, dataloader_config=config).prepare(kind(rows(11), 2, shuffle=True))
+
+    wanted = [listed(loader) for loader in [prepared()] * 2]
+    with penstock.install():
+        loader = prepared()
+        assert isinstance(loader.base_dataloader, penstock.DataLoader) and listed(loader) == wanted[0]
+        batches = iter(loader)
+        assert listed([next(batches), next(batches)]) == wanted[1][:2]
+        state = pickle.loads(pickle.dumps(loader.state_dict()))
+        assert listed(batches) == wanted[1][2:]
+        other = prepared()
+        other.load_state_dict(state)
+        assert listed(other) == wanted[1][2:]
 
 
 # --- what says so ----------------------------------------------------------------------------------------------------

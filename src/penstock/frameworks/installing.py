@@ -40,38 +40,20 @@ _exchanged: list[tuple[Any, str, Any, Any]] = []
 _COPIES_LOADERS = "accelerate.data_loader"
 
 
-class _Found:
-    """What is known of the loaders of one class since install()."""
-
-    def __init__(self) -> None:
-        self.ours = False
-        """A pass of Penstock's has begun."""
-        self.torchs = ""
-        """Why a pass was torch's."""
-
-    def words(self, kind: Any) -> str:
-        if issubclass(kind, DataLoader):
-            return "each is a penstock.DataLoader, with an explain() of its own"
-        said = ["Penstock makes the batches"] if self.ours else []
-        if self.torchs:
-            said.append(f"torch makes the batches: {self.torchs}")
-        if not said and (own := derived.iterates_itself(kind)):
-            said.append(f"its own code makes the iterators: {own}")
-        return "; ".join(said) or "no pass has begun"
+#: What was seen of the loaders of each class since install(); nothing: no pass has begun.
+_Seen = weakref.WeakKeyDictionary[Any, dict[str, None]]
+_seen: _Seen = weakref.WeakKeyDictionary()
 
 
 class Installed(ExitStack):
     """What install() returns; as a context manager it ends with uninstall()."""
 
-    _seen: weakref.WeakKeyDictionary[Any, _Found]
+    _seen: _Seen
 
     def explain(self) -> str:
         """Return as text who makes the batches of the loaders that were used since install(): a line for each class."""
-        found = {f"{kind.__module__}.{kind.__qualname__}": one.words(kind) for kind, one in self._seen.items()}
-        return "\n".join(f"{name}: {found[name]}" for name in sorted(found)) or "no loader was made since install()"
-
-
-_seen: weakref.WeakKeyDictionary[Any, _Found] = weakref.WeakKeyDictionary()
+        lines = [f"{_name(kind)}: {'; '.join(seen) or _begins(kind)}" for kind, seen in self._seen.items()]
+        return "\n".join(sorted(lines)) or "no loader was made since install()"
 
 
 def install() -> Installed:
@@ -134,8 +116,13 @@ def _exchange_stateful(theirs: Any) -> None:
     _exchange(theirs, "__init__", functools.partial(_replacing, theirs))
 
 
-def _found(kind: Any) -> _Found:
-    return _seen.setdefault(kind, _Found())
+def _note(kind: Any, *seen: str) -> None:
+    _seen.setdefault(kind, {}).update(dict.fromkeys(seen))
+
+
+def _begins(kind: Any) -> str:
+    own = derived.iterates_itself(kind)
+    return f"its own code makes the iterators: {own}" if own else "no pass has begun"
 
 
 def _name(kind: Any) -> str:
@@ -150,12 +137,12 @@ def _replacing(kind: Any, original: Any) -> Any:
         copied = kind is _Torchs and sys._getframe(1).f_globals.get("__name__") == _COPIES_LOADERS
         if type(self) is not kind or copied:
             if not isinstance(self, DataLoader) and type(self) is not _Torchs:
-                _found(type(self))
+                _note(type(self))
             original(self, *arguments, **named)
             return
         ours = DataLoader if kind is _Torchs else stateful.StatefulDataLoader
         self.__class__ = ours
-        _found(ours)
+        _note(ours, "each is a penstock.DataLoader, with an explain() of its own")
         ours.__init__(self, *arguments, **named)  # which calls this one
 
     return __init__
@@ -166,12 +153,11 @@ def _beginning(original: Any) -> Any:
     def _get_iterator(self: Any) -> Any:
         if isinstance(self, DataLoader):  # `penstock run` compares with torch's passes
             return original(self)
-        found = _found(type(self))
         if why := derived.stays_torchs(self):
-            found.torchs = why
+            _note(type(self), f"torch makes the batches: {why}")
             return original(self)
         batches = derived.begin_pass(self)
-        found.ours = True
+        _note(type(self), "Penstock makes the batches")
         return batches
 
     return _get_iterator
