@@ -434,6 +434,7 @@ def test_accelerates_shard() -> None:
         assert "torch.utils.data.dataloader.DataLoader: Penstock makes the batches" in installed.explain()
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # which torchdata calls
 @pytest.mark.parametrize("kind", [tud.DataLoader, kinds.Graphs])
 def test_accelerates_shard_with_states(kind: Any) -> None:
     accelerate = pytest.importorskip("accelerate")
