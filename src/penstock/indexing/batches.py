@@ -130,12 +130,19 @@ def same(one: Any, other: Any) -> bool:
         return False
     if isinstance(one, torch.Tensor):
         alike = one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()
-        return alike and same_bits(one, other)
+        return alike and (same_bits(one, other) or _same_numbers(one, other))
     if isinstance(one, dict):
         return list(one) == list(other) and all(same(value, other[key]) for key, value in one.items())
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
     return bool(one == other or one is other)
+
+
+def _same_numbers(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors differ in the bits of their NaNs alone, which conversions of torch's change."""
+    if not one.is_floating_point() or not torch.equal(one.isnan(), other.isnan()):
+        return False
+    return same_bits(one[~one.isnan()], other[~other.isnan()])
 
 
 def row_of(batch: Any, number: int) -> Any:
@@ -186,16 +193,19 @@ class _Builder:
             if isinstance(example, str):
                 return lambda columns: strings(columns[slot])
             return lambda columns: default_collate(columns[slot])
-        layout = torch.contiguous_format
-        if isinstance(example, torch.Tensor):
-            stacked = torch.stack([example, example])
-            if stacked.stride() != torch.empty(stacked.shape).stride():
-                layout = torch.channels_last
-                if stacked.ndim != 4 or not stacked.is_contiguous(memory_format=layout):
-                    raise NotIndexing("returns a tensor of a layout of its own")
+        layout, strides = torch.contiguous_format, torch.empty((2, *getattr(example, "shape", ()))).stride()
+        if isinstance(example, torch.Tensor) and (stacked := torch.stack([example, example])).stride() != strides:
+            layout, strides = torch.channels_last, stacked.stride()
+            if stacked.ndim != 4 or torch.empty(stacked.shape, memory_format=layout).stride() != strides:
+                raise NotIndexing("returns a tensor of a layout of its own")
         tried = [self._program.tried(one) for one in (value, Value(root, None, root))]
         whole = all(isinstance(one, torch.Tensor) for one in tried) and tried[0].numel() == tried[1].numel()
         if whole and root not in self._roots:
             self._roots.add(root)
-            return lambda columns: columns[slot].contiguous(memory_format=layout)
+
+            def build(columns: Columns) -> torch.Tensor:
+                column = columns[slot]  # strides of dimensions of one element are compared, too
+                return column if column.stride() == strides else column.clone(memory_format=layout)  # type: ignore[no-any-return]
+
+            return build
         return lambda columns: columns[slot].clone(memory_format=layout)

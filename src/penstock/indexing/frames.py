@@ -19,6 +19,7 @@ from penstock.indexing.program import (
     Columns,
     NotIndexing,
     Program,
+    Unlike,
     Value,
     column_of,
     dtype_of,
@@ -103,18 +104,17 @@ def indexed(program: Program, holder: Any, key: Any) -> Any:
     """Return what an index that differs from sample to sample finds."""
     if not isinstance(holder, Indexer):
         if holder.ndim == 1 and _is_counted(holder.index) and isinstance(key, Value):
-            return _element(program, holder, key)
+            return _element(program, holder, _label(program, key))
         raise NotIndexing("is found by a label")
     table, by_number = holder.owner, holder.name in ("iloc", "iat")
     if not by_number and not _is_counted(table.index):
         raise NotIndexing("is found by a label")
-    if table.ndim == 1:
-        if not isinstance(key, Value):
-            raise NotIndexing("is more than an item")
-        return _element(program, table, key)
     at, which = key if isinstance(key, tuple) and len(key) == 2 else (key, slice(None))
     if not isinstance(at, Value) or type(at.example) is not int:
         raise NotIndexing("is more than a row")
+    at = at if by_number else _label(program, at)
+    if table.ndim == 1:
+        return _refused() if isinstance(key, tuple) else _element(program, table, at)
     every = range(len(table.columns))
     if type(which) is int and by_number:
         return _element(program, table.iloc[:, which], at)
@@ -130,6 +130,18 @@ def indexed(program: Program, holder: Any, key: Any) -> Any:
 def _is_counted(index: Any) -> bool:
     """Return whether the labels of rows are their numbers."""
     return type(index) is _pandas().RangeIndex and (index.start, index.step) == (0, 1)
+
+
+def _label(program: Program, at: Value) -> Value:
+    """Return a row's number that is a label: negative ones are none."""
+
+    def step(columns: Columns) -> Any:
+        numbers = columns[at.slot]
+        if bool((numbers < 0).any()):
+            raise Unlike
+        return numbers
+
+    return program.add(step, at.example, at.root)
 
 
 def _row(table: Any, columns: Sequence[int], at: Value) -> Row:
