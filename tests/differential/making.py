@@ -305,7 +305,7 @@ def light_case_of(seed: int, kind: str | None = None) -> Case:
         case = replace(case, loop="hold", arguments=("epochs=2", "last=2"))
     text = str(case)
     alone = case.wrong or case.kind in ("iterable", "sized") or case.loop in _OF_OWN_MEMORY or _is_drawn_from(case)
-    alone = alone or not case.pure or (case.kind in INDEXING and seed % 3 > 0)
+    alone = alone or not case.pure or (case.kind in INDEXING and seed % 6 > 0)
     alone = alone or any(
         word in text for word in (*_OF_NO_THREAD, *_OF_ONE_THREAD, *_OF_SAMPLES, *_OF_NO_WORKER, *_DRAWS, *_SEEDS)
     )
