@@ -60,7 +60,7 @@ _KINDS = {
     "subset": _CLASS + "\nWhole = Data\n\n\ndef Data():\n    return Subset(Whole(), list(range({length}))[::-2])\n",
     "concat": _CLASS + "\nWhole = Data\n\n\ndef Data():\n    return ConcatDataset([Whole(), Whole()])\n",
     **{
-        kind: 'penstock.workers.indexed.LEARNING = 4\n\nSOURCE = r"""{rows}"""\n\n\n'
+        kind: 'penstock.workers.indexed.LEARNING = 1\n\nSOURCE = r"""{rows}"""\n\n\n'
         f"def Data():\n    return fresh(SOURCE, {how!r})\n"
         for kind, how in INDEXING.items()
     },

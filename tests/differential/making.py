@@ -158,7 +158,10 @@ def _file(draw: random.Random, large: bool) -> tuple[str, str]:
 
 
 def _indexing(draw: random.Random) -> Case:
-    kind, length = draw.choice((*["indexing"] * 18, *INDEXING)), draw.choice((0, 1, 2, 5, 7, 9, 9, 9, 12, 13, 17))
+    kind, length = (
+        draw.choice((*["indexing"] * 18, *INDEXING)),
+        draw.choice((0, 1, 2, 5, 7, 9, 9, 12, 13, 13, 17, 17, 23)),
+    )
     module = module_of(draw, length)
     return Case(kind, length, "bare", ("",), "", module.source, (), (), "hold", (), pins=False, pure=module.pure)
 
@@ -348,7 +351,7 @@ def case_of(seed: int, kind: str | None = None, *, light: bool = False) -> Case:
         options.append("persistent_workers=True")
     if workers and draw.random() < 0.3:
         options.append(f"prefetch_factor={draw.choice((1, 2, 4))}")
-    if draw.random() < (0.15 if busy else 0.45):
+    if draw.random() < (0.08 if indexes else 0.15 if busy else 0.45):
         collate = draw.choice(_COLLATES)
         strided = collate in _OF_SAMPLES and re.search(r"np\.|numpy|as_arrays", f"{case}{collate}")
         here = not (workers or method)
