@@ -19,7 +19,6 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _get_
 import penstock._native as _native
 from penstock import call_counts, loop_times
 from penstock.observe import Delivery, LoopWatch, Meter, Observers, PassCount, observed
-from penstock.order.permutations import draw_seed
 from penstock.passes.carrier import pinned
 from penstock.passes.job import Job
 from penstock.recipe.patches import Lease, this_thread
@@ -56,6 +55,7 @@ class CallerPass(_BaseDataLoaderIter):
     Args:
         settings: of the loader, with num_workers=0 or chosen.
         begin: returns what the sampler gives; it is called where torch calls iter() of the sampler.
+        draw_base: draws the base seed of the pass, behind that call.
         meter: counts getitem, collate and iterate (over an iterable dataset).
         pins: batches come in page-locked memory.
         rows: returns the batch of some rows in the place of dataset and collate_fn; None: these are called.
@@ -86,6 +86,7 @@ class CallerPass(_BaseDataLoaderIter):
         self,
         settings: Settings,
         begin: Callable[[], Iterator[Any]],
+        draw_base: Callable[[], int],
         meter: Meter,
         *,
         pins: bool,
@@ -109,7 +110,7 @@ class CallerPass(_BaseDataLoaderIter):
         if settings.is_pipe and not self._maps:
             self._seed_pipe(generator)
         batches = begin()
-        self._base_seed = draw_seed(generator)
+        self._base_seed = draw_base()
         if given is not None:  # the dataset's state may be that of a generator
             if self._maps and streams is not None and any(streams.counts):
                 batches = with_first_drawn(batches)
@@ -415,6 +416,7 @@ def open_here(job: Job, *, rows: bool = False) -> CallerPass:
     made = CallerPass(
         settings,
         sampled,
+        job.draw_base,
         job.meter,
         pins=job.pins,
         rows=_rows_of(job) if rows else None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -51,9 +50,8 @@ def read(dataset: Any, index: int) -> Reading:
     """
     reader = Reader(dataset, index)
     build = _Builder(reader.program).of(reader.sample)
-    example = _example(reader.sample)
     try:
-        expected = default_collate([example, copy.copy(example)])
+        expected = default_collate([dataset[index], dataset[index]])
     except Exception as error:  # the class's own, of each batch
         raise NotIndexing(f"its samples cannot be collated: {type(error).__name__}") from None
     at_once = reader.program.finish(build)
@@ -153,19 +151,6 @@ def row_of(batch: Any, number: int) -> Any:
     return [row_of(value, number) for value in batch]
 
 
-def _example(sample: Any) -> Any:
-    """Return the sample itself that serves as the example."""
-    if isinstance(sample, Value):
-        return sample.example
-    if not isinstance(sample, Made):
-        return sample
-    items = sample.items
-    if isinstance(items, dict):
-        return {key: _example(one) for key, one in items.items()}
-    values = list(map(_example, items))
-    return values if isinstance(items, list) else tuple.__new__(type(items), values)
-
-
 class _Builder:
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -204,7 +189,7 @@ class _Builder:
         layout = torch.contiguous_format
         if isinstance(example, torch.Tensor):
             stacked = torch.stack([example, example])
-            if not stacked.is_contiguous():
+            if stacked.stride() != torch.empty(stacked.shape).stride():
                 layout = torch.channels_last
                 if stacked.ndim != 4 or not stacked.is_contiguous(memory_format=layout):
                     raise NotIndexing("returns a tensor of a layout of its own")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -129,11 +130,15 @@ def _makes(function: Any) -> Known:
         if dtype_of(example) is not None:
             made = _once(function, example, *more, **named)
             return operations.converted(program, value, made, owned=not shares)
-        made = function(example, *more, **named)
-        target = dtype_of(made) if dtype is not None or function in _CLASSES else None
-        return operations.of_objects(program, value, made, target, lists=ours)
+        typed = dtype is not None or function in _CLASSES
+        make_one = partial(_called, function, more, named)
+        return operations.of_objects(program, value, make_one, typed=typed, lists=ours)
 
     return make
+
+
+def _called(function: Any, more: list[Any], named: dict[str, Any], example: Any) -> Any:
+    return function(example, *more, **named)
 
 
 def _once(function: Any, example: Any, *more: Any, **named: Any) -> Any:

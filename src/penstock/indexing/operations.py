@@ -55,9 +55,9 @@ def item(program: Program, holder: Any, at: Value) -> Value:
         return program.add(
             lambda columns: column_of([holder[key] for key in objects_of(columns, at)], example), example
         )
-    if not isinstance(holder, torch.Tensor | np.ndarray):
+    if type(holder) not in (torch.Tensor, torch.nn.Parameter, np.ndarray, np.memmap):
         raise NotIndexing(f"is an item of a {type(holder).__name__}")
-    numbers = as_numbers(program, at)
+    numbers, example = as_numbers(program, at), holder[at.example]
     if is_array(holder):
         return program.gather(holder, numbers, example)
     if isinstance(holder, np.ndarray) and dtype_of(example) is None and holder.dtype.kind in "OUS":
@@ -103,6 +103,8 @@ def window(program: Program, array: Any, begin: Value, end: Value | None, length
 def part(program: Program, value: Value, index: Any) -> Value:
     """Return what lies in a sample's value under an index that is the same for all samples."""
     example, slot = value.example, value.slot
+    if not is_row(example) and type(example) not in (list, tuple, dict, str):
+        raise NotIndexing(f"is a part of a {type(example).__name__}")
     made = example[index]
     if is_row(example):
         keys = index if isinstance(index, tuple) else (index,)
@@ -111,8 +113,6 @@ def part(program: Program, value: Value, index: Any) -> Value:
             raise NotIndexing("is indexed by more than numbers and slices")
         whole = (slice(None), *keys)
         return program.add(lambda columns: columns[slot][whole], made, value.root, owned=value.owned)
-    if type(example) not in (list, tuple, dict, str):
-        raise NotIndexing(f"is a part of a {type(example).__name__}")
     return program.add(lambda columns: column_of([one[index] for one in columns[slot]], made), made)
 
 
@@ -187,13 +187,20 @@ def permuted(program: Program, value: Value, order: Sequence[int], made: Any) ->
     return program.add(lambda columns: columns[slot].permute(axes), made, value.root, owned=value.owned)
 
 
-def of_objects(program: Program, value: Value, made: Any, dtype: torch.dtype | None, *, lists: bool) -> Value:
-    """Return the tensor or array that a class makes of a list of numbers, which each sample's value is."""
-    slot, shape, kind = value.slot, tuple(made.shape), type(value.example)
-    first = _first(value.example)
-    if kind not in (list, tuple) or type(first) not in (int, float, bool):
+def of_objects(program: Program, value: Value, make: Callable[[Any], Any], *, typed: bool, lists: bool) -> Value:
+    """Return the tensor or array that a class makes of a list of numbers, which each sample's value is.
+
+    Args:
+        make: makes that of one sample.
+        typed: of a dtype that does not depend on the numbers.
+        lists: torch makes it; False: numpy does.
+    """
+    slot, kind, first = value.slot, type(value.example), _first(value.example)
+    if kind not in (list, tuple) or not _only(value.example, type(first)) or type(first) not in (int, float, bool):
         raise NotIndexing("is made of more than numbers")
-    target = dtype_of(made)
+    made = make(value.example)
+    shape, target = tuple(made.shape), dtype_of(made)
+    dtype = target if typed else None
 
     def step(columns: Columns) -> torch.Tensor:
         objects = columns[slot]
@@ -206,8 +213,6 @@ def of_objects(program: Program, value: Value, made: Any, dtype: torch.dtype | N
             raise Unlike
         return column
 
-    if dtype is None and type(first) is float and not _only(value.example, float):
-        raise NotIndexing("is made of numbers of several kinds")
     return program.add(step, made, owned=True)
 
 
@@ -263,6 +268,8 @@ def calculated(program: Program, calculate: Callable[[Any, Any], Any], left: Any
     if not all(type(one) in (int, float) or is_number(one) or is_row(one) for one in examples):
         raise NotIndexing("calculates with other objects than numbers")
     divides = calculate in (operator.truediv, operator.floordiv, operator.mod)
+    if divides and isinstance(right, Value) and not isinstance(right.example, torch.Tensor):
+        raise NotIndexing("divides by what differs from sample to sample")
     if divides and not isinstance(right, Value) and np.any(np.asarray(right) == 0):
         raise NotIndexing("divides by zero")
     made = calculate(*examples)
@@ -314,7 +321,7 @@ def _of_python(program: Program, calculate: Callable[[Any, Any], Any], left: Any
     if not whole and (calculate is operator.floordiv or calculate is operator.mod):
         raise NotIndexing("calculates what is not done for a batch")
     slots = [one.slot if isinstance(one, Value) else None for one in (left, right)]
-    if calculate not in _EXACT or (calculate in (operator.floordiv, operator.mod) and slots[1] is not None):
+    if calculate not in _EXACT:
         raise NotIndexing("calculates what is not done for a batch")
     unknown = [
         one.slot for one in (left, right) if isinstance(one, Value) and one.bound is None and type(one.example) is int

@@ -165,7 +165,7 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype | None:
     if dtype not in _dtypes:
         try:
             _dtypes[dtype] = torch.from_numpy(np.empty(0, dtype)).dtype
-        except TypeError:
+        except (TypeError, ValueError):  # ValueError: of another byte order
             _dtypes[dtype] = None
     return _dtypes[dtype]
 

@@ -445,7 +445,9 @@ class Reader:
             moved = holder.permute(axes) if isinstance(holder, torch.Tensor) else holder.transpose(axes)
             return operations.part(self.program, self._rows_of(moved, key[place]), Ellipsis)
         row = self._rows_of(holder, key[0])
-        return operations.part(self.program, row, after) if after else row
+        if isinstance(key[0], slice):
+            after = (slice(None), *after)
+        return operations.part(self.program, row, after) if len(key) > 1 else row
 
     def _rows_of(self, holder: Any, key: Any) -> Value:
         return self._item_by(holder, key) if isinstance(key, slice) else operations.item(self.program, holder, key)

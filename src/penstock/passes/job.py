@@ -128,13 +128,17 @@ class Job:
 
     def _key(self) -> tuple[int, int]:
         """Return (seed, epoch) of the pass, and advance the generators as torch's iterator would."""
-        settings, base = self.settings, self.base_seed
-        seed, epoch = self.epochs.next(counted=settings.persistent_workers)
+        seed, epoch = self.epochs.next(counted=self.settings.persistent_workers)
         if seed is None:
-            if base.latest is None or not settings.persistent_workers:  # torch's persistent workers keep the first
-                base.latest = draw_seed(settings.draws_from)
-            seed = base.latest = self.progress.drawn.setdefault("base", base.latest)
+            seed = self.base_seed.latest = self.progress.drawn.setdefault("base", self.draw_base())
         return seed, epoch
+
+    def draw_base(self) -> int:
+        """Return the base seed of the pass, as torch's iterator draws it."""
+        settings, base = self.settings, self.base_seed
+        if base.latest is None or not (settings.persistent_workers and settings.num_workers):
+            base.latest = draw_seed(settings.draws_from)  # torch's persistent workers keep the first
+        return base.latest
 
     def worker(self, *, here: bool) -> Worker:
         """Return what calls the dataset; here: in a process whose global generators it may set."""

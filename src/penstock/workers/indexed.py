@@ -100,7 +100,8 @@ class IndexedDataset:
         if read is None or (held is None and not self._same(read)):
             self._read = None
             return None
-        count = len(given)
+        if not (count := len(given)):
+            return None
         numbers = self._numbers.pop() if self._numbers else torch.empty(count, dtype=torch.int64)
         if len(numbers) != count:
             numbers = torch.empty(count, dtype=torch.int64)
@@ -207,9 +208,9 @@ def rows_of(dataset: Any, *, learns: bool, holds: bool = False) -> IndexedRows |
 
 
 def refusal_of(dataset: Any) -> str:
-    """Return why the class of a dataset makes its batches, where it was read; else an empty text."""
+    """Return which expression has the class of a dataset make its batches, where it was read; else an empty text."""
     found = [_known[id(base)].refusal for base in _bases(dataset) if id(base) in _known]
-    return next(filter(None, found), "")
+    return next((why for why in found if "`" in why), "")
 
 
 def _may_be_read(dataset: Any) -> bool:
