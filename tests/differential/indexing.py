@@ -488,11 +488,14 @@ class _Writer:
         lines = (
             [f"start = i * {self.one(('1', '2', 'self.width'))}", "end = start + self.width"] if "start" in part else []
         )
-        if ":" not in part:
+        tail = self.one(_TAILS)
+        if ":" not in part or (tail in ("[-1]", "[0]") and not shape):
             kind = {"t": "t", "a": "f", "l": "n", "s": "s"}[kind]
+        if ":" not in part:
+            tail = ""
         if self.chance(0.3):
-            return [*lines, f"chunk = {where}[{part}]", *self.chain(name, kind, "chunk" + self.one(_TAILS))]
-        return [*lines, *self.chain(name, kind, f"{where}[{part}]{self.one(_TAILS)}")]
+            return [*lines, f"chunk = {where}[{part}]", *self.chain(name, kind, f"chunk{tail}")]
+        return [*lines, *self.chain(name, kind, f"{where}[{part}]{tail}")]
 
     def chain(self, name: str, kind: str, expression: str, dims: int | None = None) -> list[str]:
         """Return the lines that do some steps. dims: of a row, where that is known."""

@@ -160,11 +160,15 @@ def test_between_passes(name: str) -> None:
     passes(name, between=CHANGES[name])
 
 
-@pytest.mark.parametrize("name", ["tensor written", "list grew", "class's method", "a transform", "element replaced"])
-@pytest.mark.parametrize("persistent", [False, True])
-def test_with_worker_processes(name: str, persistent: bool) -> None:
-    options = {"batch_size": 4, "num_workers": 1, "persistent_workers": persistent}
-    assert_as_torch(lambda: fresh("Data"), lambda: options, during=CHANGES[name], between=CHANGES[name])
+IN_WORKERS = [name for name in CHANGES if not name.startswith(("tensor's data", "storage"))][::4]
+
+
+@pytest.mark.parametrize("name", IN_WORKERS)
+def test_between_passes_with_worker_processes(name: str) -> None:
+    """New workers have the dataset as it is. Of what is written behind their start they see nothing: rows that are
+    gathered, as those of a TensorDataset, are read in the program's own process, and a program may see the change."""
+    options = {"batch_size": 4, "num_workers": 1}
+    assert_as_torch(lambda: fresh("Data"), lambda: options, between=CHANGES[name])
 
 
 PLAIN = [name for name in CHANGES if name in (
