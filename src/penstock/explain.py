@@ -38,6 +38,7 @@ _SOURCES = {
     "soundfile": ("penstock.AudioFolder", "docs/audio.md"),
     "torchaudio": ("penstock.AudioFolder", "docs/audio.md"),
     "torchvision.io": ("penstock.Images or ImageFolder", "docs/images.md"),
+    "torchcodec.decoders": ("penstock.Images or ImageFolder, without Exif's orientation", "docs/images.md"),
 }
 
 
@@ -90,8 +91,10 @@ class Explained:
                 what = step.what if step.who == "native" else "label   target_transform, on each label"
                 yield f"{step.who:<8} {what}"
             yield f"native   each batch in one piece{_given_on(self.settings, unseen=plan.unseen)}"
-        why = indexed.refusal_of(self.settings.dataset) if plan.foreign is not None else ""
-        yield f"because  {plan.reason.what}: {why or plan.reason.why}"
+        what, why = plan.reason.what, plan.reason.why
+        if what == type(self.settings.dataset).__name__:
+            why = indexed.refusal_of(self.settings.dataset) or why
+        yield f"because  {what}: {why}"
         if self.executors.caches is not None and not self._fillers():
             described = self.executors.caches.describe() if plan.filled else None
             yield f"cache    {described or 'nothing is kept: Python reads the files'}"

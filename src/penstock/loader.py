@@ -28,7 +28,7 @@ from penstock.order.mix import Mix
 from penstock.order.permutations import SetEpoch, checked_seed
 from penstock.order.schedule import Shard
 from penstock.order.weighted import Weighted
-from penstock.passes.job import Open, default_workers, planned
+from penstock.passes.job import Open, default_workers, planned, warn_of_many_threads
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
 from penstock.recipe.unseeded_generators import SeedWarnings
 from penstock.settings import Given, Method, Settings
@@ -389,8 +389,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return BatchOrder(self._settings())
 
     def check_worker_number_rationality(self) -> None:
-        """Warn of more worker processes than CPUs, as torch does."""
-        if isinstance(self._plan, PythonPlan) and self._given.method not in (Method.THREAD, Method.RAY):
+        """Warn of more worker processes than CPUs, as torch does, and of native threads far beyond them."""
+        if not isinstance(self._plan, PythonPlan):
+            warn_of_many_threads(self.num_workers, self._given.method)
+        elif self._given.method not in (Method.THREAD, Method.RAY):
             super().check_worker_number_rationality()
 
     # --- the order --------------------------------------------------------------------------------------------------

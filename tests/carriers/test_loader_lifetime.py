@@ -48,6 +48,7 @@ def test_python_threads_end_too(pngs: Path) -> None:
     assert [*threads, threading.active_count()] == [threads[0] + more for more in (0, 3, 0, 0)]
 
 
+@pytest.mark.filterwarnings("ignore:num_workers=1000. native threads")
 @pytest.mark.parametrize(("options", "started"), [({}, 2), ({"prefetch_factor": 2}, 2), ({"num_workers": 1}, 1)])
 def test_no_more_native_threads_start_than_rows_are_in_flight(options: dict[str, Any], started: int) -> None:
     before = len(os.listdir("/proc/self/task"))
@@ -57,6 +58,7 @@ def test_no_more_native_threads_start_than_rows_are_in_flight(options: dict[str,
     assert flat(batches) == [4, 5, 6, 7]
 
 
+@pytest.mark.filterwarnings("ignore:num_workers=1000. native threads")
 def test_no_more_threads_start_than_files_are_in_flight(pngs: Path) -> None:
     dataset = torchvision.datasets.ImageFolder(str(pngs), v1.ToTensor())
     before = len(os.listdir("/proc/self/task"))

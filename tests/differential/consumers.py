@@ -26,8 +26,11 @@ import torch.utils.dlpack
 from tests.differential.values import Log, describe, generator_states, inmost, mapped, tensors_of
 
 
-def batches_of(loader, log, most=4):
-    """Yield a pass's batches, with a line for each of the first errors, behind which it ends; hold none."""
+def batches_of(loader, log, most=200):
+    """Yield a pass's batches, with a line for each of the first errors, behind which it ends; hold none.
+
+    Those are more than the batches of any case: a pass that is left has drawn as far as its loader reads ahead.
+    """
     errors, end = 0, False
     try:
         batches = iter(loader)

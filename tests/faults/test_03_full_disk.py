@@ -14,10 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import penstock
+from penstock.state import ledger
 from tests.data import tensor_files, write_photos
 from tests.faults import injection
 from tests.packing.packed import contents
@@ -119,6 +121,36 @@ def test_a_manifest(error: str, tmp_path: Path, cases: Cases) -> None:
         number += 1
     assert ended == 0 and number == 1 + len(bad)
     assert len(manifest.read_text().splitlines()) == len(bad)
+    cases(number)
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_a_ledger(error: str, tmp_path: Path, cases: Cases) -> None:
+    path, dataset = tmp_path / "run.ledger", penstock.Arrays(np.arange(24))
+
+    def loader(file: Path = path) -> Any:
+        return penstock.DataLoader(dataset, batch_size=4, shuffle=True, seed=5, ledger=file)
+
+    wanted = list(loader(tmp_path / "good"))
+    good = (tmp_path / "good").read_bytes()
+
+    def read() -> None:
+        try:
+            list(loader())
+        except OSError as raised:
+            assert str(path) in str(raised) and raised.errno == getattr(errno, error), repr(raised)
+            os._exit(3)
+
+    number = 1
+    while (ended := injection.run(read, f"write:error={error}:when={number}", [path])) == 3:
+        held = path.read_bytes()
+        assert good.startswith(held) and (not held or held.endswith(b"\n")), "whole lines only"
+        assert_same(list(loader()), wanted)
+        assert ledger.compare(ledger.read(tmp_path / "good"), ledger.read(path)).at is None, "gone on with"
+        path.unlink()
+        number += 1
+    assert ended == 0 and number == 2 + len(wanted)
+    assert path.read_bytes() == good
     cases(number)
 
 

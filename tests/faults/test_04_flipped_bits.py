@@ -1,7 +1,8 @@
 """Row 4: one flipped bit anywhere in a shard, its index or description, a loose `.pt` file, a cached copy or a ledger.
 
 Each is detected, with the name of shard, file or sample, or lies where no reader looks; never wrong data. This check is
-on by default; `Shards(verify=False)` and `TensorFolder(verify=False)` switch it off.
+on by default; `Shards(verify=False)` and `TensorFolder(verify=False)` switch it off. A ledger has no checksums: it is
+refused, with its name, or differs from any other ledger of the run, as `penstock ledger diff` says.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import penstock
+from penstock.state import ledger
 from tests.data import tensor_files, write_photos, write_tensors
 from tests.faults.conftest import Count
 from tests.packing.packed import flip_bit
@@ -86,6 +89,27 @@ def test_never_wrong_data(make: Callable[[Path], Read], share: float, tmp_path: 
         flip_bit(path, at)
     assert_same(read(folder), wanted)
     assert found.total() > found["unread"], found
+
+
+def test_ledgers(tmp_path: Path, tries: Count) -> None:
+    good, path = tmp_path / "good", tmp_path / "flipped"
+    loader = penstock.DataLoader(penstock.Arrays(np.arange(40)), batch_size=4, seed=5, shuffle=True, ledger=good)
+    for _ in range(3):
+        list(loader)
+    wanted, random_, found = ledger.read(good), random.Random(7), Counter[str]()
+    bits = [(at, bit) for at in range(good.stat().st_size) for bit in range(8)]
+    for at, bit in random_.sample(bits, tries(200, len(bits))):
+        data = bytearray(good.read_bytes())
+        data[at] ^= 1 << bit
+        path.write_bytes(data)
+        try:
+            compared = ledger.compare(wanted, ledger.read(path))
+            assert compared.at or compared.since or compared.facts, (at, bit)
+            found["differs"] += 1
+        except penstock.InvalidOption as error:
+            assert str(path) in str(error)
+            found["refused"] += 1
+    assert len(found) == 2
 
 
 @pytest.mark.timeout(3000)

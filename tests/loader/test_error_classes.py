@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import copy
 import io
 import os
 import pickle
 import struct
+import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -376,6 +378,25 @@ def test_an_error_of_a_worker_keeps_class_file_and_sample(kind: Any, options: di
     said = str(error) if kind is Named else "\n".join(error.__notes__)
     assert f"Caught {kind.__name__} in DataLoader worker process 0." in said
     assert "in __getitem__ of sample 0" in said and "in fail" in said
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="there are no groups of exceptions")
+def test_a_group_of_exceptions_keeps_its_words() -> None:
+    """Only torch's workers, which send an error as one text, lose what a group holds: they raise a TypeError."""
+    group: Any = vars(builtins)["ExceptionGroup"]
+
+    def fail(index: int) -> Any:
+        raise group("two files", [ValueError("a.wav"), OSError("b.wav")])
+
+    def error_with(**options: Any) -> Any:
+        return raised(lambda: next(iter(OURS(Made(fail), **options))))
+
+    for error in (error_with(), error_with(num_workers=1, worker_method="thread")):
+        assert isinstance(error, group) and [str(one) for one in error.exceptions] == ["a.wav", "b.wav"]
+    error = error_with(num_workers=1)
+    assert type(error) is RuntimeError
+    for words in ("Caught ExceptionGroup", "two files (2 sub-exceptions)", "ValueError: a.wav", "OSError: b.wav"):
+        assert words in str(error)
 
 
 def test_threads_that_were_tried_on_an_error_without_words_leave_it_to_processes() -> None:

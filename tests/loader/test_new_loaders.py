@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -53,6 +54,30 @@ def test_a_loader_that_is_made_anew_reads_no_file(
     finally:
         _opened = None
         gc.enable()
+
+
+def cpu_and_time(first: float) -> tuple[float, float]:
+    """Return the CPU time that a new loader counted in its only pass, and how long that took.
+
+    first: seconds until its first sample is there.
+    """
+    begun = perf_counter()
+
+    def sample(index: int) -> int:
+        while perf_counter() < begun + first:
+            pass
+        return index
+
+    loader = penstock.DataLoader(Made(sample, 4))
+    list(loader)
+    took = perf_counter() - begun
+    return sum(stage.cpu_seconds for stage in loader.stats().stages.values()), took
+
+
+def test_a_loader_that_is_soon_gone_looks_at_no_clock_of_its_thread() -> None:
+    tried = (cpu_and_time(0.0) for _ in range(1000))
+    assert next(cpu for cpu, took in tried if took < 0.009) == 0.0
+    assert cpu_and_time(0.02)[0] > 0.0
 
 
 INDICES: list[Any] = [[3, 1, 4, 1, 5], [-1, 0], [True, 2], list(torch.tensor([2, 7])), [19, 18.0], [2, 40]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -116,6 +117,14 @@ def test_pinning_without_an_accelerator(options: dict[str, Any]) -> None:
 def test_too_many_processes_are_warned_of_by_torch() -> None:
     messages = _warned(lambda: penstock.DataLoader(samples(), num_workers=5000), here=False)
     assert "worker processes in total" in messages[0]
+
+
+def test_far_more_native_threads_than_cpus() -> None:
+    cpus = len(os.sched_getaffinity(0))
+    (message,) = _warned(lambda: penstock.DataLoader(arrays(), num_workers=1000 * cpus))
+    assert message.startswith(f"num_workers={1000 * cpus}: native threads") and "Leave num_workers= out" in message
+    assert not _warned(lambda: penstock.DataLoader(arrays(), num_workers=4 * cpus))
+    assert not _warned(lambda: penstock.DataLoader(samples(), num_workers=1000, worker_method="thread"))
 
 
 def test_a_stream_that_is_gone_through_again() -> None:

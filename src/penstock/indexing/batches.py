@@ -36,7 +36,7 @@ class Reading:
 
     def batch(self, indices: torch.Tensor) -> Any:
         """Return the batch of some samples. Raises what a sample raises that is not like the example."""
-        count, most = len(indices), self.at_once
+        count, most = indices.numel(), self.at_once
         if count <= most:
             return self.program.run(indices)
         parts = ((indices[begin : begin + most], slice(begin, begin + most)) for begin in range(0, count, most))

@@ -84,7 +84,7 @@ def as_numbers(program: Program, value: Value) -> Value:
         if program.tried(value).is_contiguous() and value.root == slot:
             return value
         return program.add(lambda columns: columns[slot].contiguous(), np.int64(value.example))
-    return program.add(lambda columns: columns[value.slot].to(torch.int64), np.int64(value.example))
+    return program.add(lambda columns: columns[value.slot].to(torch.int64), np.int64(value.example), fails=False)
 
 
 def window(program: Program, array: Any, begin: Value, end: Value | None, length: int | None = None) -> Value:
@@ -341,7 +341,7 @@ def _of_python(program: Program, calculate: Callable[[Any, Any], Any], left: Any
         doubles = [one.to(torch.float64) if isinstance(one, torch.Tensor) else float(one) for one in numbers]
         return _EXACT[calculate](*doubles)  # type: ignore[no-any-return]
 
-    result = program.add(step, made)
+    result = program.add(step, made, fails=bool(unknown))
     if whole:
         result.line, result.bound = _line(calculate, left, right) or result.line, bound
     return result

@@ -70,13 +70,19 @@ class Program:
         self._tried = _Watched([torch.tensor([index, index])])
         self._used: list[set[int]] = [set()]
         self._gathers: set[int] = set()
+        self._needed: set[int] = set()
         self.index = Value(0, index, 0, (0, 1, 0), bound=LARGEST_INDEX)
         self._build: Callable[[Columns], Any] = lambda columns: None
 
-    def add(self, step: Step, example: Any, root: int | None = None, *, owned: bool = False) -> Value:
+    def add(
+        self, step: Step, example: Any, root: int | None = None, *, owned: bool = False, fails: bool = True
+    ) -> Value:
         """Add a step, and return its value. Raises NotIndexing where it gives another value than the example.
 
-        root: the column in whose memory the result lies; None: the step makes new memory.
+        Args:
+            root: the column in whose memory the result lies; None: the step makes new memory.
+            owned: as of the value.
+            fails: the step may fail for a sample, so that it is done even where its value is not used.
         """
         if len(self._tried) > _MOST_STEPS:
             raise NotIndexing("takes too many steps")
@@ -92,6 +98,8 @@ class Program:
         self._steps.append((slot, step))
         self._tried.append(column)
         self._used.append(self._tried.used)
+        if fails:
+            self._needed.add(slot)
         line = (slot, 1, 0) if type(example) is int else None
         return Value(slot, example, slot if root is None else root, line, owned)
 
@@ -110,7 +118,7 @@ class Program:
 
         Return of how many samples at most the program is to be run, so that torch does each step in one thread.
         """
-        needed: set[int] = set()
+        needed = self._needed
         self._tried.used = needed
         build(self._tried)
         touched = needed - self._gathers
@@ -273,7 +281,7 @@ def gathering(array: Any, slot: int, window: int | None = None) -> Step:
 
     def step(columns: Columns) -> torch.Tensor:
         numbers = columns[slot]
-        samples = len(numbers)
+        samples = numbers.numel()
         out = torch.empty((samples, *shape), dtype=dtype)
         if gather(address, count, stride, row, numbers.data_ptr(), samples, out.data_ptr(), windows):
             return out

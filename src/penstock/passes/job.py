@@ -22,11 +22,17 @@ from penstock.state.progress import PassBatches, Progress
 from penstock.state.streams import Streams, with_first_drawn
 from penstock.state.substitutes import Substitutes
 from penstock.storage.advice import AdvisedBatches
-from penstock.system.limits import usable_cpus
+from penstock.system.limits import host_cpus, usable_cpus
+from penstock.system.warn_user import warn_user
+from penstock.system.words import counted
 from penstock.workers.batch import BatchRequest
 from penstock.workers.native_batches import NativeBatches
 from penstock.workers.rows import CACHE_LINE, SMALL_BATCH, fits_small
 from penstock.workers.worker import Worker
+
+#: Native threads for each CPU, and for two at least, beyond which a number is a mistake: verdicts advise fewer. torch
+#: warns of more than one process a CPU: a thread costs less.
+MOST_THREADS = 4
 
 
 class BaseSeed:
@@ -173,6 +179,16 @@ def default_workers(dataset: object, *, native: bool, method: Method | None) -> 
     if isinstance(dataset, IterableDataset):
         return 0  # as torch's default: each worker would go through all of it
     return usable_cpus() if native or method in (Method.THREAD, Method.AUTO) else 0
+
+
+def warn_of_many_threads(number: int, method: Method | None) -> None:
+    """Warn of more native threads than can be meant."""
+    if number > 2 * MOST_THREADS and number > MOST_THREADS * (cpus := host_cpus()) and method is not Method.RAY:
+        warn_user(
+            f"num_workers={number}: native threads read this dataset, and so many are of no use where the process has "
+            f"{counted(cpus, 'CPU')}; files that must be waited for have threads of their own. Leave num_workers= out: "
+            "one thread a CPU reads it then"
+        )
 
 
 def can_pin(settings: Settings, *, sends: bool) -> bool:

@@ -197,6 +197,13 @@ def _read(image: Any) -> tuple[bytes, int] | str:
 
 
 def _set(image: Any, encoded: Encoded) -> None:
+    """Have an image decoded when its pixels are first read.
+
+    Pillow's class keeps the descriptor for the life of the process: an encoded image may outlive every lease (a batch
+    that a program keeps, a queue to another thread), and to know when the last one is gone each would have to be
+    counted under a lock. It shows nowhere: an attribute of an image's own comes before it, and without one it raises
+    the AttributeError that Python would.
+    """
     if PIXELS not in vars(Image.Image):
         setattr(Image.Image, PIXELS, _Pixels())
     attributes = vars(image)

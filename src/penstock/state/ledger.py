@@ -238,14 +238,18 @@ class Ledger:
     def append(self, epoch: int, step: int, ids: Sequence[str]) -> None:
         """Record a step by the IDs of its samples. A step that was recorded before is abandoned, and all behind it.
 
-        Raises OSError (a full disk); the ledger is then as before, and the same step may be tried again.
+        Raises OSError with the path (a full disk); the ledger is then as before, and the same step may be tried again.
         """
         if self._file.descriptor < 0:
             raise InvalidOption(
                 f"the ledger {self.path!r} is closed here; only the process that opened it may write it"
             )
         digest = blake2b(json.dumps(list(ids)).encode(), digest_size=8).hexdigest()
-        append_line(self._file.descriptor, f"{epoch} {step} {len(ids)} {digest}\n".encode())
+        try:
+            append_line(self._file.descriptor, f"{epoch} {step} {len(ids)} {digest}\n".encode())
+        except OSError as error:
+            error.filename = self.path
+            raise
 
     def close(self) -> None:
         """Close the file. Closing twice is allowed."""
@@ -313,5 +317,7 @@ class LoaderLedger:
                     why = "it is a folder: name a file in it, such as run.ledger"
                 else:
                     why = f"it cannot be opened or written: {error.strerror}"
-                raise pair(InvalidOption, type(error))(f"ledger={path!r}: {why}") from error
+                made: Any = pair(InvalidOption, type(error))(f"ledger={path!r}: {why}")
+                made.errno = error.errno
+                raise made from error
         return Recorder(self._ledger, settings.dataset, settings, progress)

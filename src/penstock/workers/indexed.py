@@ -103,7 +103,7 @@ class IndexedDataset:
         if not (count := len(given)):
             return None
         numbers = self._numbers.pop() if self._numbers else torch.empty(count, dtype=torch.int64)
-        if len(numbers) != count:
+        if numbers.numel() != count:
             numbers = torch.empty(count, dtype=torch.int64)
         if type(given) is not list or not _native.write_integers(given, numbers.data_ptr()):
             if read.takes_ints_only or not set(map(type, given)) <= {int, np.int64}:
@@ -210,7 +210,7 @@ def rows_of(dataset: Any, *, learns: bool, holds: bool = False) -> IndexedRows |
 def refusal_of(dataset: Any) -> str:
     """Return which expression has the class of a dataset make its batches, where it was read; else an empty text."""
     found = [_known[id(base)].refusal for base in _bases(dataset) if id(base) in _known]
-    return next((why for why in found if "`" in why), "")
+    return next((f"{why}, so Python reads it" for why in found if "`" in why), "")
 
 
 def _may_be_read(dataset: Any) -> bool:
