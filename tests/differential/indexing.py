@@ -19,6 +19,15 @@ from torch.utils.data import *
 
 CALLS = []
 OUT = io.StringIO()
+
+
+def numbers(k, dtype, *shape):
+    made = bits(k, dtype, *shape)
+    if made.dtype.is_floating_point or made.dtype.is_complex:
+        made[made.isnan()] = torch.nan  # to convert the bits of others torch has two ways, by a row's length
+    return made
+
+
 K = 3
 
 
@@ -489,7 +498,7 @@ class _Writer:
             [f"start = i * {self.one(('1', '2', 'self.width'))}", "end = start + self.width"] if "start" in part else []
         )
         tail = self.one(_TAILS)
-        if ":" not in part or (tail in ("[-1]", "[0]") and not shape):
+        if ":" not in part or (tail in ("[-1]", "[0]") and (kind in "ls" or not shape)):
             kind = {"t": "t", "a": "f", "l": "n", "s": "s"}[kind]
         if ":" not in part:
             tail = ""
