@@ -553,7 +553,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
         It counts its epochs on from this one's.
         """
-        arguments = {name: getattr(self, name) for name in (*_READING, *_OWN)}
+        arguments = {name: getattr(self, name) for name in (*_READING, *OWN)}
         if self.num_workers == self._given.workers:
             arguments["num_workers"] = None
         if not self._given.prefetch_given:
@@ -582,7 +582,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def own_options(self) -> dict[str, Any]:
         """Return the arguments in use that torch's loader does not know."""
-        return {name: getattr(self, name) for name in _OWN if getattr(self, name) != _OWN[name]}
+        return {name: getattr(self, name) for name in OWN if getattr(self, name) != OWN[name]}
 
 
 def reader_of(chosen: Plan | None) -> str:
@@ -591,8 +591,8 @@ def reader_of(chosen: Plan | None) -> str:
 
 
 _COMPOUND = (Subset, ConcatDataset)
-_THEIRS = inspect.signature(torch.utils.data.DataLoader).parameters
+THEIRS = inspect.signature(torch.utils.data.DataLoader).parameters
 # The arguments that say how samples are read, not which: attributes of the same name.
-_READING = [name for name in _THEIRS if name not in _CHOOSING]
+_READING = [name for name in THEIRS if name not in _CHOOSING]
 # Our own arguments, attributes of the same name too, and their defaults.
-_OWN = {name: p.default for name, p in inspect.signature(DataLoader).parameters.items() if name not in _THEIRS}
+OWN = {name: p.default for name, p in inspect.signature(DataLoader).parameters.items() if name not in THEIRS}

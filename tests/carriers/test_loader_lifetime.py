@@ -8,6 +8,7 @@ import os
 import shutil
 import textwrap
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import torch
 import torchvision
 from PIL import Image
+from torch.utils.data import default_collate
 from torchvision import transforms as v1
 
 import penstock
@@ -46,6 +48,24 @@ def test_python_threads_end_too(pngs: Path) -> None:
     threads.append(threading.active_count())
     assert len(list(loader)) == 10
     assert [*threads, threading.active_count()] == [threads[0] + more for more in (0, 3, 0, 0)]
+
+
+def test_a_loader_that_its_own_collate_fn_holds_is_collected() -> None:
+    class Own(penstock.DataLoader[Any]):
+        def __init__(self) -> None:
+            super().__init__(rows(8), 2, collate_fn=self.collate)
+
+        def collate(self, samples: list[Any]) -> Any:
+            return default_collate(samples)
+
+    loader = Own()
+    assert len(list(loader)) == 4
+    loader.loop_meter.looked = 0.0
+    loader.loop_meter.look()  # as behind a long pass, whose verdict is logged when the loader is gone
+    gone = weakref.ref(loader)
+    del loader
+    gc.collect()
+    assert gone() is None
 
 
 @pytest.mark.filterwarnings("ignore:num_workers=1000. native threads")

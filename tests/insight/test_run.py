@@ -239,7 +239,10 @@ def test_compare_of_a_program_that_imports_penstock(tmp_path: Path, penstock_run
         ),
         ({"steady_waited": 0.1, "name": "DataLoader"}, ". Keep Penstock's loader here"),
         ({"steady_waited": 3.0, "name": "DataLoader"}, ". Write torch's loader here"),
-        ({"penstock": False}, "had the same loader in both runs: DataLoader is a derived class, which is not replaced"),
+        (
+            {"penstock": False},
+            "had the same loader in both runs: DataLoader is a derived class that makes its batches itself",
+        ),
         ({"place": "a.py:7"}, "there is nothing to compare"),
     ],
 )

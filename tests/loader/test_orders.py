@@ -274,3 +274,17 @@ def test_a_worker_of_ray_train_knows_its_rank(monkeypatch: pytest.MonkeyPatch) -
     for outside in (train(None, None), train("4", "5")):
         monkeypatch.setitem(sys.modules, "ray.train", outside)
         assert len(loader) == 3
+
+
+@pytest.mark.parametrize("dataset", [PYTHON, NATIVE], ids=["Python", "native"])
+def test_a_batch_sampler_that_draws_as_it_begins_draws_before_the_base_seed(dataset: Any) -> None:
+    class Eager:
+        def __iter__(self) -> Any:
+            return iter(torch.randperm(SIZE).view(2, -1).tolist())
+
+    def found(kind: Any) -> tuple[list[list[int]], float]:
+        torch.manual_seed(5)
+        loader = kind(dataset, batch_sampler=Eager(), num_workers=0)
+        return [flat(loader) for _ in range(2)], torch.rand(1).item()
+
+    assert found(penstock.DataLoader) == found(TorchDataLoader)

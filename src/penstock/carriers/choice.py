@@ -162,7 +162,7 @@ class PassFactory:
         calls = counters.meter.calls.counts().values() if self._may_thread else ()
         return found and replace(found, answered=bool(calls) and not any(one.refused for one in calls))
 
-    def _log_verdict(self, process: int) -> None:
+    def log_verdict(self, process: int) -> None:
         """Log why the loop waited: the loader is gone, or the process ends, but for one that was forked off."""
         if os.getpid() == process and (found := self.measured()) is not None:
             log_verdict(found)
@@ -388,6 +388,10 @@ class PassFactory:
 
 def _log_at_end(loader: Callable[[], Any], executors: Callable[[], PassFactory | None], process: int) -> None:
     """Have the verdict of a loader logged when it is gone, where it still is there."""
-    made, owner = loader(), executors()
-    if made is not None and owner is not None:
-        weakref.finalize(made, owner._log_verdict, process)
+    if (made := loader()) is not None:
+        weakref.finalize(made, _log_verdict, executors, process)
+
+
+def _log_verdict(executors: Callable[[], PassFactory | None], process: int) -> None:
+    if (owner := executors()) is not None:  # held strongly it would keep a loader whose collate_fn holds the loader
+        owner.log_verdict(process)

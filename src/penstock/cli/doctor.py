@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
+import torch.utils.data
+
 import penstock
+from penstock import derived
 from penstock.cli.terminal import add_verb, count, number, positive, say, shown, table, write_lines
 from penstock.errors import InvalidOption
 from penstock.insight.diagnosis import Diagnosis, diagnose, loader_maker
@@ -89,12 +92,26 @@ def _dataset(arguments: argparse.Namespace) -> Report:
         step = None if arguments.step is None else function(arguments.step)
         transform = default_transform(arguments.dataset, found)
         checks = [Check("transform", State.OK, transform)] if transform else []
+        checks += _passes(found)
         checks += examine(tried("dataset files", lambda: dataset_files(found), DatasetFiles()))
         remarks = tried("lint", lambda: lint(found), ())
         measured = None
         if not arguments.no_measure:
             measured = tried("the loop", lambda: _measured(found, step, arguments), None, State.BAD)
     return Report([*checks, *failed], arguments.dataset, remarks, measured)
+
+
+def _passes(found: Any) -> Iterator[Check]:
+    """Yield who makes the batches of a loader under install(), where its class is derived from torch's."""
+    kind, ours = type(found), isinstance(found, penstock.DataLoader)
+    if ours or kind is torch.utils.data.DataLoader or not isinstance(found, torch.utils.data.DataLoader):
+        return
+    why, own = derived.stays_torchs(found), derived.iterates_itself(kind)
+    if why or (own and kind.__module__ != derived.TORCHDATA):
+        why = why or f"its own code makes the iterators: {own}"
+        yield Check("penstock.install()", State.LOOK, f"it leaves the passes of a {kind.__name__} as they are: {why}")
+    else:
+        yield Check("penstock.install()", State.OK, f"under it the passes of a {kind.__name__} are Penstock's")
 
 
 def _measured(found: Any, step: Callable[[Any], object] | None, arguments: argparse.Namespace) -> Diagnosis:

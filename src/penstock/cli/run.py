@@ -363,7 +363,9 @@ def gained(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     one, other = max(pairs, key=lambda pair: pair[0]["waited"] + pair[0]["worked"])
     loop = f"the loop over {one['dataset']} at {one['place']}" if one["place"] else f"the loop over {one['dataset']}"
     if not other["penstock"]:
-        return f"{loop} had the same loader in both runs: {one['name']} is a derived class, which is not replaced"
+        return (
+            f"{loop} had the same loader in both runs: {one['name']} is a derived class that makes its batches itself"
+        )
     what = "samples" if one["samples"] and other["samples"] else "batches"
     rates, (waits, works) = [_rate(each, what) for each in (one, other)], zip(_step(one), _step(other), strict=True)
     times = rates[1] / rates[0]

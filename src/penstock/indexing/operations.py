@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import penstock._native as _native
 from penstock.indexing.program import (
     Columns,
     NotIndexing,
@@ -135,15 +136,33 @@ def parts(program: Program, value: Value) -> list[Value]:
     return [part(program, checked, number) for number in range(count)]
 
 
+def checked(program: Program, compare: Callable[[Any, Any], Any], pair: tuple[Any, Any], bad: bool) -> None:
+    """Add the check that a comparison of two numbers has another result than `bad` for each sample."""
+    if not all(type(one.example if isinstance(one, Value) else one) in (int, float) for one in pair):
+        raise NotIndexing("compares other objects than numbers")
+    made = compare(*(one.example if isinstance(one, Value) else one for one in pair))
+
+    def step(columns: Columns) -> torch.Tensor:
+        column = compare(*(columns[one.slot] if isinstance(one, Value) else one for one in pair))
+        if bool(column.any() if bad else not column.all()):
+            raise Unlike
+        return column  # type: ignore[no-any-return]
+
+    program.add(step, made)
+
+
 # --- conversions ------------------------------------------------------------------------------------------------------
 
 
-def converted(program: Program, value: Value, made: Any, *, owned: bool = False) -> Value:
-    """Return a value of which each element becomes one of the dtype of `made`, which the class makes of the example."""
+def converted(program: Program, value: Value, made: Any, *, owned: bool = False, python: bool = False) -> Value:
+    """Return a value of which each element becomes one of the dtype of `made`, which the class makes of the example.
+
+    python: they are whole numbers of Python's.
+    """
     slot, source, target = value.slot, dtype_of(value.example), dtype_of(made)
     if source is None or target is None:
         raise NotIndexing("is converted to what no tensor holds")
-    step = _conversion(slot, source, target, python=type(value.example) is int)
+    step = _conversion(slot, source, target, python=python or type(value.example) is int)
     return program.add(step, made, value.root if source is target else None, owned=owned or value.owned)
 
 
@@ -201,6 +220,9 @@ def of_objects(program: Program, value: Value, make: Callable[[Any], Any], *, ty
     made = make(value.example)
     shape, target = tuple(made.shape), dtype_of(made)
     dtype = target if typed else None
+    if kind is list and type(first) is int and len(shape) == 1 and target is not None:
+        rows = program.add(_rows_of_integers(slot, shape[0]), np.array(value.example))
+        return converted(program, rows, made, owned=True, python=True)
 
     def step(columns: Columns) -> torch.Tensor:
         objects = columns[slot]
@@ -214,6 +236,22 @@ def of_objects(program: Program, value: Value, make: Callable[[Any], Any], *, ty
         return column
 
     return program.add(step, made, owned=True)
+
+
+def _rows_of_integers(slot: int, length: int) -> Step:
+    """Return the step that writes lists of so many of Python's whole numbers."""
+
+    def step(columns: Columns) -> torch.Tensor:
+        objects = columns[slot]
+        out = torch.empty((len(objects), length), dtype=torch.int64)
+        place, row = out.data_ptr(), length * out.element_size()
+        for number, one in enumerate(objects):
+            if type(one) is not list or len(one) != length or not write(one, place + number * row):
+                raise Unlike
+        return out
+
+    write = _native.write_integers
+    return step
 
 
 def _of_numpy(dtype: torch.dtype | None) -> Any:

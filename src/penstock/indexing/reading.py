@@ -52,6 +52,9 @@ _PLAIN = (bool, int, float, str, type(None))
 _COMPARABLE = (*_PLAIN, torch.dtype, np.dtype, torch.Size)
 
 
+_ORDERED = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+
+
 @dataclass(slots=True)
 class Made:
     """A container that the method makes for each sample: a tuple, list or dictionary of values."""
@@ -135,6 +138,9 @@ class Reader:
                     self._assign(node.target, self._value(node.value))
             case ast.AugAssign(target=ast.Name()):
                 self._assign(node.target, self._in_place(node))
+            case ast.If(body=[ast.Raise()], orelse=[]):
+                if self._condition(node.test) is True:
+                    raise self._refused(node)
             case ast.If():
                 for inner in node.body if self._holds(node.test) else node.orelse:
                     self._statement(inner)
@@ -144,7 +150,7 @@ class Reader:
                     for inner in node.body:
                         self._statement(inner)
             case ast.Assert():
-                if not self._holds(node.test):
+                if self._condition(ast.UnaryOp(ast.Not(), node.test)) is True:
                     raise self._refused(node)
             case ast.Expr(value=ast.Constant()) | ast.Pass():
                 pass
@@ -197,20 +203,36 @@ class Reader:
     def _each(self, node: ast.expr) -> list[Any]:
         """Return what a loop goes through."""
         value = self._value(node)
-        if isinstance(value, Made) and isinstance(value.items, tuple | list):
-            return list(value.items)
         if isinstance(value, Made):
             return list(value.items)
-        if type(value) in (tuple, list, dict, range) and len(value) <= 64:
+        if type(value) in (dict, range) and len(value) <= _MOST_ITEMS:
             self.reads.size(value)
-            return (
-                list(value) if type(value) in (dict, range) else [self._item(node, value, k) for k in range(len(value))]
-            )
-        raise self._refused(node, "is gone through")
+            return list(value)
+        return self._each_of(node, value)
 
     def _holds(self, node: ast.expr) -> bool:
         """Return whether a condition is true that does not depend on the index."""
         return self._truth(node, self._value(node))
+
+    def _condition(self, node: ast.expr) -> bool:
+        """Return whether a condition holds on which the class raises; where it differs, of no sample but bad ones."""
+        match node:
+            case ast.UnaryOp(op=ast.Not(), operand=ast.UnaryOp(op=ast.Not(), operand=inner)):
+                return self._condition(inner)
+            case ast.UnaryOp(op=ast.Not(), operand=ast.Compare(ops=[_, _, *_]) as inner):
+                operands = [inner.left, *inner.comparators]
+                pairs = zip(operands[:-1], inner.ops, operands[1:], strict=True)
+                return any(self._condition(ast.UnaryOp(ast.Not(), ast.Compare(a, [op], [b]))) for a, op, b in pairs)
+            case ast.BoolOp(op=ast.Or()):
+                return any(list(map(self._condition, node.values)))
+            case ast.UnaryOp(op=ast.Not(), operand=ast.Compare(ops=[op])) | ast.Compare(ops=[op]):
+                inner = node.operand if isinstance(node, ast.UnaryOp) else node
+                assert isinstance(inner, ast.Compare)
+                values = self._value(inner.left), self._value(inner.comparators[0])
+                if type(op) in _ORDERED and any(isinstance(one, Value) for one in values):
+                    self._made_by(node, operations.checked, self.program, _COMPARED[type(op)], values, inner is node)
+                    return False
+        return self._holds(node)
 
     def _truth(self, node: ast.AST, value: Any) -> bool:
         if isinstance(value, Made):
@@ -576,6 +598,10 @@ class Reader:
             raise self._refused(node)
         if called is len and (type(first) in (list, tuple, dict, range, str) or is_array(first)):
             return self.reads.size(first) if isinstance(first, list | dict) else len(first)
+        if called is len and not isinstance(first, (*_PLAIN, type)) and len(given) == 1:
+            method = self._made_by(node, self._attribute, first, "__len__")
+            if isinstance(method, Method) and type(found := self._call_function(method.function, [first], {})) is int:
+                return found
         if called is isinstance:
             return self._made_by(node, isinstance, *given)
         if called is torch.is_tensor:

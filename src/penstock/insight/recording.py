@@ -20,6 +20,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
+from penstock.derived import owner_of
 from penstock.insight.loop_rows import Rows, WorkSpans
 from penstock.insight.program_loaders import LoaderFacts, facts_of, place_of, watch_torch
 from penstock.loader import DataLoader
@@ -279,7 +280,9 @@ class Recording:
             found, known = self._of.get(loader), loader in self._of
             if found is None:
                 try:
-                    facts = facts_of(loader, self._places.get(loader, ""))
+                    made = owner_of(loader)
+                    facts = facts_of(made, self._places.get(made, ""))
+                    facts = facts if made is loader else replace(facts, penstock=True)
                 except Exception:  # of a class of the user's
                     _log.exception("a pass of a loader is not recorded")
                     return None

@@ -110,7 +110,7 @@ class Job:
         """Return what the pass goes through; called once, for it draws."""
         batches, length, drawn = self.batches, self.order.length(), None
         if batches.drawn_first():
-            drawn = batches.sampled()
+            drawn = batches(0, 0)
         seed, epoch = self._key()
         given = self._advised(batches(seed, epoch) if drawn is None else drawn)
         if self.streams is not None and any(self.streams.counts):
