@@ -202,7 +202,7 @@ def inmost(dataset):
 
 
 def generator_states():
-    numpys = np.random.get_state()
+    numpys: Any = np.random.get_state()
     states = torch.get_rng_state().numpy().tobytes(), repr(random.getstate()).encode(), numpys[1].tobytes()
     return [*map(zlib.crc32, states), numpys[2:]]
 
