@@ -30,7 +30,7 @@ class Made(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         if not -self.size <= index < self.size:
             raise IndexError(index)
-        return self.make(index)
+        return self.make(*(index,))  # a starred argument is more than indexing: Python reads the samples
 
 
 class Whole(Made):
