@@ -698,7 +698,7 @@ def module_of(draw: random.Random, length: int) -> Module:
     init = "".join(f"        {line}\n" for line in writer.init)
     of_class = "".join(f"    {line}\n" for line in writer.of_class)
     called = "super().__init__()\n        " if base == "Data0" else ""
-    claimed = draw.choice((str(length),) * 9 + ("len(self.ids)", f"{length} + 2"))
+    claimed = draw.choice((str(length),) * 9 + (f"len(range({length}))", f"{length} + 2"))
     methods = _METHODS.format(length=claimed, n=n)
     text = f"class Data({base}):\n{of_class}\n    def __init__(self):\n        {called}{common.lstrip()}{init}"
     text += methods + extra

@@ -286,6 +286,8 @@ def _loop(draw: random.Random, case: Case, workers: int, persistent: bool) -> Ca
         loop, arguments = "hold", held  # tensors as indices cannot be sent after a fork
     if loop in ("to_process", "fork") and any(word in str(case) for word in _OF_NO_THREAD):
         loop, arguments = "hold", held  # what a queue cannot send, it drops
+    if loop in ("in_thread", "by_thread", "to_process") and case.kind in INDEXING:
+        loop, arguments = "hold", held  # a sample may be None, which ends these
     if loop == "in_thread" and "Reused()" in str(case.options):
         loop, arguments = "hold", held  # what the thread sees is a matter of time, with torch's loader too
     return replace(case, loop=loop, arguments=arguments)
