@@ -198,6 +198,7 @@ def sized(build: Callable[[Setup], Running]) -> Callable[[Setup], Running]:
 def reading(make: Make, dataset: Callable[[Setup], Dataset[Any]], setup: Setup) -> Running:
     """A loader's epochs, the first batch of which is measured too."""
     data = dataset(setup)
+    list(make(setup, range(4), num_workers=0, persistent_workers=False))  # what a program's first pass imports
     began = time.perf_counter()
     loader = make(setup, data)
     iterator = iter(loader)

@@ -28,6 +28,7 @@ from PIL import Image
 from torch.utils.data import *
 from torch.utils.data import default_collate, get_worker_info
 import penstock
+import penstock.workers.indexed
 """
 _LENGTH = "    def __len__(self):\n        return {length}\n"
 _ITEM = "    def __getitem__(self, i):\n{wrong}        return {sample}\n"
@@ -59,7 +60,8 @@ _KINDS = {
     "subset": _CLASS + "\nWhole = Data\n\n\ndef Data():\n    return Subset(Whole(), list(range({length}))[::-2])\n",
     "concat": _CLASS + "\nWhole = Data\n\n\ndef Data():\n    return ConcatDataset([Whole(), Whole()])\n",
     **{
-        kind: f'SOURCE = r"""{{rows}}"""\n\n\ndef Data():\n    return fresh(SOURCE, {how!r})\n'
+        kind: 'penstock.workers.indexed.LEARNING = 1\n\nSOURCE = r"""{rows}"""\n\n\n'
+        f"def Data():\n    return fresh(SOURCE, {how!r})\n"
         for kind, how in INDEXING.items()
     },
     "stack": _CLASS + "\nWhole = Data\n\n\ndef Data():\n    return StackDataset(Whole(), again=Whole())\n",

@@ -19,6 +19,15 @@ from torch.utils.data import *
 
 CALLS = []
 OUT = io.StringIO()
+
+
+def numbers(k, dtype, *shape):
+    made = bits(k, dtype, *shape)
+    if made.dtype.is_floating_point or made.dtype.is_complex:
+        made[made.isnan()] = torch.nan  # to convert the bits of others torch has two ways, by a row's length
+    return made
+
+
 K = 3
 
 
@@ -95,7 +104,7 @@ _TENSOR_FORMS = (
 )  # fmt: skip
 _ARRAY_FORMS = (
     "[::-1]", "[..., ::2]", ".astype('>i4')", ".astype('>f8')", ".view(Shifted)", "[:-2]", ".astype(object)",
-    ".astype(str)", ".T", ".astype(np.longdouble)",
+    ".astype(str)", ".T",
 )  # fmt: skip
 _LISTS = (
     ("n", "[{k} + 3 * k for k in range({n})]"), ("n", "list(range({n}))"), ("n", "[k / 3 for k in range({n})]"),
@@ -145,108 +154,113 @@ _STEPS = {
         ("t", "{}.double()"), ("t", "{}.half()"), ("t", "{}.int()"), ("t", "{}.bool()"), ("t", "{}[None]"),
         ("t", "torch.as_tensor({})"), ("t", "{}.clone().detach()"), ("t", "{}.to(self.dtype)"), ("t", "{}.squeeze()"),
         ("t", "{}.permute(*range({}.dim() - 1, -1, -1))"), ("t", "{}.transpose(0, -1)"), ("t", "{}[..., :2]"),
-        ("t", "{}[..., ::2]"), ("t", "{}[0]"), ("t", "{}[1:]"), ("t", "{}[..., -1]"), ("t", "{}.T"), ("t", "{}.cpu()"),
-        ("t", "F.one_hot({}.long() % 5, 5)"), ("t", "F.one_hot({}.long() % 5, num_classes=5).float()"),
-        ("t", "{}.type(torch.float32)"), ("t", "{}.view(1, -1)"), ("t", "{}.reshape(2, -1)"), ("t", "{}.div(2)"),
-        ("t", "{}.mul(3).add(1)"), ("t", "{}.float() / 255"), ("t", "{}.float().div(255).sub(0.5)"),
-        ("t", "{}.permute(2, 0, 1)"), ("t", "{}.unsqueeze(0).float()"), ("t", "{}.squeeze(0)"),
-        # just outside
-        ("t", "{}.clamp(0, 1)"), ("t", "{}.abs()"), ("t", "{}.sum()"), ("t", "{}.float().mean(0)"), ("t", "{}.flip(0)"),
-        ("t", "{}.roll(1)"), ("t", "{}.repeat(2)"), ("t", "torch.stack([{}, {}])"), ("t", "torch.cat([{}, {}], -1)"),
-        ("t", "torch.where({} > 2, {}, 0)"), ("t", "{}.expand(2, *{}.shape)"), ("t", "{}.type_as(self.mean)"),
-        ("t", "{} ** 2"), ("t", "{}.float().log1p()"), ("t", "{}.sort()[0]"), ("t", "{}.nonzero()"),
-        ("t", "{}[{} > 1]"),
-        ("t", "torch.zeros_like({})"), ("t", "{}.float().softmax(-1)"), ("t", "{} @ {}"),
-        ("t", "{}.float().requires_grad_()"),
-        ("a", "{}.numpy()"), ("n", "{}.item()"), ("l", "{}.tolist()"), ("n", "len({})"), ("n", "float({}.sum())"),
-        ("t", "torch.tensor({})"), ("t", "{} + K"), ("t", "helper({})"), ("t", "helper({}, times=3)"),
-        ("o", "{}.shape"),
-        ("o", "list({})"), ("o", "tuple({})"), ("t", "same({})"), ("t", "self.scaled({})"),
-        ("t", "self.scaled({}, by=3)"),
-        ("t", "self.normalised({})"), ("t", "{}.add_(1)"), ("t", "{}.clone().add_(1)"), ("t", "{}.zero_()"),
-        ("t", "counted({})"),
-        ("t", "torch.from_numpy({}.numpy())"), ("t", "{}.float().numpy().astype(np.float64)"), ("t", "{}.bernoulli_()"),
-        ("t", "torch.dropout({}.float(), 0.5, True)"), ("t", "{} + torch.randn_like({}.float())"), ("t", "{}.data"),
+        ("t", "{}[..., ::2]"), ("t", "{}[0]"), ("t", "{}[1:]"), ("t", "{}[..., -1]"), ("t", "{}.T"),
+        ("t", "{}.cpu()"), ("t", "F.one_hot({}.long() % 5, 5)"),
+        ("t", "F.one_hot({}.long() % 5, num_classes=5).float()"), ("t", "{}.type(torch.float32)"),
+        ("t", "{}.view(1, -1)"), ("t", "{}.reshape(2, -1)"), ("t", "{}.div(2)"), ("t", "{}.mul(3).add(1)"),
+        ("t", "{}.float() / 255"), ("t", "{}.float().div(255).sub(0.5)"), ("t", "{}.permute(2, 0, 1)"),
+        ("t", "{}.unsqueeze(0).float()"), ("t", "{}.squeeze(0)"),
     ),
     "a": (
         ("t", "torch.from_numpy({})"), ("t", "torch.from_numpy({})"), ("t", "torch.tensor({})"),
-        ("t", "torch.as_tensor({})"),
-        ("t", "torch.tensor({}, dtype=torch.float32)"), ("t", "torch.FloatTensor({})"), ("t", "torch.LongTensor({})"),
-        ("a", "{}.astype(np.float32)"), ("a", "{}.astype(np.int64)"), ("a", "{}.astype('float64')"), ("a", "{}.copy()"),
-        ("a", "np.asarray({})"), ("a", "np.array({})"), ("a", "np.array({}, dtype=np.float32)"),
-        ("a", "{}.reshape(-1)"),
-        ("a", "{} / 255"), ("a", "{} / np.float32(255)"), ("a", "({} - 3) * 0.5"), ("a", "{}[None]"),
-        ("a", "{}[..., ::2]"),
+        ("t", "torch.as_tensor({})"), ("t", "torch.tensor({}, dtype=torch.float32)"), ("t", "torch.FloatTensor({})"),
+        ("t", "torch.LongTensor({})"), ("a", "{}.astype(np.float32)"), ("a", "{}.astype(np.int64)"),
+        ("a", "{}.astype('float64')"), ("a", "{}.copy()"), ("a", "np.asarray({})"), ("a", "np.array({})"),
+        ("a", "np.array({}, dtype=np.float32)"), ("a", "{}.reshape(-1)"), ("a", "{} / 255"),
+        ("a", "{} / np.float32(255)"), ("a", "({} - 3) * 0.5"), ("a", "{}[None]"), ("a", "{}[..., ::2]"),
         ("a", "{}.T"), ("a", "{}.transpose()"), ("a", "np.expand_dims({}, 0)"), ("a", "{}[:2]"), ("f", "{}[0]"),
         ("t", "torch.from_numpy({}.astype(np.int64))"), ("t", "torch.from_numpy({}.copy()).float()"),
-        ("a", "{} - self.mean"),
-        ("t", "torch.Tensor({})"), ("t", "torch.as_tensor({}, dtype=torch.float64)"),
-        ("a", "np.asarray({}, dtype=np.float64)"),
-        ("a", "{}[..., -1]"), ("a", "{}.astype(self.array_dtype)"), ("a", "np.array({}, copy=True)"), ("a", "-{}"),
-        # just outside
-        ("a", "np.ascontiguousarray({})"), ("a", "{}.sum()"), ("a", "{}.ravel()"), ("a", "np.float32(0.5) * {}"),
-        ("a", "np.stack([{}, {}])"), ("l", "{}.tolist()"), ("a", "{}.flatten()"), ("a", "np.pad({}, 1)"),
-        ("a", "np.clip({}, 0, 2)"), ("a", "np.flip({})"), ("a", "{}.view(np.uint8)"), ("n", "{}.item()"),
-        ("n", "len({})"),
-        ("a", "helper({})"), ("a", "np.sqrt(np.abs({}))"), ("o", "{}.shape"), ("o", "list({})"), ("o", "bytes({})"),
-        ("a", "{}.squeeze()"), ("a", "np.log1p({})"), ("a", "np.random.permutation({})"), ("a", "{}.swapaxes(0, -1)"),
+        ("a", "{} - self.mean"), ("t", "torch.Tensor({})"), ("t", "torch.as_tensor({}, dtype=torch.float64)"),
+        ("a", "np.asarray({}, dtype=np.float64)"), ("a", "{}[..., -1]"), ("a", "{}.astype(self.array_dtype)"),
+        ("a", "np.array({}, copy=True)"), ("a", "-{}"),
     ),
     "f": (
         ("n", "int({})"), ("n", "float({})"), ("t", "torch.tensor({})"), ("t", "torch.tensor({}, dtype=torch.long)"),
         ("t", "torch.as_tensor({})"), ("f", "np.float32({})"), ("n", "{}.item()"), ("f", "{}.astype(np.float32)"),
         ("f", "{} + 1"), ("f", "{} / 2"), ("t", "torch.LongTensor([{}])"), ("t", "torch.tensor([{}])"),
-        ("a", "np.array({})"),
-        ("a", "np.array([{}])"), ("n", "bool({})"), ("s", "str({})"), ("s", "f'{{{}}}'"), ("f", "np.int64({})"),
-        ("t", "torch.tensor(float({}))"), ("f", "helper({})"), ("n", "{} == 1"), ("n", "round(float({}), 2)"),
-        ("f", "-{}"),
+        ("a", "np.array({})"), ("a", "np.array([{}])"), ("n", "bool({})"), ("s", "str({})"),
     ),
     "n": (
-        ("n", "int({})"), ("n", "float({})"), ("t", "torch.tensor({})"), ("t", "torch.tensor({}, dtype=torch.float32)"),
-        ("t", "torch.tensor([{}])"), ("t", "torch.LongTensor([{}])"), ("t", "torch.FloatTensor([{}])"), ("n", "{} + 1"),
-        ("n", "{} / 2"), ("n", "{} * 2.5"), ("n", "{} // 2"), ("n", "{} % 4"), ("n", "-{}"), ("f", "np.float32({})"),
-        ("t", "torch.as_tensor({}, dtype=torch.int64)"), ("a", "np.array([{}, 1])"), ("n", "{} == 1"), ("n", "{} ** 2"),
-        ("s", "str({})"), ("s", "f'{{{}:03}}'"), ("n", "helper({})"), ("n", "abs({})"), ("n", "min({}, 5)"),
-        ("n", "not {}"),
-        ("n", "{} - K"), ("t", "F.one_hot(torch.tensor({} % 4), 4)"), ("s", "'abc'[int({}) % 3]"),
-        ("n", "divmod({}, 3)[0]"),
-        ("n", "{} if {} > 2 else -1"), ("n", "{} and 7"), ("n", "{} & 3"), ("n", "{} << 2"),
-        ("n", "math.sqrt(abs({}))"),
-        ("o", "[{}, {}]"), ("o", "({}, 'x')"), ("n", "bool({})"), ("o", "complex({}, 1)"), ("n", "self.scaled({})"),
+        ("n", "int({})"), ("n", "float({})"), ("t", "torch.tensor({})"),
+        ("t", "torch.tensor({}, dtype=torch.float32)"), ("t", "torch.tensor([{}])"), ("t", "torch.LongTensor([{}])"),
+        ("t", "torch.FloatTensor([{}])"), ("n", "{} + 1"), ("n", "{} / 2"), ("n", "{} * 2.5"), ("n", "{} // 2"),
+        ("n", "{} % 4"), ("n", "-{}"), ("f", "np.float32({})"), ("t", "torch.as_tensor({}, dtype=torch.int64)"),
+        ("a", "np.array([{}, 1])"), ("n", "{} == 1"), ("n", "{} ** 2"), ("s", "str({})"),
     ),
     "s": (
         ("s", "{}.upper()"), ("s", "{}[:2]"), ("n", "len({})"), ("s", "{} + '!'"), ("s", "f'<{{{}}}>'"),
-        ("o", "{}.split()"),
-        ("s", "str({})"), ("n", "hash({}) * 0"), ("s", "'%s' % {}"), ("n", "{} == 'text 3'"),
-        ("n", "self.vocabulary.get({}, 0)"),
-        ("s", "{}.strip()"), ("o", "{}.encode()"), ("t", "torch.tensor([ord(c) for c in {}])"),
     ),
     "l": (
         ("t", "torch.tensor({})"), ("t", "torch.tensor({}, dtype=torch.long)"),
-        ("t", "torch.tensor({}, dtype=torch.float32)"),
-        ("t", "torch.LongTensor({})"), ("t", "torch.FloatTensor({})"), ("a", "np.array({})"),
-        ("a", "np.asarray({}, dtype=np.float32)"),
-        ("t", "torch.as_tensor({})"), ("l", "{}[:2]"), ("n", "{}[0]"), ("l", "list({})"), ("l", "tuple({})"),
-        ("n", "len({})"),
-        ("n", "sum({})"), ("l", "[v + 1 for v in {}]"), ("l", "{}[::-1]"), ("n", "max({})"), ("l", "sorted({})"),
-        ("n", "{}[-1]"),
-        ("l", "[*{}, 0]"), ("l", "list(map(float, {}))"), ("o", "{{'v': {}}}"), ("t", "torch.tensor([{}])"),
+        ("t", "torch.tensor({}, dtype=torch.float32)"), ("t", "torch.LongTensor({})"), ("t", "torch.FloatTensor({})"),
+        ("a", "np.array({})"), ("a", "np.asarray({}, dtype=np.float32)"), ("t", "torch.as_tensor({})"),
+        ("l", "{}[:2]"), ("n", "{}[0]"),
     ),
     "o": (
         ("o", "{}[0]"), ("o", "{}['p']"), ("o", "[{}]"), ("o", "{}.y"), ("o", "({}, 1)"), ("o", "list({})"),
-        ("o", "dict({})"),
-        ("o", "Pair({}, 1)"), ("o", "{}.x"), ("o", "{}[-1]"), ("o", "{{**{}}}"), ("o", "str({})"),
+    ),
+}  # fmt: skip
+#: What is just outside of the language, and some of what is in it but seldom written.
+_MORE_STEPS = {
+    "t": (
+        ("t", "{}.clamp(0, 1)"), ("t", "{}.abs()"), ("t", "{}.sum()"), ("t", "{}.float().mean(0)"),
+        ("t", "{}.flip(0)"), ("t", "{}.roll(1)"), ("t", "{}.repeat(2)"), ("t", "torch.stack([{}, {}])"),
+        ("t", "torch.cat([{}, {}], -1)"), ("t", "torch.where({} > 2, {}, 0)"), ("t", "{}.expand(2, *{}.shape)"),
+        ("t", "{}.type_as(self.mean)"), ("t", "{} ** 2"), ("t", "{}.float().log1p()"), ("t", "{}.sort()[0]"),
+        ("t", "{}.nonzero()"), ("t", "{}[{} > 1]"), ("t", "torch.zeros_like({})"), ("t", "{}.float().softmax(-1)"),
+        ("t", "{} @ {}"), ("t", "{}.float().requires_grad_()"), ("a", "{}.numpy()"), ("n", "{}.item()"),
+        ("l", "{}.tolist()"), ("n", "len({})"), ("n", "float({}.sum())"), ("t", "torch.tensor({})"), ("t", "{} + K"),
+        ("t", "helper({})"), ("t", "helper({}, times=3)"), ("o", "{}.shape"), ("o", "list({})"), ("o", "tuple({})"),
+        ("t", "same({})"), ("t", "self.scaled({})"), ("t", "self.scaled({}, by=3)"), ("t", "self.normalised({})"),
+        ("t", "{}.add_(1)"), ("t", "{}.clone().add_(1)"), ("t", "{}.zero_()"), ("t", "counted({})"),
+        ("t", "torch.from_numpy({}.numpy())"), ("t", "{}.float().numpy().astype(np.float64)"),
+        ("t", "{}.bernoulli_()"), ("t", "torch.dropout({}.float(), 0.5, True)"),
+        ("t", "{} + torch.randn_like({}.float())"), ("t", "{}.data"),
+    ),
+    "a": (
+        ("a", "np.ascontiguousarray({})"), ("a", "{}.sum()"), ("a", "{}.ravel()"), ("a", "np.float32(0.5) * {}"),
+        ("a", "np.stack([{}, {}])"), ("l", "{}.tolist()"), ("a", "{}.flatten()"), ("a", "np.pad({}, 1)"),
+        ("a", "np.clip({}, 0, 2)"), ("a", "np.flip({})"), ("a", "{}.view(np.uint8)"), ("n", "{}.item()"),
+        ("n", "len({})"), ("a", "helper({})"), ("a", "np.sqrt(np.abs({}))"), ("o", "{}.shape"), ("o", "list({})"),
+        ("o", "bytes({})"), ("a", "{}.squeeze()"), ("a", "np.log1p({})"), ("a", "np.random.permutation({})"),
+        ("a", "{}.swapaxes(0, -1)"),
+    ),
+    "f": (
+        ("s", "f'{{{}}}'"), ("f", "np.int64({})"), ("t", "torch.tensor(float({}))"), ("f", "helper({})"),
+        ("n", "{} == 1"), ("n", "round(float({}), 2)"), ("f", "-{}"),
+    ),
+    "n": (
+        ("s", "f'{{{}:03}}'"), ("n", "helper({})"), ("n", "abs({})"), ("n", "min({}, 5)"), ("n", "not {}"),
+        ("n", "{} - K"), ("t", "F.one_hot(torch.tensor({} % 4), 4)"), ("s", "'abc'[int({}) % 3]"),
+        ("n", "divmod({}, 3)[0]"), ("n", "{} if {} > 2 else -1"), ("n", "{} and 7"), ("n", "{} & 3"),
+        ("n", "{} << 2"), ("n", "math.sqrt(abs({}))"), ("o", "[{}, {}]"), ("o", "({}, 'x')"), ("n", "bool({})"),
+        ("o", "complex({}, 1)"), ("n", "self.scaled({})"),
+    ),
+    "s": (
+        ("o", "{}.split()"), ("s", "str({})"), ("n", "hash({}) * 0"), ("s", "'%s' % {}"), ("n", "{} == 'text 3'"),
+        ("n", "self.vocabulary.get({}, 0)"), ("s", "{}.strip()"), ("o", "{}.encode()"),
+        ("t", "torch.tensor([ord(c) for c in {}])"),
+    ),
+    "l": (
+        ("l", "list({})"), ("l", "tuple({})"), ("n", "len({})"), ("n", "sum({})"), ("l", "[v + 1 for v in {}]"),
+        ("l", "{}[::-1]"), ("n", "max({})"), ("l", "sorted({})"), ("n", "{}[-1]"), ("l", "[*{}, 0]"),
+        ("l", "list(map(float, {}))"), ("o", "{{'v': {}}}"), ("t", "torch.tensor([{}])"),
+    ),
+    "o": (
+        ("o", "dict({})"), ("o", "Pair({}, 1)"), ("o", "{}.x"), ("o", "{}[-1]"), ("o", "{{**{}}}"), ("o", "str({})"),
     ),
 }  # fmt: skip
 
 # --- indices and windows ----------------------------------------------------------------------------------------------
 
 _INDICES = (
-    *("i",) * 14, "int(i)", "i % {n}", "self.ids[i]", "{n} - 1 - i", "i // 2", "(i + 1) % {n}", "len(self) - 1 - i",
+    *("i",) * 14, "int(i)", "i % {n}", "self.ids[i]", "{n} - 1 - i", "i // 2", "(i + 1) % {n}",
     "self.ids[i] - 1", "i * 1 + 0", "self.order[i]", "i % len({x})", "self.ids[self.ids[i]]", "i - 1", "min(i, 3)",
     "i % K",
     "i if i < 4 else 0", "self.places[i]", "-i", "-1 - i", "operator.index(i)", "i, 0", "slice(i, i + 1)", "i ^ 1",
     "+i",
     "self.shifted(i)", "abs(i - 2)", "[i]", "...", "None", "i:", "random.randrange({n})", "self.count % {n}",
+    "len(self) - 1 - i",
 )  # fmt: skip
 _SLICES = (
     "i : i + 3", "i : i + self.width", "i * 2 : i * 2 + 4", "i : i + self.cfg.width", "i : i + K", "i + 1 : i + 4",
@@ -346,13 +360,14 @@ _CHANGES = (
     "d.scaled = lambda x, by=2: x",
     "type(d).__getattr__ = lambda self, name: 3",
     "type(d).__getitems__ = lambda self, some: [self[i] for i in some][::-1]", "d.count = 50",
-    "type(d).__len__ = lambda self: 4", "globals()['int'] = float", "vars(d).update({x}=d.ids)",
+ "globals()['int'] = float", "vars(d).update({x}=d.ids)",
     "d.names = [] if d.names else ['a']", "pass",
 )  # fmt: skip
 
 
 class _Writer:
     def __init__(self, draw: random.Random, length: int) -> None:
+        self.tame = draw.random() < 0.7  # only the language, and samples that are made without an error, mostly
         self.draw, self.n, self.pure, self.count = draw, length, True, 0
         self.module: list[str] = []  # statements of the module
         self.init: list[str] = []  # of __init__
@@ -368,20 +383,21 @@ class _Writer:
 
     # --- data
 
-    def column(self) -> tuple[str, str]:
-        """Return what a row of some data is, and an expression of the data."""
+    def column(self) -> tuple[str, str, int | None]:
+        """Return what a row of some data is, an expression of the data, and how many dimensions a row has."""
         k, n = self.draw.randrange(5), self.n
-        if self.chance(0.06):
+        if self.chance(0.03 if self.tame else 0.1):
             n = self.draw.choice((max(n - 2, 0), n + 3, 0))  # the length lies
         what = self.draw.random()
         if what < 0.6:
-            dtype = self.one(_ODD if self.chance(0.12) else _NUMERIC)
+            dtype = self.one(_ODD if self.chance(0.05 if self.tame else 0.15) else _NUMERIC)
             shape = self.one(_SHAPES)
             text = f"numbers({k}, torch.{dtype}, {n}{', ' * bool(shape)}{shape})"
+            dims = len(shape.split(",")) if shape else 0
             if what < 0.32:
                 if self.chance(0.12):
-                    text += self.one(_TENSOR_FORMS)
-                return "t", text
+                    return "t", text + self.one(_TENSOR_FORMS), None
+                return "t", text, dims
             if dtype == "bfloat16":
                 text = text.replace("bfloat16", "float32")
             text += ".numpy()"
@@ -391,12 +407,12 @@ class _Writer:
                 text = f"read_only({text})"
             elif self.chance(0.12):
                 text = f"mapped({text}, {self.one(('r', 'c'))!r})"
-            return ("a" if shape else "f"), text
-        kind, text = self.draw.choice(_LISTS)
+            return ("a" if shape else "f"), text, dims
+        kind, text = self.draw.choice(_LISTS[:22] if self.tame else _LISTS)
         text = text.format(n=n, k=k)
         if self.chance(0.12) and text.startswith("[") and n:
             text = f"replaced({text}, {self.draw.randrange(n)}, {self.one(_EXCEPTIONS[kind])})"
-        return kind, text
+        return kind, text, None
 
     def hold(self, data: str) -> str:
         """Have the dataset hold some data, and return the expression by which its code reads it."""
@@ -439,33 +455,34 @@ class _Writer:
         name = f"x{number}"
         if self.chance(0.12):
             return self.window(name)
+        dims = None
         if self.chance(0.07):
             kind, read = self.draw.choice(_FRAMES)
             self.module.append("import pandas as pd")
             where = self.hold(f"frame({self.n})")
             expression = read.format(where, i=self.index(where))
         else:
-            kind, data = self.column()
+            kind, data, dims = self.column()
             where = self.hold(data)
             index = self.index(where)
-            shapes = re.search(r", (\d, \d|\d)\)", data)
             expression = f"{where}[{index}]"
-            if kind in "ta" and shapes and self.chance(0.12):
+            if dims and self.chance(0.12):
                 expression = f"{where}[{index}, {self.one(('0', '-1', ':', '1:', '...', '::2', 'None', 'i % 2'))}]"
+                dims = None
             elif kind in "tan" and self.chance(0.03):
                 expression = f"pick({where}, {index})"
             elif self.chance(0.03):
                 expression = f"{where}.__getitem__({index})"
-        return self.chain(name, kind, expression)
+        return self.chain(name, kind, expression, dims)
 
     def index(self, where: str) -> str:
-        some = self.one(_INDICES)
+        some = self.one(_INDICES[:24] if self.tame else _INDICES)
         self.pure = self.pure and "random" not in some
         return some.format(n=self.n, x=where)
 
     def window(self, name: str) -> list[str]:
         dtype, shape = self.one(_NUMERIC), self.one(("", "", "", "2"))
-        length = 2 * self.n + self.draw.choice((9, 9, 9, 4, 0))
+        length = 3 * self.n + (9 if self.tame else self.draw.choice((9, 4, 0, -self.n)))
         kind, data = "t", f"numbers(2, torch.{dtype}, {length}{', ' * bool(shape)}{shape})"
         way = self.draw.random()
         if way < 0.35:
@@ -474,32 +491,36 @@ class _Writer:
             kind, data = "l", f"list(range({length}))"
         elif way < 0.55:
             kind, data = "s", "'the quick brown fox jumps over the lazy dog'"
-        where, part = self.hold(data), self.one(_SLICES)
+        where, part = self.hold(data), self.one(_SLICES[:12] if self.tame else _SLICES)
         if shape and self.chance(0.3):
             part += self.one((", 0", ", :1", ", ::2", ", -1"))
         lines = (
             [f"start = i * {self.one(('1', '2', 'self.width'))}", "end = start + self.width"] if "start" in part else []
         )
-        if ":" not in part:
+        tail = self.one(_TAILS)
+        if ":" not in part or (tail in ("[-1]", "[0]") and (kind in "ls" or not shape)):
             kind = {"t": "t", "a": "f", "l": "n", "s": "s"}[kind]
+        if ":" not in part:
+            tail = ""
         if self.chance(0.3):
-            return [*lines, f"chunk = {where}[{part}]", *self.chain(name, kind, "chunk" + self.one(_TAILS))]
-        return [*lines, *self.chain(name, kind, f"{where}[{part}]{self.one(_TAILS)}")]
+            return [*lines, f"chunk = {where}[{part}]", *self.chain(name, kind, f"chunk{tail}")]
+        return [*lines, *self.chain(name, kind, f"{where}[{part}]{tail}")]
 
-    def chain(self, name: str, kind: str, expression: str) -> list[str]:
+    def chain(self, name: str, kind: str, expression: str, dims: int | None = None) -> list[str]:
+        """Return the lines that do some steps. dims: of a row, where that is known."""
         lines = []
         for _ in range(self.draw.choice((0, 1, 1, 1, 2, 2, 3))):
-            steps = _STEPS[kind]
-            # The language's own steps stand first.
-            count = len(steps) if self.chance(0.2) else max(3, len(steps) * 2 // 3)
-            after, step = steps[self.draw.randrange(count)]
+            some = _STEPS[kind] if self.tame or self.chance(0.7) else _MORE_STEPS[kind]
+            fitting = [one for one in some if not self.tame or _fits(one[1], dims)]
+            after, step = self.draw.choice(fitting)
+            dims = _dims_after(step, dims)
             if re.search(r"rand|dropout|bernoulli|_\(|counted", step) and "requires_grad_" not in step:
                 self.pure = False
             if self.chance(0.25) or ("f'" in step and "'" in expression):  # Python 3.11 takes no quotes in quotes
                 lines.append(f"{name} = {expression}")
                 expression = name
             if self.chance(0.1):
-                still = not self.chance(0.15)
+                still = self.tame or not self.chance(0.3)
                 word = self.one(_STILL if still else _MOVING)
                 self.pure = self.pure and not re.search("random|CALLS", word)
                 lines += [f"{name} = {expression}", f"if {word.format(a=name[1:])}:\n    {name} = {_fill(step, name)}"]
@@ -521,7 +542,7 @@ class _Writer:
             )
         if self.chance(0.12):
             lines.append("if self.transform is not None:\n    x0 = self.transform(x0)")
-        for _ in range(self.draw.choice((0, 0, 0, 0, 0, 1, 1, 2))):
+        for _ in range(self.draw.choice((0, 0, 1, 2)) if not self.tame else self.chance(0.12)):
             line = self.one(_OUTSIDE)
             self.pure = self.pure and not line.endswith("#")
             line = line.removesuffix(" #").format(a=self.draw.randrange(2)).replace("\n        ", "\n")
@@ -549,7 +570,26 @@ class _Writer:
         if way < 0.24:
             self.init.append(f"self.tensors = (torch.arange({self.n}), numbers(1, torch.float32, {self.n}, 3))")
             return ["return tuple(tensor[i] for tensor in self.tensors)"]
-        return [f"return {self.one(_RETURNS).format(first, second)}"]
+        return [f"return {self.one(_RETURNS[:22] if self.tame else _RETURNS).format(first, second)}"]
+
+
+def _fits(step: str, dims: int | None) -> bool:
+    """Return whether a step can be done to a row of so many dimensions."""
+    if "permute(2" in step:
+        return dims == 3
+    return bool(dims) if re.search(r"\{\}\[(?!None)|\.T$|transpose|reshape\(2", step) else True
+
+
+def _dims_after(step: str, dims: int | None) -> int | None:
+    if dims is None or (re.search(r"squeeze\(\)|reshape\(2|squeeze\(0\)$", step) and "unsqueeze" not in step):
+        return None
+    if re.search(r"reshape\(-1|view\(-1|flatten", step):
+        return 1
+    if "view(1, -1)" in step:
+        return 2
+    return (
+        dims + len(re.findall(r"unsqueeze|\[None\]|one_hot|expand_dims", step)) - len(re.findall(r"\[0\]|, -1\]", step))
+    )
 
 
 def _fill(step: str, expression: str) -> str:
@@ -658,7 +698,7 @@ def module_of(draw: random.Random, length: int) -> Module:
     init = "".join(f"        {line}\n" for line in writer.init)
     of_class = "".join(f"    {line}\n" for line in writer.of_class)
     called = "super().__init__()\n        " if base == "Data0" else ""
-    claimed = draw.choice((str(length),) * 9 + ("len(self.ids)", f"{length} + 2"))
+    claimed = draw.choice((str(length),) * 9 + (f"len(range({length}))", f"{length} + 2"))
     methods = _METHODS.format(length=claimed, n=n)
     text = f"class Data({base}):\n{of_class}\n    def __init__(self):\n        {called}{common.lstrip()}{init}"
     text += methods + extra

@@ -163,7 +163,10 @@ def _file(draw: random.Random, large: bool) -> tuple[str, str]:
 
 
 def _indexing(draw: random.Random) -> Case:
-    kind, length = draw.choice((*["indexing"] * 18, *INDEXING)), draw.choice((0, 1, 2, 5, 7, 9, 9, 9, 12, 13, 17))
+    kind, length = (
+        draw.choice((*["indexing"] * 18, *INDEXING)),
+        draw.choice((0, 1, 2, 5, 7, 9, 9, 12, 13, 13, 17, 17, 23)),
+    )
     module = module_of(draw, length)
     return Case(kind, length, "bare", ("",), "", module.source, (), (), "hold", (), pins=False, pure=module.pure)
 
@@ -283,6 +286,8 @@ def _loop(draw: random.Random, case: Case, workers: int, persistent: bool) -> Ca
         loop, arguments = "hold", held  # tensors as indices cannot be sent after a fork
     if loop in ("to_process", "fork") and any(word in str(case) for word in _OF_NO_THREAD):
         loop, arguments = "hold", held  # what a queue cannot send, it drops
+    if loop in ("in_thread", "by_thread", "to_process") and case.kind in INDEXING:
+        loop, arguments = "hold", held  # a sample may be None, which ends these
     if loop == "in_thread" and "Reused()" in str(case.options):
         loop, arguments = "hold", held  # what the thread sees is a matter of time, with torch's loader too
     return replace(case, loop=loop, arguments=arguments)
@@ -310,7 +315,7 @@ def light_case_of(seed: int, kind: str | None = None) -> Case:
         case = replace(case, loop="hold", arguments=("epochs=2", "last=2"))
     text = str(case)
     alone = case.wrong or case.kind in ("iterable", "sized") or case.loop in _OF_OWN_MEMORY or _is_drawn_from(case)
-    alone = alone or not case.pure or (case.kind in INDEXING and seed % 3 > 0)
+    alone = alone or not case.pure or (case.kind in INDEXING and seed % 6 > 0)
     alone = alone or any(
         word in text for word in (*_OF_NO_THREAD, *_OF_ONE_THREAD, *_OF_SAMPLES, *_OF_NO_WORKER, *_DRAWS, *_SEEDS)
     )
@@ -353,7 +358,7 @@ def case_of(seed: int, kind: str | None = None, *, light: bool = False) -> Case:
         options.append("persistent_workers=True")
     if workers and draw.random() < 0.3:
         options.append(f"prefetch_factor={draw.choice((1, 2, 4))}")
-    if draw.random() < (0.15 if busy else 0.45):
+    if draw.random() < (0.08 if indexes else 0.15 if busy else 0.45):
         collate = draw.choice(_COLLATES)
         strided = collate in _OF_SAMPLES and re.search(r"np\.|numpy|as_arrays", f"{case}{collate}")
         here = not (workers or method)

@@ -66,8 +66,15 @@ def _differences(ran: _Ran) -> list[str] | None:
         return None
     pairs = enumerate(itertools.zip_longest(ran.theirs, ran.ours), 1)
     wrong = [(number, theirs, ours) for number, (theirs, ours) in pairs if theirs != ours]
-    shown = (f"line {n}\n  torch:    {str(a)[:600]}\n  penstock: {str(b)[:600]}" for n, a, b in wrong[:3])
+    shown = (f"line {n}\n  torch:    {_near(a, b)}\n  penstock: {_near(b, a)}" for n, a, b in wrong[:3])
     return [f"{len(wrong)} of {len(ran.theirs)} lines differ", *"\n".join(shown).splitlines()]
+
+
+def _near(line: str | None, other: str | None) -> str:
+    """Return the part of a line where it begins to differ from another."""
+    at = next((n for n, (a, b) in enumerate(zip(str(line), str(other), strict=False)) if a != b), len(str(other)))
+    begin = max(0, at - 100) if at > 500 else 0
+    return "..." * (begin > 0) + str(line)[begin : begin + 600]
 
 
 def verdicts_of(cases: Sequence[Case], limit: float = LIMIT) -> Iterator[Verdict]:

@@ -185,7 +185,7 @@ def fresh(source, how="file"):
     name = f"dataset_{zlib.crc32(source.encode()):08x}"
     path = os.path.abspath(f"{name}.py") if how != "nowhere" else "<string>"
     sys.modules[name] = module = types.ModuleType(name)
-    vars(module).update(Pair=Pair, Point=Point, Marked=Marked, numbers=numbers)
+    vars(module).update(Pair=Pair, Point=Point, Marked=Marked, bits=numbers)
     texts = {"file": [source], "nowhere": [], "edited": [source, re.sub(r"\[i\b", "[i - 1", source)]}[how]
     code = compile(source, path, "exec")
     for text in texts:
@@ -202,7 +202,7 @@ def inmost(dataset):
 
 
 def generator_states():
-    numpys = np.random.get_state()
+    numpys: Any = np.random.get_state()
     states = torch.get_rng_state().numpy().tobytes(), repr(random.getstate()).encode(), numpys[1].tobytes()
     return [*map(zlib.crc32, states), numpys[2:]]
 

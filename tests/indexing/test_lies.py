@@ -66,7 +66,10 @@ def structured() -> np.ndarray:
 
 
 def tensor(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    return numbers(3, dtype, N, *shape)
+    made = numbers(3, dtype, N, *shape)
+    if dtype is torch.float16:  # whose NaNs torch converts in one way or another, by the length of a row
+        made[made.isnan()] = 0
+    return made
 
 
 def lazily(name: str) -> torch.Tensor:
@@ -133,7 +136,7 @@ ODD: dict[str, Callable[[], Any]] = {
     "a string": lambda: "abcdefghijklmnopqrstuvwxyz"[:N],
     "bytes of one object": lambda: bytes(range(N)),
     "a bytearray": lambda: bytearray(range(N)),
-    "a memoryview": lambda: memoryview(np.arange(N, dtype=np.int16)),
+    "a memoryview": lambda: memoryview(np.arange(N, dtype=np.int16).data),
     "a dictionary": lambda: {i: torch.ones(3) * i for i in range(N)},
     "a dictionary without a key": lambda: {i: i for i in range(N) if i != 9},
     "a defaultdict": lambda: collections.defaultdict(int, {1: 5}),
@@ -266,7 +269,7 @@ def test_odd_indices(name: str, data: str) -> None:
     for kind in (Plain, Windows, ToTensor):
         for given in ("sampler", "batch_sampler"):
             chosen = INDICES[name]()
-            options = {given: chosen if given == "sampler" else [chosen[:2], chosen[2:]]}
+            options: Any = {given: chosen if given == "sampler" else [chosen[:2], chosen[2:]]}
             if given == "sampler":
                 options["batch_size"] = 3
             try:
