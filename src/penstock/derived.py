@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 from multiprocessing.process import BaseProcess
 from operator import attrgetter
+from types import MethodType
 from typing import Any
 
 import torch.utils.data
@@ -78,6 +79,24 @@ class DrawnAhead(Observer):
         self.delivered(error)
 
 
+class Weakly:
+    """A method of a loader, which does not keep it: what ends workers holds their functions, until their pass is gone.
+
+    The pass keeps the loader, which may keep the pass. A copy, as in a spawned worker, is the method itself.
+    """
+
+    def __init__(self, method: MethodType) -> None:
+        self.method = weakref.WeakMethod(method)
+
+    def __call__(self, *arguments: Any) -> Any:
+        method: Any = self.method()
+        return method(*arguments)
+
+    def __reduce__(self) -> Any:
+        method: Any = self.method()
+        return method.__reduce__()
+
+
 class Beside(DataLoader[Any]):
     """Makes the passes of another loader, by that one's attributes at the time when a pass begins.
 
@@ -90,10 +109,16 @@ class Beside(DataLoader[Any]):
         factory = PassFactory(None, SeedWarnings(), None, given.indexes)
         own = {"_given": given, "_pass_factory": factory, "_checkpoint": Checkpoint(None, factory.in_threads)}
         vars(self).update(OWN, **own, _iterator=None)
+        self._weakly: dict[str, Weakly] = {}
 
     def take(self, loader: Any) -> None:
         """Take the attributes of the other loader. Raises AttributeError."""
         vars(self).update(zip(_KEPT, _read(loader), strict=True))
+        for name in ("collate_fn", "worker_init_fn"):
+            if isinstance(given := getattr(self, name), MethodType) and given.__self__ is loader:
+                if name not in self._weakly or self._weakly[name].method() != given:
+                    self._weakly[name] = Weakly(given)
+                vars(self)[name] = self._weakly[name]
         self._given.prefetch_given = self.prefetch_factor not in (None, 2)  # torch's choice: then ours, by their size
         drawn, self.drawn_ahead = self._index_sampler, None
         if self.num_workers and not (isinstance(self.dataset, IterableDataset) or settled_at_start(drawn)):
@@ -128,8 +153,14 @@ def begin_pass(loader: Any) -> Any:
     except Exception as error:
         shorten(error)
         raise
-    vars(made)["_reset"] = partial(_begin_again, weakref.ref(made))
+    _give(made, weakref.ref(made), beside)
     return made
+
+
+def _give(batches: Any, held: weakref.ref[Any], beside: Beside) -> None:
+    """Give a pass its _reset(), and the loader whose methods it calls."""
+    calls = Weakly in (type(beside.collate_fn), type(beside.worker_init_fn))
+    vars(batches).update(_reset=partial(_begin_again, held), _loader=beside.owner() if calls else None)
 
 
 def _beside(loader: Any) -> Beside:
@@ -149,7 +180,7 @@ def _begin_again(held: weakref.ref[Any], loader: Any, first_iter: bool = False) 
         batches.__class__ = type(made)
         vars(batches).clear()
         vars(batches).update(vars(made), _goes_on_with=made)
-        vars(batches)["_reset"] = partial(_begin_again, held)
+        _give(batches, held, beside)
 
 
 def owner_of(loader: Any) -> Any:

@@ -235,15 +235,18 @@ def test_nothing_keeps_a_loader(kind: Any) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("kind", [kinds.Infinite, kinds.Lazy, kinds.Plain])
+@pytest.mark.parametrize("kind", [kinds.Infinite, kinds.Lazy, kinds.Plain, kinds.Nodes])
 def test_workers_end_with_the_loader(kind: Any) -> None:
     loader = kind(Made(size=8), 2, num_workers=2, persistent_workers=True)
     list(loader)
-    workers = list((loader._iterator if kind is kinds.Plain else loader.iterator)._workers)
+    held = loader.iterator if kind in (kinds.Infinite, kinds.Lazy) else loader._iterator
+    workers = list((held.batches if kind is kinds.Nodes else held)._workers)
     assert len(workers) == 2 and all(worker.is_alive() for worker in workers)
     gc.disable()
     try:
-        del loader
+        del loader, held
+        if kind is kinds.Nodes:  # which its collate_fn holds
+            gc.collect()
         wait_until(lambda: not any(worker.is_alive() for worker in workers))
     finally:
         gc.enable()
