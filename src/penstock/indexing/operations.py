@@ -46,13 +46,10 @@ def is_row(example: Any) -> bool:
 
 def item(program: Program, holder: Any, at: Value) -> Value:
     """Return the item of a container or an array that a value says."""
-    example = holder[at.example]
-    if isinstance(holder, list | tuple | range | dict):
-        if type(holder) not in (list, tuple, range, dict) or (
-            dtype_of(at.example) is None and type(holder) is not dict
-        ):
-            raise NotIndexing("is of a class of its own")
-        _refuse_truth(at)
+    if type(holder) in (list, tuple, range, dict):
+        if type(at.example) is bool or dtype_of(at.example) is torch.bool or not _is_plain(at.example):
+            raise NotIndexing("is no index")
+        example = holder[at.example]
         return program.add(
             lambda columns: column_of([holder[key] for key in objects_of(columns, at)], example), example
         )
@@ -67,9 +64,9 @@ def item(program: Program, holder: Any, at: Value) -> Value:
     raise NotIndexing("is an item of an array that is not plain memory")
 
 
-def _refuse_truth(at: Value) -> None:
-    if type(at.example) is bool or dtype_of(at.example) is torch.bool:
-        raise NotIndexing("takes a truth value as an index")
+def _is_plain(key: Any) -> bool:
+    """Return whether a key is compared and hashed without code of the user's."""
+    return dtype_of(key) is not None or type(key) in (str, bytes, type(None))
 
 
 def as_numbers(program: Program, value: Value) -> Value:
@@ -81,10 +78,7 @@ def as_numbers(program: Program, value: Value) -> Value:
     if not whole or not is_number(value.example):
         raise NotIndexing("is no whole number to index by")
     if dtype is torch.int64:
-        slot = value.slot
-        if program.tried(value).is_contiguous() and value.root == slot:
-            return value
-        return program.add(lambda columns: columns[slot].contiguous(), np.int64(value.example))
+        return value
     return program.add(lambda columns: columns[value.slot].to(torch.int64), np.int64(value.example), fails=False)
 
 

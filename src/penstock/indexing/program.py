@@ -280,7 +280,7 @@ def gathering(array: Any, slot: int, window: int | None = None) -> Step:
     stride, windows, gather = strides[0], window is not None, _native.gather_rows
 
     def step(columns: Columns) -> torch.Tensor:
-        numbers = columns[slot]
+        numbers = columns[slot].contiguous()
         samples = numbers.numel()
         out = torch.empty((samples, *shape), dtype=dtype)
         if gather(address, count, stride, row, numbers.data_ptr(), samples, out.data_ptr(), windows):
