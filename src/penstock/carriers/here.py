@@ -10,6 +10,7 @@ from threading import RLock
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.autograd.profiler import record_function
@@ -294,7 +295,9 @@ class CallerPass(_BaseDataLoaderIter):
                 self._read, self._collate = self._indexed, _as_it_is
 
     def _unlearn(self) -> None:
-        """Have the class make the next batches: the dataset was changed."""
+        """Have the class make the next batches, of Python's numbers: the dataset was changed."""
+        if self._learn is None:  # the pass began with rows, whose numbers are arrays
+            self._sampler_iter = map(_listed, self._sampler_iter)
         self._read, self._collate, self._indexed = self._dataset, self._collate_fn, None
 
     def _streamed(self, asked: Any) -> Any:
@@ -309,6 +312,7 @@ class CallerPass(_BaseDataLoaderIter):
         """Note on an error of the dataset or the collate_fn which sample or batch it is about."""
         if asked is _NOTHING or not self._maps:
             return
+        asked = _listed(asked)
         if samples is not _NOTHING:
             note_batch(error, asked, samples)
         elif left is not None:
@@ -388,6 +392,10 @@ def _kind_of(dataset: Any) -> type:
     while type(dataset) is Subset:
         dataset = dataset.dataset
     return type(dataset)
+
+
+def _listed(asked: Any) -> Any:
+    return asked.tolist() if isinstance(asked, np.ndarray) else asked
 
 
 def _as_it_is(batch: Any) -> Any:
