@@ -51,7 +51,7 @@ def gathers_rows(settings: Settings) -> bool:
         if not _are_plain(tensors):
             return False
         row = sum(max(CACHE_LINE, one.stride(0) * one.itemsize) for one in tensors)
-        if not fits_small(row, settings.batch_size):
+        if not fits_small(row, settings.batch_size or _UNKNOWN_BATCH):
             return False
         settings.known["rows"] = tensors
     return is_native(settings.batched, settings.collate_fn, settings.worker_init_fn, settings.method)
