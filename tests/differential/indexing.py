@@ -512,6 +512,8 @@ class _Writer:
         for _ in range(self.draw.choice((0, 1, 1, 1, 2, 2, 3))):
             some = _STEPS[kind] if self.tame or self.chance(0.7) else _MORE_STEPS[kind]
             fitting = [one for one in some if not self.tame or _fits(one[1], dims)]
+            if kind != "l" and not dims:  # torch.Tensor(3) is memory as it was found
+                fitting = [one for one in fitting if "Tensor({})" not in one[1]]
             after, step = self.draw.choice(fitting)
             dims = _dims_after(step, dims)
             if re.search(r"rand|dropout|bernoulli|_\(|counted", step) and "requires_grad_" not in step:
