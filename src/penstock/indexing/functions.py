@@ -125,7 +125,7 @@ def _makes(function: Any) -> Known:
             examples = [one.example if isinstance(one, Value) else one for one in items]
             return operations.stacked(program, items, function(examples, *more, **named))
         example = value.example
-        if isinstance(example, int) and function in _CLASSES:
+        if function in _CLASSES and operations.is_number(example):
             raise NotIndexing("makes a tensor of so many elements")
         if dtype_of(example) is not None:
             made = _once(function, example, *more, **named)
