@@ -165,7 +165,7 @@ def _file(draw: random.Random, large: bool) -> tuple[str, str]:
 def _indexing(draw: random.Random) -> Case:
     kind, length = (
         draw.choice((*["indexing"] * 18, *INDEXING)),
-        draw.choice((0, 1, 2, 5, 7, 9, 9, 12, 13, 13, 17, 17, 23)),
+        draw.choice((0, 1, 2, 5, 7, 9, 9, 12, 13, 13, 17, 17, 23, 23, 23)),
     )
     module = module_of(draw, length)
     return Case(kind, length, "bare", ("",), "", module.source, (), (), "hold", (), pins=False, pure=module.pure)

@@ -119,6 +119,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     # the class, the instance, the module
     "class's method": lambda d: give(kind(d), __getitem__=doubled),
     "class's method, another sample": lambda d: give(kind(d), __getitem__=number),
+    "class's method, of the index's type": lambda d: give(kind(d), __getitem__=lambda self, i: type(i).__name__),
     "code of the method": lambda d: give(kind(d).__getitem__, __code__=number.__code__),
     "code of a helper": lambda d: give(names(d)["helper"], __code__=(lambda x, times: x + times).__code__),
     "defaults of a helper": lambda d: give(names(d)["helper"], __defaults__=(30,)),
@@ -182,7 +183,8 @@ def test_between_passes_with_worker_processes(name: str) -> None:
 PLAIN = [name for name in CHANGES if name in (
     "tensor exchanged", "tensor of another dtype", "list in a tensor's place", "fewer rows", "tensor written",
     "tensor resized", "tensor needs a gradient", "list grew", "element replaced", "element of another kind",
-    "None in a list", "class's method", "property", "descriptor", "getitems of the class", "another class",
+    "None in a list", "class's method", "class's method, of the index's type", "property",
+    "descriptor", "getitems of the class", "another class",
 )]  # fmt: skip
 
 
@@ -193,6 +195,19 @@ def test_the_plainest_class(name: str) -> None:
             options: Any = functools.partial(dict, batch_size=batch_size, shuffle=True)
             given: dict[str, Any] = {when: CHANGES[name]}
             assert_as_torch(lambda: fresh("Plain"), options, passes=3, **given)
+
+
+@pytest.mark.xfail(reason="the class gets numbers of numpy behind a pass that began with rows", strict=False)
+def test_a_class_that_is_called_again_gets_numbers_of_python() -> None:
+    """The order of a later pass was drawn for rows that are gathered."""
+    calls: list[Any] = []
+
+    def change(data: Any) -> None:
+        calls.append(data)
+        if len(calls) % 2 == 0:  # in the second pass of each loader
+            give(kind(data), __getitem__=lambda self, i: type(i).__name__)
+
+    assert_as_torch(lambda: fresh("Plain"), lambda: {"batch_size": 2, "shuffle": True}, during=change)
 
 
 def test_an_array_that_is_written_before_each_batch() -> None:
