@@ -197,7 +197,6 @@ def test_the_plainest_class(name: str) -> None:
             assert_as_torch(lambda: fresh("Plain"), options, passes=3, **given)
 
 
-@pytest.mark.xfail(reason="the class gets numbers of numpy behind a pass that began with rows", strict=False)
 def test_a_class_that_is_called_again_gets_numbers_of_python() -> None:
     """The order of a later pass was drawn for rows that are gathered."""
     calls: list[Any] = []
