@@ -12,6 +12,7 @@ from penstock.indexing.program import is_array, place_of
 
 _PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
 _modes = torch._C._len_torch_function_stack
+_item = torch.Tensor.__getitem__
 
 
 class Reads:
@@ -61,7 +62,7 @@ class Reads:
 
     def same(self) -> bool:
         """Return whether all is what it was, but for the elements of arrays and longer lists."""
-        if _modes() or torch.get_default_dtype() is not self._default:
+        if _modes() or torch.get_default_dtype() is not self._default or torch.Tensor.__getitem__ is not _item:
             return False
         try:
             for find, key, value in self._found.values():

@@ -217,7 +217,9 @@ def _may_be_read(dataset: Any) -> bool:
     kind = type(dataset)
     if isinstance(dataset, IterableDataset) or hasattr(dataset, "__getitems__") or not hasattr(dataset, "__dict__"):
         return False
-    return _OWN.isdisjoint(vars(dataset)) and getattr(kind, "__weakrefoffset__", 0) != 0 and is_foreign(dataset)
+    ours = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
+    usual = _OWN.isdisjoint(vars(dataset)) and getattr(kind, "__weakrefoffset__", 0) != 0 and not ours
+    return usual and is_foreign(dataset)
 
 
 def _bases(dataset: Any) -> list[Any]:
