@@ -49,12 +49,13 @@ def read(dataset: Any, index: int) -> Reading:
     index: of a sample that is there, which serves as the example.
     """
     reader = Reader(dataset, index)
-    build = _Builder(reader.program).of(reader.sample)
+    builder = _Builder(reader.program)
+    build = builder.of(reader.sample)
     try:
         expected = default_collate([dataset[index], dataset[index]])
     except Exception as error:  # the class's own, of each batch
         raise NotIndexing(f"its samples cannot be collated: {type(error).__name__}") from None
-    at_once = reader.program.finish(build)
+    at_once = reader.program.finish(build, builder.copied)
     made = reader.program.run(torch.tensor([index, index]))
     if not same(made, expected):
         raise NotIndexing("its samples are collated in another way")
@@ -162,6 +163,7 @@ class _Builder:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._roots: set[int] = {0}  # columns whose memory the batch has
+        self.copied: set[int] = set()
 
     def of(self, sample: Any, *, listed: bool = True) -> _Build:
         """Return what makes, of the columns, the batch of samples like this one.
@@ -202,10 +204,13 @@ class _Builder:
         whole = all(isinstance(one, torch.Tensor) for one in tried) and tried[0].numel() == tried[1].numel()
         if whole and root not in self._roots:
             self._roots.add(root)
+            if tried[0].stride() != strides:
+                self.copied.add(slot)
 
             def build(columns: Columns) -> torch.Tensor:
                 column = columns[slot]  # strides of dimensions of one element are compared, too
                 return column if column.stride() == strides else column.clone(memory_format=layout)  # type: ignore[no-any-return]
 
             return build
+        self.copied.add(slot)
         return lambda columns: columns[slot].clone(memory_format=layout)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from penstock.indexing.program import is_array, place_of
+from penstock.indexing.program import is_array, is_at, place_of
 
 _PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
 _modes = torch._C._len_torch_function_stack
@@ -71,7 +71,7 @@ class Reads:
                     return False
             for find, key, identity, place in self._arrays.values():
                 array = find(key)
-                if id(array) != identity or place_of(array) != place:
+                if id(array) != identity or not is_at(array, place):
                     return False
             for container, length in self._sizes:
                 if len(container) != length:

@@ -69,7 +69,7 @@ class Program:
         self._steps: list[tuple[int, Step]] = []
         self._tried = _Watched([torch.tensor([index, index])])
         self._used: list[set[int]] = [set()]
-        self._gathers: set[int] = set()
+        self._free: set[int] = set()  # steps that no operation of torch's on elements does: gathers and views
         self._needed: set[int] = set()
         self.index = Value(0, index, 0, (0, 1, 0), bound=LARGEST_INDEX)
         self._build: Callable[[Columns], Any] = lambda columns: None
@@ -100,6 +100,8 @@ class Program:
         self._used.append(self._tried.used)
         if fails:
             self._needed.add(slot)
+        if any(_shares(column, list.__getitem__(self._tried, used)) for used in self._used[slot]):
+            self._free.add(slot)
         line = (slot, 1, 0) if type(example) is int else None
         return Value(slot, example, slot if root is None else root, line, owned)
 
@@ -110,22 +112,24 @@ class Program:
     def gather(self, array: Any, at: Value, example: Any, window: int | None = None) -> Value:
         """Add the step that copies the rows of an array, or windows of so many, at the numbers that a value says."""
         made = self.add(gathering(array, at.slot, window), example)
-        self._gathers.add(made.slot)
+        self._free.add(made.slot)
         return made
 
-    def finish(self, build: Callable[[Columns], Any]) -> int:
+    def finish(self, build: Callable[[Columns], Any], copied: set[int]) -> int:
         """Set what makes the batch of the columns, and forget the example.
 
         Return of how many samples at most the program is to be run, so that torch does each step in one thread.
+
+        copied: columns that `build` copies.
         """
         needed = self._needed
         self._tried.used = needed
         build(self._tried)
-        touched = needed - self._gathers
+        touched = set(copied)
         for slot in reversed(range(len(self._used))):
             if slot in needed:
                 needed |= self._used[slot]
-                touched |= self._used[slot] | ({slot} - self._gathers)
+                touched |= set() if slot in self._free else self._used[slot] | {slot}
         columns = [list.__getitem__(self._tried, slot) for slot in touched]
         most = max((one.numel() // 2 for one in columns if isinstance(one, torch.Tensor)), default=0)
         self._steps = [(slot, step) for slot, step in self._steps if slot in needed]
@@ -139,6 +143,13 @@ class Program:
         for slot, step in self._steps:
             columns[slot] = step(columns)
         return self._build(columns)
+
+
+def _shares(one: Column, other: Column) -> bool:
+    """Return whether two columns lie in the same memory."""
+    if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
+        return False
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 class _Watched(list[Column]):
@@ -259,6 +270,15 @@ def place_of(array: Any) -> tuple[Any, ...]:
     return array.data_ptr(), array.shape, array.stride(), array.dtype, array.requires_grad
 
 
+def is_at(array: Any, place: tuple[Any, ...]) -> bool:
+    """Return whether an array lies in a place, as `place_of` says it; called for each batch."""
+    if isinstance(array, np.ndarray):
+        return place_of(array) == place
+    address, shape, strides, dtype, grad = place
+    alike = array.data_ptr() == address and array.shape == shape and array.stride() == strides
+    return alike and array.dtype is dtype and array.requires_grad is grad
+
+
 def gathering(array: Any, slot: int, window: int | None = None) -> Step:
     """Return the step that copies the rows of an array, or windows of so many rows, at the numbers in a column."""
     if isinstance(array, np.ndarray):
@@ -280,7 +300,7 @@ def gathering(array: Any, slot: int, window: int | None = None) -> Step:
     stride, windows, gather = strides[0], window is not None, _native.gather_rows
 
     def step(columns: Columns) -> torch.Tensor:
-        numbers = columns[slot].contiguous()
+        numbers = columns[slot].contiguous() if slot else columns[0]
         samples = numbers.numel()
         out = torch.empty((samples, *shape), dtype=dtype)
         if gather(address, count, stride, row, numbers.data_ptr(), samples, out.data_ptr(), windows):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect_right
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,7 +53,6 @@ class IndexedDataset:
         self.refusal = ""
         """Why the class makes the batches; empty: it does not."""
         self._checked = False
-        self._numbers: list[torch.Tensor] = []  # memory for the next batch's, which one thread at a time takes
         self._times = self._unlike = self._samples = self.row_bytes = 0
 
     def read(self, index: int) -> bool:
@@ -89,7 +87,21 @@ class IndexedDataset:
         """Return the arrays that are read, for a pass that goes on with them whatever becomes of the dataset."""
         return None if self._read is None else (self._read, self._read.reads.held())
 
-    def batch(self, given: Sequence[Any], held: Held = None) -> Any:
+    def _numbers_of(self, read: batches.Reading, given: Any) -> torch.Tensor | None:
+        """Return the numbers of some samples; None: the class must make sense of them."""
+        if type(given) is np.ndarray:
+            return torch.from_numpy(given) if given.size else None
+        if not (count := len(given)):
+            return None
+        numbers = torch.empty(count, dtype=torch.int64)
+        if type(given) is not list or not _native.write_integers(given, numbers.data_ptr()):
+            if read.takes_ints_only or not set(map(type, given)) <= {int, np.int64}:
+                return None
+            if not _native.write_integers(list(map(int, given)), numbers.data_ptr()):
+                return None
+        return numbers
+
+    def batch(self, given: Any, held: Held = None) -> Any:
         """Return the batch of some samples; None: the class makes it.
 
         held: by the pass; None: the dataset is read as it is now.
@@ -100,16 +112,9 @@ class IndexedDataset:
         if read is None or (held is None and not self._same(read)):
             self._read = None
             return None
-        if not (count := len(given)):
+        numbers = self._numbers_of(read, given)
+        if numbers is None:
             return None
-        numbers = self._numbers.pop() if self._numbers else torch.empty(count, dtype=torch.int64)
-        if numbers.numel() != count:
-            numbers = torch.empty(count, dtype=torch.int64)
-        if type(given) is not list or not _native.write_integers(given, numbers.data_ptr()):
-            if read.takes_ints_only or not set(map(type, given)) <= {int, np.int64}:
-                return None
-            if not _native.write_integers(list(map(int, given)), numbers.data_ptr()):
-                return None
         try:
             made = read.batch(numbers)
         except Exception:  # the class raises it, or knows better
@@ -117,10 +122,9 @@ class IndexedDataset:
             if self._unlike >= _MOST_UNLIKE:
                 self._read, self.refusal = None, "its samples differ in shape or type"
             return None
-        self._numbers.append(numbers)
-        self._samples += count
+        self._samples += len(given)
         if (not self._checked or self._samples >= CHECKED) and (held is None or self._same(read)):
-            return self._check(made, list(given))
+            return self._check(made, given.tolist() if type(given) is np.ndarray else list(given))
         return made
 
     def _check(self, made: Any, given: list[Any]) -> Any:
@@ -165,6 +169,7 @@ class IndexedRows:
     def __init__(self, dataset: Any, *, holds: bool) -> None:
         self._dataset = dataset
         self._held = {id(base): known(base).held() for base in _bases(dataset)} if holds else {}
+        self._direct = None if type(dataset) in (Subset, ConcatDataset) else known(dataset)
         self.ended = False
         """The class makes the batches from now on."""
 
@@ -173,9 +178,12 @@ class IndexedRows:
         return max(known(base).row_bytes for base in _bases(self._dataset))
 
     def __getitems__(self, given: Any) -> Any:
-        asked = given if isinstance(given, list) else given.tolist()
-        made = _gathered(self._dataset, asked, self._held)
+        if self._direct is not None:
+            made = self._direct.batch(given, self._held.get(id(self._dataset)))
+        else:
+            made = _gathered(self._dataset, given if isinstance(given, list) else given.tolist(), self._held)
         if made is None:
+            asked = given if isinstance(given, list) else given.tolist()
             self.ended = not all(known(base).gathers for base in _bases(self._dataset))
             return torch_batch(self._dataset, asked)
         return made
