@@ -95,9 +95,9 @@ def test_our_arguments_are_kept_without_being_told(accelerator: Any) -> None:
     assert_same(list(prepared), list(ours(**options)))
 
 
-def test_a_drop_in_keeps_its_native_threads(accelerator: Any) -> None:
+def test_a_drop_in_reads_natively(accelerator: Any) -> None:
     prepared = accelerator.prepare(ours())  # warnings are errors
-    assert type(prepared.base_dataloader) is penstock.DataLoader and "native threads" in prepared.explain()
+    assert type(prepared.base_dataloader) is penstock.DataLoader and "native   gather" in prepared.explain()
     assert listed(prepared)[-1] == [[20, 21]]
 
 

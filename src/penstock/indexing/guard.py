@@ -12,7 +12,7 @@ from penstock.indexing.program import is_array, is_at, place_of
 
 _PLAIN = frozenset({bool, int, float, str, bytes, type(None)})
 _modes = torch._C._len_torch_function_stack
-_item = torch.Tensor.__getitem__
+_item = torch._C.TensorBase.__getitem__
 
 
 class Reads:

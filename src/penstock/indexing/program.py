@@ -216,13 +216,13 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 def column_of(objects: list[Any], example: Any) -> Column:
     """Return the column of the objects of some samples. Raises Unlike where one is not like the example."""
     kind = type(example)
-    if set(map(type, objects)) != {kind}:
-        raise Unlike
     if kind is int:
-        out = torch.empty(len(objects), dtype=torch.int64, device="cpu")
+        out = torch.empty(len(objects), dtype=torch.int64)
         if not _native.write_integers(objects, out.data_ptr()):
             raise Unlike
         return out
+    if set(map(type, objects)) != {kind}:
+        raise Unlike
     if kind in _PYTHON:
         return torch.tensor(objects, dtype=_PYTHON[kind])
     if isinstance(example, np.generic):
@@ -314,7 +314,7 @@ def _scattered(array: Any, numbers: torch.Tensor, dtype: torch.dtype | None) -> 
     """Return rows of an array that are not contiguous in memory."""
     if isinstance(array, torch.Tensor):
         return array.index_select(0, numbers)
-    out = torch.empty((len(numbers), *array.shape[1:]), dtype=dtype, device="cpu")
+    out = torch.empty((len(numbers), *array.shape[1:]), dtype=dtype)
     np.take(array, numbers.numpy(), 0, out.numpy())
     return out
 
