@@ -61,6 +61,8 @@ UNCHANGED = (
         "torch, 0 workers",
         drawn=True,
     ),
+    Row("your `Dataset` that returns `self.x[i], self.y[i]`, no workers", "index", "pair", drawn=True),
+    Row("a small network, trained on rows of such a `Dataset` by the CPU", "index", "program"),
     Row("your `Dataset` that calls `torch.load`, 48 KB files", "own_classes", "tutorial", drawn=True),
     Row("your `Dataset` that calls `cv2.imread` and Albumentations", "own_classes", "opencv"),
     Row("your `Dataset` that calls `torchvision.io.decode_image`", "own_classes", "decode_image"),

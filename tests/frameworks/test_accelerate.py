@@ -79,11 +79,17 @@ def ours(**options: Any) -> Any:
     return penstock.DataLoader(NUMBERS, batch_size=4, **options)
 
 
-@pytest.fixture
-def accelerator() -> Iterator[Any]:
-    yield accelerate.Accelerator(cpu=True)
+def forget() -> None:
+    """Forget the passes that other tests have left open: Accelerate holds them in a state of the process."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
+
+
+@pytest.fixture
+def accelerator() -> Iterator[Any]:
+    forget()
+    yield accelerate.Accelerator(cpu=True)
+    forget()
 
 
 def test_our_arguments_are_kept_without_being_told(accelerator: Any) -> None:

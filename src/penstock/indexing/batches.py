@@ -48,6 +48,8 @@ def read(dataset: Any, index: int) -> Reading:
 
     index: of a sample that is there, which serves as the example.
     """
+    if torch.Tensor.__getitem__ is not torch._C.TensorBase.__getitem__:
+        raise NotIndexing("torch.Tensor.__getitem__ was replaced")
     reader = Reader(dataset, index)
     builder = _Builder(reader.program)
     build = builder.of(reader.sample)

@@ -200,10 +200,7 @@ def values(program: Program, row: Row) -> Value:
     gathers = [gathering(array, row.at.slot) for array in arrays]
 
     def step(columns: Columns) -> torch.Tensor:
-        out = torch.empty((len(columns[0]), len(gathers)), dtype=dtype, device="cpu")
-        for number, gather in enumerate(gathers):
-            out[:, number] = gather(columns)
-        return out
+        return torch.stack([gather(columns).to(dtype) for gather in gathers], 1)
 
     return program.add(step, example, owned=True)
 
