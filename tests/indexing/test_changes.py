@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import penstock
 from tests.indexing.both import assert_as_torch
 
 _MODULE = Path(__file__).with_name("changing.py")
@@ -316,3 +318,23 @@ def test_one_instance_that_two_loaders_read() -> None:
 
     for _ in range(2):
         assert_as_torch(make, lambda: {"batch_size": 4}, during=change)
+
+
+def test_an_array_is_held_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may exchange it meanwhile."""
+    data, gather, exchanges, seen = fresh("Data"), penstock._native.gather_rows, list[int](), list[bool]()
+
+    def exchanging(*arguments: Any) -> bool:
+        if exchanges:
+            exchanges.clear()
+            data.a = np.zeros((20, 3), dtype=np.float32)
+            seen.append(array() is not None)
+        return gather(*arguments)
+
+    monkeypatch.setattr(penstock._native, "gather_rows", exchanging)
+    loader = penstock.DataLoader(data, batch_size=4)
+    list(loader)  # the class is read behind the first batch
+    batches, array = iter(loader), weakref.ref(data.a)
+    exchanges.append(1)
+    next(batches)
+    assert seen == [True]

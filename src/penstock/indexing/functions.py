@@ -67,7 +67,7 @@ def method(program: Program, value: Value, name: str, given: list[Any], named: d
         raise NotIndexing("is more than indexing")
     made = getattr(example, name)(*given, **named)
     if name in _ELEMENTS | _SAME:
-        return operations.converted(program, value, made, owned=not _shares(made, example))
+        return operations.converted(program, value, made, owned=not shares(made, example))
     if name in _SHAPES:
         return operations.shaped(program, value, made)
     return _permuted(program, value, lambda one: getattr(one, name)(*given, **named))
@@ -97,7 +97,8 @@ def _constant(value: Any) -> Any:
     return value if not isinstance(items, tuple | list) else type(items)(map(_constant, items))
 
 
-def _shares(one: Any, other: Any) -> bool:
+def shares(one: Any, other: Any) -> bool:
+    """Return whether two tensors or arrays may lie in the same memory."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return bool(one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
     if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):

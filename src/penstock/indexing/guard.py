@@ -60,28 +60,33 @@ class Reads:
     def also(self, same: Callable[[], bool]) -> None:
         self._more.append(same)
 
-    def same(self) -> bool:
-        """Return whether all is what it was, but for the elements of arrays and longer lists."""
+    def unchanged(self) -> list[Any] | None:
+        """Return the arrays that are read where all is what it was, but for the elements of arrays and longer lists.
+
+        None: something has changed. Who reads the arrays holds them meanwhile: another thread may exchange them.
+        """
+        arrays: list[Any] = []
         if _modes() or torch.get_default_dtype() is not self._default or torch.Tensor.__getitem__ is not _item:
-            return False
+            return None
         try:
             for find, key, value in self._found.values():
                 now = find(key)
                 if now is not value and not (type(value) in _PLAIN and type(now) is type(value) and now == value):
-                    return False
+                    return None
             for find, key, identity, place in self._arrays.values():
                 array = find(key)
+                arrays.append(array)
                 if id(array) != identity or not is_at(array, place):
-                    return False
+                    return None
             for container, length in self._sizes:
                 if len(container) != length:
-                    return False
+                    return None
             for function, code in self._functions:
                 if (function.__code__, function.__defaults__, function.__kwdefaults__) != code:
-                    return False
+                    return None
             for same in self._more:
                 if not same():
-                    return False
+                    return None
         except Exception:  # there is no such item any more
-            return False
-        return True
+            return None
+        return arrays

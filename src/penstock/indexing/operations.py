@@ -1,6 +1,6 @@
 """The operations that a class which only indexes may use: what each gives for a sample, and how for a whole batch.
 
-`apply` calls torch's or numpy's own function for the example, and adds the step that does the same for a column.
+Each calls torch's or numpy's own function for the example, and adds the step that does the same for a column.
 """
 
 from __future__ import annotations
@@ -82,12 +82,11 @@ def as_numbers(program: Program, value: Value) -> Value:
     return program.add(lambda columns: columns[value.slot].to(torch.int64), np.int64(value.example), fails=False)
 
 
-def window(program: Program, array: Any, begin: Value, end: Value | None, length: int | None = None) -> Value:
+def window(program: Program, array: Any, begin: Value, end: Any) -> Value:
     """Return array[begin:end] where the two are as far apart for each sample."""
-    if length is None:
-        if begin.line is None or end is None or end.line is None or begin.line[:2] != end.line[:2]:
-            raise NotIndexing("is a slice whose length may differ from sample to sample")
-        length = end.line[2] - begin.line[2]
+    if begin.line is None or not isinstance(end, Value) or end.line is None or begin.line[:2] != end.line[:2]:
+        raise NotIndexing("is a slice whose length may differ from sample to sample")
+    length = end.line[2] - begin.line[2]
     if length <= 0 or not is_array(array):
         raise NotIndexing("is no slice of rows of an array")
     if begin.example < 0 or begin.example + length > len(array):

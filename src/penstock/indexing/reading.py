@@ -50,8 +50,6 @@ _COMPARED: dict[type, Callable[[Any, Any], bool]] = {
 }
 _PLAIN = (bool, int, float, str, type(None))
 _COMPARABLE = (*_PLAIN, torch.dtype, np.dtype, torch.Size)
-
-
 _ORDERED = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 
@@ -433,7 +431,7 @@ class Reader:
             return self._made_by(node, operator.getitem, holder, key)
         if is_array(holder):
             found = self._made_by(node, operator.getitem, holder, key)
-            if is_array(found) and found.ndim and _shares(found, holder):
+            if is_array(found) and found.ndim and functions.shares(found, holder):
                 return found
         raise self._refused(node, "is an item that is made anew")
 
@@ -705,12 +703,6 @@ def _contains(container: Any, value: Any, found: bool) -> bool:
 
 def _as_made(value: Any) -> Any:
     return Made(value) if type(value) is tuple else value
-
-
-def _shares(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return bool(one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())
-    return bool(np.may_share_memory(one, other))
 
 
 def _is_plain_dictionary(holder: Any) -> bool:

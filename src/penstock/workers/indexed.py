@@ -57,7 +57,7 @@ class IndexedDataset:
 
     def read(self, index: int) -> bool:
         """Return whether the class only indexes, with a sample as the example; it is read where it was not."""
-        if self._read is not None and self._same(self._read):
+        if self._read is not None and self._unchanged(self._read) is not None:
             return True
         self._read, self._times = None, self._times + 1
         if self.refusal or self._times > _MOST_READ:
@@ -74,9 +74,12 @@ class IndexedDataset:
         self._checked, self._unlike = False, 0
         return True
 
-    def _same(self, read: batches.Reading) -> bool:
+    def _unchanged(self, read: batches.Reading) -> list[Any] | None:
+        """Return the arrays that are read of the dataset; None: it is not what it was."""
         dataset = self._dataset()
-        return type(dataset) is self._kind and vars(dataset) is read.attributes and read.reads.same()
+        if type(dataset) is not self._kind or vars(dataset) is not read.attributes:
+            return None
+        return read.reads.unchanged()
 
     @property
     def gathers(self) -> bool:
@@ -109,7 +112,8 @@ class IndexedDataset:
         read = self._read if held is None else held[0]
         if held is not None and any(place_of(array) != place for array, place in held[1]):
             return None
-        if read is None or (held is None and not self._same(read)):
+        arrays = None if read is None or held is not None else self._unchanged(read)  # in use until the batch is made
+        if read is None or (held is None and arrays is None):
             self._read = None
             return None
         numbers = self._numbers_of(read, given)
@@ -123,7 +127,7 @@ class IndexedDataset:
                 self._read, self.refusal = None, "its samples differ in shape or type"
             return None
         self._samples += len(given)
-        if (not self._checked or self._samples >= CHECKED) and (held is None or self._same(read)):
+        if (not self._checked or self._samples >= CHECKED) and (held is None or self._unchanged(read) is not None):
             return self._check(made, given.tolist() if type(given) is np.ndarray else list(given))
         return made
 
