@@ -408,7 +408,10 @@ def _rows_of(job: Job) -> Rows | indexed.IndexedRows | None:
 
 
 def _learned(settings: Settings) -> indexed.IndexedRows | None:
-    return indexed.rows_of(settings.dataset, learns=True) if gathers_indexed(settings, learns=True) else None
+    if gathers_indexed(settings, learns=True):
+        return indexed.rows_of(settings.dataset, learns=True)
+    settings.known["indexed"] = False  # for all passes that go by these settings
+    return None
 
 
 def open_here(job: Job, *, rows: bool = False) -> CallerPass:
@@ -421,6 +424,7 @@ def open_here(job: Job, *, rows: bool = False) -> CallerPass:
     sampled: Callable[[], Iterator[Any]] = partial(batches.without_positions, seed or 0, epoch)
     if settings.iterable:
         sampled = partial(iter, settings.index_sampler)
+    learns = not rows and settings.known.get("indexed", True) and may_be_gathered(settings)
     made = CallerPass(
         settings,
         sampled,
@@ -428,7 +432,7 @@ def open_here(job: Job, *, rows: bool = False) -> CallerPass:
         job.meter,
         pins=job.pins,
         rows=_rows_of(job) if rows else None,
-        learn=partial(_learned, settings) if not rows and may_be_gathered(settings) else None,
+        learn=partial(_learned, settings) if learns else None,
         composes=settings.method is not Method.PROCESS and not rows,
         streams=job.streams,
         ahead=settings.device is not None,
