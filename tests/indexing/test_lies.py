@@ -6,6 +6,7 @@ import collections
 import datetime
 import functools
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.indexing import lying
 from tests.indexing.both import assert_as_torch
 from tests.indexing.lying import (
     CLASSES,
+    Asking,
     Colour,
     Counted,
     InDictionary,
@@ -266,16 +268,16 @@ INDICES: dict[str, Callable[[], list[Any]]] = {
 @pytest.mark.parametrize("name", INDICES)
 @pytest.mark.parametrize("data", ["array of float64", "with an offset", "strings", "pairs", "one column"])
 def test_odd_indices(name: str, data: str) -> None:
-    for kind in (Plain, Windows, ToTensor):
-        for given in ("sampler", "batch_sampler"):
+    for kind in (Plain, Windows, ToTensor, Asking):
+        for given, own in product(("sampler", "batch_sampler"), (None, {"seed": 7})):
             chosen = INDICES[name]()
             options: Any = {given: chosen if given == "sampler" else [chosen[:2], chosen[2:]]}
             if given == "sampler":
                 options["batch_size"] = 3
             try:
-                assert_as_torch(lambda kind=kind: kind(ODD[data]()), lambda options=options: options)  # type: ignore[misc]
+                assert_as_torch(lambda kind=kind: kind(ODD[data]()), lambda options=options: options, own)  # type: ignore[misc]
             except AssertionError as error:
-                raise AssertionError(f"{kind.__name__}, {given}: {error}") from None
+                raise AssertionError(f"{kind.__name__}, {given}, {own}: {error}") from None
 
 
 @pytest.mark.parametrize("length", [0, 1, 9, N - 1, N + 1, N + 9])

@@ -25,6 +25,7 @@ from penstock.passes.job import Job
 from penstock.recipe.patches import Lease, this_thread
 from penstock.sample_notes import collated, note_batch, note_sample
 from penstock.settings import Method, Settings
+from penstock.state.progress import PassBatches
 from penstock.state.streams import Streams, restore_dataset, restore_fetcher, state_of, with_first_drawn
 from penstock.stats import samples_in
 from penstock.system.deferred import deferred
@@ -398,6 +399,10 @@ def _listed(asked: Any) -> Any:
     return asked.tolist() if isinstance(asked, np.ndarray) else asked
 
 
+def _given_as_lists(batches: PassBatches, seed: int, epoch: int) -> Iterator[list[Any]]:
+    return (list(given) for given, _ in batches.sampled(seed, epoch))
+
+
 def _as_it_is(batch: Any) -> Any:
     return batch
 
@@ -424,6 +429,9 @@ def open_here(job: Job, *, rows: bool = False) -> CallerPass:
     sampled: Callable[[], Iterator[Any]] = partial(batches.without_positions, seed or 0, epoch)
     if settings.iterable:
         sampled = partial(iter, settings.index_sampler)
+    gathered = _rows_of(job) if rows else None
+    if isinstance(gathered, indexed.IndexedRows) and not job.order.cuts_itself():  # a class sees what a sampler gives
+        sampled = partial(_given_as_lists, batches, seed or 0, epoch)
     learns = not rows and settings.known.get("indexed", True) and may_be_gathered(settings)
     made = CallerPass(
         settings,
@@ -431,7 +439,7 @@ def open_here(job: Job, *, rows: bool = False) -> CallerPass:
         job.draw_base,
         job.meter,
         pins=job.pins,
-        rows=_rows_of(job) if rows else None,
+        rows=gathered,
         learn=partial(_learned, settings) if learns else None,
         composes=settings.method is not Method.PROCESS and not rows,
         streams=job.streams,
