@@ -459,9 +459,7 @@ class ArrowColumn:
         False: one is null, or there are not `room` of them. Raises ValueError for types that are not converted.
         """
 
-    def write_padded(
-        self, rows: NDArray[np.int64], out: int, width: int, dtype: str, fill: bytes, left: bool
-    ) -> bool:
+    def write_padded(self, rows: NDArray[np.int64], out: int, width: int, dtype: str, fill: bytes, left: bool) -> bool:
         """Write lists of numbers to an address as rows of `width`: longer ones are cut, shorter ones are filled.
 
         Args:
