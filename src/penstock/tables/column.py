@@ -96,7 +96,8 @@ def _native_of(chunked: Any) -> _native.ArrowColumn | None:
     column = _native.ArrowColumn()
     try:
         for chunk in chunked.chunks:
-            column.add(*chunk.__arrow_c_array__(), _sizes(chunk))
+            schema, array = chunk.__arrow_c_array__()
+            column.add(schema, array, _sizes(chunk))
     except (ValueError, NotImplementedError):
         return None
     return column
