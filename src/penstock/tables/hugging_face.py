@@ -282,7 +282,7 @@ def _collated(column: Column, rows: Indices, kind: str | None) -> Any:
         made = (_tensors if kind == "torch" else _arrays)(column, rows)
         if made is None:
             raise NotGathered("a column that the package makes")
-        return default_collate(list(made)) if kind == "numpy" else made
+        return made if isinstance(made, torch.Tensor) else default_collate(list(made))
     stored = column.dtype
     if stored is None or stored is torch.uint64 or column.is_list:
         values = column.objects(rows)

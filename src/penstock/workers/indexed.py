@@ -67,11 +67,8 @@ class IndexedDataset:
             return False
         dataset = self._dataset()
         try:
-            read = (
-                hugging_face.CollatedRows(dataset, index)
-                if hugging_face.is_dataset(dataset)
-                else batches.read(dataset, index)
-            )
+            kept = hugging_face.is_dataset(dataset)
+            read = CollatedRows(dataset, index) if kept else batches.read(dataset, index)
         except (NotIndexing, hugging_face.NotGathered) as why:
             self.refusal = str(why)
             return False
