@@ -230,7 +230,7 @@ class Explained:
         if type(settings.sampler) is SequentialSampler:
             return "in sequence"
         blocks = BatchOrder(settings).blocks()
-        within = "" if blocks is None or blocks.full else f" within a window of {counted(blocks.window, 'shard')}"
+        within = "" if blocks is None or blocks.full else f" within a window of {counted(blocks.window, blocks.noun)}"
         if settings.seed is not None:
             return f"shuffled by (seed {settings.seed}, epoch){within}, any position at once"
         if within:

@@ -1,0 +1,249 @@
+"""The row groups of a table, decoded once: Arrow IPC streams in a cache folder, which are memory-mapped.
+
+A row group is decoded batch by batch, so that only a few MiB of it are in memory of the process; pages of the decoded
+file are the kernel's page cache. Processes of this user share the files, which last until the machine starts anew or
+the folder's limit is reached: the least recently used one that nobody holds goes first.
+
+It is also what `storage.stage.ShardStage` brings ahead of need: one of its "shards" is a row group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import ipc
+
+import penstock._native as _native
+from penstock.errors import CorruptSample, OutOfSpace
+from penstock.storage.cache_folder import CachedShard, CacheFolder, HeldFile
+from penstock.storage.durable import FULL
+from penstock.storage.objects import run_alone
+from penstock.storage.remote_shards import LOOK_AGAIN, REQUESTS, Range
+from penstock.system.limits import usable_cpus
+from penstock.system.locks import ProcessLock
+from penstock.tables.files import Part, TableFile
+from penstock.tables.values import filled
+
+#: Row groups that are decoded at once, at the most.
+AT_ONCE = 4
+#: Seconds after which it is looked again whether files have changed.
+_LOOK_AGAIN = 1.0
+
+
+class RowGroups:
+    """The row groups of some files. Any number of threads and processes may call it.
+
+    Args:
+        schema: of the columns that are read, as they are decoded: dictionaries are values.
+        fill: values for nulls, by column.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[TableFile],
+        parts: Iterable[Part],
+        schema: pa.Schema,
+        fill: Mapping[str, Any],
+        cache: CacheFolder,
+    ) -> None:
+        self.files, self.shards, self.schema, self.fill = tuple(files), tuple(parts), schema, dict(fill)
+        self.cache = cache
+        self._begin()
+
+    def _begin(self) -> None:
+        self._opened: OrderedDict[int, pa.Table] = OrderedDict()
+        self._failed: dict[int, CorruptSample] = {}
+        self._lock = ProcessLock()
+        self._looked = 0.0
+        self.largest = max((part.bytes for part in self.shards), default=0)
+        self.bytes = sum(part.bytes for part in self.shards)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("files", "shards", "schema", "fill", "cache")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+    def place(self, number: int) -> str:
+        part = self.shards[number]
+        return f"{self.files[part.file].place}, row group {part.number}"
+
+    def download(self, number: int) -> Decoding:
+        """Return what brings a row group into the cache."""
+        return Decoding(self, number)
+
+    def wants_whole(self, number: int, samples: int) -> bool:
+        return True
+
+    async def bring(self, one: Range, requests: asyncio.Semaphore) -> None:
+        raise NotImplementedError("row groups come as wholes")
+
+    def forget(self, one: Range) -> None:
+        raise NotImplementedError("row groups come as wholes")
+
+    @property
+    def is_remote(self) -> bool:
+        return any(file.store is not None for file in self.files)
+
+    def check_files(self) -> None:
+        """Raise CorruptSample where a local file is not what it was; it is looked at once a second."""
+        now = time.monotonic()
+        if now - self._looked >= _LOOK_AGAIN:
+            for file in self.files:
+                if (why := file.changed()) is not None:
+                    raise file.corrupt(f"it has changed since the table was made: {why}")
+            self._looked = now
+
+    def unchanged(self) -> bool:
+        """Return whether the files are what they were, as `check_files` sees it."""
+        try:
+            self.check_files()
+        except CorruptSample:
+            return False
+        return True
+
+    def tables(self, numbers: Sequence[int]) -> list[pa.Table]:
+        """Return row groups; those that are not here are decoded, a few at once. Raises CorruptSample, StorageError."""
+        with self._lock:
+            found = {number: self._opened[number] for number in numbers if number in self._opened}
+            for number in found:
+                self._opened.move_to_end(number)
+        missing = [number for number in numbers if number not in found]
+        if len(missing) == 1:
+            found[missing[0]] = self._open(missing[0])
+        elif missing:
+            with ThreadPoolExecutor(min(AT_ONCE, usable_cpus(), len(missing)), "penstock-decode") as pool:
+                found.update(zip(missing, pool.map(self._open, missing), strict=True))
+        with self._lock:
+            self._opened.update({number: found[number] for number in missing})
+            while sum(self.shards[number].bytes for number in self._opened) > self.cache.limit:
+                self._opened.popitem(last=False)
+        return [found[number] for number in numbers]
+
+    def _open(self, number: int) -> pa.Table:
+        if (failed := self._failed.get(number)) is not None:
+            raise failed
+        part = self.shards[number]
+        file = self.files[part.file]
+        try:
+            if file.mapped:
+                return file.table().select(self.schema.names)
+            with contextlib.closing(self.download(number).run()) as held:
+                return _mapped(held)
+        except CorruptSample as error:
+            self._failed[number] = error
+            raise
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """A row group that is to lie in the cache folder, decoded."""
+
+    groups: RowGroups
+    number: int
+
+    @property
+    def _entry(self) -> CachedShard:
+        groups, part = self.groups, self.groups.shards[self.number]
+        file, started = groups.files[part.file], _machine_start()
+        key = f"{file.version}\n{file.size}\n{started}\n{part}\n{groups.schema}\n{sorted(groups.fill.items())}"
+        url = f"{file.place}-{part.number}"
+        return CachedShard(url, part.bytes, _native.crc32c(key.encode()), exact=False)
+
+    def open(self, *, beyond: bool) -> tuple[HeldFile | None, HeldFile | None]:
+        """Return the decoded row group, or its unfinished file; neither: somebody else has that.
+
+        beyond: it is needed at once, and may exceed the limit of the cache. Raises NoRoom, OSError.
+        """
+        return self.groups.cache.open(self._entry, beyond=beyond)
+
+    async def fetch(self, part: HeldFile, requests: asyncio.Semaphore) -> HeldFile | contextlib.ExitStack | None:
+        """Return the decoded row group of its unfinished file; None: it was deleted at once.
+
+        A damaged one of a local file counts as here: its rows raise the error when they are read. Raises StorageError,
+        CorruptSample, OSError.
+        """
+        try:
+            return await self._fetch(part, requests)
+        except CorruptSample:
+            if self.groups.files[self.groups.shards[self.number].file].store is not None:
+                raise
+            return contextlib.ExitStack()
+
+    async def _fetch(self, part: HeldFile, requests: asyncio.Semaphore) -> HeldFile | None:
+        groups, described, entry = self.groups, self.groups.shards[self.number], self._entry
+        file = groups.files[described.file]
+        try:
+            with await file.fetched(described, groups.schema.names, requests) as source:
+                await asyncio.to_thread(self._decode, part, file, described, source)
+            return await asyncio.to_thread(groups.cache.finish, entry, part, durable=False)
+        except BaseException as error:
+            groups.cache.discard(entry, part)
+            why = file.changed()
+            if why is None and isinstance(error, OSError) and error.errno in FULL:
+                raise OutOfSpace(f"the disk of the cache folder {groups.cache.path} is full: {error}") from error
+            if why is not None or _is_of_bytes(error):
+                where = f", row group {described.number}" if file.kind == "parquet" else ""
+                raise file.corrupt(why or error, where) from error
+            raise
+        finally:
+            part.close()
+
+    def _decode(self, held: HeldFile, file: TableFile, part: Part, source: Any) -> None:
+        if (why := file.changed()) is not None:
+            raise file.corrupt(why)
+        schema, rows = self.groups.schema, 0
+        with pa.OSFile(f"/proc/self/fd/{held.descriptor}", "wb") as sink, ipc.new_stream(sink, schema) as writer:
+            for batch in file.batches(part, schema.names, source):
+                plain = [filled(batch.column(one.name), one.type, self.groups.fill.get(one.name)) for one in schema]
+                writer.write_batch(pa.RecordBatch.from_arrays(plain, schema=schema))
+                rows += batch.num_rows
+        if rows != part.samples:
+            raise file.corrupt(f"it has {rows:,} rows, and its footer says {part.samples:,}")
+
+    def run(self) -> HeldFile:
+        """Return the row group, decoded by this process or another. Raises as `fetch`."""
+
+        async def decoded() -> HeldFile:
+            while True:
+                held, part = self.open(beyond=True)
+                if part is not None:
+                    held = await self._fetch(part, asyncio.Semaphore(REQUESTS))
+                if held is not None:
+                    return held
+                await asyncio.sleep(LOOK_AGAIN)
+
+        return run_alone(decoded())
+
+
+def _mapped(held: HeldFile) -> pa.Table:
+    """Return the rows in a decoded file; its pages stay as long as they do, also where the file is deleted."""
+    with pa.memory_map(f"/proc/self/fd/{held.descriptor}") as source, ipc.open_stream(source) as reader:
+        return reader.read_all()
+
+
+def _is_of_bytes(error: BaseException) -> bool:
+    """Return whether pyarrow raised an error that the bytes of a file are the cause of."""
+    if isinstance(error, pa.ArrowException):
+        return not isinstance(error, MemoryError)
+    return type(error) is OSError and error.errno in (None, errno.EINVAL)
+
+
+def _machine_start() -> str:
+    """Return what tells this start of the machine from others: decoded files are not synced to the disk."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return str(os.getpid())
