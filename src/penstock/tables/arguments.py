@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyarrow import compute, parquet
+from pyarrow import compute, dataset, parquet
 
 from penstock.errors import InvalidOption
 from penstock.system.limits import usable_cpus
@@ -91,23 +91,24 @@ def checked_fill(fill: Any, schema: pa.Schema) -> dict[str, Any]:
 
 def chosen_rows(groups: RowGroups, filters: Any) -> list[NDArray[np.int32]]:
     """Return the rows of each row group that meet a condition. Raises InvalidOption, CorruptSample."""
-    condition = filters
     try:
+        condition = filters
         if not isinstance(filters, compute.Expression):
             condition = parquet.filters_to_expression(filters)
-    except (ValueError, TypeError, AttributeError) as error:
+        nothing = dataset.dataset(groups.files[0].schema().empty_table())
+        kind = nothing.scanner(columns={"keep": condition}).projected_schema.field("keep").type
+        if kind != pa.bool_():
+            raise TypeError(f"it gives values of type {kind}, and truth values are needed")
+    except (pa.ArrowException, ValueError, TypeError, AttributeError) as error:
         raise InvalidOption(
-            f"filters={filters!r}: it is a list of (column, operator, value), or a pyarrow expression: {error}"
+            f"filters={filters!r}: it is a list of (column, operator, value), or a pyarrow expression, of columns that "
+            f"{groups.files[0].place} has: {error}"
         ) from error
 
     def rows(part: Part) -> NDArray[np.int32]:
         file = groups.files[part.file]
-        try:
+        with file.errors_named():
             return file.where(part, condition)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowKeyError) as error:
-            raise InvalidOption(f"filters={condition} cannot be applied to {file.place}: {error}") from error
-        except OSError as error:
-            raise error if getattr(error, "url", None) else file.corrupt(error) from error
 
     with ThreadPoolExecutor(min(4, usable_cpus()), "penstock-filter") as pool:
         return list(pool.map(rows, groups.shards))

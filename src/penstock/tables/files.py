@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import compute, dataset as ds, ipc, parquet as pq
 
-from penstock.errors import ChangedObject, CorruptSample, InvalidOption
+from penstock.errors import CorruptSample, InvalidOption, PenstockError
 from penstock.showing import said
 from penstock.storage.objects import ObjectStore, run_alone
 from penstock.system.urls import is_url
@@ -99,6 +100,18 @@ class TableFile:
             path=self.place,
         )
 
+    @contextmanager
+    def errors_named(self, where: str = "") -> Iterator[None]:
+        """Raise CorruptSample where pyarrow raises what the bytes of the file are the cause of."""
+        try:
+            yield
+        except (PenstockError, MemoryError):
+            raise
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+                raise
+            raise self.corrupt(error, where) from error
+
     def source(self) -> Any:
         """Return what pyarrow reads the file from."""
         return pa.PythonFile(_RemoteFile(self)) if self.store is not None else pa.OSFile(self.place)
@@ -122,13 +135,16 @@ class TableFile:
     def parts(self, number: int, columns: Sequence[str]) -> list[Part]:
         """Return the parts of the file, which is the table's file of this number. Raises CorruptSample."""
         if self.kind != "parquet":
-            return self._ipc_parts(number)
+            with self.errors_named():
+                return self._ipc_parts(number)
         found, first, widths = [], 0, _widths(self.schema(), columns)
         for group in range(self.footer.num_row_groups):
             described = self.footer.row_group(group)
             rows = described.num_rows
             if rows < 0:
                 raise self.corrupt(f"row group {group} has {rows} rows")
+            if rows == 0:
+                continue
             size = rows * sum(width for width in widths.values() if width)
             for name, begin, end, plain in self._chunks(group, columns):
                 if not 0 < begin <= end <= self.size:
@@ -159,6 +175,10 @@ class TableFile:
             reader = self._reader(source)
             if self.kind == "stream":
                 return [Part(number, 0, sum(batch.num_rows for batch in reader), 0 if self.mapped else self.size * 4)]
+            if not self.mapped:  # the column of the fewest bytes is read, for the numbers of rows
+                widths = [_width(one.type) or 1 << 20 for one in reader.schema]
+                options = ipc.IpcReadOptions(included_fields=[widths.index(min(widths, default=0))])
+                reader = ipc.open_file(source, options=options)
             rows = [reader.get_batch(one).num_rows for one in range(reader.num_record_batches)]
         if self.mapped or self.store is not None:
             return [Part(number, 0, sum(rows), 0 if self.mapped else self.size * 4, 0, len(rows))]
@@ -285,16 +305,18 @@ def _parquet_file(source: Any, footer: Any) -> Any:
 
 def _widths(schema: pa.Schema, columns: Sequence[str]) -> dict[str, int]:
     """Return the bytes of an element of each column; 0 where they differ from row to row."""
-    found = {}
-    for name in columns:
-        kind, number = schema.field(name).type, 1
-        while hasattr(kind, "list_size"):
-            kind, number = kind.value_type, number * kind.list_size
-        try:
-            found[name] = max(1, kind.bit_width * number // 8)
-        except ValueError:
-            found[name] = 0
-    return found
+    return {name: _width(schema.field(name).type) for name in columns}
+
+
+def _width(kind: pa.DataType) -> int:
+    """Return the bytes of an element of a type, rounded up; 0 where they differ from row to row."""
+    number = 1
+    while hasattr(kind, "list_size"):
+        kind, number = kind.value_type, number * kind.list_size
+    try:
+        return int(max(1, kind.bit_width * number // 8))
+    except ValueError:
+        return 0
 
 
 def _version(status: os.stat_result) -> str:
@@ -391,7 +413,7 @@ def _translated(pattern: str) -> str:
 
 def _opened(file: TableFile) -> TableFile:
     """Return a file with its kind and footer. Raises CorruptSample, StorageError."""
-    try:
+    with file.errors_named():
         if file.store is None:
             with open(file.place, "rb") as opened:
                 head, tail = opened.read(8), b""
@@ -417,10 +439,6 @@ def _opened(file: TableFile) -> TableFile:
                 )
             return known
         return TableFile(**{**vars(known), "mapped": _lies_plain(known)})
-    except (pa.ArrowException, OSError) as error:
-        if isinstance(error, CorruptSample | ChangedObject) or getattr(error, "url", None):
-            raise
-        raise file.corrupt(error) from error
 
 
 def _kind_of(head: bytes) -> str | None:

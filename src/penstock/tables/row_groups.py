@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import time
 from collections import OrderedDict
@@ -185,25 +184,22 @@ class Decoding:
     async def _fetch(self, part: HeldFile, requests: asyncio.Semaphore) -> HeldFile | None:
         groups, described, entry = self.groups, self.groups.shards[self.number], self._entry
         file = groups.files[described.file]
+        where = f", row group {described.number}" if file.kind == "parquet" else ""
         try:
-            with await file.fetched(described, groups.schema.names, requests) as source:
+            with file.errors_named(where), await file.fetched(described, groups.schema.names, requests) as source:
                 await asyncio.to_thread(self._decode, part, file, described, source)
             return await asyncio.to_thread(groups.cache.finish, entry, part, durable=False)
         except BaseException as error:
             groups.cache.discard(entry, part)
-            why = file.changed()
-            if why is None and isinstance(error, OSError) and error.errno in FULL:
+            if (why := file.changed()) is not None:
+                raise file.corrupt(f"it has changed since the table was made: {why}") from error
+            if isinstance(error, OSError) and error.errno in FULL:
                 raise OutOfSpace(f"the disk of the cache folder {groups.cache.path} is full: {error}") from error
-            if why is not None or _is_of_bytes(error):
-                where = f", row group {described.number}" if file.kind == "parquet" else ""
-                raise file.corrupt(why or error, where) from error
             raise
         finally:
             part.close()
 
     def _decode(self, held: HeldFile, file: TableFile, part: Part, source: Any) -> None:
-        if (why := file.changed()) is not None:
-            raise file.corrupt(why)
         schema, rows = self.groups.schema, 0
         with pa.OSFile(f"/proc/self/fd/{held.descriptor}", "wb") as sink, ipc.new_stream(sink, schema) as writer:
             for batch in file.batches(part, schema.names, source):
@@ -232,13 +228,6 @@ def _mapped(held: HeldFile) -> pa.Table:
     """Return the rows in a decoded file; its pages stay as long as they do, also where the file is deleted."""
     with pa.memory_map(f"/proc/self/fd/{held.descriptor}") as source, ipc.open_stream(source) as reader:
         return reader.read_all()
-
-
-def _is_of_bytes(error: BaseException) -> bool:
-    """Return whether pyarrow raised an error that the bytes of a file are the cause of."""
-    if isinstance(error, pa.ArrowException):
-        return not isinstance(error, MemoryError)
-    return type(error) is OSError and error.errno in (None, errno.EINVAL)
 
 
 def _machine_start() -> str:

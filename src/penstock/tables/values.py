@@ -55,7 +55,13 @@ def values_of(column: pa.ChunkedArray, rows: Indices, kind: pa.DataType, fill: A
     fill: for nulls; of a list for its elements, and a null in the place of a list is an empty one. Raises NullValue.
     """
 
-    taken = filled(column.take(pa.array(rows)), kind, fill).combine_chunks()
+    try:
+        taken = filled(column.take(pa.array(rows)), kind, fill).combine_chunks()
+    except pa.ArrowNotImplementedError:  # views, also within lists
+        values = [column[row].as_py() for row in rows.tolist()]
+        if fill is None and None in values:
+            raise NullValue(values.index(None)) from None
+        return [fill.as_py() if value is None else value for value in values]
     if isinstance(taken, pa.ChunkedArray):  # of no chunk, or more than one array holds
         taken = pa.concat_arrays(taken.chunks)
     if taken.null_count and not (is_list(kind) and fill is not None):
@@ -84,4 +90,5 @@ def _first(marked: pa.BooleanArray) -> int:
 
 def _tensor(numbers: pa.Array) -> torch.Tensor:
     """Return numbers as a tensor of their dtype in memory of its own."""
-    return torch.from_numpy(np.array(numbers.to_numpy(zero_copy_only=False)))
+    found = torch.from_numpy(np.array(numbers.to_numpy(zero_copy_only=False)))
+    return found if len(found) else torch.empty(0, dtype=found.dtype, device="cpu")  # with the stride of others
