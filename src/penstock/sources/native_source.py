@@ -41,6 +41,12 @@ class Form:
     views: int = 0
     """How many of the first fields are views of one image, a list in the sample."""
 
+    def first_field(self, sample: Any) -> Any:
+        """Return the first field of a sample."""
+        if self.keys is not None:
+            return sample[self.keys[0]]
+        return sample[0] if self.pair else sample
+
     def batch(self, fields: list[Any]) -> Any:
         """Return a batch of these fields (and labels), as torch's default_collate gives it."""
         if self.views:

@@ -212,7 +212,7 @@ SOURCES = (
     ("torchvision.datasets", "penstock.sources.torchvision_datasets", "TorchvisionFolderSource"),
     ("torchvision.datasets", "penstock.sources.torchvision_datasets", "ImageArraySource"),
     ("datasets", "penstock.sources.hugging_face", "HuggingFaceSource"),
-    ("penstock.tables.table", "penstock.tables.source", "TableSource"),
+    ("penstock.tables.table", "penstock.sources.table_source", "TableSource"),
 )
 
 

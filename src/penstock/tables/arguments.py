@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyarrow import compute, dataset, parquet
+from pyarrow import compute, dataset, parquet, types
 
 from penstock.errors import InvalidOption
 from penstock.system.limits import usable_cpus
@@ -19,8 +19,8 @@ from penstock.tables.row_groups import RowGroups
 from penstock.tables.values import is_list, plain_type
 
 
-def schema_of(files: Sequence[TableFile], columns: Sequence[str] | None) -> pa.Schema:
-    """Return the columns that are asked for, dictionaries as their values. Raises InvalidOption."""
+def schema_of(files: Sequence[TableFile], columns: Sequence[str] | None, image: str | None) -> pa.Schema:
+    """Return the columns of samples, that of images first, dictionaries as their values. Raises InvalidOption."""
     if columns is not None and (
         isinstance(columns, str) or not columns or not all(isinstance(one, str) for one in columns)
     ):
@@ -54,18 +54,22 @@ def schema_of(files: Sequence[TableFile], columns: Sequence[str] | None) -> pa.S
                 )
         if columns is None and (more := [name for name in schema.names if name not in names]):
             raise InvalidOption(f"{file.place} has a column {more[0]!r}, and {files[0].place} has none: name columns=")
+    if image is not None:
+        if image not in names:
+            near = difflib.get_close_matches(image, names, 1)
+            meant = f"do you mean {near[0]!r}?" if near else f"they are {', '.join(map(repr, names))}"
+            raise InvalidOption(f"image={image!r} is not one of the columns: {meant}")
+        found.insert(0, found.pop(names.index(image)))
+        _check_encoded(found[0])
     return pa.schema(found)
 
 
-def check_image(schema: pa.Schema, image: str) -> None:
-    if image not in schema.names:
-        near = difflib.get_close_matches(image, schema.names, 1)
-        raise InvalidOption(f"image={image!r} is not one of the columns: {(near or schema.names)!r}")
-    kind = schema.field(image).type
-    if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+def _check_encoded(field: pa.Field) -> None:
+    kind = field.type
+    if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
         kind = kind.field("bytes").type
-    if not any(test(kind) for test in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)):
-        raise InvalidOption(f"image={image!r}: the column has type {kind}, and encoded images are binary")
+    if not (types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)):
+        raise InvalidOption(f"image={field.name!r}: the column has type {field.type}, and encoded images are binary")
 
 
 def checked_fill(fill: Any, schema: pa.Schema) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import glob
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -41,6 +41,24 @@ _TAIL = 1 << 16
 _BATCH_BYTES = 8 << 20
 #: Bytes of a column chunk that are in memory as they are decoded.
 _BUFFER = 1 << 20
+
+
+class MappedRows(NamedTuple):
+    """The rows of an Arrow file in memory that is mapped from it, which lasts as long as they do."""
+
+    table: pa.Table
+    address: int
+    """Of the file's first byte."""
+    size: int
+    """Of the file, in bytes."""
+
+
+def mapped(path: str, read: Callable[[Any], Any] = ipc.open_stream) -> MappedRows:
+    """Return the rows of an Arrow file. read: returns what reads them."""
+    with pa.memory_map(path) as source:
+        whole = source.read_buffer()
+        source.seek(0)
+        return MappedRows(read(source).read_all(), whole.address, whole.size)
 
 
 class Part(NamedTuple):
@@ -125,10 +143,9 @@ class TableFile:
     def _reader(self, source: Any) -> Any:
         return ipc.open_file(source) if self.kind == "file" else ipc.open_stream(source)
 
-    def table(self) -> pa.Table:
-        """Return the rows of a file that is mapped; the map lasts as long as they do."""
-        with pa.memory_map(self.place) as source:
-            return self._reader(source).read_all()
+    def rows(self) -> MappedRows:
+        """Return the rows of a file that is mapped."""
+        return mapped(self.place, self._reader)
 
     # --- parts ------------------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,18 +21,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-from pyarrow import ipc
+from numpy.typing import NDArray
+from pyarrow import ipc, types
 
 import penstock._native as _native
 from penstock.errors import CorruptSample, OutOfSpace
+from penstock.order.permutations import Indices
 from penstock.storage.cache_folder import CachedShard, CacheFolder, HeldFile
 from penstock.storage.durable import FULL
+from penstock.storage.index import row_dtype
 from penstock.storage.objects import run_alone
 from penstock.storage.remote_shards import LOOK_AGAIN, REQUESTS, Range
 from penstock.system.limits import usable_cpus
 from penstock.system.locks import ProcessLock
-from penstock.tables.files import Part, TableFile
+from penstock.tables.files import MappedRows, Part, TableFile, mapped
 from penstock.tables.values import filled
 
 #: Row groups that are decoded at once, at the most.
@@ -61,7 +66,8 @@ class RowGroups:
         self._begin()
 
     def _begin(self) -> None:
-        self._opened: OrderedDict[int, pa.Table] = OrderedDict()
+        self._opened: OrderedDict[int, MappedRows] = OrderedDict()
+        self._whole: pa.Table | None = None
         self._failed: dict[int, CorruptSample] = {}
         self._lock = ProcessLock()
         self._looked = 0.0
@@ -113,7 +119,7 @@ class RowGroups:
             return False
         return True
 
-    def tables(self, numbers: Sequence[int]) -> list[pa.Table]:
+    def opened(self, numbers: Sequence[int]) -> list[MappedRows]:
         """Return row groups; those that are not here are decoded, a few at once. Raises CorruptSample, StorageError."""
         with self._lock:
             found = {number: self._opened[number] for number in numbers if number in self._opened}
@@ -131,16 +137,54 @@ class RowGroups:
                 self._opened.popitem(last=False)
         return [found[number] for number in numbers]
 
-    def _open(self, number: int) -> pa.Table:
+    def whole(self) -> pa.Table:
+        """Return all row groups as one table, mapped. Raises CorruptSample, StorageError."""
+        if self._whole is None:
+            self._whole = pa.concat_tables([one.table for one in self.opened(range(len(self.shards)))])
+        return self._whole
+
+    def whole_if_open(self) -> pa.Table | None:
+        """Return all row groups as one table where none of them is yet to be decoded."""
+        return self.whole() if self._whole is not None or len(self._opened) == len(self.shards) else None
+
+    def encoded(self, column: str, chosen: Indices | None) -> _native.ShardTable:
+        """Return a table of the bytes of a binary column's values: each is a part of the file that its rows lie in.
+
+        chosen: the numbers of the rows, in order, of which there is an entry; None: all. A null has no bytes. Raises
+        ValueError where the column holds views, and as `opened`.
+        """
+        dtype, shards, begin, entries = row_dtype(1, None), [], 0, 0
+        with tempfile.TemporaryFile(dir=self.cache.path) as index:
+            for number, mapped_rows in enumerate(self.opened(range(len(self.shards)))):
+                shards.append((os.fsencode(self.download(number).path()), mapped_rows.size))
+                for chunk in mapped_rows.table.column(column).chunks:
+                    lengths, addresses = _places(chunk)
+                    rows = np.zeros(len(chunk), dtype)
+                    rows["shard"] = number
+                    rows["members"]["offset"] = (addresses - mapped_rows.address)[:, None]
+                    rows["members"]["length"] = lengths[:, None]
+                    if chosen is not None:
+                        low, high = np.searchsorted(chosen, [begin, begin + len(chunk)])
+                        rows = rows[chosen[low:high] - begin]
+                    index.write(rows.tobytes())
+                    begin, entries = begin + len(chunk), entries + len(rows)
+            index.flush()
+            assert dtype.fields is not None
+            columns = [dtype.fields[name][1] for name in ("shard", "id_length", "members")]
+            native = _native.RowFile(index.fileno(), 0, dtype.itemsize, entries)
+        return _native.ShardTable(native, shards, columns, False)
+
+    def _open(self, number: int) -> MappedRows:
         if (failed := self._failed.get(number)) is not None:
             raise failed
         part = self.shards[number]
         file = self.files[part.file]
         try:
             if file.mapped:
-                return file.table().select(self.schema.names)
+                rows = file.rows()
+                return rows._replace(table=rows.table.select(self.schema.names))
             with contextlib.closing(self.download(number).run()) as held:
-                return _mapped(held)
+                return mapped(f"/proc/self/fd/{held.descriptor}")
         except CorruptSample as error:
             self._failed[number] = error
             raise
@@ -160,6 +204,13 @@ class Decoding:
         key = f"{file.version}\n{file.size}\n{started}\n{part}\n{groups.schema}\n{sorted(groups.fill.items())}"
         url = f"{file.place}-{part.number}"
         return CachedShard(url, part.bytes, _native.crc32c(key.encode()), exact=False)
+
+    def path(self) -> str:
+        """Return the file that the row group is mapped from."""
+        file = self.groups.files[self.groups.shards[self.number].file]
+        return (
+            os.path.realpath(file.place) if file.mapped else str(self.groups.cache.path / f"{self._entry.file}.shard")
+        )
 
     def open(self, *, beyond: bool) -> tuple[HeldFile | None, HeldFile | None]:
         """Return the decoded row group, or its unfinished file; neither: somebody else has that.
@@ -224,10 +275,16 @@ class Decoding:
         return run_alone(decoded())
 
 
-def _mapped(held: HeldFile) -> pa.Table:
-    """Return the rows in a decoded file; its pages stay as long as they do, also where the file is deleted."""
-    with pa.memory_map(f"/proc/self/fd/{held.descriptor}") as source, ipc.open_stream(source) as reader:
-        return reader.read_all()
+def _places(values: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the length and the address of the bytes of each value; those of encoded images may be a struct's field."""
+    if types.is_struct(values.type):
+        values = values.field("bytes").slice(values.offset, len(values))
+    if types.is_binary_view(values.type):
+        raise ValueError("views of bytes")
+    _, ends, data = values.buffers()
+    wide = np.int64 if types.is_large_binary(values.type) else np.int32
+    offsets = np.frombuffer(ends, wide)[values.offset : values.offset + len(values) + 1].astype(np.int64)
+    return np.diff(offsets), offsets[:-1] + (0 if data is None else data.address)
 
 
 def _machine_start() -> str:

@@ -9,21 +9,23 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 from torch.utils.data import Dataset
 
 from penstock._native import crc32c
 from penstock.errors import CorruptSample, InvalidOption
 from penstock.order.blocks import DEFAULT_WINDOW, Blocks, checked_window
 from penstock.order.permutations import Indices
-from penstock.sources.reading import read_image
 from penstock.storage.cache_folder import DEFAULT_LIMIT, CacheFolder
 from penstock.system.cache_folder import folder_of
 from penstock.system.deferred import deferred
 from penstock.system.words import counted, size_of, there_are
+from penstock.tables.column import column_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -53,7 +55,7 @@ class Table(Dataset[dict[str, Any]]):
         filters: rows to keep, as pyarrow has them: a list of (column, operator, value), a list of such lists, or an
             expression. Row groups are left out by their statistics, rows exactly.
         image: the column of encoded images: bytes, or {"bytes": ..., "path": ...} as Hugging Face writes them. Its
-            value is the PIL image in mode RGB.
+            value is the PIL image in mode RGB, and it is the first of a sample.
         transform: called with the image; without image= with the dictionary.
         fill: the value for nulls, for all columns or by column. Without it a null is an error.
         window: how many row groups are shuffled together by `shuffle=True`; None: 8 of those of an object store or that
@@ -100,10 +102,8 @@ class Table(Dataset[dict[str, Any]]):
         self.image, self.transform = image, transform
         opened = files.files_of(data)
         self.files = [file.place for file in opened]
-        schema = arguments.schema_of(opened, columns)
+        schema = arguments.schema_of(opened, columns, image)
         self.columns, self.schema = list(schema.names), schema
-        if image is not None:
-            arguments.check_image(schema, image)
         self._fill = arguments.checked_fill(fill, schema)
         parts = [part for number, file in enumerate(opened) for part in file.parts(number, self.columns)]
         cache = CacheFolder(cache_folder or folder_of("tables"), cache_limit or DEFAULT_LIMIT)
@@ -153,6 +153,11 @@ class Table(Dataset[dict[str, Any]]):
         sizes = np.diff(self._ends, prepend=0)
         return Blocks(sizes[sizes > 0], self._window, noun="row group")
 
+    @property
+    def takes_all(self) -> bool:
+        """Whether all rows of the files are samples."""
+        return self._rows is None
+
     def locate(self, indices: Indices) -> tuple[Indices, Indices]:
         """Return the row group of each sample, 0 to len - 1, and its row there."""
         parts = np.searchsorted(self._ends, indices, side="right")
@@ -187,11 +192,23 @@ class Table(Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.__getitems__([index])[0]
+    def __getitem__(self, index: int) -> Any:
+        sample = self._samples([index])[0]
+        if self.transform is None:
+            return sample
+        if self.image is None:
+            return self.transform(sample)
+        sample[self.image] = self.transform(sample[self.image])
+        return sample
 
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Return samples. The rows of all of them are gathered by one pass over each column."""
+    @property
+    def __getitems__(self) -> Callable[[Sequence[int]], list[dict[str, Any]]] | None:
+        """Returns the samples of a batch, gathered by one pass over each column; None where there is a transform, whose
+        random draws are those of each sample."""
+        return self._samples if self.transform is None else None
+
+    def _samples(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return samples, untransformed."""
         size = len(self)
         given = np.array([operator.index(index) for index in indices], np.int64)
         if len(wrong := given[(given < -size) | (given >= size)]):
@@ -202,61 +219,69 @@ class Table(Dataset[dict[str, Any]]):
         if self.image is not None:
             for index, sample in zip(given.tolist(), samples, strict=True):
                 sample[self.image] = self._image(index, sample[self.image])
-        elif self.transform is not None:
-            samples = list(map(self.transform, samples))
         return samples
 
-    def _image(self, index: int, value: Any) -> Any:
-        data = value
-        if isinstance(value, dict):
-            data = value.get("bytes")
-            if data is None and value.get("path"):
-                with open(value["path"], "rb") as file:
-                    data = file.read()
-        if data is None:
-            raise self._null(index, self.image or "")
-        image = read_image(io.BytesIO(data), self.name(index))
-        return image if self.transform is None else self.transform(image)
+    def read_image(self, index: int) -> Image.Image:
+        """Return the image of a sample in mode RGB, untransformed. Raises CorruptSample."""
+        return self._image(index, self._gather(np.array([index]))[self.columns.index(self.image or "")][0])
+
+    def _image(self, index: int, value: Any) -> Image.Image:
+        try:
+            if isinstance(value, dict):
+                value = value["bytes"] if value["bytes"] is not None else Path(value["path"]).read_bytes()
+            return Image.open(io.BytesIO(value)).convert("RGB")
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise self._corrupt(index, f"the image in column {self.image!r} cannot be decoded: {error}") from error
 
     def _gather(self, indices: Indices) -> list[list[Any]]:
         """Return the values of each column at these samples."""
+        groups = self.row_groups
+        groups.check_files()
+        if (whole := groups.whole_if_open()) is not None:
+            return self._gathered(whole, self.whole_rows(indices), indices)
         parts, rows = self.locate(indices)
-        needed = np.unique(parts)
-        self.row_groups.check_files()
+        needed = np.unique(parts).tolist()
         columns: list[list[Any]] = [[None] * len(indices) for _ in self.columns]
-        for part, table in zip(needed.tolist(), self.row_groups.tables(needed.tolist()), strict=True):
+        for part, opened in zip(needed, groups.opened(needed), strict=True):
             places = np.flatnonzero(parts == part)
-            for column, field, into in zip(table.columns, self.schema, columns, strict=True):
-                try:
-                    found = values.values_of(column, rows[places], field.type, self._fill.get(field.name))
-                except values.NullValue as error:
-                    raise self._null(int(indices[places[error.position]]), field.name) from None
+            for found, into in zip(self._gathered(opened.table, rows[places], indices[places]), columns, strict=True):
                 for place, value in zip(places.tolist(), found, strict=True):
                     into[place] = value
         return columns
 
-    def whole(self) -> pyarrow.Table:
-        """Return the columns of all rows that the files have, mapped. Raises as a sample does."""
-        return values.joined(self.row_groups.tables(range(len(self.row_groups.shards))))
+    def _gathered(self, table: pyarrow.Table, rows: Indices, samples: Indices) -> list[list[Any]]:
+        """Return the values of each column of a table of row groups at these rows, which are these samples."""
+        found = []
+        for field in self.schema:
+            try:
+                one = column_of(table, field.name)
+                found.append(values.values_of(one, rows, field.type, self._fill.get(field.name)))
+            except values.NullValue as error:
+                name = field.name
+                raise self._corrupt(
+                    int(samples[error.position]),
+                    f"column {name!r} holds a null. Give fill={{{name!r}: value}}, leave such rows out by filters=, or "
+                    "the column by columns=",
+                ) from None
+        return found
+
+    def _corrupt(self, index: int, why: str) -> CorruptSample:
+        parts, rows = self.locate(np.array([index]))
+        part = self.row_groups.shards[int(parts[0])]
+        place, name = self.files[part.file], self.name(index)
+        return CorruptSample(
+            f"sample {name!r} (row {part.first + int(rows[0]):,} of {place}): {why}", sample_id=name, path=place
+        )
 
     def whole_rows(self, indices: Indices) -> Indices:
-        """Return the rows of samples in the table that `whole` returns."""
+        """Return the rows of samples in the table of all row groups."""
         if self._rows is None:
             return indices
         parts, rows = self.locate(indices)
         samples = np.array([part.samples for part in self.row_groups.shards], np.int64)
         return rows + (np.cumsum(samples) - samples)[parts]
-
-    def _null(self, index: int, column: str) -> CorruptSample:
-        parts, rows = self.locate(np.array([index]))
-        part = self.row_groups.shards[int(parts[0])]
-        place, name = self.files[part.file], self.name(index)
-        return CorruptSample(
-            f"sample {name!r}: column {column!r} holds a null in row {part.first + int(rows[0]):,} of {place}. Give "
-            f"fill={{{column!r}: value}}, leave such rows out by filters=, or the column by columns=",
-            sample_id=name,
-            path=place,
-        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Table:
         """Return a copy for another thread, which reads the same row groups: any number of threads may."""

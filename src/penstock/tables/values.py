@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import torch
 from pyarrow import types
 
 from penstock.order.permutations import Indices
+from penstock.tables.column import Column
 
-#: Arrow's names for types of numbers and truth values, of which torch has the same.
-_NUMBERS = frozenset(
-    ("bool", "halffloat", "float", "double", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
-)
+#: The dtypes of numbers and truth values, by Arrow's names for their types.
+_DTYPES = {
+    "bool": torch.bool,
+    **{f"{sign}int{bits}": getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    "halffloat": torch.float16,
+    "float": torch.float32,
+    "double": torch.float64,
+}
 
 
 class NullValue(Exception):
@@ -26,7 +30,7 @@ class NullValue(Exception):
 
 
 def is_number(kind: pa.DataType) -> bool:
-    return str(kind) in _NUMBERS
+    return str(kind) in _DTYPES
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -42,53 +46,33 @@ def plain_type(kind: pa.DataType) -> pa.DataType | None:
     return None if types.is_union(kind) or types.is_run_end_encoded(kind) else kind
 
 
-def filled(values: pa.Array, kind: pa.DataType, fill: Any = None) -> pa.Array:
+def filled(values: pa.Array, kind: pa.DataType, fill: Any) -> pa.Array:
     """Return a column's values as that type, dictionaries as what they stand for; fill: for nulls, None leaves them."""
     if values.type != kind:
         values = values.cast(kind)
     return values if fill is None or not values.null_count or is_list(kind) else values.fill_null(fill)
 
 
-def values_of(column: pa.ChunkedArray, rows: Indices, kind: pa.DataType, fill: Any = None) -> list[Any]:
+def values_of(column: Column, rows: Indices, kind: pa.DataType, fill: Any) -> list[Any]:
     """Return the values of a column at some rows.
 
     fill: for nulls; of a list for its elements, and a null in the place of a list is an empty one. Raises NullValue.
     """
-
-    try:
-        taken = filled(column.take(pa.array(rows)), kind, fill).combine_chunks()
-    except pa.ArrowNotImplementedError:  # views, also within lists
-        values = [column[row].as_py() for row in rows.tolist()]
-        if fill is None and None in values:
-            raise NullValue(values.index(None)) from None
-        return [fill.as_py() if value is None else value for value in values]
-    if isinstance(taken, pa.ChunkedArray):  # of no chunk, or more than one array holds
-        taken = pa.concat_arrays(taken.chunks)
-    if taken.null_count and not (is_list(kind) and fill is not None):
-        raise NullValue(_first(taken.is_null()))
-    if is_number(kind):
-        return list(_tensor(taken).unbind(0))
-    if not is_list(kind):
-        return list(taken.to_pylist())
-    lengths = taken.value_lengths().fill_null(0)
-    elements = taken.flatten()
-    if elements.null_count:
-        if fill is None:
-            ends = np.cumsum(lengths.to_numpy(zero_copy_only=False))
-            raise NullValue(int(np.searchsorted(ends, _first(elements.is_null()), side="right")))
-        elements = elements.fill_null(fill)
-    return list(torch.split(_tensor(elements), lengths.to_pylist()))
-
-
-def joined(tables: list[pa.Table]) -> pa.Table:
-    return pa.concat_tables(tables)
-
-
-def _first(marked: pa.BooleanArray) -> int:
-    return int(np.argmax(marked.to_numpy(zero_copy_only=False)))
-
-
-def _tensor(numbers: pa.Array) -> torch.Tensor:
-    """Return numbers as a tensor of their dtype in memory of its own."""
-    found = torch.from_numpy(np.array(numbers.to_numpy(zero_copy_only=False)))
-    return found if len(found) else torch.empty(0, dtype=found.dtype, device="cpu")  # with the stride of others
+    lists = is_list(kind)
+    dtype = _DTYPES.get(str(kind.value_type if lists else kind))
+    if dtype is not None and column.dtype == dtype and column.is_list == lists:
+        lengths = column.lengths(rows) if lists else None
+        if lengths is not None or not lists:
+            flat = column.flat(rows, dtype, len(rows) if lengths is None else int(lengths.sum()))
+            if flat is not None:
+                return list(flat.unbind(0) if lengths is None else torch.split(flat, lengths.tolist()))
+    found = column.objects(rows)
+    value = None if fill is None else fill.as_py()
+    for position, one in enumerate(found):
+        if (one is None and value is None) or (lists and value is None and None in one):
+            raise NullValue(position)
+        if lists:
+            one = [value if element is None else element for element in one or ()]
+        one = value if one is None else one
+        found[position] = one if dtype is None else torch.tensor(one, dtype=dtype, device="cpu")
+    return found
