@@ -14,6 +14,7 @@ import torch
 import penstock
 from penstock.errors import ChangedObject, InvalidOption, MissingObject
 from tests.object_server import ObjectServer
+from tests.s3_server import serve
 from tests.same import assert_same
 
 pa: Any = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install pyarrow")
@@ -43,8 +44,6 @@ def ipc_file(rows: Any) -> bytes:
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[Any]:
     """An S3 bucket with three files of Parquet and one of Arrow."""
-    from tests.s3_server import serve
-
     with serve() as s3:
         for number in range(3):
             s3.put(f"rows/{number}.parquet", parquet(table().slice(number * 40, 40)))
@@ -85,7 +84,9 @@ def test_each_row_group_is_fetched_once(options: dict[str, Any], bucket: Any, tm
 
 def test_filters_read_their_columns_alone(bucket: Any, tmp_path: Path) -> None:
     samples = penstock.Table(f"{bucket.url}/rows", ["text"], [("id", ">=", 100)], cache_folder=tmp_path)
-    assert [sample["text"] for sample in samples.__getitems__(range(20))] == [f"text {row}" for row in range(100, 120)]
+    assert [sample["text"] for sample in map(samples.__getitem__, range(20))] == [
+        f"text {row}" for row in range(100, 120)
+    ]
     assert samples.name(0) == "2.parquet:20"
 
 

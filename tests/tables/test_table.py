@@ -384,6 +384,25 @@ def test_numbers_are_gathered_natively(numbers: Path) -> None:
     assert "shuffled in the order that torch's loader would use" in text
 
 
+def test_texts_and_lists_are_gathered_for_whole_batches(tmp_path: Path, numbers: Path) -> None:
+    """Batches are those of torch's loader; the samples are not made one by one."""
+    table = number_table().append_column("text", pa.array(strings(200, 3)))
+    table = table.append_column("pair", pa.array([[row, row + 1] for row in range(200)], pa.list_(pa.int16())))
+    for filters in (None, [("id", ">", 20)]):
+        samples = penstock.Table(written(tmp_path / "data", table), filters=filters)
+        loader = penstock.DataLoader(samples, batch_size=16, shuffle=True, seed=2, num_workers=2)
+        assert "gather, as Table.__getitem__ indexes" in loader.explain()
+        rows = Rows(table if filters is None else table.slice(21))
+        assert_same(list(loader), list(penstock.DataLoader(rows, batch_size=16, shuffle=True, seed=2)))
+
+
+def test_lists_of_different_lengths_are_torchs_error(tmp_path: Path) -> None:
+    table = pa.table({"tokens": [[1], [1, 2]] * 8})
+    loader = penstock.DataLoader(penstock.Table(written(tmp_path / "data", table)), batch_size=4)
+    with pytest.raises(RuntimeError, match=r"stack expects each tensor to be equal size|have shape"):
+        list(loader)
+
+
 @pytest.mark.parametrize("options", [{}, {"window": 3}], ids=["whole", "window"])
 def test_stop_and_resume(options: dict[str, Any], numbers: Path) -> None:
     def loader() -> penstock.DataLoader[Any]:

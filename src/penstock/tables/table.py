@@ -240,24 +240,38 @@ class Table(Dataset[dict[str, Any]]):
         groups = self.row_groups
         groups.check_files()
         if (whole := groups.whole_if_open()) is not None:
-            return self._gathered(whole, self.whole_rows(indices), indices)
+            return self._gathered(values.values_of, whole, self.whole_rows(indices), indices)
         parts, rows = self.locate(indices)
         needed = np.unique(parts).tolist()
         columns: list[list[Any]] = [[None] * len(indices) for _ in self.columns]
         for part, opened in zip(needed, groups.opened(needed), strict=True):
             places = np.flatnonzero(parts == part)
-            for found, into in zip(self._gathered(opened.table, rows[places], indices[places]), columns, strict=True):
+            for found, into in zip(
+                self._gathered(values.values_of, opened.table, rows[places], indices[places]), columns, strict=True
+            ):
                 for place, value in zip(places.tolist(), found, strict=True):
                     into[place] = value
         return columns
 
-    def _gathered(self, table: pyarrow.Table, rows: Indices, samples: Indices) -> list[list[Any]]:
-        """Return the values of each column of a table of row groups at these rows, which are these samples."""
+    def collated(self, indices: Indices) -> dict[str, Any]:
+        """Return what default_collate makes of the samples at these indices, none of them negative.
+
+        Raises IndexError, CorruptSample, and what it raises.
+        """
+        if int(indices.max()) >= len(self) or int(indices.min()) < 0:
+            raise IndexError(f"{there_are(len(self), 'row')}")
+        rows = self.whole_rows(indices)
+        return dict(
+            zip(self.columns, self._gathered(values.collated, self.row_groups.whole(), rows, indices), strict=True)
+        )
+
+    def _gathered(self, gather: Callable[..., Any], table: pyarrow.Table, rows: Indices, samples: Indices) -> list[Any]:
+        """Return what `gather` makes of each column of a table of row groups at these rows, which are these samples."""
         found = []
         for field in self.schema:
             try:
                 one = column_of(table, field.name)
-                found.append(values.values_of(one, rows, field.type, self._fill.get(field.name)))
+                found.append(gather(one, rows, field.type, self._fill.get(field.name)))
             except values.NullValue as error:
                 name = field.name
                 raise self._corrupt(

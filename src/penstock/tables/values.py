@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import torch
 from pyarrow import types
+from torch.utils.data import default_collate
 
 from penstock.order.permutations import Indices
 from penstock.tables.column import Column
@@ -58,14 +59,11 @@ def values_of(column: Column, rows: Indices, kind: pa.DataType, fill: Any) -> li
 
     fill: for nulls; of a list for its elements, and a null in the place of a list is an empty one. Raises NullValue.
     """
-    lists = is_list(kind)
-    dtype = _DTYPES.get(str(kind.value_type if lists else kind))
-    if dtype is not None and column.dtype == dtype and column.is_list == lists:
-        lengths = column.lengths(rows) if lists else None
-        if lengths is not None or not lists:
-            flat = column.flat(rows, dtype, len(rows) if lengths is None else int(lengths.sum()))
-            if flat is not None:
-                return list(flat.unbind(0) if lengths is None else torch.split(flat, lengths.tolist()))
+    numbers = _numbers(column, rows, kind)
+    if numbers is not None:
+        flat, lengths = numbers
+        return list(flat.unbind(0) if lengths is None else torch.split(flat, lengths))
+    lists, dtype = is_list(kind), _dtype_of(kind)
     found = column.objects(rows)
     value = None if fill is None else fill.as_py()
     for position, one in enumerate(found):
@@ -76,3 +74,32 @@ def values_of(column: Column, rows: Indices, kind: pa.DataType, fill: Any) -> li
         one = value if one is None else one
         found[position] = one if dtype is None else torch.tensor(one, dtype=dtype, device="cpu")
     return found
+
+
+def collated(column: Column, rows: Indices, kind: pa.DataType, fill: Any) -> Any:
+    """Return what default_collate makes of the values of a column. Raises NullValue, and what it raises."""
+    numbers = _numbers(column, rows, kind)
+    if numbers is not None:
+        flat, lengths = numbers
+        if lengths is None:
+            return flat
+        if lengths[0] and len(set(lengths)) == 1:
+            return flat.reshape(len(rows), lengths[0])
+    return default_collate(values_of(column, rows, kind, fill))
+
+
+def _numbers(column: Column, rows: Indices, kind: pa.DataType) -> tuple[torch.Tensor, list[int] | None] | None:
+    """Return numbers one row behind another, and the lengths of lists; None: they are none, or one is null."""
+    lists, dtype = is_list(kind), _dtype_of(kind)
+    if dtype is None or column.dtype != dtype or column.is_list != lists:
+        return None
+    lengths = column.lengths(rows) if lists else None
+    if lists and lengths is None:
+        return None
+    flat = column.flat(rows, dtype, len(rows) if lengths is None else int(lengths.sum()))
+    return None if flat is None else (flat, None if lengths is None else lengths.tolist())
+
+
+def _dtype_of(kind: pa.DataType) -> torch.dtype | None:
+    """Return the dtype of numbers, or of the numbers in lists, None for other types."""
+    return _DTYPES.get(str(kind.value_type if is_list(kind) else kind))
