@@ -315,13 +315,13 @@ def refuse_options(batched: bool, collate_fn: object, worker_init_fn: object) ->
     if not collates_as_torch():
         why = "your own function collates tensors or tuples"
         return Refusal("default_collate_fn_map", why, "torch's own map")
-    if worker_init_fn is not None and not _only_seeds(worker_init_fn):
+    if worker_init_fn is not None and not only_seeds(worker_init_fn):
         return Refusal("worker_init_fn", "it is called in worker processes", "seed= instead")
     return None
 
 
-def _only_seeds(worker_init_fn: object) -> bool:
-    """Return whether it is what Lightning sets after seed_everything(workers=True).
+def only_seeds(worker_init_fn: object) -> bool:
+    """Return whether it is what Lightning sets after seed_everything(workers=True), or Transformers' Trainer does.
 
     It seeds the global generators of a worker process; the native core has none, and draws from none.
     """
@@ -330,4 +330,5 @@ def _only_seeds(worker_init_fn: object) -> bool:
     return name in (
         "lightning.fabric.utilities.seed.pl_worker_init_function",
         "lightning_fabric.utilities.seed.pl_worker_init_function",
+        "transformers.trainer_utils.seed_worker",
     )

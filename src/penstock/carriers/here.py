@@ -31,7 +31,7 @@ from penstock.stats import samples_in
 from penstock.system.deferred import deferred
 from penstock.system.tracebacks import shorten
 from penstock.system.warn_user import warn_user
-from penstock.workers import indexed
+from penstock.workers import collated as with_collator, indexed
 from penstock.workers.rows import Rows, gathers_indexed, may_be_gathered
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class CallerPass(_BaseDataLoaderIter):
         meter: Meter,
         *,
         pins: bool,
-        rows: Rows | indexed.IndexedRows | None,
+        rows: Rows | indexed.IndexedRows | with_collator.CollatedRows | None,
         learn: Callable[[], indexed.IndexedRows | None] | None,
         composes: bool,
         streams: Streams | None,
@@ -122,7 +122,7 @@ class CallerPass(_BaseDataLoaderIter):
             graph_settings.apply_sharding(self._dataset, self._world_size, self._rank)
         self._num_yielded = 0
         self._read: Any = self._dataset if rows is None else rows
-        self._collate = self._collate_fn if rows is None else _as_it_is
+        self._collate = self._collate_fn if rows is None else getattr(rows, "collate", _as_it_is)
         self._indexed = rows if isinstance(rows, indexed.IndexedRows) else None
         # Samples that are made before the class is read, of this pass and those before it.
         self._learn, self._learning = learn, 0
@@ -407,8 +407,10 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _rows_of(job: Job) -> Rows | indexed.IndexedRows | None:
+def _rows_of(job: Job) -> Rows | indexed.IndexedRows | with_collator.CollatedRows | None:
     dataset, known = job.settings.dataset, job.settings.known
+    if "rows" not in known and job.settings.collate_fn is not default_collate:
+        return with_collator.rows_of(job.settings, holds=job.eager)
     return Rows(dataset) if "rows" in known else indexed.rows_of(dataset, learns=False, holds=job.eager)
 
 
@@ -430,7 +432,7 @@ def open_here(job: Job, *, rows: bool = False) -> CallerPass:
     if settings.iterable:
         sampled = partial(iter, settings.index_sampler)
     gathered = _rows_of(job) if rows else None
-    if isinstance(gathered, indexed.IndexedRows) and not job.order.cuts_itself():  # a class sees what a sampler gives
+    if not isinstance(gathered, Rows | None) and not job.order.cuts_itself():  # a class sees what a sampler gives
         sampled = partial(_given_as_lists, batches, seed or 0, epoch)
     learns = not rows and settings.known.get("indexed", True) and may_be_gathered(settings)
     made = CallerPass(

@@ -25,6 +25,7 @@ from penstock.storage.advice import AdvisedBatches
 from penstock.system.limits import host_cpus, usable_cpus
 from penstock.system.warn_user import warn_user
 from penstock.system.words import counted
+from penstock.workers import collated
 from penstock.workers.batch import BatchRequest
 from penstock.workers.native_batches import NativeBatches
 from penstock.workers.rows import CACHE_LINE, SMALL_BATCH, fits_small
@@ -237,4 +238,8 @@ def worker_of(settings: Settings, substitutes: Substitutes | None, plan: PythonP
     native = None
     if plan.filled is not None:
         native = NativeBatches(settings.dataset, plan.kept, plan.filled, unseen=plan.unseen)
-    return worker_maker(settings, substitutes, here=here)(native=native)
+    made = worker_maker(settings, substitutes, here=here)(native=native)
+    if substitutes is None and (rows := collated.rows_of(settings)) is not None:
+        rows.try_out()
+        made.dataset, made.collate_fn = rows, rows.collate
+    return made
