@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     )
     from penstock.state.substitutes import Replace as Replace
     from penstock.stats import Stats as Stats
+    from penstock.tables.packed import Packed as Packed
 
 __version__ = "0.1.0"
 
@@ -55,6 +56,7 @@ _MODULES = {
     "sources": ("Arrays", "AudioFolder", "ImageFolder", "Images", "Shards", "TensorFolder"),
     "state.substitutes": ("Replace",),
     "stats": ("Stats",),
+    "tables.packed": ("Packed",),
 }
 if _find_spec("penstock._native") is None:
     from penstock import without_native

@@ -15,124 +15,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from penstock.recipe.originals import is_original, own_class, replaced_in, replaced_in_class
-from penstock.tables.column import ArrowColumn, column_of
-
-Rows = NDArray[np.int64]
-
-
-class NotGathered(Exception):
-    """The collator makes the batch itself, or raises its error."""
-
-
-class _Column(NamedTuple):
-    """A column of numbers, or of lists of numbers."""
-
-    arrow: ArrowColumn
-    listed: bool
-    dtype: torch.dtype
-    """Of the tensor that torch makes of its values."""
-
-
-def _column(table: Any, name: str, value: Any) -> _Column | None:
-    """Return a column; None: it holds neither numbers nor lists of numbers. value: the package's, of its first row."""
-    kind = table.schema.field(name).type
-    listed = hasattr(kind, "value_type") and str(kind).partition("<")[0].endswith("list")
-    element = str(kind.value_type if listed else kind)
-    if element in ("bool", "float", "double"):
-        dtype = torch.bool if element == "bool" else torch.float32
-    elif element.lstrip("u") in ("int8", "int16", "int32", "int64") and element != "uint64":
-        dtype = torch.int64
-    else:
-        return None
-    if not listed:
-        if isinstance(value, torch.Tensor):
-            return _Column(column_of(table, name), False, value.dtype) if value.dtype == dtype else None
-        if not isinstance(value, bool | int | float | np.number | np.bool_):
-            return None
-        return _Column(column_of(table, name), False, torch.tensor([value]).dtype)
-    if isinstance(value, torch.Tensor | np.ndarray):
-        plain = value.ndim == 1 and str(value.dtype).removeprefix("torch.") == str(dtype).removeprefix("torch.")
-    else:
-        plain = type(value) is list
-    return _Column(column_of(table, name), True, dtype) if plain else None
-
-
-class _Batch:
-    """Some rows of a table, and tensors made of their columns. The methods raise NotGathered.
-
-    Args:
-        columns: those of a sample, in its order; None: a column that holds something else than numbers.
-        first: the package's first sample.
-        quiet: the tokenizer does not warn.
-    """
-
-    def __init__(
-        self, columns: Mapping[str, _Column | None], first: Mapping[str, Any], rows: Rows, *, quiet: bool
-    ) -> None:
-        self.columns, self.first, self.rows, self.quiet = columns, first, rows, quiet
-        self._lengths: dict[str, Rows] = {}
-
-    def column(self, name: str, *, listed: bool, whole: bool = False) -> _Column:
-        """Return a column that has no nulls in these rows. whole: its numbers are whole ones."""
-        found = self.columns.get(name)
-        if found is None or found.listed != listed or (whole and found.dtype != torch.int64):
-            raise NotGathered
-        if found.dtype.is_floating_point and torch.get_default_dtype() != torch.float32:
-            raise NotGathered
-        if found.arrow.has_nulls(self.rows):
-            raise NotGathered
-        return found
-
-    def lengths(self, name: str) -> Rows:
-        if name not in self._lengths:
-            self._lengths[name] = self.column(name, listed=True).arrow.lengths(self.rows)
-        return self._lengths[name]
-
-    def padded(self, name: str, width: int, fill: float, *, left: bool = False, whole: bool = False) -> torch.Tensor:
-        """Return the lists of a column as rows of one width, none of which is cut."""
-        column, lengths = self.column(name, listed=True, whole=whole), self.lengths(name)
-        if int(lengths.max()) > width:
-            raise NotGathered
-        # torch.tensor makes whole numbers of truth values and numbers, which the padding is.
-        mixed = column.dtype == torch.bool and int(lengths.min()) < width
-        out = torch.empty((len(self.rows), width), dtype=torch.int64 if mixed else column.dtype)
-        column.arrow.padded(self.rows, out.numpy(), str(out.dtype).removeprefix("torch."), fill, left)
-        return out
-
-    def flat(self, name: str, *, more: int = 0) -> torch.Tensor:
-        """Return the whole numbers of a column, one list behind another. more: elements that are left free behind."""
-        total = int(self.lengths(name).sum())
-        out = torch.empty(total + more, dtype=torch.int64)
-        self.column(name, listed=True, whole=True).arrow.flat(self.rows, out.numpy()[:total], "int64")
-        return out
-
-    def as_it_is(self, name: str) -> torch.Tensor:
-        """Return numbers, or lists of one length, as torch.tensor makes a tensor of them."""
-        found = self.columns.get(name)
-        if found is not None and found.listed:
-            width = int(self.lengths(name)[0])
-            if not width or (self.lengths(name) != width).any():
-                raise NotGathered
-            return self.padded(name, width, 0)
-        column = self.column(name, listed=False)
-        out = torch.empty(len(self.rows), dtype=column.dtype)
-        column.arrow.numbers(self.rows, out.numpy(), str(out.dtype).removeprefix("torch."))
-        return out
-
-
-def _mask(lengths: Rows, width: int, *, left: bool = False) -> torch.Tensor:
-    """Return 1 for each token and 0 for padding."""
-    places = np.arange(width)
-    tokens = places >= width - lengths[:, None] if left else places < lengths[:, None]
-    return torch.from_numpy(tokens.astype(np.int64))
-
-
-def _up_to(size: int, multiple: int | None) -> int:
-    return size if multiple is None else -(-size // multiple) * multiple
-
+from penstock.tables.padding import (
+    Batch,
+    NotGathered,
+    Rows,
+    boundaries,
+    bounds_of,
+    laid_out,
+    number_column,
+    positions,
+    token_mask,
+    up_to,
+)
 
 # --- tokenizer.pad ----------------------------------------------------------------------------------------------------
 
@@ -158,7 +54,7 @@ class _Tokenizer:
             raise NotGathered
         return names, side == "left", token, kind
 
-    def pad(self, batch: _Batch, names: Iterable[str], collator: Any, padding: Any, longest: Any) -> dict[str, Any]:
+    def pad(self, batch: Batch, names: Iterable[str], collator: Any, padding: Any, longest: Any) -> dict[str, Any]:
         """Return the tensors that `tokenizer.pad` makes of some columns.
 
         longest: the argument max_length. The tokenizer itself says what padding means, and warns.
@@ -173,7 +69,7 @@ class _Tokenizer:
         if not width:
             raise NotGathered
         if strategy.value != "do_not_pad":
-            width = _up_to(most if strategy.value == "max_length" else width, collator.pad_to_multiple_of)
+            width = up_to(most if strategy.value == "max_length" else width, collator.pad_to_multiple_of)
         elif (lengths != width).any():
             raise NotGathered
         fills = {main: token, "token_type_ids": kind, "special_tokens_mask": 1}
@@ -187,7 +83,7 @@ class _Tokenizer:
             else:
                 made[name] = batch.padded(name, width, fills[name], left=left)
         if masks and "attention_mask" not in made:
-            made["attention_mask"] = _mask(lengths, width, left=left)
+            made["attention_mask"] = token_mask(lengths, width, left=left)
         return made
 
 
@@ -198,7 +94,7 @@ def _encoding(made: dict[str, Any]) -> Any:
 # --- what each collator makes -----------------------------------------------------------------------------------------
 
 
-def _with_padding(collator: Any, tokenizer: _Tokenizer, batch: _Batch) -> Any:
+def _with_padding(collator: Any, tokenizer: _Tokenizer, batch: Batch) -> Any:
     made = tokenizer.pad(batch, batch.columns, collator, collator.padding, collator.max_length)
     for name in ("label", "label_ids"):
         if name in made:
@@ -207,7 +103,7 @@ def _with_padding(collator: Any, tokenizer: _Tokenizer, batch: _Batch) -> Any:
     return _encoding(made)
 
 
-def _language_modeling(collator: Any, tokenizer: _Tokenizer, batch: _Batch) -> Any:
+def _language_modeling(collator: Any, tokenizer: _Tokenizer, batch: Batch) -> Any:
     if collator.whole_word_mask:
         raise NotGathered
     made = tokenizer.pad(batch, batch.columns, collator, True, None)
@@ -228,13 +124,13 @@ def _language_modeling(collator: Any, tokenizer: _Tokenizer, batch: _Batch) -> A
     return _encoding(made)
 
 
-def _label_name(batch: _Batch) -> str:
+def _label_name(batch: Batch) -> str:
     if "label" in batch.columns and "labels" in batch.columns:
         raise NotGathered
     return "label" if "label" in batch.columns else "labels"
 
 
-def _seq2seq(collator: Any, tokenizer: _Tokenizer, batch: _Batch) -> Any:
+def _seq2seq(collator: Any, tokenizer: _Tokenizer, batch: Batch) -> Any:
     name = _label_name(batch)
     made = tokenizer.pad(
         batch, (one for one in batch.columns if one != name), collator, collator.padding, collator.max_length
@@ -245,7 +141,7 @@ def _seq2seq(collator: Any, tokenizer: _Tokenizer, batch: _Batch) -> Any:
     if collator.padding in (False, "do_not_pad"):
         raise NotGathered
     fixed = collator.padding == "max_length" and collator.max_length is not None
-    width = _up_to(collator.max_length if fixed else int(batch.lengths(name).max()), collator.pad_to_multiple_of)
+    width = up_to(collator.max_length if fixed else int(batch.lengths(name).max()), collator.pad_to_multiple_of)
     _, left, _, _ = tokenizer.facts()
     made["labels"] = batch.padded(name, width, collator.label_pad_token_id, left=left, whole=True)
     if collator.model is not None and hasattr(collator.model, "prepare_decoder_input_ids_from_labels"):
@@ -253,7 +149,7 @@ def _seq2seq(collator: Any, tokenizer: _Tokenizer, batch: _Batch) -> Any:
     return _encoding(made)
 
 
-def _token_classification(collator: Any, tokenizer: _Tokenizer, batch: _Batch) -> Any:
+def _token_classification(collator: Any, tokenizer: _Tokenizer, batch: Batch) -> Any:
     name = _label_name(batch)
     made = tokenizer.pad(
         batch, (one for one in batch.columns if one != name), collator, collator.padding, collator.max_length
@@ -265,7 +161,7 @@ def _token_classification(collator: Any, tokenizer: _Tokenizer, batch: _Batch) -
     return _encoding(made)
 
 
-def _defaults(collator: Any, _: Any, batch: _Batch) -> Any:
+def _defaults(collator: Any, _: Any, batch: Batch) -> Any:
     made, labelled = {}, {"label", "label_ids"}
     name = next((one for one in ("label", "label_ids") if one in batch.columns), None)
     if name is not None:
@@ -286,31 +182,6 @@ def _defaults(collator: Any, _: Any, batch: _Batch) -> Any:
     return made
 
 
-def _boundaries(lengths: Rows) -> torch.Tensor:
-    """Return where each document begins, and the end of the last: int32, shape (documents + 1,)."""
-    return torch.from_numpy(np.concatenate([[0], lengths.cumsum()]).astype(np.int32))
-
-
-def _positions(lengths: Rows) -> torch.Tensor:
-    """Return the place of each token in its document: int64, shape (tokens,)."""
-    ends = lengths.cumsum()
-    return torch.from_numpy(np.arange(ends[-1]) - np.repeat(ends - lengths, lengths))
-
-
-def flattened(batch: _Batch, separator: int) -> tuple[Rows, dict[str, Any]]:
-    """Return the lengths of documents that are not empty, and their `input_ids` and `labels` one behind another."""
-    lengths = batch.lengths("input_ids")
-    ids, named = batch.flat("input_ids"), "labels" in batch.columns
-    if named and (batch.lengths("labels") != lengths).any():
-        raise NotGathered
-    labels = batch.flat("labels") if named else ids.clone()
-    lengths = lengths[lengths > 0]
-    if not len(lengths):
-        raise NotGathered
-    labels[torch.from_numpy(lengths.cumsum() - lengths)] = separator
-    return lengths, {"input_ids": ids[None], "labels": labels[None]}
-
-
 _FLAT_KEYS = (
     {"labels", "position_ids", "input_ids"},
     {"labels", "position_ids", "input_ids", "seq_idx"},
@@ -318,23 +189,26 @@ _FLAT_KEYS = (
 )
 
 
-def _flattening(collator: Any, _: Any, batch: _Batch) -> Any:
+def _flattening(collator: Any, _: Any, batch: Batch) -> Any:
     if type(collator.separator_id) is not int or type(collator.position_ids_start) is not int:
         raise NotGathered
     if (collator._int_64_keys, collator._batch_dim_keys, collator._py_int_keys) != _FLAT_KEYS:
         raise NotGathered
-    lengths, made = flattened(batch, collator.separator_id)
+    lengths, ids, labels = batch.documents()
+    lengths = lengths[lengths > 0]
+    if not len(lengths):
+        raise NotGathered
+    made = laid_out(lengths, ids, labels, collator.separator_id)
     if collator.return_position_ids:
-        made["position_ids"] = _positions(lengths)[None] + collator.position_ids_start
+        made["position_ids"] = positions(lengths)[None] + collator.position_ids_start
     if collator.return_seq_idx:
         made["seq_idx"] = torch.from_numpy(np.repeat(np.arange(len(lengths), dtype=np.int32), lengths))[None]
     if collator.return_flash_attn_kwargs:
-        made |= {"cu_seq_lens_q": _boundaries(lengths), "cu_seq_lens_k": _boundaries(lengths)}
-        made |= dict.fromkeys(("max_length_q", "max_length_k"), int(lengths.max()))
+        made |= bounds_of(lengths)
     return made
 
 
-def _of_trl(collator: Any, _: Any, batch: _Batch) -> Any:
+def _of_trl(collator: Any, _: Any, batch: Batch) -> Any:
     multiple, pad = collator.pad_to_multiple_of, collator.pad_token_id
     labelled = "labels" if "labels" in batch.columns else "input_ids"
     lengths, of_labels = batch.lengths("input_ids"), batch.lengths(labelled)
@@ -351,30 +225,30 @@ def _of_trl(collator: Any, _: Any, batch: _Batch) -> Any:
     if collator.padding_free:
         if (of_labels != lengths).any():
             raise NotGathered
-        return _padding_free(batch, labelled, documents, pad, _up_to(int(lengths.sum()), multiple))
+        return _padding_free(batch, labelled, documents, pad, up_to(int(lengths.sum()), multiple))
     if not of_labels.all():
         raise NotGathered
-    width = _up_to(int(lengths.max()), multiple)
+    width = up_to(int(lengths.max()), multiple)
     made = {"input_ids": batch.padded("input_ids", width, pad, whole=True)}
-    made["labels"] = batch.padded(labelled, _up_to(int(of_labels.max()), multiple), -100, whole=True)
-    mask = _mask(lengths, width)
+    made["labels"] = batch.padded(labelled, up_to(int(of_labels.max()), multiple), -100, whole=True)
+    mask = token_mask(lengths, width)
     if collator.return_position_ids:
         made["position_ids"] = torch.zeros_like(mask)
-        made["position_ids"][mask.bool()] = _positions(documents)
+        made["position_ids"][mask.bool()] = positions(documents)
     return made | {"attention_mask": mask}
 
 
-def _padding_free(batch: _Batch, labelled: str, documents: Rows, pad: int, width: int) -> dict[str, Any]:
+def _padding_free(batch: Batch, labelled: str, documents: Rows, pad: int, width: int) -> dict[str, Any]:
     """Return the documents of TRL's batch one behind another. Each token of the padding is a document of its own."""
     total = int(batch.lengths("input_ids").sum())
     documents = np.concatenate([documents, np.ones(width - total, dtype=np.int64)])
     ids, labels = batch.flat("input_ids", more=width - total), batch.flat(labelled, more=width - total)
-    bounds, longest = _boundaries(documents), int(documents.max())
+    bounds, longest = boundaries(documents), int(documents.max())
     ids[total:], labels[bounds[:-1].long()] = pad, -100
     return {
         "input_ids": ids[None],
         "labels": labels[None],
-        "position_ids": _positions(documents)[None],
+        "position_ids": positions(documents)[None],
         **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), bounds),
         **dict.fromkeys(("max_length_q", "max_length_k"), longest),
         "seq_idx": torch.from_numpy(np.repeat(np.arange(len(documents), dtype=np.int32), documents))[None],
@@ -391,7 +265,7 @@ class _Known(NamedTuple):
     name: str
     attributes: frozenset[str]
     """Of its objects: one that has others is of a version that is not known."""
-    make: Callable[[Any, Any, _Batch], Any]
+    make: Callable[[Any, Any, Batch], Any]
 
 
 _HF, _TRL = "transformers.data.data_collator", "trl.trainer.sft_trainer"
@@ -413,6 +287,12 @@ _COLLATORS = tuple(
         ),
         (_HF, "DataCollatorWithFlattening", f"return_tensors {_FLAT} {_SETS}", _flattening),
         (_HF, "DefaultDataCollator", "return_tensors", _defaults),
+        (
+            "penstock.tables.packed",
+            "Packed",
+            "tokens lengths longer vocab_size",
+            lambda packed, _, rows: packed.gathered(rows),
+        ),
         (
             _TRL,
             "DataCollatorForLanguageModeling",
@@ -446,7 +326,7 @@ def _known(collate_fn: Any) -> _Known | None:
     if is_default:
         return one
     held = vars(collate_fn)
-    if replaced_in_class(type(collate_fn), _METHODS) is not None or held["return_tensors"] != "pt":
+    if replaced_in_class(type(collate_fn), _METHODS) is not None or held.get("return_tensors", "pt") != "pt":
         return None
     if held.keys() != one.attributes:
         return None
@@ -480,7 +360,7 @@ class CollatedBatches:
 
     def __init__(self, collate_fn: Any, table: Any, first: Mapping[str, Any], *, holds: bool = False) -> None:
         self._known = _known(collate_fn)
-        self._first, self._columns = first, {name: _column(table, name, value) for name, value in first.items()}
+        self._first, self._columns = first, {name: number_column(table, name, value) for name, value in first.items()}
         self._collator = copy.copy(collate_fn) if holds else collate_fn
         tokenizer = getattr(collate_fn, "tokenizer", None)
         self._tokenizer = None if tokenizer is None else _Tokenizer(tokenizer, holds=holds)
@@ -494,6 +374,6 @@ class CollatedBatches:
         if known is None or not len(rows) or (vars(collator) and vars(collator).keys() != known.attributes):
             return None
         try:
-            return known.make(collator, self._tokenizer, _Batch(self._columns, self._first, rows, quiet=quiet))
+            return known.make(collator, self._tokenizer, Batch(self._columns, self._first, rows, quiet=quiet))
         except Exception:  # of what the collator knows better, or raises
             return None
