@@ -36,7 +36,7 @@ class HuggingFaceSource(Source):
         dataset = self.dataset
         if (refusal := refused(dataset)) is not None:
             return refusal
-        table = dataset._data.table
+        table, mapping = dataset._data.table, dataset._indices
         # The package says itself, by the first sample, what it makes of each column.
         first = default_collate(dataset.__getitems__([0]))
         as_objects = dataset._format_type is None or dataset._output_all_columns
@@ -52,7 +52,8 @@ class HuggingFaceSource(Source):
                 return Refusal(f"column {name!r}", f"it holds {held}", remedy[0])
         specs = [(name, field.spec) for name, field in fields.items() if field.spec is not None]
         shapes = ", ".join(f"{name} {spec.dtype}{list(spec.shape)}" for name, spec in specs)
-        numbers = row_numbers(dataset)
+        chunks = [] if mapping is None else column_of(mapping.table, "indices").chunks
+        numbers = np.concatenate(chunks) if len(chunks) > 1 else next(iter(chunks), None)
         return NativeSource(
             fields=tuple(fields.values()),
             steps=(Step(f"gather  {counted(len(dataset), 'row')} of Arrow columns: {shapes}", "native"),),
@@ -60,14 +61,6 @@ class HuggingFaceSource(Source):
             rows=None if numbers is None else lambda positions: (numbers[positions] % table.num_rows).astype(np.int64),
             memory=Memory(reads_ahead=True),
         )
-
-
-def row_numbers(dataset: Any) -> NDArray[Any] | None:
-    """Return which row of its table each sample of a dataset is; None: the row of its number."""
-    if dataset._indices is None:
-        return None
-    chunks = column_of(dataset._indices.table, "indices").chunks
-    return np.concatenate(chunks) if len(chunks) > 1 else chunks[0]
 
 
 def refused(dataset: Any) -> Refusal | None:

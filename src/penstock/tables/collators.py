@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.functional import pad as pad_end
 
 from penstock.recipe.originals import is_original, own_class, replaced_in, replaced_in_class
 from penstock.tables.padding import (
@@ -166,7 +167,7 @@ def _defaults(collator: Any, _: Any, batch: Batch) -> Any:
     name = next((one for one in ("label", "label_ids") if one in batch.columns), None)
     if name is not None:
         found = batch.columns[name]
-        if found is None or found.listed != (name == "label_ids"):
+        if found is None or found.held.is_list != (name == "label_ids"):
             raise NotGathered
         labels = batch.as_it_is(name)
         stacked = name == "label_ids" and isinstance(batch.first[name], torch.Tensor)
@@ -242,9 +243,9 @@ def _padding_free(batch: Batch, labelled: str, documents: Rows, pad: int, width:
     """Return the documents of TRL's batch one behind another. Each token of the padding is a document of its own."""
     total = int(batch.lengths("input_ids").sum())
     documents = np.concatenate([documents, np.ones(width - total, dtype=np.int64)])
-    ids, labels = batch.flat("input_ids", more=width - total), batch.flat(labelled, more=width - total)
+    ids, labels = (pad_end(batch.flat(name), (0, width - total), value=pad) for name in ("input_ids", labelled))
     bounds, longest = boundaries(documents), int(documents.max())
-    ids[total:], labels[bounds[:-1].long()] = pad, -100
+    labels[bounds[:-1].long()] = -100
     return {
         "input_ids": ids[None],
         "labels": labels[None],

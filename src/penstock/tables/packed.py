@@ -15,10 +15,9 @@ from penstock.errors import InvalidOption
 from penstock.order.buckets import CutBatches, checked_lengths
 from penstock.order.packed import DocumentOrder
 from penstock.order.permutations import check_one_each, checked_count
-from penstock.recipe.originals import own_class
 from penstock.showing import shown
-from penstock.sources.hugging_face import refused, row_numbers
-from penstock.tables.column import column_of
+from penstock.sources.hugging_face import refused
+from penstock.tables.hugging_face import is_dataset, rows_of
 from penstock.tables.padding import Batch, NotGathered, Rows, bounds_of, laid_out, positions
 
 #: The label of each document's first token, which no loss counts: it would be predicted from the document before.
@@ -186,22 +185,19 @@ def _lengths_of(dataset: Any) -> Rows:
         return _lengths_of(dataset.dataset)[np.asarray(dataset.indices, dtype=np.int64)]
     if type(dataset) is ConcatDataset:
         return np.concatenate([_lengths_of(part) for part in dataset.datasets])
-    kind, name = own_class("datasets.arrow_dataset", "Dataset"), "input_ids"
-    if kind is None or not isinstance(dataset, kind) or refused(dataset) is not None:
+    found, name = rows_of(dataset) if is_dataset(dataset) else None, "input_ids"
+    if found is None or refused(dataset) is not None:
         raise InvalidOption(
             f"the lengths of the documents of {type(dataset).__name__} are not known: give "
             "Packed(tokens, lengths=[len(document) for document in dataset])"
         )
-    names = dataset._format_columns or dataset.column_names
-    if name not in names:
-        raise InvalidOption(f"the dataset {_missing(name, names)}")
-    column, numbers = column_of(dataset._data.table, name), row_numbers(dataset)
-    rows = np.arange(len(dataset)) if numbers is None else (numbers % dataset._data.num_rows).astype(np.int64)
-    try:
-        lengths = column.lengths(rows)
-    except ValueError:
-        raise InvalidOption(f"column {name!r} of the dataset holds no lists: tokenize it first") from None
-    if column.has_nulls(rows):
+    if name not in found.names:
+        raise InvalidOption(f"the dataset {_missing(name, found.names)}")
+    column, rows = found.column(name), found.rows(np.arange(len(dataset)))
+    if not column.is_list:
+        raise InvalidOption(f"column {name!r} of the dataset holds {column.type}: lists of tokens are needed")
+    lengths = column.lengths(rows)
+    if lengths is None or column.has_nulls(rows):
         null = next(number for number in range(len(rows)) if column.has_nulls(rows[number : number + 1]))
         raise InvalidOption(f"document {null} of the dataset is null, or holds a null: filter it out, or fill it")
     return lengths

@@ -3,52 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from penstock.tables.column import ArrowColumn, column_of
+from penstock.tables.column import Column, column_of
 
 Rows = NDArray[np.int64]
+T = TypeVar("T")
 
 
 class NotGathered(Exception):
     """The collator makes the batch itself, or raises its error."""
 
 
-class Column(NamedTuple):
+def there(found: T | None) -> T:
+    """Return what was gathered. Raises NotGathered for None: a value is null, or is not converted natively."""
+    if found is None:
+        raise NotGathered
+    return found
+
+
+class NumberColumn(NamedTuple):
     """A column of numbers, or of lists of numbers."""
 
-    arrow: ArrowColumn
-    listed: bool
+    held: Column
     dtype: torch.dtype
     """Of the tensor that torch makes of its values."""
 
 
-def number_column(table: Any, name: str, value: Any) -> Column | None:
+def number_column(table: Any, name: str, value: Any) -> NumberColumn | None:
     """Return a column; None: it holds neither numbers nor lists of numbers. value: the package's, of its first row."""
-    kind = table.schema.field(name).type
-    listed = hasattr(kind, "value_type") and str(kind).partition("<")[0].endswith("list")
-    element = str(kind.value_type if listed else kind)
-    if element in ("bool", "float", "double"):
-        dtype = torch.bool if element == "bool" else torch.float32
-    elif element.lstrip("u") in ("int8", "int16", "int32", "int64") and element != "uint64":
-        dtype = torch.int64
-    else:
+    held = column_of(table, name)
+    if held.dtype is None or held.dtype is torch.uint64:
         return None
-    if not listed:
-        if isinstance(value, torch.Tensor):
-            return Column(column_of(table, name), False, value.dtype) if value.dtype == dtype else None
-        if not isinstance(value, bool | int | float | np.number | np.bool_):
-            return None
-        return Column(column_of(table, name), False, torch.tensor([value]).dtype)
-    if isinstance(value, torch.Tensor | np.ndarray):
-        plain = value.ndim == 1 and str(value.dtype).removeprefix("torch.") == str(dtype).removeprefix("torch.")
+    dtype = torch.float32 if held.dtype.is_floating_point else torch.bool if held.dtype is torch.bool else torch.int64
+    if held.is_list:
+        arrays = isinstance(value, torch.Tensor | np.ndarray)
+        plain = value.ndim == 1 and _name(value.dtype) == _name(dtype) if arrays else type(value) is list
+    elif isinstance(value, torch.Tensor):
+        plain = value.dtype == dtype
     else:
-        plain = type(value) is list
-    return Column(column_of(table, name), True, dtype) if plain else None
+        plain = isinstance(value, bool | int | float | np.number | np.bool_)
+        dtype = torch.tensor([value]).dtype if plain else dtype
+    return NumberColumn(held, dtype) if plain else None
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 class Batch:
@@ -61,44 +65,40 @@ class Batch:
     """
 
     def __init__(
-        self, columns: Mapping[str, Column | None], first: Mapping[str, Any], rows: Rows, *, quiet: bool
+        self, columns: Mapping[str, NumberColumn | None], first: Mapping[str, Any], rows: Rows, *, quiet: bool
     ) -> None:
         self.columns, self.first, self.rows, self.quiet = columns, first, rows, quiet
         self._lengths: dict[str, Rows] = {}
 
-    def column(self, name: str, *, listed: bool, whole: bool = False) -> Column:
-        """Return a column that has no nulls in these rows. whole: its numbers are whole ones."""
+    def column(self, name: str, *, listed: bool) -> NumberColumn:
         found = self.columns.get(name)
-        if found is None or found.listed != listed or (whole and found.dtype != torch.int64):
+        if found is None or found.held.is_list != listed:
             raise NotGathered
         if found.dtype.is_floating_point and torch.get_default_dtype() != torch.float32:
-            raise NotGathered
-        if found.arrow.has_nulls(self.rows):
             raise NotGathered
         return found
 
     def lengths(self, name: str) -> Rows:
         if name not in self._lengths:
-            self._lengths[name] = self.column(name, listed=True).arrow.lengths(self.rows)
+            self._lengths[name] = there(self.column(name, listed=True).held.lengths(self.rows))
         return self._lengths[name]
 
     def padded(self, name: str, width: int, fill: float, *, left: bool = False, whole: bool = False) -> torch.Tensor:
-        """Return the lists of a column as rows of one width, none of which is cut."""
-        column, lengths = self.column(name, listed=True, whole=whole), self.lengths(name)
-        if int(lengths.max()) > width:
+        """Return the lists of a column as rows of one width, none of which is cut. whole: of whole numbers only."""
+        column, lengths = self.column(name, listed=True), self.lengths(name)
+        if int(lengths.max()) > width or (whole and column.dtype != torch.int64):
             raise NotGathered
         # torch.tensor makes whole numbers of truth values and numbers, which the padding is.
         mixed = column.dtype == torch.bool and int(lengths.min()) < width
-        out = torch.empty((len(self.rows), width), dtype=torch.int64 if mixed else column.dtype)
-        column.arrow.padded(self.rows, out.numpy(), str(out.dtype).removeprefix("torch."), fill, left)
-        return out
+        dtype = torch.int64 if mixed else column.dtype
+        return there(column.held.padded(self.rows, dtype, width, fill, left=left))
 
-    def flat(self, name: str, *, more: int = 0) -> torch.Tensor:
-        """Return the whole numbers of a column, one list behind another. more: elements that are left free behind."""
-        total = int(self.lengths(name).sum())
-        out = torch.empty(total + more, dtype=torch.int64)
-        self.column(name, listed=True, whole=True).arrow.flat(self.rows, out.numpy()[:total], "int64")
-        return out
+    def flat(self, name: str) -> torch.Tensor:
+        """Return the whole numbers of a column, one list behind another."""
+        column = self.column(name, listed=True)
+        if column.dtype != torch.int64:
+            raise NotGathered
+        return there(column.held.flat(self.rows, torch.int64, int(self.lengths(name).sum())))
 
     def documents(self) -> tuple[Rows, torch.Tensor, torch.Tensor]:
         """Return the length of each row's `input_ids`, these and their `labels`, or copies of them, without gaps."""
@@ -112,15 +112,13 @@ class Batch:
     def as_it_is(self, name: str) -> torch.Tensor:
         """Return numbers, or lists of one length, as torch.tensor makes a tensor of them."""
         found = self.columns.get(name)
-        if found is not None and found.listed:
+        if found is not None and found.held.is_list:
             width = int(self.lengths(name)[0])
             if not width or (self.lengths(name) != width).any():
                 raise NotGathered
             return self.padded(name, width, 0)
         column = self.column(name, listed=False)
-        out = torch.empty(len(self.rows), dtype=column.dtype)
-        column.arrow.numbers(self.rows, out.numpy(), str(out.dtype).removeprefix("torch."))
-        return out
+        return there(column.held.flat(self.rows, column.dtype, len(self.rows)))
 
 
 def token_mask(lengths: Rows, width: int, *, left: bool = False) -> torch.Tensor:

@@ -18,11 +18,12 @@ from penstock.indexing.batches import same
 from penstock.order.batches import BatchOrder, settled_at_start
 from penstock.order.permutations import Indices
 from penstock.plan import only_seeds
-from penstock.recipe.originals import READING, look_again, own_class, replaced_in_class
+from penstock.recipe.originals import READING, look_again, replaced_in_class
 from penstock.settings import Settings
-from penstock.sources.hugging_face import refused, row_numbers
+from penstock.sources.hugging_face import refused
 from penstock.system.warn_user import warn_user
 from penstock.tables.collators import CollatedBatches, draws, is_known
+from penstock.tables.hugging_face import DatasetRows, NotGathered, is_dataset, rows_of as rows_of_dataset, state_of
 
 #: Batches behind one another that the collator makes, after which it makes all.
 _MOST_UNLIKE = 4
@@ -39,26 +40,14 @@ class _Seen:
 
     def __init__(self, dataset: Any, collate_fn: Any) -> None:
         self.collate_fn = weakref.ref(collate_fn)
-        self.state = _state_of(dataset)
+        rows = rows_of_dataset(dataset)
+        if rows is None:
+            raise NotGathered("the package makes the rows")
+        self.rows = rows
         self.first: Mapping[str, Any] = dataset.__getitems__([0])[0]
-        self.numbers = row_numbers(dataset)
-        self.row_bytes = 2 * dataset._data.nbytes // max(1, dataset._data.num_rows)
+        self.row_bytes = 2 * rows.table.nbytes // max(1, rows.table.num_rows)
         self.checked = False
         self.misses = 0
-
-    def same(self, dataset: Any) -> bool:
-        """Return whether the dataset is what it was."""
-        return all(map(_alike, self.state, _state_of(dataset)))
-
-
-def _state_of(dataset: Any) -> list[Any]:
-    """Return what the samples of a dataset depend on."""
-    one = dataset
-    return [one._data, one._indices, one._format_type, one._format_columns, one._format_kwargs, one._output_all_columns]
-
-
-def _alike(one: Any, other: Any) -> bool:
-    return one is other or (isinstance(one, str | list | dict) and bool(one == other))
 
 
 #: By dataset, what is known of it and the collator that it was last used with.
@@ -76,7 +65,7 @@ def _seen_of(settings: Settings) -> _Seen | None:
     if not is_known(collate_fn) or refused(dataset) is not None:
         return None
     found = _seen.get(dataset)
-    if found is None or found.collate_fn() is not collate_fn or not found.same(dataset):
+    if found is None or found.collate_fn() is not collate_fn or found.rows.state != state_of(dataset):
         try:
             found = _seen[dataset] = _Seen(dataset, collate_fn)
         except Exception:  # of the package, which raises it again
@@ -111,7 +100,7 @@ class CollatedRows:
     def __init__(self, dataset: Any, collate_fn: Any, seen: _Seen, *, holds: bool) -> None:
         self._dataset, self._collate_fn, self._seen = dataset, collate_fn, seen
         self._base: Any = None if holds else _base_of(dataset)
-        self._batches = CollatedBatches(collate_fn, _base_of(dataset)._data.table, seen.first, holds=holds)
+        self._batches = CollatedBatches(collate_fn, seen.rows.table, seen.first, holds=holds)
 
     def __getitems__(self, given: Any) -> _Asked:
         return _Asked(given)
@@ -146,8 +135,8 @@ class CollatedRows:
     def _gathered(self, asked: _Asked, *, quiet: bool = False) -> Any | None:
         """Return the gathered batch; None: the collator makes it."""
         made, rows = None, None
-        if self._base is None or self._seen.same(self._base):
-            rows = _table_rows(self._dataset, asked.given, self._seen.numbers)
+        if self._base is None or self._seen.rows.state == state_of(self._base):
+            rows = _table_rows(self._dataset, asked.given, self._seen.rows)
         if rows is not None:
             made = self._batches.batch(rows, quiet=quiet)
         self._seen.misses = 0 if made is not None else self._seen.misses + 1
@@ -227,11 +216,10 @@ def _base_of(dataset: Any) -> Any:
         if not _OWN.isdisjoint(vars(dataset)) or replaced_in_class(Subset, READING) is not None:
             return None
         dataset = dataset.dataset
-    kind = own_class("datasets.arrow_dataset", "Dataset")
-    return dataset if kind is not None and type(dataset) is kind and _OWN.isdisjoint(vars(dataset)) else None
+    return dataset if is_dataset(dataset) and _OWN.isdisjoint(vars(dataset)) else None
 
 
-def _table_rows(dataset: Any, given: Any, numbers: Any) -> Indices | None:
+def _table_rows(dataset: Any, given: Any, rows: DatasetRows) -> Indices | None:
     """Return the rows of the table that some samples are; None: the package makes sense of what was asked for."""
     try:
         while type(dataset) is Subset:
@@ -241,9 +229,6 @@ def _table_rows(dataset: Any, given: Any, numbers: Any) -> Indices | None:
             if not set(map(type, given)) <= {int, np.int64}:
                 return None
             given = np.array(given, dtype=np.int64)
-        if not len(given) or given.min() < 0 or given.max() >= len(dataset):
-            return None
-        rows: Indices = given if numbers is None else (numbers[given] % dataset._data.num_rows).astype(np.int64)
-        return rows
+        return rows.rows(given)
     except Exception:  # of an index that is not there, which the package raises
         return None
