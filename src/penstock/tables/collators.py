@@ -107,6 +107,10 @@ def _with_padding(collator: Any, tokenizer: _Tokenizer, batch: Batch) -> Any:
 def _language_modeling(collator: Any, tokenizer: _Tokenizer, batch: Batch) -> Any:
     if collator.whole_word_mask:
         raise NotGathered
+    if collator.seed is not None and not (
+        isinstance(collator.generator, torch.Generator) and collator._generator_pid == os.getpid()
+    ):
+        collator.create_rng("pt")
     made = tokenizer.pad(batch, batch.columns, collator, True, None)
     special = made.pop("special_tokens_mask", None)
     ids = made["input_ids"]
@@ -115,10 +119,6 @@ def _language_modeling(collator: Any, tokenizer: _Tokenizer, batch: Batch) -> An
         made["labels"] = labels = ids.clone()
         labels[labels == pad] = -100
         return _encoding(made)
-    if collator.seed is not None and not (
-        isinstance(collator.generator, torch.Generator) and collator._generator_pid == os.getpid()
-    ):
-        collator.create_rng("pt")
     if special is None and _is_base_method(tokenizer.tokenizer, "get_special_tokens_mask"):
         special = torch.isin(ids, torch.tensor(sorted(tokenizer.tokenizer.all_special_ids)))
     made["input_ids"], made["labels"] = collator.torch_mask_tokens(ids, special_tokens_mask=special)
