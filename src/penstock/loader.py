@@ -30,6 +30,7 @@ from penstock.order.schedule import Shard
 from penstock.order.weighted import Weighted
 from penstock.passes.job import Open, default_workers, planned, warn_of_many_threads
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
+from penstock.recipe.originals import own_class
 from penstock.recipe.unseeded_generators import SeedWarnings
 from penstock.settings import Given, Method, Settings
 from penstock.sources.blocks import blocks_of
@@ -43,7 +44,6 @@ from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import CacheOption, caches_of
 from penstock.system.deferred import deferred
 from penstock.system.tracebacks import shorten, shortens
-from penstock.tables.packed import Packed
 from penstock.workers.rows import holds_rows, is_native
 
 if TYPE_CHECKING:
@@ -183,7 +183,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 sampler, shuffle = mixing, None
         if isinstance(sampler, Buckets) and batch_size is not None:
             raise InvalidOption("sampler=Buckets(...): Buckets makes batches; write batch_sampler=Buckets(...)")
-        if isinstance(collate_fn, Packed) and batch_sampler is None:
+        packed = own_class("penstock.tables.packed", "Packed")  # which is imported where there is one
+        if packed is not None and isinstance(collate_fn, packed) and batch_sampler is None:
             others = {"batch_size": batch_size, "sampler": sampler, "drop_last": drop_last, "on_error": on_error}
             batch_sampler = collate_fn.batches(dataset, bool(shuffle), generator, seed, others)
             shuffle = None

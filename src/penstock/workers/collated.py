@@ -85,16 +85,16 @@ def gathers_collated(settings: Settings) -> bool:
     return settled and found.row_bytes * (settings.batch_size or _UNKNOWN_BATCH) <= _LARGE_BATCH
 
 
-def rows_of(settings: Settings, *, holds: bool = False) -> CollatedRows | None:
+def rows_of(settings: Settings, *, holds: bool = False) -> RowsForCollator | None:
     """Return what gathers the batches of a loader; None: its collator makes them.
 
     holds: the pass goes on with collator and dataset as they are now, as torch's workers do.
     """
     found = _seen_of(settings)
-    return None if found is None else CollatedRows(settings.dataset, settings.collate_fn, found, holds=holds)
+    return None if found is None else RowsForCollator(settings.dataset, settings.collate_fn, found, holds=holds)
 
 
-class CollatedRows:
+class RowsForCollator:
     """A dataset as a pass or a Worker is to see it: `__getitems__` notes what is asked for, and `collate` makes it."""
 
     def __init__(self, dataset: Any, collate_fn: Any, seen: _Seen, *, holds: bool) -> None:
@@ -166,10 +166,10 @@ class CollatedRows:
         return _unpickled, (self._dataset, self._collate_fn, self._seen.checked)
 
 
-def _unpickled(dataset: Any, collate_fn: Any, checked: bool) -> CollatedRows:
+def _unpickled(dataset: Any, collate_fn: Any, checked: bool) -> RowsForCollator:
     seen = _Seen(_base_of(dataset), collate_fn)
     seen.checked = checked
-    return CollatedRows(dataset, collate_fn, seen, holds=False)
+    return RowsForCollator(dataset, collate_fn, seen, holds=False)
 
 
 class _Asked:

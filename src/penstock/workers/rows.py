@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,7 +16,13 @@ from penstock.plan import refuse_options
 from penstock.recipe.originals import READING, look_again, replaced_in_class
 from penstock.sample_notes import torch_batch
 from penstock.settings import Method, Settings
-from penstock.workers import collated, indexed
+from penstock.system.deferred import deferred
+from penstock.workers import indexed
+
+if TYPE_CHECKING:
+    from penstock.workers import collated
+else:
+    (collated,) = deferred("penstock.workers", "collated")
 
 #: Bytes of a batch that one thread fills from memory, cache line by cache line, while others would be woken.
 SMALL_BATCH, CACHE_LINE = 64 << 10, 64
