@@ -31,6 +31,7 @@ from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import Caches
 from penstock.system.deferred import deferred
 from penstock.system.modes import outside_inference
+from penstock.tables.hugging_face import is_dataset
 
 if TYPE_CHECKING:
     from penstock.sources import cached
@@ -263,6 +264,8 @@ def _plan_known(
     if refusal is None:
         found = _natively(dataset, raw, kept)
         return PythonPlan(lambda: found) if isinstance(found, Refusal) else found
+    if is_dataset(dataset):  # the rows of a table are dictionaries, which no batch is filled with for code of a user's
+        return PythonPlan(lambda: refusal, kept=kept)
     # Whether the collate_fn leaves the samples to torch's default_collate, all of them as they are.
     unseen = collate_fn is None or collate_fn is default_collate or only_collates(collate_fn)
     unseen = unseen and replaced_in_collating() is None and collates_as_torch()

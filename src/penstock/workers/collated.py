@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch.utils.data import Subset, default_collate
 
-from penstock.indexing.batches import same
 from penstock.order.batches import BatchOrder, settled_at_start
 from penstock.order.permutations import Indices
 from penstock.plan import only_seeds
@@ -23,7 +22,14 @@ from penstock.settings import Settings
 from penstock.sources.hugging_face import refused
 from penstock.system.warn_user import warn_user
 from penstock.tables.collators import CollatedBatches, draws, is_known
-from penstock.tables.hugging_face import DatasetRows, NotGathered, is_dataset, rows_of as rows_of_dataset, state_of
+from penstock.tables.hugging_face import (
+    DatasetRows,
+    NotGathered,
+    alike,
+    is_dataset,
+    rows_of as rows_of_dataset,
+    state_of,
+)
 
 #: Batches behind one another that the collator makes, after which it makes all.
 _MOST_UNLIKE = 4
@@ -152,8 +158,8 @@ class RowsForCollator:
         if made is None:
             return expected
         seen.checked = True
-        alike = type(made) is type(expected) and same(dict(made), dict(expected))
-        if not (alike and ours.same(_Generators(self._collate_fn))):
+        equal = type(made) is type(expected) and alike(dict(made), dict(expected))
+        if not (equal and ours.same(_Generators(self._collate_fn))):
             seen.misses = _MOST_UNLIKE
             warn_user(
                 f"{getattr(self._collate_fn, '__name__', type(self._collate_fn).__name__)} gave another batch than "
