@@ -38,9 +38,9 @@ _AT_ONCE = 16
 #: Bytes of an object that are fetched for its footer.
 _TAIL = 1 << 16
 #: Bytes of the record batches that a row group is decoded in, about.
-_BATCH_BYTES = 8 << 20
+_BATCH_BYTES = 2 << 20
 #: Bytes of a column chunk that are in memory as they are decoded.
-_BUFFER = 1 << 20
+_BUFFER = 1 << 18
 
 
 class MappedRows(NamedTuple):

@@ -131,6 +131,7 @@ class RowGroups:
         elif missing:
             with ThreadPoolExecutor(min(AT_ONCE, usable_cpus(), len(missing)), "penstock-decode") as pool:
                 found.update(zip(missing, pool.map(self._open, missing), strict=True))
+            pa.default_memory_pool().release_unused()
         with self._lock:
             self._opened.update({number: found[number] for number in missing})
             while sum(self.shards[number].bytes for number in self._opened) > self.cache.limit:

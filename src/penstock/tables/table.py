@@ -18,7 +18,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from penstock._native import crc32c
-from penstock.errors import CorruptSample, InvalidOption
+from penstock.errors import CorruptSample, InvalidOption, pair
 from penstock.order.blocks import DEFAULT_WINDOW, Blocks, checked_window
 from penstock.order.permutations import Indices
 from penstock.storage.cache_folder import DEFAULT_LIMIT, CacheFolder
@@ -106,7 +106,12 @@ class Table(Dataset[dict[str, Any]]):
         self.columns, self.schema = list(schema.names), schema
         self._fill = arguments.checked_fill(fill, schema)
         parts = [part for number, file in enumerate(opened) for part in file.parts(number, self.columns)]
-        cache = CacheFolder(cache_folder or folder_of("tables"), cache_limit or DEFAULT_LIMIT)
+        try:
+            cache = CacheFolder(cache_folder or folder_of("tables"), cache_limit or DEFAULT_LIMIT)
+        except OSError as error:
+            raise pair(InvalidOption, type(error))(
+                f"decoded row groups cannot be kept in the cache folder: {error}. Give cache_folder="
+            ) from error
         groups = row_groups.RowGroups(opened, [part for part in parts if part.samples], schema, self._fill, cache)
         self.row_groups = groups
         rows = [part.samples for part in groups.shards]
