@@ -19,6 +19,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 from torchvision.transforms import v2
 
 import penstock
+from penstock import testing
 from penstock.errors import CorruptSample, InvalidOption
 from tests.data import photo_files
 from tests.forking import assert_in_child
@@ -449,16 +450,52 @@ def test_what_does_not_fit_into_the_cache_is_read_in_a_window(tmp_path: Path, nu
         penstock.Table(numbers, cache_folder=tmp_path / "cache", cache_limit=300)
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_ranks_share_an_epoch(world: int, numbers: Path) -> None:
-    found: list[int] = []
-    for rank in range(world):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("RANK", str(rank))
-            patch.setenv("WORLD_SIZE", str(world))
-            loader = penstock.DataLoader(penstock.Table(numbers), batch_size=4, shuffle=True, seed=3)
-            found += torch.cat([batch["id"] for batch in loader]).tolist()
-    assert set(found) == set(range(200))
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"window": 2}, {"columns": ["id", "text"]}, {"filters": [("id", ">", 30)]}],
+    ids=["numbers", "window", "texts", "filters"],
+)
+def test_ranks_workers_and_resumes(options: dict[str, Any], tmp_path: Path) -> None:
+    table = number_table(120).append_column("text", pa.array(strings(120, 3)))
+    names = {"columns": ["id", "x"], **options}
+    samples = penstock.Table(written(tmp_path / "data", table), **names)
+
+    def make(**more: Any) -> penstock.DataLoader[Any]:
+        return penstock.DataLoader(samples, **{"batch_size": 8, "shuffle": True, "seed": 3, **more})
+
+    testing.assert_each_sample_once(make, ranks=(1, 3), workers=(0,))
+    testing.assert_worker_invariant(make, workers=(0, 2))
+    testing.assert_resume_exact(make, stops=3, workers=(0,), ranks=(1, 2))
+
+
+def test_a_damaged_row_group_is_replaced(tmp_path: Path) -> None:
+    """Its rows are bad samples, whether all row groups are read as one or in a window."""
+    table = pa.table({"id": np.arange(60), "text": strings(60, 0)})
+    folder = written(
+        tmp_path / "data",
+        table,
+        lambda table, path: write_parquet(
+            table, path, compression="none", write_page_checksum=True, use_dictionary=False
+        ),
+        files=1,
+    )
+    path = folder / "0.parquet"
+    data = bytearray(path.read_bytes())
+    chunk = pq.read_metadata(path).row_group(2).column(0)
+    data[chunk.data_page_offset + chunk.total_compressed_size - 3] ^= 1
+    path.write_bytes(data)
+    windows: list[dict[str, Any]] = [{}, {"window": 2}]
+    for options in windows:
+        for workers in (0, 2):
+            samples = penstock.Table(folder, cache_folder=tmp_path / "cache", **options)
+            with pytest.raises(CorruptSample, match=r"0\.parquet, row group 2 is not readable as Parquet.*CRC"):
+                list(penstock.DataLoader(samples, batch_size=5, shuffle=True, num_workers=workers))
+            replace = penstock.Replace(max_share=0.5)
+            loader = penstock.DataLoader(
+                samples, batch_size=5, shuffle=True, seed=1, on_error=replace, num_workers=workers
+            )
+            ids = torch.cat([batch["id"] for batch in loader]).tolist()
+            assert len(ids) == 60 and not set(range(22, 33)) & set(ids)
 
 
 # --- copies -----------------------------------------------------------------------------------------------------------

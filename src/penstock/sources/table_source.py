@@ -48,8 +48,7 @@ class TableSource(Source):
     def native(self, raw: bool) -> NativeSource | Refusal:
         dataset = self.dataset
         if dataset.in_blocks:
-            kept = "the cache may hold only some of its row groups, each of which is decoded as it is needed"
-            return Refusal("Table", kept, "local files, window=None and a cache_limit= that holds all of them")
+            return Refusal("Table", dataset.row_groups.describe(), "")
         if dataset.image is not None:
             return self._images(raw)
         if dataset.transform is not None:

@@ -154,7 +154,7 @@ class TableFile:
         if self.kind != "parquet":
             with self.errors_named():
                 return self._ipc_parts(number)
-        found, first, widths = [], 0, _widths(self.schema(), columns)
+        found, first, widths, leaves = [], 0, _widths(self.schema(), columns), self._leaves(columns)
         for group in range(self.footer.num_row_groups):
             described = self.footer.row_group(group)
             rows = described.num_rows
@@ -163,7 +163,7 @@ class TableFile:
             if rows == 0:
                 continue
             size = rows * sum(width for width in widths.values() if width)
-            for name, begin, end, plain in self._chunks(group, columns):
+            for name, begin, end, plain in self._chunks(group, leaves):
                 if not 0 < begin <= end <= self.size:
                     raise self.corrupt(f"row group {group} places column {name!r} at bytes {begin:,} to {end:,}")
                 size += 0 if widths[name] else plain + 4 * rows
@@ -173,18 +173,24 @@ class TableFile:
             raise self.corrupt(f"its row groups have {first:,} rows, and its footer says {self.footer.num_rows:,}")
         return found
 
-    def _chunks(self, group: int, columns: Sequence[str]) -> Iterator[tuple[str, int, int, int]]:
+    def _leaves(self, columns: Sequence[str]) -> list[tuple[int, str]]:
+        """Return the numbers of the column chunks that columns have in each row group, with the columns."""
+        schema, found = self.footer.schema, []
+        for number in range(len(schema)):
+            path = schema.column(number).path
+            name = next((one for one in columns if path == one or path.startswith(f"{one}.")), None)
+            found += [] if name is None else [(number, name)]
+        return found
+
+    def _chunks(self, group: int, leaves: list[tuple[int, str]]) -> Iterator[tuple[str, int, int, int]]:
         """Yield, of each column chunk, the column that it is of, where it begins and ends, and its bytes once plain."""
         described = self.footer.row_group(group)
-        for number in range(described.num_columns):
+        for number, name in leaves:
             chunk = described.column(number)
-            path = chunk.path_in_schema
-            name = next((one for one in columns if path == one or path.startswith(f"{one}.")), None)
-            if name is not None:
-                begin = chunk.data_page_offset
-                if chunk.has_dictionary_page and chunk.dictionary_page_offset:
-                    begin = min(begin, chunk.dictionary_page_offset)
-                yield name, begin, begin + chunk.total_compressed_size, chunk.total_uncompressed_size
+            begin = chunk.data_page_offset
+            if chunk.has_dictionary_page and chunk.dictionary_page_offset:
+                begin = min(begin, chunk.dictionary_page_offset)
+            yield name, begin, begin + chunk.total_compressed_size, chunk.total_uncompressed_size
 
     def _ipc_parts(self, number: int) -> list[Part]:
         """Return the one part of an IPC file, or of a compressed local one about as many as it has blocks of rows."""
@@ -233,7 +239,7 @@ class TableFile:
             return self.source()
         ranges = [(0, self.size)]
         if self.kind == "parquet":
-            ranges = _joined([(begin, end) for _, begin, end, _ in self._chunks(part.number, columns)])
+            ranges = _joined([(begin, end) for _, begin, end, _ in self._chunks(part.number, self._leaves(columns))])
         held = _RemoteFile(self)
 
         async def fetch(begin: int, end: int) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import os
 import tempfile
 import time
@@ -36,6 +37,7 @@ from penstock.storage.objects import run_alone
 from penstock.storage.remote_shards import LOOK_AGAIN, REQUESTS, Range
 from penstock.system.limits import usable_cpus
 from penstock.system.locks import ProcessLock
+from penstock.system.words import size_of
 from penstock.tables.files import MappedRows, Part, TableFile, mapped
 from penstock.tables.values import filled
 
@@ -84,6 +86,14 @@ class RowGroups:
     def place(self, number: int) -> str:
         part = self.shards[number]
         return f"{self.files[part.file].place}, row group {part.number}"
+
+    def describe(self) -> str:
+        """Return, for explain(), how row groups come, and the bound of what is kept of them."""
+        fetched = "fetched and decoded" if self.is_remote else "decoded"
+        return (
+            f"its row groups are {fetched} as the order needs them, up to {AT_ONCE} at once, and kept in "
+            f"{self.cache.path} (at most {size_of(self.cache.limit)})"
+        )
 
     def download(self, number: int) -> Decoding:
         """Return what brings a row group into the cache."""
@@ -177,7 +187,7 @@ class RowGroups:
 
     def _open(self, number: int) -> MappedRows:
         if (failed := self._failed.get(number)) is not None:
-            raise failed
+            raise copy.copy(failed)
         part = self.shards[number]
         file = self.files[part.file]
         try:
