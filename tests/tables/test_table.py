@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import io
 import os
 import pickle
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, default_collate
 from torchvision.transforms import v2
 
 import penstock
@@ -243,6 +244,29 @@ def test_images_are_read_natively(image: str, transform: Any, filters: Any, phot
     python = penstock.DataLoader(samples, **options, worker_method="process")
     assert_same(list(native), list(python))
     assert not native.stats().read_by_python
+
+
+def test_decoder_states_are_kept_of_photos_in_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.storage.jpeg_index._LEFT", 0.0)
+    rng, photos = np.random.default_rng(0), []
+    for _ in range(40):
+        file = io.BytesIO()
+        Image.fromarray(rng.integers(0, 255, (384, 480, 3), np.uint8)).save(file, "jpeg", quality=50)
+        photos.append(file.getvalue())
+    folder = written(tmp_path / "data", pa.table({"photo": photos, "label": range(40)}))
+    samples = penstock.Table(folder, image="photo", transform=RANDOM)
+    options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 1, "num_workers": 2}
+    native, python = (
+        penstock.DataLoader(samples, **options),
+        penstock.DataLoader(samples, **options, worker_method="thread", collate_fn=as_is),
+    )
+    for _ in range(2):
+        assert_same(list(native), list(python))
+    assert "index    " in native.explain()
+
+
+def as_is(samples: Any) -> Any:
+    return default_collate(list(samples))
 
 
 def test_images_without_a_known_transform(photos: Path) -> None:

@@ -50,7 +50,7 @@ class TableSource(Source):
         if dataset.in_blocks:
             return Refusal("Table", dataset.row_groups.describe(), "")
         if dataset.image is not None:
-            return self._images(raw)
+            return self._images()
         if dataset.transform is not None:
             return Refusal("Table.transform", "Python calls your function on each row", "the function in collate_fn")
         fields = self._numbers(dataset.columns)
@@ -66,9 +66,9 @@ class TableSource(Source):
             reusable=dataset.row_groups.unchanged,
         )
 
-    def _images(self, raw: bool) -> NativeSource | Refusal:
+    def _images(self) -> NativeSource | Refusal:
         dataset, image = self.dataset, self.dataset.columns[0]
-        recipe = foreign_decoder() or read_recipe(dataset.transform, mode="RGB", raw=raw)
+        recipe = foreign_decoder() or read_recipe(dataset.transform, mode="RGB")
         if isinstance(recipe, Refusal):
             return recipe
         fields = self._numbers(dataset.columns[1:])
