@@ -369,6 +369,12 @@ def test_filters_keep_the_rows_that_pyarrow_keeps(writer: str, filters: Any, tmp
     assert int(row) + [0, 66, 133][int(file[0])] == int(wanted[-1]["id"])
 
 
+def test_row_groups_without_a_row_that_is_kept_are_not_decoded(numbers: Path) -> None:
+    samples = penstock.Table(numbers, columns=["x"], filters=[("id", "<", 5)])
+    assert len(samples.row_groups.shards) == 1
+    assert_same(rows_of(samples, range(5)), [{"x": row["x"]} for row in expected(number_table())[:5]])
+
+
 # --- the loader -------------------------------------------------------------------------------------------------------
 
 LOADERS: dict[str, dict[str, Any]] = {
@@ -400,6 +406,7 @@ def test_batches_are_those_of_torchs_loader(numbers: Path, tmp_path: Path) -> No
         torch.manual_seed(2)
         assert_same(ours, list(DataLoader(samples, batch_size=16, shuffle=True)))
     two: Any = ConcatDataset([penstock.Table(numbers), penstock.Table(numbers)])
+    assert "gather  200 rows" in penstock.DataLoader(two, batch_size=16).explain()
     assert_same(list(penstock.DataLoader(two, batch_size=16)), list(DataLoader(two, batch_size=16)))
 
 
@@ -551,6 +558,13 @@ def test_a_row_group_is_decoded_once(numbers: Path, tmp_path: Path, monkeypatch:
     assert sorted(decoded) == list(range(len(samples.row_groups.shards)))
     list(penstock.DataLoader(penstock.Table(numbers, cache_folder=tmp_path / "cache"), batch_size=8))
     assert len(decoded) == len(samples.row_groups.shards)
+
+
+def test_a_damaged_file_of_the_cache_is_made_anew(numbers: Path, tmp_path: Path) -> None:
+    wanted = rows_of(penstock.Table(numbers, cache_folder=tmp_path), range(200))
+    for file in tmp_path.glob("*.shard"):
+        file.write_bytes(file.read_bytes()[:100])
+    assert_same(rows_of(penstock.Table(numbers, cache_folder=tmp_path), range(200)), wanted)
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------

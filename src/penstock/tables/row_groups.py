@@ -18,6 +18,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -194,8 +195,11 @@ class RowGroups:
             if file.mapped:
                 rows = file.rows()
                 return rows._replace(table=rows.table.select(self.schema.names))
-            with contextlib.closing(self.download(number).run()) as held:
-                return mapped(f"/proc/self/fd/{held.descriptor}")
+            for _ in range(2):
+                with contextlib.closing((decoding := self.download(number)).run()) as held, suppress(pa.ArrowException):
+                    return mapped(f"/proc/self/fd/{held.descriptor}")
+                decoding.discard()  # it was damaged since it was decoded
+            raise file.corrupt(f"its decoded rows cannot be read in {self.cache.path}")
         except CorruptSample as error:
             self._failed[number] = error
             raise
@@ -215,6 +219,11 @@ class Decoding:
         key = f"{file.version}\n{file.size}\n{started}\n{part}\n{groups.schema}\n{sorted(groups.fill.items())}"
         url = f"{file.place}-{part.number}"
         return CachedShard(url, part.bytes, _native.crc32c(key.encode()), exact=False)
+
+    def discard(self) -> None:
+        """Delete the decoded row group."""
+        if (held := self.groups.cache.hold(self._entry)) is not None:
+            self.groups.cache.discard(self._entry, held, "shard")
 
     def path(self) -> str:
         """Return the file that the row group is mapped from."""
