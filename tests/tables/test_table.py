@@ -89,6 +89,7 @@ KINDS = {
     "time64": pa.time64("us"),
     "timestamp": pa.timestamp("us"),
     "timestamp zone": pa.timestamp("ms", "Europe/Berlin"),
+    "timestamp ns": pa.timestamp("ns"),
     "duration": pa.duration("ms"),
     "decimal": pa.decimal128(10, 2),
     "dictionary": pa.dictionary(pa.int32(), pa.string()),
@@ -96,6 +97,7 @@ KINDS = {
     "tokens": pa.list_(pa.int32()),
     "large list": pa.large_list(pa.float32()),
     "flags": pa.list_(pa.bool_()),
+    "halves": pa.list_(pa.float16()),
     "vector": pa.list_(pa.float32(), 3),
     "words": pa.list_(pa.string()),
     "nested": pa.list_(pa.list_(pa.int64())),
@@ -410,6 +412,17 @@ def test_batches_are_those_of_torchs_loader(numbers: Path, tmp_path: Path) -> No
     assert_same(list(penstock.DataLoader(two, batch_size=16)), list(DataLoader(two, batch_size=16)))
 
 
+def test_a_subclass_makes_its_samples(numbers: Path) -> None:
+    class Labels(penstock.Table):
+        def __getitem__(self, index: int) -> Any:
+            return super().__getitem__(index)["label"]
+
+    wanted = [row["label"] for row in expected(number_table())]
+    for workers in (0, 2):
+        loader = penstock.DataLoader(Labels(numbers), batch_size=50, num_workers=workers)
+        assert_same(torch.cat(list(loader)), torch.stack(wanted))
+
+
 def test_numbers_are_gathered_natively(numbers: Path) -> None:
     text = penstock.DataLoader(penstock.Table(numbers), batch_size=16, shuffle=True, num_workers=2).explain()
     assert "gather  200 rows of 3 files: id int64[]; x float32[]; label int32[]; vector float64[3]" in text
@@ -594,6 +607,12 @@ def test_a_damaged_file_of_the_cache_is_made_anew(numbers: Path, tmp_path: Path)
 def test_wrong_arguments(options: dict[str, Any], said: str, numbers: Path) -> None:
     with pytest.raises(InvalidOption, match=said):
         penstock.Table(numbers, **options)
+
+
+def test_without_pyarrow(numbers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.tables.table.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install 'penstock\[tables\]'"):
+        penstock.Table(numbers)
 
 
 def test_which_files(numbers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

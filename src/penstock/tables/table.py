@@ -209,8 +209,9 @@ class Table(Dataset[dict[str, Any]]):
     @property
     def __getitems__(self) -> Callable[[Sequence[int]], list[dict[str, Any]]] | None:
         """Returns the samples of a batch, gathered by one pass over each column; None where there is a transform, whose
-        random draws are those of each sample."""
-        return self._samples if self.transform is None else None
+        random draws are those of each sample, or a subclass makes the samples."""
+        one_by_one = self.transform is not None or type(self).__getitem__ is not Table.__getitem__
+        return None if one_by_one else self._samples
 
     def _samples(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return samples, untransformed."""
