@@ -92,6 +92,8 @@ class Explained:
     def _python(self, plan: PythonPlan, stats: Stats) -> Iterator[str]:
         threads = self.executors.in_threads(self.settings, plan)
         yield f"plan     {_readers(self.settings, in_threads=threads)}"
+        if " within a window of " in (order := self._order_name()):
+            yield f"order    {order}{self._share_name()}"
         yield from self._fillers()
         if plan.filled is not None:
             for step in (step for leaf in plan.filled.leaves for step in leaf.steps):
@@ -242,7 +244,7 @@ class Explained:
         if type(settings.sampler) is SequentialSampler:
             return "in sequence"
         blocks = BatchOrder(settings).blocks()
-        within = "" if blocks is None or blocks.full else f" within a window of {counted(blocks.window, 'shard')}"
+        within = "" if blocks is None or blocks.full else f" within a window of {counted(blocks.window, blocks.noun)}"
         if settings.seed is not None:
             return f"shuffled by (seed {settings.seed}, epoch){within}, any position at once"
         if within:
