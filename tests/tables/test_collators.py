@@ -201,6 +201,18 @@ def test_what_changes_between_batches_is_seen() -> None:
         assert made[0][-1]["input_ids"].shape[1] == 64 if workers == 0 else made[0][-1]["input_ids"].shape[1] < 64
 
 
+def test_the_tensors_are_made_on_the_default_device() -> None:
+    collator, data = case("padding")
+    made = []
+    for loader in both(data, collator):
+        batches = iter(loader)
+        next(batches)
+        with torch.device("meta"):
+            made.append([next(batches)["input_ids"].device.type for _ in range(2)])
+        made[-1] += [batch["input_ids"].device.type for batch in batches]
+    assert made[0] == made[1] == ["meta"] * 2 + ["cpu"] * 3
+
+
 def test_the_format_of_a_dataset_changes_in_the_middle() -> None:
     collator, data = transformers.DataCollatorWithPadding(tokenizer()), table()
     made = []
