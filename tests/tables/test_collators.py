@@ -13,7 +13,7 @@ import penstock
 from tests.same import assert_same
 from tests.texts import FORMATS, Draw, assert_same_passes, calls_of, datasets, tokenizer, transformers, trl_collator
 
-GATHERED = "native   gather, padded as "
+GATHERED = "native   gather, collated as "
 
 
 def table(rows: int = 40, *, label: bool = True, seed: int = 0) -> Any:

@@ -105,7 +105,7 @@ def test_each_epoch_has_the_same_number_of_batches() -> None:
 
 def test_a_document_of_the_table_is_gathered_and_a_programs_own_is_not() -> None:
     assert_same(list(make()), list(make_own()))
-    assert "native   gather, padded as Packed pads" in make().explain()
+    assert "native   gather, collated as Packed does" in make().explain()
     assert "starts no process" in make(num_workers=2).explain()
 
 
