@@ -186,7 +186,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         packed = own_class("penstock.tables.packed", "Packed")  # which is imported where there is one
         if packed is not None and isinstance(collate_fn, packed) and batch_sampler is None:
             others = {"batch_size": batch_size, "sampler": sampler, "drop_last": drop_last, "on_error": on_error}
-            batch_sampler = collate_fn.batches(dataset, bool(shuffle), generator, seed, others)
+            batch_sampler = collate_fn.batches(dataset, bool(shuffle), generator, others)
             shuffle = None
         for sized in (sampler, batch_sampler):
             if isinstance(sized, Weighted | CutBatches):
