@@ -20,6 +20,7 @@ void bind_pool(nanobind::module_& m);
 void bind_index_notes(nanobind::module_& m);
 void bind_sample(nanobind::module_& m);
 void bind_collate(nanobind::module_& m);
+void bind_arrow(nanobind::module_& m);
 void bind_gather(nanobind::module_& m);
 void bind_torch_load(nanobind::module_& m);
 void bind_numpy_load(nanobind::module_& m);

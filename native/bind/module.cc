@@ -17,6 +17,7 @@ NB_MODULE(_native, m) {
   penstock::bind_index_notes(m);
   penstock::bind_sample(m);
   penstock::bind_collate(m);
+  penstock::bind_arrow(m);
   penstock::bind_gather(m);
   penstock::bind_torch_load(m);
   penstock::bind_numpy_load(m);

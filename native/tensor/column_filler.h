@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "tensor/element_types.h"
 #include "tensor/filler.h"
 
 namespace penstock {
@@ -17,9 +18,6 @@ struct ColumnChunk {
   const std::uint8_t* values;
   std::size_t rows;
 };
-
-// How elements of one type become those of another: `from` holds `count` of them.
-using Convert = void (*)(const std::uint8_t* from, std::size_t count, std::uint8_t* to);
 
 class ColumnFiller final : public Filler {
  public:

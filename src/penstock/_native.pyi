@@ -428,6 +428,47 @@ def take_integers(values: list[Any], positions: NDArray[np.int64], out: NDArray[
     what is written then is undefined. Raises ValueError where `out` is not as long as the positions.
     """
 
+class ArrowColumn:
+    """A column of an Arrow table. Any thread may read it; it holds the arrays of its chunks."""
+
+    rows: int
+
+    def __init__(self) -> None: ...
+    def add(self, schema: object, array: object, sizes: list[int]) -> None:
+        """Add the rows of an array, which is moved here.
+
+        Args:
+            schema, array: capsules of the Arrow C data interface.
+            sizes: of the array's buffers, and of its children's, in bytes: depth first, those of a dictionary last.
+
+        Raises ValueError for types that are not read here, and for buffers that are too small.
+        """
+
+    def objects(self, rows: NDArray[np.int64]) -> list[Any]:
+        """Return what pyarrow's to_pylist() gives for rows. Raises IndexError, and ValueError of a damaged file."""
+
+    def has_nulls(self, rows: NDArray[np.int64]) -> bool:
+        """Return whether one of the rows, or a value within one, is null."""
+
+    def write_lengths(self, rows: NDArray[np.int64], out: int) -> bool:
+        """Write the numbers of elements of lists to an address, as int64. False: a row is null, or is no list."""
+
+    def write_flat(self, rows: NDArray[np.int64], out: int, room: int, dtype: str) -> bool:
+        """Write the numbers of rows to an address, one row behind another: each one, or the elements of a list.
+
+        False: one is null, or there are not `room` of them. Raises ValueError for types that are not converted.
+        """
+
+    def write_padded(self, rows: NDArray[np.int64], out: int, width: int, dtype: str, fill: bytes, left: bool) -> bool:
+        """Write lists of numbers to an address as rows of `width`: longer ones are cut, shorter ones are filled.
+
+        Args:
+            fill: one element of the dtype.
+            left: it stands before the numbers, else behind them.
+
+        False: a row, or one of its numbers, is null. Raises ValueError for types that are not converted.
+        """
+
 def gather_rows(
     array: int, rows: int, stride: int, row_bytes: int, numbers: int, count: int, out: int, windows: bool
 ) -> bool:

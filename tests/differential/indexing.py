@@ -24,7 +24,8 @@ OUT = io.StringIO()
 def numbers(k, dtype, *shape):
     made = bits(k, dtype, *shape)
     if made.dtype.is_floating_point or made.dtype.is_complex:
-        made[made.isnan()] = torch.nan  # to convert the bits of others torch has two ways, by a row's length
+        # To convert the bits of other NaNs, and any of 16 bits, torch has two ways, by a row's length.
+        made[made.isnan()] = 0 if made.itemsize == 2 else torch.nan
     return made
 
 

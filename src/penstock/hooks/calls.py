@@ -29,6 +29,7 @@ from penstock.hooks import images, opencv
 from penstock.hooks.arrays import from_file, load_safetensors, map_file
 from penstock.hooks.audio import load_torchaudio, read_from, read_sound
 from penstock.hooks.loads import Refused, load_numpy, load_torch, look_at_settings
+from penstock.hooks.rows import get_rows
 from penstock.recipe import compose_hook
 from penstock.recipe.encoded_image import converted_to_rgb, leave_encoded
 from penstock.recipe.originals import add_methods, is_original
@@ -129,6 +130,12 @@ _METHODS = (
     ("PIL.Image", "Image", "convert", _converting),
     ("numpy", "memmap", "__new__", partial(_answered_natively, map_file, "numpy.memmap")),
     ("soundfile", "SoundFile", "read", partial(_answered_natively, read_from, "soundfile.SoundFile.read")),
+    (
+        "datasets.arrow_dataset",
+        "Dataset",
+        "__getitem__",
+        partial(_answered_natively, get_rows, "datasets.Dataset.__getitem__"),
+    ),
 )
 
 

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset, default_collate
 
 import penstock._native as _native
-from penstock.indexing.program import NotIndexing, Unlike, place_of
+from penstock.indexing.program import NotIndexing, place_of
 from penstock.recipe.originals import READING, replaced_in_class
 from penstock.sample_notes import torch_batch
 from penstock.sources.tree import is_foreign
@@ -277,5 +277,5 @@ def _joined(dataset: Any, given: list[Any], all_held: dict[int, Held]) -> Any:
         parts.append((made, held))
     try:
         return parts[0][0] if len(parts) == 1 else batches.assembled(parts, len(given))
-    except (Unlike, ValueError):  # of datasets whose samples differ
+    except Exception:  # of datasets whose samples differ, or of a dtype that torch does not assemble
         return None

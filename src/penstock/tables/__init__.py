@@ -1,0 +1,1 @@
+"""Rows of tables: columns of Arrow gathered for whole batches."""
