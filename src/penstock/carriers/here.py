@@ -25,6 +25,7 @@ from penstock.passes.job import Job
 from penstock.recipe.patches import Lease, this_thread
 from penstock.sample_notes import collated, note_batch, note_sample
 from penstock.settings import Method, Settings
+from penstock.sources.unchanged import replaced_fetcher
 from penstock.state.progress import PassBatches
 from penstock.state.streams import Streams, restore_dataset, restore_fetcher, state_of, with_first_drawn
 from penstock.stats import samples_in
@@ -92,7 +93,7 @@ class CallerPass(_BaseDataLoaderIter):
         meter: Meter,
         *,
         pins: bool,
-        rows: Rows | indexed.IndexedRows | None,
+        rows: Rows | Fetched | indexed.IndexedRows | None,
         learn: Callable[[], indexed.IndexedRows | None] | None,
         composes: bool,
         streams: Streams | None,
@@ -407,6 +408,18 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
+class Fetched:
+    """A dataset as a pass is to see it where a program has replaced torch's fetcher: that one makes the batches."""
+
+    def __init__(self, settings: Settings, fetcher: Any) -> None:
+        made = fetcher(settings.dataset, settings.batched, settings.collate_fn, settings.drop_last)
+        self.__getitems__ = made.fetch
+        self._fetch = made.fetch
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._fetch(index)
+
+
 def _rows_of(job: Job) -> Rows | indexed.IndexedRows | None:
     dataset, known = job.settings.dataset, job.settings.known
     return Rows(dataset) if "rows" in known else indexed.rows_of(dataset, learns=False, holds=job.eager)
@@ -429,10 +442,11 @@ def open_here(job: Job, *, rows: bool = False) -> CallerPass:
     sampled: Callable[[], Iterator[Any]] = partial(batches.without_positions, seed or 0, epoch)
     if settings.iterable:
         sampled = partial(iter, settings.index_sampler)
-    gathered = _rows_of(job) if rows else None
+    fetcher = None if settings.iterable else replaced_fetcher()
+    gathered = _rows_of(job) if rows else None if fetcher is None else Fetched(settings, fetcher)
     if isinstance(gathered, indexed.IndexedRows) and not job.order.cuts_itself():  # a class sees what a sampler gives
         sampled = partial(_given_as_lists, batches, seed or 0, epoch)
-    learns = not rows and settings.known.get("indexed", True) and may_be_gathered(settings)
+    learns = gathered is None and settings.known.get("indexed", True) and may_be_gathered(settings)
     made = CallerPass(
         settings,
         sampled,
