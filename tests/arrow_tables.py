@@ -69,8 +69,8 @@ def simple(rows: int = ROWS) -> Any:
     return table("scalar", "fixed", rows=rows, kinds=("float32", "int64")).with_format("torch")
 
 
-def equal(dataset: Any, native: bool = True, **options: Any) -> None:
-    """Assert that our loader gives the batches that torch's gives; NaN equals NaN."""
+def equal(dataset: Any, native: bool | None = True, **options: Any) -> None:
+    """Assert that our loader gives the batches that torch's gives; NaN equals NaN. native: None asks for no word."""
     arguments = {"batch_size": BATCH, **options}
     theirs = torch.utils.data.DataLoader(dataset, **{**arguments, "num_workers": 0})
     for workers in (0, 2):
@@ -78,7 +78,7 @@ def equal(dataset: Any, native: bool = True, **options: Any) -> None:
         torch.manual_seed(1)
         wanted = list(map(as_bits, theirs))
         torch.manual_seed(1)
-        assert ("native   gather" in ours.explain()) is native, ours.explain()
+        assert native is None or ("native   gather" in ours.explain()) is native, ours.explain()
         assert_same(list(map(as_bits, ours)), wanted)
         assert wanted
 

@@ -101,7 +101,8 @@ def test_columns_of_other_kinds() -> None:
     """Unsigned numbers of 64 bits, lists without elements, and long rows of all conversions."""
     dataset = of_columns(x=pa.array(np.array([0, 1, 2**63, 2**64 - 1], dtype=np.uint64)))
     equal(dataset.with_format("torch"))
-    assert "Python objects" in penstock.DataLoader(dataset).explain()
+    with pytest.raises((OverflowError, ValueError)):
+        list(penstock.DataLoader(dataset))
     empty = pa.array([[]] * 5, pa.list_(pa.int32()))
     equal(of_columns(x=empty, y=pa.array(range(5))).with_format("torch"), batch_size=2)
     sizes = {"int8": 5_000, "int32": 2_049, "float64": 1_025, "float32": 3_000}

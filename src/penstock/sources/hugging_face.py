@@ -48,8 +48,8 @@ class HuggingFaceSource(Source):
                     raise NotNumbers("uint64 numbers as Python objects")
                 fields[name] = _field(column, first[name])
             except NotNumbers as why:
-                held, *remedy = *why.args, "select_columns() without it" * (len(first) > 1)
-                return Refusal(f"column {name!r}", f"it holds {held}", remedy[0])
+                remedy = "select_columns() without it" * (len(first) > 1)
+                return Refusal(f"column {name!r}", f"it holds {why}", remedy)
         specs = [(name, field.spec) for name, field in fields.items() if field.spec is not None]
         shapes = ", ".join(f"{name} {spec.dtype}{list(spec.shape)}" for name, spec in specs)
         chunks = [] if mapping is None else column_of(mapping.table, "indices").chunks
@@ -89,8 +89,7 @@ def _field(column: Column, first: Any) -> Field:
     """Return the field of a column in batches, of which this is the first row. Raises NotNumbers."""
     plain = type(first) is torch.Tensor and first.device.type == "cpu" and not first.requires_grad
     if not plain or first.shape != (1, *column.shape):
-        remedy = ("with_format('torch')",) * isinstance(first, list)
-        raise NotNumbers("a value that does not become a plain tensor in host memory", *remedy)
+        raise NotNumbers("a value that does not become a plain tensor in host memory")
     dtype = str(first.dtype).removeprefix("torch.")
     if dtype not in column.fillers:
         spec = _native.Spec(dtype, list(column.shape))

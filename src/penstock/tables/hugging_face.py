@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from torch.utils.data import default_collate
 
+from penstock.indexing.batches import same
 from penstock.order.permutations import Indices
 from penstock.recipe.originals import own_class, replaced_in_class
 from penstock.tables.column import Column, column_of
@@ -25,6 +26,7 @@ from penstock.tables.column import Column, column_of
 _METHODS = "__getitem__ __getitems__ _getitem"
 #: The formats whose values are made here, by their names.
 _FORMATS = (None, "numpy", "torch", "custom")
+_modes = torch._C._len_torch_function_stack  # a default device is one
 _ORIENTATION = 274  # of EXIF's tags
 
 
@@ -46,8 +48,8 @@ def is_dataset(value: object) -> bool:
 class DatasetRows:
     """The rows of a dataset as it was when this was made; `state_of` says whether it still is that.
 
-    Any thread may call it. It holds the dataset's table, and neither the dataset nor its transform, which may lead
-    back to it.
+    Any thread may call it. It holds the dataset's table and features, but neither the dataset nor its transform, which
+    may lead back to it.
 
     Raises NotGathered.
     """
@@ -69,6 +71,9 @@ class DatasetRows:
         indices = dataset._indices
         self._held = None if indices is None else indices.table
         self._mapping = None if indices is None else indices.column(0).to_numpy()
+        self._features = dataset._info.features
+        requires = {} if self._features is None else self._features._column_requires_decoding
+        self._decoded = frozenset(name for name in self.names if requires.get(name))
         self._checked: set[bool] = set()
 
     @property
@@ -98,28 +103,28 @@ class DatasetRows:
             self._check(dataset, key, rows, single=single)
             self._checked.add(single)
         if self._format == "custom":
-            found = dataset._format_kwargs["transform"](_objects(dataset, self._formatted, rows))
+            found = dataset._format_kwargs["transform"](self._objects(self._formatted, rows))
             found = _first(found) if single else found
         else:
             found = self._values(dataset, key, rows, single=single)
         if self._others:
             if not isinstance(found, MutableMapping):
                 raise NotGathered("the transform returns no dictionary")
-            more = _objects(dataset, self._others, rows)
+            more = self._objects(self._others, rows)
             found.update({name: values[0] for name, values in more.items()} if single else more)
         return found
 
     def _values(self, dataset: Any, key: Any, rows: Indices, *, single: bool) -> dict[str, Any]:
         """Return the values of the columns in the dataset's format, but for "custom"."""
         if self._format is None:
-            found = _objects(dataset, self._formatted, rows)
+            found = self._objects(self._formatted, rows)
             return {name: values[0] for name, values in found.items()} if single else found
         if single and self._format == "numpy":
             raise NotGathered("one row of the format 'numpy'")
         make = _tensors if self._format == "torch" else _arrays
         values: dict[str, Any] = {}
         for name in self._formatted:
-            made = None if _decodes(dataset, name) else make(self.column(name), rows)
+            made = None if name in self._decoded else make(self.column(name), rows)
             if made is not None:
                 values[name] = made[0] if single else made
         left = [name for name in self._formatted if name not in values]
@@ -136,20 +141,42 @@ class DatasetRows:
             made: Any = self._values(dataset, key, rows, single=single)
             expected = dataset._getitem(key, output_all_columns=False)
         else:
-            made, numbers = _objects(dataset, self._formatted, rows), [key] if single else key
+            made, numbers = self._objects(self._formatted, rows), [key] if single else key
             options: dict[str, Any] = {"format_type": None, "format_kwargs": {}, "format_columns": self._formatted}
             expected = dataset._getitem(numbers, output_all_columns=False, **options)
         if not alike(made, expected):
             _known[id(dataset)] = _known[id(dataset)][0], None, self.state
             raise NotGathered("the package makes other values")
 
+    # --- values as Python's objects ---------------------------------------------------------------------------------
+
+    def _objects(self, names: list[str], rows: Indices) -> dict[str, Any]:
+        """Return values in the package's own format, by column."""
+        found = {}
+        for name in names:
+            values = self.column(name).objects(rows)
+            found[name] = self._decode(name, values) if name in self._decoded else values
+        return found
+
+    def _decode(self, name: str, values: list[Any]) -> list[Any]:
+        feature, kind = self._features[name], own_class("datasets.features.image", "Image")
+        if type(feature) is kind and replaced_in_class(kind, "decode_example") is None:
+            images = [_opened(value, feature.mode) for value in values]
+            if None not in images:
+                return images
+        found: list[Any] = self._features.decode_batch({name: values})[name]
+        return found
+
     # --- what default_collate makes of it ---------------------------------------------------------------------------
 
-    def collated(self, dataset: Any, numbers: Indices) -> dict[str, Any]:
+    @property
+    def collates(self) -> bool:
+        """Whether default_collate's batches are made of the columns alone."""
+        return self._format != "custom" and not self._decoded
+
+    def collated(self, numbers: Indices) -> dict[str, Any]:
         """Return what default_collate makes of these samples. Raises NotGathered, and what it raises."""
         rows = self.rows(numbers)
-        if self._format == "custom" or any(_decodes(dataset, name) for name in self.names):
-            raise NotGathered("a transform, or a feature that is decoded")
         batch = {name: _collated(self.column(name), rows, self._format) for name in self._formatted}
         batch.update({name: _collated(self.column(name), rows, None) for name in self._others})
         return batch
@@ -165,6 +192,7 @@ def state_of(dataset: Any) -> tuple[Any, ...]:
         bool(dataset._format_kwargs),
         None if chosen is None else tuple(chosen),
         dataset._output_all_columns,
+        id(dataset._info.features),
     )
 
 
@@ -182,33 +210,6 @@ def _first(batch: Any) -> Any:
         raise TypeError(
             f"Custom formatting function must return a dict of sequences to be able to pick a row, but got {batch}"
         ) from error
-
-
-# --- values as Python's objects ---------------------------------------------------------------------------------------
-
-
-def _objects(dataset: Any, names: list[str], rows: Indices) -> dict[str, Any]:
-    """Return values in the package's own format, by column."""
-    table = dataset._data.table
-    return {name: _decoded(dataset, name, column_of(table, name).objects(rows)) for name in names}
-
-
-def _decodes(dataset: Any, name: str) -> bool:
-    features = dataset._info.features
-    return bool(features is not None and features._column_requires_decoding[name])
-
-
-def _decoded(dataset: Any, name: str, values: list[Any]) -> list[Any]:
-    if not _decodes(dataset, name):
-        return values
-    features = dataset._info.features
-    kind = own_class("datasets.features.image", "Image")
-    if type(features[name]) is kind and replaced_in_class(kind, "decode_example") is None:
-        images = [_opened(value, features[name].mode) for value in values]
-        if all(image is not None for image in images):
-            return images
-    found: list[Any] = features.decode_batch({name: values})[name]
-    return found
 
 
 def _opened(value: Any, mode: str | None) -> Image.Image | None:
@@ -268,8 +269,10 @@ def _arrays(column: Column, rows: Indices) -> Any:
         return flat
     if (lengths == lengths[0]).all():
         return flat.reshape(len(rows), int(lengths[0]))
+    if column.dtype in (torch.int64, torch.float32):  # the package's are views of the table's memory
+        flat.flags.writeable = False
     found = np.empty(len(rows), object)
-    found[:] = [row.copy() for row in np.split(flat, np.cumsum(lengths)[:-1])]
+    found[:] = np.split(flat, np.cumsum(lengths)[:-1])
     return found
 
 
@@ -279,7 +282,7 @@ def _collated(column: Column, rows: Indices, kind: str | None) -> Any:
         made = (_tensors if kind == "torch" else _arrays)(column, rows)
         if made is None:
             raise NotGathered("a column that the package makes")
-        return default_collate(list(made)) if kind == "numpy" else made
+        return made if isinstance(made, torch.Tensor) else default_collate(list(made))
     stored = column.dtype
     if stored is None or stored is torch.uint64 or column.is_list:
         values = column.objects(rows)
@@ -298,21 +301,60 @@ def alike(one: Any, other: Any) -> bool:
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(alike, one, other))
     if isinstance(one, torch.Tensor):
-        same = one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()
-        return same and alike(one.numpy(), other.numpy())
+        strided = one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride()
+        return strided and alike(one.numpy(), other.numpy())
     if isinstance(one, np.ndarray):
-        if one.dtype != other.dtype or one.shape != other.shape:
+        if (one.dtype, one.shape, one.flags.writeable) != (other.dtype, other.shape, other.flags.writeable):
             return False
         return alike(one.tolist(), other.tolist()) if one.dtype == object else one.tobytes() == other.tobytes()
     if isinstance(one, Image.Image):
-        return one.mode == other.mode and one.size == other.size and one.tobytes() == other.tobytes()
-    return bool(one == other) or (one != one and other != other)
+        return (one.mode, one.size, one.tobytes()) == (other.mode, other.size, other.tobytes())
+    return bool(one == other) or bool(one != one and other != other)
 
 
 # --- which rows belong to which dataset -------------------------------------------------------------------------------
 
 _known: dict[int, tuple[weakref.ref[Any], DatasetRows | None, tuple[Any, ...]]] = {}
 """By the identity of a dataset, for as long as it lives: its rows, or None, and what it was then."""
+
+
+class CollatedRows:
+    """The batches of a datasets.Dataset as default_collate makes them, where its class need not be asked.
+
+    Args:
+        index: of a sample that is there, which serves as the example.
+
+    Raises NotGathered where it must be, and what its samples raise.
+    """
+
+    takes_ints_only = True
+
+    def __init__(self, dataset: Any, index: int) -> None:
+        rows = rows_of(dataset)
+        if rows is None or not rows.collates:
+            raise NotGathered("the package makes its rows")
+        self._dataset, self._rows = weakref.ref(dataset), rows
+        self.attributes = vars(dataset)
+        self.reads = self
+        self.row_bytes = rows.table.nbytes // max(1, rows.table.num_rows)
+        expected = default_collate(dataset.__getitems__([index, index]))
+        if not same(self.batch(torch.tensor([index, index])), expected):
+            raise NotGathered("its samples are collated in another way")
+
+    def unchanged(self) -> list[Any] | None:
+        """Return the arrays that are read, none of which has another owner; None: the dataset is not what it was."""
+        dataset = self._dataset()
+        if dataset is None or _modes() or state_of(dataset) != self._rows.state:
+            return None
+        return []
+
+    def held(self) -> list[Any]:
+        """Return the arrays that are read and may change: none."""
+        return []
+
+    def batch(self, numbers: torch.Tensor) -> Any:
+        """Return the batch of some samples. Raises NotGathered, and what default_collate raises."""
+        return self._rows.collated(numbers.numpy())
 
 
 def rows_of(dataset: Any) -> DatasetRows | None:

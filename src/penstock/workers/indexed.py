@@ -13,15 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, IterableDataset, Subset, default_collate
+from torch.utils.data import ConcatDataset, IterableDataset, Subset
 
 import penstock._native as _native
 from penstock.indexing.program import NotIndexing, place_of
 from penstock.recipe.originals import READING, replaced_in_class
+from penstock.recipe.steps import Refusal
 from penstock.sample_notes import torch_batch
-from penstock.sources.tree import is_foreign
+from penstock.sources.tree import is_foreign, source_of
 from penstock.system.deferred import deferred
 from penstock.system.warn_user import warn_user
+from penstock.tables import hugging_face
+from penstock.tables.hugging_face import CollatedRows
 
 if TYPE_CHECKING:
     from penstock.indexing import batches
@@ -40,7 +43,7 @@ _MOST_READ = 16
 _OWN = frozenset({"__getitem__", "__getitems__", "__len__"})
 
 
-Held = tuple[batches.Reading, list[tuple[Any, tuple[Any, ...]]]] | None
+Held = tuple[batches.Reading | CollatedRows, list[tuple[Any, tuple[Any, ...]]]] | None
 """What a pass reads from, and its arrays with their places; None: the dataset as it is at each batch."""
 
 
@@ -49,7 +52,7 @@ class IndexedDataset:
 
     def __init__(self, dataset: Any) -> None:
         self._dataset, self._kind = weakref.ref(dataset), type(dataset)
-        self._read: batches.Reading | None = None
+        self._read: batches.Reading | CollatedRows | None = None
         self.refusal = ""
         """Why the class makes the batches; empty: it does not."""
         self._checked = False
@@ -62,9 +65,11 @@ class IndexedDataset:
         self._read, self._times = None, self._times + 1
         if self.refusal or self._times > _MOST_READ:
             return False
+        dataset = self._dataset()
         try:
-            read = batches.read(self._dataset(), index)
-        except NotIndexing as why:
+            kept = hugging_face.is_dataset(dataset)
+            read = CollatedRows(dataset, index) if kept else batches.read(dataset, index)
+        except (NotIndexing, hugging_face.NotGathered) as why:
             self.refusal = str(why)
             return False
         except Exception as error:  # of an object of the user's
@@ -74,7 +79,7 @@ class IndexedDataset:
         self._checked, self._unlike = False, 0
         return True
 
-    def _unchanged(self, read: batches.Reading) -> list[Any] | None:
+    def _unchanged(self, read: batches.Reading | CollatedRows) -> list[Any] | None:
         """Return the arrays that are read of the dataset; None: it is not what it was."""
         dataset = self._dataset()
         if type(dataset) is not self._kind or vars(dataset) is not read.attributes:
@@ -90,7 +95,7 @@ class IndexedDataset:
         """Return the arrays that are read, for a pass that goes on with them whatever becomes of the dataset."""
         return None if self._read is None else (self._read, self._read.reads.held())
 
-    def _numbers_of(self, read: batches.Reading, given: Any) -> torch.Tensor | None:
+    def _numbers_of(self, read: batches.Reading | CollatedRows, given: Any) -> torch.Tensor | None:
         """Return the numbers of some samples; None: the class must make sense of them."""
         if type(given) is np.ndarray:
             return torch.from_numpy(given) if given.size else None
@@ -139,7 +144,7 @@ class IndexedDataset:
             same = batches.same(made, expected)
         else:
             expected, place = None, self._samples % len(given)
-            same = batches.same(batches.row_of(made, place), default_collate([dataset[given[place]]]))
+            same = batches.same(batches.row_of(made, place), torch_batch(dataset, [given[place]]))
         self._checked, self._samples = True, 0
         if same:
             return made
@@ -227,6 +232,8 @@ def refusal_of(dataset: Any) -> str:
 
 def _may_be_read(dataset: Any) -> bool:
     kind = type(dataset)
+    if hugging_face.is_dataset(dataset):
+        return _OWN.isdisjoint(vars(dataset)) and isinstance(source_of(dataset).native(raw=False), Refusal)
     if isinstance(dataset, IterableDataset) or hasattr(dataset, "__getitems__") or not hasattr(dataset, "__dict__"):
         return False
     ours = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
