@@ -161,9 +161,7 @@ class DatasetRows:
     def _decode(self, name: str, values: list[Any]) -> list[Any]:
         feature, kind = self._features[name], own_class("datasets.features.image", "Image")
         if type(feature) is kind and replaced_in_class(kind, "decode_example") is None:
-            images = [_opened(value, feature.mode) for value in values]
-            if None not in images:
-                return images
+            return [_opened(value, feature) for value in values]
         found: list[Any] = self._features.decode_batch({name: values})[name]
         return found
 
@@ -212,16 +210,18 @@ def _first(batch: Any) -> Any:
         ) from error
 
 
-def _opened(value: Any, mode: str | None) -> Image.Image | None:
-    """Return the image of a feature, decoded when something looks at its pixels; None: the package opens it.
+def _opened(value: Any, feature: Any) -> Any:
+    """Return the image of a feature, decoded when something looks at its pixels, where the package's own is no other.
 
     The package decodes at once, so that no file stays open; bytes in memory are none.
     """
-    data = value.get("bytes") if type(value) is dict else None
-    if mode is not None or data is None:
+    if value is None:
         return None
-    image = Image.open(io.BytesIO(data))
-    return image if image.getexif().get(_ORIENTATION) is None else None
+    if feature.mode is None and value["bytes"] is not None:
+        image = Image.open(io.BytesIO(value["bytes"]))
+        if image.getexif().get(_ORIENTATION) is None:
+            return image
+    return feature.decode_example(value)
 
 
 # --- numbers and texts in formats of arrays ---------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from penstock.indexing.program import NotIndexing, place_of
 from penstock.recipe.originals import READING, replaced_in_class
 from penstock.recipe.steps import Refusal
 from penstock.sample_notes import torch_batch
+from penstock.sources.source import native_of
 from penstock.sources.tree import is_foreign, source_of
 from penstock.system.deferred import deferred
 from penstock.system.warn_user import warn_user
@@ -233,7 +234,7 @@ def refusal_of(dataset: Any) -> str:
 def _may_be_read(dataset: Any) -> bool:
     kind = type(dataset)
     if hugging_face.is_dataset(dataset):
-        return _OWN.isdisjoint(vars(dataset)) and isinstance(source_of(dataset).native(raw=False), Refusal)
+        return _OWN.isdisjoint(vars(dataset)) and isinstance(native_of(source_of(dataset), False), Refusal)
     if isinstance(dataset, IterableDataset) or hasattr(dataset, "__getitems__") or not hasattr(dataset, "__dict__"):
         return False
     ours = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
