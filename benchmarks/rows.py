@@ -1,7 +1,7 @@
 """Rows of tables: Hugging Face datasets with their collators, Parquet files, images in a column, gathers of columns.
 
-Each round is a fresh process of each contestant, in turn: some epochs, of which the median counts. What a build does not
-have yet, or a peer that is not installed, is listed with the reason.
+Each round is a fresh process of each contestant, in turn: some epochs, of which the median counts. What a build does
+not have yet, or a peer that is not installed, is listed with the reason.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def image_table(setup: Setup) -> Running:
 
 
 def litdata_images(setup: Setup) -> Running:
-    """LitData's StreamingDataset over the photos as optimize() packs them, the same transforms, 2 persistent workers."""
+    """LitData's StreamingDataset over the photos as optimize() packs them, the same transforms, 2 workers."""
     import litdata as ld
     from PIL import Image
 
@@ -285,14 +285,17 @@ def gather_source(gather: Any, setup: Setup) -> Any:
 
 
 def taken(table: Any, order: Any) -> Any:
+    """pyarrow's Table.take, which makes an Arrow table."""
     table.take(order)
 
 
 def by_fast_gather(dataset: Any, order: Any) -> Any:
+    """fast_gather of a dataset's table, which makes an Arrow table of views."""
     dataset._data.fast_gather(order)
 
 
 def by_dataset(dataset: Any, order: Any) -> Any:
+    """dataset[indices] in torch's format."""
     dataset[order.tolist()]
 
 
@@ -377,6 +380,7 @@ def pad_labels(rows: list[dict[str, Any]]) -> Any:
 TORCH = "torch.utils.data.DataLoader with 2 worker processes, which are kept."
 NO_WORKERS = "The same with num_workers=0."
 PENSTOCK = "The import changed."
+HF = ("datasets",)
 Run = Callable[..., Running]
 
 
@@ -407,9 +411,9 @@ GATHERS = tuple(
         f"gather-{chunk}-{batch}",
         f"Gathers of {batch:,} rows of 100,000, in chunks of {chunk:,}: int64, float64, lists of 8 int32",
         (
-            Contestant("datasets", Role.PEER, partial(gathers, by_dataset), "dataset[indices], torch's format.", ("datasets",)),
-            Contestant("fast_gather", Role.ASIDE, partial(gathers, by_fast_gather), "Its table's fast_gather.", ("datasets",)),
-            Contestant("pyarrow", Role.BARE, partial(gathers, taken), "Table.take.", ("pyarrow",)),
+            Contestant("datasets", Role.PEER, partial(gathers, by_dataset), by_dataset.__doc__ or "", HF),
+            Contestant("fast_gather", Role.ASIDE, partial(gathers, by_fast_gather), by_fast_gather.__doc__ or "", HF),
+            Contestant("pyarrow", Role.BARE, partial(gathers, taken), taken.__doc__ or "", ("pyarrow",)),
             Contestant("penstock", Role.PENSTOCK, partial(gathers, natively), natively.__doc__ or ""),
         ),
         (Target("penstock", 5, "fast_gather"), Target("penstock", 0.8, "pyarrow")),
@@ -419,13 +423,15 @@ GATHERS = tuple(
     for chunk in (1, 100, 1_000)
     for batch in (32, 1_000, 10_000)
 )  # fmt: skip
+TARGETS_OF_IMAGES = (Target("penstock.Table", 4, "torch"), Target("penstock.Table", 1.5, "LitData"))
+COLUMNS = "Six columns of strings and six of numbers"
 RAGGED = "Lists of 20 to 400 tokens with masks and labels, batch 32, shuffled, 2 workers"
 TABLES = (
     beside_torch("padding", f"{RAGGED}: DataCollatorWithPadding", padded, 8),
     beside_torch("masking", f"{RAGGED}: DataCollatorForLanguageModeling", masked, 4),
     *GATHERS,
-    beside_torch("columns", "Six columns of strings and six of numbers, batch 64, shuffled, 2 workers", plain_columns, 8),
-    dataclasses.replace(OF_IMAGES, targets=(*OF_IMAGES.targets, Target("penstock.Table", 4, "torch"), Target("penstock.Table", 1.5, "LitData"))),
+    beside_torch("columns", f"{COLUMNS}, batch 64, shuffled, 2 workers", plain_columns, 8),
+    dataclasses.replace(OF_IMAGES, targets=(*OF_IMAGES.targets, *TARGETS_OF_IMAGES)),
     Table(
         "table",
         "penstock.Table over 10,000,000 rows in 10 Parquet files: the constructor and the first shuffled batch",

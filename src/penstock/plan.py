@@ -26,13 +26,7 @@ from penstock.sources.labels import LabelColumn, as_objects
 from penstock.sources.native_source import Memory, NativeSource
 from penstock.sources.source import unknown
 from penstock.sources.tree import LeafNumbers, Node, RemoteLeaves, build, is_foreign
-from penstock.sources.unchanged import (
-    Unchanged,
-    all_of,
-    collates_as_torch,
-    replaced_fetcher,
-    replaced_in_collating,
-)
+from penstock.sources.unchanged import Unchanged, all_of, collates_as_torch, replaced_fetcher, replaced_in_collating
 from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import Caches
 from penstock.system.deferred import deferred

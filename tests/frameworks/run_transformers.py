@@ -7,22 +7,16 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import sys
-import warnings
 import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", HF_DATASETS_DISABLE_PROGRESS_BARS="1")
-warnings.simplefilter("ignore")
-
 import accelerate
 import datasets
 import torch
-import trl
 from accelerate.utils import DataLoaderConfiguration
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils.data import Dataset
@@ -39,6 +33,8 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
+from trl.trainer.sft_config import SFTConfig
+from trl.trainer.sft_trainer import SFTTrainer
 
 import penstock
 from tests.differential.values import describe
@@ -115,7 +111,7 @@ class RecordingTrainer(Recording, Trainer):
     pass
 
 
-class RecordingSFT(Recording, trl.SFTTrainer):
+class RecordingSFT(Recording, SFTTrainer):
     pass
 
 
@@ -137,7 +133,12 @@ def outcome(trainer: Any, resume: Path | None = None) -> dict[str, Any]:
     trainer.seen = []
     loaders = []
     make = trainer.get_train_dataloader
-    trainer.get_train_dataloader = lambda: loaders.append(make()) or loaders[-1]
+
+    def noted() -> Any:
+        loaders.append(make())
+        return loaders[-1]
+
+    trainer.get_train_dataloader = noted
     trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
     metrics = trainer.evaluate() if trainer.eval_dataset is not None else {}
     end = b"".join(one.detach().numpy().tobytes() for one in trainer.model.parameters())
@@ -184,7 +185,7 @@ def fine_tuned(folder: Path, columns: tuple[str, ...], **arguments: Any) -> Any:
     model = LlamaForCausalLM(LlamaConfig(**SMALL, num_key_value_heads=2))
     trainer = RecordingSFT(
         model=model,
-        args=trl.SFTConfig(output_dir=str(folder), **given),
+        args=SFTConfig(output_dir=str(folder), **given),
         train_dataset=table(*columns),
         processing_class=tokenizer(),
     )
@@ -217,6 +218,8 @@ def stream(shards: int = 4, rows: int = ROWS) -> Any:
 
 
 PLAIN = partial(table, "input_ids", "attention_mask", "label")
+FEW = partial(PLAIN, rows=14)
+IDS, LENGTHS = partial(table, "input_ids"), partial(table, "input_ids", "label", "length")
 WORKERS: dict[str, Any] = {"dataloader_num_workers": 2, "dataloader_persistent_workers": True}
 Run = Callable[[Path], Any]
 
@@ -233,25 +236,23 @@ def resumed(run: Callable[..., Any], step: int, **arguments: Any) -> Run:
 
 
 ONE: dict[str, Run] = {
-    "padded": partial(trained, data=PLAIN, evaluation=partial(PLAIN, rows=14)),
+    "padded": partial(trained, data=PLAIN, evaluation=FEW),
     "padded, workers": partial(
-        trained, data=PLAIN, evaluation=partial(PLAIN, rows=14), eval_strategy="epoch", **WORKERS, dataloader_drop_last=True
+        trained, data=PLAIN, evaluation=FEW, eval_strategy="epoch", dataloader_drop_last=True, **WORKERS
     ),
     "padded, accumulated": partial(trained, data=PLAIN, gradient_accumulation_steps=3, dataloader_drop_last=True),
     "a class": partial(trained, data=Rows, dataloader_num_workers=2),
-    "masked": partial(trained, data=partial(table, "input_ids"), kind="masked"),
-    "masked, workers": partial(trained, data=partial(table, "input_ids"), kind="masked", **WORKERS),
+    "masked": partial(trained, data=IDS, kind="masked"),
+    "masked, workers": partial(trained, data=IDS, kind="masked", **WORKERS),
     "by length": partial(trained, data=PLAIN, train_sampling_strategy="group_by_length"),
-    "by length, known": partial(
-        trained, data=partial(table, "input_ids", "label", "length"), train_sampling_strategy="group_by_length", **WORKERS
-    ),
+    "by length, known": partial(trained, data=LENGTHS, train_sampling_strategy="group_by_length", **WORKERS),
     "rebalanced": partial(trained, data=PLAIN, train_sampling_strategy="batch_rebalance"),
     "stream": partial(trained, data=stream, max_steps=11),
     "stream, workers": partial(trained, data=stream, max_steps=11, dataloader_num_workers=2),
     "resumed": resumed(partial(trained, data=PLAIN), 5),
     "resumed, workers": resumed(partial(trained, data=PLAIN, **WORKERS), 10),
     "resumed, by length": resumed(partial(trained, data=PLAIN, train_sampling_strategy="group_by_length"), 5),
-    "resumed, masked": resumed(partial(trained, data=partial(table, "input_ids"), kind="masked"), 5),
+    "resumed, masked": resumed(partial(trained, data=IDS, kind="masked"), 5),
     "resumed, accumulated": resumed(partial(trained, data=PLAIN, gradient_accumulation_steps=2), 4),
     "resumed, stream": resumed(partial(trained, data=stream, max_steps=11), 5),
     "resumed, not skipped": resumed(partial(trained, data=PLAIN, ignore_data_skip=True), 5),
@@ -263,6 +264,7 @@ ONE: dict[str, Run] = {
     "Accelerate, workers": partial(own_loop, workers=2, use_seedable_sampler=True),
 }  # fmt: skip
 
+
 def continued(folder: Path) -> Any:
     """Return what two ranks see that begin at the checkpoint of one process, whose batches were twice as large."""
     return trained(folder, PLAIN, resume=folder.parents[1] / "ours" / LARGE / "checkpoint-2")
@@ -272,8 +274,8 @@ LARGE = "twice the batch"
 ONE[LARGE] = partial(trained, data=PLAIN, per_device_train_batch_size=2 * BATCH, save_strategy="steps", save_steps=2)
 #: Of two ranks. The folder of one process is theirs, too.
 TWO: dict[str, Run] = {
-    "padded": partial(trained, data=PLAIN, evaluation=partial(PLAIN, rows=14)),
-    "masked": partial(trained, data=partial(table, "input_ids"), kind="masked", dataloader_num_workers=1),
+    "padded": partial(trained, data=PLAIN, evaluation=FEW),
+    "masked": partial(trained, data=IDS, kind="masked", dataloader_num_workers=1),
     "by length": partial(trained, data=PLAIN, train_sampling_strategy="group_by_length"),
     "rebalanced": partial(trained, data=PLAIN, train_sampling_strategy="batch_rebalance"),
     "split": partial(trained, data=PLAIN, accelerator_config={"split_batches": True}),

@@ -174,7 +174,8 @@ def test_a_sampler_that_draws_as_it_begins_draws_where_torch_begins_it(options: 
     found = []
     for kind in (torch.utils.data.DataLoader, penstock.DataLoader):
         sampler: Any = Eager()
+        dataset: Any = range(SIZE)
         torch.manual_seed(5)
-        loader = kind(range(SIZE), batch_sampler=sampler, collate_fn=list, **OPTIONS[options])
+        loader: Any = kind(dataset, batch_sampler=sampler, collate_fn=list, **OPTIONS[options])
         found.append([[list(loader) for _ in range(2)], sampler.begun, int(torch.randint(10**6, ()))])
     assert_same(found[1], found[0])
