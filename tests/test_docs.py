@@ -39,7 +39,7 @@ BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 #: Packages that a block may need, and that need not be installed.
 OPTIONAL = (
     "accelerate", "datasets", "ffcv", "grain", "lightning", "litdata", "nvidia.dali", "prometheus_client",
-    "soundfile", "spdl.pipeline", "streaming", "torchvision", "webdataset",
+    "soundfile", "spdl.pipeline", "streaming", "tokenizers", "torchvision", "transformers", "webdataset",
 )  # fmt: skip
 MISTAKES = "docs/mistakes.md"  # whose blocks raise what the page prints
 

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     )
     from penstock.state.substitutes import Replace as Replace
     from penstock.stats import Stats as Stats
+    from penstock.tables.packed import Packed as Packed
+    from penstock.tables.table import Table as Table
 
 __version__ = "0.1.0"
 
@@ -55,6 +57,8 @@ _MODULES = {
     "sources": ("Arrays", "AudioFolder", "ImageFolder", "Images", "Shards", "TensorFolder"),
     "state.substitutes": ("Replace",),
     "stats": ("Stats",),
+    "tables.packed": ("Packed",),
+    "tables.table": ("Table",),
 }
 if _find_spec("penstock._native") is None:
     from penstock import without_native

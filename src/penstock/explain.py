@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from penstock.sources.tree import source_of
 from penstock.stats import Stats
 from penstock.system.words import and_join, counted
 from penstock.workers import indexed
+from penstock.workers.collated import gathers_collated, rows_of
 from penstock.workers.own_workers import describe_copies
 from penstock.workers.rows import gathers_indexed
 
@@ -60,18 +61,26 @@ class Explained:
         if not isinstance(chosen, PythonPlan):
             lines = self._native(chosen, stats)
         elif gathers_indexed(self.settings, learns=True) and self.executors.register is None:
-            lines = self._indexed(stats)
+            lines = self._gathered(stats, self._indexed())
+        elif gathers_collated(self.settings) and self.executors.register is None:
+            lines = self._gathered(stats, [_collated(self.settings)])
         else:
             lines = self._python(chosen, stats)
         return shown_lines("\n".join(lines))
 
-    def _indexed(self, stats: Stats) -> Iterator[str]:
-        """Yield how the batches of a dataset are made whose class only indexes."""
+    def _gathered(self, stats: Stats, how: Iterable[str]) -> Iterator[str]:
+        """Yield how the batches of a dataset are gathered in the caller's thread. how: what is said of the dataset."""
         settings = self.settings
         size = "batches by batch_sampler" if settings.batch_size is None else f"batches of {settings.batch_size}"
         idle = f"; num_workers={settings.num_workers} starts no process" if settings.num_workers else ""
         yield f"plan     the caller's thread fills {size}, in order{idle}"
         yield f"order    {self._order_name()}{self._share_name()}"
+        yield from how
+        yield from self._bad_samples_and_device()
+        yield from self._measured(stats)
+
+    def _indexed(self) -> Iterator[str]:
+        settings = self.settings
         for kind in dict.fromkeys(type(part.dataset).__name__ for part in source_of(settings.dataset).parts(_ALIKE)):
             yield (
                 f"native   gather, as {kind}.__getitem__ indexes: its first batch and one sample in "
@@ -79,12 +88,12 @@ class Explained:
             )
         if settings.num_workers == 0 and settings.seed is None:
             yield f"Python   the first {indexed.LEARNING} samples of a dataset: to read a class takes as long"
-        yield from self._bad_samples_and_device()
-        yield from self._measured(stats)
 
     def _python(self, plan: PythonPlan, stats: Stats) -> Iterator[str]:
         threads = self.executors.in_threads(self.settings, plan)
         yield f"plan     {_readers(self.settings, in_threads=threads)}"
+        if " within a window of " in (order := self._order_name()):
+            yield f"order    {order}{self._share_name()}"
         yield from self._fillers()
         if plan.filled is not None:
             for step in (step for leaf in plan.filled.leaves for step in leaf.steps):
@@ -94,6 +103,10 @@ class Explained:
         what, why = plan.reason.what, plan.reason.why
         if what == type(self.settings.dataset).__name__:
             why = indexed.refusal_of(self.settings.dataset) or why
+        collates = self.executors.register is None and rows_of(self.settings) is not None
+        if collates:
+            yield _collated(self.settings)
+            what, why = type(self.settings.collate_fn).__name__, "workers draw for it, or make its large batches"
         yield f"because  {what}: {why}"
         if self.executors.caches is not None and not self._fillers():
             described = self.executors.caches.describe() if plan.filled else None
@@ -101,7 +114,8 @@ class Explained:
         yield from self._of_python(plan, threads=bool(self.settings.num_workers) and threads)
         yield from self._bad_samples_and_device()
         yield from self._measured(stats)
-        yield from self._remedy(plan, stats)
+        if not collates:
+            yield from self._remedy(plan, stats)
 
     def _native(self, plan: NativePlan, stats: Stats) -> Iterator[str]:
         settings = self.settings
@@ -230,7 +244,7 @@ class Explained:
         if type(settings.sampler) is SequentialSampler:
             return "in sequence"
         blocks = BatchOrder(settings).blocks()
-        within = "" if blocks is None or blocks.full else f" within a window of {counted(blocks.window, 'shard')}"
+        within = "" if blocks is None or blocks.full else f" within a window of {counted(blocks.window, blocks.noun)}"
         if settings.seed is not None:
             return f"shuffled by (seed {settings.seed}, epoch){within}, any position at once"
         if within:
@@ -243,6 +257,12 @@ class Explained:
             return ""
         drop = "the last ones dropped" if self.settings.drop_last else "the last one padded to equal parts"
         return f"; rank {share.rank} of {share.world} gets its part of each global batch, {drop}"
+
+
+def _collated(settings: Settings) -> str:
+    """Return how the batches of a collator are made whose padding is known."""
+    name = getattr(settings.collate_fn, "__name__", type(settings.collate_fn).__name__)
+    return f"native   gather, padded as {name} pads: the first batch is made by the collator, too, and compared"
 
 
 def _given_on(settings: Settings, *, unseen: bool) -> str:

@@ -23,13 +23,14 @@ from penstock.errors import InvalidOption
 from penstock.loop_times import LoopClock, LoopLabel, LoopMeter
 from penstock.observe import Observers, SpanSink, watching
 from penstock.order.batches import BatchOrder, deepest
-from penstock.order.buckets import Buckets
+from penstock.order.buckets import Buckets, CutBatches
 from penstock.order.mix import Mix
 from penstock.order.permutations import SetEpoch, checked_seed
 from penstock.order.schedule import Shard
 from penstock.order.weighted import Weighted
 from penstock.passes.job import Open, default_workers, planned, warn_of_many_threads
 from penstock.plan import NativePlan, Plan, PythonPlan, plan
+from penstock.recipe.originals import own_class
 from penstock.recipe.unseeded_generators import SeedWarnings
 from penstock.settings import Given, Method, Settings
 from penstock.sources.blocks import blocks_of
@@ -182,8 +183,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 sampler, shuffle = mixing, None
         if isinstance(sampler, Buckets) and batch_size is not None:
             raise InvalidOption("sampler=Buckets(...): Buckets makes batches; write batch_sampler=Buckets(...)")
+        packed = own_class("penstock.tables.packed", "Packed")  # which is imported where there is one
+        if packed is not None and isinstance(collate_fn, packed) and batch_sampler is None:
+            others = {"batch_size": batch_size, "sampler": sampler, "drop_last": drop_last, "on_error": on_error}
+            batch_sampler = collate_fn.batches(dataset, bool(shuffle), generator, seed, others)
+            shuffle = None
         for sized in (sampler, batch_sampler):
-            if isinstance(sized, Weighted | Buckets):
+            if isinstance(sized, Weighted | CutBatches):
                 sized.check_size(len(dataset))  # type: ignore[arg-type]
         cluster = ray_of(worker_method)
         method = options.method_for(worker_method, cluster, dataset, num_workers)
@@ -376,8 +382,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _settings(self) -> Settings:
         dataset, batches = self.dataset, self.batch_sampler
-        # Beside Buckets torch puts a sampler of all samples in sequence.
-        sampler = batches.sampler if isinstance(batches, Buckets) else self.sampler
+        # Beside a CutBatches torch puts a sampler of all samples in sequence.
+        sampler = batches.sampler if isinstance(batches, CutBatches) else self.sampler
         in_blocks = isinstance(dataset, _COMPOUND) or hasattr(dataset, "shuffle_blocks")
         blocks = blocks_of(dataset) if in_blocks else None
         kept = options.settings_now(self, self._given, sampler, blocks, self._kept_settings)

@@ -31,6 +31,7 @@ from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import Caches
 from penstock.system.deferred import deferred
 from penstock.system.modes import outside_inference
+from penstock.tables.hugging_face import is_dataset
 
 if TYPE_CHECKING:
     from penstock.sources import cached
@@ -263,6 +264,8 @@ def _plan_known(
     if refusal is None:
         found = _natively(dataset, raw, kept)
         return PythonPlan(lambda: found) if isinstance(found, Refusal) else found
+    if is_dataset(dataset):  # the rows of a table are dictionaries, which no batch is filled with for code of a user's
+        return PythonPlan(lambda: refusal, kept=kept)
     # Whether the collate_fn leaves the samples to torch's default_collate, all of them as they are.
     unseen = collate_fn is None or collate_fn is default_collate or only_collates(collate_fn)
     unseen = unseen and replaced_in_collating() is None and collates_as_torch()
@@ -318,13 +321,13 @@ def refuse_options(batched: bool, collate_fn: object, worker_init_fn: object) ->
     if not collates_as_torch():
         why = "your own function collates tensors or tuples"
         return Refusal("default_collate_fn_map", why, "torch's own map")
-    if worker_init_fn is not None and not _only_seeds(worker_init_fn):
+    if worker_init_fn is not None and not only_seeds(worker_init_fn):
         return Refusal("worker_init_fn", "it is called in worker processes", "seed= instead")
     return None
 
 
-def _only_seeds(worker_init_fn: object) -> bool:
-    """Return whether it is what Lightning sets after seed_everything(workers=True).
+def only_seeds(worker_init_fn: object) -> bool:
+    """Return whether it is what Lightning sets after seed_everything(workers=True), or Transformers' Trainer does.
 
     It seeds the global generators of a worker process; the native core has none, and draws from none.
     """
@@ -333,4 +336,5 @@ def _only_seeds(worker_init_fn: object) -> bool:
     return name in (
         "lightning.fabric.utilities.seed.pl_worker_init_function",
         "lightning_fabric.utilities.seed.pl_worker_init_function",
+        "transformers.trainer_utils.seed_worker",
     )

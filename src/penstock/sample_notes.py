@@ -57,6 +57,8 @@ def note_batch(error: BaseException, given: Any, samples: Any = None) -> None:
     place = ""
     with contextlib.suppress(Exception):
         place = _batch_of(given, samples)
+        if (number := getattr(error, "sample_number", None)) is not None:
+            place = f"in sample {_short(given[number])}, {place}"
     _note(error, place)
     if isinstance(error, TypeError) and "<class 'PIL." in said(error):
         add_note(error, "Images are batched as tensors: give the dataset a transform that ends with ToTensor()")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -164,3 +166,37 @@ def test_mistakes_are_one_line(module: str, tmp_path: Path, capsys: Captured) ->
     ):
         assert words in fails(capsys, "view", f"{module}:dataset", *options.split()), options
     assert not Path("penstock-view.png").exists()
+
+
+TEXTS = """
+import datasets, penstock
+columns = {"input_ids": [[1, 2], [2, 0, 1]], "labels": [[-100, 2], [2, 0, -100]], "weight": [1, 2]}
+rows = datasets.Dataset.from_dict(columns)
+torchs = rows.with_format("torch")
+def listed(rows):
+    return {"input_ids": [row["input_ids"] for row in rows]}
+pairs = penstock.DataLoader(rows.select([0, 0]), 2, collate_fn=listed)
+numbers = datasets.Dataset.from_dict({"x": [[1, 2]]})
+"""
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed: pip install transformers")
+@pytest.mark.skipif(find_spec("datasets") is None, reason="datasets is not installed: pip install datasets")
+def test_tokens_as_text(user_module: Callable[[str, str], str], tmp_path: Path, capsys: Captured) -> None:
+    module, out = user_module("own_texts_of_a_test", TEXTS), str(tmp_path / "a.html")
+    folder = tmp_path / "words"
+    folder.mkdir()
+    model = {"type": "WordLevel", "vocab": {"penstock": 0, "turbine": 1, "wheel": 2}, "unk_token": "wheel"}
+    whole = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}, "model": model}
+    (folder / "tokenizer.json").write_text(json.dumps(whole))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    for name in ("rows", "torchs"):
+        assert main(["view", f"{module}:{name}", "--tokenizer", str(folder), "-o", out]) == 0
+        page = Path(out).read_text()
+        assert "input_ids: wheel penstock turbine" in page and "labels: wheel penstock<" in page and "weight: 2" in page
+    assert main(["view", f"{module}:pairs", "--tokenizer", str(folder), "-o", out]) == 0
+    assert Path(out).read_text().count("turbine wheel") == 2
+    capsys.readouterr()
+    assert "no field of tokens" in fails(capsys, "view", f"{module}:numbers", "--tokenizer", str(folder), "-o", out)
+    missing = str(tmp_path / "none")
+    assert f"--tokenizer {missing}: " in fails(capsys, "view", f"{module}:rows", "--tokenizer", missing, "-o", out)

@@ -17,6 +17,8 @@ from penstock.tables.column import Column, column_of
 
 pa: Any = pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install pyarrow")
 
+pytestmark = pytest.mark.native
+
 NATIVE: list[tuple[Any, list[Any]]] = [
     *((getattr(pa, name)(), [1, 0, None, 100]) for name in ("int8", "int16", "int32", "int64", "uint8", "uint16")),
     (pa.uint32(), [1, 2**32 - 1, None]),

@@ -18,12 +18,12 @@ from torch.utils.data import Subset, default_collate, graph_settings
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind, _get_distributed_settings, _share_dist_seed
 
 import penstock._native as _native
-from penstock import call_counts, loop_times
+from penstock import call_counts, loop_times, sample_notes
 from penstock.observe import Delivery, LoopWatch, Meter, Observers, PassCount, observed
 from penstock.passes.carrier import pinned
 from penstock.passes.job import Job
 from penstock.recipe.patches import Lease, this_thread
-from penstock.sample_notes import collated, note_batch, note_sample
+from penstock.sample_notes import note_batch, note_sample
 from penstock.settings import Method, Settings
 from penstock.sources.unchanged import replaced_fetcher
 from penstock.state.progress import PassBatches
@@ -38,9 +38,11 @@ from penstock.workers.rows import Rows, gathers_indexed, may_be_gathered
 if TYPE_CHECKING:
     from penstock.hooks import calls
     from penstock.passes import iterator
+    from penstock.workers import collated
 else:
     (calls,) = deferred("penstock.hooks", "calls")
     (iterator,) = deferred("penstock.passes", "iterator")
+    (collated,) = deferred("penstock.workers", "collated")
 
 #: Stands for a batch, or for what the sampler gives, that is not there yet.
 _NOTHING = object()
@@ -93,7 +95,7 @@ class CallerPass(_BaseDataLoaderIter):
         meter: Meter,
         *,
         pins: bool,
-        rows: Rows | Fetched | indexed.IndexedRows | None,
+        rows: Rows | Fetched | indexed.IndexedRows | collated.RowsForCollator | None,
         learn: Callable[[], indexed.IndexedRows | None] | None,
         composes: bool,
         streams: Streams | None,
@@ -123,7 +125,7 @@ class CallerPass(_BaseDataLoaderIter):
             graph_settings.apply_sharding(self._dataset, self._world_size, self._rank)
         self._num_yielded = 0
         self._read: Any = self._dataset if rows is None else rows
-        self._collate = self._collate_fn if rows is None else _as_it_is
+        self._collate = self._collate_fn if rows is None else getattr(rows, "collate", _as_it_is)
         self._indexed = rows if isinstance(rows, indexed.IndexedRows) else None
         # Samples that are made before the class is read, of this pass and those before it.
         self._learn, self._learning = learn, 0
@@ -160,7 +162,7 @@ class CallerPass(_BaseDataLoaderIter):
         """Begin to iterate over the dataset. given: its state, which it goes on from; None: it has none."""
         fetcher = self._dataset_fetcher
         if self._collate_fn is not default_collate:  # whose StopIteration is not the end of the samples
-            fetcher.collate_fn = partial(collated, self._collate_fn, None)
+            fetcher.collate_fn = partial(sample_notes.collated, self._collate_fn, None)
         if given is not None:
             restore_fetcher(fetcher, given)
 
@@ -420,8 +422,10 @@ class Fetched:
         return self._fetch(index)
 
 
-def _rows_of(job: Job) -> Rows | indexed.IndexedRows | None:
+def _rows_of(job: Job) -> Rows | indexed.IndexedRows | collated.RowsForCollator | None:
     dataset, known = job.settings.dataset, job.settings.known
+    if "rows" not in known and job.settings.collate_fn is not default_collate:
+        return collated.rows_of(job.settings, holds=job.eager)
     return Rows(dataset) if "rows" in known else indexed.rows_of(dataset, learns=False, holds=job.eager)
 
 
@@ -444,7 +448,8 @@ def open_here(job: Job, *, rows: bool = False) -> CallerPass:
         sampled = partial(iter, settings.index_sampler)
     fetcher = None if settings.iterable else replaced_fetcher()
     gathered = _rows_of(job) if rows else None if fetcher is None else Fetched(settings, fetcher)
-    if isinstance(gathered, indexed.IndexedRows) and not job.order.cuts_itself():  # a class sees what a sampler gives
+    if not isinstance(gathered, Rows | Fetched | None) and not job.order.cuts_itself():
+        # A class sees what a sampler gives.
         sampled = partial(_given_as_lists, batches, seed or 0, epoch)
     learns = gathered is None and settings.known.get("indexed", True) and may_be_gathered(settings)
     made = CallerPass(

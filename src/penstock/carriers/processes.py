@@ -441,7 +441,7 @@ def process_carrier(job: Job, held: Carrier | None, drawn: Callable[[], PassInpu
     settings = job.settings
     job.loader().check_worker_number_rationality()
     remote = None if settings.iterable else remote_leaves(settings.dataset)
-    context = _context_of(settings, remote=remote is not None)
+    context = _context_of(settings, remote=remote is not None and remote.by_client)
     seeds = _SharedSeeds(settings) if isinstance(settings.dataset, IterDataPipe) else None
     shared_seed = None if seeds is None else seeds.draw()
     drawn()

@@ -6,6 +6,8 @@ import argparse
 import errno
 import math
 import os
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from penstock.cli.terminal import add_verb, count, positive, shown, write_lines
@@ -13,7 +15,7 @@ from penstock.errors import InvalidOption
 from penstock.insight.pictures import Normalisation
 from penstock.insight.sheet import MOST, SIDE, check_suffix, write_sheet
 from penstock.insight.targets import DATASET, default_transform, target
-from penstock.insight.view import BATCH_SIZE, sheet_of
+from penstock.insight.view import BATCH_SIZE, sentence, sheet_of
 from penstock.system.words import counted
 
 _OUT = "penstock-view.png"
@@ -43,6 +45,7 @@ def add_parser(verbs: Any) -> None:
     parser.add_argument("--side", type=positive, default=SIDE, metavar="N", help=said)
     parser.add_argument("--mean", type=_numbers, metavar="M,M,M", help="undo a normalisation: one mean a channel")
     parser.add_argument("--std", type=_numbers, metavar="S,S,S", help="undo a normalisation: one deviation a channel")
+    parser.add_argument("--tokenizer", metavar="NAME", help="show tokens as text: a name or folder for Transformers")
     parser.add_argument("--as-is", action="store_true", help="keep the normalisation of the dataset's transform")
 
 
@@ -64,6 +67,7 @@ def _view(arguments: argparse.Namespace) -> int:
         as_is=given.as_is,
         most=given.max,
         columns=given.columns,
+        decode=None if given.tokenizer is None else _decoder(given.tokenizer),
     )
     if undo is not None and not any("normalisation was undone" in note for note in sheet.notes):
         numbers = counted(max(len(undo.mean), len(undo.std)), "number")
@@ -73,6 +77,19 @@ def _view(arguments: argparse.Namespace) -> int:
     notes = [*sheet.notes, *([f"transform: {transform}"] if transform else [])]
     write_lines([f"{shown(out)}: {sheet.title}", *(f"  {note}" for note in notes)])
     return 0
+
+
+def _decoder(name: str) -> Callable[[list[int]], str]:
+    """Return what makes texts of the tokens of a tokenizer. Raises InvalidOption."""
+    try:
+        kind = import_module("transformers").AutoTokenizer
+    except ImportError:
+        raise InvalidOption("--tokenizer needs Transformers: pip install transformers") from None
+    try:
+        tokenizer = kind.from_pretrained(name)
+    except Exception as error:  # of the package's, or of a file
+        raise InvalidOption(f"--tokenizer {shown(name)}: {sentence(error)}") from error
+    return lambda tokens: str(tokenizer.decode(tokens))
 
 
 def _normalisation(mean: tuple[float, ...] | None, std: tuple[float, ...] | None, as_is: bool) -> Normalisation | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -26,6 +26,10 @@ T = TypeVar("T", bound=Hashable)
 BATCH_SIZE = 32
 
 
+#: Names of fields that are tokens of a text.
+TOKENS = ("input_ids", "labels", "decoder_input_ids", "tokens")
+
+
 class Batch(NamedTuple):
     """A batch as a loader hands it out."""
 
@@ -46,6 +50,7 @@ def sheet_of(
     as_is: bool = False,
     most: int = MOST,
     columns: int | None = None,
+    decode: Callable[[list[int]], str] | None = None,
     **options: Any,
 ) -> Sheet:
     """Return the contact sheet of a batch, read as the loader reads it: see `batch_of` and `contact_sheet`.
@@ -54,9 +59,17 @@ def sheet_of(
         undo: the normalisation of the pictures; None: that of torchvision's Normalize in the dataset's transform,
             where it has one.
         as_is: no normalisation is undone.
+        decode: returns the text of tokens, which is shown of fields named as in TOKENS; None: they are numbers.
         options: batch_size, shuffle and seed, as of `batch_of`.
+
+    Raises InvalidOption, too, where there is a `decode` and no such field.
     """
     batch = batch_of(given, number, **options)
+    if decode is not None:
+        shown = _with_texts(batch.value, decode)
+        if shown is None:
+            raise InvalidOption(f"the batch has no field of tokens: none is named {', '.join(TOKENS)}")
+        batch = batch._replace(value=shown)
     dataset = getattr(given, "dataset", given)
     samples = "" if batch.ids is None else f", {counted(len(batch.ids), 'sample')}"
     return contact_sheet(
@@ -169,6 +182,27 @@ def _name_of(loader: Any) -> str:
     kind = type(loader)
     where = {DataLoader: "penstock.", torch.utils.data.DataLoader: "torch.utils.data."}
     return f"{where.get(kind, '')}{kind.__qualname__}"
+
+
+def _with_texts(value: Any, decode: Callable[[list[int]], str]) -> Any:
+    """Return a batch, or samples, with texts for their tokens; None: they have none. Numbers below 0 are no tokens."""
+
+    def text_of(row: Any) -> Any:
+        row = row.tolist() if hasattr(row, "tolist") else row
+        if not isinstance(row, list) or not row:
+            return None
+        if not all(type(one) is int for one in row):
+            texts = list(map(text_of, row))
+            return None if None in texts else texts
+        return decode([one for one in row if one >= 0])
+
+    if isinstance(value, list | tuple):
+        samples = [_with_texts(one, decode) for one in value]
+        return None if None in samples or not samples else samples
+    if not isinstance(value, Mapping):
+        return None
+    texts = {name: text for name in TOKENS if name in value and (text := text_of(value[name])) is not None}
+    return {**value, **texts} if texts else None
 
 
 # --- what a dataset says of its pictures and labels -------------------------------------------------------------------

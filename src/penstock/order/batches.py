@@ -22,7 +22,7 @@ from torch.utils.data import (
 
 from penstock.errors import InvalidOption
 from penstock.order.blocks import Blocks
-from penstock.order.buckets import Buckets, LengthBuckets
+from penstock.order.buckets import CutBatches, CutSampler
 from penstock.order.permutations import (
     Indices,
     InSequence,
@@ -105,7 +105,7 @@ class BatchOrder:
         """
         settings, size = self.settings, self.size()
         share = share or self.share() or _ALONE
-        if not settings.own_order and isinstance(settings.sampler, LengthBuckets):
+        if not settings.own_order and isinstance(settings.sampler, CutSampler):
             return BucketSchedule(size, settings.sampler.batches, order, share, left.start)
         drop_last = settings.drop_last and settings.batch_size is not None
         return Schedule(size, settings.batch_size or 1, drop_last, share, left.start)
@@ -156,7 +156,7 @@ class BatchOrder:
     def cuts_itself(self) -> bool:
         """Return whether the batch sampler is torch's own, as torch made it, and of an order that Penstock makes."""
         settings, batches = self.settings, self.settings.batch_sampler
-        if isinstance(settings.sampler, LengthBuckets):
+        if isinstance(settings.sampler, CutSampler):
             return batches is settings.index_sampler
         asked = settings.batch_size, settings.drop_last
         as_made = self.is_cut_by_torch() and (batches.batch_size, batches.drop_last) == asked
@@ -265,7 +265,7 @@ def seeded(batches: Any, own: torch.Generator | None, seed: int, epoch: int) -> 
     The sampler itself is returned where it has a generator other than `own`, or is neither torch's nor keyed.
     """
     changed: Any
-    if type(batches) is BatchSampler or isinstance(batches, Buckets) or _of_accelerate(batches, "BatchSamplerShard"):
+    if type(batches) is BatchSampler or isinstance(batches, CutBatches) or _of_accelerate(batches, "BatchSamplerShard"):
         name = "batch_sampler" if _of_accelerate(batches, "BatchSamplerShard") else "sampler"
         inner = getattr(batches, name)
         changed = seeded(inner, own, seed, epoch)

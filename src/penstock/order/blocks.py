@@ -46,6 +46,8 @@ class Blocks:
     sizes: NDArray[np.int64]
     window: int
     members: Indices | None = None
+    noun: str = "shard"
+    """What messages call a block."""
 
     @cached_property
     def ends(self) -> NDArray[np.int64]:
@@ -66,7 +68,7 @@ class Blocks:
         if self.full:
             return ""
         cut = digest(len(self.sizes), *np.unique(self.sizes).tolist()[:16], self.samples)[:4].hex()
-        return f" in windows of {self.window} of {len(self.sizes)} shards ({cut})"
+        return f" in windows of {self.window} of {len(self.sizes)} {self.noun}s ({cut})"
 
     def order(self, seed: int, epoch: int) -> Order:
         if self.full:

@@ -36,7 +36,48 @@ from penstock.system.words import counted
 _GROWTH = 9, 8
 
 
-class Buckets(Sampler[list[int]]):
+class CutSampler(KeyedSampler):
+    """The base of samplers whose orders say where their batches end."""
+
+    @property
+    def batches(self) -> int:
+        """The number of batches of an epoch."""
+        raise NotImplementedError
+
+    def order(self, seed: int, epoch: int) -> Listed:
+        raise NotImplementedError
+
+
+class CutBatches(Sampler[list[int]]):
+    """A batch sampler of what a CutSampler gives: `sampler`."""
+
+    def __init__(self, sampler: CutSampler) -> None:
+        self.sampler = sampler
+        """The samples in the order of the batches."""
+
+    def __len__(self) -> int:
+        return self.sampler.batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = self.sampler.order(draw_seed(self.sampler.generator), self.sampler.epoch)
+        assert order.ends is not None
+        for batch in np.split(order.indices, order.ends[:-1]):
+            yield batch.tolist()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch the passes from now on are. Raises TypeError, InvalidOption."""
+        self.sampler.set_epoch(epoch)
+
+    def check_size(self, size: int) -> None:
+        """Raise InvalidOption where there are not as many lengths as a dataset has samples."""
+        check_one_each("lengths", len(self.sampler), size)
+
+    def __repr__(self) -> str:
+        samples, batches = counted(len(self.sampler), "sample"), counted(len(self), "batch", "batches")
+        return f"{type(self).__name__}({samples} in {batches})"
+
+
+class Buckets(CutBatches):
     """A batch sampler of samples of similar length, in batches that stay within a budget of tokens when padded.
 
     With a loader's ``seed=`` the batches are a function of (seed, epoch), ``shard=`` gives each rank other batches of
@@ -73,31 +114,10 @@ class Buckets(Sampler[list[int]]):
             raise TypeError(f"shuffle must be True or False, not {shuffle!r}")
         budget = None if max_tokens is None else checked_count("max_tokens", max_tokens)
         most = None if batch_size is None else checked_count("batch_size", batch_size)
-        self.sampler = LengthBuckets(_checked(lengths, budget), budget, most, boundaries, shuffle, generator)
-        """The samples in the order of the batches."""
-
-    def __len__(self) -> int:
-        return self.sampler.batches
-
-    def __iter__(self) -> Iterator[list[int]]:
-        order = self.sampler.order(draw_seed(self.sampler.generator), self.sampler.epoch)
-        assert order.ends is not None
-        for batch in np.split(order.indices, order.ends[:-1]):
-            yield batch.tolist()
-
-    def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the passes from now on are. Raises TypeError, InvalidOption."""
-        self.sampler.set_epoch(epoch)
-
-    def check_size(self, size: int) -> None:
-        """Raise InvalidOption where there are not as many lengths as a dataset has samples."""
-        check_one_each("lengths", len(self.sampler), size)
-
-    def __repr__(self) -> str:
-        return f"Buckets({counted(len(self.sampler), 'sample')} in {counted(len(self), 'batch', 'batches')})"
+        super().__init__(LengthBuckets(checked_lengths(lengths, budget), budget, most, boundaries, shuffle, generator))
 
 
-class LengthBuckets(KeyedSampler):
+class LengthBuckets(CutSampler):
     """The samples of Buckets in the order of their batches; lengths and boundaries are those of `Buckets`, checked.
 
     Which bucket a sample is in, and how many samples of which bucket a batch holds, is the same in each epoch.
@@ -130,10 +150,13 @@ class LengthBuckets(KeyedSampler):
             first += count
         # Where each batch begins among all samples in the order of their buckets, and how many samples it has.
         self._begins, self._sizes = np.concatenate(begins), np.concatenate(sizes)
-        self.batches = len(self._begins)
         hashed = hashlib.blake2b(f"{budget} {most} {edges.tolist()}".encode(), digest_size=8)
         hashed.update(lengths.tobytes())
         self._facts = hashed.hexdigest()
+
+    @property
+    def batches(self) -> int:
+        return len(self._begins)
 
     def fingerprint(self) -> str:
         return f"{self._facts} {'shuffled' if self.random else 'in sequence'}"
@@ -162,7 +185,7 @@ def _edges(longest: int) -> Indices:
     return np.array(edges, dtype=np.int64)
 
 
-def _checked(lengths: Any, budget: int | None) -> Indices:
+def checked_lengths(lengths: Any, budget: int | None = None) -> Indices:
     """Return lengths as int64. Raises InvalidOption, TypeError."""
     given = checked_column("lengths", lengths)
     if given.dtype.kind not in "iu":

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, default_collate
 
 from penstock.observe import Meter
 from penstock.order.batches import BatchOrder, settled_at_start
@@ -23,6 +23,7 @@ from penstock.state.progress import PassBatches, Progress
 from penstock.state.streams import Streams, with_first_drawn
 from penstock.state.substitutes import Substitutes
 from penstock.storage.advice import AdvisedBatches
+from penstock.system.deferred import deferred
 from penstock.system.limits import host_cpus, usable_cpus
 from penstock.system.warn_user import warn_user
 from penstock.system.words import counted
@@ -30,6 +31,11 @@ from penstock.workers.batch import BatchRequest
 from penstock.workers.native_batches import NativeBatches
 from penstock.workers.rows import CACHE_LINE, SMALL_BATCH, fits_small
 from penstock.workers.worker import Worker
+
+if TYPE_CHECKING:
+    from penstock.workers import collated
+else:
+    (collated,) = deferred("penstock.workers", "collated")
 
 #: Native threads for each CPU, and for two at least, beyond which a number is a mistake: verdicts advise fewer. torch
 #: warns of more than one process a CPU: a thread costs less.
@@ -239,4 +245,11 @@ def worker_of(settings: Settings, substitutes: Substitutes | None, plan: PythonP
     native = None
     if plan.filled is not None:
         native = NativeBatches(settings.dataset, plan.kept, plan.filled, unseen=plan.unseen)
-    return worker_maker(settings, substitutes, here=here)(native=native)
+    made = worker_maker(settings, substitutes, here=here)(native=native)
+    rows = None
+    if substitutes is None and settings.collate_fn is not default_collate:
+        rows = collated.rows_of(settings)
+    if rows is not None:
+        rows.try_out()
+        made.dataset, made.collate_fn = rows, rows.collate
+    return made

@@ -129,10 +129,13 @@ class _Leaf:
             shard for shard, count in zip(shards.tolist(), counts.tolist(), strict=True) if self._is_whole(shard, count)
         ]
         alone = own[~np.isin(of_sample, whole)]
-        ranges = self._remote.ranges_of(alone) if len(alone) and not self._elsewhere else []
+        ranges_of = self._remote.ranges_of
+        ranges = ranges_of(alone) if ranges_of is not None and len(alone) and not self._elsewhere else []
         return self.stage.ticket([*whole, *ranges])
 
     def _is_whole(self, shard: int, count: int) -> bool:
+        if self._remote.ranges_of is None:
+            return True
         if self._coming is None:
             return self._remote.shards.wants_whole(shard, count)
         if self._few is None:  # the first batch of the pass has drawn the seed of the order by now

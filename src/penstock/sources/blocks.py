@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ def _of_subset(subset: Subset[Any]) -> Blocks | None:
     try:
         indices = chosen_of(chosen)
         blocks = grouped(inner.of_samples(np.where(indices < 0, indices + inner.samples, indices)), inner.window)
+        blocks = replace(blocks, noun=inner.noun)
     except (TypeError, ValueError, IndexError):  # the dataset itself refuses them when they are read
         return None
     _OF_SUBSETS[subset] = (chosen, len(chosen), inner, blocks)

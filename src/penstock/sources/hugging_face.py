@@ -34,7 +34,7 @@ class HuggingFaceSource(Source):
 
     def native(self, raw: bool) -> NativeSource | Refusal:
         dataset = self.dataset
-        if (refusal := _refused(dataset)) is not None:
+        if (refusal := refused(dataset)) is not None:
             return refusal
         table, mapping = dataset._data.table, dataset._indices
         # The package says itself, by the first sample, what it makes of each column.
@@ -63,7 +63,7 @@ class HuggingFaceSource(Source):
         )
 
 
-def _refused(dataset: Any) -> Refusal | None:
+def refused(dataset: Any) -> Refusal | None:
     """Return why the batches of a dataset's format, or its rows, are not made natively, or None."""
     kind, options = dataset._format_type, dict(dataset._format_kwargs or {})
     if kind == "custom":

@@ -15,7 +15,8 @@ from penstock.order.permutations import Indices
 from penstock.recipe.steps import Recipe, Step
 from penstock.sources.labels import LabelColumn
 from penstock.sources.unchanged import Unchanged, always
-from penstock.storage.remote_shards import Range, RemoteShards
+from penstock.storage.remote_shards import Range
+from penstock.storage.stage import Stageable
 
 ReadInPython = NDArray[np.uint8] | torch.Tensor
 
@@ -39,6 +40,12 @@ class Form:
     """The names of the fields, where a sample is a dictionary of them; None: it is not."""
     views: int = 0
     """How many of the first fields are views of one image, a list in the sample."""
+
+    def first_field(self, sample: Any) -> Any:
+        """Return the first field of a sample."""
+        if self.keys is not None:
+            return sample[self.keys[0]]
+        return sample[0] if self.pair else sample
 
     def batch(self, fields: list[Any]) -> Any:
         """Return a batch of these fields (and labels), as torch's default_collate gives it."""
@@ -95,13 +102,16 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True)
 class RemoteSamples:
-    """Where the samples of a dataset in an object store lie."""
+    """Where the samples of a dataset lie that comes here shard by shard: out of an object store, or decoded."""
 
-    shards: RemoteShards
+    shards: Stageable
     shard_of: Callable[[Indices], Indices]
     """Returns the shard of each of these samples."""
-    ranges_of: Callable[[Indices], list[Range]]
-    """Returns the shard of each of these samples, and where its bytes begin and end in it."""
+    ranges_of: Callable[[Indices], list[Range]] | None
+    """Returns the shard of each of these samples, and where its bytes begin and end in it; None: only whole shards are
+    read."""
+    by_client: bool = True
+    """The client of object stores brings them, which does not work in a forked process."""
 
 
 def _unknown(position: int) -> Any:

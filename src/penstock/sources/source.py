@@ -161,7 +161,7 @@ def native_of(source: Source, raw: bool) -> NativeSource | Refusal:
         if isinstance(native, Refusal):
             return native
         state, more, exact = DatasetState(dataset), native.same_dataset, kind in source.kinds()
-        pair, same_memory = native.form.pair, all_of(state.same_memory, native.same_memory)
+        first_field, same_memory = native.form.first_field, all_of(state.same_memory, native.same_memory)
 
         def same_dataset() -> bool:
             known = type(dataset) is kind and (exact or _reads_as_known(source))
@@ -177,7 +177,7 @@ def native_of(source: Source, raw: bool) -> NativeSource | Refusal:
             size=len(dataset),
             steps=(*native.steps, *labelled),
             identify=lambda position: (source.id(position), source.name(position)[1]),
-            sample_in_python=lambda position: dataset[position][0] if pair else dataset[position],
+            sample_in_python=lambda position: first_field(dataset[position]),
             same_dataset=same_dataset,
             same_memory=same_memory,
         )

@@ -212,6 +212,7 @@ SOURCES = (
     ("torchvision.datasets", "penstock.sources.torchvision_datasets", "TorchvisionFolderSource"),
     ("torchvision.datasets", "penstock.sources.torchvision_datasets", "ImageArraySource"),
     ("datasets", "penstock.sources.hugging_face", "HuggingFaceSource"),
+    ("penstock.tables.table", "penstock.sources.table_source", "TableSource"),
 )
 
 
@@ -331,6 +332,11 @@ class RemoteLeaves:
     Raises what the dataset raises."""
     size: int
     """The number of samples of all parts."""
+
+    @property
+    def by_client(self) -> bool:
+        """Whether the client of object stores brings a part of them."""
+        return any(leaf is not None and leaf.by_client for leaf in self.leaves)
 
 
 def remote_leaves(dataset: object) -> RemoteLeaves | None:

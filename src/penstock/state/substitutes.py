@@ -26,7 +26,7 @@ from torch.utils.data import (
 
 from penstock.errors import InvalidOption, TooManyBadSamples
 from penstock.observe import Delivery, Observer
-from penstock.order.buckets import Buckets
+from penstock.order.buckets import CutBatches
 from penstock.order.permutations import KeyedSampler
 from penstock.settings import known_size
 from penstock.sources.naming import name_of, names_of
@@ -259,7 +259,7 @@ def register_of(on_error: object, dataset: Any) -> Register | None:
 
 def population(sampler: Any, batch_sampler: Any, size: int) -> Sequence[Any] | None:
     """Return the indices that a sampler of torch's or Penstock's draws from; None: a sampler of another class."""
-    if type(batch_sampler) is BatchSampler or isinstance(batch_sampler, Buckets):
+    if type(batch_sampler) is BatchSampler or isinstance(batch_sampler, CutBatches):
         sampler = batch_sampler.sampler
     elif batch_sampler is not None:
         return None

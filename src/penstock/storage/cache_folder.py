@@ -49,6 +49,8 @@ class CachedShard:
     """In bytes."""
     checksum: int
     """CRC-32C of the object."""
+    exact: bool = True
+    """The file has this size. False: it has about so many bytes."""
 
     @property
     def file(self) -> str:
@@ -100,12 +102,25 @@ class CacheFolder:
                 os.close(descriptor)
                 time.sleep(0.001)
         held = HeldFile(descriptor)
-        if os.fstat(descriptor).st_size != shard.size or not has_name(descriptor, name, self._folder):
+        wrong = shard.exact and os.fstat(descriptor).st_size != shard.size
+        if wrong or not has_name(descriptor, name, self._folder):
             held.close()
             return None
         with contextlib.suppress(OSError):
             os.utime(descriptor)
         return held
+
+    def open(self, shard: CachedShard, *, beyond: bool) -> tuple[HeldFile | None, HeldFile | None]:
+        """Return the whole shard, or its unfinished file; neither: somebody else has that.
+
+        beyond: it is needed at once, and may exceed the limit of the cache. Raises as `begin`.
+        """
+        held = self.hold(shard)
+        part = self.begin(shard, beyond=beyond) if held is None else None
+        if part is not None and (held := self.hold(shard)) is not None:  # finished between the two
+            self.discard(shard, part)
+            part = None
+        return held, part
 
     def begin(self, shard: CachedShard, *, beyond: bool = False) -> HeldFile | None:
         """Return the unfinished file of a shard, which has its size on the disk, open for writing and locked.
@@ -156,15 +171,20 @@ class CacheFolder:
             self.discard(shard, part)
         return part is None
 
-    def finish(self, shard: CachedShard, part: HeldFile) -> HeldFile | None:
-        """Give a whole shard its final name, and return it as `hold` does; the unfinished file is closed."""
-        os.fsync(part.descriptor)
+    def finish(self, shard: CachedShard, part: HeldFile, *, durable: bool = True) -> HeldFile | None:
+        """Give a whole shard its final name, and return it as `hold` does; the unfinished file is closed.
+
+        durable: it is on the disk then; else nobody may look for it after the machine has started anew.
+        """
+        if durable:
+            os.fsync(part.descriptor)
         # Whoever counts the bytes in the folder sees one of the names, and nobody deletes it between the two locks.
         with self._locked():
             os.rename(f"{shard.file}.part", f"{shard.file}.shard", src_dir_fd=self._folder, dst_dir_fd=self._folder)
             part.close()
             held = self.hold(shard)
-        os.fsync(self._folder)
+        if durable:
+            os.fsync(self._folder)
         return held
 
     def discard(self, shard: CachedShard, held: HeldFile, ending: str = "part") -> None:

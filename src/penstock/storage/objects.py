@@ -198,11 +198,23 @@ class ObjectStore:
 
     def sizes(self) -> dict[str, int]:
         """Return all objects under the URL with their bytes. Raises StorageError."""
+        return {name: size for name, (size, _) in self.entries().items()}
 
-        async def sizes() -> dict[str, int]:
-            return {str(one["path"]): int(one["size"]) async for page in client().list(self._store) for one in page}
+    def entries(self) -> dict[str, tuple[int, str]]:
+        """Return the bytes and the version of all objects under the URL. Raises StorageError."""
 
-        return self._run("", sizes)
+        async def entries() -> dict[str, tuple[int, str]]:
+            return {str(one["path"]): _entry(one) async for page in client().list(self._store) for one in page}
+
+        return self._run("", entries)
+
+    def entry(self, name: str) -> tuple[int, str]:
+        """Return the bytes and the version of an object. Raises StorageError."""
+
+        async def entry() -> tuple[int, str]:
+            return _entry(await client().head_async(self._store, name))
+
+        return self._run(name, entry)
 
     def put(self, name: str, data: bytes | Iterator[bytes]) -> None:
         """Write an object, which appears once all of it is there; parts of an iterator are sent as they come.
@@ -253,11 +265,16 @@ class ObjectStore:
         if names:
             self._run("", delete)
 
-    async def read_part(self, name: str, begin: int, end: int, size: int) -> bytes:
-        """Return the bytes from begin to end - 1 of an object that has so many bytes. Raises StorageError."""
+    async def read_part(self, name: str, begin: int, end: int, size: int, version: str | None = None) -> bytes:
+        """Return the bytes from begin to end - 1 of an object that has so many bytes.
+
+        version: of the object, as `entry` gives it; None: dataset.json knows only its bytes. Raises StorageError.
+        """
         url = self.url_of(name)
         with self._meaning(name):
             answer = await client().get_async(self._store, name, options={"range": (begin, end)})
+            if version is not None and _entry(answer.meta) != (size, version):
+                raise ChangedObject(f"{url}: the object was replaced since the dataset was opened", url=url)
             if (found := int(answer.meta["size"])) != size:
                 said = f"the object has {counted(found, 'byte')}, and dataset.json says {size:,}"
                 raise ChangedObject(f"{url}: {said}: it was damaged or replaced", url=url)
@@ -281,6 +298,11 @@ class ObjectStore:
 
     def __repr__(self) -> str:
         return f"<ObjectStore {self.url}>"
+
+
+def _entry(meta: Any) -> tuple[int, str]:
+    """Return the bytes and the version of an object: its ETag, else when it was written."""
+    return int(meta["size"]), str(meta["e_tag"] or meta["last_modified"])
 
 
 #: Bytes of an object that are sent by one request.

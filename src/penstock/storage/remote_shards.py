@@ -72,12 +72,7 @@ class Download:
 
         beyond: it is needed at once, and may exceed the limit of the cache. Raises NoRoom, StorageError, OSError.
         """
-        held = self.cache.hold(self.shard)
-        part = self.cache.begin(self.shard, beyond=beyond) if held is None else None
-        if part is not None and (held := self.cache.hold(self.shard)) is not None:  # finished between the two
-            self.cache.discard(self.shard, part)
-            part = None
-        return held, part
+        return self.cache.open(self.shard, beyond=beyond)
 
     async def fetch(self, part: HeldFile, requests: asyncio.Semaphore) -> HeldFile | None:
         """Return the whole shard of its unfinished file; None: it was deleted at once.

@@ -15,11 +15,12 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from penstock.storage.cache_folder import HeldFile, NoRoom
-from penstock.storage.remote_shards import LOOK_AGAIN, REQUESTS, Range, RemoteShards
+from penstock.storage.cache_folder import CacheFolder, HeldFile, NoRoom
+from penstock.storage.remote_shards import LOOK_AGAIN, REQUESTS, Range
 
 #: Shards that are fetched at once, at the most.
 AT_ONCE = 4
@@ -27,6 +28,52 @@ AT_ONCE = 4
 _BATCHES_AHEAD = 4096
 #: How long the end of a pass waits for its thread, in seconds.
 _JOIN_SECONDS = 5.0
+
+
+class Fetching(Protocol):
+    """What brings one shard into the cache."""
+
+    def open(self, *, beyond: bool) -> tuple[HeldFile | None, HeldFile | None]:
+        """Return the whole shard, or its unfinished file, as CacheFolder.open does."""
+
+    async def fetch(self, part: HeldFile, requests: asyncio.Semaphore) -> HeldFile | contextlib.ExitStack | None:
+        """Return the whole shard of its unfinished file; None: it was deleted at once."""
+
+
+class StagedShard(Protocol):
+    """A shard, as its description says."""
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def samples(self) -> int: ...
+
+
+class Stageable(Protocol):
+    """Shards that a stage brings into the local cache: RemoteShards, or the row groups of a table."""
+
+    cache: CacheFolder
+
+    @property
+    def shards(self) -> Sequence[StagedShard]: ...
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest shard."""
+
+    def place(self, shard: int) -> str:
+        """Return where a shard comes from, for messages."""
+
+    def download(self, shard: int) -> Fetching: ...
+
+    def wants_whole(self, shard: int, samples: int) -> bool:
+        """Note that samples of a shard are wanted; return whether so many were that all of it is worth fetching."""
+
+    async def bring(self, one: Range, requests: asyncio.Semaphore) -> None:
+        """Read a part of a shard into memory, until it is forgotten."""
+
+    def forget(self, one: Range) -> None: ...
 
 
 @dataclass(eq=False)
@@ -91,7 +138,7 @@ class ShardStage:
             they are not known before a ticket is taken.
     """
 
-    def __init__(self, shards: RemoteShards, coming: Iterator[Iterable[int]] | None = None) -> None:
+    def __init__(self, shards: Stageable, coming: Iterator[Iterable[int]] | None = None) -> None:
         self._shards = shards
         self._coming = coming
         self._ahead: deque[tuple[int, ...]] = deque()  # of batches that have no ticket yet
@@ -264,7 +311,8 @@ class ShardStage:
 
     async def _bring(self, number: int, need: _Need, part: HeldFile, requests: asyncio.Semaphore) -> None:
         """Fetch one shard and hold it."""
-        held, error = None, None
+        held: HeldFile | contextlib.ExitStack | None = None
+        error = None
         try:
             held = await self._shards.download(number).fetch(part, requests)
         except Exception as failed:

@@ -25,6 +25,7 @@ from penstock.sources.tree import is_foreign, source_of
 from penstock.system.deferred import deferred
 from penstock.system.warn_user import warn_user
 from penstock.tables import hugging_face
+from penstock.tables.collated import CollatedTable
 from penstock.tables.hugging_face import CollatedRows
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ _MOST_READ = 16
 _OWN = frozenset({"__getitem__", "__getitems__", "__len__"})
 
 
-Held = tuple[batches.Reading | CollatedRows, list[tuple[Any, tuple[Any, ...]]]] | None
+Held = tuple[batches.Reading | CollatedRows | CollatedTable, list[tuple[Any, tuple[Any, ...]]]] | None
 """What a pass reads from, and its arrays with their places; None: the dataset as it is at each batch."""
 
 
@@ -53,7 +54,7 @@ class IndexedDataset:
 
     def __init__(self, dataset: Any) -> None:
         self._dataset, self._kind = weakref.ref(dataset), type(dataset)
-        self._read: batches.Reading | CollatedRows | None = None
+        self._read: batches.Reading | CollatedRows | CollatedTable | None = None
         self.refusal = ""
         """Why the class makes the batches; empty: it does not."""
         self._checked = False
@@ -66,10 +67,10 @@ class IndexedDataset:
         self._read, self._times = None, self._times + 1
         if self.refusal or self._times > _MOST_READ:
             return False
-        dataset = self._dataset()
+        dataset: Any = self._dataset()
         try:
-            kept = hugging_face.is_dataset(dataset)
-            read = CollatedRows(dataset, index) if kept else batches.read(dataset, index)
+            kept = _reader_of_columns(dataset)
+            read = batches.read(dataset, index) if kept is None else kept(dataset, index)
         except (NotIndexing, hugging_face.NotGathered) as why:
             self.refusal = str(why)
             return False
@@ -80,7 +81,7 @@ class IndexedDataset:
         self._checked, self._unlike = False, 0
         return True
 
-    def _unchanged(self, read: batches.Reading | CollatedRows) -> list[Any] | None:
+    def _unchanged(self, read: batches.Reading | CollatedRows | CollatedTable) -> list[Any] | None:
         """Return the arrays that are read of the dataset; None: it is not what it was."""
         dataset = self._dataset()
         if type(dataset) is not self._kind or vars(dataset) is not read.attributes:
@@ -96,7 +97,7 @@ class IndexedDataset:
         """Return the arrays that are read, for a pass that goes on with them whatever becomes of the dataset."""
         return None if self._read is None else (self._read, self._read.reads.held())
 
-    def _numbers_of(self, read: batches.Reading | CollatedRows, given: Any) -> torch.Tensor | None:
+    def _numbers_of(self, read: batches.Reading | CollatedRows | CollatedTable, given: Any) -> torch.Tensor | None:
         """Return the numbers of some samples; None: the class must make sense of them."""
         if type(given) is np.ndarray:
             return torch.from_numpy(given) if given.size else None
@@ -233,13 +234,20 @@ def refusal_of(dataset: Any) -> str:
 
 def _may_be_read(dataset: Any) -> bool:
     kind = type(dataset)
-    if hugging_face.is_dataset(dataset):
+    if _reader_of_columns(dataset) is not None:
         return _OWN.isdisjoint(vars(dataset)) and isinstance(native_of(source_of(dataset), False), Refusal)
     if isinstance(dataset, IterableDataset) or hasattr(dataset, "__getitems__") or not hasattr(dataset, "__dict__"):
         return False
     ours = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
     usual = _OWN.isdisjoint(vars(dataset)) and getattr(kind, "__weakrefoffset__", 0) != 0 and not ours
     return usual and is_foreign(dataset)
+
+
+def _reader_of_columns(dataset: Any) -> type[CollatedRows | CollatedTable] | None:
+    """Return what gathers the batches of a dataset of columns; None: it is none."""
+    if hugging_face.is_dataset(dataset):
+        return CollatedRows
+    return CollatedTable if type(dataset).__module__ == "penstock.tables.table" else None
 
 
 def _bases(dataset: Any) -> list[Any]:

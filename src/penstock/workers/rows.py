@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,7 +16,14 @@ from penstock.plan import refuse_options
 from penstock.recipe.originals import READING, look_again, replaced_in_class
 from penstock.sample_notes import torch_batch
 from penstock.settings import Method, Settings
+from penstock.sources.unchanged import replaced_fetcher
+from penstock.system.deferred import deferred
 from penstock.workers import indexed
+
+if TYPE_CHECKING:
+    from penstock.workers import collated
+else:
+    (collated,) = deferred("penstock.workers", "collated")
 
 #: Bytes of a batch that one thread fills from memory, cache line by cache line, while others would be woken.
 SMALL_BATCH, CACHE_LINE = 64 << 10, 64
@@ -32,6 +39,8 @@ def gathers_rows(settings: Settings) -> bool:
     """Return whether a pass is one over batches of rows to which nothing else is done: each pass asks anew."""
     tensors = _tensors_of(settings.dataset)
     if tensors is None:
+        if settings.collate_fn is not default_collate:
+            return replaced_fetcher() is None and collated.gathers_collated(settings)
         # Without workers the class is read once it has made some samples: a pass in the caller's thread does that.
         learns = settings.num_workers > 0 or settings.seed is not None
         if "indexed" in settings.known and not settings.known["indexed"]:
