@@ -149,8 +149,15 @@ def outcome(trainer: Any, resume: Path | None = None) -> dict[str, Any]:
         "metrics": {name: number for name, number in metrics.items() if "second" not in name and "runtime" not in name},
         "end": zlib.crc32(end),
         "length": len(made) if hasattr(made.dataset, "__len__") else None,
-        "loader": type(getattr(made, "base_dataloader", made)).__module__.partition(".")[0],
+        "loader": read_by(getattr(made, "base_dataloader", made)),
     }
+
+
+def read_by(loader: Any) -> str:
+    """Return whose loader it is, and of ours what says that a collator's batches are gathered."""
+    if type(loader) is not penstock.DataLoader:
+        return type(loader).__module__.partition(".")[0]
+    return f"penstock{', gathered' * ('gather, padded' in loader.explain())}"
 
 
 def trained(
@@ -210,7 +217,7 @@ def own_loop(folder: Path, workers: int, **config: Any) -> Any:
             optimizer.step()
             optimizer.zero_grad()
             seen.append([digest(batch), float(loss).hex()])
-    return {"seen": seen, "loader": type(loader.base_dataloader).__module__.partition(".")[0]}
+    return {"seen": seen, "loader": read_by(loader.base_dataloader)}
 
 
 def stream(shards: int = 4, rows: int = ROWS) -> Any:

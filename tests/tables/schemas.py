@@ -267,7 +267,7 @@ _WRITEABLE = re.compile(" writeable=(True|False)")
 
 def _seen(outcome: Any, processes: bool) -> str:
     """Return what was given or raised as text; of an error in a worker, its type and its first line of words."""
-    if processes and isinstance(outcome, tuple) and set(map(type, outcome)) == {str}:
+    if processes and isinstance(outcome, tuple) and all(isinstance(one, str) for one in outcome):
         words = re.findall(r"^[\w.]*(?:Error|Invalid|NotImplemented)\w*: (.*)", outcome[1], re.MULTILINE)
         return f"raised {outcome[0]} {words[-1] if words else outcome[1].partition(chr(10))[0]}"
     return described(outcome)
