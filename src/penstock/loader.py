@@ -310,6 +310,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             settings = self._settings()
             self._planned_for = settings, sends
         chosen = None if rows else self._plan
+        kept = begins and self._iterator is not None
+        if settings.num_workers and settings.seed is None and not (kept or settings.on_demand or settings.iterable):
+            iter(settings.index_sampler)  # torch's new iterators with workers begin it twice: some samplers draw then
         progress = checkpoint.next_progress(settings)
         followers: Observers = ()
         if settings.ledger is not None:

@@ -25,6 +25,7 @@ from penstock.passes.job import Job
 from penstock.recipe.patches import Lease, this_thread
 from penstock.sample_notes import note_batch, note_sample
 from penstock.settings import Method, Settings
+from penstock.sources.unchanged import replaced_fetcher
 from penstock.state.progress import PassBatches
 from penstock.state.streams import Streams, restore_dataset, restore_fetcher, state_of, with_first_drawn
 from penstock.stats import samples_in
@@ -94,7 +95,7 @@ class CallerPass(_BaseDataLoaderIter):
         meter: Meter,
         *,
         pins: bool,
-        rows: Rows | indexed.IndexedRows | collated.RowsForCollator | None,
+        rows: Rows | Fetched | indexed.IndexedRows | collated.RowsForCollator | None,
         learn: Callable[[], indexed.IndexedRows | None] | None,
         composes: bool,
         streams: Streams | None,
@@ -409,6 +410,18 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
+class Fetched:
+    """A dataset as a pass is to see it where a program has replaced torch's fetcher: that one makes the batches."""
+
+    def __init__(self, settings: Settings, fetcher: Any) -> None:
+        made = fetcher(settings.dataset, settings.batched, settings.collate_fn, settings.drop_last)
+        self.__getitems__ = made.fetch
+        self._fetch = made.fetch
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._fetch(index)
+
+
 def _rows_of(job: Job) -> Rows | indexed.IndexedRows | collated.RowsForCollator | None:
     dataset, known = job.settings.dataset, job.settings.known
     if "rows" not in known and job.settings.collate_fn is not default_collate:
@@ -433,10 +446,12 @@ def open_here(job: Job, *, rows: bool = False) -> CallerPass:
     sampled: Callable[[], Iterator[Any]] = partial(batches.without_positions, seed or 0, epoch)
     if settings.iterable:
         sampled = partial(iter, settings.index_sampler)
-    gathered = _rows_of(job) if rows else None
-    if not isinstance(gathered, Rows | None) and not job.order.cuts_itself():  # a class sees what a sampler gives
+    fetcher = None if settings.iterable else replaced_fetcher()
+    gathered = _rows_of(job) if rows else None if fetcher is None else Fetched(settings, fetcher)
+    if not isinstance(gathered, Rows | Fetched | None) and not job.order.cuts_itself():
+        # A class sees what a sampler gives.
         sampled = partial(_given_as_lists, batches, seed or 0, epoch)
-    learns = not rows and settings.known.get("indexed", True) and may_be_gathered(settings)
+    learns = gathered is None and settings.known.get("indexed", True) and may_be_gathered(settings)
     made = CallerPass(
         settings,
         sampled,

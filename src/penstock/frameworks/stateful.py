@@ -22,14 +22,6 @@ class _Stateful(DataLoader[Any]):
         super().__init__(*arguments, snapshot_every_n_steps=snapshot_every_n_steps, **named)
         self.snapshot_every_n_steps = snapshot_every_n_steps  # torchdata's __init__ was called without it
 
-    def _get_iterator(self) -> Any:
-        kept = self._begins and self._iterator is not None
-        if self.num_workers not in (0, self._given.workers) and not kept:
-            iter(
-                self._index_sampler
-            )  # its iterators with workers begin it twice, and its samplers draw when they begin
-        return super()._get_iterator()
-
     def load_state_dict(self, state: Mapping[str, Any], on_change: OnChange = "raise") -> None:
         """Do as penstock.DataLoader.load_state_dict; an empty state is none, as torchdata has it."""
         if state == {}:
