@@ -26,7 +26,7 @@ from penstock.recipe.patches import Lease, this_thread
 from penstock.sample_notes import collated, note_batch, note_sample
 from penstock.settings import Method, Settings
 from penstock.state.progress import PassBatches
-from penstock.state.streams import Streams, Turns, restore_dataset, restore_fetcher, state_of, with_first_drawn
+from penstock.state.streams import Entry, Streams, Turns, restore_dataset, restore_fetcher, state_of, with_first_drawn
 from penstock.stats import samples_in
 from penstock.system.deferred import deferred
 from penstock.system.tracebacks import shorten
@@ -148,7 +148,7 @@ class CallerPass(_BaseDataLoaderIter):
         self._streams = streams if ahead else None
         if streams is not None and not ahead:
             fetcher = None if self._maps else self._dataset_fetcher
-            streams.now = lambda: [_state_now(settings.dataset, fetcher)]
+            streams.now = partial(_states_now, self._dataset, fetcher)
 
     def _seed_pipe(self, generator: torch.Generator | None) -> None:
         """Seed the shuffling of a DataPipe, alike on all ranks."""
@@ -393,6 +393,10 @@ def _interrupted() -> NoReturn:
 
 def _state_now(dataset: Any, fetcher: Any) -> dict[str, Any] | None:
     return state_of(dataset, getattr(fetcher, "dataset_iter", None), ended=getattr(fetcher, "ended", False))
+
+
+def _states_now(dataset: Any, fetcher: Any) -> list[Entry | None]:
+    return [_state_now(dataset, fetcher)]
 
 
 def _kind_of(dataset: Any) -> type:

@@ -103,7 +103,7 @@ class ProcessCarrier(Carrier):
     ) -> None:
         settings, resources = job.settings, job.resources
         super().__init__(resources)
-        self.in_order, self.reads_ahead = settings.in_order, True
+        self.reads_ahead = True
         self._settings, self._context, self._pid = settings, context, os.getpid()
         self._worker = None if settings.iterable else job.worker(here=True)
         self._streams, self._pins = job.streams, job.pins
@@ -127,9 +127,10 @@ class ProcessCarrier(Carrier):
         self._promised: int | None = None  # of an iterable dataset, as len() of the loader said
 
     def _begin_turns(self) -> None:
-        streams, self._count = self._streams, self.workers
+        streams, self._count, self.in_order = self._streams, self.workers, self._settings.in_order
         if streams is not None and streams.split is not None:
             self._count = streams.split.count
+            self.in_order = self.in_order or streams.split.deals
         self._ended: set[int] = set()  # streams, in this pass
         self._exhausted: set[int] = set()  # workers of which nothing is asked any more
         # The stream that is next: in a pass that goes on it may be another than the first.

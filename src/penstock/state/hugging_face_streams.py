@@ -1,4 +1,4 @@
-"""One stream of a Hugging Face IterableDataset: what one worker of one rank reads in a pass, with a state that is exact.
+"""One stream of a Hugging Face IterableDataset: what one worker of one rank reads in a pass, with an exact state.
 
 The package's own state says where each step of the pipeline is; the rows in a shuffle buffer it loses. Here a copy of
 the pipeline is read whose shuffle buffers say what they hold: where the rows come from files or Arrow tables without
@@ -17,7 +17,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy, deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from io import BytesIO
 from itertools import islice
@@ -35,8 +35,8 @@ _MODULE = "datasets.iterable_dataset"
 #: The column of a source's tables that says where each row lies.
 _POSITION = "===PENSTOCK POSITION==="
 _ROW_BITS = 40
-#: Of the code of the package's shuffle buffer that `_ExactBuffer` does the same as, by `_digest`.
-_KNOWN_BUFFERS = {"8e194ef6"}
+#: By their source texts: the shuffle buffers of the package that `_ExactBuffer` does the same as (datasets 5.2).
+_KNOWN_BUFFERS = {"9cb37dcd"}
 #: Steps of a pipeline that hand rows on as they are, without a function of the user's.
 _PLAIN = {
     "RebatchedArrowExamplesIterable",
@@ -70,11 +70,11 @@ def _children(node: Any) -> list[Any]:
 
 def loses_rows(dataset: Any) -> bool:
     """Return whether a state of the dataset does not hold the rows of its shuffle buffers: their code is not known."""
-    return any("Shuffled" in type(step).__name__ and not _is_known_buffer(type(step)) for step in _pipeline(dataset))
+    return any("Shuffled" in kind.__name__ and not _is_known_buffer(kind) for kind in _kinds(dataset))
 
 
-def _pipeline(dataset: Any) -> Iterator[Any]:
-    return steps_of(dataset._ex_iterable)
+def _kinds(dataset: Any) -> set[Any]:
+    return {type(step) for step in steps_of(dataset._ex_iterable)}
 
 
 class Place(NamedTuple):
@@ -136,6 +136,8 @@ class HuggingFaceStream:
         for sample in samples:
             if not self._begun:
                 self._begun, self._skip = True, 0
+                if place.workers == 0 and not any(map(_is_known_buffer, _kinds(self._given))):
+                    self._given._state_dict = self._dataset._state_dict  # its state_dict() says where it is, as always
             yield sample
 
     def _as_worker(self, samples: Iterator[Any]) -> Iterator[Any]:
@@ -143,9 +145,7 @@ class HuggingFaceStream:
         place, info = self._place, None
         if place.workers:
             seed = torch.initial_seed() + place.worker
-            info = torch_worker.WorkerInfo(
-                id=place.worker, num_workers=place.workers, seed=seed, dataset=self._given
-            )
+            info = torch_worker.WorkerInfo(id=place.worker, num_workers=place.workers, seed=seed, dataset=self._given)
         while True:
             present, torch_worker._worker_info = torch_worker._worker_info, info
             try:
@@ -182,17 +182,10 @@ class Packed:
 
     @classmethod
     def of(cls, state: Any) -> Packed:
-        file, kept = BytesIO(), dict[int, bytes | None]()
-
-        class Pickler(pickle.Pickler):
-            def persistent_id(self, value: Any) -> int | None:
-                if type(value) is not Kept:
-                    return None
-                kept[value.number] = value.packed
-                return value.number
-
-        Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(state)
-        return cls(file.getvalue(), kept)
+        file = BytesIO()
+        pickler = _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL)
+        pickler.dump(state)
+        return cls(file.getvalue(), pickler.kept)
 
     def without(self, sent: set[int]) -> Packed:
         return Packed(self.data, {number: None if number in sent else rows for number, rows in self.kept.items()})
@@ -204,13 +197,28 @@ class Packed:
 
     def plain(self) -> Any:
         """Return the state as numbers, texts, lists and dictionaries; rows are what the pipeline makes of them."""
-        kept = self.kept
+        return _Unpickler(self).load()
 
-        class Unpickler(pickle.Unpickler):
-            def persistent_load(self, number: Any) -> Any:
-                return pickle.loads(kept[number] or b"")
 
-        return Unpickler(BytesIO(self.data)).load()
+class _Pickler(pickle.Pickler):
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.kept: dict[int, bytes | None] = {}
+
+    def persistent_id(self, value: Any) -> int | None:
+        if type(value) is not Kept:
+            return None
+        self.kept[value.number] = value.packed
+        return value.number
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, state: Packed) -> None:
+        super().__init__(BytesIO(state.data))
+        self._kept = state.kept
+
+    def persistent_load(self, number: Any) -> Any:
+        return pickle.loads(self._kept[number] or b"")
 
 
 class Kept:
@@ -261,10 +269,11 @@ def _exact(node: Any, shards: Shards, *, tracks: bool = False) -> Any:
         tracks: note the positions of rows.
     """
     made = copy(node)
-    buffer = _is_known_buffer(type(node))
+    kind: Any = type(node)
+    buffer = _is_known_buffer(kind)
     tracks = tracks or (buffer and all(map(_tracked, steps_of(node.ex_iterable))))
     if buffer:
-        made = _exact_buffer(type(node))(node.ex_iterable, node.buffer_size, node.generator)
+        made = _exact_buffer(kind)(node.ex_iterable, node.buffer_size, node.generator)
         made.shards = shards if tracks else None
     if hasattr(node, "ex_iterable"):
         made.ex_iterable = _exact(node.ex_iterable, shards, tracks=tracks)
@@ -273,7 +282,7 @@ def _exact(node: Any, shards: Shards, *, tracks: bool = False) -> Any:
     elif tracks:
         first, made.generate_tables_fn = len(shards), partial(_with_positions, node.generate_tables_fn)
         made.kwargs = {**node.kwargs, _POSITION: list(range(first, first + node.num_shards))}
-        split = sys.modules[_MODULE]._split_gen_kwargs  # type: ignore[attr-defined]
+        split = sys.modules[_MODULE]._split_gen_kwargs
         shards += [partial(made.generate_tables_fn, **one) for one in split(made.kwargs, max_num_jobs=node.num_shards)]
     return made
 
@@ -295,20 +304,17 @@ def _with_positions(tables: Callable[..., Iterator[Any]], **given: Any) -> Itera
 
 
 @cache
-def _is_known_buffer(kind: type) -> bool:
+def _is_known_buffer(kind: Any) -> bool:
     if own_class(_MODULE, "BufferShuffledExamplesIterable") is not kind:
         return False
-    methods = "__init__ __iter__ _iter_arrow shift_rngs shuffle_data_sources shard_data_sources iter_arrow".split()
     try:
-        found = [inspect.getattr_static(kind, name) for name in methods]
-        text = "".join(inspect.getsource(one.fget if isinstance(one, property) else one) for one in found)
-    except (OSError, TypeError, AttributeError):
+        return hashlib.sha256(inspect.getsource(kind).encode()).hexdigest()[:8] in _KNOWN_BUFFERS
+    except (OSError, TypeError):
         return False
-    return hashlib.sha256(text.encode()).hexdigest()[:8] in _KNOWN_BUFFERS
 
 
 @cache
-def _exact_buffer(kind: type) -> Any:
+def _exact_buffer(kind: Any) -> Any:
     return type("ExactBuffer", (_ExactBuffer, kind), {})
 
 
@@ -320,7 +326,7 @@ class _ExactBuffer:
     """
 
     buffer_size: int
-    generator: np.random.Generator
+    generator: Any
     ex_iterable: Any
     _state_dict: Any
     shards: Shards | None
@@ -334,7 +340,7 @@ class _ExactBuffer:
     def shift_rngs(self, value: int) -> Any:
         return self._like_this(super().shift_rngs(value))  # type: ignore[misc]
 
-    def shuffle_data_sources(self, generator: np.random.Generator) -> Any:
+    def shuffle_data_sources(self, generator: Any) -> Any:
         return self._like_this(super().shuffle_data_sources(generator))  # type: ignore[misc]
 
     def shard_data_sources(self, num_shards: int, index: int, contiguous: bool = True) -> Any:
@@ -342,13 +348,13 @@ class _ExactBuffer:
 
     def _init_state_dict(self) -> dict[str, Any]:
         self.ex_iterable._init_state_dict()
-        self._state_dict = {"previous_state": None, "generator": None, "kept": None, "given": 0, "type": "ExactBuffer"}
-        return self._state_dict
+        found = {"previous_state": None, "generator": None, "kept": None, "given": 0, "type": "ExactBuffer"}
+        self._state_dict = found
+        return found
 
     def load_state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
-        self._init_state_dict()
-        self._state_dict.update(deepcopy(state))
-        found: dict[str, Any] = self._state_dict
+        found = self._init_state_dict()
+        found.update(deepcopy(state))
         return found
 
     def __iter__(self) -> Iterator[Any]:
@@ -387,7 +393,7 @@ class _ExactBuffer:
         if count:
             yield key, self._shuffled(pa.concat_tables(tables), rng, count, tables)
 
-    def _shuffled(self, table: Any, rng: np.random.Generator, given: int, tables: list[Any]) -> Any:
+    def _shuffled(self, table: Any, rng: Any, given: int, tables: list[Any]) -> Any:
         """Return the rows that are given out of a shuffled table. The others are kept, in `tables` too."""
         shuffled = table.take(rng.permutation(len(table)))
         tables[:] = [kept] = [shuffled.slice(given)]
@@ -395,16 +401,16 @@ class _ExactBuffer:
         shuffled = shuffled.slice(0, given)
         return shuffled if self.shards is None else shuffled.drop_columns([_POSITION])
 
-    def _begin(self) -> tuple[dict[str, Any], np.random.Generator, Any]:
+    def _begin(self) -> tuple[dict[str, Any], Any, Any]:
         """Return the state, the generator, and what is kept there, None at the start."""
-        state = self._init_state_dict() if self._state_dict is None else self._state_dict
+        state: dict[str, Any] = self._init_state_dict() if self._state_dict is None else self._state_dict
         rng, kept = deepcopy(self.generator), state["kept"]
         if kept is not None:
             rng.bit_generator.state = state["generator"]
             self.ex_iterable.load_state_dict(state["previous_state"])
         return state, rng, Kept.plain(kept)
 
-    def _note(self, rng: np.random.Generator, kept: Any) -> None:
+    def _note(self, rng: Any, kept: Any) -> None:
         """Note that the buffer begins to be refilled."""
         self._state_dict.update(
             previous_state=self.ex_iterable.state_dict(), generator=rng.bit_generator.state, kept=Kept(kept), given=0

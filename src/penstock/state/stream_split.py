@@ -1,4 +1,4 @@
-"""Which streams of a Hugging Face dataset a pass carries, and in which turn: by other workers and ranks than before too.
+"""Which streams of a Hugging Face dataset a pass carries, in which turn: also by other workers and ranks than before.
 
 A pass of W workers on each of R ranks has W x R streams. In step s each rank hands out a batch of its next worker: the
 global order goes through the streams worker by worker, and in each through the ranks. A pass that goes on from a state
@@ -17,9 +17,8 @@ import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
-
-import numpy as np
 
 from penstock.errors import DatasetChanged, InvalidOption
 from penstock.state.hugging_face_streams import (
@@ -47,6 +46,7 @@ class StreamSplit:
         places: of the streams.
         held: (rank, ranks) of the pass.
         strategy: of `split_dataset_by_node`, in the pass that the streams began in.
+        first: of all streams, the one that the global order of this pass began with.
         deals: each rank carries all streams.
         others: batches of other ranks that come before the next of this one.
     """
@@ -55,6 +55,7 @@ class StreamSplit:
     places: list[Place]
     held: tuple[int, int]
     strategy: str | None
+    first: int = 0
     deals: bool = False
     others: int = 0
 
@@ -100,11 +101,16 @@ class StreamSplit:
         return {
             "states": entries,
             "held": list(self.held),
+            "first": self.first,
             "deals": self.deals,
             "strategy": self.strategy,
             "epoch": epoch,
-            "pipeline": described(self.dataset),
+            "pipeline": self._described,
         }
+
+    @cached_property
+    def _described(self) -> list[Any]:
+        return described(self.dataset)
 
 
 def _strategy_of(dataset: Any) -> str | None:
@@ -125,39 +131,51 @@ def resumed_split(dataset: Any, own: Mapping[str, Any]) -> tuple[StreamSplit, di
     known = {Place(*entry["of"]): (entry, count) for entry, count in zip(own["states"], own["counts"], strict=True)}
     _, workers, _, old_ranks = next(iter(known))
     places = [Place(worker, workers, rank, old_ranks) for worker in range(max(1, workers)) for rank in range(old_ranks)]
+    places = _rotated(places, own["first"])
     (was_rank, was_ranks), (rank, ranks) = own["held"], place_of(dataset)
-    turn, behind = own["next"] * was_ranks, 0
-    if own["deals"]:
-        turn, behind = own["next"], was_ranks - 1 - was_rank  # which the other ranks have handed out since
-    size, skips, missing = own.get("batch_size", 1), [0] * len(places), 0
+    states, counts, size = list[dict[str, Any]](), list[int](), own.get("batch_size", 1)
     deals = len(places) % ranks > 0
-    if not deals:
-        alive = [at for at in range(len(places)) if not known.get(places[at], ({},))[0].get("ended")]
-        for _ in range(behind if alive else 0):
-            turn = next((at for at in alive if at >= turn % len(places)), alive[0])
-            skips[turn] += size
-            turn += 1
-    carried = range(len(places)) if deals else range(rank, len(places), ranks)
-    states, counts = list[Entry](), list[int]()
-    for at in carried:
-        entry, count = known.get(places[at], (None, 0))
-        if entry is None and not own["deals"]:
-            _, count = known[places[at // was_ranks * was_ranks + was_rank]]
-            skips[at] += count * size
-            missing += count
-        given = {"of": list(places[at]), "state": None, "skip": 0, "ended": False, **(entry or {})}
-        ended = {"ended": True} if given.pop("ended") else {}
-        states.append({"dataset": {**given, "skip": given["skip"] + skips[at]}, **ended})
+    for at, place in enumerate(places):
+        neighbour = places[at // was_ranks * was_ranks + was_rank]
+        entry, count = known.get(place) or ({"of": list(place)}, known[neighbour][1])
+        dropped = 0 if place in known else count * size
+        states.append({"state": None, "ended": False, **entry, "skip": entry.get("skip", 0) + dropped})
         counts.append(count)
-    if missing:
+    turn, behind = own["next"], 0
+    if not own["deals"]:
+        turn *= was_ranks
+    elif deals:
+        behind = was_ranks - 1 - was_rank  # which the other ranks have handed out since
+    else:
+        turn = _passed(states, turn, was_ranks - 1 - was_rank, size)
+    first = (own["first"] + turn) % len(places)
+    places, states, counts = _rotated(places, turn), _rotated(states, turn), _rotated(counts, turn)
+    carried = range(len(places)) if deals else range(rank, len(places), ranks)
+    split = StreamSplit(
+        dataset, [places[at] for at in carried], (rank, ranks), own["strategy"], first, deals, behind + rank
+    )
+    if missing := sum(counts[at] for at in carried if places[at] not in known):
         warn_user(
-            f"the state is of rank {was_rank} of {was_ranks} only: {counted(missing, 'batch', 'batches')} of the streams "
-            "of other ranks are read from the start of the epoch and dropped. To continue at once, save the state of "
-            "each rank and give load_state_dict() the list of them"
+            f"the state is of rank {was_rank} of {was_ranks} only: {counted(missing, 'batch', 'batches')} of the "
+            "streams of other ranks are read from the start of the epoch and dropped. To continue at once, save the "
+            "state of each rank and give load_state_dict() the list of them"
         )
-    following = turn if deals else -(-(turn - rank) // ranks)
-    split = StreamSplit(dataset, [places[at] for at in carried], (rank, ranks), own["strategy"], deals, behind + rank)
-    return split, {"states": states, "next": following % len(states), "counts": counts}
+    given = [{"dataset": states[at], "ended": states[at]["ended"]} for at in carried]
+    return split, {"states": given, "next": 0, "counts": [counts[at] for at in carried]}
+
+
+def _rotated(parts: list[Any], by: int) -> list[Any]:
+    return parts[by % len(parts) :] + parts[: by % len(parts)]
+
+
+def _passed(states: list[dict[str, Any]], turn: int, batches: int, size: int) -> int:
+    """Let streams be read behind their next batches, which were handed out elsewhere; return whose turn it is then."""
+    alive = [at for at, state in enumerate(states) if not state["ended"]]
+    for _ in range(batches if alive else 0):
+        turn = next((at for at in alive if at >= turn % len(states)), alive[0])
+        states[turn]["skip"] += size
+        turn += 1
+    return turn
 
 
 def merged(states: Sequence[Mapping[str, Any]], own_of: Callable[[Any], Mapping[str, Any]], rank: int) -> Any:
@@ -180,7 +198,7 @@ def is_of_streams(own: Mapping[str, Any]) -> bool:
     """Return whether a part of a state is what as_state() returns."""
     try:
         lists = own["states"], own["counts"]
-        held, places = own["held"], [Place(*map(int, entry["of"])) for entry in own["states"]]
+        held, _, places = own["held"], own["first"], [Place(*map(int, entry["of"])) for entry in own["states"]]
         sound = len(held) == 2 and 0 <= held[0] < held[1] and len(lists[0]) == len(lists[1]) > 0
         return sound and 0 <= own["next"] < len(places) and len({place[1::2] for place in places}) == 1
     except (KeyError, TypeError, ValueError):
@@ -208,7 +226,7 @@ def _described(step: Any) -> dict[str, Any]:
     for name, value in sorted(vars(step).items()):
         if type(value) in (bool, int, str) and not name.startswith("_"):
             facts[name] = value
-        elif isinstance(value, np.random.Generator):
+        elif hasattr(value, "bit_generator"):
             facts["seed"] = _crc(value.bit_generator.state)
     if not (hasattr(step, "ex_iterable") or hasattr(step, "ex_iterables")):
         facts["shards"] = step.num_shards
@@ -226,9 +244,9 @@ def _crc(value: Any) -> int:
 
 
 def check_pipeline(dataset: Any, own: Mapping[str, Any]) -> None:
-    """Raise DatasetChanged where a state is of another pipeline, or its files have changed."""
+    """Raise DatasetChanged where a state is of another pipeline, or its files have changed since rows were given."""
     before, now = own.get("pipeline"), described(dataset)
-    if before == now:
+    if before == now or not any(own["counts"]):
         return
     if not isinstance(before, list) or [one["step"] for one in before] != [one["step"] for one in now]:
         change = "it has other steps (map, filter, shuffle, ...)"

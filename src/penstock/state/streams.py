@@ -11,6 +11,7 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, islice
 from typing import Any, Protocol
 
@@ -35,6 +36,10 @@ class Split(Protocol):
     @property
     def count(self) -> int:
         """How many."""
+
+    @property
+    def deals(self) -> bool:
+        """Whether some of the batches are other ranks', by their order."""
 
     def passes_over(self) -> bool:
         """Return whether the batch that came is another rank's; called for each in turn."""
@@ -185,7 +190,7 @@ class Streams:
             states, counts, following = self._between(), [0] * len(self._states), 0
         else:
             states, counts, following = list(self._states), list(self.counts), self.following
-        if not any(counts) and all(state is None for state in states):
+        if not any(counts) and all(state is None for state in states) and (self.split is None or self.done):
             return None
         own = {"states": states} if self.split is None else self.split.as_state(states)
         return {**own, "next": following, "counts": counts}
@@ -307,7 +312,9 @@ class Turns:
         self._left = [number for number, state in enumerate(given) if state is None or not state.get("ended")]
         self._turn = streams.following
         if not ahead:
-            streams.now = self._now
+            # It does not hold this, which holds the streams: what the garbage collector ends may wait for a thread that
+            # waits for the collector (the package's generators end threads).
+            streams.now = partial(_states_now, list(self._opened.values()))
 
     def fetch(self, asked: Any) -> Any:
         """Return the next batch. Raises StopIteration at the end of all streams."""
@@ -325,8 +332,9 @@ class Turns:
                 return self.collate_fn(samples if self._batched else samples[0])
         raise StopIteration
 
-    def _now(self) -> list[Entry | None]:
-        return [stream.state() for stream in self._opened.values()]
+
+def _states_now(streams: list[Stream]) -> list[Entry | None]:
+    return [stream.state() for stream in streams]
 
 
 def with_first_drawn(batches: Iterator[Any]) -> Iterator[Any]:
