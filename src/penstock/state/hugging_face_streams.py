@@ -447,9 +447,10 @@ class _ExactBuffer:
                 parts.append(table.take(inside))
             if begin > wanted[-1]:
                 return sys.modules["pyarrow"].concat_tables(parts)
+        (file,) = getattr(self.shards[shard], "keywords", {}).get("files", (f"shard {shard}",))
         raise DatasetChanged(
-            f"shard {shard} has {begin - (shard << _ROW_BITS):,} rows, and a shuffle buffer of the state holds its row "
-            f"{wanted[-1] - (shard << _ROW_BITS):,}: the shard has changed since the state was taken"
+            f"{file} has {begin - (shard << _ROW_BITS):,} rows, and a shuffle buffer of the state holds its row "
+            f"{wanted[-1] - (shard << _ROW_BITS):,}: it has changed since the state was taken"
         )
 
 

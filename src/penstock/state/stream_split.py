@@ -136,10 +136,12 @@ def resumed_split(dataset: Any, own: Mapping[str, Any]) -> tuple[StreamSplit, di
     states, counts, size = list[dict[str, Any]](), list[int](), own.get("batch_size", 1)
     deals = len(places) % ranks > 0
     for at, place in enumerate(places):
-        neighbour = places[at // was_ranks * was_ranks + was_rank]
-        entry, count = known.get(place) or ({"of": list(place)}, known[neighbour][1])
-        dropped = 0 if place in known else count * size
-        states.append({"state": None, "ended": False, **entry, "skip": entry.get("skip", 0) + dropped})
+        if place in known:
+            entry, count = known[place]
+        else:
+            _, count = known[places[at // was_ranks * was_ranks + was_rank]]
+            entry = {"of": list(place), "skip": count * size}
+        states.append({"state": None, "skip": 0, "ended": False, **entry})
         counts.append(count)
     turn, behind = own["next"], 0
     if not own["deals"]:
