@@ -17,7 +17,6 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy, deepcopy
-from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from io import BytesIO
 from itertools import islice
@@ -27,7 +26,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
-from penstock.errors import DatasetChanged
+from penstock.errors import DatasetChanged, InvalidOption
 from penstock.recipe.originals import own_class
 from penstock.state.samplers import decoded, encoded
 
@@ -105,7 +104,7 @@ class HuggingFaceStream:
         dataset: the user's, which is left as it is.
         place: of the stream, in a pass that was perhaps begun with other workers and ranks.
         strategy: how `split_dataset_by_node` splits; None: as the dataset says.
-        brief: a state holds the rows of a shuffle buffer only the first time: `Packed.filled` adds them.
+        brief: what is pickled of a state holds the rows of a shuffle buffer only the first time: see `Packed`.
     """
 
     def __init__(self, dataset: Any, place: Place, strategy: str | None = None, *, brief: bool = False) -> None:
@@ -119,11 +118,10 @@ class HuggingFaceStream:
         self._state: Any = None  # that was given
         self._skip = 0
         self._begun = False
-        self._sent: set[int] = set()
+        self._sent: set[int] | None = set() if brief else None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._skip = int(state.get("skip", 0))
-        self._state = state.get("state")
+        self._skip, self._state = int(state["skip"]), _with_kept(state["state"])
         if self._state is not None:
             self._dataset.load_state_dict(self._state)
 
@@ -157,46 +155,52 @@ class HuggingFaceStream:
             yield sample
 
     def state_dict(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"of": list(self._place), "skip": self._skip, "state": self._state}
-        if self._begun:
-            found["state"] = packed = Packed.of(self._dataset._state_dict)
-            if self._brief:
-                found["state"] = packed.without(self._sent)
-                self._sent = set(packed.kept)
-        return found
+        state = self._dataset._state_dict if self._begun else self._state
+        packed = None if state is None else Packed.of(state, self._sent)
+        return {"of": list(self._place), "skip": self._skip, "state": packed}
 
 
 # --- states on their way from a worker --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class Packed:
-    """A state, pickled: what each batch of a worker brings with it."""
+    """A state, pickled: what each batch of a worker brings with it.
 
-    data: bytes
-    kept: dict[int, bytes | None]
-    """The rows of shuffle buffers that it holds, by their numbers; None: they were sent before."""
+    Args:
+        kept: the rows of shuffle buffers that it holds, by their numbers; None: an earlier state has brought them.
+        sent: the numbers of those that were pickled last, which are not pickled again; None: all are.
+    """
+
+    def __init__(self, data: bytes, kept: dict[int, bytes | None], sent: set[int] | None = None) -> None:
+        self.data, self.kept, self._sent = data, kept, sent
 
     def __deepcopy__(self, memo: object) -> Packed:
         return self
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        kept, sent = self.kept, self._sent
+        if sent is not None:  # it comes here when the batch before it in the message could be pickled
+            kept = {number: None if number in sent else rows for number, rows in kept.items()}
+            sent.clear()
+            sent.update(kept)
+        return Packed, (self.data, kept)
+
     @classmethod
-    def of(cls, state: Any) -> Packed:
+    def of(cls, state: Any, sent: set[int] | None) -> Packed:
         file = BytesIO()
         pickler = _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL)
         pickler.dump(state)
-        return cls(file.getvalue(), pickler.kept)
-
-    def without(self, sent: set[int]) -> Packed:
-        return Packed(self.data, {number: None if number in sent else rows for number, rows in self.kept.items()})
+        return cls(file.getvalue(), pickler.kept, sent)
 
     def filled(self, before: Packed | None) -> Packed:
         """Return this with the rows that an earlier state of the same stream has brought."""
         known = {} if before is None else before.kept
-        return Packed(self.data, {number: rows or known[number] for number, rows in self.kept.items()})
+        return Packed(self.data, {number: rows or known.get(number) for number, rows in self.kept.items()})
 
     def plain(self) -> Any:
         """Return the state as numbers, texts, lists and dictionaries; rows are what the pipeline makes of them."""
+        if None in self.kept.values():
+            raise InvalidOption("the state of a worker is not known: the batch that brought it could not be read")
         return _Unpickler(self).load()
 
 
@@ -224,7 +228,7 @@ class _Unpickler(pickle.Unpickler):
 class Kept:
     """The rows that a shuffle buffer holds when it begins to be refilled. Nobody changes them.
 
-    rows: their positions, an array; a table of Arrow's; or a tuple of examples.
+    rows: their positions, an array; a table of Arrow's; a tuple of examples; or what a state holds of any of these.
     """
 
     _numbers = itertools.count()
@@ -238,8 +242,10 @@ class Kept:
     @cached_property
     def packed(self) -> bytes:
         rows = self._rows
-        if isinstance(rows, np.ndarray):
-            found: dict[str, Any] = {"positions": encoded(torch.from_numpy(rows).view(torch.uint8)), "rows": len(rows)}
+        if isinstance(rows, dict):
+            found = rows
+        elif isinstance(rows, np.ndarray):
+            found = {"positions": encoded(torch.from_numpy(rows).view(torch.uint8)), "rows": len(rows)}
         elif isinstance(rows, tuple):
             found = {"examples": [example for _, example in rows]}
         else:
@@ -249,10 +255,22 @@ class Kept:
             found = {"table": sink.getvalue().to_pybytes()}
         return pickle.dumps(found)
 
-    @classmethod
-    def plain(cls, kept: Any) -> Any:
-        """Return the rows of a state that was loaded."""
-        return pickle.loads(kept.packed) if isinstance(kept, Kept) else kept
+    def plain(self) -> dict[str, Any]:
+        """Return what a state holds of the rows."""
+        found: dict[str, Any] = pickle.loads(self.packed)
+        return found
+
+
+def _with_kept(state: Any) -> Any:
+    """Return a copy of a state that was loaded, with what it holds of rows as `Kept`."""
+    if isinstance(state, list):
+        return [_with_kept(part) for part in state]
+    if not isinstance(state, dict):
+        return state
+    return {
+        name: Kept(part) if name == "kept" and isinstance(part, dict) else _with_kept(part)
+        for name, part in state.items()
+    }
 
 
 # --- the pipeline -----------------------------------------------------------------------------------------------------
@@ -382,7 +400,7 @@ class _ExactBuffer:
     def _iter_arrow(self) -> Iterator[Any]:
         pa = sys.modules["pyarrow"]
         _, rng, kept = self._begin()
-        tables = [] if kept is None else [self._table(kept)]
+        tables = [] if kept is None else self._tables(kept)
         count, key = sum(map(len, tables)), None
         for key, table in self.ex_iterable.iter_arrow():
             tables.append(table)
@@ -408,7 +426,7 @@ class _ExactBuffer:
         if kept is not None:
             rng.bit_generator.state = state["generator"]
             self.ex_iterable.load_state_dict(state["previous_state"])
-        return state, rng, Kept.plain(kept)
+        return state, rng, kept and kept.plain()
 
     def _note(self, rng: Any, kept: Any) -> None:
         """Note that the buffer begins to be refilled."""
@@ -419,21 +437,27 @@ class _ExactBuffer:
     def _examples(self, kept: Mapping[str, Any]) -> list[Any]:
         if "examples" in kept:
             return [(0, example) for example in kept["examples"]]
-        if not kept["rows"]:
-            return []
         package: Any = sys.modules[_MODULE]
-        rows = package.PythonFormatter().format_batch(self._table(kept))
-        return [(0, example) for example in package._batch_to_examples(rows)]
+        positions, formatter, found = _decoded(kept), package.PythonFormatter(), {}
+        for part in self._parts(positions):
+            for example in package._batch_to_examples(formatter.format_batch(part)):
+                found[example[_POSITION]] = example
+        return [(0, found[position]) for position in positions.tolist()]
 
-    def _table(self, kept: Mapping[str, Any]) -> Any:
+    def _tables(self, kept: Mapping[str, Any]) -> list[Any]:
         pa = sys.modules["pyarrow"]
         if "table" in kept:
-            return pa.ipc.open_stream(kept["table"]).read_all()
-        positions = decoded(kept["positions"], most=8 * kept["rows"]).numpy().view(np.int64)
-        parts = [self._read(int(shard), positions) for shard in np.unique(positions >> _ROW_BITS)]
-        found = pa.concat_tables(parts) if parts else pa.table({_POSITION: pa.array([], pa.int64())})
+            return [pa.ipc.open_stream(kept["table"]).read_all()]
+        positions = _decoded(kept)
+        if not len(positions):
+            return []
+        found = pa.concat_tables(self._parts(positions))
         order = np.argsort(found[_POSITION].to_numpy())
-        return found.take(order[np.argsort(np.argsort(positions))])
+        return [found.take(order[np.argsort(np.argsort(positions))])]
+
+    def _parts(self, positions: Any) -> list[Any]:
+        """Return tables of the rows at some positions."""
+        return [self._read(int(shard), positions) for shard in np.unique(positions >> _ROW_BITS)]
 
     def _read(self, shard: int, positions: Any) -> Any:
         """Return the rows at some positions that lie in a shard. Raises DatasetChanged."""
@@ -456,3 +480,7 @@ class _ExactBuffer:
 
 def _positions(found: Any) -> Any:
     return np.fromiter(found, np.int64)
+
+
+def _decoded(kept: Mapping[str, Any]) -> Any:
+    return decoded(kept["positions"], most=8 * kept["rows"]).numpy().view(np.int64)
