@@ -196,11 +196,11 @@ def test_other_workers_continue_the_same_streams(before: Place, after: Place) ->
 
 
 def test_stops_in_a_row() -> None:
-    """Each on another number of ranks; a state is the same before the pass that continues from it begins."""
+    """Each on another number of workers and ranks."""
     stream = PIPELINES["shuffle"](arrow())
     wanted, states = stopped(stream, (0, 2), 3)
-    for ranks in (3, 2, 4, 3, 1):
-        made = loaders(stream, (0, ranks))
+    for place in ((0, 3), (1, 2), (0, 4), (1, 3), (2, 1)):
+        made = loaders(stream, place)
         for loader in made:
             loader.load_state_dict(states)
         passes = [iter(loader) for loader in made]
@@ -275,6 +275,35 @@ def test_batches_that_come_out_of_order_are_dealt_in_order() -> None:
     for loader in made:
         loader.load_state_dict(states)
     assert sorted(first + in_order([list(loader) for loader in made])) == sorted(whole(stream, (0, 2)))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_on_their_way_to_a_device(workers: int) -> None:
+    stream = PIPELINES["shuffle"](arrow())
+    wanted = whole(stream, (workers, 1))
+    first, states = stopped(stream, (workers, 1), 5, device="cpu")
+    assert first + rest(stream, (0, 1), states) == wanted
+
+
+def test_a_batch_that_cannot_be_sent_loses_its_own_rows_only() -> None:
+    def unsound(samples: list[Any]) -> Any:
+        return (lambda: None) if samples[0]["a"] in bad else listed(samples)
+
+    taken: list[Any] = []
+    stream = PIPELINES["shuffle"](arrow())
+    wanted = whole(stream, (1, 1))
+    bad = {json.loads(batch[0])["a"] for batch in wanted[2:6]}
+    (begun,) = loaders(stream, (1, 1))
+    begun.collate_fn = unsound
+    batches = iter(begun)
+    for number in range(8):
+        if 2 <= number < 6:
+            with pytest.raises(Exception, match="pickle"):
+                next(batches)
+        else:
+            taken.append(next(batches))
+    assert taken == wanted[:2] + wanted[6:8]
+    assert rest(stream, (0, 1), [begun.state_dict()]) == wanted[8:]
 
 
 def test_what_the_program_does_to_a_row_does_not_reach_the_state() -> None:
