@@ -103,7 +103,7 @@ class HuggingFaceStream:
     Args:
         dataset: the user's, which is left as it is.
         place: of the stream, in a pass that was perhaps begun with other workers and ranks.
-        strategy: how `split_dataset_by_node` splits; None: as the dataset says.
+        strategy: how `split_dataset_by_node` splits; None: it was not called.
         brief: what is pickled of a state holds the rows of a shuffle buffer only the first time: see `Packed`.
     """
 
@@ -113,8 +113,8 @@ class HuggingFaceStream:
         vars(own).update(vars(dataset))  # copy() of it would share them
         own._ex_iterable = _exact(dataset._ex_iterable, [])
         if place_of(dataset) != place[2:]:
-            distributed = getattr(sys.modules[_MODULE], "DistributedConfig", None)
-            own._distributed = distributed and distributed(place.rank, place.ranks, strategy or "auto")
+            config: Any = sys.modules[_MODULE]
+            own._distributed = strategy and config.DistributedConfig(place.rank, place.ranks, strategy)
         self._state: Any = None  # that was given
         self._skip = 0
         self._begun = False
@@ -483,4 +483,6 @@ def _positions(found: Any) -> Any:
 
 
 def _decoded(kept: Mapping[str, Any]) -> Any:
+    if not kept["rows"]:
+        return np.empty(0, np.int64)
     return decoded(kept["positions"], most=8 * kept["rows"]).numpy().view(np.int64)
