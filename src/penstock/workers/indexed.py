@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from penstock.indexing import batches
     from penstock.tables import collated
 
-    Held = tuple[batches.Reading | CollatedRows | collated.CollatedTable, list[tuple[Any, tuple[Any, ...]]]] | None
+    Reading = batches.Reading | CollatedRows | collated.CollatedTable
+    """What makes the batches of a dataset."""
+    Held = tuple[Reading, list[tuple[Any, tuple[Any, ...]]]] | None
     """What a pass reads from, and its arrays with their places; None: the dataset as it is at each batch."""
 else:
     (batches,) = deferred("penstock.indexing", "batches")
@@ -54,7 +56,7 @@ class IndexedDataset:
 
     def __init__(self, dataset: Any) -> None:
         self._dataset, self._kind = weakref.ref(dataset), type(dataset)
-        self._read: batches.Reading | CollatedRows | collated.CollatedTable | None = None
+        self._read: Reading | None = None
         self.refusal = ""
         """Why the class makes the batches; empty: it does not."""
         self._checked = False
@@ -81,7 +83,7 @@ class IndexedDataset:
         self._checked, self._unlike = False, 0
         return True
 
-    def _unchanged(self, read: batches.Reading | CollatedRows | collated.CollatedTable) -> list[Any] | None:
+    def _unchanged(self, read: Reading) -> list[Any] | None:
         """Return the arrays that are read of the dataset; None: it is not what it was."""
         dataset = self._dataset()
         if type(dataset) is not self._kind or vars(dataset) is not read.attributes:
@@ -97,9 +99,7 @@ class IndexedDataset:
         """Return the arrays that are read, for a pass that goes on with them whatever becomes of the dataset."""
         return None if self._read is None else (self._read, self._read.reads.held())
 
-    def _numbers_of(
-        self, read: batches.Reading | CollatedRows | collated.CollatedTable, given: Any
-    ) -> torch.Tensor | None:
+    def _numbers_of(self, read: Reading, given: Any) -> torch.Tensor | None:
         """Return the numbers of some samples; None: the class must make sense of them."""
         if type(given) is np.ndarray:
             return torch.from_numpy(given) if given.size else None
