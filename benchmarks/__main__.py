@@ -16,7 +16,7 @@ from benchmarks.question import Options
 QUESTIONS = (
     "tensor_files", "cold", "cache", "shards", "pack", "remote", "arrays", "arrow", "photos", "jpeg", "augmentations",
     "cifar", "always_on", "no_regret", "index", "startup", "python_datasets", "own_classes", "recipes", "scenes",
-    "state", "tuning", "ray", "sounds",
+    "state", "tuning", "ray", "sounds", "rows",
 )  # fmt: skip
 
 

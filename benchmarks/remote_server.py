@@ -29,7 +29,8 @@ def serve(folder: Path) -> None:
     client.create_bucket(Bucket=BUCKET)
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            client.upload_file(str(path), BUCKET, path.relative_to(folder).as_posix())
+            readable = {"ACL": "public-read"}  # by plain HTTP, too
+            client.upload_file(str(path), BUCKET, path.relative_to(folder).as_posix(), ExtraArgs=readable)
     print(f"http://{host}:{port}", flush=True)
     threading.Event().wait()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -310,6 +310,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             settings = self._settings()
             self._planned_for = settings, sends
         chosen = None if rows else self._plan
+        kept = begins and self._iterator is not None
+        if settings.num_workers and settings.seed is None and not (kept or settings.on_demand or settings.iterable):
+            iter(settings.index_sampler)  # torch's new iterators with workers begin it twice: some samplers draw then
         progress = checkpoint.next_progress(settings)
         followers: Observers = ()
         if settings.ledger is not None:
@@ -448,13 +451,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return self._checkpoint.state_dict(self._settings(), iterator_kept=kept)
 
     @shortens
-    def load_state_dict(self, state: Mapping[str, Any], on_change: OnChange = "raise") -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], on_change: OnChange = "raise"
+    ) -> None:
         """Let the next pass continue from a state_dict(), with any number of ranks and workers and any batch size.
 
         What was read before is not read again. No sample is read by this call.
 
         Args:
-            state: of state_dict().
+            state: of state_dict(). Of a Hugging Face IterableDataset also the list of the states of all ranks.
             on_change: of the dataset since. "raise": an error says how. "continue": the epoch goes on with the dataset
                 as it is now, from its start, or in the middle where it is known which samples are left.
 

@@ -26,7 +26,7 @@ from penstock.sources.labels import LabelColumn, as_objects
 from penstock.sources.native_source import Memory, NativeSource
 from penstock.sources.source import unknown
 from penstock.sources.tree import LeafNumbers, Node, RemoteLeaves, build, is_foreign
-from penstock.sources.unchanged import Unchanged, all_of, collates_as_torch, replaced_in_collating
+from penstock.sources.unchanged import Unchanged, all_of, collates_as_torch, replaced_fetcher, replaced_in_collating
 from penstock.storage.jpeg_index import JpegIndexes
 from penstock.storage.tiers import Caches
 from penstock.system.deferred import deferred
@@ -269,7 +269,7 @@ def _plan_known(
     # Whether the collate_fn leaves the samples to torch's default_collate, all of them as they are.
     unseen = collate_fn is None or collate_fn is default_collate or only_collates(collate_fn)
     unseen = unseen and replaced_in_collating() is None and collates_as_torch()
-    filled = fill_plan(dataset, kept, unseen=unseen) if batched else None
+    filled = fill_plan(dataset, kept, unseen=unseen) if batched and replaced_fetcher() is None else None
     return PythonPlan(lambda: refusal, filled, unseen, kept)
 
 
@@ -309,6 +309,9 @@ def _natively(dataset: object, raw: bool, kept: Kept) -> NativePlan | Refusal:
 
 def refuse_options(batched: bool, collate_fn: object, worker_init_fn: object) -> Refusal | None:
     """Return which argument of its loader has Python read a dataset that the native core could read, or None."""
+    if (fetcher := replaced_fetcher()) is not None:
+        what = f"{fetcher.__module__}.{fetcher.__qualname__}"
+        return Refusal(what, "it makes the batches in the place of torch's fetcher", "torch's own fetcher")
     if not batched:
         return Refusal("batch_size=None", "samples are not batched", "a batch size")
     if collate_fn is not None and collate_fn is not default_collate:

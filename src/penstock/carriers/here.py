@@ -25,8 +25,9 @@ from penstock.passes.job import Job
 from penstock.recipe.patches import Lease, this_thread
 from penstock.sample_notes import note_batch, note_sample
 from penstock.settings import Method, Settings
+from penstock.sources.unchanged import replaced_fetcher
 from penstock.state.progress import PassBatches
-from penstock.state.streams import Streams, restore_dataset, restore_fetcher, state_of, with_first_drawn
+from penstock.state.streams import Entry, Streams, Turns, restore_dataset, restore_fetcher, state_of, with_first_drawn
 from penstock.stats import samples_in
 from penstock.system.deferred import deferred
 from penstock.system.tracebacks import shorten
@@ -94,7 +95,7 @@ class CallerPass(_BaseDataLoaderIter):
         meter: Meter,
         *,
         pins: bool,
-        rows: Rows | indexed.IndexedRows | collated.RowsForCollator | None,
+        rows: Rows | Fetched | indexed.IndexedRows | collated.RowsForCollator | None,
         learn: Callable[[], indexed.IndexedRows | None] | None,
         composes: bool,
         streams: Streams | None,
@@ -109,7 +110,8 @@ class CallerPass(_BaseDataLoaderIter):
         self._dataset_kind = _DatasetKind.Map if self._maps else _DatasetKind.Iterable
         self._IterableDataset_len_called = settings.noted_length  # type: ignore[assignment]
         self._promised = None if self._maps else settings.noted_length
-        (given,) = [None] if streams is None else streams.states()
+        split = None if streams is None else streams.split
+        (given,) = [None] if streams is None or split is not None else streams.states()
         generator = settings.draws_from
         if settings.is_pipe and not self._maps:
             self._seed_pipe(generator)
@@ -139,11 +141,17 @@ class CallerPass(_BaseDataLoaderIter):
         self._believes = answers and self._maps and _kind_of(self._dataset) in _light
         if answers and not self._believes:
             self._answer_calls()
+        if streams is not None and split is not None:
+            self._dataset_fetcher = Turns(
+                streams, self._collate_fn, batched=settings.batched, drop_last=settings.drop_last, ahead=ahead
+            )
+            streams = None  # the fetcher tells it
         if not self._maps:
             self._begin_stream(given)
         self._streams = streams if ahead else None
         if streams is not None and not ahead:
-            streams.now = partial(_state_now, self._dataset, None if self._maps else self._dataset_fetcher)
+            fetcher = None if self._maps else self._dataset_fetcher
+            streams.now = partial(_states_now, self._dataset, fetcher)
 
     def _seed_pipe(self, generator: torch.Generator | None) -> None:
         """Seed the shuffling of a DataPipe, alike on all ranks."""
@@ -390,6 +398,10 @@ def _state_now(dataset: Any, fetcher: Any) -> dict[str, Any] | None:
     return state_of(dataset, getattr(fetcher, "dataset_iter", None), ended=getattr(fetcher, "ended", False))
 
 
+def _states_now(dataset: Any, fetcher: Any) -> list[Entry | None]:
+    return [_state_now(dataset, fetcher)]
+
+
 def _kind_of(dataset: Any) -> type:
     """Return the class whose code makes the samples of a dataset."""
     while type(dataset) is Subset:
@@ -407,6 +419,18 @@ def _given_as_lists(batches: PassBatches, seed: int, epoch: int) -> Iterator[lis
 
 def _as_it_is(batch: Any) -> Any:
     return batch
+
+
+class Fetched:
+    """A dataset as a pass is to see it where a program has replaced torch's fetcher: that one makes the batches."""
+
+    def __init__(self, settings: Settings, fetcher: Any) -> None:
+        made = fetcher(settings.dataset, settings.batched, settings.collate_fn, settings.drop_last)
+        self.__getitems__ = made.fetch
+        self._fetch = made.fetch
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._fetch(index)
 
 
 def _rows_of(job: Job) -> Rows | indexed.IndexedRows | collated.RowsForCollator | None:
@@ -433,10 +457,12 @@ def open_here(job: Job, *, rows: bool = False) -> CallerPass:
     sampled: Callable[[], Iterator[Any]] = partial(batches.without_positions, seed or 0, epoch)
     if settings.iterable:
         sampled = partial(iter, settings.index_sampler)
-    gathered = _rows_of(job) if rows else None
-    if not isinstance(gathered, Rows | None) and not job.order.cuts_itself():  # a class sees what a sampler gives
+    fetcher = None if settings.iterable else replaced_fetcher()
+    gathered = _rows_of(job) if rows else None if fetcher is None else Fetched(settings, fetcher)
+    if not isinstance(gathered, Rows | Fetched | None) and not job.order.cuts_itself():
+        # A class sees what a sampler gives.
         sampled = partial(_given_as_lists, batches, seed or 0, epoch)
-    learns = not rows and settings.known.get("indexed", True) and may_be_gathered(settings)
+    learns = gathered is None and settings.known.get("indexed", True) and may_be_gathered(settings)
     made = CallerPass(
         settings,
         sampled,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.derived import TORCHDATA
@@ -22,19 +22,13 @@ class _Stateful(DataLoader[Any]):
         super().__init__(*arguments, snapshot_every_n_steps=snapshot_every_n_steps, **named)
         self.snapshot_every_n_steps = snapshot_every_n_steps  # torchdata's __init__ was called without it
 
-    def _get_iterator(self) -> Any:
-        kept = self._begins and self._iterator is not None
-        if self.num_workers not in (0, self._given.workers) and not kept:
-            iter(
-                self._index_sampler
-            )  # its iterators with workers begin it twice, and its samplers draw when they begin
-        return super()._get_iterator()
-
-    def load_state_dict(self, state: Mapping[str, Any], on_change: OnChange = "raise") -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], on_change: OnChange = "raise"
+    ) -> None:
         """Do as penstock.DataLoader.load_state_dict; an empty state is none, as torchdata has it."""
         if state == {}:
             return
-        if "format" not in state and not _TORCHDATAS.isdisjoint(state):
+        if isinstance(state, Mapping) and "format" not in state and not _TORCHDATAS.isdisjoint(state):
             raise InvalidOption(
                 "this state was written by torchdata's StatefulDataLoader, and a Penstock loader cannot continue from "
                 "it: finish the epoch without penstock.install(), or begin it anew"

@@ -18,6 +18,7 @@ from penstock.plan import NativePlan, Plan, PythonPlan, plan
 from penstock.recipe.unseeded_generators import SeedWarnings
 from penstock.settings import Method, Settings
 from penstock.sources.naming import name_of, names_of
+from penstock.sources.unchanged import replaced_fetcher
 from penstock.state.progress import PassBatches, Progress
 from penstock.state.streams import Streams, with_first_drawn
 from penstock.state.substitutes import Substitutes
@@ -235,6 +236,7 @@ def worker_maker(settings: Settings, substitutes: Substitutes | None, *, here: b
         keyed=settings.seed is not None,
         replacing=substitutes,
         composes=settings.method is not Method.PROCESS,
+        fetcher=replaced_fetcher(),
     )
 
 

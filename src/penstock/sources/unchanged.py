@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image, ImageFile
+from torch.utils.data._utils import fetch
 from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 import penstock._native as _native
@@ -144,6 +145,15 @@ def _is_transform(value: object) -> bool:
 _COLLATED: tuple[Any, ...] = (torch.empty(0, device="cpu"), np.empty(0), np.float32(0), 0.0, 0, (), {})
 #: torch's table of collating, as it was when it treated all of these as torch defines it.
 _approved: dict[Any, Any] = {}
+
+
+def replaced_fetcher() -> Any:
+    """Return the class by which a program has replaced torch's fetcher of map-style datasets, or None.
+
+    Axolotl's does, whose batch samplers give lists of lists of indices.
+    """
+    found: Any = fetch._MapDatasetFetcher
+    return None if found.fetch.__module__ == fetch.__name__ else found
 
 
 def replaced_in_collating() -> Refusal | None:

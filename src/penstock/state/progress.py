@@ -195,7 +195,7 @@ class PassBatches:
         """Return whether the sampler draws before the base seed of the pass, as in torch's iterators."""
         ours = self.order.cuts_itself() or self.order.one_by_one()
         settings = self.order.settings  # with workers torch's iterators begin the sampler again behind the base seed
-        return settings.seed is None and not ours and (settings.on_demand or not self.native)
+        return settings.seed is None and not ours and settings.on_demand
 
     def sampled(self, seed: int = 0, epoch: int = 0) -> Batches:
         """Return what a user's sampler gives; seed, epoch: used where the loader has a seed."""

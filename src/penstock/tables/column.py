@@ -41,7 +41,7 @@ class Column:
         """Return what pyarrow's to_pylist() gives for these rows."""
         if self._native is not None:
             return self._native.objects(rows)
-        return [self._chunked[row].as_py() for row in rows.tolist()]
+        return [self._chunked.slice(row, 1).to_pylist()[0] for row in rows.tolist()]
 
     def has_nulls(self, rows: Indices) -> bool:
         """Return whether one of these rows, or a value in one, is null."""

@@ -16,6 +16,7 @@ from penstock.plan import refuse_options
 from penstock.recipe.originals import READING, look_again, replaced_in_class
 from penstock.sample_notes import torch_batch
 from penstock.settings import Method, Settings
+from penstock.sources.unchanged import replaced_fetcher
 from penstock.system.deferred import deferred
 from penstock.workers import indexed
 
@@ -39,7 +40,7 @@ def gathers_rows(settings: Settings) -> bool:
     tensors = _tensors_of(settings.dataset)
     if tensors is None:
         if settings.collate_fn is not default_collate:
-            return collated.gathers_collated(settings)
+            return replaced_fetcher() is None and collated.gathers_collated(settings)
         # Without workers the class is read once it has made some samples: a pass in the caller's thread does that.
         learns = settings.num_workers > 0 or settings.seed is not None
         if "indexed" in settings.known and not settings.known["indexed"]:

@@ -58,6 +58,7 @@ class Worker:
         replacing: how bad samples are replaced; None raises their errors.
         composes: torchvision's Compose runs natively, as far as its parts are known.
         native: fills whole batches natively, where it can.
+        fetcher: the class that makes the batches in the place of torch's; None: no program has replaced that.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Worker:
         replacing: Substitutes | None = None,
         composes: bool = True,
         native: NativeBatches | None = None,
+        fetcher: Any = None,
     ) -> None:
         self.dataset = dataset
         self.composes = composes
@@ -81,6 +83,7 @@ class Worker:
         self.each: Callable[[Any], Iterator[Any]] = iter
         """Yields the indices of a batch, and takes note of each sample that begins."""
         self._native = native
+        self._fetcher = fetcher
         self._seeded = seeded
         self._keyed = keyed
         self._owns_dataset = seeded
@@ -93,7 +96,8 @@ class Worker:
     @property
     def plain(self) -> bool:
         """Whether this does no more than torch's own fetcher."""
-        return self._native is None and not (self._seeded or self._keyed) and self.replacing is None
+        keys = self._seeded or self._keyed
+        return self._native is None and self._fetcher is None and not keys and self.replacing is None
 
     @property
     def stacks(self) -> bool:
@@ -108,13 +112,15 @@ class Worker:
     @property
     def one_by_one(self) -> bool:
         """Whether a batch's samples are fetched by one call each."""
-        return self._native is None and _whole_batches(self.dataset) is None
+        return self._native is None and self._fetcher is None and _whole_batches(self.dataset) is None
 
     def make(self, task: Task, memory: BatchMemory | None = None) -> Any:
         """Return the batch of a task, or its one sample where samples are not batched.
 
         memory: for the rows of a batch that default_collate makes; None: each tensor gets its own.
         """
+        if self._fetcher is not None:
+            return self._fetched(task)
         if not self.batched:
             positions = [task.first]
             return self.collate(task, self._one_after_another(task, [task.given], positions)[0])
@@ -125,6 +131,13 @@ class Worker:
         if filled is not None:
             return self._collate_filled(task, filled)
         return self.collate(task, self.samples(task), memory)
+
+    def _fetched(self, task: Task) -> Any:
+        """Return the batch of a task by the program's own fetcher."""
+        self.note("getitem", task.given, len(task.given) if self.batched else 1)
+        self._key(task, task.given, task.first)
+        fetcher = self._fetcher(self.dataset, self.batched, self.collate_fn, drop_last=False)
+        return collated(lambda _: fetcher.fetch(task.given), task.given, None)
 
     def part(self, task: Task, begin: int, end: int) -> list[Any]:
         """Return some samples of a task, of a dataset that is read one by one."""
