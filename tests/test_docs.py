@@ -38,7 +38,7 @@ from tests.pages import (
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 #: Packages that a block may need, and that need not be installed.
 OPTIONAL = (
-    "accelerate", "datasets", "ffcv", "grain", "lightning", "litdata", "nvidia.dali", "prometheus_client",
+    "accelerate", "datasets", "ffcv", "grain", "lightning", "litdata", "nvidia.dali", "prometheus_client", "pyarrow",
     "soundfile", "spdl.pipeline", "streaming", "tokenizers", "torchvision", "transformers", "webdataset",
 )  # fmt: skip
 MISTAKES = "docs/mistakes.md"  # whose blocks raise what the page prints

@@ -152,6 +152,7 @@ def test_arguments_are_attributes() -> None:
         ("device", "argument of `Feed`", penstock.Feed),
         ("bad-samples", "argument of `Replace`", penstock.Replace),
         ("shards", "argument of `pack`", penstock.pack),
+        ("tables", "argument of `Table`", penstock.Table),
         ("recordings", "argument of `record`", penstock.insight.record),
     ],
 )

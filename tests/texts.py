@@ -65,7 +65,8 @@ class Draw(random.Random):
 
     def table(self, rows: int, *, rare: float = 0.1) -> Any:
         """Return a table of `input_ids` and other columns. rare: how likely each of the unusual things is."""
-        lengths, lists = self.lengths(rows), datasets.List
+        lengths = self.lengths(rows)
+        lists = datasets.LargeList if self.some(0.2) else datasets.List
         columns: dict[str, list[Any]] = {"input_ids": list(map(self.tokens, lengths))}
         features: dict[str, Any] = {
             "input_ids": lists(datasets.Value(self.choice(["int64", "int32", "uint16", "int8"])))

@@ -260,9 +260,9 @@ class Explained:
 
 
 def _collated(settings: Settings) -> str:
-    """Return how the batches of a collator are made whose padding is known."""
+    """Return how the batches of a known collator are made."""
     name = getattr(settings.collate_fn, "__name__", type(settings.collate_fn).__name__)
-    return f"native   gather, padded as {name} pads: the first batch is made by the collator, too, and compared"
+    return f"native   gather, collated as {name} does: the first batch is made by the collator, too, and compared"
 
 
 def _given_on(settings: Settings, *, unseen: bool) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -186,7 +186,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         packed = own_class("penstock.tables.packed", "Packed")  # which is imported where there is one
         if packed is not None and isinstance(collate_fn, packed) and batch_sampler is None:
             others = {"batch_size": batch_size, "sampler": sampler, "drop_last": drop_last, "on_error": on_error}
-            batch_sampler = collate_fn.batches(dataset, bool(shuffle), generator, seed, others)
+            batch_sampler = collate_fn.batches(dataset, bool(shuffle), generator, others)
             shuffle = None
         for sized in (sampler, batch_sampler):
             if isinstance(sized, Weighted | CutBatches):
@@ -451,13 +451,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return self._checkpoint.state_dict(self._settings(), iterator_kept=kept)
 
     @shortens
-    def load_state_dict(self, state: Mapping[str, Any], on_change: OnChange = "raise") -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], on_change: OnChange = "raise"
+    ) -> None:
         """Let the next pass continue from a state_dict(), with any number of ranks and workers and any batch size.
 
         What was read before is not read again. No sample is read by this call.
 
         Args:
-            state: of state_dict().
+            state: of state_dict(). Of a Hugging Face IterableDataset also the list of the states of all ranks.
             on_change: of the dataset since. "raise": an error says how. "continue": the epoch goes on with the dataset
                 as it is now, from its start, or in the middle where it is known which samples are left.
 

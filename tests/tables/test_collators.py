@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import penstock
 from tests.same import assert_same
 from tests.texts import FORMATS, Draw, assert_same_passes, calls_of, datasets, tokenizer, transformers, trl_collator
 
-GATHERED = "native   gather, padded as "
+GATHERED = "native   gather, collated as "
 
 
 def table(rows: int = 40, *, label: bool = True, seed: int = 0) -> Any:
@@ -32,29 +33,37 @@ def both(data: Any, collator: Any, **options: Any) -> tuple[Any, Any]:
     return penstock.DataLoader(data, **options), torch.utils.data.DataLoader(data, **options)
 
 
-def collators() -> dict[str, tuple[Any, Any]]:
-    """Return a collator of each class, and the table that it is for."""
-    pad, plain = tokenizer(), documents()
-    return {
-        "padding": (transformers.DataCollatorWithPadding(pad), table()),
-        "causal": (transformers.DataCollatorForLanguageModeling(pad, mlm=False), table()),
-        "masked": (transformers.DataCollatorForLanguageModeling(pad), table()),
-        "seeded": (transformers.DataCollatorForLanguageModeling(pad, seed=5, pad_to_multiple_of=8), table()),
-        "seq2seq": (transformers.DataCollatorForSeq2Seq(pad), plain),
-        "tokens": (transformers.DataCollatorForTokenClassification(pad), plain),
-        "flat": (transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True), plain),
-        "default": (transformers.default_data_collator, table().select_columns(["label"])),
-        "trl": (trl_collator(pad_token_id=0), plain),
-        "padding free": (trl_collator(pad_token_id=0, padding_free=True, pad_to_multiple_of=8), plain),
-    }
+def masking(**options: Any) -> Any:
+    return transformers.DataCollatorForLanguageModeling(tokenizer(), **options)
+
+
+#: What makes a collator of each class, and the table that it is for.
+CASES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "padding": (lambda: transformers.DataCollatorWithPadding(tokenizer()), table),
+    "causal": (lambda: masking(mlm=False), table),
+    "masked": (masking, table),
+    "seeded": (lambda: masking(seed=5, pad_to_multiple_of=8), table),
+    "seq2seq": (lambda: transformers.DataCollatorForSeq2Seq(tokenizer()), documents),
+    "tokens": (lambda: transformers.DataCollatorForTokenClassification(tokenizer()), documents),
+    "flat": (lambda: transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True), documents),
+    "default": (lambda: transformers.default_data_collator, lambda: table().select_columns(["label"])),
+    "trl": (lambda: trl_collator(pad_token_id=0), documents),
+    "padding free": (lambda: trl_collator(pad_token_id=0, padding_free=True, pad_to_multiple_of=8), documents),
+}
+
+
+def case(kind: str) -> tuple[Any, Any]:
+    """Return a collator and its table."""
+    collator, data = CASES[kind]
+    return collator(), data()
 
 
 DRAWING = ("masked", "seeded")
 
 
-@pytest.mark.parametrize("kind", collators())
+@pytest.mark.parametrize("kind", CASES)
 def test_each_collator_gives_its_own_batches_in_each_format(kind: str) -> None:
-    collator, data = collators()[kind]
+    collator, data = case(kind)
     for name in FORMATS:
         shown = data.with_format(name)
         ours, theirs = both(shown, collator)
@@ -69,7 +78,7 @@ def test_each_collator_gives_its_own_batches_in_each_format(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["padding", "masked", "seeded", "padding free"])
 def test_the_batches_of_workers_are_those_of_torchs_workers(kind: str) -> None:
-    collator, data = collators()[kind]
+    collator, data = case(kind)
     ours, theirs = both(data, collator, num_workers=2)
     assert_same_passes(ours, theirs, collator, passes=2)
     explained = ours.explain()
@@ -93,7 +102,7 @@ def test_random_tables_collators_and_options() -> None:
 
 
 def test_a_masking_collator_draws_from_the_generator_of_its_process() -> None:
-    collator, data = collators()["masked"]
+    collator, data = case("masked")
     for workers in (0, 2):
         made = []
         for number in (0, 1):
@@ -106,14 +115,14 @@ def test_a_masking_collator_draws_from_the_generator_of_its_process() -> None:
 
 def test_with_a_seed_the_batches_are_the_same_for_any_number_of_workers() -> None:
     for kind in ("padding", "masked"):
-        collator, data = collators()[kind]
+        collator, data = case(kind)
         options: dict[str, Any] = {"batch_size": 7, "shuffle": True, "seed": 11, "collate_fn": collator}
         here, there = ([dict(b) for b in penstock.DataLoader(data, num_workers=n, **options)] for n in (0, 2))
         assert_same(here, there)
 
 
 def test_a_pass_resumes_in_the_middle() -> None:
-    collator, data = collators()["padding"]
+    collator, data = case("padding")
     options: dict[str, Any] = {"batch_size": 7, "shuffle": True, "seed": 3, "collate_fn": collator}
     whole = [dict(batch) for batch in penstock.DataLoader(data, **options)]
     stopped = penstock.DataLoader(data, **options)
@@ -126,7 +135,7 @@ def test_a_pass_resumes_in_the_middle() -> None:
 
 
 def test_batch_samplers_are_as_they_are() -> None:
-    collator, data = collators()["padding"]
+    collator, data = case("padding")
     lengths = [len(one) for one in data["input_ids"]]
     grouped = transformers.trainer_pt_utils.LengthGroupedSampler(7, lengths=lengths)
     given: list[dict[str, Any]] = [
@@ -190,6 +199,18 @@ def test_what_changes_between_batches_is_seen() -> None:
             collator.tokenizer.padding_side, collator.pad_to_multiple_of = "right", None
         assert_same(*made)
         assert made[0][-1]["input_ids"].shape[1] == 64 if workers == 0 else made[0][-1]["input_ids"].shape[1] < 64
+
+
+def test_the_tensors_are_made_on_the_default_device() -> None:
+    collator, data = case("padding")
+    made = []
+    for loader in both(data, collator):
+        batches = iter(loader)
+        next(batches)
+        with torch.device("meta"):
+            made.append([next(batches)["input_ids"].device.type for _ in range(2)])
+        made[-1] += [batch["input_ids"].device.type for batch in batches]
+    assert made[0] == made[1] == ["meta"] * 2 + ["cpu"] * 3
 
 
 def test_the_format_of_a_dataset_changes_in_the_middle() -> None:

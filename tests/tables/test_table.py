@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import io
 import os
 import pickle
 from collections.abc import Callable
@@ -15,10 +16,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, default_collate
 from torchvision.transforms import v2
 
 import penstock
+from penstock import testing
 from penstock.errors import CorruptSample, InvalidOption
 from tests.data import photo_files
 from tests.forking import assert_in_child
@@ -87,6 +89,7 @@ KINDS = {
     "time64": pa.time64("us"),
     "timestamp": pa.timestamp("us"),
     "timestamp zone": pa.timestamp("ms", "Europe/Berlin"),
+    "timestamp ns": pa.timestamp("ns"),
     "duration": pa.duration("ms"),
     "decimal": pa.decimal128(10, 2),
     "dictionary": pa.dictionary(pa.int32(), pa.string()),
@@ -94,6 +97,7 @@ KINDS = {
     "tokens": pa.list_(pa.int32()),
     "large list": pa.large_list(pa.float32()),
     "flags": pa.list_(pa.bool_()),
+    "halves": pa.list_(pa.float16()),
     "vector": pa.list_(pa.float32(), 3),
     "words": pa.list_(pa.string()),
     "nested": pa.list_(pa.list_(pa.int64())),
@@ -244,6 +248,29 @@ def test_images_are_read_natively(image: str, transform: Any, filters: Any, phot
     assert not native.stats().read_by_python
 
 
+def test_decoder_states_are_kept_of_photos_in_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.storage.jpeg_index._LEFT", 0.0)
+    rng, photos = np.random.default_rng(0), []
+    for _ in range(40):
+        file = io.BytesIO()
+        Image.fromarray(rng.integers(0, 255, (384, 480, 3), np.uint8)).save(file, "jpeg", quality=50)
+        photos.append(file.getvalue())
+    folder = written(tmp_path / "data", pa.table({"photo": photos, "label": range(40)}))
+    samples = penstock.Table(folder, image="photo", transform=RANDOM)
+    options: dict[str, Any] = {"batch_size": 8, "shuffle": True, "seed": 1, "num_workers": 2}
+    native, python = (
+        penstock.DataLoader(samples, **options),
+        penstock.DataLoader(samples, **options, worker_method="thread", collate_fn=as_is),
+    )
+    for _ in range(2):
+        assert_same(list(native), list(python))
+    assert "index    " in native.explain()
+
+
+def as_is(samples: Any) -> Any:
+    return default_collate(list(samples))
+
+
 def test_images_without_a_known_transform(photos: Path) -> None:
     samples = penstock.Table(photos, columns=["image"], image="image", transform=np.asarray)
     files = sorted((photos.parent / "files").rglob("*.jpg"))
@@ -344,6 +371,12 @@ def test_filters_keep_the_rows_that_pyarrow_keeps(writer: str, filters: Any, tmp
     assert int(row) + [0, 66, 133][int(file[0])] == int(wanted[-1]["id"])
 
 
+def test_row_groups_without_a_row_that_is_kept_are_not_decoded(numbers: Path) -> None:
+    samples = penstock.Table(numbers, columns=["x"], filters=[("id", "<", 5)])
+    assert len(samples.row_groups.shards) == 1
+    assert_same(rows_of(samples, range(5)), [{"x": row["x"]} for row in expected(number_table())[:5]])
+
+
 # --- the loader -------------------------------------------------------------------------------------------------------
 
 LOADERS: dict[str, dict[str, Any]] = {
@@ -375,7 +408,19 @@ def test_batches_are_those_of_torchs_loader(numbers: Path, tmp_path: Path) -> No
         torch.manual_seed(2)
         assert_same(ours, list(DataLoader(samples, batch_size=16, shuffle=True)))
     two: Any = ConcatDataset([penstock.Table(numbers), penstock.Table(numbers)])
+    assert "gather  200 rows" in penstock.DataLoader(two, batch_size=16).explain()
     assert_same(list(penstock.DataLoader(two, batch_size=16)), list(DataLoader(two, batch_size=16)))
+
+
+def test_a_subclass_makes_its_samples(numbers: Path) -> None:
+    class Labels(penstock.Table):
+        def __getitem__(self, index: int) -> Any:
+            return super().__getitem__(index)["label"]
+
+    wanted = [row["label"] for row in expected(number_table())]
+    for workers in (0, 2):
+        loader = penstock.DataLoader(Labels(numbers), batch_size=50, num_workers=workers)
+        assert_same(torch.cat(list(loader)), torch.stack(wanted))
 
 
 def test_numbers_are_gathered_natively(numbers: Path) -> None:
@@ -449,16 +494,52 @@ def test_what_does_not_fit_into_the_cache_is_read_in_a_window(tmp_path: Path, nu
         penstock.Table(numbers, cache_folder=tmp_path / "cache", cache_limit=300)
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_ranks_share_an_epoch(world: int, numbers: Path) -> None:
-    found: list[int] = []
-    for rank in range(world):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("RANK", str(rank))
-            patch.setenv("WORLD_SIZE", str(world))
-            loader = penstock.DataLoader(penstock.Table(numbers), batch_size=4, shuffle=True, seed=3)
-            found += torch.cat([batch["id"] for batch in loader]).tolist()
-    assert set(found) == set(range(200))
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"window": 2}, {"columns": ["id", "text"]}, {"filters": [("id", ">", 30)]}],
+    ids=["numbers", "window", "texts", "filters"],
+)
+def test_ranks_workers_and_resumes(options: dict[str, Any], tmp_path: Path) -> None:
+    table = number_table(120).append_column("text", pa.array(strings(120, 3)))
+    names = {"columns": ["id", "x"], **options}
+    samples = penstock.Table(written(tmp_path / "data", table), **names)
+
+    def make(**more: Any) -> penstock.DataLoader[Any]:
+        return penstock.DataLoader(samples, **{"batch_size": 8, "shuffle": True, "seed": 3, **more})
+
+    testing.assert_each_sample_once(make, ranks=(1, 3), workers=(0,))
+    testing.assert_worker_invariant(make, workers=(0, 2))
+    testing.assert_resume_exact(make, stops=3, workers=(0,), ranks=(1, 2))
+
+
+def test_a_damaged_row_group_is_replaced(tmp_path: Path) -> None:
+    """Its rows are bad samples, whether all row groups are read as one or in a window."""
+    table = pa.table({"id": np.arange(60), "text": strings(60, 0)})
+    folder = written(
+        tmp_path / "data",
+        table,
+        lambda table, path: write_parquet(
+            table, path, compression="none", write_page_checksum=True, use_dictionary=False
+        ),
+        files=1,
+    )
+    path = folder / "0.parquet"
+    data = bytearray(path.read_bytes())
+    chunk = pq.read_metadata(path).row_group(2).column(0)
+    data[chunk.data_page_offset + chunk.total_compressed_size - 3] ^= 1
+    path.write_bytes(data)
+    windows: list[dict[str, Any]] = [{}, {"window": 2}]
+    for options in windows:
+        for workers in (0, 2):
+            samples = penstock.Table(folder, cache_folder=tmp_path / "cache", **options)
+            with pytest.raises(CorruptSample, match=r"0\.parquet, row group 2 is not readable as Parquet.*CRC"):
+                list(penstock.DataLoader(samples, batch_size=5, shuffle=True, num_workers=workers))
+            replace = penstock.Replace(max_share=0.5)
+            loader = penstock.DataLoader(
+                samples, batch_size=5, shuffle=True, seed=1, on_error=replace, num_workers=workers
+            )
+            ids = torch.cat([batch["id"] for batch in loader]).tolist()
+            assert len(ids) == 60 and not set(range(22, 33)) & set(ids)
 
 
 # --- copies -----------------------------------------------------------------------------------------------------------
@@ -492,6 +573,13 @@ def test_a_row_group_is_decoded_once(numbers: Path, tmp_path: Path, monkeypatch:
     assert len(decoded) == len(samples.row_groups.shards)
 
 
+def test_a_damaged_file_of_the_cache_is_made_anew(numbers: Path, tmp_path: Path) -> None:
+    wanted = rows_of(penstock.Table(numbers, cache_folder=tmp_path), range(200))
+    for file in tmp_path.glob("*.shard"):
+        file.write_bytes(file.read_bytes()[:100])
+    assert_same(rows_of(penstock.Table(numbers, cache_folder=tmp_path), range(200)), wanted)
+
+
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 
@@ -519,6 +607,12 @@ def test_a_row_group_is_decoded_once(numbers: Path, tmp_path: Path, monkeypatch:
 def test_wrong_arguments(options: dict[str, Any], said: str, numbers: Path) -> None:
     with pytest.raises(InvalidOption, match=said):
         penstock.Table(numbers, **options)
+
+
+def test_without_pyarrow(numbers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.tables.table.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install 'penstock\[tables\]'"):
+        penstock.Table(numbers)
 
 
 def test_which_files(numbers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

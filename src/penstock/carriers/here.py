@@ -27,7 +27,7 @@ from penstock.sample_notes import note_batch, note_sample
 from penstock.settings import Method, Settings
 from penstock.sources.unchanged import replaced_fetcher
 from penstock.state.progress import PassBatches
-from penstock.state.streams import Streams, restore_dataset, restore_fetcher, state_of, with_first_drawn
+from penstock.state.streams import Entry, Streams, Turns, restore_dataset, restore_fetcher, state_of, with_first_drawn
 from penstock.stats import samples_in
 from penstock.system.deferred import deferred
 from penstock.system.tracebacks import shorten
@@ -110,7 +110,8 @@ class CallerPass(_BaseDataLoaderIter):
         self._dataset_kind = _DatasetKind.Map if self._maps else _DatasetKind.Iterable
         self._IterableDataset_len_called = settings.noted_length  # type: ignore[assignment]
         self._promised = None if self._maps else settings.noted_length
-        (given,) = [None] if streams is None else streams.states()
+        split = None if streams is None else streams.split
+        (given,) = [None] if streams is None or split is not None else streams.states()
         generator = settings.draws_from
         if settings.is_pipe and not self._maps:
             self._seed_pipe(generator)
@@ -140,11 +141,17 @@ class CallerPass(_BaseDataLoaderIter):
         self._believes = answers and self._maps and _kind_of(self._dataset) in _light
         if answers and not self._believes:
             self._answer_calls()
+        if streams is not None and split is not None:
+            self._dataset_fetcher = Turns(
+                streams, self._collate_fn, batched=settings.batched, drop_last=settings.drop_last, ahead=ahead
+            )
+            streams = None  # the fetcher tells it
         if not self._maps:
             self._begin_stream(given)
         self._streams = streams if ahead else None
         if streams is not None and not ahead:
-            streams.now = partial(_state_now, self._dataset, None if self._maps else self._dataset_fetcher)
+            fetcher = None if self._maps else self._dataset_fetcher
+            streams.now = partial(_states_now, self._dataset, fetcher)
 
     def _seed_pipe(self, generator: torch.Generator | None) -> None:
         """Seed the shuffling of a DataPipe, alike on all ranks."""
@@ -389,6 +396,10 @@ def _interrupted() -> NoReturn:
 
 def _state_now(dataset: Any, fetcher: Any) -> dict[str, Any] | None:
     return state_of(dataset, getattr(fetcher, "dataset_iter", None), ended=getattr(fetcher, "ended", False))
+
+
+def _states_now(dataset: Any, fetcher: Any) -> list[Entry | None]:
+    return [_state_now(dataset, fetcher)]
 
 
 def _kind_of(dataset: Any) -> type:

@@ -17,7 +17,7 @@ from penstock.hooks.calls import ANSWERED
 from penstock.recipe import patches
 from penstock.sample_notes import collated
 from penstock.state.delivery import Delivered, Task
-from penstock.state.streams import Stream, restore_dataset, state_of
+from penstock.state.streams import Split, Stream, restore_dataset, state_of
 from penstock.workers.collating import collate_in
 from penstock.workers.worker import Note, Worker
 
@@ -87,6 +87,7 @@ class StreamWork:
 
     Args:
         states: of the dataset and its iterator in each worker as the first pass begins; None: it has none.
+        split: the streams whose states these are; None: each worker has one.
         batched: batches are made of samples; False: each sample is one.
         packs: the small tensors of a batch are sent by value. Torch would send a descriptor of shared memory for each,
             which takes some 200 us.
@@ -97,17 +98,18 @@ class StreamWork:
         dataset: Any,
         collate_fn: Callable[[Any], Any],
         states: list[Any] | None,
+        split: Split | None,
         *,
         batched: bool,
         drop_last: bool,
         packs: bool,
     ) -> None:
         self.dataset = dataset
-        self._collate_fn, self._states = collate_fn, states
+        self._collate_fn, self._states, self._split = collate_fn, states, split
         self._batched, self._drop_last = batched, drop_last
         self._memory = WorkerBuffers() if packs else None
         self._note: Note  # in a worker, as
-        self._stream: Stream
+        self._streams: dict[int, Stream]  # that are not at their ends
         self._number = 0
 
     def seed(self, shared: int | None) -> None:
@@ -119,18 +121,27 @@ class StreamWork:
         self._number, self._note = number, note
 
     def begin(self) -> None:
-        given = None
-        if self._states is not None:
-            given, self._states[self._number] = self._states[self._number], None
-        self._stream = Stream(self.dataset, given)
+        number, states, self._states = self._number, self._states, None if self._states is None else []
+        if self._split is None:
+            self._streams = {number: Stream(self.dataset, states[number] if states else None)}
+        else:
+            info = torch.utils.data.get_worker_info()
+            assert info is not None and states is not None
+            if not states:  # of the pass before
+                self._split = self._split.afresh(info.num_workers)
+                states = [None] * info.num_workers
+            own = range(number, len(states), info.num_workers)
+            self._streams = self._split.opened({stream: states[stream] for stream in own}, brief=True)
         self._note(WorkerStage.ITERATING, None)
 
     def make(self, value: Any) -> Any:
         ANSWERED.meet_imported()
-        samples = self._taken(value)
-        stream, stateful = self._stream, self._states is not None
-        if samples is None:
-            return Exhausted(stream.end() if stateful else None)
+        number, asked = value
+        stream, stateful = self._streams.get(number), self._states is not None
+        samples = None if stream is None else self._taken(stream, asked)
+        if stream is None or samples is None:
+            self._streams.pop(number, None)
+            return Exhausted(stream.end() if stateful and stream else None, whole=not self._streams)
         memory = self._memory
         if memory is not None:
             memory.begin(None)
@@ -143,9 +154,9 @@ class StreamWork:
         state, calls = stream.state() if stateful else None, counted_here()
         return batch if state is None and not calls else Delivered(batch, state=state, calls=calls)
 
-    def _taken(self, given: Any) -> Any:
+    def _taken(self, stream: Stream, given: Any) -> Any:
         """Return the samples of a batch, or the sample where they are not batched; None: there are no more."""
-        samples = self._stream.take(len(given) if self._batched else 1)
+        samples = stream.take(len(given) if self._batched else 1)
         if not samples or (self._drop_last and self._batched and len(samples) < len(given)):
             return None
         return samples if self._batched else samples[0]

@@ -55,6 +55,8 @@ class ProcessBatch(Batch):
     number: int = -1
     """Of its task."""
     worker: int = -1
+    stream: int = -1
+    """Of an iterable dataset: it may be one of several that the worker carries."""
     came: bool = False
     """Its answer is here."""
     exhausted: bool = False
@@ -101,7 +103,7 @@ class ProcessCarrier(Carrier):
     ) -> None:
         settings, resources = job.settings, job.resources
         super().__init__(resources)
-        self.in_order, self.reads_ahead = settings.in_order, True
+        self.reads_ahead = True
         self._settings, self._context, self._pid = settings, context, os.getpid()
         self._worker = None if settings.iterable else job.worker(here=True)
         self._streams, self._pins = job.streams, job.pins
@@ -118,12 +120,21 @@ class ProcessCarrier(Carrier):
         self._outstanding: dict[int, ProcessBatch] = {}  # by the numbers of their tasks
         self._tasks = 0  # that were ever sent
         self._loads = [0] * self.workers  # of these, without an answer
-        self._exhausted: set[int] = set()  # workers, in this pass
-        # The worker that is next: in a pass that goes on it may be another than the first.
-        self._turn = self._streams.following if self._streams is not None and self._streams.given else 0
+        self._begin_turns()
+        self._everyone = set(range(self.workers))
         self._started = self._began = False
         self._yielded = 0  # batches of the pass
         self._promised: int | None = None  # of an iterable dataset, as len() of the loader said
+
+    def _begin_turns(self) -> None:
+        streams, self._count, self.in_order = self._streams, self.workers, self._settings.in_order
+        if streams is not None and streams.split is not None:
+            self._count = streams.split.count
+            self.in_order = self.in_order or streams.split.deals
+        self._ended: set[int] = set()  # streams, in this pass
+        self._exhausted: set[int] = set()  # workers of which nothing is asked any more
+        # The stream that is next: in a pass that goes on it may be another than the first.
+        self._turn = streams.following if streams is not None and streams.given else 0
 
     def work_for(self, job: Job) -> None:
         """Make the next pass of a job."""
@@ -169,6 +180,7 @@ class ProcessCarrier(Carrier):
                 settings.dataset,
                 settings.collate_fn,
                 states,
+                None if self._streams is None else self._streams.split,
                 batched=settings.batched,
                 drop_last=settings.drop_last,
                 packs=self._packs,
@@ -220,13 +232,12 @@ class ProcessCarrier(Carrier):
         self._let_shards_go()
         self._processes.check()
         if self._began:
-            self._turn = 0
             if self._settings.iterable:
                 for sender in self._processes.senders:
                     sender.send(Command.PASS, -1, self._shared_seed)
             while self._outstanding:  # of the pass before
                 self._take(None)
-            self._exhausted.clear()
+            self._begin_turns()
         self._began, self._yielded, self._promised = True, 0, self._settings.noted_length
         if self._remote is not None:
             self._staging = Staging(self._remote, pass_input.coming, pass_input.samples, elsewhere=True)
@@ -241,13 +252,14 @@ class ProcessCarrier(Carrier):
             raise WorkerDied(f"{failure} This iterator ended then: make a new one.")
 
     def depth(self, queue: deque[ProcessBatch]) -> int:
-        return self._most - self._prefetch * len(self._exhausted)
+        return self._most - self._prefetch * (self.workers - len(self._asked()))
 
     def begin(self, batch: ProcessBatch) -> None:
         assert batch.given is not None
         given, positions = batch.given
-        number, worker = self._tasks, self._next_worker()
-        message = given
+        number, stream = self._tasks, self._next_stream()
+        worker = stream % self.workers
+        message: Any = (stream, given)
         if self._worker is not None:
             lease = batch.lease = None if self._shared is None else self._shared.reserve()
             if self._staging is not None:
@@ -260,18 +272,24 @@ class ProcessCarrier(Carrier):
         except Exception as error:  # what the sampler gave cannot be pickled
             batch.error = error
             return
-        batch.number, batch.worker = number, worker
+        batch.number, batch.worker, batch.stream = number, worker, stream
         self._outstanding[number] = batch
         self._tasks += 1
         self._loads[worker] += 1
 
-    def _next_worker(self) -> int:
+    def _next_stream(self) -> int:
         while True:
-            worker, self._turn = self._turn, (self._turn + 1) % self.workers
-            if worker in self._exhausted:
+            stream, self._turn = self._turn, (self._turn + 1) % self._count
+            if stream in self._ended:
                 continue
-            if self.in_order or self._loads[worker] < self._most // (self.workers - len(self._exhausted)):
-                return worker
+            if self.in_order or self._loads[stream % self.workers] < self._most // len(self._asked()):
+                return stream
+
+    def _asked(self) -> set[int]:
+        """Return the workers that carry a stream which has not ended."""
+        if self._count == self.workers and not self._ended:
+            return self._everyone
+        return {stream % self.workers for stream in range(self._count) if stream not in self._ended}
 
     def ready(self, queue: deque[ProcessBatch]) -> ProcessBatch | None:
         while True:
@@ -294,12 +312,11 @@ class ProcessCarrier(Carrier):
         streams = self._streams
         if streams is None:
             return batch.exhausted
-        if not batch.exhausted and streams.to_drop[batch.worker]:
-            streams.dropped(batch.worker, batch.state)
-            return True
-        if batch.exhausted and batch.state is not None:
-            streams.ended(batch.worker, batch.state)
-        return batch.exhausted
+        if not batch.exhausted:
+            return streams.leaves_out(batch.stream, batch.state)
+        if batch.state is not None:
+            streams.ended(batch.stream, batch.state)
+        return True
 
     def assemble(self, batch: ProcessBatch) -> Any:
         out, batch.value = batch.value, None
@@ -327,7 +344,7 @@ class ProcessCarrier(Carrier):
     def report(self, batch: ProcessBatch | None, *, came: bool) -> None:
         if self._streams is not None:
             if came and batch is not None:
-                self._streams.read(batch.worker, batch.state)
+                self._streams.read(batch.stream, batch.state)
             else:
                 self._streams.failed()
 
@@ -364,7 +381,9 @@ class ProcessCarrier(Carrier):
             batch.error = error_of(value)
         elif kind == Status.EXHAUSTED:
             batch.exhausted, batch.state = True, value
-            self._exhaust(worker)
+            self._ended.add(batch.stream)
+            if worker not in self._asked():
+                self._exhaust(worker)
         elif type(value) is Delivered:
             if value.calls:
                 self._processes.board.counted[worker] = value.calls

@@ -5,7 +5,7 @@ passes; each is answered once, in order, by a message of the same number:
 
 | command | its value                                                    | answers                                 |
 |---------|--------------------------------------------------------------|-----------------------------------------|
-| `TASK`  | `Task.message`; of an iterable dataset what the sampler gave | `BATCH`, `ERROR`, `EXHAUSTED`, or none  |
+| `TASK`  | `Task.message`; of an iterable dataset (stream, given)       | `BATCH`, `ERROR`, `EXHAUSTED`, or none  |
 | `PASS`  | the seed that all workers share; None: no DataPipe needs one | none: errors answer the next task       |
 | `END`   | None                                                         | none: the process ends                  |
 
@@ -83,14 +83,18 @@ class Status(IntEnum):
     """The ExceptionWrapper of what was raised while the batch was made or sent."""
     EXHAUSTED = 2
     """The worker's part of an iterable dataset has come to its end, and this pass gives no batch of it any more. The
-    value is the state of the dataset there, or None."""
+    value is the state of the dataset there, or None. A worker of several streams is EXHAUSTED with the last of them."""
 
 
 @dataclass(frozen=True)
 class Exhausted:
-    """Comes from `Work.make` where an iterable dataset has no more batch."""
+    """Comes from `Work.make` where an iterable dataset, or the stream that was asked for, has no more batch.
+
+    whole: the worker has no other stream that has one.
+    """
 
     state: Any = None
+    whole: bool = True
 
 
 class Work(Protocol):
@@ -157,7 +161,8 @@ def serve(setup: WorkerSetup, worker: int, commands: Any, answers: Any) -> None:
             status, value = Status.ERROR, failure
             if failure is None:
                 status, value = _made(setup.work, message, worker)
-                exhausted = status is Status.EXHAUSTED
+                if status is Status.EXHAUSTED:
+                    exhausted, value = value.whole, value.state
             # A batch that took far less than a millisecond is sent by this thread: waking another would cost a part of
             # that. Beside other programs a process whose second thread is never woken gets its bare share of the CPUs,
             # a third of what others get. (Short sleeps in the place of that thread change nothing.)
@@ -216,7 +221,7 @@ def _made(work: Work, message: Any, worker: int) -> tuple[Status, Any]:
         made = work.make(message.value)
     except Exception as error:  # what else is raised ends the process
         return Status.ERROR, _wrapped(error, worker)
-    return (Status.EXHAUSTED, made.state) if type(made) is Exhausted else (Status.BATCH, made)
+    return Status.EXHAUSTED if type(made) is Exhausted else Status.BATCH, made
 
 
 def _send(sender: Sender, status: Status, number: int, value: Any, worker: int, *, at_once: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.derived import TORCHDATA
@@ -22,11 +22,13 @@ class _Stateful(DataLoader[Any]):
         super().__init__(*arguments, snapshot_every_n_steps=snapshot_every_n_steps, **named)
         self.snapshot_every_n_steps = snapshot_every_n_steps  # torchdata's __init__ was called without it
 
-    def load_state_dict(self, state: Mapping[str, Any], on_change: OnChange = "raise") -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], on_change: OnChange = "raise"
+    ) -> None:
         """Do as penstock.DataLoader.load_state_dict; an empty state is none, as torchdata has it."""
         if state == {}:
             return
-        if "format" not in state and not _TORCHDATAS.isdisjoint(state):
+        if isinstance(state, Mapping) and "format" not in state and not _TORCHDATAS.isdisjoint(state):
             raise InvalidOption(
                 "this state was written by torchdata's StatefulDataLoader, and a Penstock loader cannot continue from "
                 "it: finish the epoch without penstock.install(), or begin it anew"

@@ -133,7 +133,7 @@ class BucketSchedule:
 
     Args:
         size: samples of the epoch.
-        batches: of an epoch from its start on; where there is an order its own number counts.
+        batches: of the epoch from its start on.
         order: returns the order, the same at each call; None: only the number of all batches is asked for.
         share: this rank.
         start: the position to begin at: what comes before it was handed out before.
@@ -166,8 +166,7 @@ class BucketSchedule:
     @property
     def steps(self) -> int:
         """Return the number of batches, the same on every rank."""
-        batches = self.batches if self.order is None else len(self._ends)
-        return -(-(batches - self._first) // self.share.world)
+        return -(-(self.batches - self._first) // self.share.world)
 
     def step_at(self, position: int) -> int:
         """Return how many of the epoch's steps lie before a position, where its ranks were as many all the time."""

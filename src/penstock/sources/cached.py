@@ -154,9 +154,8 @@ def indexed(leaves: Sequence[NativeSource], indexes: JpegIndexes) -> list[Native
     for number, filler, brought, photos in chosen:
         index = brought if photos is None else next(opened)
         if index is not None:
-            found[number] = replace(
-                leaves[number], fields=(Field(filler.indexed(index), leaves[number].fields[0].spec),)
-            )
+            first, *others = leaves[number].fields
+            found[number] = replace(leaves[number], fields=(Field(filler.indexed(index), first.spec), *others))
     return found
 
 

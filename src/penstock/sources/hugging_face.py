@@ -27,6 +27,8 @@ from penstock.system.words import counted
 class HuggingFaceSource(Source):
     """The adapter of datasets.Dataset: an Arrow table, a mapping of indices to its rows, and a format."""
 
+    batches_differ = True
+
     @classmethod
     def kinds(cls) -> tuple[type, ...]:
         kind = own_class("datasets.arrow_dataset", "Dataset")

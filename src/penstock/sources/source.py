@@ -47,6 +47,9 @@ class Source:
     """What of a dataset its samples come from, beside READING: a subclass that defines none of it reads as its base
     does. None: no subclass is known to."""
 
+    batches_differ = False
+    """Batches of samples may have other dtypes than single samples."""
+
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
 

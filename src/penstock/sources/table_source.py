@@ -48,10 +48,9 @@ class TableSource(Source):
     def native(self, raw: bool) -> NativeSource | Refusal:
         dataset = self.dataset
         if dataset.in_blocks:
-            kept = "the cache may hold only some of its row groups, each of which is decoded as it is needed"
-            return Refusal("Table", kept, "local files, window=None and a cache_limit= that holds all of them")
+            return Refusal("Table", dataset.row_groups.describe(), "")
         if dataset.image is not None:
-            return self._images(raw)
+            return self._images()
         if dataset.transform is not None:
             return Refusal("Table.transform", "Python calls your function on each row", "the function in collate_fn")
         fields = self._numbers(dataset.columns)
@@ -67,9 +66,9 @@ class TableSource(Source):
             reusable=dataset.row_groups.unchanged,
         )
 
-    def _images(self, raw: bool) -> NativeSource | Refusal:
+    def _images(self) -> NativeSource | Refusal:
         dataset, image = self.dataset, self.dataset.columns[0]
-        recipe = foreign_decoder() or read_recipe(dataset.transform, mode="RGB", raw=raw)
+        recipe = foreign_decoder() or read_recipe(dataset.transform, mode="RGB")
         if isinstance(recipe, Refusal):
             return recipe
         fields = self._numbers(dataset.columns[1:])

@@ -167,7 +167,7 @@ class ConcatSource(_Compound):
     def node(self, make_leaf: MakeLeaf) -> Node | Refusal:
         def make_single(source: Source) -> Node | Refusal:  # the samples of a ConcatDataset are read one by one
             leaf = make_leaf(source)
-            if isinstance(leaf, Refusal) or leaf.leaf is None or leaf.leaf.form.keys is None:
+            if isinstance(leaf, Refusal) or not source.batches_differ:
                 return leaf
             why = "single samples of Hugging Face datasets may have other dtypes than their batches"
             return Refusal(type(self.dataset).__name__, why, "datasets.concatenate_datasets")

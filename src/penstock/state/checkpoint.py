@@ -12,8 +12,10 @@ from penstock.order.permutations import Epochs, Indices, KeyedSampler, Positions
 from penstock.order.schedule import WHOLE, Arrivals, Share
 from penstock.settings import Settings, known_size
 from penstock.sources.naming import catalogue
+from penstock.state.hugging_face_streams import is_hugging_face_stream, place_of
 from penstock.state.progress import FORMAT, Progress, checked_state, left_of, own_of
 from penstock.state.samplers import SamplerStates
+from penstock.state.stream_split import is_of_another_epoch, merged
 from penstock.state.user_states import UserStates
 from penstock.system.warn_user import warn_user
 from penstock.system.words import counted
@@ -126,9 +128,14 @@ class Checkpoint:
             "dataset": None if own is None else (own,),
         }
 
-    def load_state_dict(self, settings: Settings, state: Mapping[str, Any], on_change: OnChange) -> None:
+    def load_state_dict(self, settings: Settings, state: Any, on_change: OnChange) -> None:
         """Do what DataLoader.load_state_dict() does."""
+        streams = settings.iterable and is_hugging_face_stream(settings.dataset)
+        if streams and isinstance(state, list | tuple) and state:
+            state = merged([checked_state(one) for one in state], own_of, place_of(settings.dataset)[0])
         state = self._checked(settings, state, on_change)
+        if streams and "held" in own_of(state):
+            settings.dataset.set_epoch(own_of(state)["epoch"])
         restored = self._own(settings).can_restore(own_of(state))
         if settings.iterable and state["batches"] and not restored:
             warn_user(
@@ -213,6 +220,8 @@ class Checkpoint:
 
     def _of_epoch(self, settings: Settings) -> Progress:
         state, self.resume = self.resume, None
+        if state is not None and is_of_another_epoch(settings.dataset, own_of(state)):
+            state = None
         in_order = state is None and (settings.in_order or not settings.num_workers)
         if in_order and settings.known.get("plain"):
             return Progress(self.epochs.number)

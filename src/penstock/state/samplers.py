@@ -165,13 +165,13 @@ def is_origin(given: Any) -> bool:
 
 
 def encoded(state: torch.Tensor) -> str:
-    """Return the state of a generator as a text, of about 4 KB for torch's generators on the CPU."""
+    """Return bytes as a text: the state of a generator of torch's on the CPU takes about 4 KB."""
     return base64.b85encode(zlib.compress(state.numpy().tobytes())).decode()
 
 
-def decoded(text: str) -> torch.Tensor:
-    """Return the state of a generator. Raises ValueError and zlib.error for other texts."""
-    found = zlib.decompressobj().decompress(base64.b85decode(text), _LARGEST)
+def decoded(text: str, most: int = _LARGEST) -> torch.Tensor:
+    """Return what encoded() was given, up to `most` bytes. Raises ValueError and zlib.error for other texts."""
+    found = zlib.decompressobj().decompress(base64.b85decode(text), most)
     return torch.frombuffer(bytearray(found), dtype=torch.uint8)
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, islice
-from typing import Any
+from typing import Any, Protocol
 
 from torch.utils.data import IterDataPipe
 
@@ -29,6 +30,33 @@ def is_stateful_dataset(dataset: Any) -> bool:
     return is_stateful(dataset) and not isinstance(dataset, IterDataPipe)
 
 
+class Split(Protocol):
+    """The streams that a pass carries, where a worker may carry another number of them than one."""
+
+    @property
+    def count(self) -> int:
+        """How many."""
+
+    @property
+    def deals(self) -> bool:
+        """Whether some of the batches are other ranks', by their order."""
+
+    def passes_over(self) -> bool:
+        """Return whether the batch that came is another rank's; called for each in turn."""
+
+    def afresh(self, workers: int) -> Split:
+        """Return the streams of a pass that begins at the start of an epoch."""
+
+    def opened(self, streams: Mapping[int, Entry | None], *, brief: bool) -> dict[int, Stream]:
+        """Return streams by their numbers, at the states that are given. brief: their states need `filled`."""
+
+    def filled(self, entry: Entry | None, before: Entry | None) -> Entry | None:
+        """Return a state with what an earlier one of the same stream has brought."""
+
+    def as_state(self, states: Sequence[Entry | None]) -> dict[str, Any]:
+        """Return what a loader's state holds of the streams."""
+
+
 class Streams:
     """The states of a dataset's workers behind what was handed out. One thread takes batches, another hands them out.
 
@@ -38,13 +66,21 @@ class Streams:
         resumed: a state was loaded, be it of the start.
         before: of the pass before, whose workers this one keeps.
         kept: the next pass has the same workers, with the dataset as they leave it.
+        split: of the dataset, whose states are not asked for between passes; None: each worker is one stream.
     """
 
     def __init__(
-        self, workers: int, given: Mapping[str, Any] | None, *, resumed: bool, before: Streams | None, kept: bool
+        self,
+        workers: int,
+        given: Mapping[str, Any] | None,
+        *,
+        resumed: bool,
+        before: Streams | None,
+        kept: bool,
+        split: Split | None = None,
     ) -> None:
-        count = max(1, workers)
-        self.resumed = resumed
+        count = max(1, workers) if split is None else split.count
+        self.resumed, self.split = resumed, split
         self._kept = kept
         self.done = False
         self._states: list[Entry | None] = [None] * count
@@ -57,14 +93,15 @@ class Streams:
             self._states = list(given["states"])
             self.counts = list(given.get("counts", self.counts))
             self.following = given["next"]
-        elif before is not None and before.done:
+        elif before is not None and before.done and split is None:
             self._states = before._between()
         self.given = given is not None and any(state is not None for state in self._states)
-        self.to_drop = [0] * count if self.given else list(self.counts)
+        self.to_drop = [0] * count if self.given or split is not None else list(self.counts)
         """Batches that each worker makes again, because no state of it is known."""
-        self._read: deque[tuple[int, Entry | None, bool] | None] = deque()
-        self.now: Callable[[], Entry | None] | None = None
-        """Returns the state of the only worker, where nothing is read ahead of the user."""
+        self._read: deque[tuple[int, Entry | None, int] | None] = deque()
+        self._latest = list(self._states)  # that came
+        self.now: Callable[[], list[Entry | None]] | None = None
+        """Returns the states, where nothing is read ahead of the user."""
 
     def states(self) -> list[Any]:
         """Return the state of each worker, None at the start."""
@@ -83,16 +120,30 @@ class Streams:
 
     def read(self, worker: int, state: Entry | None) -> None:
         """Note a batch that was taken from a worker, and its state behind it."""
-        self._read.append((worker, state, False))
+        self._read.append((worker, self._whole(worker, state), _HANDED))
 
-    def dropped(self, worker: int, state: Entry | None) -> None:
-        """Note a batch that a worker has made again, and that was handed out in the pass that this one goes on from."""
-        self.to_drop[worker] -= 1
-        self._states[worker] = state
+    def leaves_out(self, worker: int, state: Entry | None) -> bool:
+        """Return whether a batch that came is not handed out, and note it then.
+
+        A worker has made it again, or it is another rank's.
+        """
+        if self.to_drop[worker]:
+            self.to_drop[worker] -= 1
+            self._states[worker] = state
+            return True
+        if self.split is None or not self.split.passes_over():
+            return False
+        self._read.append((worker, self._whole(worker, state), _PASSED))
+        return True
 
     def ended(self, worker: int, state: Entry | None) -> None:
         """Note that a worker has come to its end, behind the batches that were taken before."""
-        self._read.append((worker, state, True))
+        self._read.append((worker, self._whole(worker, state), _ENDED))
+
+    def _whole(self, worker: int, state: Entry | None) -> Entry | None:
+        if self.split is not None:
+            state = self._latest[worker] = self.split.filled(state, self._latest[worker])
+        return state
 
     def failed(self) -> None:
         """Note that an error came instead of a batch."""
@@ -100,43 +151,53 @@ class Streams:
 
     def taken(self) -> None:
         """Note that the user was given the next of the batches that were taken from workers."""
-        self._take_ends()
+        self._take_others()
         noted = self._read.popleft() if self._read else None
-        if self.now is not None:
+        if self.now is not None and self.split is None:
             self.counts[0] += 1
         elif noted is not None:
-            worker, self._states[noted[0]], _ = noted
-            self.counts[worker] += 1
-            self.following = (worker + 1) % len(self._states)
+            self._take(*noted)
 
     def finish(self) -> None:
         """Note that the user has come to the end of the pass."""
-        self._take_ends()
+        self._take_others()
         self.done = True
 
-    def _take_ends(self) -> None:
-        while self._read and (noted := self._read[0]) is not None and noted[2]:
+    def _take_others(self) -> None:
+        """Take what lies before the next batch that is handed out."""
+        while self._read and (noted := self._read[0]) is not None and noted[2] != _HANDED:
             self._read.popleft()
-            self._states[noted[0]] = noted[1]
+            self._take(*noted)
+
+    def _take(self, worker: int, state: Entry | None, kind: int) -> None:
+        self._states[worker] = state
+        if kind != _ENDED:
+            self.counts[worker] += 1
+            self.following = (worker + 1) % len(self._states)
 
     def _between(self) -> list[Entry | None]:
         """Return the states that the next pass begins with."""
-        if not self._kept:
+        if not self._kept or self.split is not None:
             return [None] * len(self._states)
-        states = self._states if self.now is None else [self.now()]
+        states = self._states if self.now is None else self.now()
         return [None if state is None else {**state, "between": True} for state in states]
 
     def as_state(self) -> dict[str, Any] | None:
         """Return what a loader's state holds of the dataset; None: nothing is known."""
         if self.now is not None:
-            self._states[0] = self.now()
+            self._states = self.now()
         if self.done:
             states, counts, following = self._between(), [0] * len(self._states), 0
         else:
             states, counts, following = list(self._states), list(self.counts), self.following
-        if not any(counts) and all(state is None for state in states):
+        if not any(counts) and all(state is None for state in states) and (self.split is None or self.done):
             return None
-        return {"states": states, "next": following, "counts": counts}
+        own = {"states": states} if self.split is None else self.split.as_state(states)
+        return {**own, "next": following, "counts": counts}
+
+
+#: What has become of a batch: it is handed out, it is another rank's, or there is none, for the stream has ended.
+_HANDED, _PASSED, _ENDED = range(3)
 
 
 def check_streams(given: Any, workers: int) -> None:
@@ -231,6 +292,49 @@ class Stream:
     def end(self) -> Entry | None:
         """Return the states at the end, where none that was returned is of it."""
         return None if self._told else self.state()
+
+
+class Turns:
+    """The batches of several streams in turn, in the caller's thread, as torch's fetcher makes those of one.
+
+    Args:
+        ahead: batches are fetched ahead of the user, and the state behind each is noted.
+    """
+
+    def __init__(
+        self, streams: Streams, collate_fn: Callable[[Any], Any], *, batched: bool, drop_last: bool, ahead: bool
+    ) -> None:
+        assert streams.split is not None
+        self.collate_fn, self.ended = collate_fn, False
+        self._streams, self._batched, self._drop_last, self._ahead = streams, batched, drop_last, ahead
+        given = streams.states()
+        self._opened = streams.split.opened(dict(enumerate(given)), brief=False)
+        self._left = [number for number, state in enumerate(given) if state is None or not state.get("ended")]
+        self._turn = streams.following
+        if not ahead:
+            # It does not hold this, which holds the streams: what the garbage collector ends may wait for a thread that
+            # waits for the collector (the package's generators end threads).
+            streams.now = partial(_states_now, list(self._opened.values()))
+
+    def fetch(self, asked: Any) -> Any:
+        """Return the next batch. Raises StopIteration at the end of all streams."""
+        while self._left:
+            number = next((one for one in self._left if one >= self._turn), self._left[0])
+            stream, self._turn = self._opened[number], number + 1
+            samples = stream.take(len(asked) if self._batched else 1)
+            self.ended = self._batched and len(samples) < len(asked)
+            state = stream.state() if self._ahead else None
+            if not samples or (self.ended and self._drop_last):
+                self._left.remove(number)
+                self._streams.ended(number, state)
+            elif not self._streams.leaves_out(number, state):
+                self._streams.read(number, state)
+                return self.collate_fn(samples if self._batched else samples[0])
+        raise StopIteration
+
+
+def _states_now(streams: list[Stream]) -> list[Entry | None]:
+    return [stream.state() for stream in streams]
 
 
 def with_first_drawn(batches: Iterator[Any]) -> Iterator[Any]:

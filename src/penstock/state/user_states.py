@@ -14,8 +14,10 @@ from penstock.errors import InvalidOption
 from penstock.order.batches import BatchOrder
 from penstock.order.permutations import KeyedSampler, draw_seed
 from penstock.order.schedule import Share
+from penstock.state.hugging_face_streams import is_hugging_face_stream
 from penstock.state.progress import Progress, left_of, own_of
 from penstock.state.samplers import Origin, Source, between_passes, drawn_from, encoded, generator_copy
+from penstock.state.stream_split import check_pipeline, fresh_split, is_of_streams, resumed_split
 from penstock.state.streams import Streams, check_streams, is_stateful_dataset, state_of
 from penstock.system.warn_user import warn_user
 
@@ -66,7 +68,8 @@ class UserStates:
             own["samples"] = now.given
         place = self.place()
         early = now.handed_early()
-        if early or (now.handed and place.world > 1 and (now.arrivals is not None or now.given)):
+        own_places = settings.iterable and is_hugging_face_stream(settings.dataset)
+        if early or (not own_places and now.handed and place.world > 1 and (now.arrivals is not None or now.given)):
             own["place"] = [place.rank, place.world, settings.batch_size, bool(early) or now.arrivals is not None]
         if early:
             own["ahead"] = early
@@ -148,7 +151,11 @@ class UserStates:
     def check(self, state: Mapping[str, Any]) -> None:
         """Raise InvalidOption where a state was cut otherwise than this loader cuts."""
         settings, own = self.order.settings, own_of(state)
-        if "states" in own and self.keeps_dataset_state():
+        if is_hugging_face_stream(settings.dataset) and "states" in own:
+            if not is_of_streams(own):
+                raise InvalidOption("a state that is not of a Hugging Face IterableDataset, or was changed")
+            check_pipeline(settings.dataset, own)
+        elif "states" in own and self.keeps_dataset_state():
             check_streams(own, settings.num_workers)
         elif any(each is not None for each in own.get("states", ())):
             warn_user(
@@ -206,10 +213,16 @@ class UserStates:
         settings = self.order.settings
         if not self.keeps_dataset_state():
             return None
+        given, split = own if "states" in own else None, None
+        if settings.iterable and is_hugging_face_stream(settings.dataset):
+            split = fresh_split(settings.dataset, settings.num_workers)
+            if given is not None:
+                split, given = resumed_split(settings.dataset, given)
         return Streams(
             settings.num_workers,
-            own if "states" in own else None,
+            given,
             resumed=resumed,
             before=before if settings.persistent_workers else None,
             kept=settings.persistent_workers or not settings.num_workers,
+            split=split,
         )

@@ -15,7 +15,6 @@ from pyarrow import compute, dataset, parquet, types
 from penstock.errors import InvalidOption
 from penstock.system.limits import usable_cpus
 from penstock.tables.files import Part, TableFile
-from penstock.tables.row_groups import RowGroups
 from penstock.tables.values import is_list, plain_type
 
 
@@ -93,26 +92,26 @@ def checked_fill(fill: Any, schema: pa.Schema) -> dict[str, Any]:
     return found
 
 
-def chosen_rows(groups: RowGroups, filters: Any) -> list[NDArray[np.int32]]:
-    """Return the rows of each row group that meet a condition. Raises InvalidOption, CorruptSample."""
+def chosen_rows(files: Sequence[TableFile], parts: Sequence[Part], filters: Any) -> list[NDArray[np.int32]]:
+    """Return the rows of each part of files that meet a condition. Raises InvalidOption, CorruptSample."""
     try:
         condition = filters
         if not isinstance(filters, compute.Expression):
             condition = parquet.filters_to_expression(filters)
-        nothing = dataset.dataset(groups.files[0].schema().empty_table())
+        nothing = dataset.dataset(files[0].schema().empty_table())
         kind = nothing.scanner(columns={"keep": condition}).projected_schema.field("keep").type
         if kind != pa.bool_():
             raise TypeError(f"it gives values of type {kind}, and truth values are needed")
     except (pa.ArrowException, ValueError, TypeError, AttributeError) as error:
         raise InvalidOption(
             f"filters={filters!r}: it is a list of (column, operator, value), or a pyarrow expression, of columns that "
-            f"{groups.files[0].place} has: {error}"
+            f"{files[0].place} has: {error}"
         ) from error
 
     def rows(part: Part) -> NDArray[np.int32]:
-        file = groups.files[part.file]
+        file = files[part.file]
         with file.errors_named():
             return file.where(part, condition)
 
     with ThreadPoolExecutor(min(4, usable_cpus()), "penstock-filter") as pool:
-        return list(pool.map(rows, groups.shards))
+        return list(pool.map(rows, parts))

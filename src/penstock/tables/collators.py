@@ -302,6 +302,7 @@ _COLLATORS = tuple(
         ),
     )
 )
+_modes = torch._C._len_torch_function_stack  # a default device is one
 _METHODS = "__call__ torch_call torch_mask_tokens create_rng get_generator __getattr__ __getattribute__"
 _TOKENIZER = ("transformers.tokenization_utils_base", "PreTrainedTokenizerBase")
 _PADDING = "pad _pad _get_padding_truncation_strategies"
@@ -372,7 +373,7 @@ class CollatedBatches:
         quiet: the tokenizer does not warn of arguments that exclude each other.
         """
         known, collator = self._known, self._collator
-        if known is None or not len(rows) or (vars(collator) and vars(collator).keys() != known.attributes):
+        if known is None or _modes() or (vars(collator) and vars(collator).keys() != known.attributes):
             return None
         try:
             return known.make(collator, self._tokenizer, Batch(self._columns, self._first, rows, quiet=quiet))

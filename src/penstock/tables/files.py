@@ -8,17 +8,12 @@ has changed since is an error, not other rows.
 from __future__ import annotations
 
 import asyncio
-import difflib
 import errno
-import glob
 import io
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,21 +21,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import compute, dataset as ds, ipc, parquet as pq
 
-from penstock.errors import CorruptSample, InvalidOption, PenstockError
+from penstock.errors import CorruptSample, PenstockError
 from penstock.showing import said
 from penstock.storage.objects import ObjectStore, run_alone
-from penstock.system.urls import is_url
 from penstock.system.words import counted
 
-SUFFIXES = (".parquet", ".pq", ".arrow", ".feather", ".ipc", ".arrows")
-#: Files that are opened at once, for their footers.
-_AT_ONCE = 16
 #: Bytes of an object that are fetched for its footer.
-_TAIL = 1 << 16
+TAIL = 1 << 16
 #: Bytes of the record batches that a row group is decoded in, about.
-_BATCH_BYTES = 8 << 20
+_BATCH_BYTES = 2 << 20
 #: Bytes of a column chunk that are in memory as they are decoded.
-_BUFFER = 1 << 20
+_BUFFER = 1 << 18
 
 
 class MappedRows(NamedTuple):
@@ -105,7 +96,7 @@ class TableFile:
             return os.strerror(error.errno or errno.EIO)
         if now.st_size != self.size:
             return f"it has {counted(now.st_size, 'byte')} now, and had {self.size:,}"
-        return None if _version(now) == self.version else "it was written again"
+        return None if version_of(now) == self.version else "it was written again"
 
     def corrupt(self, why: object, where: str = "") -> CorruptSample:
         """Return the error of bytes that are not what the format says."""
@@ -132,7 +123,7 @@ class TableFile:
 
     def source(self) -> Any:
         """Return what pyarrow reads the file from."""
-        return pa.PythonFile(_RemoteFile(self)) if self.store is not None else pa.OSFile(self.place)
+        return pa.PythonFile(RemoteFile(self)) if self.store is not None else pa.OSFile(self.place)
 
     def schema(self) -> pa.Schema:
         if self.kind == "parquet":
@@ -154,7 +145,7 @@ class TableFile:
         if self.kind != "parquet":
             with self.errors_named():
                 return self._ipc_parts(number)
-        found, first, widths = [], 0, _widths(self.schema(), columns)
+        found, first, widths, leaves = [], 0, _widths(self.schema(), columns), self._leaves(columns)
         for group in range(self.footer.num_row_groups):
             described = self.footer.row_group(group)
             rows = described.num_rows
@@ -163,7 +154,7 @@ class TableFile:
             if rows == 0:
                 continue
             size = rows * sum(width for width in widths.values() if width)
-            for name, begin, end, plain in self._chunks(group, columns):
+            for name, begin, end, plain in self._chunks(group, leaves):
                 if not 0 < begin <= end <= self.size:
                     raise self.corrupt(f"row group {group} places column {name!r} at bytes {begin:,} to {end:,}")
                 size += 0 if widths[name] else plain + 4 * rows
@@ -173,18 +164,24 @@ class TableFile:
             raise self.corrupt(f"its row groups have {first:,} rows, and its footer says {self.footer.num_rows:,}")
         return found
 
-    def _chunks(self, group: int, columns: Sequence[str]) -> Iterator[tuple[str, int, int, int]]:
+    def _leaves(self, columns: Sequence[str]) -> list[tuple[int, str]]:
+        """Return the numbers of the column chunks that columns have in each row group, with the columns."""
+        schema, found = self.footer.schema, []
+        for number in range(len(schema)):
+            path = schema.column(number).path
+            name = next((one for one in columns if path == one or path.startswith(f"{one}.")), None)
+            found += [] if name is None else [(number, name)]
+        return found
+
+    def _chunks(self, group: int, leaves: list[tuple[int, str]]) -> Iterator[tuple[str, int, int, int]]:
         """Yield, of each column chunk, the column that it is of, where it begins and ends, and its bytes once plain."""
         described = self.footer.row_group(group)
-        for number in range(described.num_columns):
+        for number, name in leaves:
             chunk = described.column(number)
-            path = chunk.path_in_schema
-            name = next((one for one in columns if path == one or path.startswith(f"{one}.")), None)
-            if name is not None:
-                begin = chunk.data_page_offset
-                if chunk.has_dictionary_page and chunk.dictionary_page_offset:
-                    begin = min(begin, chunk.dictionary_page_offset)
-                yield name, begin, begin + chunk.total_compressed_size, chunk.total_uncompressed_size
+            begin = chunk.data_page_offset
+            if chunk.has_dictionary_page and chunk.dictionary_page_offset:
+                begin = min(begin, chunk.dictionary_page_offset)
+            yield name, begin, begin + chunk.total_compressed_size, chunk.total_uncompressed_size
 
     def _ipc_parts(self, number: int) -> list[Part]:
         """Return the one part of an IPC file, or of a compressed local one about as many as it has blocks of rows."""
@@ -233,8 +230,8 @@ class TableFile:
             return self.source()
         ranges = [(0, self.size)]
         if self.kind == "parquet":
-            ranges = _joined([(begin, end) for _, begin, end, _ in self._chunks(part.number, columns)])
-        held = _RemoteFile(self)
+            ranges = _joined([(begin, end) for _, begin, end, _ in self._chunks(part.number, self._leaves(columns))])
+        held = RemoteFile(self)
 
         async def fetch(begin: int, end: int) -> None:
             assert self.store is not None
@@ -266,7 +263,7 @@ class TableFile:
         return np.flatnonzero(kept).astype(np.int32)
 
 
-class _RemoteFile(io.RawIOBase):
+class RemoteFile(io.RawIOBase):
     """An object of a store as a file, of which parts may be here already; others are read by requests of their own."""
 
     def __init__(self, file: TableFile) -> None:
@@ -307,7 +304,7 @@ def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return ranges of bytes in order, those with a small gap between them as one."""
     found: list[tuple[int, int]] = []
     for begin, end in sorted(ranges):
-        if found and begin - found[-1][1] <= _TAIL:
+        if found and begin - found[-1][1] <= TAIL:
             found[-1] = found[-1][0], max(end, found[-1][1])
         else:
             found.append((begin, end))
@@ -336,142 +333,5 @@ def _width(kind: pa.DataType) -> int:
         return 0
 
 
-def _version(status: os.stat_result) -> str:
+def version_of(status: os.stat_result) -> str:
     return f"{status.st_mtime_ns}-{status.st_ino}"
-
-
-# --- which files ------------------------------------------------------------------------------------------------------
-
-
-def files_of(data: object) -> list[TableFile]:
-    """Return the files that paths, globs, folders, URLs or a list of them name, with their footers.
-
-    Raises InvalidOption, FileNotFoundError, CorruptSample, StorageError.
-    """
-    given = [data] if isinstance(data, str | os.PathLike) else data
-    if not isinstance(given, Iterable) or not (paths := list(given)):
-        raise InvalidOption(f"data={data!r}: it is a path, a glob, a folder, a URL, or a list of at least one of them")
-    named = [file for path in paths for file in (_remote(path) if is_url(path) else _local(path))]
-    with ThreadPoolExecutor(min(_AT_ONCE, len(named)), "penstock-footers") as pool:
-        return list(pool.map(_opened, named))
-
-
-def _local(path: Any) -> Iterator[TableFile]:
-    if not isinstance(path, str | os.PathLike):
-        raise InvalidOption(f"data= holds {path!r}, which is not a path")
-    whole = os.path.abspath(os.path.expanduser(os.fsdecode(path)))
-    if os.path.isdir(whole):
-        found = sorted(str(one) for one in Path(whole).rglob("*") if _is_data(str(one.relative_to(whole))))
-    elif os.path.lexists(whole) or not glob.has_magic(whole):
-        found = [whole]
-    else:
-        found = sorted(one for one in glob.glob(whole, recursive=True) if os.path.isfile(one))
-    if not found:
-        raise InvalidOption(_none_found(os.fsdecode(path), is_folder=os.path.isdir(whole)))
-    for one in found:
-        try:
-            status = os.stat(one)
-        except OSError as error:
-            what = error.strerror or "cannot be opened"
-            near = difflib.get_close_matches(os.path.basename(one), _names_beside(one), 1)
-            raise type(error)(error.errno, f"{what}{f'; do you mean {near[0]!r}?' if near else ''}", one) from error
-        yield TableFile(one, status.st_size, _version(status))
-
-
-def _names_beside(path: str) -> list[str]:
-    try:
-        return os.listdir(os.path.dirname(path))
-    except OSError:
-        return []
-
-
-def _remote(url: str) -> Iterator[TableFile]:
-    scheme, _, rest = url.partition("://")
-    magic = re.search(r"[*?\[]", rest)
-    folder, name = url.rstrip("/"), ""
-    if magic is not None or rest.lower().endswith(SUFFIXES):
-        folder = f"{scheme}://{(rest[: magic.start()] if magic else rest).rpartition('/')[0]}"
-        name = url[len(folder) + 1 :]
-    store = ObjectStore(folder)
-    if name and magic is None:
-        found = {name: store.entry(name)}
-    else:
-        pattern = re.compile(_translated(name)) if name else None
-        found = {
-            key: entry
-            for key, entry in sorted(store.entries().items())
-            if (_is_data(key) if pattern is None else pattern.fullmatch(key))
-        }
-    if not found:
-        raise InvalidOption(_none_found(url, is_folder=not name))
-    for key, (size, version) in found.items():
-        yield TableFile(store.url_of(key), size, version, store, key)
-
-
-def _is_data(name: str) -> bool:
-    """Return whether a file in a folder is one of its data, as pyarrow has it: no part of its name is hidden."""
-    return name.lower().endswith(SUFFIXES) and not any(part.startswith((".", "_")) for part in name.split("/"))
-
-
-def _none_found(given: str, *, is_folder: bool) -> str:
-    if is_folder:
-        return f"{given} contains no files that end in {', '.join(SUFFIXES)}: give another folder, or the files' names"
-    return f"no file matches {given!r}: correct the pattern"
-
-
-def _translated(pattern: str) -> str:
-    """Return a glob as a regular expression: ** for any folders, * and ? within a name."""
-    out = ""
-    for token in re.findall(r"\*\*/|\*\*|\*|\?|\[[^]]+\]|.", pattern, re.DOTALL):
-        known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}.get(token)
-        out += known or (token.replace("[!", "[^") if token.startswith("[") and len(token) > 2 else re.escape(token))
-    return out
-
-
-def _opened(file: TableFile) -> TableFile:
-    """Return a file with its kind and footer. Raises CorruptSample, StorageError."""
-    with file.errors_named():
-        if file.store is None:
-            with open(file.place, "rb") as opened:
-                head, tail = opened.read(8), b""
-        else:
-            begin = max(0, file.size - _TAIL)
-            tail = run_alone(file.store.read_part(file.key, begin, file.size, file.size, file.version))
-            head = tail[:8] if begin == 0 else _RemoteFile(file).read(8)
-        kind = _kind_of(head)
-        if kind is None:
-            raise file.corrupt(f"it begins with {head!r}" if file.size else "it is empty")
-        known = TableFile(file.place, file.size, file.version, file.store, file.key, kind)
-        if kind == "parquet" and file.store is None:
-            return TableFile(**{**vars(known), "footer": pq.read_metadata(file.place)})
-        if kind == "parquet":
-            held = _RemoteFile(file)
-            held.parts[begin] = tail
-            return TableFile(**{**vars(known), "footer": pq.read_metadata(pa.PythonFile(held))})
-        if file.store is not None:
-            if kind == "stream":
-                raise InvalidOption(
-                    f"{file.place} is an Arrow IPC stream, whose rows are known only once all of it is read: write it "
-                    "as Parquet or in Arrow's file format, or copy it to this machine"
-                )
-            return known
-        return TableFile(**{**vars(known), "mapped": _lies_plain(known)})
-
-
-def _kind_of(head: bytes) -> str | None:
-    if head.startswith(b"PAR1"):
-        return "parquet"
-    if head.startswith(b"ARROW1"):
-        return "file"
-    return "stream" if head.startswith(b"\xff\xff\xff\xff") else None
-
-
-def _lies_plain(file: TableFile) -> bool:
-    """Return whether the first record batch of a local IPC file is not compressed: its buffers are in the map."""
-    with pa.memory_map(file.place) as source:
-        whole = source.read_buffer()
-        source.seek(0)
-        for batch in file.batches(Part(0, 0, 0, 0, 0, 1), (), source):
-            buffers = [one for column in batch.columns for one in column.buffers() if one is not None and one.size]
-            return all(whole.address <= one.address < whole.address + whole.size for one in buffers)
-    return True

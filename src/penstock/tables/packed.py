@@ -34,7 +34,8 @@ class Packed:
     -100 at each document's first token.
 
     The loader cuts its order into batches by the lengths of the documents: one that does not fit into what is left of
-    a batch begins the next one, none is lost, and the last batch of an epoch has fewer tokens. A document is a
+    a batch begins the next one, none is lost, and the last batch of an epoch has fewer tokens. Each epoch has the same
+    number of batches: of a shuffle about one in a hundred is cut in two for that. A document is a
     dictionary with `input_ids`, and `labels` if it has any, or by itself a list, array or tensor of tokens. Empty
     documents are left out.
 
@@ -74,7 +75,7 @@ class Packed:
     # --- which documents a batch holds ------------------------------------------------------------------------------
 
     def batches(
-        self, dataset: Any, shuffle: bool, generator: torch.Generator | None, seed: int | None, others: dict[str, Any]
+        self, dataset: Any, shuffle: bool, generator: torch.Generator | None, others: dict[str, Any]
     ) -> CutBatches:
         """Return the batch sampler of a loader. others: arguments of the loader that must have their defaults.
 
@@ -99,7 +100,7 @@ class Packed:
                 f"leave it out, or give longer='cut', which takes its first {self.tokens:,}"
             )
         lengths = np.minimum(lengths, self.tokens)
-        order = DocumentOrder(lengths, self.tokens, shuffle=shuffle, generator=generator, seed=seed)
+        order = DocumentOrder(lengths, self.tokens, shuffle=shuffle, generator=generator)
         return CutBatches(order)
 
     # --- a batch ----------------------------------------------------------------------------------------------------

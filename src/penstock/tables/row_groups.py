@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import os
 import tempfile
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ from penstock.storage.objects import run_alone
 from penstock.storage.remote_shards import LOOK_AGAIN, REQUESTS, Range
 from penstock.system.limits import usable_cpus
 from penstock.system.locks import ProcessLock
+from penstock.system.words import size_of
 from penstock.tables.files import MappedRows, Part, TableFile, mapped
 from penstock.tables.values import filled
 
@@ -85,6 +88,14 @@ class RowGroups:
         part = self.shards[number]
         return f"{self.files[part.file].place}, row group {part.number}"
 
+    def describe(self) -> str:
+        """Return, for explain(), how row groups come, and the bound of what is kept of them."""
+        fetched = "fetched and decoded" if self.is_remote else "decoded"
+        return (
+            f"its row groups are {fetched} as the order needs them, up to {AT_ONCE} at once, and kept in "
+            f"{self.cache.path} (at most {size_of(self.cache.limit)})"
+        )
+
     def download(self, number: int) -> Decoding:
         """Return what brings a row group into the cache."""
         return Decoding(self, number)
@@ -131,6 +142,7 @@ class RowGroups:
         elif missing:
             with ThreadPoolExecutor(min(AT_ONCE, usable_cpus(), len(missing)), "penstock-decode") as pool:
                 found.update(zip(missing, pool.map(self._open, missing), strict=True))
+            pa.default_memory_pool().release_unused()
         with self._lock:
             self._opened.update({number: found[number] for number in missing})
             while sum(self.shards[number].bytes for number in self._opened) > self.cache.limit:
@@ -176,15 +188,18 @@ class RowGroups:
 
     def _open(self, number: int) -> MappedRows:
         if (failed := self._failed.get(number)) is not None:
-            raise failed
+            raise copy.copy(failed)
         part = self.shards[number]
         file = self.files[part.file]
         try:
             if file.mapped:
                 rows = file.rows()
                 return rows._replace(table=rows.table.select(self.schema.names))
-            with contextlib.closing(self.download(number).run()) as held:
-                return mapped(f"/proc/self/fd/{held.descriptor}")
+            for _ in range(2):
+                with contextlib.closing((decoding := self.download(number)).run()) as held, suppress(pa.ArrowException):
+                    return mapped(f"/proc/self/fd/{held.descriptor}")
+                decoding.discard()  # it was damaged since it was decoded
+            raise file.corrupt(f"its decoded rows cannot be read in {self.cache.path}")
         except CorruptSample as error:
             self._failed[number] = error
             raise
@@ -204,6 +219,11 @@ class Decoding:
         key = f"{file.version}\n{file.size}\n{started}\n{part}\n{groups.schema}\n{sorted(groups.fill.items())}"
         url = f"{file.place}-{part.number}"
         return CachedShard(url, part.bytes, _native.crc32c(key.encode()), exact=False)
+
+    def discard(self) -> None:
+        """Delete the decoded row group."""
+        if (held := self.groups.cache.hold(self._entry)) is not None:
+            self.groups.cache.discard(self._entry, held, "shard")
 
     def path(self) -> str:
         """Return the file that the row group is mapped from."""

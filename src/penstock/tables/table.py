@@ -18,7 +18,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from penstock._native import crc32c
-from penstock.errors import CorruptSample, InvalidOption
+from penstock.errors import CorruptSample, InvalidOption, pair
 from penstock.order.blocks import DEFAULT_WINDOW, Blocks, checked_window
 from penstock.order.permutations import Indices
 from penstock.storage.cache_folder import DEFAULT_LIMIT, CacheFolder
@@ -30,9 +30,9 @@ from penstock.tables.column import column_of
 if TYPE_CHECKING:
     import pyarrow
 
-    from penstock.tables import arguments, files, row_groups, values
+    from penstock.tables import arguments, listing, row_groups, values
 else:
-    arguments, files, row_groups, values = deferred("penstock.tables", "arguments", "files", "row_groups", "values")
+    arguments, listing, row_groups, values = deferred("penstock.tables", "arguments", "listing", "row_groups", "values")
 
 
 class Table(Dataset[dict[str, Any]]):
@@ -100,26 +100,31 @@ class Table(Dataset[dict[str, Any]]):
             raise InvalidOption(f"transform={transform!r} is not callable")
         self.window = None if window is None else checked_window(window)
         self.image, self.transform = image, transform
-        opened = files.files_of(data)
+        opened = listing.files_of(data)
         self.files = [file.place for file in opened]
         schema = arguments.schema_of(opened, columns, image)
         self.columns, self.schema = list(schema.names), schema
         self._fill = arguments.checked_fill(fill, schema)
         parts = [part for number, file in enumerate(opened) for part in file.parts(number, self.columns)]
-        cache = CacheFolder(cache_folder or folder_of("tables"), cache_limit or DEFAULT_LIMIT)
-        groups = row_groups.RowGroups(opened, [part for part in parts if part.samples], schema, self._fill, cache)
-        self.row_groups = groups
-        rows = [part.samples for part in groups.shards]
+        parts, why = [part for part in parts if part.samples], "there are no rows"
+        rows = [part.samples for part in parts]
         self._rows: NDArray[np.int32] | None = None
         """Of each sample, in its row group; None: all rows are samples."""
         if filters is not None and rows:
-            chosen = arguments.chosen_rows(groups, filters)
-            self._rows, rows = np.concatenate(chosen), list(map(len, chosen))
+            chosen, why = arguments.chosen_rows(opened, parts, filters), "no row meets filters="
+            parts = [part for part, found in zip(parts, chosen, strict=True) if len(found)]
+            rows, self._rows = [len(found) for found in chosen if len(found)], np.concatenate(chosen)
         self._ends = np.cumsum(rows, dtype=np.int64)
         """The number of samples up to the end of each row group."""
-        if not len(self):
-            why = "no row meets filters=" if groups.shards else "there are no rows"
+        if not rows:
             raise InvalidOption(f"{self.files[0]}{f' and {len(opened) - 1:,} more' * (len(opened) > 1)}: {why}")
+        try:
+            cache = CacheFolder(cache_folder or folder_of("tables"), cache_limit or DEFAULT_LIMIT)
+        except OSError as error:
+            raise pair(InvalidOption, type(error))(
+                f"decoded row groups cannot be kept in the cache folder: {error}. Give cache_folder="
+            ) from error
+        self.row_groups = row_groups.RowGroups(opened, parts, schema, self._fill, cache)
         self._window = self._checked_window()
 
     # --- which rows -------------------------------------------------------------------------------------------------
@@ -204,8 +209,9 @@ class Table(Dataset[dict[str, Any]]):
     @property
     def __getitems__(self) -> Callable[[Sequence[int]], list[dict[str, Any]]] | None:
         """Returns the samples of a batch, gathered by one pass over each column; None where there is a transform, whose
-        random draws are those of each sample."""
-        return self._samples if self.transform is None else None
+        random draws are those of each sample, or a subclass makes the samples."""
+        one_by_one = self.transform is not None or type(self).__getitem__ is not Table.__getitem__
+        return None if one_by_one else self._samples
 
     def _samples(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return samples, untransformed."""

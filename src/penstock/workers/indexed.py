@@ -25,13 +25,19 @@ from penstock.sources.tree import is_foreign, source_of
 from penstock.system.deferred import deferred
 from penstock.system.warn_user import warn_user
 from penstock.tables import hugging_face
-from penstock.tables.collated import CollatedTable
 from penstock.tables.hugging_face import CollatedRows
 
 if TYPE_CHECKING:
     from penstock.indexing import batches
+    from penstock.tables import collated
+
+    Reading = batches.Reading | CollatedRows | collated.CollatedTable
+    """What makes the batches of a dataset."""
+    Held = tuple[Reading, list[tuple[Any, tuple[Any, ...]]]] | None
+    """What a pass reads from, and its arrays with their places; None: the dataset as it is at each batch."""
 else:
     (batches,) = deferred("penstock.indexing", "batches")
+    (collated,) = deferred("penstock.tables", "collated")
 
 #: One sample of so many is made by the class, too.
 CHECKED = 4096
@@ -45,16 +51,12 @@ _MOST_READ = 16
 _OWN = frozenset({"__getitem__", "__getitems__", "__len__"})
 
 
-Held = tuple[batches.Reading | CollatedRows | CollatedTable, list[tuple[Any, tuple[Any, ...]]]] | None
-"""What a pass reads from, and its arrays with their places; None: the dataset as it is at each batch."""
-
-
 class IndexedDataset:
     """A dataset of a user's own, and the program of its `__getitem__`."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset, self._kind = weakref.ref(dataset), type(dataset)
-        self._read: batches.Reading | CollatedRows | CollatedTable | None = None
+        self._read: Reading | None = None
         self.refusal = ""
         """Why the class makes the batches; empty: it does not."""
         self._checked = False
@@ -81,7 +83,7 @@ class IndexedDataset:
         self._checked, self._unlike = False, 0
         return True
 
-    def _unchanged(self, read: batches.Reading | CollatedRows | CollatedTable) -> list[Any] | None:
+    def _unchanged(self, read: Reading) -> list[Any] | None:
         """Return the arrays that are read of the dataset; None: it is not what it was."""
         dataset = self._dataset()
         if type(dataset) is not self._kind or vars(dataset) is not read.attributes:
@@ -97,7 +99,7 @@ class IndexedDataset:
         """Return the arrays that are read, for a pass that goes on with them whatever becomes of the dataset."""
         return None if self._read is None else (self._read, self._read.reads.held())
 
-    def _numbers_of(self, read: batches.Reading | CollatedRows | CollatedTable, given: Any) -> torch.Tensor | None:
+    def _numbers_of(self, read: Reading, given: Any) -> torch.Tensor | None:
         """Return the numbers of some samples; None: the class must make sense of them."""
         if type(given) is np.ndarray:
             return torch.from_numpy(given) if given.size else None
@@ -243,11 +245,11 @@ def _may_be_read(dataset: Any) -> bool:
     return usual and is_foreign(dataset)
 
 
-def _reader_of_columns(dataset: Any) -> type[CollatedRows | CollatedTable] | None:
+def _reader_of_columns(dataset: Any) -> type[CollatedRows | collated.CollatedTable] | None:
     """Return what gathers the batches of a dataset of columns; None: it is none."""
     if hugging_face.is_dataset(dataset):
         return CollatedRows
-    return CollatedTable if type(dataset).__module__ == "penstock.tables.table" else None
+    return collated.CollatedTable if type(dataset).__module__ == "penstock.tables.table" else None
 
 
 def _bases(dataset: Any) -> list[Any]:

@@ -1,0 +1,488 @@
+"""One stream of a Hugging Face IterableDataset: what one worker of one rank reads in a pass, with an exact state.
+
+The package's own state says where each step of the pipeline is; the rows in a shuffle buffer it loses. Here a copy of
+the pipeline is read whose shuffle buffers say what they hold: where the rows come from files or Arrow tables without
+a function of the user's in between, the position of each, (shard, row), which is read again; else the rows.
+
+What it costs: 8 bytes a position before compression, for half of the buffer, once for each time that the buffer was
+refilled. A resume reads the shards of these positions from their starts, as the package does with what lies behind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import itertools
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy, deepcopy
+from functools import cache, cached_property, partial
+from io import BytesIO
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data._utils import worker as torch_worker
+
+from penstock.errors import DatasetChanged, InvalidOption
+from penstock.recipe.originals import own_class
+from penstock.state.samplers import decoded, encoded
+
+_MODULE = "datasets.iterable_dataset"
+#: The column of a source's tables that says where each row lies.
+_POSITION = "===PENSTOCK POSITION==="
+_ROW_BITS = 40
+#: By their source texts: the shuffle buffers of the package that `_ExactBuffer` does the same as (datasets 5.2).
+_KNOWN_BUFFERS = {"9cb37dcd"}
+#: Steps of a pipeline that hand rows on as they are, without a function of the user's.
+_PLAIN = {
+    "RebatchedArrowExamplesIterable",
+    "InterleavedShardsExamplesIterable",
+    "CyclingMultiSourcesExamplesIterable",
+    "RandomlyCyclingMultiSourcesExamplesIterable",
+    "VerticallyConcatenatedMultiSourcesExamplesIterable",
+    "SkipExamplesIterable",
+    "TakeExamplesIterable",
+    "StepExamplesIterable",
+    "RepeatExamplesIterable",
+}
+
+
+def is_hugging_face_stream(dataset: Any) -> bool:
+    """Return whether a dataset is a Hugging Face IterableDataset, iterated over by the package's own code."""
+    kind = own_class(_MODULE, "IterableDataset")
+    return kind is not None and isinstance(dataset, kind) and type(dataset).__iter__ is kind.__iter__
+
+
+def steps_of(node: Any) -> Iterator[Any]:
+    """Yield the steps of a pipeline, the last one first."""
+    yield node
+    for child in _children(node):
+        yield from steps_of(child)
+
+
+def _children(node: Any) -> list[Any]:
+    return [node.ex_iterable] if hasattr(node, "ex_iterable") else list(getattr(node, "ex_iterables", ()))
+
+
+def loses_rows(dataset: Any) -> bool:
+    """Return whether a state of the dataset does not hold the rows of its shuffle buffers: their code is not known."""
+    return any("Shuffled" in kind.__name__ and not _is_known_buffer(kind) for kind in _kinds(dataset))
+
+
+def _kinds(dataset: Any) -> set[Any]:
+    return {type(step) for step in steps_of(dataset._ex_iterable)}
+
+
+class Place(NamedTuple):
+    """Which stream of a pass is meant: which worker, of how many (0: the caller's thread), of which rank."""
+
+    worker: int
+    workers: int
+    rank: int
+    ranks: int
+
+
+def place_of(dataset: Any) -> tuple[int, int]:
+    """Return (rank, number of ranks) of a dataset, as split_dataset_by_node() has set them."""
+    split = dataset._distributed
+    return (0, 1) if split is None else (split.rank, split.world_size)
+
+
+def fresh_places(dataset: Any, workers: int) -> list[Place]:
+    """Return the streams of a pass that begins at the start of an epoch."""
+    rank, ranks = place_of(dataset)
+    return [Place(worker, workers, rank, ranks) for worker in range(max(1, workers))]
+
+
+class HuggingFaceStream:
+    """An iterable dataset with a state: what one worker of one rank reads. It may be read in any process.
+
+    Args:
+        dataset: the user's, which is left as it is.
+        place: of the stream, in a pass that was perhaps begun with other workers and ranks.
+        strategy: how `split_dataset_by_node` splits; None: it was not called.
+        brief: what is pickled of a state holds the rows of a shuffle buffer only the first time: see `Packed`.
+    """
+
+    def __init__(self, dataset: Any, place: Place, strategy: str | None = None, *, brief: bool = False) -> None:
+        self._given, self._place, self._brief = dataset, place, brief
+        self._dataset = own = object.__new__(type(dataset))
+        vars(own).update(vars(dataset))  # copy() of it would share them
+        own._ex_iterable = _exact(dataset._ex_iterable, [])
+        if place_of(dataset) != place[2:]:
+            config: Any = sys.modules[_MODULE]
+            own._distributed = strategy and config.DistributedConfig(place.rank, place.ranks, strategy)
+        self._state: Any = None  # that was given
+        self._skip = 0
+        self._begun = False
+        self._sent: set[int] | None = set() if brief else None
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._skip, self._state = int(state["skip"]), _with_kept(state["state"])
+        if self._state is not None:
+            self._dataset.load_state_dict(self._state)
+
+    def __iter__(self) -> Iterator[Any]:
+        place, present = self._place, torch_worker._worker_info
+        samples = iter(self._dataset)
+        if (place.worker, place.workers) != ((0, 0) if present is None else (present.id, present.num_workers)):
+            samples = self._as_worker(samples)
+        samples = islice(samples, self._skip, None)
+        for sample in samples:
+            if not self._begun:
+                self._begun, self._skip = True, 0
+                if place.workers == 0 and not any(map(_is_known_buffer, _kinds(self._given))):
+                    self._given._state_dict = self._dataset._state_dict  # its state_dict() says where it is, as always
+            yield sample
+
+    def _as_worker(self, samples: Iterator[Any]) -> Iterator[Any]:
+        """Yield samples, made where get_worker_info() returns what the worker that began the stream was told."""
+        place, info = self._place, None
+        if place.workers:
+            seed = torch.initial_seed() + place.worker
+            info = torch_worker.WorkerInfo(id=place.worker, num_workers=place.workers, seed=seed, dataset=self._given)
+        while True:
+            present, torch_worker._worker_info = torch_worker._worker_info, info
+            try:
+                sample = next(samples)
+            except StopIteration:
+                return
+            finally:
+                torch_worker._worker_info = present
+            yield sample
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self._dataset._state_dict if self._begun else self._state
+        packed = None if state is None else Packed.of(state, self._sent)
+        return {"of": list(self._place), "skip": self._skip, "state": packed}
+
+
+# --- states on their way from a worker --------------------------------------------------------------------------------
+
+
+class Packed:
+    """A state, pickled: what each batch of a worker brings with it.
+
+    Args:
+        kept: the rows of shuffle buffers that it holds, by their numbers; None: an earlier state has brought them.
+        sent: the numbers of those that were pickled last, which are not pickled again; None: all are.
+    """
+
+    def __init__(self, data: bytes, kept: dict[int, bytes | None], sent: set[int] | None = None) -> None:
+        self.data, self.kept, self._sent = data, kept, sent
+
+    def __deepcopy__(self, memo: object) -> Packed:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        kept, sent = self.kept, self._sent
+        if sent is not None:  # it comes here when the batch before it in the message could be pickled
+            kept = {number: None if number in sent else rows for number, rows in kept.items()}
+            sent.clear()
+            sent.update(kept)
+        return Packed, (self.data, kept)
+
+    @classmethod
+    def of(cls, state: Any, sent: set[int] | None) -> Packed:
+        file = BytesIO()
+        pickler = _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL)
+        pickler.dump(state)
+        return cls(file.getvalue(), pickler.kept, sent)
+
+    def filled(self, before: Packed | None) -> Packed:
+        """Return this with the rows that an earlier state of the same stream has brought."""
+        known = {} if before is None else before.kept
+        return Packed(self.data, {number: rows or known.get(number) for number, rows in self.kept.items()})
+
+    def plain(self) -> Any:
+        """Return the state as numbers, texts, lists and dictionaries; rows are what the pipeline makes of them."""
+        if None in self.kept.values():
+            raise InvalidOption("the state of a worker is not known: the batch that brought it could not be read")
+        return _Unpickler(self).load()
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.kept: dict[int, bytes | None] = {}
+
+    def persistent_id(self, value: Any) -> int | None:
+        if type(value) is not Kept:
+            return None
+        self.kept[value.number] = value.packed
+        return value.number
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, state: Packed) -> None:
+        super().__init__(BytesIO(state.data))
+        self._kept = state.kept
+
+    def persistent_load(self, number: Any) -> Any:
+        return pickle.loads(self._kept[number] or b"")
+
+
+class Kept:
+    """The rows that a shuffle buffer holds when it begins to be refilled. Nobody changes them.
+
+    rows: their positions, an array; a table of Arrow's; a tuple of examples; or what a state holds of any of these.
+    """
+
+    _numbers = itertools.count()
+
+    def __init__(self, rows: Any) -> None:
+        self._rows, self.number = rows, next(Kept._numbers)
+
+    def __deepcopy__(self, memo: object) -> Kept:
+        return self
+
+    @cached_property
+    def packed(self) -> bytes:
+        rows = self._rows
+        if isinstance(rows, dict):
+            found = rows
+        elif isinstance(rows, np.ndarray):
+            found = {"positions": encoded(torch.from_numpy(rows).view(torch.uint8)), "rows": len(rows)}
+        elif isinstance(rows, tuple):
+            found = {"examples": [example for _, example in rows]}
+        else:
+            sink = sys.modules["pyarrow"].BufferOutputStream()
+            with sys.modules["pyarrow"].ipc.new_stream(sink, rows.schema) as writer:
+                writer.write_table(rows)
+            found = {"table": sink.getvalue().to_pybytes()}
+        return pickle.dumps(found)
+
+    def plain(self) -> dict[str, Any]:
+        """Return what a state holds of the rows."""
+        found: dict[str, Any] = pickle.loads(self.packed)
+        return found
+
+
+def _with_kept(state: Any) -> Any:
+    """Return a copy of a state that was loaded, with what it holds of rows as `Kept`."""
+    if isinstance(state, list):
+        return [_with_kept(part) for part in state]
+    if not isinstance(state, dict):
+        return state
+    return {
+        name: Kept(part) if name == "kept" and isinstance(part, dict) else _with_kept(part)
+        for name, part in state.items()
+    }
+
+
+# --- the pipeline -----------------------------------------------------------------------------------------------------
+
+Shards = list[Callable[[], Iterator[tuple[Any, Any]]]]
+"""Returns the tables of each shard, with the positions of their rows."""
+
+
+def _exact(node: Any, shards: Shards, *, tracks: bool = False) -> Any:
+    """Return a copy of a pipeline whose shuffle buffers have an exact state.
+
+    Args:
+        shards: those of the sources whose positions are noted; more are added.
+        tracks: note the positions of rows.
+    """
+    made = copy(node)
+    kind: Any = type(node)
+    buffer = _is_known_buffer(kind)
+    tracks = tracks or (buffer and all(map(_tracked, steps_of(node.ex_iterable))))
+    if buffer:
+        made = _exact_buffer(kind)(node.ex_iterable, node.buffer_size, node.generator)
+        made.shards = shards if tracks else None
+    if hasattr(node, "ex_iterable"):
+        made.ex_iterable = _exact(node.ex_iterable, shards, tracks=tracks)
+    elif hasattr(node, "ex_iterables"):
+        made.ex_iterables = [_exact(child, shards, tracks=tracks) for child in node.ex_iterables]
+    elif tracks:
+        first, made.generate_tables_fn = len(shards), partial(_with_positions, node.generate_tables_fn)
+        made.kwargs = {**node.kwargs, _POSITION: list(range(first, first + node.num_shards))}
+        split = sys.modules[_MODULE]._split_gen_kwargs
+        shards += [partial(made.generate_tables_fn, **one) for one in split(made.kwargs, max_num_jobs=node.num_shards)]
+    return made
+
+
+def _tracked(step: Any) -> bool:
+    """Return whether the positions of rows pass through a step, or begin in it."""
+    name = type(step).__name__
+    known = own_class(_MODULE, name) is type(step)
+    return known and (name in _PLAIN or (name == "ArrowExamplesIterable" and step.num_shards > 0))
+
+
+def _with_positions(tables: Callable[..., Iterator[Any]], **given: Any) -> Iterator[tuple[Any, Any]]:
+    (shard,) = given.pop(_POSITION)
+    begin = shard << _ROW_BITS
+    for key, table in tables(**given):
+        positions = np.arange(begin, begin + len(table))
+        begin += len(table)
+        yield key, table.append_column(_POSITION, [positions])
+
+
+@cache
+def _is_known_buffer(kind: Any) -> bool:
+    if own_class(_MODULE, "BufferShuffledExamplesIterable") is not kind:
+        return False
+    try:
+        return hashlib.sha256(inspect.getsource(kind).encode()).hexdigest()[:8] in _KNOWN_BUFFERS
+    except (OSError, TypeError):
+        return False
+
+
+@cache
+def _exact_buffer(kind: Any) -> Any:
+    return type("ExactBuffer", (_ExactBuffer, kind), {})
+
+
+class _ExactBuffer:
+    """The package's shuffle buffer, with a state that loses no row. It gives the rows that the package's gives.
+
+    The state is that of the moment when the buffer began to be refilled: where the steps before it were
+    (`previous_state`), the state of the generator, the rows that were kept, and how many were `given` since.
+    """
+
+    buffer_size: int
+    generator: Any
+    ex_iterable: Any
+    _state_dict: Any
+    shards: Shards | None
+    """Of the sources, where they are known; None: the state holds rows."""
+
+    def _like_this(self, made: Any) -> Any:
+        found: Any = type(self)(made.ex_iterable, made.buffer_size, made.generator)  # type: ignore[call-arg]
+        found.shards = self.shards
+        return found
+
+    def shift_rngs(self, value: int) -> Any:
+        return self._like_this(super().shift_rngs(value))  # type: ignore[misc]
+
+    def shuffle_data_sources(self, generator: Any) -> Any:
+        return self._like_this(super().shuffle_data_sources(generator))  # type: ignore[misc]
+
+    def shard_data_sources(self, num_shards: int, index: int, contiguous: bool = True) -> Any:
+        return self._like_this(super().shard_data_sources(num_shards, index, contiguous=contiguous))  # type: ignore[misc]
+
+    def _init_state_dict(self) -> dict[str, Any]:
+        self.ex_iterable._init_state_dict()
+        found = {"previous_state": None, "generator": None, "kept": None, "given": 0, "type": "ExactBuffer"}
+        self._state_dict = found
+        return found
+
+    def load_state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
+        found = self._init_state_dict()
+        found.update(deepcopy(state))
+        return found
+
+    def __iter__(self) -> Iterator[Any]:
+        state, rng, kept = self._begin()
+        rows = [] if kept is None else self._examples(kept)
+        keep, skip = self.buffer_size // 2, state["given"]
+        for row in self.ex_iterable:
+            rows.append(row)
+            if len(rows) >= self.buffer_size:
+                order = rng.permutation(len(rows))
+                yield from self._given_out(rows, order[skip : len(rows) - keep])
+                rows, skip = [rows[at] for at in order[len(rows) - keep :]], 0
+                self._note(rng, tuple(rows) if self.shards is None else _positions(row[1][_POSITION] for row in rows))
+        yield from self._given_out(rows, rng.permutation(len(rows))[skip:] if rows else ())
+
+    def _given_out(self, rows: list[Any], order: Any) -> Iterator[Any]:
+        state = self._state_dict
+        for at in order:
+            key, example = rows[at]
+            example = dict(example)  # what the program does to it does not reach the rows that are kept
+            example.pop(_POSITION, None)
+            state["given"] += 1
+            yield key, example
+
+    def _iter_arrow(self) -> Iterator[Any]:
+        pa = sys.modules["pyarrow"]
+        _, rng, kept = self._begin()
+        tables = [] if kept is None else self._tables(kept)
+        count, key = sum(map(len, tables)), None
+        for key, table in self.ex_iterable.iter_arrow():
+            tables.append(table)
+            count += len(table)
+            if count >= self.buffer_size:
+                yield key, self._shuffled(pa.concat_tables(tables), rng, count - self.buffer_size // 2, tables)
+                count = self.buffer_size // 2
+        if count:
+            yield key, self._shuffled(pa.concat_tables(tables), rng, count, tables)
+
+    def _shuffled(self, table: Any, rng: Any, given: int, tables: list[Any]) -> Any:
+        """Return the rows that are given out of a shuffled table. The others are kept, in `tables` too."""
+        shuffled = table.take(rng.permutation(len(table)))
+        tables[:] = [kept] = [shuffled.slice(given)]
+        self._note(rng, kept if self.shards is None else _positions(kept[_POSITION].to_pylist()))
+        shuffled = shuffled.slice(0, given)
+        return shuffled if self.shards is None else shuffled.drop_columns([_POSITION])
+
+    def _begin(self) -> tuple[dict[str, Any], Any, Any]:
+        """Return the state, the generator, and what is kept there, None at the start."""
+        state: dict[str, Any] = self._init_state_dict() if self._state_dict is None else self._state_dict
+        rng, kept = deepcopy(self.generator), state["kept"]
+        if kept is not None:
+            rng.bit_generator.state = state["generator"]
+            self.ex_iterable.load_state_dict(state["previous_state"])
+        return state, rng, kept and kept.plain()
+
+    def _note(self, rng: Any, kept: Any) -> None:
+        """Note that the buffer begins to be refilled."""
+        self._state_dict.update(
+            previous_state=self.ex_iterable.state_dict(), generator=rng.bit_generator.state, kept=Kept(kept), given=0
+        )
+
+    def _examples(self, kept: Mapping[str, Any]) -> list[Any]:
+        if "examples" in kept:
+            return [(0, example) for example in kept["examples"]]
+        package: Any = sys.modules[_MODULE]
+        positions, formatter, found = _decoded(kept), package.PythonFormatter(), {}
+        for part in self._parts(positions):
+            for example in package._batch_to_examples(formatter.format_batch(part)):
+                found[example[_POSITION]] = example
+        return [(0, found[position]) for position in positions.tolist()]
+
+    def _tables(self, kept: Mapping[str, Any]) -> list[Any]:
+        pa = sys.modules["pyarrow"]
+        if "table" in kept:
+            return [pa.ipc.open_stream(kept["table"]).read_all()]
+        positions = _decoded(kept)
+        if not len(positions):
+            return []
+        found = pa.concat_tables(self._parts(positions))
+        order = np.argsort(found[_POSITION].to_numpy())
+        return [found.take(order[np.argsort(np.argsort(positions))])]
+
+    def _parts(self, positions: Any) -> list[Any]:
+        """Return tables of the rows at some positions."""
+        return [self._read(int(shard), positions) for shard in np.unique(positions >> _ROW_BITS)]
+
+    def _read(self, shard: int, positions: Any) -> Any:
+        """Return the rows at some positions that lie in a shard. Raises DatasetChanged."""
+        assert self.shards is not None
+        begin, parts = shard << _ROW_BITS, []
+        wanted = np.sort(positions[positions >> _ROW_BITS == shard])
+        for _, table in self.shards[shard]():
+            inside = wanted[(wanted >= begin) & (wanted < begin + len(table))] - begin
+            begin += len(table)
+            if len(inside):
+                parts.append(table.take(inside))
+            if begin > wanted[-1]:
+                return sys.modules["pyarrow"].concat_tables(parts)
+        (file,) = getattr(self.shards[shard], "keywords", {}).get("files", (f"shard {shard}",))
+        raise DatasetChanged(
+            f"{file} has {begin - (shard << _ROW_BITS):,} rows, and a shuffle buffer of the state holds its row "
+            f"{wanted[-1] - (shard << _ROW_BITS):,}: it has changed since the state was taken"
+        )
+
+
+def _positions(found: Any) -> Any:
+    return np.fromiter(found, np.int64)
+
+
+def _decoded(kept: Mapping[str, Any]) -> Any:
+    if not kept["rows"]:
+        return np.empty(0, np.int64)
+    return decoded(kept["positions"], most=8 * kept["rows"]).numpy().view(np.int64)
