@@ -61,6 +61,10 @@ def kept(row: dict[str, Any]) -> bool:
     return bool(row["a"] % 3)
 
 
+def few(row: dict[str, Any]) -> bool:
+    return bool(row["a"] < 52)
+
+
 def interleaved(stream: Any) -> Any:
     parts = [stream.shuffle(seed=1, buffer_size=6), stream.shuffle(seed=2, buffer_size=8)]
     return datasets.interleave_datasets(parts, probabilities=[0.3, 0.7], seed=1)
@@ -196,6 +200,7 @@ def test_other_ranks_continue_the_same_streams(pipeline: str, before: int, after
     ("before", "after"),
     [
         ((2, 1), (2, 1)),
+        ((1, 1), (0, 1)),
         ((2, 1), (3, 1)),
         ((3, 1), (2, 1)),
         ((2, 1), (0, 1)),
@@ -206,7 +211,7 @@ def test_other_ranks_continue_the_same_streams(pipeline: str, before: int, after
     ],
 )
 def test_other_workers_continue_the_same_streams(before: Place, after: Place) -> None:
-    stream = PIPELINES["shuffle"](arrow())
+    stream = PIPELINES["shuffle" if before != after else "concatenate, take"](arrow())
     wanted = whole(stream, before, kind=torch.utils.data.DataLoader)
     for stop in (0, 3):
         first, states = stopped(stream, before, stop)
@@ -266,6 +271,13 @@ def test_a_state_of_one_rank_continues_with_a_warning() -> None:
     first, states = stopped(stream, (0, 2), 3)
     with pytest.warns(UserWarning, match=r"of rank 1 of 2 only: 3 batches .* give load_state_dict\(\) the list"):
         assert first + rest(stream, (0, 1), states[1:]) == whole(stream, (0, 2))
+
+
+def test_ranks_that_have_ended_give_no_row_again() -> None:
+    stream = arrow(shards=2).filter(few)
+    first, states = stopped(stream, (0, 2), 9)
+    assert len(first) < 2 * 9
+    assert first + rest(stream, (0, 1), states) == whole(stream, (0, 2))
 
 
 def test_each_rank_continues_from_its_own_state() -> None:

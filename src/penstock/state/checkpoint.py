@@ -132,7 +132,7 @@ class Checkpoint:
         """Do what DataLoader.load_state_dict() does."""
         streams = settings.iterable and is_hugging_face_stream(settings.dataset)
         if streams and isinstance(state, list | tuple) and state:
-            state = merged([checked_state(one) for one in state], own_of, place_of(settings.dataset)[0])
+            state = merged([checked_state(one) for one in state], own_of, place_of(settings.dataset))
         state = self._checked(settings, state, on_change)
         if streams and "held" in own_of(state):
             settings.dataset.set_epoch(own_of(state)["epoch"])

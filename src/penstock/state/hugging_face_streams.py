@@ -105,7 +105,8 @@ class HuggingFaceStream:
 
     def __init__(self, dataset: Any, place: Place, strategy: str | None = None, *, brief: bool = False) -> None:
         self._given, self._place = dataset, place
-        self._dataset = own = object.__new__(type(dataset))
+        kind: Any = type(dataset)
+        self._dataset = own = object.__new__(_exact_class(kind, _OneStream))
         vars(own).update(vars(dataset))  # copy() of it would share them
         own._ex_iterable = _exact(dataset._ex_iterable, [])
         if place_of(dataset) != place[2:]:
@@ -155,6 +156,21 @@ class HuggingFaceStream:
         state = self._dataset._state_dict if self._begun else self._state
         packed = None if state is None else Packed.of(state, self._sent)
         return {"of": list(self._place), "skip": self._skip, "state": packed}
+
+
+class _OneStream:
+    """An IterableDataset whose state is of what its worker reads: the package would load it before it splits, too."""
+
+    _starting_state_dict: Any
+
+    def _prepare_ex_iterable_for_iteration(self, *given: Any, **named: Any) -> Any:
+        state = self._starting_state_dict
+        if torch_worker._worker_info is not None:
+            self._starting_state_dict = None
+        try:
+            return super()._prepare_ex_iterable_for_iteration(*given, **named)  # type: ignore[misc]
+        finally:
+            self._starting_state_dict = state
 
 
 # --- states on their way from a worker --------------------------------------------------------------------------------
@@ -288,7 +304,7 @@ def _exact(node: Any, shards: Shards, *, tracks: bool = False) -> Any:
     buffer = _is_known_buffer(kind)
     tracks = tracks or (buffer and all(map(_tracked, steps_of(node.ex_iterable))))
     if buffer:
-        made = _exact_buffer(kind)(node.ex_iterable, node.buffer_size, node.generator)
+        made = _exact_class(kind, _ExactBuffer)(node.ex_iterable, node.buffer_size, node.generator)
         made.shards = shards if tracks else None
     if hasattr(node, "ex_iterable"):
         made.ex_iterable = _exact(node.ex_iterable, shards, tracks=tracks)
@@ -329,8 +345,8 @@ def _is_known_buffer(kind: Any) -> bool:
 
 
 @cache
-def _exact_buffer(kind: Any) -> Any:
-    return type("ExactBuffer", (_ExactBuffer, kind), {})
+def _exact_class(kind: Any, exact: Any) -> Any:
+    return type(exact.__name__.lstrip("_"), (exact, kind), {})
 
 
 class _ExactBuffer:

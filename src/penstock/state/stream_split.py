@@ -129,9 +129,7 @@ def resumed_split(dataset: Any, own: Mapping[str, Any]) -> tuple[StreamSplit, di
     batches are dropped as its neighbour had handed out.
     """
     known = {Place(*entry["of"]): (entry, count) for entry, count in zip(own["states"], own["counts"], strict=True)}
-    _, workers, _, old_ranks = next(iter(known))
-    places = [Place(worker, workers, rank, old_ranks) for worker in range(max(1, workers)) for rank in range(old_ranks)]
-    places = _rotated(places, own["first"])
+    places = _order(own)
     (was_rank, was_ranks), (rank, ranks) = own["held"], place_of(dataset)
     states, counts, size = list[dict[str, Any]](), list[int](), own.get("batch_size", 1)
     deals = len(places) % ranks > 0
@@ -166,6 +164,13 @@ def resumed_split(dataset: Any, own: Mapping[str, Any]) -> tuple[StreamSplit, di
     return split, {"states": given, "next": 0, "counts": [counts[at] for at in carried]}
 
 
+def _order(own: Mapping[str, Any]) -> list[Place]:
+    """Return all streams of the pass that a state is of, in the order in which they take turns."""
+    _, workers, _, ranks = own["states"][0]["of"]
+    places = [Place(worker, workers, rank, ranks) for worker in range(max(1, workers)) for rank in range(ranks)]
+    return _rotated(places, own["first"])
+
+
 def _rotated(parts: list[Any], by: int) -> list[Any]:
     return parts[by % len(parts) :] + parts[: by % len(parts)]
 
@@ -181,8 +186,14 @@ def _passed(states: list[dict[str, Any]], counts: list[int], turn: int, batches:
     return turn
 
 
-def merged(states: Sequence[Mapping[str, Any]], own_of: Callable[[Any], Mapping[str, Any]], rank: int) -> Any:
-    """Return one state of those that the ranks of a run have saved behind the same step. Raises InvalidOption."""
+def merged(
+    states: Sequence[Mapping[str, Any]], own_of: Callable[[Any], Mapping[str, Any]], place: tuple[int, int]
+) -> Any:
+    """Return one state of those that the ranks of a run have saved behind the same step. Raises InvalidOption.
+
+    place: (rank, ranks) of the loader. Whose turn it is may differ between ranks that have other numbers of rows: each
+    goes by its own where the ranks are the same, else all by that of one.
+    """
     inside = [state for state in states if "held" in own_of(state)]
     if not inside:
         return states[0]
@@ -191,10 +202,17 @@ def merged(states: Sequence[Mapping[str, Any]], own_of: Callable[[Any], Mapping[
     if len({(state["epoch"], own_of(state)["held"][1]) for state in inside}) > 1:
         raise InvalidOption("the states of several ranks are of different epochs, or of runs with other ranks")
     by_rank = {own_of(state)["held"][0]: state for state in inside}
-    base = by_rank.get(rank, by_rank[min(by_rank)])
+    base = by_rank[min(by_rank)]
+    if own_of(base)["held"][1] == place[1]:
+        base = by_rank.get(place[0], base)
     if own_of(base)["deals"]:
         return by_rank[max(by_rank)]
     parts = [own_of(state) for state in by_rank.values()]
+    places, ranks = _order(own_of(base)), own_of(base)["held"][1]
+    gone = [one for one in range(ranks) if one not in by_rank]
+    if len(gone) == len(states) - len(inside):  # the others have come to their ends
+        ended = [{"of": list(place), "ended": True} for one in gone for place in places[one::ranks]]
+        parts.append({"states": ended, "counts": [0] * len(ended)})
     joined = {name: [one for part in parts for one in part[name]] for name in ("states", "counts")}
     return {**base, "dataset": ({**own_of(base), **joined},)}
 
