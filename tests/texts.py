@@ -113,7 +113,8 @@ class Draw(random.Random):
             made = datasets.concatenate_datasets([made, made.select(range(rows // 2))])
         if self.some(0.3):
             made = made.shuffle(seed=self.randrange(100))
-        return made.with_format(self.choice(FORMATS))
+        some = self.sample(list(columns), self.randint(1, len(columns))) if self.some(0.1) else None
+        return made.with_format(self.choice(FORMATS), columns=some, output_all_columns=self.some(0.5))
 
     def collator(self) -> Any:
         """Return a collator of Transformers or TRL with options."""

@@ -3,14 +3,19 @@
 // Threads: any; Python's lock is let go while many bytes are copied. Memory: the caller says before each call that the
 // array lies where it did, and holds the numbers and the rows for the length of the call.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <string>
+#include <vector>
 
 #include "bind/bind.h"
 #include "bind/gil_released.h"
+#include "bind/spec.h"
+#include "tensor/element_types.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -67,6 +72,56 @@ bool gather_rows(std::uintptr_t array, std::int64_t rows, std::ptrdiff_t stride,
   return true;
 }
 
+// Columns of one length whose elements are gathered row by row, as elements of one type.
+class ColumnRows {
+ public:
+  ColumnRows(std::int64_t rows, const std::string& dtype) : rows_(rows), to_(dtype_named(dtype)), size_(info(to_).size) {}
+
+  // False: elements of this type are not converted here.
+  bool add(std::uintptr_t address, std::ptrdiff_t stride, const std::string& dtype) {
+    const DType from = dtype_named(dtype);
+    const Convert convert = from == to_ ? nullptr : converter_of(from, to_);
+    if (from != to_ && convert == nullptr) return false;
+    columns_.push_back({pointer<const std::uint8_t>(address), stride, convert});
+    return true;
+  }
+
+  // False, and nothing is written: there is no such row. Negative numbers count from the end.
+  bool gather(std::uintptr_t numbers_at, std::size_t count, std::uintptr_t out_at) const {
+    const auto* const numbers = pointer<const std::int64_t>(numbers_at);
+    for (std::size_t i = 0; i < count; ++i)
+      if (numbers[i] < -rows_ || numbers[i] >= rows_) return false;
+    const std::size_t row_bytes = columns_.size() * size_;
+    auto* out = pointer<std::uint8_t>(out_at);
+    for (const Column& column : columns_) {
+      const auto place = [&](std::size_t i) {
+        return column.base + (numbers[i] < 0 ? numbers[i] + rows_ : numbers[i]) * column.stride;
+      };
+      for (std::size_t i = 0; i < count; ++i) {
+        if (i + kAhead < count) __builtin_prefetch(place(i + kAhead));
+        const std::uint8_t* const from = place(i);
+        if (column.convert == nullptr)
+          std::memcpy(out + i * row_bytes, from, size_);
+        else
+          column.convert(from, 1, out + i * row_bytes);
+      }
+      out += size_;
+    }
+    return true;
+  }
+
+ private:
+  struct Column {
+    const std::uint8_t* base;
+    std::ptrdiff_t stride;
+    Convert convert;  // null: the bytes are copied
+  };
+  std::vector<Column> columns_;
+  std::int64_t rows_;
+  DType to_;
+  std::size_t size_;
+};
+
 // False: one of the values is no int of Python's own that fits. `out` has room for all of them.
 bool write_integers(const nb::list& values, std::uintptr_t out_at) {
   auto* const out = pointer<std::int64_t>(out_at);
@@ -86,6 +141,10 @@ bool write_integers(const nb::list& values, std::uintptr_t out_at) {
 void bind_gather(nb::module_& m) {
   m.def("gather_rows", &gather_rows, "array"_a, "rows"_a, "stride"_a, "row_bytes"_a, "numbers"_a, "count"_a, "out"_a,
         "windows"_a);
+  nb::class_<ColumnRows>(m, "ColumnRows")
+      .def(nb::init<std::int64_t, const std::string&>(), "rows"_a, "dtype"_a)
+      .def("add", &ColumnRows::add, "address"_a, "stride"_a, "dtype"_a)
+      .def("gather", &ColumnRows::gather, "numbers"_a, "count"_a, "out"_a);
   m.def("write_integers", &write_integers, "values"_a, "out"_a);
 }
 

@@ -16,11 +16,11 @@ void convert(const std::uint8_t* from, std::size_t count, std::uint8_t* to) {
   }
 }
 
-// Conversions that have one possible result: between whole numbers, modulo a power of two; of whole numbers to floats
-// that hold each of them; and between floats, to the nearest one.
+// Conversions that have one possible result: between whole numbers, modulo a power of two; and of numbers to floats that
+// are no shorter, or between floats, to the nearest one.
 template <class From, class To>
 constexpr bool kDefinite =
-    std::is_integral_v<To> ? std::is_integral_v<From> : std::is_floating_point_v<From> || sizeof(From) < sizeof(To);
+    std::is_integral_v<To> ? std::is_integral_v<From> : std::is_floating_point_v<From> || sizeof(From) <= sizeof(To);
 
 template <class From, class To>
 Convert converter() {

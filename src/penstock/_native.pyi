@@ -481,6 +481,16 @@ def gather_rows(
         windows: negative numbers are none of rows; False: they count from the end.
     """
 
+class ColumnRows:
+    """Columns of one length, in memory that the caller holds, whose elements are gathered as rows of one dtype."""
+
+    def __init__(self, rows: int, dtype: str) -> None: ...
+    def add(self, address: int, stride: int, dtype: str) -> bool:
+        """Add a column whose elements lie `stride` bytes apart. False: they are not converted here."""
+
+    def gather(self, numbers: int, count: int, out: int) -> bool:
+        """Write rows one behind another, as `gather_rows` does. Negative numbers count from the end."""
+
 def write_integers(values: list[Any], out: int) -> bool:
     """Write values to an address as int64. False: one is no int itself, or does not fit."""
 

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 import penstock
-from penstock.state import hugging_face_streams
-from penstock.state.stream_split import described
+from penstock.state import hugging_face_streams, stream_split
 from tests.python_processes import run
 
 datasets: Any = pytest.importorskip("datasets", reason="datasets is not installed: pip install datasets")
@@ -93,6 +92,23 @@ PIPELINES: dict[str, Callable[[Any], Any]] = {
     "concatenate, take": lambda stream: datasets.concatenate_datasets([stream, stream.take(9)]),
     "repeat": lambda stream: stream.repeat(2).shuffle(seed=2, buffer_size=30),
 }
+
+
+class Counted(torch.utils.data.IterableDataset[int]):
+    """Has a state of its own."""
+
+    number = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.number += 1
+            yield self.number
+
+    def state_dict(self) -> dict[str, int]:
+        return {"number": self.number}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.number = state["number"]
 
 
 def listed(samples: list[Any]) -> list[str]:
@@ -373,7 +389,7 @@ def test_changed_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(penstock.DatasetChanged, match="sizes of its shards"):
         rest(stream.shuffle(seed=1, buffer_size=30), (0, 1), states)
     (later,) = loaders(stream.shuffle(seed=1, buffer_size=30), (0, 1))
-    states[0]["dataset"][0]["pipeline"] = described(later.dataset)
+    states[0]["dataset"][0]["pipeline"] = stream_split.described(later.dataset)
     later.load_state_dict(states[0])
     with pytest.raises(penstock.DatasetChanged, match=r"3\.parquet has 3 rows, and a shuffle buffer .* its row \d+"):
         list(later)
@@ -388,6 +404,16 @@ def test_a_damaged_state_is_refused(damage: dict[str, Any]) -> None:
         rest(stream, (0, 1), states)
 
 
+def test_a_state_of_a_stream_does_not_fit_other_datasets() -> None:
+    _, states = stopped(arrow(), (0, 1), 3)
+    counted = penstock.DataLoader(Counted())
+    with pytest.raises(penstock.InvalidOption, match="IterableDataset cannot continue with a Counted"):
+        counted.load_state_dict(states[0])
+    next(iter(counted))
+    with pytest.raises(penstock.InvalidOption, match="not of a Hugging Face IterableDataset"):
+        rest(arrow(), (0, 1), [counted.state_dict()])
+
+
 def test_states_of_other_runs_are_not_merged() -> None:
     stream = arrow()
     _, two = stopped(stream, (0, 2), 1)
@@ -399,6 +425,7 @@ def test_states_of_other_runs_are_not_merged() -> None:
 def test_a_buffer_that_is_not_known_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hugging_face_streams, "_KNOWN_BUFFERS", set())
     hugging_face_streams._is_known_buffer.cache_clear()
+    stream_split._warn_of_buffers.cache_clear()
     try:
         (loader,) = loaders(PIPELINES["shuffle"](arrow()), (0, 1))
         assert len(list(islice(loader, 3))) == 3

@@ -483,6 +483,21 @@ def test_a_window_of_row_groups(numbers: Path) -> None:
         assert torch.cat([batch["id"] for batch in again]).tolist() == ids
 
 
+@pytest.mark.parametrize("options", list(LOADERS.values())[2:], ids=list(LOADERS)[2:])
+def test_batches_of_a_window_are_those_of_its_samples(options: dict[str, Any], tmp_path: Path) -> None:
+    """Numbers, lists of one length and texts of several row groups are joined; other columns are collated."""
+    table = number_table().append_column("text", pa.array(strings(200, 3)))
+    more = table.append_column("struct", pa.array([{"a": row} for row in range(200)]))
+    for rows in (table, more):
+        samples = penstock.Table(written(tmp_path / "data", rows), window=3)
+        loader = penstock.DataLoader(samples, batch_size=7, **options)
+        found, seen = Rows(rows), 0
+        for batch in loader:
+            assert_same(batch, default_collate([found[index] for index in batch["id"].tolist()]))
+            seen += len(batch["id"])
+        assert seen == 200
+
+
 def test_what_does_not_fit_into_the_cache_is_read_in_a_window(tmp_path: Path, numbers: Path) -> None:
     samples = penstock.Table(numbers, cache_folder=tmp_path / "cache", cache_limit=3000)
     assert samples.in_blocks

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
+import penstock._native as _native
 from penstock.indexing.guard import Reads
 from penstock.indexing.program import (
     Columns,
     NotIndexing,
     Program,
+    Step,
     Unlike,
     Value,
     column_of,
@@ -26,6 +28,7 @@ from penstock.indexing.program import (
     gathering,
     is_array,
     objects_of,
+    torch_dtype,
 )
 
 
@@ -197,12 +200,28 @@ def values(program: Program, row: Row) -> Value:
     arrays = [row.frame.iloc[:, number].values for number in row.columns]
     if dtype is None or not all(map(is_array, arrays)):
         raise NotIndexing("is a row of more than numbers")
-    gathers = [gathering(array, row.at.slot) for array in arrays]
+    return program.add(_gathering_rows(arrays, row.at.slot, dtype), example, owned=True)
+
+
+def _gathering_rows(arrays: list[Any], slot: int, dtype: torch.dtype) -> Step:
+    """Return the step that makes rows of the elements of columns, as elements of one dtype."""
+    rows = _native.ColumnRows(len(arrays[0]), str(dtype).removeprefix("torch."))
+    stored = [str(torch_dtype(array.dtype)).removeprefix("torch.") for array in arrays]
+    if not all(
+        rows.add(_native.address(array), array.strides[0], kind) for array, kind in zip(arrays, stored, strict=True)
+    ):
+        gathers = [gathering(array, slot) for array in arrays]
+        return lambda columns: torch.stack([gather(columns).to(dtype) for gather in gathers], 1)
 
     def step(columns: Columns) -> torch.Tensor:
-        return torch.stack([gather(columns).to(dtype) for gather in gathers], 1)
+        numbers = columns[slot].contiguous()
+        samples = numbers.numel()
+        out = torch.empty((samples, len(arrays)), dtype=dtype)
+        if rows.gather(numbers.data_ptr(), samples, out.data_ptr()):
+            return out
+        raise Unlike
 
-    return program.add(step, example, owned=True)
+    return step
 
 
 def _refused() -> Any:

@@ -33,8 +33,10 @@ from penstock.workers.rows import CACHE_LINE, SMALL_BATCH, fits_small
 from penstock.workers.worker import Worker
 
 if TYPE_CHECKING:
+    from penstock.tables import collated as table_batches
     from penstock.workers import collated
 else:
+    (table_batches,) = deferred("penstock.tables", "collated")
     (collated,) = deferred("penstock.workers", "collated")
 
 #: Native threads for each CPU, and for two at least, beyond which a number is a mistake: verdicts advise fewer. torch
@@ -242,9 +244,11 @@ def worker_maker(settings: Settings, substitutes: Substitutes | None, *, here: b
 
 def worker_of(settings: Settings, substitutes: Substitutes | None, plan: PythonPlan, *, here: bool) -> Worker:
     """Return what makes samples by a plan; here: in a process whose global generators it may set."""
-    native = None
+    native: NativeBatches | table_batches.TableBatches | None = None
     if plan.filled is not None:
         native = NativeBatches(settings.dataset, plan.kept, plan.filled, unseen=plan.unseen)
+    elif settings.collate_fn is default_collate and type(settings.dataset).__module__ == "penstock.tables.table":
+        native = table_batches.batches_of(settings.dataset)
     made = worker_maker(settings, substitutes, here=here)(native=native)
     rows = None
     if substitutes is None and settings.collate_fn is not default_collate:

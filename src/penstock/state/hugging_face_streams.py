@@ -59,12 +59,8 @@ def is_hugging_face_stream(dataset: Any) -> bool:
 def steps_of(node: Any) -> Iterator[Any]:
     """Yield the steps of a pipeline, the last one first."""
     yield node
-    for child in _children(node):
+    for child in [node.ex_iterable] if hasattr(node, "ex_iterable") else getattr(node, "ex_iterables", ()):
         yield from steps_of(child)
-
-
-def _children(node: Any) -> list[Any]:
-    return [node.ex_iterable] if hasattr(node, "ex_iterable") else list(getattr(node, "ex_iterables", ()))
 
 
 def loses_rows(dataset: Any) -> bool:
@@ -108,7 +104,7 @@ class HuggingFaceStream:
     """
 
     def __init__(self, dataset: Any, place: Place, strategy: str | None = None, *, brief: bool = False) -> None:
-        self._given, self._place, self._brief = dataset, place, brief
+        self._given, self._place = dataset, place
         self._dataset = own = object.__new__(type(dataset))
         vars(own).update(vars(dataset))  # copy() of it would share them
         own._ex_iterable = _exact(dataset._ex_iterable, [])
@@ -134,7 +130,8 @@ class HuggingFaceStream:
         for sample in samples:
             if not self._begun:
                 self._begun, self._skip = True, 0
-                if place.workers == 0 and not any(map(_is_known_buffer, _kinds(self._given))):
+                own = place.workers == 0 and place[2:] == place_of(self._given)
+                if own and not any(map(_is_known_buffer, _kinds(self._given))):
                     self._given._state_dict = self._dataset._state_dict  # its state_dict() says where it is, as always
             yield sample
 

@@ -17,7 +17,7 @@ import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from penstock.errors import DatasetChanged, InvalidOption
@@ -149,7 +149,7 @@ def resumed_split(dataset: Any, own: Mapping[str, Any]) -> tuple[StreamSplit, di
     elif deals:
         behind = was_ranks - 1 - was_rank  # which the other ranks have handed out since
     else:
-        turn = _passed(states, turn, was_ranks - 1 - was_rank, size)
+        turn = _passed(states, counts, turn, was_ranks - 1 - was_rank, size)
     first = (own["first"] + turn) % len(places)
     places, states, counts = _rotated(places, turn), _rotated(states, turn), _rotated(counts, turn)
     carried = range(len(places)) if deals else range(rank, len(places), ranks)
@@ -170,12 +170,13 @@ def _rotated(parts: list[Any], by: int) -> list[Any]:
     return parts[by % len(parts) :] + parts[: by % len(parts)]
 
 
-def _passed(states: list[dict[str, Any]], turn: int, batches: int, size: int) -> int:
+def _passed(states: list[dict[str, Any]], counts: list[int], turn: int, batches: int, size: int) -> int:
     """Let streams be read behind their next batches, which were handed out elsewhere; return whose turn it is then."""
     alive = [at for at, state in enumerate(states) if not state["ended"]]
     for _ in range(batches if alive else 0):
         turn = next((at for at in alive if at >= turn % len(states)), alive[0])
         states[turn]["skip"] += size
+        counts[turn] += 1
         turn += 1
     return turn
 
@@ -185,7 +186,9 @@ def merged(states: Sequence[Mapping[str, Any]], own_of: Callable[[Any], Mapping[
     inside = [state for state in states if "held" in own_of(state)]
     if not inside:
         return states[0]
-    if len({state["epoch"] for state in inside}) > 1 or len({str(own_of(state)["held"][1]) for state in inside}) > 1:
+    if not all(is_of_streams(own_of(state)) for state in inside):
+        raise InvalidOption(NOT_OF_STREAMS)
+    if len({(state["epoch"], own_of(state)["held"][1]) for state in inside}) > 1:
         raise InvalidOption("the states of several ranks are of different epochs, or of runs with other ranks")
     by_rank = {own_of(state)["held"][0]: state for state in inside}
     base = by_rank.get(rank, by_rank[min(by_rank)])
@@ -194,6 +197,12 @@ def merged(states: Sequence[Mapping[str, Any]], own_of: Callable[[Any], Mapping[
     parts = [own_of(state) for state in by_rank.values()]
     joined = {name: [one for part in parts for one in part[name]] for name in ("states", "counts")}
     return {**base, "dataset": ({**own_of(base), **joined},)}
+
+
+NOT_OF_STREAMS = (
+    "a state that is not of a Hugging Face IterableDataset, was changed, or was written before Penstock resumed such "
+    "streams exactly: begin its epoch anew"
+)
 
 
 def is_of_streams(own: Mapping[str, Any]) -> bool:
@@ -271,6 +280,7 @@ _WORDS = {
 }
 
 
+@cache
 def _warn_of_buffers() -> None:
     warn_user(
         "the shuffle buffer of this version of datasets is not known: a state does not hold its rows, and a pass that "

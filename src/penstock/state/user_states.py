@@ -17,7 +17,7 @@ from penstock.order.schedule import Share
 from penstock.state.hugging_face_streams import is_hugging_face_stream
 from penstock.state.progress import Progress, left_of, own_of
 from penstock.state.samplers import Origin, Source, between_passes, drawn_from, encoded, generator_copy
-from penstock.state.stream_split import check_pipeline, fresh_split, is_of_streams, resumed_split
+from penstock.state.stream_split import NOT_OF_STREAMS, check_pipeline, fresh_split, is_of_streams, resumed_split
 from penstock.state.streams import Streams, check_streams, is_stateful_dataset, state_of
 from penstock.system.warn_user import warn_user
 
@@ -153,8 +153,12 @@ class UserStates:
         settings, own = self.order.settings, own_of(state)
         if is_hugging_face_stream(settings.dataset) and "states" in own:
             if not is_of_streams(own):
-                raise InvalidOption("a state that is not of a Hugging Face IterableDataset, or was changed")
+                raise InvalidOption(NOT_OF_STREAMS)
             check_pipeline(settings.dataset, own)
+        elif "held" in own:
+            raise InvalidOption(
+                f"a state of a Hugging Face IterableDataset cannot continue with a {type(settings.dataset).__name__}"
+            )
         elif "states" in own and self.keeps_dataset_state():
             check_streams(own, settings.num_workers)
         elif any(each is not None for each in own.get("states", ())):

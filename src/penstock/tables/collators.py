@@ -77,9 +77,11 @@ class _Tokenizer:
         fills |= {"attention_mask": 0} if masks else {}
         made = {}
         for name in names:
+            if batch.is_list(name) and type(batch.first[name]) is not type(batch.first[main]):
+                raise NotGathered  # lists beside arrays, of which the tokenizer sees to one kind only
             if name not in fills:
                 made[name] = batch.as_it_is(name)
-            elif name != main and (batch.lengths(name) != lengths).any():
+            elif (batch.lengths(name) != lengths).any():
                 raise NotGathered
             else:
                 made[name] = batch.padded(name, width, fills[name], left=left)
@@ -166,9 +168,7 @@ def _defaults(collator: Any, _: Any, batch: Batch) -> Any:
     made, labelled = {}, {"label", "label_ids"}
     name = next((one for one in ("label", "label_ids") if one in batch.columns), None)
     if name is not None:
-        found = batch.columns[name]
-        if found is None or found.held.is_list != (name == "label_ids"):
-            raise NotGathered
+        found = batch.column(name, listed=name == "label_ids")
         labels = batch.as_it_is(name)
         stacked = name == "label_ids" and isinstance(batch.first[name], torch.Tensor)
         if not stacked:  # truth values are whole numbers to Python, but for those of numpy
@@ -363,6 +363,9 @@ class CollatedBatches:
     def __init__(self, collate_fn: Any, table: Any, first: Mapping[str, Any], *, holds: bool = False) -> None:
         self._known = _known(collate_fn)
         self._first, self._columns = first, {name: number_column(table, name, value) for name, value in first.items()}
+        # Of nulls the package's formats of arrays make errors, also in columns that the collator does not look at.
+        formatted = any(isinstance(value, torch.Tensor | np.ndarray | np.generic) for value in first.values())
+        self._whole = [one.held for one in self._columns.values() if one is not None] if formatted else []
         self._collator = copy.copy(collate_fn) if holds else collate_fn
         tokenizer = getattr(collate_fn, "tokenizer", None)
         self._tokenizer = None if tokenizer is None else _Tokenizer(tokenizer, holds=holds)
@@ -374,6 +377,8 @@ class CollatedBatches:
         """
         known, collator = self._known, self._collator
         if known is None or _modes() or (vars(collator) and vars(collator).keys() != known.attributes):
+            return None
+        if any(column.has_nulls(rows) for column in self._whole):
             return None
         try:
             return known.make(collator, self._tokenizer, Batch(self._columns, self._first, rows, quiet=quiet))

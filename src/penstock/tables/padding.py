@@ -70,6 +70,11 @@ class Batch:
         self.columns, self.first, self.rows, self.quiet = columns, first, rows, quiet
         self._lengths: dict[str, Rows] = {}
 
+    def is_list(self, name: str) -> bool:
+        """Return whether a column holds lists of numbers."""
+        found = self.columns.get(name)
+        return found is not None and found.held.is_list
+
     def column(self, name: str, *, listed: bool) -> NumberColumn:
         found = self.columns.get(name)
         if found is None or found.held.is_list != listed:
@@ -111,8 +116,7 @@ class Batch:
 
     def as_it_is(self, name: str) -> torch.Tensor:
         """Return numbers, or lists of one length, as torch.tensor makes a tensor of them."""
-        found = self.columns.get(name)
-        if found is not None and found.held.is_list:
+        if self.is_list(name):
             width = int(self.lengths(name)[0])
             if not width or (self.lengths(name) != width).any():
                 raise NotGathered

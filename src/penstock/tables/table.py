@@ -266,10 +266,27 @@ class Table(Dataset[dict[str, Any]]):
         """
         if int(indices.max()) >= len(self) or int(indices.min()) < 0:
             raise IndexError(f"{there_are(len(self), 'row')}")
-        rows = self.whole_rows(indices)
-        return dict(
-            zip(self.columns, self._gathered(values.collated, self.row_groups.whole(), rows, indices), strict=True)
-        )
+        groups = self.row_groups
+        groups.check_files()
+        if not self.in_blocks or (whole := groups.whole_if_open()) is not None:
+            whole = groups.whole()
+            columns = self._gathered(values.collated, whole, self.whole_rows(indices), indices)
+            return dict(zip(self.columns, columns, strict=True))
+        parts, rows = self.locate(indices)
+        needed = np.unique(parts).tolist()
+        places = [np.flatnonzero(parts == part) for part in needed]
+        each = [
+            self._gathered(values.collated, opened.table, rows[place], indices[place])
+            for place, opened in zip(places, groups.opened(needed), strict=True)
+        ]
+        order = np.argsort(np.concatenate(places), kind="stable")
+        columns = [values.joined(one, order) for one in zip(*each, strict=True)]
+        return dict(zip(self.columns, columns, strict=True))
+
+    @property
+    def joins(self) -> bool:
+        """Whether the batches of row groups can be joined: their columns hold numbers, lists of numbers, or texts."""
+        return all(values.joins(field.type) for field in self.schema)
 
     def _gathered(self, gather: Callable[..., Any], table: pyarrow.Table, rows: Indices, samples: Indices) -> list[Any]:
         """Return what `gather` makes of each column of a table of row groups at these rows, which are these samples."""

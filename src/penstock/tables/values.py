@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -86,6 +87,20 @@ def collated(column: Column, rows: Indices, kind: pa.DataType, fill: Any) -> Any
         if lengths[0] and len(set(lengths)) == 1:
             return flat.reshape(len(rows), lengths[0])
     return default_collate(values_of(column, rows, kind, fill))
+
+
+def joins(kind: pa.DataType) -> bool:
+    """Return whether default_collate makes a tensor, or a list of all values, of a column of this type."""
+    texts = types.is_string, types.is_large_string, types.is_string_view, types.is_binary, types.is_large_binary
+    return _dtype_of(kind) is not None or any(test(kind) for test in texts)
+
+
+def joined(parts: Sequence[Any], order: Indices) -> Any:
+    """Return collated values of a column, of several parts of a batch, in another order."""
+    if isinstance(parts[0], torch.Tensor):
+        return torch.cat(list(parts))[torch.from_numpy(order)]
+    values = [value for part in parts for value in part]
+    return [values[place] for place in order.tolist()]
 
 
 def _numbers(column: Column, rows: Indices, kind: pa.DataType) -> tuple[torch.Tensor, list[int] | None] | None:

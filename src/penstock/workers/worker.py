@@ -34,6 +34,7 @@ from penstock.workers.native_batches import FinishedBatch, NativeBatches
 if TYPE_CHECKING:
     from penstock.hooks import calls as hooked_calls
     from penstock.recipe import keyed_methods
+    from penstock.tables.collated import GatheredBatch, TableBatches
 else:
     (hooked_calls,) = deferred("penstock.hooks", "calls")
     (keyed_methods,) = deferred("penstock.recipe", "keyed_methods")
@@ -57,7 +58,7 @@ class Worker:
         keyed: torchvision's known random transforms draw by sample, in any thread.
         replacing: how bad samples are replaced; None raises their errors.
         composes: torchvision's Compose runs natively, as far as its parts are known.
-        native: fills whole batches natively, where it can.
+        native: fills or gathers whole batches, where it can.
         fetcher: the class that makes the batches in the place of torch's; None: no program has replaced that.
     """
 
@@ -71,7 +72,7 @@ class Worker:
         keyed: bool = False,
         replacing: Substitutes | None = None,
         composes: bool = True,
-        native: NativeBatches | None = None,
+        native: NativeBatches | TableBatches | None = None,
         fetcher: Any = None,
     ) -> None:
         self.dataset = dataset
@@ -143,7 +144,7 @@ class Worker:
         """Return some samples of a task, of a dataset that is read one by one."""
         return self._one_after_another(task, task.given[begin:end], task.positions[begin:end])
 
-    def _fill(self, task: Task, memory: BatchMemory | None) -> FinishedBatch | None:
+    def _fill(self, task: Task, memory: BatchMemory | None) -> FinishedBatch | GatheredBatch | None:
         """Return the batch of a task filled natively, None where that cannot be."""
         if self._native is None or not isinstance(task.given, list | tuple):
             return None
@@ -162,7 +163,7 @@ class Worker:
             memory.begin_anew()  # it may be filled in part
         return filled
 
-    def _collate_filled(self, task: Task, filled: FinishedBatch) -> Any:
+    def _collate_filled(self, task: Task, filled: FinishedBatch | GatheredBatch) -> Any:
         """Return the collated samples of a batch that is filled."""
         if self.stacks:
             self._note_collating(task, len(task.given))
