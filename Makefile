@@ -62,6 +62,7 @@ fuzz: setup  ## damaged JPEG files against libjpeg, under AddressSanitizer and U
 
 soak: setup $(VENV)/.tools  ## random cases for MINUTES=10, from SEED on: Penstock's loader beside torch's, bit for bit
 	$(PY) -m tests.differential --minutes $(MINUTES) --seed $(SEED)000000
+	$(PY) -m tests.tables.schemas --cases $$(($(MINUTES) * 1000)) --seed $(SEED)000000
 
 faults: setup $(VENV)/.tools  ## every row of docs/reliability.md in full (under an hour), and its table anew
 	$(PY) -m pytest tests/faults --faults=full $(SHARED) --timeout 3000

@@ -157,7 +157,7 @@ def read_by(loader: Any) -> str:
     """Return whose loader it is, and of ours what says that a collator's batches are gathered."""
     if type(loader) is not penstock.DataLoader:
         return type(loader).__module__.partition(".")[0]
-    return f"penstock{', gathered' * ('gather, padded' in loader.explain())}"
+    return f"penstock{', gathered' * ('native   gather' in loader.explain())}"
 
 
 def trained(
