@@ -10,17 +10,22 @@ from __future__ import annotations
 import io
 import weakref
 from collections.abc import MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import default_collate
 
-from penstock.indexing.batches import same
 from penstock.order.permutations import Indices
 from penstock.recipe.originals import own_class, replaced_in_class
+from penstock.system.deferred import deferred
 from penstock.tables.column import Column, column_of
+
+if TYPE_CHECKING:
+    from penstock.indexing import batches
+else:
+    (batches,) = deferred("penstock.indexing", "batches")
 
 #: The methods of the package that say what a dataset's rows are.
 _METHODS = "__getitem__ __getitems__ _getitem"
@@ -338,7 +343,7 @@ class CollatedRows:
         self.reads = self
         self.row_bytes = rows.table.nbytes // max(1, rows.table.num_rows)
         expected = default_collate(dataset.__getitems__([index, index]))
-        if not same(self.batch(torch.tensor([index, index])), expected):
+        if not batches.same(self.batch(torch.tensor([index, index])), expected):
             raise NotGathered("its samples are collated in another way")
 
     def unchanged(self) -> list[Any] | None:
