@@ -201,6 +201,26 @@ def test_what_changes_between_batches_is_seen() -> None:
         assert made[0][-1]["input_ids"].shape[1] == 64 if workers == 0 else made[0][-1]["input_ids"].shape[1] < 64
 
 
+def test_what_is_replaced_between_batches_is_called() -> None:
+    def arrays(collator: Any) -> None:
+        collator.return_tensors = "np"
+
+    def own_pad(collator: Any) -> None:
+        collator.tokenizer.pad = lambda *_, **__: {"padded": torch.zeros(1)}
+
+    for replace in (arrays, own_pad):
+        for workers in (0, 2):
+            made = []
+            for kind in (torch.utils.data.DataLoader, penstock.DataLoader):
+                collator = transformers.DataCollatorWithPadding(tokenizer())
+                torch.manual_seed(0)
+                batches = iter(kind(table(), 8, collate_fn=collator, num_workers=workers))
+                found = [next(batches), next(batches)]
+                replace(collator)
+                made.append([dict(batch) for batch in [*found, *batches]])
+            assert_same(*made)
+
+
 def test_the_tensors_are_made_on_the_default_device() -> None:
     collator, data = case("padding")
     made = []

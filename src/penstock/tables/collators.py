@@ -44,6 +44,10 @@ class _Tokenizer:
         self.tokenizer = tokenizer
         self._held = self._facts() if holds else None
 
+    def is_plain(self) -> bool:
+        """Return whether nothing was put in the place of its own methods, which a pass that holds them does not ask."""
+        return self._held is not None or all(_is_base_method(self.tokenizer, name) for name in _PADDING.split())
+
     def _facts(self) -> tuple[list[str], str, Any, Any]:
         one = self.tokenizer
         return list(one.model_input_names), one.padding_side, one.pad_token_id, one.pad_token_type_id
@@ -377,6 +381,8 @@ class CollatedBatches:
         """
         known, collator = self._known, self._collator
         if known is None or _modes() or (vars(collator) and vars(collator).keys() != known.attributes):
+            return None
+        if getattr(collator, "return_tensors", "pt") != "pt" or (self._tokenizer and not self._tokenizer.is_plain()):
             return None
         if any(column.has_nulls(rows) for column in self._whole):
             return None
