@@ -178,3 +178,17 @@ def test_padding_sees_whole_batches() -> None:
     wanted = list(torch.utils.data.DataLoader(dataset, batch_size=16))
     for method in ("process", "thread"):
         assert_same(list(penstock.DataLoader(dataset, batch_size=16, num_workers=2, worker_method=method)), wanted)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_method_that_is_replaced_between_passes(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = from_columns(x=["a", "b", "c"], y=[1, 2, 3])
+    loader = penstock.DataLoader(dataset, batch_size=2, num_workers=workers)
+    assert [batch["x"] for batch in loader] == [["a", "b"], ["c"]]
+    original = datasets.Dataset.__getitem__
+    monkeypatch.setattr(
+        datasets.Dataset, "__getitem__", lambda self, key: {**original(self, key), "x": ["z"] * len(key)}
+    )
+    assert [batch["x"] for batch in loader] == [["z", "z"], ["z"]]
+    monkeypatch.undo()
+    assert [batch["x"] for batch in loader] == [["a", "b"], ["c"]]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import weakref
 from collections.abc import MutableMapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,8 @@ from PIL import Image
 from torch.utils.data import default_collate
 
 from penstock.order.permutations import Indices
-from penstock.recipe.originals import own_class, replaced_in_class
+from penstock.recipe.originals import look_again, own_class, replaced_in_class
+from penstock.recipe.patches import original_of
 from penstock.system.deferred import deferred
 from penstock.tables.column import Column, column_of
 
@@ -28,7 +30,7 @@ else:
     (batches,) = deferred("penstock.indexing", "batches")
 
 #: The methods of the package that say what a dataset's rows are.
-_METHODS = "__getitem__ __getitems__ _getitem"
+_METHODS = ("__getitem__", "__getitems__", "_getitem")
 #: The formats whose values are made here, by their names.
 _FORMATS = (None, "numpy", "torch", "custom")
 _modes = torch._C._len_torch_function_stack  # a default device is one
@@ -68,7 +70,7 @@ class DatasetRows:
             raise NotGathered(f"the package makes the format {self._format!r}, and rows of an empty dataset")
         if self._format != "custom" and dataset._format_kwargs:
             raise NotGathered("the format has options")
-        if len(set(names)) < len(names) or replaced_in_class(type(dataset), _METHODS) is not None:
+        if len(set(names)) < len(names) or replaced_in_class(type(dataset), " ".join(_METHODS)) is not None:
             raise NotGathered("two columns have one name, or a method was replaced")
         chosen = dataset._format_columns
         self._formatted = [name for name in names if chosen is None or name in chosen]
@@ -196,6 +198,7 @@ def state_of(dataset: Any) -> tuple[Any, ...]:
         None if chosen is None else tuple(chosen),
         dataset._output_all_columns,
         id(dataset._info.features),
+        *(id(original_of(method) or method) for method in map(partial(getattr, type(dataset)), _METHODS)),
     )
 
 
@@ -368,6 +371,7 @@ def rows_of(dataset: Any) -> DatasetRows | None:
     found = _known.get(key)
     if found is not None and found[0]() is dataset and found[2] == state:
         return found[1]
+    look_again()
     try:
         rows = DatasetRows(dataset)
     except NotGathered:
