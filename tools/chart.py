@@ -52,6 +52,21 @@ class Row(NamedTuple):
 UNCHANGED = (
     Row("CIFAR10: padded crop, flip, normalised", "cifar", "float32", drawn=True),
     Row("Hugging Face `datasets`: rows of numbers, 4 KB", "arrow", "arrow", drawn=True),
+    Row(
+        "Hugging Face rows of tokens, `DataCollatorWithPadding`, torch without workers",
+        "rows",
+        "padding",
+        torch="torch, 0 workers",
+        drawn=True,
+    ),
+    Row(
+        "Hugging Face rows of strings and numbers, torch without workers",
+        "rows",
+        "columns",
+        torch="torch, 0 workers",
+        drawn=True,
+    ),
+    Row("Hugging Face images, a function of yours: RandomResizedCrop(224), flip", "rows", "images"),
     Row("`TensorDataset`: memory-mapped rows, 48 KB", "arrays", "mapped", "penstock on TensorDataset"),
     Row(
         "memory-mapped rows, torch without workers",
@@ -67,13 +82,9 @@ UNCHANGED = (
     Row("your `Dataset` that calls `cv2.imread` and Albumentations", "own_classes", "opencv"),
     Row("`ImageFolder`: RandomResizedCrop(224), flip, normalised", "photos", "float32", drawn=True),
     Row("`ImageFolder`: MixUp or CutMix in `collate_fn`", "recipes", "mixup", drawn=True),
-    Row("`VOCSegmentation`: image and mask, RandomResizedCrop(512)", "scenes", "segmentation"),
-    Row("`CocoDetection`: image and boxes", "scenes", "detection"),
-    Row("timm's training transforms", "augmentations", "timm"),
     Row("your `Dataset` that opens photos with Pillow", "python_datasets", "pillow", drawn=True),
     Row("`ImageFolder` with a function of yours as a transform", "python_datasets", "unknown_transform", drawn=True),
     Row("your `IterableDataset` of small tensors", "no_regret", "iterable-processes", drawn=True),
-    Row("your `Dataset` of strings", "no_regret", "strings-processes"),
     Row("your `Dataset`: 1 ms of your Python a sample, no workers", "no_regret", "python-none", drawn=True),
     Row("your `Dataset`: 64 samples an epoch, no workers", "no_regret", "few-none", drawn=True),
 )
@@ -81,6 +92,7 @@ UNCHANGED = (
 CHANGED = (
     Row("one `.pt` file a sample: `penstock.TensorFolder`", "tensor_files", "files"),
     Row("files packed by `penstock pack`: `penstock.Shards`", "shards", "tensors", "penstock shards"),
+    Row("photos in a Parquet column: `penstock.Table`", "rows", "images", "penstock.Table"),
     Row("photos, Resize and CenterCrop, later epochs: `cache_decoded=True`", "cache", "photos", "photos+pixels"),
     Row('48 KB samples made quickly: `worker_method="thread"`', "own_classes", "held_48", "penstock thread"),
     Row('1 ms of your Python a sample: `worker_method="thread"`', "own_classes", "nothing_known", "penstock thread"),
