@@ -48,9 +48,12 @@ void ArrowColumn::add(const ArrowSchema& schema, OwnedArray array, const std::ve
 }
 
 ColumnPlace ArrowColumn::place(std::int64_t row) const noexcept {
-  if (chunks_.size() == 1) return {&chunks_.front(), row};
-  const auto number = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), row) - ends_.begin());
-  return {&chunks_[number], row - (number == 0 ? 0 : ends_[number - 1])};
+  const auto begin_of = [&](std::size_t number) { return number == 0 ? 0 : ends_[number - 1]; };
+  // Writers make chunks of one length, but for the last.
+  auto number = ends_[0] == 0 ? 0 : std::min(static_cast<std::size_t>(row / ends_[0]), ends_.size() - 1);
+  if (row < begin_of(number) || row >= ends_[number])
+    number = static_cast<std::size_t>(std::upper_bound(ends_.begin(), ends_.end(), row) - ends_.begin());
+  return {&chunks_[number], row - begin_of(number)};
 }
 
 void ArrowColumn::prefetch(std::int64_t row) const noexcept {
