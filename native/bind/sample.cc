@@ -22,6 +22,7 @@
 #include <utility>
 #include <vector>
 
+#include "arrow/interface.h"
 #include "bind/arguments.h"
 #include "bind/augmentation.h"
 #include "bind/bind.h"
@@ -96,29 +97,8 @@ nb::object read_file(const PyProgram& python, std::size_t source, std::size_t lo
   return nb::cast(outcome.code == Code::escapes ? "leads out of its root folder" : outcome.reason);
 }
 
-// The C data interface of Apache Arrow (arrow.apache.org/docs/format/CDataInterface.html), by which Pillow lends an
-// image's memory: one pixel after another, a byte each (L), or four of which three are used (RGB).
-struct ArrowSchema {
-  const char* format;
-  const char* name;
-  const char* metadata;
-  std::int64_t flags;
-  std::int64_t n_children;
-  ArrowSchema** children;
-  ArrowSchema* dictionary;
-  void (*release)(ArrowSchema*);
-  void* private_data;
-};
-struct ArrowArray {
-  std::int64_t length, null_count, offset, n_buffers, n_children;
-  const void** buffers;
-  ArrowArray** children;
-  ArrowArray* dictionary;
-  void (*release)(ArrowArray*);
-  void* private_data;
-};
-
-// The bytes that a capsule pair lends, or null where they are not `count` pixels of so many channels as Pillow has them.
+// The bytes that a capsule pair of Pillow's lends: an image's memory, one pixel after another, a byte each (L), or four of
+// which three are used (RGB). Null where they are not `count` pixels of so many channels.
 const std::uint8_t* lent_pixels(const nb::capsule& schema, const nb::capsule& array, int channels, std::int64_t count) {
   const auto* form = static_cast<const ArrowSchema*>(schema.data("arrow_schema"));
   const auto* held = static_cast<const ArrowArray*>(array.data("arrow_array"));

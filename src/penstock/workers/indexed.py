@@ -237,7 +237,9 @@ def refusal_of(dataset: Any) -> str:
 def _may_be_read(dataset: Any) -> bool:
     kind = type(dataset)
     if _reader_of_columns(dataset) is not None:
-        return _OWN.isdisjoint(vars(dataset)) and isinstance(native_of(source_of(dataset), False), Refusal)
+        gathered = id(dataset) in _known and known(dataset).gathers  # the planner was asked before
+        unread = gathered or isinstance(native_of(source_of(dataset), False), Refusal)
+        return _OWN.isdisjoint(vars(dataset)) and unread
     if isinstance(dataset, IterableDataset) or hasattr(dataset, "__getitems__") or not hasattr(dataset, "__dict__"):
         return False
     ours = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
