@@ -239,7 +239,7 @@ def litdata_images(setup: Setup) -> Running:
     ld.optimize(read_photo, origin, packed, chunk_bytes=64 << 20, num_workers=1)
     recipe = photos.recipe("float32")
 
-    class Photos(ld.StreamingDataset):  # type: ignore[misc]
+    class Photos(ld.StreamingDataset):
         def __getitem__(self, index: Any) -> Any:
             import io
 
