@@ -246,7 +246,7 @@ class PassFactory:
         elsewhere = streams is not None and streams.resumed  # its workers are where no state says
         if held is not None and (elsewhere or not held.reusable):
             held.close()
-            held = None
+            held, self.base_seed.latest = None, None  # a new iterator draws one
         if not settings.num_workers and streams is not None:
             streams.restore_between_passes(settings.dataset)
         try:

@@ -26,6 +26,7 @@ from penstock.state.streams import Streams, restore_dataset, state_of
 from penstock.stats import samples_given
 from penstock.system.modes import in_callers_mode
 from penstock.system.randomness import Generators, sample_number
+from penstock.workers.changes import Copied
 from penstock.workers.own_workers import OwnWorkers
 from penstock.workers.worker import Worker
 
@@ -61,10 +62,12 @@ class ThreadCarrier(Carrier):
             meter=resources.meter,
             seed=seed,
         )
+        self._shares = own is None or own.shared
         self._pid = os.getpid()
         self._lease = Lease()
         self._staging: Staging | None = None  # of the pass; None: it needs none
         self._worker = worker
+        self._copied: Copied  # of the dataset, as the threads know it
         self._streams: Streams | None = None  # are told of each batch that comes
         self._remote: RemoteLeaves | None = None  # of the samples whose shards are brought here ahead of need
 
@@ -77,6 +80,7 @@ class ThreadCarrier(Carrier):
 
     def start(self) -> None:
         self._lease = self._lease_for_pass()
+        self._copied = Copied() if self._shares else Copied(self._worker.dataset, self._worker.collate_fn)
         try:
             self._crew.start()
         except RuntimeError as error:
@@ -114,7 +118,7 @@ class ThreadCarrier(Carrier):
 
     @property
     def reusable(self) -> bool:
-        return os.getpid() == self._pid and not self._crew.closed
+        return os.getpid() == self._pid and not self._crew.closed and not any(self._copied.changes())
 
     def __repr__(self) -> str:
         return f"Python, {self.workers} threads, {self._crew.pace.active} at a time"
