@@ -102,12 +102,13 @@ def test_a_larger_change_starts_workers_anew(given: dict[str, Any]) -> None:
     assert shown(loader) == {(0, 97, 7, 0, 0)}
 
 
+@pytest.mark.parametrize("given", METHODS[:2])
 @pytest.mark.parametrize("persistent", [True, False])
 @pytest.mark.parametrize("change", ["small", "large"])
-def test_a_change_behind_iter_is_in_the_first_batch(persistent: bool, change: str) -> None:
+def test_a_change_behind_iter_is_in_the_first_batch(change: str, persistent: bool, given: dict[str, Any]) -> None:
     dataset = Changing()
     loader: Any = penstock.DataLoader(
-        dataset, 2, num_workers=2, persistent_workers=persistent, collate_fn=Collating(), worker_method="process"
+        dataset, 2, num_workers=2, persistent_workers=persistent, collate_fn=Collating(), **given
     )
     for turn in range(3):
         batches = iter(loader)
@@ -122,7 +123,7 @@ def test_a_change_behind_iter_is_in_the_first_batch(persistent: bool, change: st
 
 
 def test_the_orders_and_draws_of_workers_that_persist_are_torchs_where_nothing_large_changes() -> None:
-    loaders = [
+    loaders: list[Any] = [
         kind(Changing(), 2, shuffle=True, num_workers=2, persistent_workers=True)
         for kind in (torch.utils.data.DataLoader, penstock.DataLoader)
     ]
@@ -137,7 +138,7 @@ def test_the_orders_and_draws_of_workers_that_persist_are_torchs_where_nothing_l
 
 
 def test_what_is_compared() -> None:
-    dataset = Changing()
+    dataset: Any = Changing()
     copied = Copied(dataset, shown)
     assert copied.changes() == ([], "")
     dataset.new, dataset.count, dataset.pair = [1], 3, (1, "x", (None, 2.5))
@@ -146,7 +147,7 @@ def test_what_is_compared() -> None:
     copied.sent()
     assert copied.changes() == ([], "")
     dataset.file = open(__file__)  # noqa: SIM115
-    dataset.name = 1.0  # type: ignore[assignment]
+    dataset.name = 1.0
     dataset.epoch = True
     assert copied.changes().small == [((0, "epoch"), True), ((0, "name"), 1.0)]
     dataset.file.close()
@@ -240,9 +241,9 @@ def test_shared_handles_are_warned_of_once_and_where_they_are_shared(tmp_path: P
 def test_what_cannot_be_pickled_is_named() -> None:
     def local() -> None: ...
 
-    dataset = Changing()
+    dataset: Any = Changing()
     assert not_picklable(dataset=dataset, collate_fn=None) == ""
-    dataset.steps[1] = lambda value: value  # type: ignore[assignment]
+    dataset.steps[1] = lambda value: value
     assert not_picklable(dataset=dataset).startswith("dataset.steps[1] (a lambda) cannot be pickled")
     assert "collate_fn (the function" in not_picklable(dataset=Changing(), collate_fn=local)
 

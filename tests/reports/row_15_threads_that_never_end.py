@@ -3,8 +3,8 @@
 A dataset is left in the middle of its video: the threads of the decoding library never end, and the program waits for
 its workers at the end of the loop.
 
-Workers are asked to end, and killed half a second later: a pass ends within two seconds, whatever the threads of a
-library do in a worker process.
+Workers are asked to end, and those that live five seconds later are killed: a pass ends within six seconds, however
+many workers there are (torch waits five seconds for each), whatever the threads of a library do in them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Video(Dataset[Any]):
 
 
 def trouble(loader: Any, *, short: bool) -> Found:
-    batches = iter(loader(Video(), batch_size=2, num_workers=2))
+    batches = iter(loader(Video(), batch_size=2, num_workers=4))
     next(batches)
     begun = time.monotonic()
     del batches
@@ -39,4 +39,4 @@ def trouble(loader: Any, *, short: bool) -> Found:
 
 
 def answered(found: Found) -> bool:
-    return found.bad <= 9  # of a busy machine
+    return found.bad < 10

@@ -132,7 +132,7 @@ class ProcessCarrier(Carrier):
         self._earlier = copies_before(settings.dataset)
         alike = settings.iterable and settings.shard is None and settings.worker_init_fn is None and seeds is None
         alike = alike and self.workers > 1 and (self._streams is None or self._streams.split is None)
-        self._repeats = RepeatWatch(settings.dataset, self.workers, self._has_asked) if alike else None
+        self._repeats = RepeatWatch(settings.dataset, self.workers) if alike else None
         self._promised: int | None = None  # of an iterable dataset, as len() of the loader said
 
     def _begin_turns(self) -> None:
@@ -287,19 +287,15 @@ class ProcessCarrier(Carrier):
             raise RuntimeError("the workers of this iterator belong to the parent process of this fork")
         if failure := self._processes.failure:
             raise WorkerDied(f"{failure} This iterator ended then: make a new one.")
-        if not self._yielded and self._copied is not None:
-            self._catch_up(self._copied, queue)
 
-    def _catch_up(self, copied: Copied, queue: deque[ProcessBatch]) -> None:
-        """Have the first batch made of the dataset as it is now: it may have changed since iter() was called.
-
-        Lightning calls iter() before the hook in which programs set the epoch of a dataset.
-        """
+    def catch_up(self) -> bool:
+        if (copied := self._copied) is None:
+            return False
         small, large = copied.changes()
         if not self.resources.persistent:
             self._copied = None  # no later pass has these workers
         if not (small or large) or self._staging is not None or (self._settings.iterable and self._streams is not None):
-            return
+            return False
         if large:
             self._end_processes()
             self._loads = [0] * self.workers
@@ -308,10 +304,7 @@ class ProcessCarrier(Carrier):
         else:
             self._send_changes(copied)
             self._begin_again()
-        for batch in queue:
-            if batch.given is not None:
-                batch.error, batch.value, batch.came, batch.exhausted = None, None, False, False
-                self.begin(batch)
+        return True
 
     def depth(self, queue: deque[ProcessBatch]) -> int:
         return self._most - self._prefetch * (self.workers - len(self._asked()))
@@ -393,9 +386,6 @@ class ProcessCarrier(Carrier):
             )
         return out
 
-    def _has_asked(self, worker: int) -> bool:
-        return self._processes.board.has_asked(worker)
-
     def delivery(self, batch: ProcessBatch, out: Any) -> Delivery:
         assert batch.given is not None
         samples = 1
@@ -458,7 +448,7 @@ class ProcessCarrier(Carrier):
         else:
             batch.value = value
         if self._repeats is not None and kind == Status.BATCH:
-            self._repeats.came(worker)
+            self._repeats.came(worker, asked=self._processes.board.has_asked(worker))
         if self._shared is not None and batch.error is None:
             self._shared.learn(needed)
         if batch.lease is not None:  # the worker has finished with the memory of its task, or keeps some
@@ -477,7 +467,7 @@ class ProcessCarrier(Carrier):
         """Ask no more of a worker in this pass. Its process ends, unless it makes the next pass, too."""
         self._exhausted.add(worker)
         if self._repeats is not None and len(self._exhausted) == self.workers:
-            self._repeats.ended()
+            self._repeats.ended(asked=any(map(self._processes.board.has_asked, range(self.workers))))
         for number in [number for number, batch in self._outstanding.items() if batch.worker == worker]:
             del self._outstanding[number]
         self._loads[worker] = 0

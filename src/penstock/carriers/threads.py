@@ -54,15 +54,8 @@ class ThreadCarrier(Carrier):
         self.in_order = in_order
         stacks = worker.batched and worker.stacks and collates_as_torch()
         self._rows = SampleRows(resources.buffers) if stacks else None
-        self._crew = ThreadCrew(
-            worker,
-            resources.workers,
-            own=own or OwnWorkers(worker, None, shared=True),
-            rows=self._rows,
-            meter=resources.meter,
-            seed=seed,
-        )
-        self._shares = own is None or own.shared
+        self._own, self._seed = own or OwnWorkers(worker, None, shared=True), seed
+        self._crew = self._made_crew(worker)
         self._pid = os.getpid()
         self._lease = Lease()
         self._staging: Staging | None = None  # of the pass; None: it needs none
@@ -70,6 +63,12 @@ class ThreadCarrier(Carrier):
         self._copied: Copied  # of the dataset, as the threads know it
         self._streams: Streams | None = None  # are told of each batch that comes
         self._remote: RemoteLeaves | None = None  # of the samples whose shards are brought here ahead of need
+
+    def _made_crew(self, worker: Worker) -> ThreadCrew:
+        resources = self.resources
+        return ThreadCrew(
+            worker, resources.workers, own=self._own, rows=self._rows, meter=resources.meter, seed=self._seed
+        )
 
     def work_for(self, job: Job, worker: Worker) -> None:
         """Make the next pass of a job."""
@@ -80,7 +79,7 @@ class ThreadCarrier(Carrier):
 
     def start(self) -> None:
         self._lease = self._lease_for_pass()
-        self._copied = Copied() if self._shares else Copied(self._worker.dataset, self._worker.collate_fn)
+        self._copied = Copied() if self._own.shared else Copied(self._worker.dataset, self._worker.collate_fn)
         try:
             self._crew.start()
         except RuntimeError as error:
@@ -131,6 +130,16 @@ class ThreadCarrier(Carrier):
     def prepare(self, queue: deque[FetchedBatch]) -> None:
         if os.getpid() != self._pid:
             raise RuntimeError("the threads of this iterator are in the parent process of this fork")
+
+    def catch_up(self) -> bool:
+        if self._staging is not None or not any(self._copied.changes()):
+            return False
+        self._crew.close()
+        self._own = self._own.anew()
+        self._crew = self._made_crew(self._worker)
+        self.start()
+        self._crew.begin(self._worker)
+        return True
 
     def begin(self, batch: FetchedBatch) -> None:
         assert batch.given is not None

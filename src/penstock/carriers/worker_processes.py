@@ -197,8 +197,9 @@ class WorkerProcesses:
                 for worker in workers:
                     self.senders[worker].send(Command.END, -1, None)
                 self._answers.close()  # a worker does not wait for a parent that reads no more
+                deadline = monotonic() + _LOOK  # threads of a library may keep a worker from its end for ever
                 for process in self.processes:
-                    process.join(_LOOK)
+                    process.join(max(0.0, deadline - monotonic()))
         finally:
             with interrupts_held():
                 end(self.processes)

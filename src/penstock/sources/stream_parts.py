@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -63,21 +63,20 @@ def refuse_parts(dataset: Any) -> None:
 
 
 class RepeatWatch:
-    """Warns once of workers that each go through all of an iterable dataset.
+    """Warns once of workers that each go through all of an iterable dataset, and ask for no part of it."""
 
-    Args:
-        has_asked: returns whether code of a worker has asked which worker it is.
-    """
-
-    def __init__(self, dataset: Any, workers: int, has_asked: Callable[[int], bool]) -> None:
-        self._dataset, self._has_asked = dataset, has_asked
+    def __init__(self, dataset: Any, workers: int) -> None:
+        self._dataset = dataset
         self._batches = [0] * workers
         self._said = False
 
-    def came(self, worker: int) -> None:
-        """Note a batch of a worker: the first one tells, where the dataset has a length."""
+    def came(self, worker: int, *, asked: bool) -> None:
+        """Note a batch of a worker: the first one tells, where the dataset has a length.
+
+        asked: code of the worker has asked which worker it is.
+        """
         self._batches[worker] += 1
-        if self._batches[worker] > 1 or self._said or self._has_asked(worker):
+        if self._batches[worker] > 1 or self._said or asked:
             return
         try:
             size = len(self._dataset)
@@ -86,10 +85,10 @@ class RepeatWatch:
         if size:
             self._warn(f"{len(self._batches) * size:,} samples are coming of {size:,}")
 
-    def ended(self) -> None:
+    def ended(self, *, asked: bool) -> None:
         """Note that all workers have come to their ends."""
         count = self._batches[0]
-        if count and len(set(self._batches)) == 1 and not any(map(self._has_asked, range(len(self._batches)))):
+        if count and len(set(self._batches)) == 1 and not asked:
             came = f"{sum(self._batches):,} batches came, {count:,} from each"
             self._warn(f"{came}: the same ones, unless they are drawn at random")
         self._said = True

@@ -54,6 +54,10 @@ class OwnWorkers:
         if any(isinstance(part, np.ndarray) for part in self._data):
             _warn_of_no_array()
 
+    def anew(self) -> OwnWorkers:
+        """Return the same of the dataset as it is now. Raises NotCopied."""
+        return OwnWorkers(*self._given, shared=self.shared)
+
     def take(self) -> tuple[Worker, Init | None]:
         """Return what is the calling thread's own. Raises NotCopied."""
         if self.shared:
