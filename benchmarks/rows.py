@@ -488,7 +488,14 @@ def prepare(options: Options) -> Setup:
         "numbers": partial(write_numbers, rows=rows["numbers"]),
         "bucket": partial(write_bucket, rows=rows["bucket"]),
     }
-    needs = {"padding": "tokens", "own": "tokens", "masking": "tokens", "padding_free": "tokens", "table": "numbers", "gather": ""}
+    needs = {
+        "padding": "tokens",
+        "own": "tokens",
+        "masking": "tokens",
+        "padding_free": "tokens",
+        "table": "numbers",
+        "gather": "",
+    }
     folder = options.cache / name
     folder.mkdir(exist_ok=True)
     facts: Facts = {"rows": rows}
