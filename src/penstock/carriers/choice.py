@@ -246,7 +246,9 @@ class PassFactory:
         elsewhere = streams is not None and streams.resumed  # its workers are where no state says
         if held is not None and (elsewhere or not held.reusable):
             held.close()
-            held, self.base_seed.latest = None, None  # a new iterator draws one
+            if isinstance(held, iterator.Pass):
+                self.base_seed.latest = None  # new workers are seeded anew
+            held = None
         if not settings.num_workers and streams is not None:
             streams.restore_between_passes(settings.dataset)
         try:

@@ -48,7 +48,7 @@ def refuse_parts(dataset: Any) -> None:
             "datasets.distributed.split_dataset_by_node(dataset, rank, ranks)"
         )
     names: set[str] = set()
-    with contextlib.suppress(TypeError, ValueError):  # it has none, or one that does not tell
+    with contextlib.suppress(AttributeError, TypeError, ValueError):  # it has none, or one that does not tell
         names = set(inspect.signature(dataset.shard).parameters)
     if not {"num_shards", "index"} <= names:
         raise InvalidOption(

@@ -40,14 +40,14 @@ class Copied:
 
     def __init__(self, *roots: Any) -> None:
         self._roots = roots
-        self._held = [(path, one, dict(vars(one))) for path, one in _objects(roots)]
+        self._held = [(path, one, dict(_held_by(one))) for path, one in _objects(roots)]
 
     def changes(self) -> Changes:
         """Return what has changed since the workers got it, or the latest changes were sent."""
         small: list[tuple[Path, Any]] = []
         large = ""
         for path, one, before in self._held:
-            now = vars(one)
+            now = _held_by(one)
             for name, value in now.items():
                 old = before.get(name, _ABSENT)
                 if old is value:
@@ -64,7 +64,7 @@ class Copied:
 
     def sent(self) -> None:
         """Note that the workers have what there is now."""
-        self._held = [(path, one, dict(vars(one))) for path, one, _ in self._held]
+        self._held = [(path, one, dict(_held_by(one))) for path, one, _ in self._held]
 
 
 def apply(roots: tuple[Any, ...], small: list[tuple[Path, Any]]) -> None:
@@ -74,7 +74,7 @@ def apply(roots: tuple[Any, ...], small: list[tuple[Path, Any]]) -> None:
         try:
             for step in path[:-1]:
                 one = one[step] if isinstance(step, int) else _attribute(one, step)
-            vars(one)[path[-1]] = value
+            _held_by(one)[path[-1]] = value
         except (LookupError, TypeError, AttributeError):
             continue  # the worker's code has put something else there
 
@@ -96,7 +96,7 @@ def _objects(roots: tuple[Any, ...]) -> Iterator[tuple[Path, Any]]:
         elif _counts(kind):
             seen.add(id(one))
             yield path, one
-            waiting.extend(((*path, name), part) for name, part in vars(one).items())
+            waiting.extend(((*path, name), part) for name, part in _held_by(one).items())
 
 
 #: Whether objects of a class are looked at.
@@ -121,8 +121,14 @@ def _is_plain(value: Any) -> bool:
     return kind in _PLAIN or issubclass(kind, np.generic)
 
 
+def _held_by(one: Any) -> dict[Any, Any]:
+    """Return the attributes that an object holds; no code of its class runs."""
+    held = object.__getattribute__(one, "__dict__")
+    return held if type(held) is dict else {}
+
+
 def _attribute(one: Any, name: str) -> Any:
-    return one.__self__ if name == "__self__" else vars(one)[name]
+    return one.__self__ if name == "__self__" else _held_by(one)[name]
 
 
 def _expression(path: Path) -> str:
