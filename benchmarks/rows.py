@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.utils.data
+from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks import photos, remote
 from benchmarks.contestants import Make, penstock_persistent, torch_loader
@@ -184,6 +185,17 @@ def masked(make: Make, setup: Setup, **options: Any) -> Running:
     data = of_table(dataclasses.replace(setup, variant="tokens")).select_columns(["input_ids", "attention_mask"])
     collator = DataCollatorForLanguageModeling(tokenizer())
     return epochs(make(setup, data, collate_fn=collator, batch_size=32, **options))
+
+
+def own_collate(batch: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """As programs write it that have no collator of a library."""
+    ids = pad_sequence([torch.tensor(row["input_ids"]) for row in batch], batch_first=True, padding_value=0)
+    return {"input_ids": ids, "mask": (ids != 0).long(), "label": torch.tensor([row["label"] for row in batch])}
+
+
+def padded_by_own(make: Make, setup: Setup, **options: Any) -> Running:
+    data = of_table(dataclasses.replace(setup, variant="tokens"))
+    return epochs(make(setup, data, collate_fn=own_collate, batch_size=32, **options))
 
 
 def padding_free(make: Make, setup: Setup, **options: Any) -> Running:
@@ -435,6 +447,7 @@ COLUMNS = "Six columns of strings and six of numbers"
 RAGGED = "Lists of 20 to 400 tokens with masks and labels, batch 32, shuffled, 2 workers"
 TABLES = (
     beside_torch("padding", f"{RAGGED}: DataCollatorWithPadding", padded, 8),
+    beside_torch("own", f"{RAGGED}: a collate_fn of one's own, with pad_sequence", padded_by_own, 4),
     beside_torch("masking", f"{RAGGED}: DataCollatorForLanguageModeling", masked, 4),
     *GATHERS,
     beside_torch("columns", f"{COLUMNS}, batch 64, shuffled, 2 workers", plain_columns, 8),
@@ -475,7 +488,14 @@ def prepare(options: Options) -> Setup:
         "numbers": partial(write_numbers, rows=rows["numbers"]),
         "bucket": partial(write_bucket, rows=rows["bucket"]),
     }
-    needs = {"padding": "tokens", "masking": "tokens", "padding_free": "tokens", "table": "numbers", "gather": ""}
+    needs = {
+        "padding": "tokens",
+        "own": "tokens",
+        "masking": "tokens",
+        "padding_free": "tokens",
+        "table": "numbers",
+        "gather": "",
+    }
     folder = options.cache / name
     folder.mkdir(exist_ok=True)
     facts: Facts = {"rows": rows}

@@ -27,6 +27,7 @@
 #include "bind/reading.h"
 #include "bind/spec.h"
 #include "image/image_filler.h"
+#include "pool/cpu_share.h"
 #include "pool/loop_counter.h"
 #include "pool/pool.h"
 
@@ -264,6 +265,10 @@ void bind_pool(nb::module_& m) {
         const ThreadClock::Lap found = self.lap(nanoseconds);
         return nb::make_tuple(found.running, found.ready, found.bytes);
       }, nb::arg("nanoseconds"));
+  nb::class_<CpuShare>(m, "CpuShare")
+      .def(nb::init<>())
+      .def("look", &CpuShare::look)
+      .def_prop_ro("keeps", &CpuShare::keeps);
   nb::class_<LoopCounter>(m, "LoopCounter")
       .def(nb::init<>())
       .def("add", &LoopCounter::add, nb::arg("waited"), nb::arg("worked").none(), nb::arg("in_flight") = 0)

@@ -551,6 +551,17 @@ class ThreadClock:
         bytes that storage gave). The last two are 0 where the thread was off the CPU for less than 50 us.
         """
 
+class CpuShare:
+    """Keeps the thread that makes it at its share of the CPUs beside other programs, once it waits for one."""
+
+    def __init__(self) -> None: ...
+    def look(self) -> None:
+        """Look whether the calling thread waits for CPUs: at most every 20 ms."""
+
+    @property
+    def keeps(self) -> bool:
+        """Whether a thread wakes to keep the share."""
+
 class NotedIndices:
     """Yields the indices of a batch, each noted in a record that another process can read.
 

@@ -36,6 +36,7 @@ from penstock.settings import Given, Method, Settings
 from penstock.sources.blocks import blocks_of
 from penstock.sources.naming import ids_of
 from penstock.state.checkpoint import Checkpoint, OnChange
+from penstock.state.dropped import dropped_states
 from penstock.state.ledger import LoaderLedger
 from penstock.state.progress import Progress
 from penstock.state.substitutes import Replace, register_of
@@ -49,7 +50,9 @@ from penstock.workers.rows import holds_rows, is_native
 if TYPE_CHECKING:
     from penstock import explain
     from penstock.device import target as targets
+    from penstock.sources import stream_parts
 else:
+    (stream_parts,) = deferred("penstock.sources", "stream_parts")
     (explain,) = deferred("penstock", "explain")
     (targets,) = deferred("penstock.device", "target")
 
@@ -83,7 +86,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             penstock.Feed. None: they stay in host memory.
         shard: this rank and the number of ranks: (rank, ranks), or "auto", which takes them from torch.distributed, or
             torchrun's variables, when a pass begins. Each global batch of one order is divided among the ranks, and
-            all ranks get the same number of batches. None, or a DistributedSampler: as in torch's loader.
+            all ranks get the same number of batches. An iterable dataset is shared out by its .shard(num_shards,
+            index), also among worker processes. None, or a DistributedSampler: as in torch's loader.
         ledger: a file with a line for each batch handed out: a hash over its IDs. "{rank}" in it is the rank's number.
         cache: where the bytes of recognised files are kept for later epochs: memory of this process ("8GiB"), a folder
             ("/dev/shm/penstock"), a folder with its limit (("/nvme/penstock", "500GiB")), or a list of these, in order.
@@ -92,9 +96,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     Raises:
         InvalidOption: seed together with generator, an unknown worker_method, share_dataset or on_error or device,
-            share_dataset=True without threads, on_error="replace" or shard= for an iterable dataset, shard= with a
-            shuffle without seed= or with your own sampler; from iter(), a device that does not exist, and threads
-            with a dataset that holds an open file or a lock.
+            share_dataset=True without threads, on_error="replace" for an iterable dataset, shard= for one without a
+            .shard(num_shards, index), shard= with a shuffle without seed= or with your own sampler; from iter(), a
+            device that does not exist, and threads with a dataset that holds an open file or a lock.
         TooManyBadSamples: more samples are bad than on_error=Replace(max_share=) allows (while iterating).
         WorkerDied, WorkerStuck: a worker ended, or no batch came within `timeout` seconds (while iterating).
         ValueError: arguments that torch refuses.
@@ -257,6 +261,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
         if shard is not None:
             self._order().refuse_shard()
+            if isinstance(dataset, IterableDataset):
+                stream_parts.refuse_parts(dataset)
         if given.seeded is not None and given.own_order and type(self.sampler) is RandomSampler:
             self.sampler.generator = given.seeded
         self._offer_set_epoch()
@@ -326,7 +332,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             kind, owner = type(settings.dataset).__name__, weakref.ref(executors)
             facts = settings.batch_size, settings.num_workers, reader_of(chosen)
             loop.label = LoopLabel(kind, *facts, owner, PassFactory.stats)
-        followers += (progress, LoopClock(loop), *watching(self))
+        followers += (progress, LoopClock(loop), *dropped_states(), *watching(self))
         if feed is None or target is None:
             batches = self._batches(settings, chosen, progress, begins=begins)
             batches.observers = (*executors.observers, *followers)

@@ -156,6 +156,7 @@ HANDLES: dict[str, Callable[[Path], Any]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.* share with each other:UserWarning")
 @pytest.mark.parametrize("name", HANDLES)
 def test_what_cannot_be_copied_is_said_and_goes_to_processes(name: str, tmp_path: Path) -> None:
     held = HANDLES[name](tmp_path)
@@ -221,7 +222,7 @@ def test_what_a_dataset_counts_stays_in_its_copy(persistent: bool) -> None:
 
 
 @pytest.mark.parametrize("method", ["thread", "process"])
-def test_a_pass_sees_the_dataset_as_it_was_when_it_began(method: str) -> None:
+def test_a_pass_sees_the_dataset_as_it_was_at_its_first_batch(method: str) -> None:
     class Offset(Sized):
         offset = 1000
 
@@ -230,8 +231,10 @@ def test_a_pass_sees_the_dataset_as_it_was_when_it_began(method: str) -> None:
 
     dataset = Offset()
     batches = iter(in_threads(dataset, num_workers=1, worker_method=method))
+    dataset.offset = 2000
+    first = next(batches)
     dataset.offset = 0
-    assert flat(batches) == list(range(1000, 1048))
+    assert flat([first, *batches]) == list(range(2000, 2048))
 
 
 def test_worker_init_fn_prepares_the_threads_own_dataset() -> None:
@@ -262,6 +265,7 @@ class ItsOwnIterator(tud.IterableDataset[int]):
         return next(self.left)
 
 
+@pytest.mark.filterwarnings("ignore:each of the 2 worker processes goes through all:UserWarning")
 @pytest.mark.parametrize("batch_size", [2, None])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_iterable_dataset_that_is_its_own_iterator_goes_as_with_worker_processes(workers, batch_size) -> None:

@@ -212,4 +212,4 @@ def test_the_command(s3: S3, photos: Any, tmp_path: Path) -> None:
 
 def test_rows_in_memory(s3: S3, tmp_path: Path) -> None:
     rows = TensorDataset(torch.arange(60.0).reshape(10, 6), torch.arange(10))
-    assert_packed(s3, "rows", rows, tmp_path / "out", shard_size=2000)
+    assert_packed(s3, "rows-in-memory", rows, tmp_path / "out", shard_size=2000)

@@ -263,6 +263,7 @@ def test_a_stream_goes_on_behind_its_error(workers: int, feed: Any) -> None:
     assert flat(loaded(again, stored(begun.state_dict()))) == [9, 10, 11, 12]
 
 
+@pytest.mark.filterwarnings("ignore:each of the 2 worker processes goes through all:UserWarning")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_other_iterable_datasets_are_gone_through_again(workers: int) -> None:
     begun, again = (penstock.DataLoader(Stream(20, shared=False), 3, num_workers=workers) for _ in range(2))

@@ -16,6 +16,7 @@ from penstock.carriers.post_mortem import note_space
 from penstock.carriers.protocol import Status
 from penstock.sample_notes import add_note
 from penstock.showing import said
+from penstock.system.process_events import at_fork
 
 _OUT_OF_FILES = (  # in torch's words
     "Too many open files. Communication with the workers is no longer possible. Please increase the limit using "
@@ -34,7 +35,8 @@ class PinnedAnswers:
         index = getattr(accelerator, "current_device_index", None) or accelerator.current_device_idx  # torch 2.6
         source, name = _Source(receivers, self._done), device and device.type
         given = source, self._pinned, index(), self._done, name
-        self.thread = threading.Thread(target=_pin_memory_loop, args=given, daemon=True)
+        self.thread = threading.Thread(target=_pin, args=given, daemon=True)
+        at_fork(before=_PINNING.acquire, after_in_parent=_PINNING.release, after_in_child=_PINNING.release)
         self.thread.start()
 
     def get(self, seconds: float) -> Answer | None:
@@ -59,19 +61,43 @@ class PinnedAnswers:
         self._receivers.close()
 
 
+#: Held by the threads that pin, one at a time, while they are in torch, and by who forks. A fork while another thread
+#: holds a lock of libc, as the first call of torch.set_num_threads() and page-locking do, leaves it taken in the child.
+_PINNING = threading.Lock()
+
+
+def _pin(source: _Source, pinned: Any, *given: Any) -> None:
+    """Pin batches as torch's thread does: out of torch it is only where it waits for a batch."""
+    _PINNING.acquire()
+    source.holds = True
+    try:
+        _pin_memory_loop(source, pinned, *given)
+    finally:
+        if source.holds:
+            _PINNING.release()
+
+
 class _Source:
     """The queue that torch's pinning thread takes batches from: it pins the second item of a pair."""
+
+    holds = False
+    """The thread holds _PINNING."""
 
     def __init__(self, receivers: Receivers, done: threading.Event) -> None:
         self._receivers, self._done = receivers, done
 
     def get(self, timeout: float) -> tuple[Answer, Any]:
+        self.holds = False
+        _PINNING.release()
         try:
             answer = self._receivers.get(timeout)
         except OSError:  # the pipes are closed
             if not self._done.is_set():
                 raise
             answer = None
+        finally:
+            _PINNING.acquire()
+            self.holds = True
         if answer is None:
             raise queue.Empty
         value = None

@@ -68,7 +68,8 @@ _LIMIT = 1 << 63  # of its numbers
 _NOTHING, _NUMBER, _TEXT = range(3)
 _STAGES = list(WorkerStage)
 _WORD = struct.Struct("=q")
-_ANSWERS_AT = _RECORD.size  # 1: the worker writes its stacks when it is asked
+_ANSWERS_AT = _RECORD.size  # whether the worker writes its stacks when it is asked, and has asked for its number
+_WRITES_STACKS, _HAS_ASKED = 1, 2
 _LENGTH_AT = _ANSWERS_AT + _WORD.size  # of the text of an index
 _TEXT_AT = _LENGTH_AT + _WORD.size
 # One a stage: nanoseconds, samples, and of the batches that were looked at the nanoseconds, of these those on a CPU and
@@ -193,7 +194,25 @@ class Board:
         if signal.getsignal(_ASK) is signal.SIG_DFL:  # nobody else's
             faulthandler.register(_ASK, self._fds[1 + worker])
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [_ASK])
-            _WORD.pack_into(self._memory, worker * _REGION + _ANSWERS_AT, 1)
+            self._mark(worker, _WRITES_STACKS)
+
+    def _mark(self, worker: int, bit: int) -> None:
+        assert self._memory is not None
+        at = worker * _REGION + _ANSWERS_AT
+        _WORD.pack_into(self._memory, at, self._marks(worker) | bit)
+
+    def _marks(self, worker: int) -> int:
+        assert self._memory is not None
+        found: int = _WORD.unpack_from(self._memory, worker * _REGION + _ANSWERS_AT)[0]
+        return found
+
+    def note_asked(self, worker: int) -> None:
+        """Note that code of the worker has asked which worker it is."""
+        self._mark(worker, _HAS_ASKED)
+
+    def has_asked(self, worker: int) -> bool:
+        """Return whether code of a worker has asked which worker it is."""
+        return bool(self._marks(worker) & _HAS_ASKED)
 
     def end(self) -> None:
         """Let the workers know that they are to end."""
@@ -246,9 +265,7 @@ class Board:
 
         pids: their processes. A worker that is stopped writes nothing.
         """
-        assert self._memory is not None
-        memory = self._memory
-        asked = [worker for worker in pids if _WORD.unpack_from(memory, worker * _REGION + _ANSWERS_AT)[0]]
+        asked = [worker for worker in pids if self._marks(worker) & _WRITES_STACKS]
         for worker in asked:
             file = self._fds[1 + worker]
             os.ftruncate(file, 0)

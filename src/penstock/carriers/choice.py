@@ -246,6 +246,8 @@ class PassFactory:
         elsewhere = streams is not None and streams.resumed  # its workers are where no state says
         if held is not None and (elsewhere or not held.reusable):
             held.close()
+            if isinstance(held, iterator.Pass):
+                self.base_seed.latest = None  # new workers are seeded anew
             held = None
         if not settings.num_workers and streams is not None:
             streams.restore_between_passes(settings.dataset)

@@ -38,10 +38,12 @@ from penstock.workers.rows import Rows, gathers_indexed, may_be_gathered
 if TYPE_CHECKING:
     from penstock.hooks import calls
     from penstock.passes import iterator
+    from penstock.sources import stream_parts
     from penstock.workers import collated
 else:
     (calls,) = deferred("penstock.hooks", "calls")
     (iterator,) = deferred("penstock.passes", "iterator")
+    (stream_parts,) = deferred("penstock.sources", "stream_parts")
     (collated,) = deferred("penstock.workers", "collated")
 
 #: Stands for a batch, or for what the sampler gives, that is not there yet.
@@ -103,6 +105,8 @@ class CallerPass(_BaseDataLoaderIter):
         eager: bool,
     ) -> None:
         self._dataset: Any = settings.dataset
+        if settings.shard is not None and settings.iterable:
+            self._dataset = stream_parts.part_of(self._dataset, settings.shard)
         self._collate_fn = settings.collate_fn
         self._index_sampler, self._auto_collation = settings.index_sampler, settings.batched
         self._drop_last, self._pin_memory = settings.drop_last, pins

@@ -21,7 +21,7 @@ from penstock.carriers.pipes import Receivers
 from penstock.sample_notes import add_note
 from penstock.showing import said
 from penstock.system.limits import group_memory
-from penstock.system.words import size_of
+from penstock.system.words import counted, size_of
 
 Identify = Callable[[Any], tuple[str, str | None]]
 
@@ -123,6 +123,7 @@ def _remove_unused(path: str) -> None:
             os.close(file)
 
 
+_FUTEX = {"x86_64": "202", "aarch64": "98"}.get(os.uname().machine, "")
 _SIGNALS: dict[int, str] = {int(number): number.name for number in signal.Signals}
 _STACKS_TOLD = 4  # of stuck workers
 _FRAMES_TOLD = 20
@@ -208,12 +209,12 @@ class WorkerWatch:
             lines += _stack_lines(board.stacks(worker))
         if now.in_use is not None:
             limit = "no limit" if now.limit is None else f"a limit of {size_of(now.limit)}"
-            counted = (
+            kills = (
                 ""
                 if killed is None
                 else f"; the kernel has killed {killed} of its processes for lack of memory since this iterator began"
             )
-            lines.append(f"The cgroup has {size_of(now.in_use)} of memory in use and {limit}{counted}.")
+            lines.append(f"The cgroup has {size_of(now.in_use)} of memory in use and {limit}{kills}.")
         starting = board.progress(next(iter(self.deaths))).stage == WorkerStage.STARTING
         if starting and first.code == 1 and start_method in ("spawn", "forkserver"):
             lines.append(
@@ -242,6 +243,58 @@ class WorkerWatch:
                 lines += _stack_lines(stacks.get(worker, "")) or ["  (its Python stack could not be read)"]
         lines.append("Look at that sample or function, or raise timeout= if it is only slow.")
         return "\n".join(lines)
+
+    def why_silent(self, workers: set[int]) -> str:
+        """Return a warning of forked workers that wait for a lock since they began; empty: there are none.
+
+        workers: those that have not answered their first task.
+        """
+        board, pids = self._board, self.pids
+        waiting = {worker: pids[worker] for worker in sorted(workers) if _waits_for_lock(pids[worker])}
+        if not waiting:
+            return ""
+        stacks = board.ask_stacks(dict(list(waiting.items())[:_STACKS_TOLD]))
+        library = next(filter(None, map(_library, stacks.values())), "")
+        lines = [
+            f"{counted(len(waiting), 'worker process', 'worker processes')} wait for a lock, and have not answered "
+            f"their first task: a library whose threads ran when they were forked{library and f' ({library})'}, most "
+            "likely, for a forked process has none of these threads. Give multiprocessing_context='forkserver' or "
+            "'spawn', or worker_method='thread', or use the library in the workers alone."
+        ]
+        for worker, pid in waiting.items():
+            lines.append(f"Worker {worker} (pid {pid}) is {_doing(board.progress(worker), self._identify)} ago.")
+            lines += _stack_lines(stacks.get(worker, ""))
+        return "\n".join(lines)
+
+
+def _waits_for_lock(pid: int) -> bool:
+    """Return whether the main thread of a process waits in the system call that locks wait in.
+
+    Where the kernel does not tell, a process that used no CPU for a while is one.
+    """
+    try:
+        with open(f"/proc/{pid}/syscall") as file:
+            return file.read().split()[0] == _FUTEX
+    except OSError:
+        return _cpu_ticks(pid) == _cpu_ticks(pid, after=0.5)
+
+
+def _cpu_ticks(pid: int, after: float = 0.0) -> list[str]:
+    time.sleep(after)
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[11:13]
+    return []
+
+
+def _library(dump: str) -> str:
+    """Return the installed library that the innermost frame of a stack lies in that is no loader's."""
+    for path in re.findall(r'File "([^"]+)"', dump.rpartition("Current thread ")[2].split("\n\n")[0]):
+        if _MACHINERY.search(path):
+            break
+        _, installed, inside = path.rpartition("-packages/")
+        if installed:
+            return str(inside.split("/")[0].removesuffix(".py"))
+    return ""
 
 
 def _is_stopped(pid: int) -> bool:

@@ -15,6 +15,7 @@ from penstock.carriers.protocol import Exhausted
 from penstock.carriers.worker_memory import Packed, WorkerBuffers
 from penstock.hooks.calls import ANSWERED
 from penstock.recipe import patches
+from penstock.recipe.unseeded_generators import reseed_copy
 from penstock.sample_notes import collated
 from penstock.state.delivery import Delivered, Task
 from penstock.state.streams import Split, Stream, restore_dataset, state_of
@@ -28,10 +29,12 @@ class BatchWork:
     Args:
         states: of the dataset in each worker as the pass begins; None: it has no state_dict().
         in_place: batches are built in shared memory.
+        earlier: how often workers got copies of the dataset before.
     """
 
-    def __init__(self, worker: Worker, states: list[Any] | None, *, in_place: bool) -> None:
+    def __init__(self, worker: Worker, states: list[Any] | None, *, in_place: bool, earlier: int) -> None:
         self.worker = worker
+        self._earlier = earlier
         self._states = states
         self._memory = WorkerBuffers() if in_place else None
         self._note: Note  # in a worker, as
@@ -42,12 +45,17 @@ class BatchWork:
     def dataset(self) -> Any:
         return self.worker.dataset
 
+    @property
+    def collate_fn(self) -> Any:
+        return self.worker.collate_fn
+
     def seed(self, shared: int | None) -> None:
         """No worker shares a seed with the others."""
 
     def start(self, number: int, note: Note, each: Callable[[Iterable[Any]], Iterator[Any]]) -> None:
         self._number, self._note, self._lease = number, note, self.worker.lease()
         self.worker.note, self.worker.each = note, each
+        reseed_copy(self.worker.dataset, self._earlier, number)
 
     def begin(self) -> None:
         if self._states is not None:
@@ -86,6 +94,7 @@ class StreamWork:
     """Batches of an iterable dataset, as torch's fetcher makes them.
 
     Args:
+        part: what a worker goes through: the dataset, or what shares it out.
         states: of the dataset and its iterator in each worker as the first pass begins; None: it has none.
         split: the streams whose states these are; None: each worker has one.
         batched: batches are made of samples; False: each sample is one.
@@ -96,6 +105,7 @@ class StreamWork:
     def __init__(
         self,
         dataset: Any,
+        part: Any,
         collate_fn: Callable[[Any], Any],
         states: list[Any] | None,
         split: Split | None,
@@ -104,8 +114,8 @@ class StreamWork:
         drop_last: bool,
         packs: bool,
     ) -> None:
-        self.dataset = dataset
-        self._collate_fn, self._states, self._split = collate_fn, states, split
+        self.dataset, self._part, self.collate_fn = dataset, part, collate_fn
+        self._states, self._split = states, split
         self._batched, self._drop_last = batched, drop_last
         self._memory = WorkerBuffers() if packs else None
         self._note: Note  # in a worker, as
@@ -115,7 +125,7 @@ class StreamWork:
     def seed(self, shared: int | None) -> None:
         if isinstance(self.dataset, IterDataPipe):
             assert shared is not None
-            self.dataset = apply_random_seed(self.dataset, torch.Generator().manual_seed(shared))
+            self.dataset = self._part = apply_random_seed(self.dataset, torch.Generator().manual_seed(shared))
 
     def start(self, number: int, note: Note, each: Callable[[Iterable[Any]], Iterator[Any]]) -> None:
         self._number, self._note = number, note
@@ -123,7 +133,7 @@ class StreamWork:
     def begin(self) -> None:
         number, states, self._states = self._number, self._states, None if self._states is None else []
         if self._split is None:
-            self._streams = {number: Stream(self.dataset, states[number] if states else None)}
+            self._streams = {number: Stream(self._part, states[number] if states else None)}
         else:
             info = torch.utils.data.get_worker_info()
             assert info is not None and states is not None
@@ -145,8 +155,8 @@ class StreamWork:
         memory = self._memory
         if memory is not None:
             memory.begin(None)
-        if memory is None or self._collate_fn is not default_collate:
-            batch = collated(self._collate_fn, None, samples)
+        if memory is None or self.collate_fn is not default_collate:
+            batch = collated(self.collate_fn, None, samples)
         else:
             batch = collate_in(memory, None, samples)
         if memory is not None:

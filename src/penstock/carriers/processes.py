@@ -23,6 +23,7 @@ from torch.utils.data.graph_settings import apply_random_seed
 
 from penstock.carriers.answers import error_of, readable
 from penstock.carriers.board import Board
+from penstock.carriers.copy_trouble import warn_of_shared_handles
 from penstock.carriers.process_work import BatchWork, StreamWork
 from penstock.carriers.protocol import Command, Signals, Status, Work, WorkerSetup
 from penstock.carriers.worker_processes import WorkerProcesses
@@ -36,9 +37,11 @@ from penstock.passes.job import Job
 from penstock.passes.staging import Staging
 from penstock.passes.values import PassInput
 from penstock.recipe import patches
+from penstock.recipe.unseeded_generators import copies_before
 from penstock.settings import Method, Settings
 from penstock.showing import said
 from penstock.sources.naming import name_of
+from penstock.sources.stream_parts import RepeatWatch, part_of
 from penstock.sources.tree import RemoteLeaves, remote_leaves
 from penstock.sources.unchanged import collates_as_torch
 from penstock.state.delivery import Delivered, Task
@@ -46,6 +49,7 @@ from penstock.state.manifest import BadSample
 from penstock.stats import samples_given, samples_in
 from penstock.system.warn_user import warn_user
 from penstock.workers.batch import Batch
+from penstock.workers.changes import Copied
 
 
 @dataclass(slots=True, eq=False)
@@ -124,6 +128,11 @@ class ProcessCarrier(Carrier):
         self._everyone = set(range(self.workers))
         self._started = self._began = False
         self._yielded = 0  # batches of the pass
+        self._copied: Copied | None = None  # of the dataset, as the workers know it
+        self._earlier = copies_before(settings.dataset)
+        alike = settings.iterable and settings.shard is None and settings.worker_init_fn is None and seeds is None
+        alike = alike and self.workers > 1 and (self._streams is None or self._streams.split is None)
+        self._repeats = RepeatWatch(settings.dataset, self.workers) if alike else None
         self._promised: int | None = None  # of an iterable dataset, as len() of the loader said
 
     def _begin_turns(self) -> None:
@@ -148,6 +157,9 @@ class ProcessCarrier(Carrier):
         """Start the processes. Raises what starting one raises."""
         identify = partial(name_of, self._settings.dataset)
         self._processes = processes = WorkerProcesses(self._context, self.workers, identify)
+        self._copied = Copied(self._settings.dataset, self._settings.collate_fn)
+        if self.workers > 1 and not self._earlier and processes.forks and self._settings.worker_init_fn is None:
+            warn_of_shared_handles(self._settings.dataset, self.workers)
         self._started = True
         self.resources.meter.open(processes.board.stages, processes.board.calls)
         if self._shared is not None:
@@ -174,10 +186,11 @@ class ProcessCarrier(Carrier):
         settings, states = self._settings, None if self._streams is None else self._streams.states()
         work: Work
         if self._worker is not None:
-            work = BatchWork(self._worker, states, in_place=self._shared is not None)
+            work = BatchWork(self._worker, states, in_place=self._shared is not None, earlier=self._earlier)
         else:
             work = StreamWork(
                 settings.dataset,
+                part_of(settings.dataset, settings.shard),
                 settings.collate_fn,
                 states,
                 None if self._streams is None else self._streams.split,
@@ -192,7 +205,14 @@ class ProcessCarrier(Carrier):
 
     @property
     def reusable(self) -> bool:
-        return os.getpid() == self._pid and self._processes.reusable
+        return os.getpid() == self._pid and self._processes.reusable and not self._outgrown()
+
+    def _outgrown(self) -> bool:
+        """Return whether the workers cannot be told of what has changed in the dataset."""
+        large = self._copied.changes().large if self._copied is not None else ""
+        if large:
+            _warn_of_change(large)
+        return bool(large)
 
     def interrupted(self) -> None:
         if self._started:
@@ -206,13 +226,18 @@ class ProcessCarrier(Carrier):
         if os.getpid() != self._pid or not self._started:
             return
         try:
+            self._end_processes()
+        finally:
+            self._let_shards_go()
+
+    def _end_processes(self) -> None:
+        try:
             ended = () if self.resources.persistent else self._exhausted
             self._processes.close([worker for worker in range(self.workers) if worker not in ended])
         finally:
             for batch in self._outstanding.values():
                 batch.let_shards_go()
             self._outstanding.clear()  # their blocks are not used again
-            self._let_shards_go()
             board = self._processes.board
             self.resources.meter.close(board.stages, board.calls)
             board.close()
@@ -232,15 +257,27 @@ class ProcessCarrier(Carrier):
         self._let_shards_go()
         self._processes.check()
         if self._began:
-            if self._settings.iterable:
-                for sender in self._processes.senders:
-                    sender.send(Command.PASS, -1, self._shared_seed)
-            while self._outstanding:  # of the pass before
-                self._take(None)
-            self._begin_turns()
+            if self._copied is not None:
+                self._send_changes(self._copied)
+            self._begin_again()
         self._began, self._yielded, self._promised = True, 0, self._settings.noted_length
         if self._remote is not None:
             self._staging = Staging(self._remote, pass_input.coming, pass_input.samples, elsewhere=True)
+
+    def _begin_again(self) -> None:
+        """Have workers that have begun a pass begin another, and forget what they were asked for."""
+        if self._settings.iterable:
+            for sender in self._processes.senders:
+                sender.send(Command.PASS, -1, self._shared_seed)
+        while self._outstanding:
+            self._take(None)
+        self._begin_turns()
+
+    def _send_changes(self, copied: Copied) -> None:
+        if small := copied.changes().small:
+            for sender in self._processes.senders:
+                sender.send(Command.SET, -1, small)
+        copied.sent()
 
     def new_batch(self) -> ProcessBatch:
         return ProcessBatch()
@@ -250,6 +287,24 @@ class ProcessCarrier(Carrier):
             raise RuntimeError("the workers of this iterator belong to the parent process of this fork")
         if failure := self._processes.failure:
             raise WorkerDied(f"{failure} This iterator ended then: make a new one.")
+
+    def catch_up(self) -> bool:
+        if (copied := self._copied) is None:
+            return False
+        small, large = copied.changes()
+        if not self.resources.persistent:
+            self._copied = None  # no later pass has these workers
+        if not (small or large) or self._staging is not None or (self._settings.iterable and self._streams is not None):
+            return False
+        if large:
+            self._end_processes()
+            self._loads = [0] * self.workers
+            self.start()
+            self._begin_turns()
+        else:
+            self._send_changes(copied)
+            self._begin_again()
+        return True
 
     def depth(self, queue: deque[ProcessBatch]) -> int:
         return self._most - self._prefetch * (self.workers - len(self._asked()))
@@ -392,6 +447,8 @@ class ProcessCarrier(Carrier):
             )  # fmt: skip
         else:
             batch.value = value
+        if self._repeats is not None and kind == Status.BATCH:
+            self._repeats.came(worker, asked=self._processes.board.has_asked(worker))
         if self._shared is not None and batch.error is None:
             self._shared.learn(needed)
         if batch.lease is not None:  # the worker has finished with the memory of its task, or keeps some
@@ -409,6 +466,8 @@ class ProcessCarrier(Carrier):
     def _exhaust(self, worker: int) -> None:
         """Ask no more of a worker in this pass. Its process ends, unless it makes the next pass, too."""
         self._exhausted.add(worker)
+        if self._repeats is not None and len(self._exhausted) == self.workers:
+            self._repeats.ended(asked=any(map(self._processes.board.has_asked, range(self.workers))))
         for number in [number for number, batch in self._outstanding.items() if batch.worker == worker]:
             del self._outstanding[number]
         self._loads[worker] = 0
@@ -418,6 +477,14 @@ class ProcessCarrier(Carrier):
 
 _OF_BATCHES = Status.BATCH, Status.ERROR
 _OF_STREAMS = (*_OF_BATCHES, Status.EXHAUSTED)
+
+
+def _warn_of_change(large: str) -> None:
+    """Say that workers are started anew for a change that they cannot be told of."""
+    warn_user(
+        f"{large} is another object than it was when the worker processes started: they are started anew, so that "
+        "the next pass reads the dataset as it is now. (Numbers, strings and None are sent to workers that persist.)"
+    )
 
 
 class _SharedSeeds:

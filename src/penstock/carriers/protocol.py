@@ -7,6 +7,7 @@ passes; each is answered once, in order, by a message of the same number:
 |---------|--------------------------------------------------------------|-----------------------------------------|
 | `TASK`  | `Task.message`; of an iterable dataset (stream, given)       | `BATCH`, `ERROR`, `EXHAUSTED`, or none  |
 | `PASS`  | the seed that all workers share; None: no DataPipe needs one | none: errors answer the next task       |
+| `SET`   | attributes that the parent's dataset has other values of now | none                                    |
 | `END`   | None                                                         | none: the process ends                  |
 
                    the process starts
@@ -41,14 +42,16 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from time import thread_time
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.multiprocessing
 from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import signal_handling, worker as torch_worker
 
+import penstock._native as _native
 from penstock.call_counts import ThreadCalls
 from penstock.carriers.board import Board, WorkerStage
 from penstock.carriers.pipes import Receiver, Sender
@@ -56,6 +59,7 @@ from penstock.hooks.calls import natively_in_this_process
 from penstock.system.limits import keep_freed_samples
 from penstock.system.randomness import seed_worker
 from penstock.system.tracebacks import shorten
+from penstock.workers import changes
 from penstock.workers.worker import Note
 
 _BRIEF = 1e-3  # seconds of CPU
@@ -72,6 +76,8 @@ class Command(IntEnum):
     """Go through an iterable dataset once more, from its start."""
     END = 2
     """End the process."""
+    SET = 3
+    """Set attributes of the dataset and the collate_fn."""
 
 
 class Status(IntEnum):
@@ -103,6 +109,10 @@ class Work(Protocol):
     @property
     def dataset(self) -> Any:
         """The user's, for get_worker_info()."""
+
+    @property
+    def collate_fn(self) -> Any:
+        """The user's, or torch's."""
 
     def start(self, number: int, note: Note, each: Callable[[Iterable[Any]], Iterator[Any]]) -> None:
         """Prepare to be worker process number `number`, before worker_init_fn. note, each: of `Board.report`."""
@@ -142,6 +152,7 @@ def serve(setup: WorkerSetup, worker: int, commands: Any, answers: Any) -> None:
         commands, answers: its ends of the two pipes (multiprocessing.connection.Connection).
     """
     receiver, sender, ending = Receiver(commands), Sender(answers), setup.board.ending
+    share = _native.CpuShare()
     try:
         if setup.signals is not None:
             blocked, handler = setup.signals
@@ -156,6 +167,9 @@ def serve(setup: WorkerSetup, worker: int, commands: Any, answers: Any) -> None:
             if command == Command.PASS:
                 exhausted, failure = False, _caught(worker, _begin, setup.work, message.value)
                 continue
+            if command == Command.SET:
+                changes.apply((setup.work.dataset, setup.work.collate_fn), message.value)
+                continue
             if exhausted or ending():
                 continue
             status, value = Status.ERROR, failure
@@ -164,8 +178,8 @@ def serve(setup: WorkerSetup, worker: int, commands: Any, answers: Any) -> None:
                 if status is Status.EXHAUSTED:
                     exhausted, value = value.whole, value.state
             # A batch that took far less than a millisecond is sent by this thread: waking another would cost a part of
-            # that. Beside other programs a process whose second thread is never woken gets its bare share of the CPUs,
-            # a third of what others get. (Short sleeps in the place of that thread change nothing.)
+            # that. Behind longer ones another thread sends, and keeps the process's share of the CPUs, too.
+            share.look()
             before, ran = ran, thread_time()
             _send(sender, status, number, value, worker, at_once=ran - before < _BRIEF)
             del value, pickled, message
@@ -185,15 +199,26 @@ def _started(setup: WorkerSetup, worker: int) -> ExceptionWrapper | None:
     work, seed = setup.work, seed_worker(setup.base_seed, worker)
     keep_freed_samples()
     work.seed(setup.shared_seed)
-    torch_worker._worker_info = torch_worker.WorkerInfo(
-        id=worker, num_workers=setup.workers, seed=seed, dataset=work.dataset
-    )
+    torch_worker._worker_info = WorkerInfo(id=worker, num_workers=setup.workers, seed=seed, dataset=work.dataset)
     if setup.composes:
         natively_in_this_process(ThreadCalls())
     note, each = setup.board.report(worker)
     note(WorkerStage.INIT, None)
     work.start(worker, note, each)
+    WorkerInfo.asked = partial(setup.board.note_asked, worker)
     return _caught(worker, _begin_first, work, setup.init, worker)
+
+
+class WorkerInfo(torch_worker.WorkerInfo):
+    """torch's, which tells once that it is asked for."""
+
+    asked: ClassVar[Callable[[], None] | None] = None
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("id", "num_workers", "seed") and (tell := WorkerInfo.asked) is not None:
+            WorkerInfo.asked = None
+            tell()
+        return super().__getattribute__(name)
 
 
 def _begin_first(work: Work, init: Callable[[int], Any] | None, worker: int) -> None:

@@ -26,6 +26,7 @@ from penstock.state.streams import Streams, restore_dataset, state_of
 from penstock.stats import samples_given
 from penstock.system.modes import in_callers_mode
 from penstock.system.randomness import Generators, sample_number
+from penstock.workers.changes import Copied
 from penstock.workers.own_workers import OwnWorkers
 from penstock.workers.worker import Worker
 
@@ -53,20 +54,21 @@ class ThreadCarrier(Carrier):
         self.in_order = in_order
         stacks = worker.batched and worker.stacks and collates_as_torch()
         self._rows = SampleRows(resources.buffers) if stacks else None
-        self._crew = ThreadCrew(
-            worker,
-            resources.workers,
-            own=own or OwnWorkers(worker, None, shared=True),
-            rows=self._rows,
-            meter=resources.meter,
-            seed=seed,
-        )
+        self._own, self._seed = own or OwnWorkers(worker, None, shared=True), seed
+        self._crew = self._made_crew(worker)
         self._pid = os.getpid()
         self._lease = Lease()
         self._staging: Staging | None = None  # of the pass; None: it needs none
         self._worker = worker
+        self._copied: Copied  # of the dataset, as the threads know it
         self._streams: Streams | None = None  # are told of each batch that comes
         self._remote: RemoteLeaves | None = None  # of the samples whose shards are brought here ahead of need
+
+    def _made_crew(self, worker: Worker) -> ThreadCrew:
+        resources = self.resources
+        return ThreadCrew(
+            worker, resources.workers, own=self._own, rows=self._rows, meter=resources.meter, seed=self._seed
+        )
 
     def work_for(self, job: Job, worker: Worker) -> None:
         """Make the next pass of a job."""
@@ -77,6 +79,7 @@ class ThreadCarrier(Carrier):
 
     def start(self) -> None:
         self._lease = self._lease_for_pass()
+        self._copied = Copied() if self._own.shared else Copied(self._worker.dataset, self._worker.collate_fn)
         try:
             self._crew.start()
         except RuntimeError as error:
@@ -114,7 +117,7 @@ class ThreadCarrier(Carrier):
 
     @property
     def reusable(self) -> bool:
-        return os.getpid() == self._pid and not self._crew.closed
+        return os.getpid() == self._pid and not self._crew.closed and not any(self._copied.changes())
 
     def __repr__(self) -> str:
         return f"Python, {self.workers} threads, {self._crew.pace.active} at a time"
@@ -127,6 +130,16 @@ class ThreadCarrier(Carrier):
     def prepare(self, queue: deque[FetchedBatch]) -> None:
         if os.getpid() != self._pid:
             raise RuntimeError("the threads of this iterator are in the parent process of this fork")
+
+    def catch_up(self) -> bool:
+        if self._staging is not None or not any(self._copied.changes()):
+            return False
+        self._crew.close()
+        self._own = self._own.anew()
+        self._crew = self._made_crew(self._worker)
+        self.start()
+        self._crew.begin(self._worker)
+        return True
 
     def begin(self, batch: FetchedBatch) -> None:
         assert batch.given is not None

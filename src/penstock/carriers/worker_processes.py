@@ -20,13 +20,16 @@ from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 
 from penstock.carriers.answers import PinnedAnswers
 from penstock.carriers.board import Board
+from penstock.carriers.copy_trouble import not_picklable
 from penstock.carriers.pipes import ENDED, Answer, Receivers, Sender, close_in_workers
 from penstock.carriers.post_mortem import Identify, WorkerWatch, clear_away, end
 from penstock.carriers.protocol import Command, Signals, WorkerSetup, serve
 from penstock.errors import WorkerDied, WorkerStuck
+from penstock.sample_notes import add_note
 from penstock.system.warn_user import warn_user
 
 _LOOK: float = MP_STATUS_CHECK_INTERVAL  # seconds between looks at the processes themselves
+_SILENT = 30.0  # seconds without a first answer, after which workers that wait for a lock are told of
 _DYING = 1.0  # seconds between a worker's connections and the worker itself being gone
 _NOT_PICKLED = (  # in torch's words
     "Got pickle error when attempting to start a worker Process. This might be because the worker Process arguments "
@@ -56,6 +59,8 @@ class WorkerProcesses:
         self.failure, self.sound, self.closed = "", True, False
         self._context, self._pid, self._pids = context, os.getpid(), list[int]()
         self._watch, self._receivers = WorkerWatch(self.board, identify), Receivers()
+        self._answered, self._told = set[int](), False
+        """Workers that have answered a task; a word of those that have not was said."""
         self._answers: Receivers | PinnedAnswers = self._receivers
         # At exit it comes after multiprocessing has ended the workers.
         self._clear_away = multiprocessing.util.Finalize(None, clear_away, (self.board, self._pids), exitpriority=-1)
@@ -81,6 +86,7 @@ class WorkerProcesses:
         else:
             self._start(setup(self.board, None))
         self._watch.begin(self.processes, self._receivers)
+        self._started = monotonic()
 
     def _start(self, setup: WorkerSetup) -> None:
         for worker in range(setup.workers):
@@ -92,8 +98,11 @@ class WorkerProcesses:
             process.daemon = True
             try:
                 process.start()
-            except (TypeError, AttributeError, pickle.PicklingError):
+            except (TypeError, AttributeError, pickle.PicklingError) as error:
                 warn_user(_NOT_PICKLED)
+                work = setup.work
+                if why := not_picklable(dataset=work.dataset, collate_fn=work.collate_fn, worker_init_fn=setup.init):
+                    add_note(error, why)
                 raise
             self.processes.append(process)
             self._pids.append(process.pid)
@@ -130,6 +139,7 @@ class WorkerProcesses:
             answer = self._answers.get(seconds)
             if answer is not None and answer.kind != ENDED:
                 self.sound = True
+                self._answered.add(answer.worker)
                 return answer
             if self.closed:
                 break
@@ -137,6 +147,11 @@ class WorkerProcesses:
                 raise self.died()
             if isinstance(self._answers, PinnedAnswers) and not self._answers.thread.is_alive():
                 raise RuntimeError("Pin memory thread exited unexpectedly")
+            if not self._told and self.forks and monotonic() > self._started + _SILENT:
+                silent = (owing() or self._watch.watched) - self._answered
+                if why := self._watch.why_silent(silent):
+                    self._told = True
+                    warn_user(why)
             if deadline is not None and monotonic() >= deadline:
                 self.sound = False
                 raise WorkerStuck(self._watch.why_stuck(timeout, owing() or self._watch.watched))
@@ -182,8 +197,9 @@ class WorkerProcesses:
                 for worker in workers:
                     self.senders[worker].send(Command.END, -1, None)
                 self._answers.close()  # a worker does not wait for a parent that reads no more
+                deadline = monotonic() + _LOOK  # threads of a library may keep a worker from its end for ever
                 for process in self.processes:
-                    process.join(_LOOK)
+                    process.join(max(0.0, deadline - monotonic()))
         finally:
             with interrupts_held():
                 end(self.processes)

@@ -44,7 +44,8 @@ def _tree(function: FunctionType) -> ast.FunctionDef | None:
     if len(found) != 1 or found[0].decorator_list:
         return None
     # A call of a method of what the module imports is compiled in another way.
-    used = [name for name in code.co_names if name in function.__globals__]
+    names = dict.fromkeys(name for one in (code, *_codes(code)) for name in one.co_names)
+    used = [name for name in names if name in function.__globals__]
     modules = [name for name in used if isinstance(function.__globals__[name], ModuleType)]
     return found[0] if any(_compiles_to(module, imports, code) for imports in (modules, used, [])) else None
 

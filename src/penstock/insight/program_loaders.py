@@ -30,20 +30,12 @@ from penstock.insight import program
 from penstock.loader import DataLoader
 from penstock.observe import Delivery, Observers, watching
 from penstock.stats import samples_in
+from penstock.system.libraries import INSTALLED, PYTHONS
 from penstock.system.locks import ProcessLock
 from penstock.system.warn_user import PACKAGE
 
 #: Code between the line that makes a loader and torch's __init__.
 _BETWEEN = (PACKAGE, os.path.dirname(os.path.abspath(torch.utils.data.__file__)) + os.sep)
-#: Python's own library: typing makes a DataLoader[Any](...), threading and importlib run the code that makes others.
-_PYTHONS = (os.path.dirname(os.path.abspath(os.__file__)) + os.sep, "<frozen ")
-#: Parts of the paths of installed libraries.
-_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-
-
-def is_library(file: str) -> bool:
-    """Return whether a file is code of Penstock, of Python or of an installed library."""
-    return file.startswith((PACKAGE, *_PYTHONS)) or any(folder in file for folder in _INSTALLED)
 
 
 @dataclass(frozen=True)
@@ -107,9 +99,9 @@ def place_of(loader: Any, frame: FrameType | None) -> tuple[str | None, int]:
             break  # what is outside of the program runs it
         if first is loader or file.startswith(_BETWEEN):
             pass
-        elif any(folder in file for folder in _INSTALLED):
+        elif any(folder in file for folder in INSTALLED):
             library = library if library[0] else (file, frame.f_lineno)
-        elif not file.startswith(_PYTHONS):
+        elif not file.startswith(PYTHONS):
             return file, frame.f_lineno
         frame = frame.f_back
     return library

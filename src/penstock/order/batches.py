@@ -83,7 +83,7 @@ class BatchOrder:
 
     def share(self) -> Share | None:
         """Return this rank's share, None where the loader does not cut. Raises InvalidOption."""
-        if self.settings.shard is None:
+        if self.settings.shard is None or self.settings.iterable:
             return None
         share = share_of(self.settings.shard)
         return None if isinstance(self.innermost(), DistributedSampler) else share
@@ -202,7 +202,7 @@ class BatchOrder:
             share_of(self.settings.shard)
         inner = self.innermost()
         if self.settings.iterable:
-            raise InvalidOption("shard= needs a map-style dataset: an iterable one cuts itself")
+            return  # its own .shard() cuts it
         if isinstance(inner, DistributedSampler):
             return  # its share is respected, and not cut a second time
         if not self.settings.own_order and not isinstance(inner, KeyedSampler):

@@ -69,6 +69,14 @@ class Carrier:
     def prepare(self, queue: deque[Any]) -> None:
         """Do what comes before the sampler is asked for batches."""
 
+    def catch_up(self) -> bool:
+        """Have workers know how the dataset has changed since the pass began; called before its first batch comes.
+
+        Lightning calls iter() before the hook in which programs set the epoch of a dataset. True: what they were asked
+        for is forgotten, and begins again.
+        """
+        return False
+
     def depth(self, queue: deque[Any]) -> int:
         """Return how many batches to keep in flight."""
         return 1

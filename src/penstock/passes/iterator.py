@@ -112,6 +112,8 @@ class Pass(_BaseDataLoaderIter):
         carrier, queue, batch = self.carrier, self._queue, None  # close(), in another thread, makes another queue
         try:
             carrier.prepare(queue)
+            if not self._num_yielded and carrier.catch_up():
+                self._ask_again(queue)
             while batch is None:
                 self._refill(queue)
                 if not queue:
@@ -132,6 +134,14 @@ class Pass(_BaseDataLoaderIter):
         delivery.waited = perf_counter() - started
         delivery.begun, delivery.in_flight = batch.begun, len(queue)
         return delivery
+
+    def _ask_again(self, queue: deque[Any]) -> None:
+        """Begin the batches in flight from what the sampler gave for them."""
+        for number, before in enumerate(queue):
+            if before.given is not None:
+                batch = queue[number] = self.carrier.new_batch()
+                batch.given, batch.place, batch.begun = before.given, before.place, before.begun
+                self.carrier.begin(batch)
 
     def _assembled(self, carrier: Carrier, queue: deque[Any], batch: Any) -> Delivery:
         """Return the delivery of a batch that is ready, or raise its error."""

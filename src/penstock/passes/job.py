@@ -122,7 +122,9 @@ class Job:
             drawn = batches(0, 0)
         seed, epoch = self._key()
         given = self._advised(batches(seed, epoch) if drawn is None else drawn)
-        if self.streams is not None and any(self.streams.counts):
+        # A sampler may tell the dataset its epoch: workers that are forked afterwards know it.
+        tells = bool(self.settings.num_workers) and not self.settings.own_order and not self.settings.iterable
+        if tells or (self.streams is not None and any(self.streams.counts)):
             given = with_first_drawn(given)
         if drawn is not None or not self.order.cuts_itself():
             return PassInput(given, length, seed, epoch)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import pickle
 import random
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -14,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.system.randomness import generator_states, generators_drawn_from
+from penstock.system.randomness import digest, generator_states, generators_drawn_from
 from penstock.system.warn_user import warn_user
 
 #: How many objects of a dataset are searched, and how deep in one another.
@@ -122,6 +125,59 @@ def reseed(pipeline: Any, key: bytes) -> None:
             np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little"))),
             random.Random(int.from_bytes(key[16:32], "little")),
         )
+
+
+def copies_before(dataset: object) -> int:
+    """Return how often this was called for a dataset before: once for each time that workers get copies of it."""
+    try:
+        before = _copies.get(dataset, 0)
+        _copies[dataset] = before + 1
+    except TypeError:  # it has no hash, or no weak references
+        return 0
+    return before
+
+
+_copies: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
+
+
+def reseed_copy(dataset: object, earlier: int, worker: int) -> None:
+    """Set the generators that a worker's own copy of a dataset keeps, so that each copy has draws of its own.
+
+    Without it all workers have the generators of the dataset that they are copies of, and repeat each other's draws,
+    and in each pass those of the pass before. The first worker of the first pass has them as they are.
+
+    Args:
+        earlier: how often workers got copies of the dataset before.
+        worker: the number of the copy.
+    """
+    if not (earlier or worker):
+        return
+    for _, generator in held_generators(dataset):
+        if isinstance(generator, random.SystemRandom):
+            continue  # it has no state
+        key = digest(_state_of(generator.random_generator if _is_seedable(generator) else generator), earlier, worker)
+        number = int.from_bytes(key[:8], "little") >> 1
+        if _is_seedable(generator):
+            reseed(generator, key)
+        elif isinstance(generator, np.random.Generator):
+            generator.bit_generator.state = type(generator.bit_generator)(number).state
+        elif isinstance(generator, np.random.RandomState):
+            generator.seed(number % 2**32)
+        elif isinstance(generator, torch.Generator):
+            generator.manual_seed(number)
+        else:
+            generator.seed(number)
+
+
+def _state_of(generator: Any) -> int:
+    """Return a number of 64 bits that stands for the state of a generator."""
+    if isinstance(generator, torch.Generator):
+        state: Any = generator.get_state().numpy()
+    elif isinstance(generator, np.random.Generator):
+        state = generator.bit_generator.state
+    else:
+        state = generator.get_state() if isinstance(generator, np.random.RandomState) else generator.getstate()
+    return int.from_bytes(hashlib.blake2b(pickle.dumps(state), digest_size=8).digest(), "little")
 
 
 def _is_seedable(value: Any) -> bool:

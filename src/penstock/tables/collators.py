@@ -18,6 +18,7 @@ import torch
 from torch.nn.functional import pad as pad_end
 
 from penstock.recipe.originals import is_original, own_class, replaced_in, replaced_in_class
+from penstock.tables import own_collators
 from penstock.tables.padding import (
     Batch,
     NotGathered,
@@ -325,7 +326,8 @@ def _known(collate_fn: Any) -> _Known | None:
         if type(collate_fn) is own_class(one.module, one.name) or (is_default and one.make is _defaults):
             break
     else:
-        return None
+        make = own_collators.make_of(collate_fn)
+        return None if make is None else _Known("", "", frozenset(getattr(collate_fn, "__dict__", ())), make)
     functions = "pad" if one.module == _TRL else "pad_without_fast_tokenizer_warning torch_default_data_collator"
     if replaced_in(one.module, functions) is not None:
         return None
@@ -346,13 +348,13 @@ def _known(collate_fn: Any) -> _Known | None:
 
 
 def is_known(collate_fn: Any) -> bool:
-    """Return whether a collate_fn is a collator of Transformers or TRL that is known here, as its package has it."""
+    """Return whether a collate_fn is a collator of Transformers or TRL as its package has it, or one that is read."""
     return _known(collate_fn) is not None
 
 
 def draws(collate_fn: Any) -> bool:
     """Return whether a known collator draws random numbers."""
-    return bool(getattr(collate_fn, "mlm", False))
+    return type(collate_fn).__module__ in (_HF, _TRL) and bool(getattr(collate_fn, "mlm", False))
 
 
 class CollatedBatches:
@@ -371,7 +373,7 @@ class CollatedBatches:
         formatted = any(isinstance(value, torch.Tensor | np.ndarray | np.generic) for value in first.values())
         self._whole = [one.held for one in self._columns.values() if one is not None] if formatted else []
         self._collator = copy.copy(collate_fn) if holds else collate_fn
-        tokenizer = getattr(collate_fn, "tokenizer", None)
+        tokenizer = getattr(collate_fn, "tokenizer", None) if self._known and self._known.module else None
         self._tokenizer = None if tokenizer is None else _Tokenizer(tokenizer, holds=holds)
 
     def batch(self, rows: Rows, *, quiet: bool = False) -> Any | None:
@@ -382,7 +384,9 @@ class CollatedBatches:
         known, collator = self._known, self._collator
         if known is None or _modes() or (vars(collator) and vars(collator).keys() != known.attributes):
             return None
-        if getattr(collator, "return_tensors", "pt") != "pt" or (self._tokenizer and not self._tokenizer.is_plain()):
+        if (known.module and getattr(collator, "return_tensors", "pt") != "pt") or (
+            self._tokenizer and not self._tokenizer.is_plain()
+        ):
             return None
         if any(column.has_nulls(rows) for column in self._whole):
             return None

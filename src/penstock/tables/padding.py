@@ -75,6 +75,10 @@ class Batch:
         found = self.columns.get(name)
         return found is not None and found.held.is_list
 
+    def objects(self, name: str) -> list[Any]:
+        """Return the numbers of a column, or its lists of numbers, as Python's objects."""
+        return self.column(name, listed=self.is_list(name)).held.objects(self.rows)
+
     def column(self, name: str, *, listed: bool) -> NumberColumn:
         found = self.columns.get(name)
         if found is None or found.held.is_list != listed:

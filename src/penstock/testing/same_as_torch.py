@@ -18,6 +18,7 @@ from torch.utils.data import IterableDataset
 
 from penstock.errors import InvalidOption
 from penstock.loader import DataLoader
+from penstock.recipe.unseeded_generators import held_generators
 from penstock.settings import Method, method_of
 from penstock.system.randomness import States, generator_states, generators_drawn_from, generators_kept, seed_globals
 from penstock.testing.bitwise import Difference, difference
@@ -115,7 +116,9 @@ class _Check:
             else:
                 loose = unreached or self._draws(workers)
         else:
-            loose = ours.native and seed is None and self._draws(workers)
+            # The copies of a dataset that keeps generators draw from other places in each worker, and each pass.
+            apart = workers > 0 and self._passes.keeps_generators
+            loose = apart or (ours.native and seed is None and self._draws(workers))
         self._compare_outcomes(subject, whose, ours, theirs, loose=loose)
         if in_threads or loose or seed is not None:
             return
@@ -245,6 +248,7 @@ class Passes:
         self._given = (dataset, dict(options))
         self._most = most
         self.iterable = isinstance(dataset, IterableDataset)
+        self.keeps_generators = not self.iterable and bool(held_generators(dataset))
 
     def _copied(self) -> tuple[Any, dict[str, Any]]:
         """Return the dataset and the options, copied as for a worker thread, where that is possible."""

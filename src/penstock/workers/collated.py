@@ -158,7 +158,7 @@ class RowsForCollator:
         if made is None:
             return expected
         seen.checked = True
-        equal = type(made) is type(expected) and alike(dict(made), dict(expected))
+        equal = type(made) is type(expected) and alike(*(_plain(one) for one in (made, expected)))
         if not (equal and ours.same(_Generators(self._collate_fn))):
             seen.misses = _MOST_UNLIKE
             warn_user(
@@ -170,6 +170,10 @@ class RowsForCollator:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (self._dataset, self._collate_fn, self._seen.checked)
+
+
+def _plain(batch: Any) -> Any:
+    return dict(batch) if isinstance(batch, Mapping) else batch
 
 
 def _unpickled(dataset: Any, collate_fn: Any, checked: bool) -> RowsForCollator:

@@ -180,8 +180,8 @@ class IndexedRows:
     """A dataset as a pass is to see it: `__getitems__` returns the collated samples."""
 
     def __init__(self, dataset: Any, *, holds: bool) -> None:
-        self._dataset = dataset
-        self._held = {id(base): known(base).held() for base in _bases(dataset)} if holds else {}
+        self._dataset, self._holds = dataset, holds
+        self._held: dict[int, Held] = {}
         self._direct = None if type(dataset) in (Subset, ConcatDataset) else known(dataset)
         self.ended = False
         """The class makes the batches from now on."""
@@ -191,6 +191,9 @@ class IndexedRows:
         return max(known(base).row_bytes for base in _bases(self._dataset))
 
     def __getitems__(self, given: Any) -> Any:
+        if self._holds:  # what has changed since the pass began is in its first batch
+            self._holds = False
+            self._held = {id(base): known(base).held() for base in _bases(self._dataset) if known(base).read(0)}
         if self._direct is not None:
             made = self._direct.batch(given, self._held.get(id(self._dataset)))
         else:
@@ -212,7 +215,7 @@ def rows_of(dataset: Any, *, learns: bool, holds: bool = False) -> IndexedRows |
 
     Args:
         learns: a class that was not read yet is read now.
-        holds: the pass goes on with the arrays of the dataset as it is now, as torch's workers do.
+        holds: the pass goes on with the arrays of the dataset as its first batch finds them, as workers do.
     """
     try:
         bases = _bases(dataset)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from penstock.recipe.unseeded_generators import copies_before, reseed_copy
 from penstock.workers.copies import NotCopied, Snapshot
 from penstock.workers.worker import Worker, is_refused_write
 
@@ -44,6 +45,7 @@ class OwnWorkers:
         self._versions: Iterator[tuple[torch.Tensor, int]] = iter(())
         self._unseen: set[type] = set()
         self._given = (worker, init)
+        self._taken = self._earlier = 0
         snapshot = Snapshot(share=as_shared)
         if not shared:
             _copied(snapshot.add, worker, init)
@@ -52,12 +54,21 @@ class OwnWorkers:
         if any(isinstance(part, np.ndarray) for part in self._data):
             _warn_of_no_array()
 
+    def anew(self) -> OwnWorkers:
+        """Return the same of the dataset as it is now. Raises NotCopied."""
+        return OwnWorkers(*self._given, shared=self.shared)
+
     def take(self) -> tuple[Worker, Init | None]:
         """Return what is the calling thread's own. Raises NotCopied."""
         if self.shared:
             return self._given
         with self._lock:
-            return _copied(self._copy(), *self._given)
+            if self._taken == 0:
+                self._earlier = copies_before(self._given[0].dataset)
+            worker, init = _copied(self._copy(), *self._given)
+            reseed_copy(worker.dataset, self._earlier, self._taken)
+            self._taken += 1
+        return worker, init
 
     def begin(self) -> None:
         """Take note that a pass begins: what was written to shared tensors before is no concern of its."""
