@@ -58,4 +58,5 @@ class DroppedState(Observer):
 
 def dropped_states() -> tuple[Observer, ...]:
     """Return the observer of a pass that begins, where Lightning is imported."""
-    return (DroppedState(),) if any(package in sys.modules for package in _PACKAGES) else ()
+    imported = _PACKAGES[0] in sys.modules or _PACKAGES[1] in sys.modules
+    return (DroppedState(),) if imported else ()
