@@ -236,6 +236,8 @@ def test_shared_handles_are_warned_of_once_and_where_they_are_shared(tmp_path: P
         assert said_of(penstock.DataLoader(Reading(file), num_workers=2, worker_init_fn=id)) == []
         assert said_of(penstock.DataLoader(Aware(file), num_workers=2)) == []
         assert said_of(penstock.DataLoader(Reading(file))) == []
+    with path.open("ab") as log:
+        assert said_of(penstock.DataLoader(Reading(log), num_workers=2)) == []
 
 
 def test_what_cannot_be_pickled_is_named() -> None:

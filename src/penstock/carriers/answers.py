@@ -63,7 +63,7 @@ class PinnedAnswers:
 
 #: Held by the threads that pin, one at a time, while they are in torch, and by who forks. A fork while another thread
 #: holds a lock of libc, as the first call of torch.set_num_threads() and page-locking do, leaves it taken in the child.
-_PINNING = threading.Lock()
+_PINNING = threading.RLock()  # which only its owner releases: a signal may end the wait of who forks
 
 
 def _pin(source: _Source, pinned: Any, *given: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from penstock.recipe.held_objects import held_objects, shared_handles
+from penstock.recipe.held_objects import FILES, held_objects, shared_handles
 from penstock.recipe.unseeded_generators import parts
 from penstock.system.warn_user import warn_user
 
@@ -19,6 +19,8 @@ _DEEPEST = 8
 def warn_of_shared_handles(dataset: object, workers: int) -> None:
     """Warn of what forked workers share with each other."""
     for held, what in shared_handles(held_objects(dataset)):
+        if type(held.value) in FILES and not held.value.readable():
+            continue  # a log, say, to which all of them write
         warn_user(
             f"{held.path} is {what}, which the {workers} worker processes share with each other after the fork, with "
             "its position and its locks: they read each other's bytes, or wait for ever. Write "

@@ -35,7 +35,7 @@ _HANDLES = (
 )
 #: Names by which a class shows that it knows in which process it is.
 _AWARE = {"getpid", "get_worker_info", "register_at_fork"}
-_FILES = (io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
+FILES = (io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +107,7 @@ def _is_aware(kind: type) -> bool:
 
 def open_handle(value: Any) -> str | None:
     """Return what kind of open handle a value is; None: it is not one."""
-    if type(value) in _FILES:
+    if type(value) in FILES:
         in_memory = type(getattr(value, "buffer", None)) is io.BytesIO
         return None if value.closed or in_memory else f"an open file ({getattr(value, 'name', 'without a name')!r})"
     for name in _HANDLES:
