@@ -32,7 +32,9 @@ class Found(NamedTuple):
     """What the loader said of it: its warning or error, shortened by the script."""
 
     def __str__(self) -> str:
-        return f"{self.bad:,} of {self.of:,} {self.what}" + (f"; it says: {self.said}" if self.said else "")
+        measured = self.what.startswith(("MB", "seconds", "microseconds"))
+        count = f"{self.bad:,}" if measured else f"{self.bad:,} of {self.of:,}"
+        return f"{count} {self.what}" + (f"; it says: {self.said}" if self.said else "")
 
 
 class Report(NamedTuple):

@@ -255,11 +255,12 @@ class WorkerWatch:
             return ""
         stacks = board.ask_stacks(dict(list(waiting.items())[:_STACKS_TOLD]))
         library = next(filter(None, map(_library, stacks.values())), "")
+        who = counted(len(waiting), "worker process waits", "worker processes wait")
         lines = [
-            f"{counted(len(waiting), 'worker process', 'worker processes')} wait for a lock, and have not answered "
-            f"their first task: a library whose threads ran when they were forked{library and f' ({library})'}, most "
-            "likely, for a forked process has none of these threads. Give multiprocessing_context='forkserver' or "
-            "'spawn', or worker_method='thread', or use the library in the workers alone."
+            f"{who} for a lock since the first task: a library{library and f' ({library})'} whose threads ran when "
+            "they were forked, most likely, for a forked process has none of these threads. Give "
+            "multiprocessing_context='forkserver' or 'spawn', or worker_method='thread', or use the library in the "
+            "workers alone."
         ]
         for worker, pid in waiting.items():
             lines.append(f"Worker {worker} (pid {pid}) is {_doing(board.progress(worker), self._identify)} ago.")
