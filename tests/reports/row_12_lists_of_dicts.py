@@ -1,4 +1,4 @@
-"""Reports: pytorch/pytorch#13246, autoware-ml/autoware-ml#78, metatensor/metatrain#1229, pytorch/pytorch#20433.
+"""Reports: pytorch/pytorch#13246, tier4/autoware-ml#78, metatensor/metatrain#1229, pytorch/pytorch#20433.
 
 A list of dictionaries in a dataset is copied, page by page, into the memory of each worker process as it is read.
 
