@@ -18,7 +18,8 @@ import penstock
 from tests.reports.report import Found
 
 PROGRAM = """
-import sys, time, torch, {module}
+import signal, sys, time, torch, {module}
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored where this is started
 
 class Rows(torch.utils.data.Dataset):
     def __len__(self):
