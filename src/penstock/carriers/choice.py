@@ -35,6 +35,7 @@ from penstock.system import locks
 from penstock.system.deferred import deferred
 from penstock.system.limits import cpu_quota, host_cpus
 from penstock.system.process_events import end_openmp_at_forks
+from penstock.system.randomness import sample_number
 from penstock.system.warn_user import warn_user
 from penstock.verdict import log_verdict
 from penstock.workers.rows import gathers_rows
@@ -246,8 +247,9 @@ class PassFactory:
         elsewhere = streams is not None and streams.resumed  # its workers are where no state says
         if held is not None and (elsewhere or not held.reusable):
             held.close()
-            if isinstance(held, iterator.Pass):
-                self.base_seed.latest = None  # new workers are seeded anew
+            if isinstance(held, iterator.Pass) and self.base_seed.latest is not None:
+                # New workers draw other numbers than those before them; the order is drawn as with workers that stay.
+                self.base_seed.latest = sample_number(("workers", self.base_seed.latest)) >> 1
             held = None
         if not settings.num_workers and streams is not None:
             streams.restore_between_passes(settings.dataset)
