@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -39,7 +40,6 @@ class Copied:
     """
 
     def __init__(self, *roots: Any) -> None:
-        self._roots = roots
         self._held = [(path, one, dict(_held_by(one))) for path, one in _objects(roots)]
 
     def changes(self) -> Changes:
@@ -100,7 +100,7 @@ def _objects(roots: tuple[Any, ...]) -> Iterator[tuple[Path, Any]]:
 
 
 #: Whether objects of a class are looked at.
-_counted: dict[type, bool] = {}
+_counted: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 
 
 def _counts(kind: type) -> bool:
