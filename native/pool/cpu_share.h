@@ -3,7 +3,7 @@
 // Linux shares the CPUs out among groups (of a session, of a cgroup), and weighs a group on each CPU by what of it is
 // there: a group whose threads never sleep is given much less than one whose threads come and go, measured a third (the
 // kernel's sched-design-CFS.rst and sched-eevdf.rst describe the mechanism). While the thread waits for a CPU in more
-// than one of twenty moments, another thread of the process wakes once a millisecond, which takes 0.3 % of a CPU.
+// than one of twenty moments, another thread of the process wakes once a millisecond, which takes 1.2 % of a CPU.
 //
 // Threads: made, asked and destroyed by the thread that it is for. Memory: owns its thread and what that works with; a
 // forked process that inherits it has no such thread, and leaves that memory as it is.
