@@ -139,6 +139,11 @@ class PyPool {
     }
   }
 
+  bool at_hand(std::uint64_t number) {
+    check_process();
+    return pool_->at_hand(number);
+  }
+
   nb::list retire(std::uint64_t number) {
     check_process();
     const auto batch = pool_->retire(number);
@@ -291,6 +296,13 @@ void bind_pool(nb::module_& m) {
         }
         return nb::make_tuple(found.batches, found.samples, nb::tuple(stages));
       });
+  nb::class_<WorkClock>(m, "WorkClock")
+      .def("__init__", [](WorkClock* made, std::shared_ptr<LoopCounter> counter, std::size_t stage) {
+        if (stage >= LoopCounter::kStages) throw nb::value_error("no such stage");
+        new (made) WorkClock(std::move(counter), static_cast<LoopCounter::StageName>(stage));
+      }, nb::arg("counter"), nb::arg("stage"))
+      .def("end", &WorkClock::end, nb::arg("samples"))
+      .def_prop_ro("begun", &WorkClock::begun);
   nb::class_<CallerClock>(m, "CallerClock")
       .def(nb::init<std::shared_ptr<LoopCounter>>(), nb::arg("counter"))
       .def("called", &CallerClock::called)
@@ -321,6 +333,7 @@ void bind_pool(nb::module_& m) {
       .def("submit", &PyPool::submit, nb::arg("batch"), nb::arg("fields"), nb::arg("staged") = false)
       .def("run_here", &PyPool::run_here, nb::arg("number"))
       .def("wait", &PyPool::wait, nb::arg("number"), nb::arg("seconds"))
+      .def("at_hand", &PyPool::at_hand, nb::arg("number"))
       .def("retire", &PyPool::retire, nb::arg("number"))
       .def("busy", &PyPool::busy)
       .def("add_python_server", &PyPool::add_python_server)

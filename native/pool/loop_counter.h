@@ -44,8 +44,9 @@ class LoopCounter {
     }
   };
 
-  // What passes in the caller's thread do: they read samples and collate them, or go through an iterable dataset.
-  enum StageName : std::size_t { kRead, kCollate, kIterate, kStages };
+  // What passes in the caller's thread do: they read samples and collate them, or go through an iterable dataset. Of
+  // all passes: batches are moved to a device.
+  enum StageName : std::size_t { kRead, kCollate, kIterate, kCopy, kStages };
 
   // What CallerClocks counted: batches and samples that were handed out, and the stages.
   struct Direct {
@@ -141,6 +142,34 @@ class LoopCounter {
 
 // The clock of one pass in the caller's thread. Its times are those of Python's time.perf_counter(), and no Python code
 // reads a clock for a batch.
+// Counts one piece of work of one stage; belongs to the thread that does it.
+class WorkClock {
+ public:
+  // The work begins now.
+  WorkClock(std::shared_ptr<LoopCounter> counter, LoopCounter::StageName name) noexcept
+      : counter_(std::move(counter)), name_(name), begun_(LoopCounter::now()), looks_(counter_->looks(begun_)) {
+    if (looks_) thread_.start();
+  }
+
+  // The work on so many samples is done. Returns its seconds.
+  double end(std::uint64_t samples) noexcept {
+    const double seconds = LoopCounter::now() - begun_;
+    const ThreadClock::Lap spent = looks_ ? thread_.lap(static_cast<std::uint64_t>(1e9 * seconds)) : ThreadClock::Lap{};
+    counter_->add_stage(name_, {seconds, looks_ ? seconds : 0, spent, samples});
+    return seconds;
+  }
+
+  // When it began, in seconds.
+  [[nodiscard]] double begun() const noexcept { return begun_; }
+
+ private:
+  const std::shared_ptr<LoopCounter> counter_;
+  const LoopCounter::StageName name_;
+  const double begun_;
+  const bool looks_;
+  ThreadClock thread_;
+};
+
 class CallerClock {
  public:
   // Counts into `counter`.

@@ -303,6 +303,13 @@ Wait Pool::wait(std::uint64_t number, std::chrono::nanoseconds timeout) {
   return stranded() ? Wait::python_needed : Wait::timeout;
 }
 
+bool Pool::at_hand(std::uint64_t number) {
+  const std::lock_guard hold(lock_);
+  const auto found = in_flight_.find(number);
+  if (found == in_flight_.end() || closed_ || (python_servers_ == 0 && !python_jobs_.empty())) return true;
+  return one_grain(*found->second) || found->second->unfinished.load(std::memory_order_acquire) == 0;
+}
+
 std::shared_ptr<Batch> Pool::retire(std::uint64_t number) {
   const std::lock_guard hold(lock_);
   auto node = in_flight_.extract(number);

@@ -153,6 +153,8 @@ class Pool {
   // Waits for a batch; one of a few samples in memory it fills itself. python_needed: rows wait for Python and no
   // Python thread serves them.
   Wait wait(std::uint64_t number, std::chrono::nanoseconds timeout);
+  // Whether wait() would not wait: at the most it fills the batch itself.
+  [[nodiscard]] bool at_hand(std::uint64_t number);
 
   // Hands the finished batch over and forgets it.
   std::shared_ptr<Batch> retire(std::uint64_t number);

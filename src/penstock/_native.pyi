@@ -597,6 +597,20 @@ class LoopCounter:
         each stage in observe.CALLER_STAGES.
         """
 
+class WorkClock:
+    """The clock of one piece of work of the calling thread, which begins when this is made.
+
+    stage: its number in observe.CALLER_STAGES.
+    """
+
+    def __init__(self, counter: LoopCounter, stage: int) -> None: ...
+    def end(self, samples: int) -> float:
+        """Count the work, which is done, and return its seconds."""
+
+    @property
+    def begun(self) -> float:
+        """When it began, by time.perf_counter()."""
+
 class CallerClock:
     """The clock of one pass in the caller's thread."""
 
@@ -691,6 +705,9 @@ class Pool:
 
         0 seconds waits for ever. Signals are seen.
         """
+
+    def at_hand(self, number: int) -> bool:
+        """Return whether wait() would not wait: at the most it fills the batch itself."""
 
     def retire(self, number: int) -> list[Failure]:
         """Forget a finished batch and return what failed in it."""

@@ -21,7 +21,7 @@ from penstock.errors import WorkerStuck
 #: Counts of finished work that wait to be added up.
 _UNCOUNTED = 100
 #: The stages that a LoopCounter counts of passes in the caller's thread.
-CALLER_STAGES = ("getitem", "collate", "iterate")
+CALLER_STAGES = ("getitem", "collate", "iterate", "copy")
 #: Seconds that a light sample takes at most: a file cannot be opened in them, nor an image be transformed.
 LIGHT = 1e-5
 
@@ -356,6 +356,10 @@ class Meter:
         if len(self._finished) > _UNCOUNTED:
             self._count_finished()
         return seconds
+
+    def begin_copy(self) -> _native.WorkClock:
+        """Return the clock of a batch that begins to move to a device, in the calling thread."""
+        return _native.WorkClock(self.counter, CALLER_STAGES.index("copy"))
 
     def tell(self, stage: str, begun: float, ended: float, samples: int) -> None:
         """Tell the sinks of work of the calling thread that is counted elsewhere."""

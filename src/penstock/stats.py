@@ -231,7 +231,7 @@ def samples_in(batch: Any, given: int, *, iterable: bool, stacks: bool) -> int:
 def _samples_shown(batch: Any) -> int:
     """Return the number of samples of a batch that default_collate made."""
     if isinstance(batch, torch.Tensor):
-        return len(batch) if batch.ndim else 1
+        return batch.shape[0] if batch.ndim else 1
     if isinstance(batch, Mapping):
         return _samples_shown(next(iter(batch.values()))) if batch else 1
     if isinstance(batch, tuple | list) and batch:

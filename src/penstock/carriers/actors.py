@@ -171,6 +171,14 @@ class ActorCarrier(Carrier):
                     f"of a Ray cluster. Raise timeout= if samples may take that long."
                 )
 
+    def at_hand(self, queue: deque[ActorBatch]) -> bool:
+        try:
+            self._crew.take(0.0)
+        except Exception as error:
+            self._failed, queue[0].error = True, error
+        batches = [queue[0]] if self.in_order else queue
+        return any(one.error is not None or one.filled is not None or one.number in self._crew.answers for one in batches)
+
     def _came(self, batch: ActorBatch) -> bool:
         """Take a batch out of what the fillers have answered; False: it is not there."""
         answer: Pieces | WorkerDied | None = self._crew.answers.get(batch.number)

@@ -52,6 +52,11 @@ class PinnedAnswers:
         found: Answer = answer
         return found
 
+    def waiting(self) -> list[Answer]:
+        """Return the answers that have come and are pinned, which `get` returns one by one."""
+        with self._pinned.mutex:
+            return [answer for answer, _ in self._pinned.queue]
+
     def close(self) -> None:
         """Take no more answers."""
         self._done.set()

@@ -186,7 +186,9 @@ class PassFactory:
         job = self._job
         if job is None or job.settings is not settings or job.plan is not chosen or job.sends is not sends:
             job = self._job = self._job_of(loader, settings, chosen, epochs, sends=sends)
-        if settings.pin_memory:
+        if sends:
+            job.pins = can_pin(settings, sends=True)
+        elif settings.pin_memory:
             job.pins = self.pins(settings)  # which warns, once a pass
         return job.of_pass(
             progress=progress,

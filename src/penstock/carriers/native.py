@@ -6,8 +6,9 @@ sample into the error of its batch.
 Before a batch is submitted, and before it is handed out, the dataset is looked at: where memory of the user's was
 exchanged, or (in a live pass) the dataset was changed, Python reads the rest of the pass.
 
-Memory of the user's is read within next() alone, where nothing can move it that would not move it under torch's loader:
-rows are gathered while the caller waits for them, and images are copied when their batch is submitted.
+Memory of the user's is read within next() only, where nothing can move it that would not move it under torch's loader:
+rows are gathered while the caller waits for them, and images are copied when their batch is submitted. Only where
+batches go to a device, rows are gathered while the loop computes.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class NativeCarrier(Carrier):
     Args:
         resources: the threads are native ones.
         substitutes: how bad samples are replaced; None raises their errors.
+        sends: batches go to a device: rows of memory are gathered by the native threads ahead of the user, too.
         live: batches are what the dataset is when they are asked for, as in torch's loader without workers. Images in
             memory are not copied ahead then; files are read ahead, and again where the dataset was changed meanwhile.
             False: changes need not be seen, as where torch's workers have a copy.
@@ -59,6 +61,7 @@ class NativeCarrier(Carrier):
         resources: PassResources,
         *,
         substitutes: Substitutes | None = None,
+        sends: bool = False,
         live: bool = False,
         worker: Callable[[], Worker] | None = None,
     ) -> None:
@@ -75,7 +78,7 @@ class NativeCarrier(Carrier):
         self._staging: Staging | None = None
         self._worker: Worker | None = None  # reads the rest of the pass
         self._target = 1  # batches in flight
-        within_next = plan.gathers or (live and plan.in_memory)
+        within_next = (plan.gathers and not sends) or (live and plan.in_memory)
         self.reads_ahead = bool(self.workers) and resources.ahead and not within_next
         self._waits_for_next = within_next  # batches that are begun by iter() read no memory of the user's
 
@@ -157,6 +160,12 @@ class NativeCarrier(Carrier):
                 batch.error = self._error_of(batch, failures)
         return batch
 
+    def at_hand(self, queue: deque[NativeBatch]) -> bool:
+        batch = queue[0]
+        if batch.error is not None or not self.reads_ahead:
+            return True
+        return not batch.waits_for_shards and (batch.number < 0 or self._pool.at_hand(batch.number))
+
     def drop(self, batch: NativeBatch) -> None:
         batch.let_shards_go()
 
@@ -204,7 +213,8 @@ class NativeCarrier(Carrier):
             known = [field for field in self._crew.fields if field is not None]
             if self.reads_ahead and len(known) == len(self._crew.fields):  # else the first batch tells
                 self._target = self._in_flight_of(len(batch.indices) * sum(field.nbytes for field in known))
-        self._crew.submit(batch, self._buffers, staged=self.reads_ahead and self._plan.in_memory)
+        staged = self.reads_ahead and self._plan.in_memory and not self._plan.gathers
+        self._crew.submit(batch, self._buffers, staged=staged)
 
     # --- waiting --------------------------------------------------------------------------------------------
 
@@ -301,4 +311,6 @@ def native_carrier(job: Job, held: Carrier | None, drawn: Callable[[], PassInput
     """Return native threads, for a dataset that the native core reads."""
     assert isinstance(job.plan, NativePlan)
     worker = worker_maker(job.settings, job.substitutes, here=job.settings.num_workers == 0)
-    return NativeCarrier(job.plan, job.resources, substitutes=job.substitutes, live=not job.eager, worker=worker)
+    return NativeCarrier(
+        job.plan, job.resources, substitutes=job.substitutes, sends=job.sends, live=not job.eager, worker=worker
+    )

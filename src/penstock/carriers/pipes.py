@@ -230,29 +230,39 @@ class Receivers:
         """
         came, deadline = self._came, -1.0
         while not came:
-            events = self._events.poll(ceil(seconds * 1000))
-            for descriptor, _ in events:
-                if (worker := self._pipes.get(descriptor)) is not None:
-                    self._receive(worker, descriptor)
-                elif (ended := self._sentinels.get(descriptor)) is not None:
-                    self.forget(descriptor)
-                    came.appendleft((ended, None))
-                elif descriptor == self._wake:
-                    return None
+            events = self._look(seconds)
             if not came:
+                if self._wake in events:
+                    return None
                 deadline = deadline if deadline >= 0 else monotonic() + seconds * bool(events)
                 seconds = deadline - monotonic()
                 if seconds <= 0:
                     return None
         worker, message = came.popleft()
+        answer = _answer(worker, message)
         if message is None:
-            return Answer(worker, ENDED)
-        answer = Answer(worker, message.kind, message.number)
+            return answer
         try:  # not before it is asked for: tensors follow the modes of the thread
             answer.value = message.value
         except Exception as error:
             answer.error = error
         return answer
+
+    def waiting(self) -> list[Answer]:
+        """Return the answers that have come, without their values, which `get` returns one by one."""
+        self._look(0)
+        return [_answer(worker, message) for worker, message in self._came]
+
+    def _look(self, seconds: float) -> list[int]:
+        """Take what comes within so many seconds, and return the file descriptors at which something did."""
+        events = [descriptor for descriptor, _ in self._events.poll(ceil(seconds * 1000))]
+        for descriptor in events:
+            if (worker := self._pipes.get(descriptor)) is not None:
+                self._receive(worker, descriptor)
+            elif (ended := self._sentinels.get(descriptor)) is not None:
+                self.forget(descriptor)
+                self._came.appendleft((ended, None))
+        return events
 
     def _receive(self, worker: int, descriptor: int) -> None:
         try:
@@ -275,6 +285,10 @@ class Receivers:
         if self._wake >= 0:
             os.close(self._wake)
             self._wake = -1
+
+
+def _answer(worker: int, message: Message | None) -> Answer:
+    return Answer(worker, ENDED) if message is None else Answer(worker, message.kind, message.number)
 
 
 def close_in_workers(end: Any) -> None:

@@ -362,6 +362,11 @@ class ProcessCarrier(Carrier):
             return None
         return batch
 
+    def at_hand(self, queue: deque[ProcessBatch]) -> bool:
+        batches = queue if not self.in_order else [queue[0]]
+        there = any(batch.came or batch.error is not None or batch.worker in self._exhausted for batch in batches)
+        return there or self._processes.at_hand([batch.number for batch in batches])
+
     def _is_left_out(self, batch: ProcessBatch) -> bool:
         """Return whether the user gets nothing in the place of a batch; of its worker's dataset the state is noted."""
         streams = self._streams

@@ -25,6 +25,7 @@ from penstock.carriers.worker_thread import (
     set_for_this_thread,
 )
 from penstock.observe import Instant, Meter
+from penstock.passes.carrier import pinned
 from penstock.recipe import drawing
 from penstock.recipe.patches import working
 from penstock.state.delivery import Task
@@ -47,6 +48,7 @@ class ThreadCrew:
         own: what each thread fetches with, and the worker_init_fn that is called in each when it starts.
         rows: where batches are built; None: collate_fn makes them from a list of samples.
         meter: counts getitem and collate.
+        pins: batches come in page-locked memory.
         seed: of worker 0, for get_worker_info().
 
     Attributes:
@@ -56,11 +58,19 @@ class ThreadCrew:
     # More than 15 attributes: all are guarded by one lock, and each decision of the queue looks at most of them.
 
     def __init__(
-        self, worker: Worker, count: int, *, own: OwnWorkers, rows: SampleRows | None, meter: Meter, seed: int = 0
+        self,
+        worker: Worker,
+        count: int,
+        *,
+        own: OwnWorkers,
+        rows: SampleRows | None,
+        meter: Meter,
+        pins: bool = False,
+        seed: int = 0,
     ) -> None:
         self._worker = worker
         self._own = own
-        self._rows = rows
+        self._rows, self._pins = rows, pins
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
@@ -239,6 +249,8 @@ class ThreadCrew:
                 if batch.indices is not None:
                     batch.collate(worker, self._rows)
                     self._count("collate", batch, begun)
+                if self._pins:
+                    batch.result = pinned(batch.result)
                 self._own.check()
             except BaseException as error:
                 self._fail(batch, 0, error)

@@ -67,7 +67,13 @@ class ThreadCarrier(Carrier):
     def _made_crew(self, worker: Worker) -> ThreadCrew:
         resources = self.resources
         return ThreadCrew(
-            worker, resources.workers, own=self._own, rows=self._rows, meter=resources.meter, seed=self._seed
+            worker,
+            resources.workers,
+            own=self._own,
+            rows=self._rows,
+            meter=resources.meter,
+            pins=resources.buffers.pinned,
+            seed=self._seed,
         )
 
     def work_for(self, job: Job, worker: Worker) -> None:
@@ -187,6 +193,10 @@ class ThreadCarrier(Carrier):
             del error
         return batch
 
+    def at_hand(self, queue: deque[FetchedBatch]) -> bool:
+        batches = [queue[0]] if self.in_order else queue
+        return not self.workers or any(batch.done or batch.error is not None for batch in batches)
+
     def _wait(self, queue: deque[FetchedBatch]) -> FetchedBatch:
         timeout, workers = self.resources.timeout, self.workers
         batches = [queue[0]] if self.in_order else list(queue)
@@ -244,7 +254,7 @@ class ThreadCarrier(Carrier):
         out = batch.result
         if self.workers or self._rows is not None:  # else it was made here
             out = in_callers_mode(out)
-        return pinned(out) if self.resources.buffers.pinned else out
+        return pinned(out) if self.resources.buffers.pinned and not self.workers else out
 
     def delivery(self, batch: FetchedBatch, out: Any) -> Delivery:
         assert batch.task is not None

@@ -11,7 +11,7 @@ import os
 import pickle
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from time import monotonic
 from typing import Any
@@ -156,6 +156,10 @@ class WorkerProcesses:
                 self.sound = False
                 raise WorkerStuck(self._watch.why_stuck(timeout, owing() or self._watch.watched))
         raise RuntimeError("the loader's iterator was closed while it waited for a batch")
+
+    def at_hand(self, tasks: Sequence[int]) -> bool:
+        """Return whether the answer to one of these tasks has come, or word of the end of a process."""
+        return self.closed or any(answer.kind == ENDED or answer.number in tasks for answer in self._answers.waiting())
 
     def is_dying(self) -> bool:
         """Return whether a worker has died, or does within a second."""

@@ -1,8 +1,8 @@
 """Batches on their way to a device, a few ahead of the one in use.
 
-A thread takes batches from their source, page-locks tensors that are not yet, and begins their copies on a stream of
-its own. The user's stream waits for the copy of the batch that it gets, and for nothing else. Sources that read in the
-caller's thread stay in it.
+Their copies begin on a separate stream: in the thread that asks for batches, where their source gives page-locked memory
+or reads in that thread; else another thread takes them from the source and page-locks them first. The user's stream
+waits for the copy of the batch that it gets, and for nothing else.
 """
 
 from __future__ import annotations
@@ -125,20 +125,34 @@ class ThreadSender:
 
 
 class InlineSender:
-    """Sends batches in the caller's thread: of sources that read there, and where there is no copy stream."""
+    """Sends batches in the thread that asks for them, as NVIDIA Apex's data_prefetcher does.
 
-    def __init__(self, source: Iterator[Any], stream: CopyStream | None, mover: Mover) -> None:
-        self._source = source
-        self._stream = stream
-        self._mover = mover
+    As a batch is handed out, the copies of the batch `depth` further on begin, where the source has it at hand.
+
+    Args:
+        stream: None: batches are not sent ahead.
+        depth: batches that are sent ahead of the one that is asked for.
+        at_hand: returns whether the source waits for no other thread or process to give its next batch.
+    """
+
+    def __init__(
+        self, source: Iterator[Any], stream: CopyStream | None, mover: Mover, depth: int, at_hand: Callable[[], bool]
+    ) -> None:
+        self._source, self._stream, self._mover = source, stream, mover
+        self._depth, self._at_hand = depth, at_hand
         self._sent: deque[Any] = deque()
+        self._sending = threading.RLock()  # several threads may call next()
+        self._pid = os.getpid()
 
     def next(self) -> Any:
         """Return what was sent next: a Moved, the source's error in its place, or _END."""
-        ahead = 0 if self._stream is None else 1
-        while len(self._sent) <= ahead and not (self._sent and self._sent[-1] is _END):
-            self._sent.append(self._send_one())
-        return self._sent[0] if self._sent[0] is _END else self._sent.popleft()
+        if os.getpid() != self._pid and self._stream is not None:
+            raise RuntimeError("this iterator's batches are on the device of the parent process of this fork")
+        with self._sending:
+            sent = self._sent
+            while not sent or (len(sent) <= self._depth and sent[-1] is not _END and self._at_hand()):
+                sent.append(self._send_one())
+            return sent[0] if sent[0] is _END else sent.popleft()
 
     def ahead(self) -> int:
         return len(self._sent)
@@ -162,6 +176,21 @@ class InlineSender:
 Sender = ThreadSender | InlineSender
 
 
+def reads_here() -> bool:
+    """Return that a source waits for nobody: it reads in the thread that asks it."""
+    return True
+
+
+def at_hand_of(batches: Any, workers: int, *, pinned: bool) -> Callable[[], bool] | None:
+    """Return what says whether a loader's pass waits for nobody; None: another thread than the caller's asks it.
+
+    A loader without workers reads, and draws random numbers, in the thread that asks it.
+    """
+    if not workers:
+        return reads_here
+    return batches.at_hand if pinned and isinstance(batches, Pass) else None
+
+
 class Feeding(Generic[T]):
     """One pass over the data whose batches arrive on a device. Several threads may call next().
 
@@ -172,7 +201,8 @@ class Feeding(Generic[T]):
         device: where that is, resolved.
         stream: copies to the device; None: plain copies in the caller's thread.
         arithmetic: what is left to the device of what the loader's recipe does; None: nothing.
-        in_thread: a thread takes batches from the source and sends them; else the caller's does.
+        at_hand: returns whether the source waits for no other thread or process to give its next batch: the caller's
+            thread asks it then. None: another thread asks the source, and page-locks what it gives.
         end_source: called when the pass ends before the source has.
         counters: of the loader. They get the host's time of copies, and some batches later the device's idle seconds.
     """
@@ -187,7 +217,7 @@ class Feeding(Generic[T]):
         stream: CopyStream | None,
         *,
         arithmetic: Arithmetic | None = None,
-        in_thread: bool = True,
+        at_hand: Callable[[], bool] | None = None,
         end_source: Callable[[], object] | None = None,
         counters: Counters | None = None,
     ) -> None:
@@ -200,10 +230,12 @@ class Feeding(Generic[T]):
         self._open = True
         self._length = length(source)
         self.sender: Sender
-        if stream is not None and in_thread:
+        if stream is None:
+            self.sender = InlineSender(source, stream, self._mover, 0, reads_here)
+        elif at_hand is None:
             self.sender = ThreadSender(source, stream, self._mover, feed.depth)
         else:
-            self.sender = InlineSender(source, stream, self._mover)
+            self.sender = InlineSender(source, stream, self._mover, 1 if at_hand is reads_here else feed.depth, at_hand)
         self._end = weakref.finalize(self, self.sender.close, end_source)
 
     def __iter__(self) -> Feeding[T]:
@@ -217,7 +249,8 @@ class Feeding(Generic[T]):
         if not self._open:
             raise StopIteration
         began = time.perf_counter()
-        idle_since = None if self._idle is None else self._idle.record()
+        if self._idle is not None:
+            self._idle.begin(self._number)
         sent = self.sender.next()
         if sent is _END:
             self.close()
@@ -234,7 +267,7 @@ class Feeding(Generic[T]):
             add_note(error, f"while batch {number} of this pass went to its device")
             raise
         if self._idle is not None:
-            self._idle.end(idle_since)
+            self._idle.end()
         waited = time.perf_counter() - began  # the source has counted the samples
         return Delivery(batch, 0, waited, in_flight=self.sender.ahead())
 
@@ -276,8 +309,7 @@ class Prefetch(Generic[T]):
             self.feed,
             device,
             copy_stream_to(device),
-            # A loader without workers reads, and draws random numbers, in the thread that asks it.
-            in_thread=loader is None or loader.num_workers > 0,
+            at_hand=None if loader is None else at_hand_of(source, loader.num_workers, pinned=loader.pin_memory),
             end_source=None if kept or source is self.batches else end,
         )
         self._sender = feeding.sender if kept else None

@@ -13,7 +13,7 @@ import torch
 
 from penstock.device.copy_stream import CopyStream
 from penstock.device.feed import Feed
-from penstock.observe import Instant, Meter
+from penstock.observe import Meter
 from penstock.stats import samples_in
 
 #: Bytes that intermediate results of Arithmetic may take.
@@ -54,11 +54,13 @@ class Mover:
         """Begin to move a batch. What its own types, the device or the transform raise is raised by `receive`."""
         stream = self.stream
         try:
-            if stream is None or not _can_be_handed_over(batch):
+            if stream is None:
                 return Moved(batch)  # moved when it is handed over
             with stream.working():
                 moved = self._moved(batch, stream)
                 return Moved(moved, stream.mark(), list(tensors_in(moved)))
+        except _NotHandedOver:
+            return Moved(batch)
         except Exception as error:
             return Moved(None, error=error)
 
@@ -80,20 +82,28 @@ class Mover:
 
     def _moved(self, batch: Any, stream: CopyStream | None) -> Any:
         """Return a batch on the device; stream: None for plain copies."""
-        begun = Instant.now()
+        if (meter := self.meter) is None:
+            return self._made(map_leaves(batch, lambda leaf: self._move(leaf, stream), _has_own_to))
+        clock = meter.begin_copy()
         moved = self._made(map_leaves(batch, lambda leaf: self._move(leaf, stream), _has_own_to))
-        if self.meter is not None:
-            self.meter.add("copy", begun, samples_in(batch, 1, iterable=True, stacks=True))
+        samples = samples_in(batch, 1, iterable=True, stacks=True)
+        seconds = clock.end(samples)
+        if meter.sinks:
+            meter.tell("copy", clock.begun, clock.begun + seconds, samples)
         return moved
 
     def _move(self, leaf: Any, stream: CopyStream | None) -> Any:
         """Return a leaf on the device; stream: None for a plain copy."""
         if isinstance(leaf, torch.Tensor):
+            if stream is not None and leaf.layout is not torch.strided:
+                raise _NotHandedOver
             if leaf.device == self.device:
                 return leaf
             return leaf.to(self.device) if stream is None else stream.copy(leaf)
         if not _has_own_to(leaf):
             return leaf
+        if stream is not None and {tensor.layout for tensor in tensors_in(leaf)} != {torch.strided}:
+            raise _NotHandedOver
         leaf = leaf if stream is None else stream.pin(leaf)
         try:
             return leaf.to(self.device, non_blocking=True)
@@ -126,6 +136,9 @@ def _has_own_to(value: Any) -> bool:
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors in containers and in the attributes of objects, each once."""
+    if type(value) in (list, tuple) and all(type(one) is torch.Tensor for one in value):  # most batches
+        yield from dict.fromkeys(value)
+        return
     seen: set[int] = set()
     pending = [value]
     while pending:
@@ -146,13 +159,8 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             pending += [getattr(one, name) for name in names if hasattr(one, name)]
 
 
-def _can_be_handed_over(batch: Any) -> bool:
-    """Return whether another stream can take all tensors: those of what moves itself are found, and none is sparse."""
-    for leaf in leaves(batch, _has_own_to):
-        layouts = {tensor.layout for tensor in tensors_in(leaf)}
-        if layouts - {torch.strided} or (not layouts and _has_own_to(leaf)):
-            return False
-    return True
+class _NotHandedOver(Exception):  # noqa: N818  nobody sees it
+    """Another stream cannot take all tensors: one is sparse, or what moves itself shows none."""
 
 
 # --- the last step of a recipe ----------------------------------------------------------------------------------------

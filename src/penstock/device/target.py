@@ -15,7 +15,7 @@ from penstock.device.copy_stream import CopyStream, copy_stream_to
 from penstock.device.decoders import Decoder, decoder_for
 from penstock.device.decoding import decoding_carrier, refusal
 from penstock.device.feed import Feed
-from penstock.device.feeding import Feeding, Sender
+from penstock.device.feeding import Feeding, Sender, at_hand_of, reads_here
 from penstock.device.moving import Arithmetic
 from penstock.errors import InvalidOption
 from penstock.passes.iterator import open_pass
@@ -144,7 +144,7 @@ class DeviceFeed:
             target.device,
             stream,
             arithmetic=target.arithmetic(plan),
-            in_thread=settings.num_workers > 0,
+            at_hand=at_hand_of(batches, settings.num_workers, pinned=True) or reads_here,
             end_source=None if settings.persistent_workers else end,
             counters=counters,
         )

@@ -94,6 +94,10 @@ class Carrier:
         Raises WorkerStuck.
         """
 
+    def at_hand(self, queue: deque[Any]) -> bool:
+        """Return whether `ready` would wait for nobody: the batch is there, or its making is the calling thread's."""
+        return True
+
     @abstractmethod
     def assemble(self, batch: Any) -> Any:
         """Return a batch as its user gets it."""

@@ -135,6 +135,11 @@ class Pass(_BaseDataLoaderIter):
         delivery.begun, delivery.in_flight = batch.begun, len(queue)
         return delivery
 
+    def at_hand(self) -> bool:
+        """Return whether next() would wait for no other thread or process."""
+        with self._lock:
+            return not (self._open and self._queue) or self.carrier.at_hand(self._queue)
+
     def _ask_again(self, queue: deque[Any]) -> None:
         """Begin the batches in flight from what the sampler gave for them."""
         for number, before in enumerate(queue):

@@ -52,7 +52,6 @@ def gathers_rows(settings: Settings) -> bool:
     if not (
         settings.seed is None
         and settings.on_demand
-        and settings.device is None
         and not (settings.persistent_workers or settings.timeout or settings.prefetch_given)
     ):
         return False
