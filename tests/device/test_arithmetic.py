@@ -198,7 +198,7 @@ TABLES: dict[str, Any] = {
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.float16, torch.bfloat16, torch.float64])
 def test_every_dtype_and_layout(monkeypatch: pytest.MonkeyPatch, name: str, slices: bool, dtype: Any) -> None:
     if slices:
-        monkeypatch.setattr("penstock.device.moving._ROOM", 1500)
+        monkeypatch.setattr("penstock.device.arithmetic._ROOM", 1500)
     make, steps = TABLES[name]
     dataset = make(*steps, t=v2)
     for channels_last in (False, True):

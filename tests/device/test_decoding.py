@@ -26,11 +26,11 @@ from torchvision.transforms import InterpolationMode, v2
 
 import penstock
 from penstock.device import decoders, reading
+from penstock.device.arithmetic import Arithmetic
 from penstock.device.decoders import decoder_for, read_header
 from penstock.device.decoding import DecodingCarrier, refusal
 from penstock.device.feed import Feed
 from penstock.device.feeding import Feeding
-from penstock.device.moving import Arithmetic
 from penstock.errors import CorruptSample, ImageTooLarge, InvalidOption, MissingSample, ShapeMismatch
 from penstock.passes.iterator import Pass
 from penstock.plan import NativePlan

@@ -176,8 +176,8 @@ class ActorCarrier(Carrier):
             self._crew.take(0.0)
         except Exception as error:
             self._failed, queue[0].error = True, error
-        batches = [queue[0]] if self.in_order else queue
-        return any(one.error is not None or one.filled is not None or one.number in self._crew.answers for one in batches)
+        batches, answers = [queue[0]] if self.in_order else queue, self._crew.answers
+        return any(one.error is not None or one.filled is not None or one.number in answers for one in batches)
 
     def _came(self, batch: ActorBatch) -> bool:
         """Take a batch out of what the fillers have answered; False: it is not there."""

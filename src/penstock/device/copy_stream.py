@@ -11,7 +11,7 @@ import torch
 
 #: Waits whose end the device has not reached yet; of more, the oldest is not counted.
 MOST_PENDING = 64
-#: One wait in so many is measured, and counts for all of them: two events and their query take longer than a small copy.
+#: One wait in so many is measured, and counts for all: two events and their query take longer than a small copy.
 EACH = 16
 
 

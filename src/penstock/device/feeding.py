@@ -1,8 +1,8 @@
 """Batches on their way to a device, a few ahead of the one in use.
 
-Their copies begin on a separate stream: in the thread that asks for batches, where their source gives page-locked memory
-or reads in that thread; else another thread takes them from the source and page-locks them first. The user's stream
-waits for the copy of the batch that it gets, and for nothing else.
+Their copies begin on a separate stream. The thread that asks for batches begins them, where the source gives
+page-locked memory or reads in that thread; else another thread takes batches from the source and page-locks them first.
+The user's stream waits for the copy of the batch that it gets, and for nothing else.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from typing import Any, Generic, NoReturn, TypeVar
 import torch.utils.data
 
 from penstock.carriers.worker_thread import JOIN_SECONDS, context_here, leave_behind
+from penstock.device.arithmetic import Arithmetic
 from penstock.device.copy_stream import CopyStream, IdleMeter, copy_stream_to
 from penstock.device.feed import Device, Feed
-from penstock.device.moving import Arithmetic, Mover
+from penstock.device.moving import Mover
 from penstock.observe import Delivery, Observers, observed
 from penstock.order.batches import length
 from penstock.passes.iterator import Pass

@@ -1,6 +1,7 @@
 """Feed(cache="device"): the arrays of a dataset go to the device as a pass begins, and batches are gathered there.
 
-All is done on the current stream, and nothing but the beginning of a pass waits for it.
+All is done on the current stream, and nothing but the beginning of a pass waits for it. Where rows lie, and which
+pixels their images show, goes to the device for many batches in one copy.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 import penstock._native as _native
+from penstock.device.arithmetic import Arithmetic, run_kernel
 from penstock.device.copy_stream import CopyStream
 from penstock.order.batches import as_array
 from penstock.order.permutations import Indices
@@ -35,6 +37,8 @@ from penstock.workers.batch import IndexedBatch
 _FOR_THE_PROGRAM = 0.25
 #: Bytes that go to the device at a time, through memory that is page-locked.
 _PIECE = 16 << 20
+#: Batches for which that is computed and copied at once, where the sampler's indices are fixed at the start.
+_AT_ONCE = 16
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WORD = 0xFFFFFFFFFFFFFFFF
 
@@ -91,6 +95,7 @@ class Images:
         self._size = size
         self._pixels = store.words.view(torch.uint8).view(-1, channels)
         self._places = torch.int32 if len(self._pixels) < 1 << 31 else torch.int64
+        self._images = store.words.view(torch.uint8).view(-1, self._height, self._width, channels)
         fills = [np.frombuffer(fill, np.uint8) for fill in recipe.fills]
         self._fills = _send(np.stack(fills), self._device) if fills else None
 
@@ -100,6 +105,16 @@ class Images:
         source = (self._width, self._height)
         _native.axis_maps(self._recipe, seed, epoch, samples, positions, *source, maps.numpy())
         return maps.to(self._device, non_blocking=True)
+
+    def finished(self, index: torch.Tensor, maps: torch.Tensor, finish: Finish) -> torch.Tensor | None:
+        """Return the images at these positions as the Feed wants them, made by one kernel; None: there is none."""
+        shape = (len(index), self._images.shape[-1], *self._size)
+        table = None if finish.arithmetic is None else finish.arithmetic.on(self._device, finish.dtype)
+        dtype = torch.uint8 if table is None else table.dtype
+        layout = torch.channels_last if finish.channels_last else torch.contiguous_format
+        out = torch.empty(shape, dtype=dtype, device=self._device, memory_format=layout)
+        done = run_kernel("gather", self._device, self._images, index, maps, self._fills, table, out)
+        return out if done else None
 
     def take(self, index: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
         """Return the pixels of the images at these positions: shape (positions, channels, height, width).
@@ -120,6 +135,14 @@ class Images:
             colours = self._fills.index_select(0, fills).view(pixels.shape)
             pixels = torch.where(inside.unsqueeze(-1), pixels, colours)
         return pixels.permute(0, 3, 1, 2) if pixels.shape[-1] > 1 else pixels.squeeze(-1).unsqueeze(1)
+
+
+class Finish(NamedTuple):
+    """What is done to the pixels of an image at last."""
+
+    arithmetic: Arithmetic | None = None
+    dtype: torch.dtype | None = None
+    channels_last: bool = False
 
 
 # --- what can be there ------------------------------------------------------------------------------------------------
@@ -223,6 +246,19 @@ def _bytes(plan: NativePlan) -> int:
 # --- batches ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(slots=True, eq=False)
+class ResidentBatch(IndexedBatch):
+    """A batch to be gathered on a device."""
+
+    places: torch.Tensor | None = None
+    """Where its rows lie, on the device."""
+    maps: torch.Tensor | None = None
+    """Which pixels its images show, on the device; None: it has no images."""
+
+    def let_go(self) -> None:
+        self.places = self.maps = None
+
+
 class ResidentCarrier(Carrier):
     """Makes the batches of a plan whose arrays are on a device: those of `NativeCarrier`, where the arrays are.
 
@@ -234,12 +270,19 @@ class ResidentCarrier(Carrier):
         held: the plan and its arrays, until the carrier is closed.
         resources: workers are not started.
         stream: batches are made on it; None: on the calling thread's current one.
+        finish: what a kernel does to pixels, too, where there is one.
     """
 
-    def __init__(self, held: ResidentPlan, resources: PassResources, stream: CopyStream | None = None) -> None:
+    def __init__(
+        self,
+        held: ResidentPlan,
+        resources: PassResources,
+        stream: CopyStream | None = None,
+        finish: Finish | None = None,
+    ) -> None:
         super().__init__(resources)
         self.workers = 0
-        self._plan, self._device = held.plan, held.device
+        self._plan, self._device, self._finish = held.plan, held.device, finish or Finish()
         self._held: ResidentPlan | None = held
         self._working = contextlib.nullcontext if stream is None else stream.working
 
@@ -249,44 +292,71 @@ class ResidentCarrier(Carrier):
     def __repr__(self) -> str:
         return f"arrays on {self._device}"
 
-    def new_batch(self) -> IndexedBatch:
-        return IndexedBatch()
+    def new_batch(self) -> ResidentBatch:
+        return ResidentBatch()
 
-    def begin(self, batch: IndexedBatch) -> None:
+    def depth(self, queue: deque[ResidentBatch]) -> int:
+        return _AT_ONCE if self.resources.settled else 1
+
+    def begin(self, batch: ResidentBatch) -> None:
         batch.begin(partial(self._resolve, batch))
 
-    def _resolve(self, batch: IndexedBatch) -> None:
+    def _resolve(self, batch: ResidentBatch) -> None:
         batch.leaves, batch.local = self._plan.root.resolve(batch.indices)
 
-    def ready(self, queue: deque[IndexedBatch]) -> IndexedBatch:
-        return queue[0]
+    def ready(self, queue: deque[ResidentBatch]) -> ResidentBatch:
+        batch, held = queue[0], self._held
+        if batch.error is None and batch.other is None and batch.places is None:
+            if held is None:
+                raise RuntimeError("the loader's iterator was closed while a batch was made")
+            to_be_sent = [one for one in queue if one.error is None and one.other is None and one.places is None]
+            with self._working():
+                self._send_places(to_be_sent, held)
+        return batch
 
-    def assemble(self, batch: IndexedBatch) -> Any:
+    def _send_places(self, batches: list[ResidentBatch], held: ResidentPlan) -> None:
+        """Compute for all these batches what the device needs to know of them, and copy it there."""
+        held.hand_to_current_stream()
+        sizes = [len(batch.local) for batch in batches]
+        places = torch.split(_send(np.concatenate([batch.local for batch in batches]), held.device), sizes)
+        for batch, some in zip(batches, places, strict=True):
+            batch.places = some
+        if (images := held.images) is not None:
+            samples, positions = (
+                np.concatenate([as_array(given) for given in column])
+                for column in zip(*((batch.indices, batch.positions) for batch in batches), strict=True)
+            )
+            maps = torch.split(images.maps(self._input.seed & _WORD, self._input.epoch, samples, positions), sizes)
+            for batch, some in zip(batches, maps, strict=True):
+                batch.maps = some
+
+    def assemble(self, batch: ResidentBatch) -> Any:
         plan, held = self._plan, self._held
         if batch.other is not None:
             return torch_batch(plan.dataset, batch.other)
         if held is None:
             raise RuntimeError("the loader's iterator was closed while a batch was made")
+        assert batch.places is not None
         with self._working():
-            held.hand_to_current_stream()
-            places = _send(batch.local, held.device)
-            if (images := held.images) is None:
-                fields = [rows.take(places) for rows in held.rows]
+            if (images := held.images) is None or batch.maps is None:
+                fields = [rows.take(batch.places) for rows in held.rows]
             else:
-                key = (self._input.seed & _WORD, self._input.epoch, batch.indices, as_array(batch.positions))
-                image = images.take(places, images.maps(*key))
-                fields = [image if plan.table is not None else image.contiguous()]
+                image = images.finished(batch.places, batch.maps, self._finish)
+                if image is None:
+                    image = images.take(batch.places, batch.maps)
+                    image = image if plan.table is not None else image.contiguous()
+                fields = [image]
             labels = plan.labels(batch.leaves, batch.local)
             return plan.leaves[0].form.batch(fields if labels is None else [*fields, labels])
 
 
-def resident_carrier(held: ResidentPlan, stream: CopyStream) -> MakeCarrier:
+def resident_carrier(held: ResidentPlan, stream: CopyStream, finish: Finish) -> MakeCarrier:
     """Return what makes passes of batches that are gathered from data which lives on the device as long as the pass."""
     given = [held]  # the carrier alone keeps the arrays
 
     def make(job: Job, held: Carrier | None, drawn: Callable[[], PassInput]) -> Carrier:
         if given:
-            return ResidentCarrier(given.pop(), job.resources, stream)
+            return ResidentCarrier(given.pop(), job.resources, stream, finish)
         assert held is not None  # the pass that this has made begins anew
         return held
 

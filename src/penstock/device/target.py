@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from penstock.device import resident
+from penstock.device.arithmetic import Arithmetic
 from penstock.device.copy_stream import CopyStream, copy_stream_to
 from penstock.device.decoders import Decoder, decoder_for
 from penstock.device.decoding import decoding_carrier, refusal
 from penstock.device.feed import Feed
 from penstock.device.feeding import Feeding, Sender, at_hand_of, reads_here
-from penstock.device.moving import Arithmetic
 from penstock.errors import InvalidOption
 from penstock.passes.iterator import open_pass
 from penstock.passes.job import Open
@@ -56,7 +56,8 @@ class Target:
         if feed.cache is not None:
             held = resident.hold(plan, self.device)
             if isinstance(held, resident.ResidentPlan):
-                return partial(open_pass, resident.resident_carrier(held, stream))
+                finish = resident.Finish(self.arithmetic(plan), feed.dtype, feed.channels_last)
+                return partial(open_pass, resident.resident_carrier(held, stream, finish))
         decoder = self._decoding(feed, plan, replaces)
         return None if decoder is None else partial(open_pass, decoding_carrier(decoder, self.device, stream))
 
