@@ -37,7 +37,7 @@ SECRETS = {
     "AWS_SESSION_TOKEN": "hidden-token",
 }
 #: Seconds of a request, and of the failures of one part, where the test does not take those of the package.
-REQUEST, PATIENCE = 0.3, 0.2
+REQUEST, PATIENCE = 0.8, 0.2
 PASSING = ["500", "503", "429", "cut", "reset", "drop", "hang", "stall", "slow", "moved", "wrong", ""]
 LASTING = [*PASSING, "403", "404", "301", "echo"]
 
