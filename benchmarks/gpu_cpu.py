@@ -1,20 +1,27 @@
-"""The part of benchmarks.gpu that needs no GPU: microseconds that the device's code path costs a batch on the CPU."""
+"""The part of benchmarks.gpu that needs no GPU: microseconds that the device's code path costs a batch on the CPU.
+
+A stand-in takes the place of a GPU in its last table: it makes no copies, and counts what a GPU would be asked for.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch.utils.data
 
 import penstock
-from benchmarks.contestants import penstock_loader
+from benchmarks.contestants import Samples, penstock_loader
 from benchmarks.question import Contestant, Numbers, Role, Running, Setup, Table, Target, lower
+from penstock.device.copy_stream import CopyStream
 
 COST = lower("us_per_batch", "us")
 OVER = lower("us_over_none", "us")
+CALLS = lower("calls_per_batch", "calls")
 BATCH = 64
 
 
@@ -77,6 +84,106 @@ def beside(setup: Setup, workers: int) -> Running:
     return Running(epoch)
 
 
+# --- a stand-in for a GPU ---------------------------------------------------------------------------------------------
+
+
+class Event:
+    """An event that the device has come to."""
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: Any) -> float:
+        return 0.0
+
+
+class StandIn(CopyStream):
+    """Takes no time for what a GPU would do. `calls` counts copies, events, waits and records of streams."""
+
+    device, calls = torch.device("cuda", 0), 0
+
+    def __init__(self) -> None:
+        pass
+
+    def current(self) -> Any:
+        return contextlib.nullcontext()
+
+    def working(self) -> Any:
+        return contextlib.nullcontext()
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        StandIn.calls += 1
+        return torch.empty_like(tensor)
+
+    def pin(self, value: Any) -> Any:
+        return value
+
+    def mark(self) -> Any:
+        StandIn.calls += 1
+
+    def timed_event(self) -> Event:
+        StandIn.calls += 1
+        return Event()
+
+    def receive(self, mark: Any, tensors: Iterable[torch.Tensor]) -> None:
+        StandIn.calls += 1 + sum(1 for _ in tensors)
+
+
+@contextlib.contextmanager
+def stand_in() -> Iterator[None]:
+    """Make cuda:0 a StandIn."""
+    with contextlib.ExitStack() as stack:
+        for name, value in {
+            "device.feed.Feed.resolve": lambda feed: StandIn.device,
+            "device.target.copy_stream_to": lambda device: StandIn(),
+            "carriers.choice.can_pin": lambda settings, *, sends: False,
+        }.items():
+            stack.enter_context(mock.patch(f"penstock.{name}", value))
+        yield
+
+
+def rows_of(setup: Setup) -> Any:
+    samples = BATCH * number_of(setup)
+    return torch.utils.data.TensorDataset(torch.rand(samples, 16), torch.arange(samples))
+
+
+def own_of(setup: Setup) -> Any:
+    """A class of Python code, a tenth as many samples."""
+    rows = torch.rand(BATCH * number_of(setup) // 10, 16)
+    return Samples(len(rows), lambda index: (rows[index].mul(2), index))
+
+
+def sent(setup: Setup, make: Callable[[Setup], Any], workers: int, **options: Any) -> Running:
+    """A pass with and one without device="cuda", in turn, where a stand-in takes the GPU's place."""
+    build = partial(penstock_loader, setup, make(setup), batch_size=BATCH, shuffle=False, num_workers=workers)
+    without, fed = build(**options), build(device="cuda", **options)
+
+    def epoch() -> Numbers:
+        with stand_in():
+            pairs, StandIn.calls = [(cost(without, 1), cost(fed, 1)) for _ in range(5)], 0
+            cost(fed, 1)
+        host, device = (min(costs) for costs in zip(*pairs, strict=True))
+        return {OVER.key: device - host, COST.key: device, CALLS.key: StandIn.calls / len(fed)}
+
+    return Running(epoch)
+
+
+SENT = (
+    'penstock.DataLoader over {}, with and without device="cuda", in turn; cuda:0 is a stand-in that makes no copies.'
+)
+OWN = SENT.format("a class of Python code")
+THREADS, PROCESSES = (partial(sent, make=own_of, workers=2, worker_method=method) for method in ("thread", "process"))
+STAND_IN = (
+    Contestant(
+        "rows, 0 workers", Role.PENSTOCK, partial(sent, make=rows_of, workers=0), SENT.format("a TensorDataset")
+    ),
+    Contestant(
+        "rows, 2 workers", Role.PENSTOCK, partial(sent, make=rows_of, workers=2), SENT.format("a TensorDataset")
+    ),
+    Contestant("own class, 2 threads", Role.PENSTOCK, THREADS, OWN),
+    Contestant("own class, 2 processes", Role.PENSTOCK, PROCESSES, OWN),
+)
+
 TRANSFORM = 'penstock.prefetch(batches, "cpu", transform=...) with a transform that returns the batch.'
 DTYPE = 'penstock.prefetch(batches, "cpu", dtype=torch.float32), which these batches are.'
 BFLOAT16 = 'penstock.prefetch(batches, "cpu", dtype=torch.bfloat16, channels_last=True): the conversion is real work.'
@@ -111,5 +218,12 @@ def tables(setup: Setup) -> list[Table]:
             LOADER,
             tuple(Target(one.name, 50, measure=OVER) for one in LOADER),
             (OVER, COST),
+        ),
+        Table(
+            "cpu stand-in",
+            f"DataLoader(device='cuda') beside one without device=; batches of {BATCH}; cuda:0 is a stand-in",
+            STAND_IN,
+            tuple(Target(one.name, 40, measure=OVER) for one in STAND_IN),
+            (OVER, COST, CALLS),
         ),
     ]
